@@ -78,7 +78,7 @@ class Turns:
         self._batches = Batches(list(job.data.values()), job.schedule.largest_batch)
         with contextlib.ExitStack() as stack:
             if not rest:
-                spinning = mock.patch.dict(options.RESTING_THREADS, clear=True)
+                spinning = mock.patch.object(options, "SESSION_CONFIG", {})
                 stack.enter_context(spinning)
                 alone = mock.patch.object(options, "_session_beside", return_value=None)
                 stack.enter_context(alone)

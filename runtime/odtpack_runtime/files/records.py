@@ -3,9 +3,10 @@
 A record is a frozen dataclass that inherits :class:`Part`. Its annotations say what each key
 may hold: ``bool``, ``int``, ``float``, ``str``, ``None``, ``Literal``, ``tuple[T, ...]``,
 ``dict[str, T]``, other records, unions of these, ``Any`` for whatever JSON holds, and
-``Annotated[T, Rule(...)]`` for bounds, in the words of JSON Schema. Nothing is converted: a
-number in quotes is not a number, and true is not 1. Only a whole number may stand for a
-fraction. Records in a union are distinguished by their key ``kind``.
+``Annotated[T, Rule(...)]`` for bounds, in the words of JSON Schema. A number in quotes is not a
+number, and true is not 1. A whole number may stand for a fraction, and 4.0 and 4e0 are whole, as
+in JSON Schema; whole numbers lie within ±(2^53 - 1), beyond which readers in other languages
+disagree. Records in a union are distinguished by their key ``kind``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,16 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 Path = tuple[str | int, ...]
+
+WHOLE_MAX = 2**53 - 1
+"""Largest whole number; float64 holds every one up to it."""
+
+MAX_DEPTH = 64
+MAX_VALUES = 200_000
+"""Of one text, with lists and objects: what is made of it takes memory in proportion."""
+
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_NOT_SIGNS = bytes(set(range(256)) - set(b"[]{},"))
 
 _HINTS: dict[type[Part], dict[str, Any]] = {}
 """Annotations of the records that were asked for: to evaluate them takes longer than to check."""
@@ -49,11 +60,22 @@ class Rule:
     """Bounds of a value, in keywords of JSON Schema.
 
     Args:
-        keywords: ``minimum``, ``maximum``, ``minLength``, ``pattern`` or ``maxItems``.
+        keywords: ``minimum``, ``exclusiveMinimum``, ``maximum``, ``minLength``, ``pattern``,
+            ``maxItems`` or ``maxProperties``.
     """
 
     def __init__(self, **keywords: Any) -> None:
         self.keywords = keywords
+
+    def check_count(self, value: Any, path: Path) -> None:
+        """Check how many entries a list or an object has, before they are looked at.
+
+        Raises:
+            InvalidRecordError: They are too many.
+        """
+        most = self.keywords.get("maxItems", self.keywords.get("maxProperties"))
+        if most is not None and isinstance(value, list | dict) and len(value) > most:
+            raise InvalidRecordError(f"it must have {most} entries or fewer", path)
 
     def check(self, value: Any, path: Path) -> None:
         """Check a value of the right type.
@@ -72,7 +94,9 @@ _RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "maximum": (lambda value, bound: value <= bound, "be {} or less"),
     "minLength": (lambda value, bound: len(value) >= bound, "not be empty"),
     "pattern": (lambda value, bound: bool(re.fullmatch(bound, value, re.ASCII)), "match {}"),
+    "exclusiveMinimum": (lambda value, bound: value > bound, "be above {}"),
     "maxItems": (lambda value, bound: len(value) <= bound, "have {} entries or fewer"),
+    "maxProperties": (lambda value, bound: len(value) <= bound, "have {} entries or fewer"),
 }
 
 
@@ -154,8 +178,10 @@ def parse_json(data: bytes) -> Any:
     """Parse JSON in UTF-8: no key twice, no NaN, no number beyond the range of float64.
 
     Raises:
-        InvalidRecordError: It is not such a text.
+        InvalidRecordError: It is not such a text, it nests deeper than :data:`MAX_DEPTH`, or it
+            holds more than :data:`MAX_VALUES` values.
     """
+    _check_counts(data)
     try:
         return json.loads(
             data.decode(), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
@@ -165,6 +191,18 @@ def parse_json(data: bytes) -> Any:
     except (ValueError, RecursionError) as error:  # also what is not UTF-8
         reason = "it nests too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidRecordError(f"it is not JSON in UTF-8: {reason}") from error
+
+
+def _check_counts(data: bytes) -> None:
+    """Count what a text will become before it does."""
+    signs = _TEXT.sub(b"", data).translate(None, _NOT_SIGNS)
+    if sum(map(signs.count, (b"[", b"{", b","))) > MAX_VALUES:
+        raise InvalidRecordError(f"it holds more than {MAX_VALUES} values")
+    depth = 0
+    for sign in signs.replace(b",", b""):
+        depth += 1 if sign in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise InvalidRecordError("it nests too deeply")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -187,6 +225,8 @@ def read_value(hint: Any, value: Any, path: Path) -> Any:
     """
     origin, options = get_origin(hint), get_args(hint)
     if origin is Annotated:
+        for rule in options[1:]:  # before anything is made of them
+            rule.check_count(value, path)
         found = read_value(options[0], value, path)
         for rule in options[1:]:
             rule.check(found, path)
@@ -194,6 +234,7 @@ def read_value(hint: Any, value: Any, path: Path) -> Any:
     if origin is Union or origin is types.UnionType:
         return _read_union(options, value, path)
     if origin is Literal:
+        value = _whole(value)
         if not any(type(value) is type(option) and value == option for option in options):
             raise InvalidRecordError(f"it must be {_words(map(repr, options))}", path)
         return value
@@ -225,6 +266,8 @@ def _read_union(options: tuple[Any, ...], value: Any, path: Path) -> Any:
         if not isinstance(kind, str) or kind not in kinds:
             raise InvalidRecordError(f"its kind must be {_words(map(repr, kinds))}", path)
         return kinds[kind].read(value, path)
+    if type(value) in options:  # 0.5 and 4.0 are not taken for whole numbers where both may stand
+        return read_value(type(value), value, path)
     problems: list[str] = []
     for option in options:
         try:
@@ -246,12 +289,21 @@ def _read_plain(hint: Any, value: Any, path: Path) -> Any:
         if not math.isfinite(number):
             raise InvalidRecordError("it must be a finite number", path)
         return number
+    if hint is int:
+        value = _whole(value)
+        if type(value) is int and not -WHOLE_MAX <= value <= WHOLE_MAX:
+            raise InvalidRecordError("it must be a whole number within 2^53", path)
     if type(value) is not hint:
         names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
         raise InvalidRecordError(f"it must be {names[hint]}", path)
     if hint is str:
         _check_text(value, path)
     return value
+
+
+def _whole(value: Any) -> Any:
+    """4.0 as 4; what is not whole as it is."""
+    return int(value) if type(value) is float and value.is_integer() else value
 
 
 def _check_json(value: Any, path: Path) -> None:

@@ -15,7 +15,7 @@ from odtpack_runtime.package.manifest import Manifest, PackageFile
 
 MANIFEST_NAME = "manifest.json"
 SIGNATURE_NAME = "manifest.sig"
-MAX_MANIFEST_BYTES = 64 * 2**20
+MAX_MANIFEST_BYTES = 4 * 2**20
 _MOST_PATH_BYTES = 255
 _TAMPERED = "do not use this package: it was tampered with, or not written by odtpack"
 # Names that Windows gives to devices, whatever stands after the first dot.

@@ -56,6 +56,8 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 _MOST_CHARACTERS = 300
+_FEW = Rule(maxItems=1024)
+_ALIGNMENT = 64  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ class InputInfo(Part):
     dtype: DType
     shape: Shape
     role: Literal["data", "labels", "target"]
-    class_count: PositiveInt | None = None
+    class_count: Annotated[int, Rule(minimum=1, maximum=2**31 - 1)] | None = None
     ignore_index: int | None = None
 
     def spec(self) -> TensorSpec:
@@ -209,20 +211,20 @@ class Manifest(Part):
     minimum_onnxruntime: Annotated[str, Rule(pattern=r"^\d+\.\d+(\.\d+)?$")]
     ir_version: PositiveInt
     opsets: dict[str, PositiveInt]
-    inputs: tuple[InputInfo, ...]
-    outputs: tuple[OutputInfo, ...]
-    evaluation_outputs: tuple[OutputInfo, ...] = ()
+    inputs: Annotated[tuple[InputInfo, ...], _FEW]
+    outputs: Annotated[tuple[OutputInfo, ...], _FEW]
+    evaluation_outputs: Annotated[tuple[OutputInfo, ...], _FEW] = ()
     loss: Kind
     loss_options: dict[Name, Any] | None = None
     optimizer: OptimizerInfo
-    parameters: tuple[ParameterInfo, ...]
+    parameters: Annotated[tuple[ParameterInfo, ...], Rule(maxItems=100_000)]
     operators: Operators
     roles: dict[Name, Name] = field(default_factory=dict)
     recipe_digest: SHA256 | None = None
     clip: ClipInfo | None = None
     privacy: PrivacyInfo | None = None
     groups: tuple[GroupInfo, ...] = ()
-    accumulation_steps: PositiveInt = 1
+    accumulation_steps: Annotated[int, Rule(minimum=1, maximum=2**20)] = 1
     schedule: ScheduleInfo | None = None
     session: SessionInfo | None = None
     layout: LayoutInfo | None = None
@@ -274,6 +276,27 @@ class Manifest(Part):
                 return "the files of segments are not those that files.extra lists as such"
         if self.inference is not None and not set(self.inference.parameters) <= known:
             return "inference names a parameter that there is none of"
+        return self._layout_problem()
+
+    def _layout_problem(self) -> str | None:
+        """What is wrong with the places of the trainable parameters in the flat vectors."""
+        if self.layout is None:
+            return None
+        itemsize = np.dtype(self.layout.dtype).itemsize
+        aligned = _ALIGNMENT // itemsize
+        places = []
+        for item in self.parameters:
+            if item.role == "trainable":
+                if item.offset is None or item.offset % aligned:
+                    return f"the offset of {item.name!r} is not a multiple of {aligned} elements"
+                places.append((item.offset, math.prod(item.shape)))
+        end = 0
+        for offset, size in sorted(places):
+            if offset < end:
+                return "two trainable parameters overlap in the flat vectors"
+            end = offset + size
+        if self.layout.elements != -(-end // aligned) * aligned:
+            return "layout.elements is not where the last trainable parameter ends"
         return None
 
     def _content_digest(self) -> str:
@@ -336,7 +359,7 @@ class Manifest(Part):
         try:
             content = parse_json(data)
             version = content.get("schema_version") if isinstance(content, dict) else None
-            if type(version) is int and version != SCHEMA_VERSION:
+            if type(version) in (int, float) and version != SCHEMA_VERSION:
                 raise OdtpackError(
                     "manifest-version",
                     f"The manifest has schema version {version!r}, and this odtpack reads "

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import numpy as np
 
 from odtpack_runtime.files.records import InvalidRecordError, Part, Path, Rule
-from odtpack_runtime.package.manifest_base import FixedShape, Name, NonNegativeInt, PositiveInt
+from odtpack_runtime.package.manifest_base import (
+    FixedShape,
+    Name,
+    NonNegativeInt,
+    PositiveInt,
+    Rate,
+    ShapeRule,
+)
 
 OptimizationLevel = Literal["disabled", "basic", "extended", "all"]
+
+MAX_THREADS = 256
+SESSION_CONFIG: Mapping[Literal["session.force_spinning_stop"], Literal["1"]] = MappingProxyType(
+    {"session.force_spinning_stop": "1"}
+)
+"""All that a manifest may put into the configuration of a session. It lets the threads of a
+session stop to spin as soon as its run ends.
+
+A training has a session for the training model and one for the optimizer, each with
+threads of its own. By default they go on to spin for a while after a run, to be there
+for the next one, and so take the cores from the other session, whose turn it is.
+"""
 
 ArenaBytes = Annotated[int, Rule(minimum=256, maximum=2**30)]
 """Of ONNX Runtime's arena: from what it rounds requests up to, to what it takes at once at most."""
@@ -35,7 +55,8 @@ class SessionInfo(Part):
             ONNX Runtime's choice, 128 MiB.
         prepacking: Whether constant weights are copied into a layout of their kernel's.
         threads: Threads within an operator; None for ONNX Runtime's choice.
-        config: Entries of the session's configuration.
+        config: Entries of the session's configuration: those of :data:`SESSION_CONFIG` or none.
+            Others could make ONNX Runtime read, write or load files that the package names.
     """
 
     optimization_level: OptimizationLevel
@@ -45,8 +66,8 @@ class SessionInfo(Part):
     initial_chunk_size_bytes: ArenaBytes | None = None
     max_dead_bytes_per_chunk: ArenaBytes | None = None
     prepacking: bool = True
-    threads: PositiveInt | None = None
-    config: dict[Name, str] = field(default_factory=dict)
+    threads: Annotated[int, Rule(minimum=1, maximum=MAX_THREADS)] | None = None
+    config: dict[Literal["session.force_spinning_stop"], Literal["1"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +95,7 @@ class LayoutInfo(Part):
     dtype: Literal["float32", "float64"]
     elements: NonNegativeInt
     run: Literal["chunks", "whole", "parameters"]
-    chunk_elements: PositiveInt
+    chunk_elements: Annotated[int, Rule(minimum=2**10, maximum=2**30)]
     inputs: tuple[Name, ...]
     state: tuple[StateInfo, ...] = ()
 
@@ -93,7 +114,7 @@ class SelfCheckInput(Part):
     """An input of the self-check; whole numbers in it are below ``bound``."""
 
     name: Name
-    shape: FixedShape
+    shape: Annotated[tuple[NonNegativeInt, ...], ShapeRule(2**26)]
     bound: PositiveInt | None = None
 
 
@@ -115,7 +136,7 @@ class SelfCheckInfo(Part):
 
     reason: Name | None = None
     inputs: tuple[SelfCheckInput, ...] = ()
-    learning_rate: float | None = None
+    learning_rate: Rate | None = None
     losses: tuple[float, ...] = ()
     evaluation_loss: float | None = None
     tolerances: tuple[float, ...] = ()

@@ -6,9 +6,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.records import InvalidRecordError, Part, Path, read_value
-from odtpack_runtime.package.manifest_base import Kind, Name, PositiveInt
+from odtpack_runtime.package.manifest_base import Kind, Name, PositiveInt, Rate
 from odtpack_runtime.training.private import Privacy
+from odtpack_runtime.training.schedules import ScheduleSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,9 @@ class OptimizerInfo(Part):
         kind = {key: value for key, value in content.items() if key == "kind"}
         found = super().read(kind, path)
         settings = {
-            read_value(Name, key, path): read_value(float | bool | str, value, (*path, key))
+            read_value(Name, key, path): read_value(
+                Rate if key == "learning_rate" else float | bool | str, value, (*path, key)
+            )
             for key, value in content.items()
             if key != "kind"
         }
@@ -76,7 +80,7 @@ class PrivacyInfo(Part):
 class GroupInfo(Part):
     """Parameters with a learning rate and a weight decay of their own."""
 
-    learning_rate_scale: float
+    learning_rate_scale: Rate
     weight_decay: float
     parameters: tuple[Name, ...]
 
@@ -92,7 +96,27 @@ class ScheduleInfo(Part):
 
     kind: Name
     settings: dict[str, int | float | tuple[int, ...]] = field(default_factory=dict)
-    learning_rate: float | None = None
+    learning_rate: Rate | None = None
+
+    @classmethod
+    def read(cls, content: object, path: Path = ()) -> Self:
+        """Check what a JSON text held, and return it as a record.
+
+        Raises:
+            InvalidRecordError: It is not a schedule, with settings that it has.
+        """
+        found = super().read(content, path)
+        counts = {
+            name: int(value)
+            for name, value in found.settings.items()
+            if name.endswith("_steps") and type(value) is float and value.is_integer()
+        }
+        found = dataclasses.replace(found, settings=found.settings | counts)
+        try:
+            ScheduleSpec(found.kind, found.settings, found.learning_rate)
+        except OdtpackError as error:
+            raise InvalidRecordError(error.what.rstrip("."), path) from error
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,23 +11,16 @@ import onnxruntime
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.records import InvalidRecordError, parse_json
-from odtpack_runtime.package.manifest_device import OptimizationLevel, SessionInfo
+from odtpack_runtime.package.manifest_device import SESSION_CONFIG, OptimizationLevel, SessionInfo
 
 _METADATA = 14  # number of the field metadata_props in ModelProto
-_MAX_MANIFEST_BYTES = 64 * 2**20
+_MAX_MANIFEST_BYTES = 4 * 2**20
 LEVELS: Final[dict[OptimizationLevel, onnxruntime.GraphOptimizationLevel]] = {
     "disabled": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
-RESTING_THREADS = {"session.force_spinning_stop": "1"}
-"""Lets the threads of a session stop to spin as soon as its run ends.
-
-A training has a session for the training model and one for the optimizer, each with
-threads of its own. By default they go on to spin for a while after a run, to be there
-for the next one, and so take the cores from the other session, whose turn it is.
-"""
 
 
 def usual_session(optimization_level: str, **memory: bool | int | None) -> SessionInfo:
@@ -36,7 +29,8 @@ def usual_session(optimization_level: str, **memory: bool | int | None) -> Sessi
     - Memory patterns are off. A pattern keeps one block for the peak of a whole run beside
       the arena that the first run filled: a step of MobileNetV2 takes 139 MiB instead of
       218 without it, as fast.
-    - Threads rest between runs, see :data:`RESTING_THREADS`.
+    - Threads rest between runs, see
+      :data:`~odtpack_runtime.package.manifest_device.SESSION_CONFIG`.
 
     Args:
         optimization_level: What suits the training model. ``extended`` leaves out the layout
@@ -47,7 +41,7 @@ def usual_session(optimization_level: str, **memory: bool | int | None) -> Sessi
             any from an arena of each session's own, as packages had it that say nothing of them.
     """
     level = optimization_level if optimization_level in LEVELS else "all"
-    content = {"optimization_level": level, "memory_pattern": False, "config": RESTING_THREADS}
+    content = {"optimization_level": level, "memory_pattern": False, "config": dict(SESSION_CONFIG)}
     return SessionInfo.read(content | memory)
 
 
@@ -62,6 +56,9 @@ def default_session_options(
     Args:
         train_model_uri: Training model; a file that cannot be read gives the defaults.
         threads: Threads within an operator; the package's choice if None.
+
+    Raises:
+        OdtpackError: ``manifest-invalid``, as :func:`session_info`.
     """
     return session_options(session_info(train_model_uri), threads)
 
@@ -74,6 +71,10 @@ def session_info(train_model_uri: str | os.PathLike[str]) -> SessionInfo:
 
     Args:
         train_model_uri: Training model; a file that cannot be read gives the defaults.
+
+    Raises:
+        OdtpackError: ``manifest-invalid`` if a manifest names the model, and its key ``session``
+            is not what one may be.
     """
     path = Path(train_model_uri)
     info = _session_beside(path)
@@ -88,9 +89,6 @@ def session_options(info: SessionInfo, threads: int | None = None) -> onnxruntim
     Args:
         info: What the manifest says.
         threads: Threads within an operator, in place of the manifest's.
-
-    Raises:
-        OdtpackError: ONNX Runtime does not take an entry of ``config``.
     """
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = LEVELS[info.optimization_level]
@@ -103,14 +101,7 @@ def session_options(info: SessionInfo, threads: int | None = None) -> onnxruntim
         _share_allocator(info)
         options.add_session_config_entry("session.use_env_allocators", "1")
     for key, value in info.config.items():
-        try:
-            options.add_session_config_entry(key, value)
-        except RuntimeError as error:  # too long: the manifest was not written by odtpack
-            raise OdtpackError(
-                "manifest-invalid",
-                f"The manifest is not valid: ONNX Runtime refuses session.config {key[:80]!r}: "
-                f"{error}.",
-            ) from error
+        options.add_session_config_entry(key, value)
     return options
 
 
@@ -142,13 +133,17 @@ def _share_allocator(info: SessionInfo) -> None:
 def _session_beside(model: Path) -> SessionInfo | None:
     """What the manifest in the folder of a model says, if there is one that names the model.
 
-    It is not the manifest's reader that judges it: a model may be opened without its package.
+    A model may be opened without its package: the rest of the manifest is not judged here.
     """
     content = manifest_beside(model)
-    if content is not None and "session" in content:
-        with suppress(InvalidRecordError):
-            return SessionInfo.read(content["session"])
-    return None
+    if content is None or content.get("session") is None:
+        return None
+    try:
+        return SessionInfo.read(content["session"], ("session",))
+    except InvalidRecordError as error:
+        raise OdtpackError(
+            "manifest-invalid", f"The manifest is not valid: {error}.", where=str(model.parent)
+        ) from error
 
 
 def manifest_beside(model: Path) -> dict[str, Any] | None:

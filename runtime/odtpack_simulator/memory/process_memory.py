@@ -25,8 +25,8 @@ from pathlib import Path
 
 import onnxruntime
 
+from odtpack_runtime.package.manifest_device import SESSION_CONFIG
 from odtpack_runtime.session.freed_memory import give_back_freed_memory
-from odtpack_runtime.session.options import RESTING_THREADS
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -71,7 +71,7 @@ def memory_options(threads: int) -> onnxruntime.SessionOptions:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    for key, value in RESTING_THREADS.items():
+    for key, value in SESSION_CONFIG.items():
         options.add_session_config_entry(key, value)
     return options
 

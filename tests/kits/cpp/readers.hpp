@@ -57,6 +57,7 @@ inline std::string Digest(const odtpack::detail::State& state) {
     for (size_t group = 0; group < state.optimizer->groups.size(); ++group) {
       lines.clear();
       for (const auto& name : state.optimizer->groups[group]) {
+        if (moments.count(name) == 0) continue;  // nothing is kept of it
         const auto& own = moments.at(name);
         for (size_t i = 0; i < own.size(); ++i)
           lines[Hex(name) + " " + std::to_string(i)] =

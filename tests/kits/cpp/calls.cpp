@@ -1,0 +1,283 @@
+// What an app may rely on in a session, on a job (see job.hpp); TIMES is how often it is tried.
+//
+//     odtpack-calls close JOB.json TIMES      the session is closed while another thread trains
+//     odtpack-calls threads JOB.json TIMES    two threads train at once
+//     odtpack-calls closed JOB.json TIMES     every call after Close
+//     odtpack-calls nan JOB.json TIMES        a batch with a NaN among others
+//     odtpack-calls gradient JOB.json TIMES   parameters with which a gradient overflows
+//     odtpack-calls rates JOB.json TIMES      learning rates that are refused
+#include <chrono>
+#include <limits>
+#include <thread>
+
+#include "readers.hpp"
+
+namespace {
+
+void Require(bool good, const std::string& what) {
+  if (!good) throw std::runtime_error(what);
+}
+
+/// The code of the error that an action throws, empty if it throws none.
+template <class Action>
+std::string CodeOf(Action action) {
+  try {
+    action();
+    return "";
+  } catch (const odtpack::Error& error) {
+    return error.Code();
+  }
+}
+
+struct Job {
+  explicit Job(const std::string& path)
+      : json(job::ReadJson(path)),
+        folder(job::fs::absolute(path).parent_path()),
+        batch(json.Get<job::Json::List>("steps").at(0)["inputs"], folder) {}
+
+  std::unique_ptr<job::Training> Start() const {
+    return std::make_unique<job::Training>(env, json, folder, 1);
+  }
+
+  job::Json json;
+  job::fs::path folder;
+  job::Batch batch;
+  Ort::Env env{ORT_LOGGING_LEVEL_FATAL, "calls"};
+};
+
+std::string DigestOf(const job::Training& training) {
+  return readers::Digest(*training.state.Internal());
+}
+std::string WithGradients(const job::Training& training) {
+  const auto& gradients = training.state.Internal()->gradients;
+  return DigestOf(training) + readers::Sha256(gradients.data.get(), gradients.Bytes());
+}
+
+/// The digest after so many batches in one thread.
+std::string After(const Job& job, int64_t batches) {
+  const auto training = job.Start();
+  for (int64_t i = 0; i < batches; ++i) training->session.TrainBatch(job.batch.values);
+  return DigestOf(*training);
+}
+
+void Close(const Job& job, int times) {
+  int64_t most = 0;
+  for (int i = 0; i < times; ++i) {
+    const auto training = job.Start();
+    int64_t batches = 0;
+    std::string code;
+    std::thread thread([&] {
+      code = CodeOf([&] {
+        for (;;) {
+          training->session.TrainBatch(job.batch.values);
+          ++batches;
+        }
+      });
+    });
+    std::this_thread::sleep_for(std::chrono::microseconds(500 + 997 * i % 5000));
+    training->session.Close();
+    training->session.Close();
+    thread.join();
+    Require(code == "closed", "the thread that trains ended with '" + code + "'");
+    Require(DigestOf(*training) == After(job, batches), "a step was cut off");
+    most = std::max(most, batches);
+  }
+  Require(most > 0, "the session was closed before it trained");
+}
+
+void Threads(const Job& job, int times) {
+  const auto training = job.Start();
+  int64_t done[2] = {}, busy[2] = {};
+  std::string other;
+  std::mutex mutex;
+  std::vector<std::thread> threads;
+  for (int me : {0, 1}) {
+    threads.emplace_back([&, me] {
+      while (done[me] + busy[me] < 50 * times) {
+        const auto code =
+            CodeOf([&] { training->session.TrainBatch(job.batch.values); });
+        ++(code.empty() ? done : busy)[me];
+        if (code.empty() || code == "busy") continue;
+        const std::lock_guard<std::mutex> lock(mutex);
+        other = code;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  Require(other.empty(), "a call ended with " + other);
+  Require(busy[0] + busy[1] > 0, "no call met another one");
+  Require(DigestOf(*training) == After(job, done[0] + done[1]), "two steps ran at once");
+  // A save is a call as well.
+  std::atomic<bool> stop{false};
+  std::thread trains([&] {
+    while (!stop) CodeOf([&] { training->session.StepOn(job.batch.values); });
+  });
+  std::set<std::string> codes;
+  const std::string path = (job.folder / "busy.ckpt").string();
+  for (int i = 0; i < 20 * times || codes.count("busy") == 0; ++i)
+    codes.insert(CodeOf(
+        [&] { odtpack::CheckpointState::SaveCheckpoint(training->state, path, true); }));
+  stop = true;
+  trains.join();
+  codes.erase("");
+  Require(codes == std::set<std::string>{"busy"}, "a save during a step");
+}
+
+void Closed(const Job& job, int) {
+  const auto training = job.Start();
+  auto& session = training->session;
+  session.TrainBatch(job.batch.values);
+  const Ort::Value buffer = session.ToBuffer(true);
+  session.Close();
+  session.Close();
+  const std::string path = (job.folder / "closed").string();
+  const std::vector<std::function<void()>> calls = {
+      [&] { session.TrainStep(job.batch.values); },
+      [&] { session.StepOn(job.batch.values); },
+      [&] { session.TrainBatch(job.batch.values); },
+      [&] { session.EvalStep(job.batch.values); },
+      [&] { session.OptimizerStep(); },
+      [&] { session.LazyResetGrad(); },
+      [&] { session.SetLearningRate(0.1f); },
+      [&] { session.RegisterLinearLRScheduler(1, 10, 0.1); },
+      [&] { session.SchedulerStep(); },
+      [&] { session.RestoreSchedule(); },
+      [&] { session.SetOnNotFinite(odtpack::OnNotFinite::kStop); },
+      [&] { session.ToBuffer(true); },
+      [&] { session.FromBuffer(buffer); },
+      [&] { session.ExportModelForInferencing(path, {"output"}); },
+      [&] { session.InferenceSession(job.env, {"output"}); }};
+  for (size_t i = 0; i < calls.size(); ++i)
+    Require(CodeOf(calls[i]) == "closed", "call " + std::to_string(i) + " after Close");
+  Require(session.StepCount() == 1 && session.GetLearningRate() > 0 && session.SkippedSteps() == 0 &&
+              session.InputNames().size() == job.batch.values.size(),
+          "numbers and names after Close");
+  odtpack::CheckpointState::SaveCheckpoint(training->state, path, true);
+  Require(readers::Digest(odtpack::detail::ReadCheckpoint(path)) == DigestOf(*training), "the save");
+}
+
+/// The batch with a NaN as its first number.
+job::Batch Bad(const Job& job) {
+  job::Batch batch(job.json.Get<job::Json::List>("steps").at(0)["inputs"], job.folder);
+  for (const auto& tensor : batch.tensors) {
+    if (tensor.type != odtpack::detail::kFloat) continue;
+    *tensor.As<float>() = std::numeric_limits<float>::quiet_NaN();
+    return batch;
+  }
+  throw std::runtime_error("no input can hold a NaN");
+}
+
+void Nan(const Job& job, int times) {
+  const job::Batch bad = Bad(job);
+  const auto training = job.Start(), plain = job.Start();
+  auto& session = training->session;
+  const int64_t steps = session.AccumulationSteps();
+  for (int i = 0; i < times; ++i) {
+    // The last of the batches of a step at first, then the one before, and so on.
+    for (int64_t k = 0; k < steps; ++k) {
+      const bool odd = steps > 1 && k == (steps - 1 - i % steps + steps) % steps;
+      const auto before = WithGradients(*training);
+      const double loss = session.TrainBatch(odd ? bad.values : job.batch.values);
+      Require(std::isnan(loss) == odd, "the loss of a batch");
+      if (odd && k > 0 && k + 1 < steps)
+        Require(WithGradients(*training) == before, "a bad batch changed something");
+      if (!odd) plain->session.TrainStep(job.batch.values);
+    }
+    plain->session.OptimizerStep();
+    plain->session.LazyResetGrad();
+    Require(DigestOf(*training) == DigestOf(*plain), "a step without the bad batch is another one");
+    const auto before = DigestOf(*training);
+    for (int64_t k = 0; k < steps; ++k)  // all batches of a step
+      Require(std::isnan(session.TrainBatch(bad.values)), "the loss of a bad batch");
+    Require(DigestOf(*training) == before, "bad batches changed something");
+    const int64_t skipped = (steps > 1 ? 1 + steps : 1) * (i + 1);
+    Require(session.SkippedSteps() == skipped && session.StepCount() == i + 1, "the counts");
+    Require(session.LastNotFinite()->code == "loss-not-finite" &&
+                session.LastNotFinite()->step == i + 2,
+            "the reason");
+  }
+  session.SetOnNotFinite(odtpack::OnNotFinite::kStop);
+  const auto before = DigestOf(*training);
+  Require(CodeOf([&] { session.StepOn(bad.values); }) == "loss-not-finite", "the policy to stop");
+  Require(DigestOf(*training) == before, "a step that stopped changed something");
+  session.OptimizerStep();
+  Require(DigestOf(*training) == before, "an optimizer step on nothing");
+}
+
+/// Of two layers, `fc1.weight` tiny and `fc2.weight` huge: the loss is finite, and the gradient of the
+/// first, the product of the second and the input, is not.
+void Gradient(const Job& job, int) {
+  const auto training = job.Start();
+  auto& session = training->session;
+  for (const auto& tensor : job.batch.tensors) {
+    if (tensor.type != odtpack::detail::kFloat) continue;
+    for (size_t i = 0; i < tensor.Count(); ++i) tensor.As<float>()[i] = 1e25f;
+  }
+  const auto& parameters = training->state.Internal()->parameters;
+  const auto fill = [&](const char* name, float value) {
+    const auto& tensor = parameters.at(name).value;
+    for (size_t i = 0; i < tensor.Count(); ++i)
+      tensor.As<float>()[i] = i * 7 % 3 == 0 ? value : value / 2;
+  };
+  fill("fc1.weight", 1e-30f);
+  fill("fc2.weight", 1e25f);
+  const auto before = DigestOf(*training);
+  const bool whole = session.HasStepModel();
+  const double loss = session.TrainBatch(job.batch.values);
+  Require(std::isfinite(loss), "the loss is not finite");
+  Require(session.LastNotFinite() && session.LastNotFinite()->code == "gradient-not-finite",
+          "the reason");
+  const auto& names = session.LastNotFinite()->parameters;
+  Require(std::count(names.begin(), names.end(), "fc1.weight") == 1, "the names");
+  Require(std::count(names.begin(), names.end(), "fc2.bias") == 0, "the names of others");
+  if (whole) {
+    Require(session.StepCount() == 1 && session.SkippedSteps() == 0, "the step counts");
+    Require(DigestOf(*training) != before, "the others were not updated");
+    const auto& kept = parameters.at("fc1.weight").value;
+    Require(kept.As<float>()[0] == 1e-30f, "a parameter was updated by what is not finite");
+  } else {
+    Require(session.StepCount() == 0 && session.SkippedSteps() == 1, "the step counts");
+    Require(DigestOf(*training) == before, "a bad step changed something");
+  }
+  session.SetOnNotFinite(odtpack::OnNotFinite::kStop);
+  fill("fc1.weight", 1e-30f);
+  fill("fc2.weight", 1e25f);
+  Require(CodeOf([&] { session.TrainBatch(job.batch.values); }) == "gradient-not-finite", "stop");
+}
+
+void Rates(const Job& job, int) {
+  const auto training = job.Start();
+  auto& session = training->session;
+  const float rate = session.GetLearningRate();
+  for (const float bad : {-1.0f, -1e-30f, std::numeric_limits<float>::infinity(),
+                          std::numeric_limits<float>::quiet_NaN()}) {
+    Require(CodeOf([&] { session.SetLearningRate(bad); }) == "bad-learning-rate", "a rate");
+    Require(CodeOf([&] { session.RegisterLinearLRScheduler(1, 9, bad); }) == "bad-learning-rate",
+            "a schedule's rate");
+  }
+  for (const double bad : {1e39, -1e300})
+    Require(CodeOf([&] { session.RegisterLinearLRScheduler(1, 9, bad); }) == "bad-learning-rate",
+            "a rate that is not a float32");
+  // The groups of the job's package multiply by 10.
+  Require(CodeOf([&] { session.SetLearningRate(1e38f); }) == "bad-learning-rate", "a scaled rate");
+  Require(session.GetLearningRate() == rate, "a refused rate was set");
+  Require(CodeOf([&] { session.SchedulerStep(); }) == "bad-schedule", "a refused schedule was set");
+  session.SetLearningRate(0);
+  const auto before = DigestOf(*training);
+  Require(session.GetLearningRate() == 0 && !before.empty(), "a rate of 0");
+}
+
+}  // namespace
+
+int main(int count, char** words) try {
+  if (count != 4) return 2;
+  odtpack::DisableTelemetry();
+  const std::map<std::string, void (*)(const Job&, int)> commands = {
+      {"close", Close}, {"threads", Threads},   {"closed", Closed},
+      {"nan", Nan},     {"gradient", Gradient}, {"rates", Rates}};
+  commands.at(words[1])(Job(words[2]), std::atoi(words[3]));
+  std::cout << "done" << std::endl;
+} catch (const std::exception& error) {
+  std::cerr << error.what() << std::endl;
+  return 1;
+}

@@ -1,0 +1,176 @@
+"""Nothing of a manifest's session configuration reaches ONNX Runtime but what odtpack writes.
+
+Some of its entries name files that it reads, writes or loads as code. The keys are those of its
+headers (``tests/hostile/config_keys.txt``, of 1.32) and those that stand in the library that runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from odtpack_runtime import CheckpointState, Module, OdtpackError
+from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.manifest_device import SESSION_CONFIG
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.verify import verify_package
+
+HEADERS = Path(__file__).parents[1] / "hostile" / "config_keys.txt"
+WRITES = "session.collect_node_memory_stats_to_file"
+_KEY = re.compile(rb"(?:session|ep|optimization|mlas)\.[A-Za-z0-9_.]{2,100}")
+
+
+@cache
+def config_keys() -> tuple[str, ...]:
+    """Every key that ONNX Runtime may know."""
+    found = set(HEADERS.read_text().split())
+    for library in (Path(onnxruntime.__file__).parent / "capi").glob("*onnxruntime_pybind11*"):
+        found |= {match.decode() for match in _KEY.findall(library.read_bytes())}
+    return tuple(sorted(found))
+
+
+def with_config(folder: Path, config: dict[str, Any]) -> bytes:
+    """Put a session configuration into a package's manifest, which has no digest then."""
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    content.pop("digest", None)
+    content["session"]["config"] = config
+    data = json.dumps(content).encode()
+    path.write_bytes(data)
+    return data
+
+
+def tree(*folders: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of every file below some folders."""
+    return {
+        str(path): (path.stat().st_size, path.stat().st_mtime_ns)
+        for folder in folders
+        for path in folder.rglob("*")
+    }
+
+
+def opens(folder: Path) -> Iterator[str]:
+    """Whatever reads a manifest, by the code of its refusal."""
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    for use in (
+        lambda: Package.open(folder),
+        lambda: Module(folder / "training_model.onnx", state, folder / "eval_model.onnx"),
+        lambda: verify_package(folder),
+    ):
+        try:
+            use()
+        except OdtpackError as error:
+            yield error.code
+        else:
+            yield "accepted"
+
+
+@pytest.fixture
+def copy(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "package"))
+
+
+def test_the_keys_are_many() -> None:
+    assert {WRITES, *SESSION_CONFIG} <= set(config_keys())
+    assert len(config_keys()) > 100
+
+
+def test_no_key_but_ours_is_accepted(copy: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "mine.txt").write_text("my only copy")
+    before = tree(outside, Path.cwd() / "docs")
+    for key in config_keys():
+        for value in ("1", str(outside / "mine.txt"), str(outside / "new")):
+            if (key, value) in SESSION_CONFIG.items():
+                continue
+            data = with_config(copy, {key: value})
+            with pytest.raises(OdtpackError) as caught:
+                Manifest.from_json(data, "manifest.json")
+            assert caught.value.code == "manifest-invalid", key
+        assert list(opens(copy)) == ["manifest-invalid"] * 3, key
+    assert tree(outside, Path.cwd() / "docs") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["outside", "package"]
+
+
+def test_the_command_refuses_and_writes_nothing(copy: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "mine.txt"
+    victim.write_text("my only copy")
+    with_config(copy, dict(SESSION_CONFIG) | {WRITES: str(victim)})
+    data = tmp_path / "data.npz"
+    np.savez(data, input=np.ones((4, 6), np.float32), labels=np.zeros(4, np.int64))
+    for command in (
+        ["verify", str(copy), "--stranger"],
+        ["train", str(copy), "--data", str(data), "--out", str(tmp_path / "trained")],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "odtpack", *command],
+            capture_output=True, text=True, check=False, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert "manifest-invalid" in done.stderr
+        assert victim.read_text() == "my only copy"
+
+
+@pytest.mark.parametrize(
+    "session",
+    [
+        {"optimization_level": "all", "config": {"session.force_spinning_stop": "0"}},
+        {"optimization_level": "all", "config": {"session.force_spinning_stop": 1}},
+        {"optimization_level": "all", "config": {"": ""}},
+        {"optimization_level": "all", "config": []},
+        {"optimization_level": "all", "profiling": "x"},
+        {"optimization_level": "all", "threads": 257},
+        {"optimization_level": "all", "threads": 0},
+        {"optimization_level": "odd"},
+        {},
+        [],
+        3,
+    ],
+)
+def test_an_invalid_session_is_not_replaced_by_defaults(copy: Path, session: Any) -> None:
+    content = json.loads((copy / "manifest.json").read_text())
+    content.pop("digest")
+    content["session"] = session
+    (copy / "manifest.json").write_text(json.dumps(content))
+    assert list(opens(copy)) == ["manifest-invalid"] * 3
+
+
+@pytest.mark.parametrize("session", [None, {"optimization_level": "all"}])
+def test_what_an_older_package_says_is_taken(copy: Path, session: Any) -> None:
+    content = json.loads((copy / "manifest.json").read_text())
+    content.pop("digest")
+    content["session"] = session
+    (copy / "manifest.json").write_text(json.dumps(content))
+    state = CheckpointState.load_checkpoint(copy / "checkpoint")
+    module = Module(copy / "training_model.onnx", state)
+    module(np.ones((2, 6), np.float32), np.zeros(2, np.int64))
+
+
+def test_onnx_runtime_itself_would_write(copy: Path, tmp_path: Path) -> None:
+    """Or what is tested here shows nothing."""
+    options = onnxruntime.SessionOptions()
+    written = tmp_path / "written.csv"
+    options.add_session_config_entry(WRITES, str(written))
+    path = copy / "training_model.onnx"
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    feeds = {
+        node.name: np.zeros([size if isinstance(size, int) else 2 for size in node.shape], kind)
+        for node in session.get_inputs()
+        for kind in ({"tensor(int64)": np.int64, "tensor(bool)": np.bool_}.get(
+            node.type, np.float32),)
+    }  # fmt: skip
+    session.run(None, feeds)
+    del session
+    assert written.exists()
