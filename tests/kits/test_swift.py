@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from odtpack.build import build_package
@@ -355,5 +356,9 @@ def test_a_signature_cannot_be_checked_without_cryptokit(
 @pytest.mark.parametrize("name", ["adamw", "step model"])
 def test_calls_of_a_session(name: str, packages: dict[str, Path]) -> None:
     """Close during a step, two threads, NaN batches, use after close, 20 times each."""
+    if name == "step model":
+        model = onnx.load(packages[name] / "step_model.onnx", load_external_data=False)
+        if all(output.name != "update.kept" for output in model.graph.output):
+            pytest.skip("the step model has no output update.kept")
     done = run("calls", packages[name])
     assert done.stdout.strip() == "20", done.stderr
