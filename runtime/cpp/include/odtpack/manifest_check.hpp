@@ -76,6 +76,11 @@ struct Specs {
   std::vector<Spec> inputs, outputs, evaluation_outputs, parameters;
 };
 
+/// The files of a package that have a key of their own.
+constexpr const char* kFiles[] = {"training_model",  "eval_model",         "optimizer_model",
+                                  "checkpoint",      "checkpoint_data",    "step_model",
+                                  "inference_template", "nominal_checkpoint"};
+
 /// Checks a manifest, whose specs were read. What it finds wrong is manifest-invalid.
 class ManifestCheck {
  public:
@@ -227,10 +232,19 @@ class ManifestCheck {
     if (schedule["learning_rate"]) Positive(schedule, "learning_rate");
     const Json none{Json::Object{}};
     const Json& settings = schedule.Has("settings") ? schedule["settings"] : none;
+    static const std::map<std::string, std::set<std::string>> known = {
+        {"constant", {}},
+        {"linear", {"total_steps"}},
+        {"cosine", {"total_steps", "floor"}},
+        {"step", {"period", "gamma"}},
+        {"multistep", {"milestones", "gamma"}}};
+    const auto own = known.find(schedule.Get<std::string>("kind"));
+    Require(own != known.end(), "there is no such schedule");
     for (const auto& [key, value] : settings.As<Json::Object>("settings"))
-      Require(bool(value), "'schedule.settings." + key + "' is null");
+      Require(bool(value) && (key == "warmup_steps" || own->second.count(key) > 0),
+              "'schedule.settings' has '" + key + "'");
     try {
-      Schedule::FromJson(schedule.Get<std::string>("kind"), settings, int64_t{1} << 53);
+      Schedule::FromJson(own->first, settings, int64_t{1} << 53);
     } catch (const Error& error) {
       Json::Fail(std::string("the schedule: ") + error.what());
     }
@@ -266,6 +280,14 @@ class ManifestCheck {
             "'self_check' is not complete");
   }
 
+  static void File(const Json& file) {
+    const auto& digest = file.Get<std::string>("sha256");
+    Require(!file.Get<std::string>("path").empty() && file["size_bytes"].Whole() >= 0 &&
+                digest.size() == 64 &&
+                digest.find_first_not_of("0123456789abcdef") == std::string::npos,
+            "the path, size_bytes or sha256 of a file");
+  }
+
   void Files() const {
     const Json& files = manifest_["files"];
     for (const char* key : {"training_model", "eval_model", "optimizer_model", "checkpoint"})
@@ -275,7 +297,11 @@ class ManifestCheck {
                   files["checkpoint"].Get<std::string>("path") + ".data",
               "checkpoint_data is not named after the checkpoint");
     }
+    for (const char* key : kFiles) {
+      if (files[key]) File(files[key]);
+    }
     for (const Json& file : ListOf(files, "extra", 100'000)) {
+      File(file);
       static const std::set<std::string> roles = {
           "ort_model", "inference_model", "operators_config", "operators_and_types_config",
           "recipe",    "segment_model",   "segment_weights"};

@@ -39,16 +39,14 @@ class Package {
                   folder, "train it with Python, or build it without privacy");
     }
     std::set<std::string> seen = {"manifest.json", "manifest.sig"};
-    for (const auto& [name, entry] : manifest.Get<Json::Object>("files")) {
-      const auto one = entry ? Json::List{entry} : Json::List{};
-      for (const Json& file : name == "extra" ? entry.As<Json::List>() : one)
-        CheckPath(folder, file.Get<std::string>("path"), seen);
+    std::vector<const Json*> files;
+    for (const char* key : detail::kFiles) {
+      if (const Json& file = manifest["files"][key]) files.push_back(&file);
     }
-    for (const auto& [name, entry] : manifest.Get<Json::Object>("files")) {
-      const auto one = entry ? Json::List{entry} : Json::List{};
-      for (const Json& file : name == "extra" ? entry.As<Json::List>() : one)
-        CheckFile(folder, file);
-    }
+    for (const Json& file : detail::ManifestCheck::ListOf(manifest["files"], "extra", 100'000))
+      files.push_back(&file);
+    for (const Json* file : files) CheckPath(folder, file->Get<std::string>("path"), seen);
+    for (const Json* file : files) CheckFile(folder, *file);
     return package;
   }
 
@@ -138,7 +136,6 @@ class Package {
   /// Check that a path is one of this package alone; `seen` has those before, ignoring case.
   static void CheckPath(const std::string& root, const std::string& name,
                         std::set<std::string>& seen) {
-    if (name.empty()) Json::Fail("a path is empty");
     Require(detail::IsPortable(name) && seen.insert(detail::IgnoringCase(name)).second,
             "package-path", root, name, "does not lie inside the package");
   }
