@@ -16,13 +16,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __has_include
-#if __has_include(<onnxruntime/onnxruntime_c_api.h>)
-#include <onnxruntime/onnxruntime_c_api.h> /* as the framework for Apple's systems has it */
-#define ODTPACK_HAS_ONNXRUNTIME
+#if defined(__has_include)
+#if !__has_include(<onnxruntime_c_api.h>)
+#define ODTPACK_ONNXRUNTIME_FRAMEWORK /* as the one for Apple's systems has it */
 #endif
 #endif
-#ifndef ODTPACK_HAS_ONNXRUNTIME
+#ifdef ODTPACK_ONNXRUNTIME_FRAMEWORK
+#include <onnxruntime/onnxruntime_c_api.h>
+#else
 #include <onnxruntime_c_api.h>
 #endif
 
