@@ -62,7 +62,8 @@ private func description(_ checkpoint: ORTCheckpoint) throws -> Data {
   }
   var lines = sorted(
     state.parameters.map { name, isTrainable, value in
-      let dims = value.shape.map(String.init).joined(separator: "x")
+      let shape = checkpoint.isNominal ? [] : value.shape
+      let dims = shape.map(String.init).joined(separator: "x")
       let own = "P \(isTrainable ? "t" : "f") \(value.elementType) \(dims.isEmpty ? "-" : dims)"
       return (hex(name), "\(own) \(digest(value)) \(hex(name))")
     })
