@@ -82,7 +82,7 @@ struct Conformance {
   private func check(_ folder: String) throws {
     let test = try readJson("\(folder)/case.json")
     switch try test["kind"].text() {
-    case "train", "resume": try train(test, folder)
+    case "train", "resume", "not_finite": try train(test, folder)
     case "nominal": try nominal(test, folder)
     case "error": try refused(test, folder)
     case "recover": try recover(test, folder)
@@ -114,12 +114,21 @@ struct Conformance {
         let own = try session.getLearningRate()
         try expect(own == Float(try rate.real()), "the learning rate is \(own)")
       }
+      let before = session.stepCount, skipped = session.skippedSteps
       let found = try isWhole ? session.stepOn(batch) : session.trainStep(withInputValues: batch)
-      try compare.loss(found[0].scalar, step["loss"].real(), "loss \(number + 1)")
-      try compareOutputs(compare, Array(found.dropFirst()), step["outputs"], folder)
+      let code = try step["not_finite"]
+      try expect(
+        session.skippedSteps - skipped == (code.isPresent ? 1 : 0), "the number of skipped steps")
+      if code.isPresent {
+        try expect(!found[0].scalar.isFinite, "loss \(number + 1) is finite")
+        try expect(session.lastNotFinite?.code == code.text(), "the reason of the skipped step")
+      } else {
+        try compare.loss(found[0].scalar, step["loss"].real(), "loss \(number + 1)")
+        try compareOutputs(compare, Array(found.dropFirst()), step["outputs"], folder)
+      }
       if try step["update"].flag(true) {
         if !isWhole { try session.optimizerStep() }
-        if training.isScheduled { try session.schedulerStep() }
+        if training.isScheduled && session.stepCount > before { try session.schedulerStep() }
       }
       if try !isWhole && step["reset"].flag(true) { try session.lazyResetGrad() }
     }
@@ -142,6 +151,8 @@ struct Conformance {
     let hasStepModel = try test["step_model"].flag(false)
     try expect(session.hasStepModel == hasStepModel, "the step model is used, or not, as it should")
     try steps(training, test, folder)
+    try expect(
+      session.skippedSteps == test["skipped_steps"].whole(0), "the number of skipped steps")
     let evaluation = try test["evaluation"]
     if evaluation.isPresent {
       let batch = try readBatch(evaluation["inputs"], folder)
