@@ -84,6 +84,7 @@ class Case:
         samples: Samples of the batch of each step, in turn.
         properties: What is attached to the state before it is saved.
         through: Files in the place of the package's, by the manifest's names.
+        spoilt: Numbers of the steps, from 1, whose batch holds a NaN.
         tolerance: Part of a loss that other platforms may differ by.
     """
 
@@ -97,6 +98,7 @@ class Case:
     samples: tuple[int, ...] = (8,)
     properties: Mapping[str, int | float | str] = field(default_factory=dict)
     through: Mapping[str, str] = field(default_factory=dict)
+    spoilt: tuple[int, ...] = ()
     tolerance: float = 2e-6
 
 
@@ -173,3 +175,13 @@ CASES: dict[str, Case] = {
     "step_schedule": _step(_mlp(schedule=("cosine", {"warmup_steps": 1, "total_steps": 5}, 0.02))),
 }  # fmt: skip
 """Every run of the suite by its name."""
+
+NOT_FINITE: dict[str, Case] = {
+    "nan_batch": dataclasses.replace(CASES["schedule_linear"], spoilt=(2, 5)),
+    "nan_accumulation": _mlp(update_every=4, build={"accumulation_steps": 4}, steps=12,
+                             spoilt=(2, 5, 6, 7, 8)),
+    "nan_batch_norm": dataclasses.replace(CASES["mobilenet_batch_norm"], spoilt=(2,)),
+    "nan_step_model": dataclasses.replace(CASES["step_schedule"], spoilt=(1, 4)),
+    "nan_step_batch_norm": dataclasses.replace(CASES["step_batch_norm"], spoilt=(2,)),
+}  # fmt: skip
+"""Runs with batches that change nothing, by name."""

@@ -67,6 +67,7 @@ class PlainKit:
             for p in self.trained
         }
         self.step_count, self.rate, self.reset = 0, np.float32(0.001), True
+        self.skipped_steps, self.nothing_to_step = 0, False
         if data.optimizer is not None:
             self.step_count = data.optimizer.step
             self.rate = np.float32(data.optimizer.learning_rate)
@@ -105,11 +106,15 @@ class PlainKit:
         ]
         fed = batch | self._parameters() | buffers | {"lazy_reset_grad": np.array([self.reset])}
         results = self.sessions["training_model"].run(names, fed)
+        if not all(np.isfinite(r).all() for r in (results[0], *results[len(shown) :])):
+            self.skipped_steps += 1
+            self.nothing_to_step = self.reset
+            return results[: len(shown)]
         for p, gradient in zip(self.trained, results[len(shown) :], strict=False):
             self._view("gradients", p)[...] = gradient
         for name, value in zip(state, results[len(shown) + len(self.trained) :], strict=True):
             self.others[name] = value
-        self.reset = False
+        self.reset = self.nothing_to_step = False
         return results[: len(shown)]
 
     def evaluate(self, batch: dict[str, Array]) -> list[Array]:
@@ -117,7 +122,10 @@ class PlainKit:
         return self.sessions["eval_model"].run(None, batch | self._parameters())
 
     def optimizer_step(self) -> None:
-        """Change the parameters by their gradients."""
+        """Change the parameters by their gradients; not if all batches were not finite."""
+        if self.nothing_to_step:
+            self.reset, self.nothing_to_step = True, False
+            return
         groups = self.manifest.get("groups") or [
             {"learning_rate_scale": 1.0, "weight_decay": 0.0,
              "parameters": [p["name"] for p in self.trained]}

@@ -25,7 +25,7 @@ from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.loop import loss_of
 from odtpack_runtime.training.schedules import make_schedule
-from tests.kits.cases import CASES, Batch, Case
+from tests.kits.cases import CASES, NOT_FINITE, Batch, Case
 from tests.kits.errors import write_errors
 
 FORMAT = 1
@@ -93,7 +93,8 @@ class Run:
 
     def step(self, folder: Folder, batch: Batch, *, update: bool) -> dict[str, Any]:
         """Make a step; return what ``case.json`` says of it."""
-        rate = self.optimizer.get_learning_rate()
+        rate, made = self.optimizer.get_learning_rate(), self.optimizer.step_count
+        skipped = self.module.skipped_steps
         results = (self.optimizer.step_on if self.whole else self.module)(*batch)
         outputs = results[1:] if isinstance(results, tuple) else ()
         names = self.module.output_names()[1:]
@@ -104,11 +105,14 @@ class Run:
             "update": update,
             "reset": update,
         }
+        if self.module.skipped_steps > skipped:
+            assert self.module.last_not_finite is not None
+            entry |= {"loss": None, "outputs": [], "not_finite": self.module.last_not_finite.code}
         if update:
             entry["rate"] = rate
             if not self.whole:
                 self.optimizer.step()
-            if self.scheduler is not None:
+            if self.scheduler is not None and self.optimizer.step_count > made:
                 self.scheduler.step()
             self.module.lazy_reset_grad()
         return entry
@@ -162,10 +166,16 @@ def write_train(name: str, case: Case, out: Path) -> Iterator[dict[str, Any]]:
     folder = open_folder(out, name)
     run = Run(case, build(case, folder.path / "package"))
     batches = list(_batches(case, case.steps + 1))
-    folder.content = _head("train", case, "package/checkpoint")
+    folder.content = _head(
+        "not_finite" if case.spoilt else "train", case, "package/checkpoint"
+    )
     steps = []
     for index, batch in enumerate(batches[:-1], 1):
+        if index in case.spoilt:
+            batch[0].flat[0] = np.nan
         steps.append(run.step(folder, batch, update=index % case.update_every == 0))
+    if case.spoilt:
+        folder.content["skipped_steps"] = run.module.skipped_steps
     folder.content |= {"steps": steps, **run.finish(folder, batches[-1])}
     yield folder.close()
 
@@ -293,6 +303,8 @@ def write_suite(out: Path, names: Sequence[str] | None = None) -> None:
     if names is None:
         for name in ("adam", "groups", "adafactor", "schedule_cosine", "step_groups"):
             entries += write_resume(name, CASES[name], stage)
+        for name, case in NOT_FINITE.items():
+            entries += write_train(name, case, stage)
         entries += write_nominal(stage)
         entries += write_self_checks(stage)
         entries += write_recoveries(stage)

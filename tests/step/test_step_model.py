@@ -490,7 +490,3 @@ def test_a_step_model_of_another_package_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OdtpackError) as caught:
         Optimizer(package.optimizer_model, module)
     assert caught.value.code == "model-mismatch"
-    plain = Module(package.training_model, state)
-    with pytest.raises(OdtpackError) as caught:
-        Optimizer(package.optimizer_model, plain).step_on()
-    assert caught.value.code == "no-step-model"

@@ -8,8 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -134,13 +133,139 @@ def batch(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return random.standard_normal((16, 6), np.float32), random.integers(0, 3, 16)
 
 
-def test_threads_that_call_one_module_take_turns(package: Package) -> None:
+def large_batch() -> tuple[np.ndarray, np.ndarray]:
+    """One whose step takes long enough for another call to come in the middle."""
+    random = np.random.default_rng(0)
+    return random.standard_normal((200_000, 6), np.float32), random.integers(0, 3, 200_000)
+
+
+def contents(state: CheckpointState) -> bytes:
+    return b"".join(p.data.tobytes() for _, p in state.parameters)
+
+
+def test_a_second_call_during_a_step_is_busy_and_changes_nothing(
+    package: Package, tmp_path: Path
+) -> None:
+    calls = {
+        "step": lambda module, optimizer: module(*batch(0)),
+        "optimizer": lambda module, optimizer: optimizer.step(),
+        "step on": lambda module, optimizer: optimizer.step_on(*batch(0)),
+        "reset": lambda module, optimizer: module.lazy_reset_grad(),
+        "rate": lambda module, optimizer: optimizer.set_learning_rate(1.0),
+        "read": lambda module, optimizer: module.get_contiguous_parameters(),
+        "write": lambda module, optimizer: module.copy_buffer_to_parameters(
+            np.zeros(module.get_parameters_size(), np.float32)
+        ),
+        "save": lambda module, optimizer: CheckpointState.save_checkpoint(
+            module.state, tmp_path / "saved"
+        ),
+        "load": lambda module, optimizer: module.state.load_parameters(package.checkpoint),
+        "export": lambda module, optimizer: module.export_model_for_inferencing(
+            tmp_path / "m.onnx", ["output"]
+        ),
+    }
+    feeds = large_batch()
+    for name, call in calls.items():
+        kept = []
+        for disturbed in (False, True):
+            state = CheckpointState.load_checkpoint(package.checkpoint)
+            module = Module(package.training_model, state, package.eval_model)
+            optimizer = Optimizer(package.optimizer_model, module)
+            codes: list[str | None] = []
+            began = threading.Event()
+
+            def train(module: Module = module, began: threading.Event = began) -> None:
+                with module.state.lock:  # as a call does; it has begun, then
+                    began.set()
+                    module(*feeds)
+
+            thread = threading.Thread(target=train)
+            thread.start()
+            began.wait(30)
+            if disturbed:
+                try:
+                    call(module, optimizer)
+                except OdtpackError as error:
+                    codes.append(error.code)
+            thread.join(60)
+            assert codes == (["busy"] if disturbed else []), name
+            optimizer.step()
+            kept.append(contents(state))
+        assert kept[0] == kept[1], name
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("_", range(5))
+def test_close_during_a_step_waits_and_ends_the_training(package: Package, _: int) -> None:
     state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state, package.eval_model).eval()
-    alone = [float(module(*batch(seed))[0]) for seed in range(40)]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda seed: float(module(*batch(seed))[0]), range(40)))
-    assert together == alone
+    module = Module(package.training_model, state, package.eval_model)
+    optimizer = Optimizer(package.optimizer_model, module)
+    states: list[bytes] = []
+    codes: list[str] = []
+    begun = threading.Event()
+    feeds = large_batch()
+
+    def train() -> None:
+        try:
+            while True:
+                begun.set()
+                optimizer.step_on(*feeds)
+                states.append(contents(state))
+        except OdtpackError as error:
+            codes.append(error.code)
+
+    thread = threading.Thread(target=train)
+    states.append(contents(state))
+    thread.start()
+    begun.wait(30)
+    time.sleep(0.05)
+    module.close()
+    after = contents(state)
+    module.close()
+    thread.join(60)
+    assert codes == ["closed"]
+    assert after == states[-1] == contents(state)
+
+
+def test_after_close_every_call_is_closed_and_the_state_can_be_saved(
+    package: Package, tmp_path: Path
+) -> None:
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    with Module(package.training_model, state, package.eval_model) as module:
+        optimizer = Optimizer(package.optimizer_model, module)
+        optimizer.step_on(*batch(0))
+    for call in (
+        lambda: module(*batch(0)),
+        lambda: module.eval()(*batch(0)),
+        optimizer.step,
+        lambda: optimizer.step_on(*batch(0)),
+        lambda: optimizer.set_learning_rate(0.1),
+        module.lazy_reset_grad,
+        module.get_contiguous_parameters,
+        lambda: module.copy_buffer_to_parameters(np.zeros(1, np.float32)),
+        lambda: module.export_model_for_inferencing(tmp_path / "m.onnx", ["output"]),
+        lambda: Optimizer(package.optimizer_model, module),
+    ):
+        with pytest.raises(OdtpackError) as caught:
+            call()
+        assert caught.value.code == "closed"
+    assert module.train().input_names() == ["input", "labels"]
+    assert (optimizer.step_count, module.skipped_steps) == (1, 0)
+    CheckpointState.save_checkpoint(state, tmp_path / "saved", include_optimizer_state=True)
+    loaded = CheckpointState.load_checkpoint(tmp_path / "saved")
+    assert contents(loaded) == contents(state)
+
+
+def when_free(call: Callable[[], object]) -> None:
+    """What an app does whose threads share a session without a lock of their own."""
+    while True:
+        try:
+            call()
+            return
+        except OdtpackError as error:
+            if error.code != "busy":
+                raise
+            time.sleep(0.001)
 
 
 def test_a_thread_that_saves_sees_the_state_between_steps(package: Package, tmp_path: Path) -> None:
@@ -153,12 +278,9 @@ def test_a_thread_that_saves_sees_the_state_between_steps(package: Package, tmp_
     found: list[tuple[int, bytes]] = []
     problems: list[OdtpackError] = []
 
-    def contents(loaded: CheckpointState) -> bytes:
-        return b"".join(p.data.tobytes() for _, p in loaded.parameters)
-
     def save() -> None:
         while not stop.is_set():
-            CheckpointState.save_checkpoint(state, tmp_path / "c", True)
+            when_free(lambda: CheckpointState.save_checkpoint(state, tmp_path / "c", True))
             try:
                 loaded = CheckpointState.load_checkpoint(tmp_path / "c")
             except OdtpackError as error:
@@ -173,10 +295,11 @@ def test_a_thread_that_saves_sees_the_state_between_steps(package: Package, tmp_
     start = time.monotonic()
     try:
         while len(found) < 20 and time.monotonic() < start + 60 and not problems:
-            module(*batch(optimizer.step_count))
-            optimizer.step()
+            feeds = batch(optimizer.step_count)
+            when_free(lambda feeds=feeds: module(*feeds))
+            when_free(optimizer.step)
             states[optimizer.step_count] = contents(state)
-            module.lazy_reset_grad()
+            when_free(module.lazy_reset_grad)
     finally:
         stop.set()
         saver.join(60)

@@ -93,11 +93,21 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Epoch:
-    """One pass over the training samples; ``loss`` is the mean over its batches."""
+    """One pass over the training samples.
+
+    Attributes:
+        number: From 1.
+        loss: Mean over the batches whose loss is finite.
+        steps: Optimizer steps that were due.
+        skipped: Batches whose loss or gradients were not finite.
+        reason: The last of those, in words; None without one.
+    """
 
     number: int
     loss: float
     steps: int
+    skipped: int = 0
+    reason: str | None = None
 
 
 def fit(
@@ -140,8 +150,8 @@ def fit(
         on_step: Called with the batches done and the batches in all.
 
     Raises:
-        OdtpackError: There are fewer samples than a batch needs, or the loss is no longer
-            finite.
+        OdtpackError: There are fewer samples than a batch needs, or the loss of no batch of an
+            epoch is finite (``diverged``).
     """
     names = module.input_names()
     count = batch_count(len(indices), batch_size, whole=whole)
@@ -155,13 +165,8 @@ def fit(
 
     def seen(loss: float) -> None:
         nonlocal done
-        if not math.isfinite(loss):
-            raise OdtpackError(
-                "diverged",
-                f"the loss is {loss} in epoch {number}: the training diverged",
-                hint="pass a smaller --lr",
-            )
-        losses.append(loss)
+        if math.isfinite(loss):
+            losses.append(loss)
         done += 1
         on_step(done, count * epochs)
 
@@ -171,7 +176,7 @@ def fit(
             cut = batches(order, batch_size, whole=whole)
         else:
             cut = poisson_batches(indices, min(1.0, batch_size / len(indices)), count, drawn)
-        losses, steps = [], 0
+        losses, steps, skipped = [], 0, module.skipped_steps
         while of_step := list(itertools.islice(cut, module.accumulation_steps)):
             each = ([data[name][batch] for name in names] for batch in of_step)
             fed = [*each] if len(of_step) == 1 else each
@@ -179,7 +184,15 @@ def fit(
                 module, optimizer, fed, scheduler, on_loss=seen, expected=batch_size
             )
             steps += 1
-        yield Epoch(number, sum(losses) / max(len(losses), 1), steps)
+        skipped = module.skipped_steps - skipped
+        if skipped and not losses:
+            raise OdtpackError(
+                "diverged",
+                f"the loss of no batch of epoch {number} is finite: the training diverged",
+                hint="pass a smaller --lr",
+            )
+        reason = str(module.last_not_finite) if skipped else None
+        yield Epoch(number, sum(losses) / max(len(losses), 1), steps, skipped, reason)
 
 
 def batch_count(samples: int, batch_size: int, *, whole: bool) -> int:

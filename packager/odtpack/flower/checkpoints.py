@@ -11,7 +11,7 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.local_training import Arrays
-from odtpack_simulator.fleet.updates import MOST_TIMES_MEDIAN, refusals, weighted_mean
+from odtpack_simulator.fleet.updates import MOST_TIMES_MEDIAN, capped, refusals, weighted_mean
 
 
 def fedavg(
@@ -68,7 +68,9 @@ def fedavg(
     if not kept:
         first = next(iter(reasons.values()), "there is none")
         raise OdtpackError("fleet-arrays", f"No answer can be averaged: {first}"[:500])
-    mean = weighted_mean([found[index] for index in kept], [answers[index][1] for index in kept])
+    mean = weighted_mean(
+        [found[index] for index in kept], capped([answers[index][1] for index in kept])
+    )
     state = CheckpointState.load_checkpoint(opened.checkpoint)
     for name in names:
         state.parameters[name].data = mean[name]

@@ -26,6 +26,18 @@ REFUSED: Final = 100
 OPTIMIZER_STATE: Final = "odtpack.optimizer"
 """Record of the context in which a client keeps its optimizer's state from round to round."""
 
+SETTINGS: Final = (
+    ("batch-size", "batch_size", 1),
+    ("local-epochs", "epochs", 1),
+    ("lr", "learning_rate", 0),
+    ("seed", "seed", 0),
+    ("proximal-mu", "proximal", 0),
+)
+"""Keys of a server's configuration, the settings that they are, and the least values."""
+
+FROM_FLOWER: Final = ("server-round", "clipping_norm")
+"""Keys that Flower's own strategies add."""
+
 Data = Mapping[str, Array] | tuple[Mapping[str, Array], Indices]
 """A client's arrays by name of input; or arrays that clients share, and which samples it has."""
 
@@ -45,8 +57,8 @@ def client_app(
 
     The settings below are defaults: the strategy's ``train_config`` may hold ``batch-size``,
     ``local-epochs``, ``lr``, ``seed`` and ``proximal-mu`` (as :class:`FedProx` does), and goes
-    before them. An answer holds the parameters by name, ``num-examples``, ``loss``, ``seconds``,
-    ``bytes`` and, where the system says it, ``peak-mb`` of the process. A client that cannot
+    before them. An answer holds the parameters by name, ``num-examples``, ``loss`` (which
+    is ``train_loss``, too), ``seconds``, ``bytes`` and, where the system says it, ``peak-mb`` of the process. A client that cannot
     take part answers with an error of code 100 and a reason.
 
     Args:
@@ -105,6 +117,7 @@ def client_app(
         metrics: dict[str, int | float] = {
             "num-examples": update.examples,
             "loss": update.loss,
+            "train_loss": update.loss,  # as Flower's QFedAvg calls it
             "seconds": update.seconds,
             "bytes": sum(array.nbytes for array in update.arrays.values()),
         }
@@ -193,13 +206,14 @@ def _config(message: Message) -> Mapping[str, Any]:
 def _settings(defaults: LocalSettings, config: Mapping[str, Any]) -> LocalSettings:
     """What the server asks for, checked: it comes from outside."""
     values: dict[str, Any] = {}
-    for key, name, least in (
-        ("batch-size", "batch_size", 1),
-        ("local-epochs", "epochs", 1),
-        ("lr", "learning_rate", 0),
-        ("seed", "seed", 0),
-        ("proximal-mu", "proximal", 0),
-    ):
+    known = [*(key for key, _, _ in SETTINGS), *FROM_FLOWER]
+    for key in config.keys() - {*known}:
+        raise OdtpackError(
+            "fleet-config",
+            f"The server's configuration has an unknown key {key!r:.60}.",
+            hint=f"it may have {', '.join(known[: len(SETTINGS)])}",
+        )
+    for key, name, least in SETTINGS:
         default = getattr(defaults, name)
         value = config.get(key, default)
         good = isinstance(value, float | int) and not isinstance(value, bool)
@@ -209,6 +223,15 @@ def _settings(defaults: LocalSettings, config: Mapping[str, Any]) -> LocalSettin
             )
         values[name] = type(default)(value)
     return LocalSettings(**values)
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Check what a server is about to send, as every client would.
+
+    Raises:
+        OdtpackError: ``fleet-config``.
+    """
+    _settings(LocalSettings(1, 1, 0.01), config)
 
 
 def _answer(message: Message, work: Callable[[], Any]) -> Message:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from odtpack.flower.client import check_config
 from odtpack.flower.records import as_typed, crossing, only_arrays, to_arrays, to_record
 from odtpack_runtime.checkpoint.carry_over import carry_over
 from odtpack_runtime.checkpoint.layout import Array
@@ -16,7 +17,14 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.local_training import LocalTrainer
-from odtpack_simulator.fleet.updates import MOST_TIMES_MEDIAN, refusals
+from odtpack_simulator.fleet.updates import (
+    MOST_TIMES_MEDIAN,
+    MOST_TIMES_MODEL,
+    MOST_TIMES_WEIGHT,
+    ROBUST,
+    capped,
+    refusals,
+)
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Message, MetricRecord
@@ -48,12 +56,17 @@ def guarded(
     strategy: S,
     *,
     most_times_median: float = MOST_TIMES_MEDIAN,
+    most_times_model: float = MOST_TIMES_MODEL,
+    most_times_weight: float = MOST_TIMES_WEIGHT,
+    aggregate: str = "mean",
     on_refused: OnRefused | None = None,
 ) -> S:
     """Let a strategy aggregate only sound answers, in the order of the clients' numbers.
 
     Answers that hold NaN, arrays of other names, shapes or types, an update many times as long
     as the others', or no sound weight are left out and said so; the round goes on with the rest.
+    An answer that says that it is from many times as many samples as the others counts as
+    ``most_times_weight`` medians. What a strategy is about to send is checked before it goes out.
     Flower gives answers in the order of their arrival, in which sums would differ from run to
     run.
 
@@ -61,13 +74,29 @@ def guarded(
         strategy: Any strategy of Flower with ``configure_train`` and ``aggregate_train``; it is
             changed.
         most_times_median: See :func:`~odtpack_simulator.fleet.updates.refusals`.
+        most_times_model: See there; it is for rounds of one or two answers.
+        most_times_weight: See :func:`~odtpack_simulator.fleet.updates.capped`.
+        aggregate: ``"mean"`` leaves it to the strategy. ``"median"`` and ``"trimmed_mean"`` put
+            that of each element in the place of every answer before the strategy averages them:
+            answers count alike then, and fewer than half of them, or a fifth, cannot move the
+            model far.
         on_refused: Called for every answer that is left out; by default it is logged.
 
     Returns:
         The strategy.
+
+    Raises:
+        OdtpackError: ``bad-aggregate``; in a round ``fleet-config``: the strategy's
+            ``train_config`` has a key or a value that no client can train with.
     """
+    if aggregate != "mean" and aggregate not in ROBUST:
+        raise OdtpackError(
+            "bad-aggregate",
+            f"There is no aggregate {aggregate!r:.40}.",
+            hint=f"take one of mean, {', '.join(ROBUST)}",
+        )
     target: Any = strategy
-    configure, aggregate = target.configure_train, target.aggregate_train
+    configure, average = target.configure_train, target.aggregate_train
     begun: dict[str, Array] = {}
     say = on_refused or _log
     weight = getattr(target, "weighted_by_key", "num-examples")
@@ -77,7 +106,10 @@ def guarded(
     ) -> Iterable[Message]:
         # In the types that the federation began with, in which clients answer.
         begun.update(as_typed(to_arrays(arrays), begun))
-        messages: Iterable[Message] = configure(server_round, arrays, *rest, **named)
+        messages: list[Message] = list(configure(server_round, arrays, *rest, **named))
+        for message in messages[:1]:  # all are sent the same
+            for config in message.content.config_records.values():
+                check_config(config)
         return messages
 
     def aggregate_train(server_round: int, replies: Iterable[Message]) -> Any:
@@ -92,15 +124,21 @@ def guarded(
             except OdtpackError as error:
                 say(server_round, message.metadata.src_node_id, error.what)
         answers.sort(key=lambda answer: _order(answer[0]))
-        kept = []
+        kept: list[tuple[Message, dict[str, Array]]] = []
         reasons = refusals(begun, [arrays for _, arrays in answers], most_times_median)
-        for (message, _), unsound in zip(answers, reasons, strict=True):
+        for (message, arrays), unsound in zip(answers, reasons, strict=True):
             reason = unsound or _bad_weight(message, weight)
             if reason is None:
-                kept.append(message)
+                kept.append((message, arrays))
             else:
                 say(server_round, message.metadata.src_node_id, reason)
-        return aggregate(server_round, [*kept, *failed])
+        _cap([message for message, _ in kept], weight, most_times_weight)
+        if kept and aggregate in ROBUST:
+            whole = to_record(ROBUST[aggregate]([arrays for _, arrays in kept]))
+            for message, _ in kept:
+                (name,) = message.content.array_records
+                message.content[name] = whole
+        return average(server_round, [*(message for message, _ in kept), *failed])
 
     target.configure_train, target.aggregate_train = configure_train, aggregate_train
     return strategy
@@ -190,6 +228,15 @@ def _bad_weight(message: Message, key: str) -> str | None:
     if good and 0 < found[0] < math.inf:
         return None
     return f"it gives no number above nothing as {key}"
+
+
+def _cap(messages: list[Message], key: str, most_times_median: float) -> None:
+    """Let no answer count for more than a multiple of the others' median."""
+    records = [next(iter(message.content.metric_records.values())) for message in messages]
+    weights: list[Any] = [record[key] for record in records]
+    for record, old, new in zip(records, weights, capped(weights, most_times_median), strict=True):
+        if new < old:
+            record[key] = type(old)(new)
 
 
 def _order(message: Message) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from odtpack.graph import match
 from odtpack.graph.graphs import static_dims
 from odtpack.graph.ops import Ops
 from odtpack.step import axpy
+from odtpack.step.keep import hoist
 
 LARGE: Final = 1 << 18
 """Elements from which on a parameter is updated in parts."""
@@ -68,7 +69,7 @@ def write(
     """Write an update in parts.
 
     Args:
-        op: Writer for the main graph.
+        op: Writer for the graph, or for a branch in it.
         parts: How the parameter is cut.
         vectors: The parameter and its state, by name, of the shape of ``parts`` or, each part a
             single row, of that of ``parts.flat``.
@@ -95,7 +96,7 @@ def write(
     for value in results.values():
         value.type, value.shape = ir.TensorType(dtype), ir.Shape(shape[1:])
         body.outputs.append(value)
-    _hoist(op, body)
+    hoist(op, body, set(body.inputs))  # what is the same for every part: scalars of the formula
     scanned = [*vectors.values(), flat]
     outputs = op.emit("Scan", scanned, outputs=len(results),
         body=ir.AttrGraph("body", body), num_scan_inputs=len(scanned))  # fmt: skip
@@ -116,8 +117,8 @@ def _rows_of_product(
     op: Ops, inner: Ops, gradient: ir.Value, parts: Cut
 ) -> tuple[ir.Value, ir.Value] | None:
     """What to cut, and the rows of the gradient in the body; None unless it is one product."""
-    node = match.producer(gradient, "Gemm")
-    if node is None or len(gradient.uses()) or any(v is not None for v in node.inputs[2:]):
+    node = product_of(gradient)
+    if node is None:
         return None
     left, right = node.inputs[:2]
     assert left is not None  # noqa: S101 - a Gemm has two factors
@@ -137,20 +138,14 @@ def _rows_of_product(
     rows.name, rows.type = product.name, ir.TensorType(dtype)
     rows.shape = ir.Shape(parts.shape[1:])
     inner.graph.append(product)
-    op.graph.remove(node, safe=True)
+    assert node.graph is not None  # noqa: S101 - it was found there
+    node.graph.remove(node, safe=True)
     return flat, rows
 
 
-def _hoist(op: Ops, body: ir.Graph) -> None:
-    """Compute what is the same for every part before the first: scalars of the formula."""
-    own: set[ir.Value] = set(body.inputs)
-    outputs = set(body.outputs)
-    for name, value in list(body.initializers.items()):
-        body.initializers.pop(name)
-        op.graph.register_initializer(value)
-    for node in list(body):
-        if any(value in own for value in node.inputs) or any(v in outputs for v in node.outputs):
-            own.update(node.outputs)
-            continue
-        body.remove(node)
-        op.graph.append(node)
+def product_of(gradient: ir.Value) -> ir.Node | None:
+    """The one product that computes a gradient, whose rows can be computed part by part."""
+    node = match.producer(gradient, "Gemm")
+    if node is None or len(gradient.uses()) or any(v is not None for v in node.inputs[2:]):
+        return None
+    return node

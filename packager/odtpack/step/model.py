@@ -7,6 +7,8 @@ input X and may lie in its memory: whoever else reads X is an ancestor of the no
 (:mod:`odtpack.passes.aliases`), by control edges where it is not by itself.
 
 - A matrix of :data:`.chunks.LARGE` elements or more is updated in parts.
+- An update is not made where the loss or its gradient is not finite (:mod:`.keep`); the output
+  ``update.kept`` says of which parameters.
 - What has :data:`OWN` elements or more is updated as soon as its gradient is complete.
 - The others of a group, in the order of their gradients, are joined to vectors of up to
   :data:`JOINED` elements, each of which is updated when it is complete: a node takes more memory in
@@ -37,8 +39,10 @@ from odtpack.passes import aliases
 from odtpack.passes.compact import compact
 from odtpack.step import axpy, chunks
 from odtpack.step.fresh import fresh_gradients
+from odtpack.step.keep import Keeper
 from odtpack.step.late_reads import Readers, after, ancestors
 from odtpack_runtime.session.graph_signature import (
+    KEPT_NAME,
     ORDER_PREFIX,
     RATE_NAME,
     RESET_NAME,
@@ -84,7 +88,7 @@ def step_model(
     """
     model = training.clone()
     graph = model.graph
-    if used_names(graph) & {RATE_NAME, STEP_NAME}:
+    if used_names(graph) & {RATE_NAME, STEP_NAME, KEPT_NAME}:
         return None
     places = _execution_places(training)
     op = Ops(graph, _PREFIX)
@@ -141,6 +145,7 @@ class _Writer:
         self._orders: list[ir.Value] = []
         self._group = {name: i for i, g in enumerate(self._groups) for name in g.parameters}
         self._rates: dict[tuple[int, ir.DataType], ir.Value] = {}
+        self._keeper = Keeper(op, op.graph.outputs[0])
 
     def take_place_of(self, reset: ir.Value) -> None:
         """Let what reads ``lazy_reset_grad`` read that gradients start afresh."""
@@ -193,7 +198,9 @@ class _Writer:
                 index, [parameters[n] for n in names], [gradients[n] for n in names], late
             )
         graph.inputs.extend([*self._inputs, self._rate, self._step])
-        graph.outputs.extend([*self._outputs, *self._orders])
+        trained = [name for name in parameters if name in gradients]
+        kept = self._keeper.report(trained, KEPT_NAME)
+        graph.outputs.extend([*self._outputs, kept, *self._orders])
 
     def _alone(
         self, name: str, parameter: ir.Value, gradient: ir.Value, late: set[ir.Node]
@@ -212,12 +219,20 @@ class _Writer:
             **{s.name: self._state(name, s.name, parameter, shape) for s in self._optimizer.state},
         }
         update = self._formula(self._group.get(name, 0))
-        if parts is None:
-            flat = gradient if shape == dims else op.reshape(gradient, *shape)
+        product = None if parts is None else chunks.product_of(gradient)
+        read = [gradient]
+        if product is not None:
+            read = [value for value in product.inputs if value is not None]
+
+        def write(inner: Ops) -> dict[str, ir.Value]:
+            if parts is not None:
+                return chunks.write(inner, parts, vectors, gradient, update)
+            flat = gradient if shape == dims else inner.reshape(gradient, *shape)
             flat.type, flat.shape = parameter.type, ir.Shape(shape)
-            results = axpy.write(op, vectors, flat, update)
-        else:
-            results = chunks.write(op, parts, vectors, gradient, update)
+            return axpy.write(inner, vectors, flat, update)
+
+        good = self._keeper.good(*read)
+        results = self._keeper.alone(name, good, vectors, read, write)
         for key, value in results.items():
             self._output(value, name, key, shape)
 
@@ -250,11 +265,13 @@ class _Writer:
                     for p, size in zip(parameters, sizes, strict=True)
                 ],
             )
-        for key, value in self._formula(index)(op, vectors).items():
-            pieces = op.split(value, 0, sizes)
-            for parameter, piece, size in zip(parameters, pieces, sizes, strict=True):
+        results = self._formula(index)(op, vectors)
+        names = [str(parameter.name) for parameter in parameters]
+        pieces = self._keeper.together(names, sizes, vectors, vectors["gradients"], results)
+        for key, values in pieces.items():
+            for name, parameter, piece in zip(names, parameters, values, strict=True):
                 piece.type = parameter.type
-                self._output(piece, str(parameter.name), key, (size,))
+                self._output(piece, name, key, (sizes[names.index(name)],))
 
     def _formula(self, index: int) -> axpy.Write:
         group = self._groups[index]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from odtpack_runtime.checkpoint.format import (
     read_checkpoint,
 )
 from odtpack_runtime.checkpoint.layout import ALIGNMENT, Array, Layout, address, allocate, view
+from odtpack_runtime.checkpoint.one_call import OneCall
 from odtpack_runtime.checkpoint.parameters import Parameter, Parameters, nominal_error
 from odtpack_runtime.checkpoint.recovery import read_last_good
 from odtpack_runtime.checkpoint.writer import write_checkpoint
@@ -116,8 +116,8 @@ class CheckpointState:
             of ONNX Runtime's own training carry none, and load unchecked. None without a file.
         recovered: What is wrong with the file that was to be loaded, and what was lost, if the
             save before it was loaded instead; else None.
-        lock: Held by each call of a Module, step of an Optimizer and save, so that threads that
-            share a state see it between two of them.
+        lock: Held by each call of a Module, step of an Optimizer, load and save: another thread's
+            call is ``busy`` then, so that nobody sees a state in the middle of a step.
     """
 
     def __init__(self, data: CheckpointData) -> None:
@@ -136,7 +136,7 @@ class CheckpointState:
         self._properties = Properties(dict(data.properties))
         self.optimizer = data.optimizer
         self.checked = data.checked
-        self.lock = threading.RLock()
+        self.lock = OneCall()
         self.recovered: str | None = None
         self._damaged: str | None = None
         self._flat: FlatState | None = None
@@ -198,7 +198,7 @@ class CheckpointState:
                 which :meth:`load_checkpoint` goes back to if this one comes to harm.
 
         Raises:
-            OdtpackError: ``file-not-written``.
+            OdtpackError: ``file-not-written``; ``busy`` while another thread's call runs.
         """
         if not isinstance(state, CheckpointState):
             raise WrongTypeError(
@@ -247,33 +247,34 @@ class CheckpointState:
         Raises:
             OdtpackError: As :func:`~odtpack_runtime.checkpoint.format.read_checkpoint`;
                 ``nominal-state`` if the file is nominal too, ``checkpoint-mismatch`` if it
-                holds other parameters. Nothing is changed then.
+                holds other parameters; ``busy``. Nothing is changed then.
         """
-        data = read_checkpoint(checkpoint_uri)
-        if data.nominal:
-            raise nominal_error("there are no values in it to load")
-        found = {**data.trainable, **data.frozen}
-        items = self._parameters.items
-        without_shapes = self.is_nominal and self._flat is None
-        wrong = found.keys() ^ items.keys()
-        for name in found.keys() - wrong:
-            have, new = items[name].data, found[name]
-            if have.dtype != new.dtype or (have.shape != new.shape and not without_shapes):
-                wrong.add(name)
-        if wrong:
-            raise OdtpackError(
-                "checkpoint-mismatch",
-                f"The checkpoint does not go with this state: '{min(wrong)}' is missing in one "
-                "of them, or has another shape or type.",
-                where=str(checkpoint_uri),
-                hint="load a checkpoint of the same model",
-            )
-        for name, array in found.items():
-            if without_shapes:
-                items[name].place(array, None, keep=False)
-            else:
-                np.copyto(items[name].data, array)
-        self._parameters.nominal = False
+        with self.lock:
+            data = read_checkpoint(checkpoint_uri)
+            if data.nominal:
+                raise nominal_error("there are no values in it to load")
+            found = {**data.trainable, **data.frozen}
+            items = self._parameters.items
+            without_shapes = self.is_nominal and self._flat is None
+            wrong = found.keys() ^ items.keys()
+            for name in found.keys() - wrong:
+                have, new = items[name].data, found[name]
+                if have.dtype != new.dtype or (have.shape != new.shape and not without_shapes):
+                    wrong.add(name)
+            if wrong:
+                raise OdtpackError(
+                    "checkpoint-mismatch",
+                    f"The checkpoint does not go with this state: '{min(wrong)}' is missing in one "
+                    "of them, or has another shape or type.",
+                    where=str(checkpoint_uri),
+                    hint="load a checkpoint of the same model",
+                )
+            for name, array in found.items():
+                if without_shapes:
+                    items[name].place(array, None, keep=False)
+                else:
+                    np.copyto(items[name].data, array)
+            self._parameters.nominal = False
 
     def complete(self) -> None:
         """Take the values in memory for the state's own. For Module's use, once it set them."""

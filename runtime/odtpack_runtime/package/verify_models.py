@@ -31,6 +31,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import (
     BUFFER_SUFFIX,
     GRADIENT_SUFFIX,
+    KEPT_NAME,
     ORDER_PREFIX,
     RATE_NAME,
     RESET_NAME,
@@ -203,7 +204,7 @@ def _check_step(
     updated = [name for name in rest if not name.startswith(ORDER_PREFIX)]
     given_by_training = values_of(training.graph.output)
     moved = {name for name, _, _ in given_by_training if name.endswith(UPDATE_SUFFIX)}
-    expected = {f"{name}{UPDATE_SUFFIX}" for name in (*trained, *state)} | moved
+    expected = {f"{name}{UPDATE_SUFFIX}" for name in (*trained, *state)} | moved | {KEPT_NAME}
     same(where, "outputs", set(updated), expected)
     metadata = [
         {entry.key: entry.value for entry in each.metadata_props} for each in (model, training)

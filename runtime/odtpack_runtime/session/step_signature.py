@@ -11,6 +11,7 @@ import numpy as np
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.session.graph_signature import (
+    KEPT_NAME,
     ORDER_PREFIX,
     RATE_NAME,
     STEP_NAME,
@@ -34,12 +35,14 @@ class StepSignature:
             what it updates into parts: only the number of elements is that of the input.
         state: Shape of the inputs with the optimizer's state, by name.
         groups: Number of parameter groups, each with a learning rate.
+        kept: Length of the output that says which trainable parameters kept their values.
     """
 
     graph: GraphSignature
     updates: Mapping[str, Shape]
     state: Mapping[str, Shape]
     groups: int
+    kept: int
 
     @classmethod
     def read(
@@ -70,6 +73,12 @@ class StepSignature:
             raise model_mismatch(where, f"its input '{RATE_NAME}' is {rate}")
         if step.dtype != np.int64 or step.shape != (1,):
             raise model_mismatch(where, f"its input '{STEP_NAME}' is {step}")
+        kept = given.pop(KEPT_NAME, None)
+        if kept is None:
+            raise model_mismatch(where, f"it has no output '{KEPT_NAME}'")
+        kept_spec = TensorSpec.of_node(kept, where)
+        if kept_spec.dtype != np.bool_ or kept_spec.shape != (len(trainable),):
+            raise model_mismatch(where, f"its output '{KEPT_NAME}' is {kept_spec}")
         for name, spec in updated.items():
             sizes = [_size(each) for each in (spec, specs[name])]
             if None in sizes or sizes[0] != sizes[1] or spec.dtype != specs[name].dtype:
@@ -91,6 +100,7 @@ class StepSignature:
             {name: _shape(spec) for name, spec in updated.items()},
             {name: _shape(specs[name]) for name in updated if name not in trainable},
             groups,
+            len(trainable),
         )
 
 

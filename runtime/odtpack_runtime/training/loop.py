@@ -49,13 +49,16 @@ def train_step(
             because samples are drawn independently; the samples of the batch if None.
 
     Returns:
-        The mean of the batches' losses; NaN of a private batch without samples.
+        The mean of the batches' losses; NaN of a private batch without samples. A loss that is not
+        finite makes it so; if no step was made because of that (``Module.skipped_steps``), the
+        scheduler makes none either.
 
     Raises:
         OdtpackError: What calls of the module and steps raise; ``private-batch``: also if a private
             step is given a second batch.
     """
     losses: list[float] = []
+    done = optimizer.step_count
     if (
         isinstance(batches, Sequence)
         and len(batches) == 1
@@ -65,7 +68,7 @@ def train_step(
     ):
         losses.append(loss_of(optimizer.step_on(*batches[0])))
         on_loss(losses[0])
-        if scheduler is not None:
+        if scheduler is not None and optimizer.step_count > done:
             scheduler.step()
         return losses[0]
     for index, batch in enumerate(batches):
@@ -86,7 +89,7 @@ def train_step(
         before_update()
     optimizer.step(privatized=optimizer.privacy is not None)
     module.lazy_reset_grad()
-    if scheduler is not None:
+    if scheduler is not None and optimizer.step_count > done:
         scheduler.step()
     return sum(losses) / len(losses) if losses else math.nan
 

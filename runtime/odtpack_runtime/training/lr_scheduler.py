@@ -7,6 +7,7 @@ import math
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.training.optimizer import Optimizer
+from odtpack_runtime.training.optimizer_state import to_float32
 from odtpack_runtime.training.schedules import LearningRateSchedule, Linear, make_schedule
 
 PROPERTY = "odtpack.schedule"
@@ -38,6 +39,7 @@ class LRScheduler:
     ) -> None:
         self._optimizer = optimizer
         self._schedule = schedule
+        to_float32(initial_lr)  # also where the factor is 0 at first
         self._initial_lr = initial_lr
         self.step()
         content = {"kind": schedule.kind, "initial_lr": float(initial_lr), **schedule.settings()}
@@ -63,7 +65,7 @@ class LRScheduler:
         except (ValueError, RecursionError):
             content = None
         rate = content.pop("initial_lr", None) if isinstance(content, dict) else None
-        if type(rate) is not float or not math.isfinite(rate):
+        if type(rate) is not float or not 0 <= rate < math.inf:
             raise OdtpackError(
                 "bad-schedule",
                 f"The state's property {PROPERTY} is not a schedule.",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, get_args
 
 import numpy as np
 import onnxruntime
@@ -29,6 +30,7 @@ from odtpack_runtime.session.segmented_graph import SegmentedGraph
 from odtpack_runtime.session.segments import Segments, segments_beside
 from odtpack_runtime.session.session import BoundGraph, open_session, owned_ortvalue
 from odtpack_runtime.session.step_signature import StepSignature
+from odtpack_runtime.training.finite import NotFinite, NotFinitePolicy, Undo
 from odtpack_runtime.training.parameter_vector import gather, scatter
 from odtpack_runtime.training.state_signature import nominal_shapes, read_signature, roles
 from odtpack_runtime.training.step_graph import StepGraph
@@ -40,7 +42,10 @@ class Module:
     In training mode, where a Module starts, a call computes the loss and adds
     the gradients of this batch to the accumulated ones; in evaluation mode it
     computes the loss only. Parameters live in the state, as flat buffers that
-    both models and the optimizer work on in place. Threads that call one Module take turns.
+    both models and the optimizer work on in place. While a call runs, one from another thread
+    is refused (``busy``).
+
+    A batch whose loss or gradients are not finite changes nothing: see ``on_not_finite``.
 
     Args:
         train_model_uri: Training model, ``.onnx`` or ``.ort``.
@@ -59,6 +64,10 @@ class Module:
         activations: Folder for a temporary file in which a network in segments keeps what lies
             between them until the way back, in place of memory; other networks have no such
             values.
+        on_not_finite: What to do about a batch whose loss or gradients are not finite, once
+            everything is as it was before: ``"skip"`` counts it (:attr:`skipped_steps`,
+            :attr:`last_not_finite`), ``"stop"`` raises ``loss-not-finite`` or
+            ``gradient-not-finite``.
 
     Raises:
         OdtpackError: A model is missing, does not load, or does not go with the
@@ -75,7 +84,14 @@ class Module:
         session_options: onnxruntime.SessionOptions | None = None,
         step_model_uri: str | os.PathLike[str] | None = None,
         activations: str | os.PathLike[str] | None = None,
+        on_not_finite: NotFinitePolicy = "skip",
     ) -> None:
+        if on_not_finite not in get_args(NotFinitePolicy):
+            raise OdtpackError(
+                "bad-policy",
+                f"on_not_finite is 'skip' or 'stop', not {on_not_finite!r:.40}.",
+                hint="leave it out to skip such batches and count them",
+            )
         if not isinstance(state, CheckpointState):
             raise WrongTypeError(
                 "not-a-checkpoint",
@@ -86,11 +102,14 @@ class Module:
         self.state = state
         self.session_options = session_options or default_session_options(train_model_uri)
         self.training = True
+        self.on_not_finite = on_not_finite
+        self._closed = False
+        self._when_closed: list[Callable[[], None]] = []
         self._train_path = Path(train_model_uri)
         self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
         self._activations = activations
         beside = segments_beside(train_model_uri)
-        # A network in segments has no step model.
+        self._in_segments = beside is not None  # such a network has no step model
         whole = None if beside is not None or step_model_uri is None else Path(step_model_uri)
         first = whole or self._train_path
         models: list[tuple[str, list[Any], list[Any]]] = []
@@ -123,6 +142,7 @@ class Module:
         if self._segments is not None:
             self._segments.check_inputs(each.inputs for each in (signature, *others))
         eval_signature = others[0] if others else None
+        self._signature, self._eval_signature = signature, eval_signature
         extra = set(eval_signature.parameters if eval_signature else ())
         self._order = (*signature.parameters, *sorted(extra - set(signature.parameters)))
         self._check(trained, eval_signature, str(first))
@@ -136,6 +156,12 @@ class Module:
         # The buffers are zero: starting afresh gives the same, with a pass less.
         self._reset = np.ones(1, np.bool_)
         self._accumulated = 0
+        statistics = {name: state.parameters.items[name].data for name in signature.updates}
+        self._undo = Undo(self._flat, statistics)
+        self._trained = [name for name in signature.parameters if name in set(trained)]
+        self._skipped_steps = 0
+        self._last_not_finite: NotFinite | None = None
+        self._nothing_to_step = False
         self._train: BoundGraph | SegmentedGraph | None = None
         self._step: StepGraph | None = None
         if step is None:
@@ -175,15 +201,82 @@ class Module:
                 (``empty-batch``), or names a class that does not exist
                 (``label-out-of-range``); evaluation was asked for without an
                 evaluation model (``no-eval-model``); the parameters have no values yet
-                (``nominal-state``); ONNX Runtime failed (``run-failed``).
+                (``nominal-state``); ONNX Runtime failed (``run-failed``), and everything is as
+                before; ``busy``, ``closed``; ``loss-not-finite`` or ``gradient-not-finite`` if
+                that is to stop the training.
         """
-        self.require_values()
         with self.state.lock:
-            results = self._graph()(user_inputs)
-            if self.training:
-                self._accumulated = 1 if self._reset[0] else self._accumulated + 1
-                self._reset[0] = False
+            self.require_open()
+            self.require_values()
+            results = (
+                self._training_step(user_inputs) if self.training else self._graph()(user_inputs)
+            )
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _training_step(self, user_inputs: Sequence[object]) -> list[Any]:
+        graph, adds = self._graph(), not self._reset[0]
+        self._undo.keep(gradients=adds)
+        try:
+            results = graph(user_inputs)
+        except BaseException:
+            self._undo.put_back(gradients=adds)
+            raise
+        done = 0 if self.state.optimizer is None else self.state.optimizer.step
+        problem = self._undo.problem(loss_value(results), done + 1, self._trained)
+        if problem is None:
+            self._accumulated = self._accumulated + 1 if adds else 1
+            self._reset[0] = self._nothing_to_step = False
+        else:
+            self._undo.put_back(gradients=adds)
+            self._nothing_to_step = not adds
+            self.note(problem)
+        return results
+
+    def note(self, problem: NotFinite) -> None:
+        """Count a step that was not finite, and stop if that is the policy. For Optimizer's use."""
+        self._skipped_steps += 1
+        self._last_not_finite = problem
+        if self.on_not_finite == "stop":
+            problem.raise_error()
+
+    def close(self) -> None:
+        """Wait for the running call, let no other begin, and free the models; again is allowed.
+
+        Later calls of the module and its optimizer raise ``closed``. The state remains.
+        """
+        self._closed = True
+        with self.state.lock.after_all():
+            self._train = self._eval = self._step = None
+            self._segments = None
+            for close in self._when_closed:
+                close()
+            self._when_closed.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def require_open(self) -> None:
+        """Check that the module has not been closed.
+
+        Raises:
+            OdtpackError: ``closed``.
+        """
+        if self._closed:
+            raise OdtpackError("closed", "The Module is closed.", hint="make a new one")
+
+    def when_closed(self, close: Callable[[], None]) -> None:
+        """Call a method on closing, if its object still lives. For Optimizer's use."""
+        method = weakref.WeakMethod(close)
+
+        def call() -> None:
+            found = method()
+            if found is not None:
+                found()
+
+        self._when_closed.append(call)
 
     def train(self, mode: bool = True) -> Module:
         """Switch to training mode, or with ``False`` to evaluation mode; return self."""
@@ -196,7 +289,15 @@ class Module:
 
     def lazy_reset_grad(self) -> None:
         """Let the next training step replace the accumulated gradients, not add to them."""
-        self._reset[0] = True
+        with self.state.lock:
+            self.require_open()
+            self._reset[0] = True
+            self._nothing_to_step = False
+
+    def gradients_given(self) -> None:
+        """Take what lies in the gradients' memory for those of one batch: they were written."""
+        self._accumulated = 1
+        self._reset[0] = self._nothing_to_step = False
 
     def input_names(self) -> list[str]:
         """Return the names of the inputs that a call takes in the current mode."""
@@ -226,8 +327,10 @@ class Module:
             OdtpackError: ``parameter-type`` if one of them does not fit into that type,
                 ``nominal-state`` if they have no values yet.
         """
-        self.require_values()
-        return owned_ortvalue(gather(self._in_order(trainable_only), self._flat.dtype))
+        with self.state.lock:
+            self.require_open()
+            self.require_values()
+            return owned_ortvalue(gather(self._in_order(trainable_only), self._flat.dtype))
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
         """Set the parameters from one vector, as get_contiguous_parameters returns it.
@@ -237,10 +340,12 @@ class Module:
                 ``nominal-state`` if some of the parameters would remain without a value.
                 Nothing is changed then.
         """
-        if trainable_only and self.state.is_nominal:
-            raise nominal_error("its frozen parameters would remain without values")
-        scatter(buffer, self._in_order(trainable_only), self._flat.dtype, trainable_only)
-        self.state.complete()
+        with self.state.lock:
+            self.require_open()
+            if trainable_only and self.state.is_nominal:
+                raise nominal_error("its frozen parameters would remain without values")
+            scatter(buffer, self._in_order(trainable_only), self._flat.dtype, trainable_only)
+            self.state.complete()
 
     def export_model_for_inferencing(
         self,
@@ -259,10 +364,10 @@ class Module:
             OdtpackError: No evaluation model was given, a name is unknown, or the file cannot
                 be written.
         """
+        self.require_open()
         if self._eval_path is None:
             raise _no_eval_model("A model can be exported only")
-        self.require_values()
-        if self._segments is not None:
+        if self._in_segments:
             raise OdtpackError(
                 "segments-unsupported",
                 "A package of segments holds no model that could be exported as one.",
@@ -270,8 +375,11 @@ class Module:
             )
         from odtpack_runtime.export.inference_model import export_inference_model
 
-        parameters = {**self.state.arrays(trainable=True), **self.state.arrays(trainable=False)}
-        export_inference_model(self._eval_path, parameters, inference_model_uri, graph_output_names)
+        with self.state.lock:
+            self.require_open()
+            self.require_values()
+            arrays = {**self.state.arrays(trainable=True), **self.state.arrays(trainable=False)}
+            export_inference_model(self._eval_path, arrays, inference_model_uri, graph_output_names)
 
     @property
     def accumulation_steps(self) -> int:
@@ -282,6 +390,34 @@ class Module:
     def accumulated_batches(self) -> int:
         """Number of batches whose gradients have been accumulated so far."""
         return 0 if self._reset[0] else self._accumulated
+
+    @property
+    def skipped_steps(self) -> int:
+        """Number of batches whose loss or gradients were not finite.
+
+        Of a step model's batch some parameters may have been updated, see :attr:`last_not_finite`.
+        """
+        return self._skipped_steps
+
+    @property
+    def last_not_finite(self) -> NotFinite | None:
+        """The last such batch; None without one."""
+        return self._last_not_finite
+
+    @property
+    def nothing_to_step(self) -> bool:
+        """Whether all batches since the last reset were not finite; a step does nothing then."""
+        return self._nothing_to_step
+
+    @property
+    def undo(self) -> Undo:
+        """What puts back what a step changes; the optimizer uses it."""
+        return self._undo
+
+    @property
+    def trained(self) -> Sequence[str]:
+        """Names of the trainable parameters, in the order of the model's inputs."""
+        return self._trained
 
     @property
     def flat(self) -> FlatState:
@@ -302,11 +438,13 @@ class Module:
         if self.state.is_nominal:
             raise nominal_error("nothing can be computed without its parameters' values")
 
-    def _described(self) -> BoundGraph | SegmentedGraph:
-        """A graph with the user inputs and outputs of the current mode."""
-        if self.training and self._train is None and self._step is not None:
-            return self._step.graph
-        return self._graph()
+    def _described(self) -> GraphSignature:
+        """The user inputs and outputs of the current mode."""
+        if self.training:
+            return self._signature
+        if self._eval_signature is None:
+            raise _no_eval_model("Evaluation mode works only")
+        return self._eval_signature
 
     def _graph(self) -> BoundGraph | SegmentedGraph:
         if self.training:
@@ -387,6 +525,12 @@ class Module:
     def _in_order(self, trainable_only: bool) -> list[Array]:
         parameters = [self.state.parameters.items[name] for name in self._order]
         return [p.data for p in parameters if p.requires_grad or not trainable_only]
+
+
+def loss_value(results: Sequence[Any]) -> Any:
+    """The loss among the results of a graph, an array or an OrtValue, as an array."""
+    loss = results[0]
+    return loss.numpy() if isinstance(loss, onnxruntime.OrtValue) else loss
 
 
 def _no_eval_model(what: str) -> OdtpackError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
 from odtpack_runtime.session.freed_memory import give_back_freed_memory
 from odtpack_runtime.session.session import first_line, open_session
+from odtpack_runtime.training.finite import MOST_NAMES, NotFinite
 from odtpack_runtime.training.gradient_norm import gradient_norm
-from odtpack_runtime.training.module import Module
+from odtpack_runtime.training.module import Module, loss_value
 from odtpack_runtime.training.optimizer_contract import (
     Group,
     check_signature,
@@ -23,6 +25,7 @@ from odtpack_runtime.training.optimizer_contract import (
 )
 from odtpack_runtime.training.optimizer_state import place_state, to_float32
 from odtpack_runtime.training.private import Privacy
+from odtpack_runtime.training.step_graph import StepGraph
 
 
 class Optimizer:
@@ -53,6 +56,7 @@ class Optimizer:
             raise WrongTypeError(
                 "not-a-module", f"An Optimizer needs a Module, not a {type(module).__name__}."
             )
+        module.require_open()
         where = str(optimizer_uri)
         flat = module.flat
         if not flat.trainable.slots:
@@ -97,6 +101,7 @@ class Optimizer:
         }
         self._kept: list[Array] = []
         self._groups = groups
+        module.when_closed(self._close)
         give_back_freed_memory()  # what the sessions needed to load, and what was moved
 
     @functools.cached_property
@@ -121,6 +126,9 @@ class Optimizer:
     def step(self, *, privatized: bool = False) -> None:
         """Make one step with the accumulated gradients; they remain as they are.
 
+        If the loss or a gradient of every batch since the last reset was not finite, it does
+        nothing, and is not counted.
+
         Args:
             privatized: The gradients are those of
                 :func:`~odtpack_runtime.training.private.private_gradient`; where the package
@@ -128,8 +136,16 @@ class Optimizer:
 
         Raises:
             OdtpackError: ``run-failed`` with ONNX Runtime's reason, ``nominal-state`` if the
-                parameters have no values yet, ``private-training``.
+                parameters have no values yet, ``private-training``; ``busy``, ``closed``.
         """
+        with self._checkpoint_state.lock:
+            self._module.require_open()
+            self._require_private(privatized)
+            self._module.require_values()
+            if not self._module.nothing_to_step:
+                self._make_step()
+
+    def _require_private(self, privatized: bool) -> None:
         if self.privacy is not None and not privatized:
             raise OdtpackError(
                 "private-training",
@@ -137,21 +153,23 @@ class Optimizer:
                 hint="make steps with train_step(module, optimizer, [batch]) of "
                 "odtpack_runtime.training.loop",
             )
-        self._module.require_values()
-        with self._checkpoint_state.lock:
-            self._make_step()
 
     @property
     def has_step_model(self) -> bool:
-        """Whether :meth:`step_on` can be called: the module was given a step model."""
+        """Whether :meth:`step_on` makes its steps in a step model, which the module was given."""
         return self._module.step_graph is not None
 
     def step_on(self, *user_inputs: Any) -> Any:
         """Compute the loss of one batch, and update the parameters by its gradient at once.
 
-        The same as a call of the module, :meth:`step` and :meth:`Module.lazy_reset_grad`, in one
-        model: each parameter is updated as soon as its gradient is complete, and gradients take
-        no memory of their own. Accumulated gradients are neither used nor changed.
+        The same as a call of the module, :meth:`step` and :meth:`Module.lazy_reset_grad`. With a
+        step model it is one model: each parameter is updated as soon as its gradient is complete,
+        and gradients take no memory of their own; accumulated gradients are neither used nor
+        changed then.
+
+        If the loss is not finite, nothing is changed, and the step is not counted. If it is and
+        a gradient is not, the parameter that it belongs to and its moments keep their values;
+        without a step model all do, and the step is not counted.
 
         Args:
             user_inputs: One batch, as a call of the module takes it.
@@ -160,21 +178,51 @@ class Optimizer:
             What a call of the module in training mode returns; the loss is that before the step.
 
         Raises:
-            OdtpackError: As a call of the module, before anything is changed; ``no-step-model``;
-                ``run-failed`` if ONNX Runtime fails in the middle: some parameters may have been
-                updated then, so go back to the last checkpoint.
+            OdtpackError: As a call of the module, before anything is changed; as :meth:`step`;
+                ``run-failed`` if ONNX Runtime fails in the middle: with a step model some
+                parameters may have been updated then, so go back to the last checkpoint.
         """
-        graph = self._module.step_graph
-        if graph is None:
-            raise OdtpackError(
-                "no-step-model", "A step on a batch needs a step model, and the Module has none."
-            )
-        self._module.require_values()
+        module = self._module
         with self._checkpoint_state.lock:
-            self._step[0] = self._state.step + 1
+            module.require_open()
+            module.require_values()
+            self._require_private(privatized=False)
+            if module.step_graph is not None:
+                results = self._step_on(module.step_graph, user_inputs)
+                return results[0] if len(results) == 1 else tuple(results)
+            mode = module.training
+            try:
+                outputs = module.train()(*user_inputs)
+            finally:
+                module.train(mode)
+            self.step()
+            module.lazy_reset_grad()
+            return outputs
+
+    def _step_on(self, graph: StepGraph, user_inputs: Sequence[object]) -> list[Any]:
+        module = self._module
+        number = self._state.step + 1
+        self._step[0] = number
+        module.undo.keep(gradients=False)
+        try:
             results = graph(user_inputs)
-            self._state.step += 1
-        return results[0] if len(results) == 1 else tuple(results)
+        except BaseException:
+            module.undo.put_back(gradients=False)
+            raise
+        if not np.isfinite(loss_value(results)).all():
+            module.undo.put_back(gradients=False)
+            module.note(NotFinite("loss-not-finite", number))
+            return results
+        self._state.step = number
+        if graph.kept.any():
+            names = [n for n, kept in zip(module.trained, graph.kept, strict=True) if kept]
+            module.note(NotFinite("gradient-not-finite", number, tuple(names[:MOST_NAMES])))
+        return results
+
+    def _close(self) -> None:
+        """Free the model, and what is bound to it."""
+        del self._session
+        self.__dict__.pop("_bindings", None)
 
     def _make_step(self) -> None:
         self._step[0] = self._state.step + 1
@@ -199,11 +247,14 @@ class Optimizer:
         """Set the learning rate of the steps to come; a group's scale multiplies it.
 
         Raises:
-            OdtpackError: ``bad-learning-rate`` if it is not a finite float32.
+            OdtpackError: ``bad-learning-rate`` if it is negative or not a finite float32, also
+                multiplied by a group's scale; nothing is changed then. ``busy``, ``closed``.
         """
-        rate = to_float32(learning_rate)
-        self._set_rates(rate)
-        self._state.learning_rate = rate
+        with self._checkpoint_state.lock:
+            self._module.require_open()
+            rate = to_float32(learning_rate)
+            self._set_rates(rate)
+            self._state.learning_rate = rate
 
     @property
     def step_count(self) -> int:

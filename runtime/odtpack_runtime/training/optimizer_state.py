@@ -118,17 +118,17 @@ def to_float32(value: float) -> float:
     """Return a learning rate as float32 holds it.
 
     Raises:
-        OdtpackError: ``bad-learning-rate`` if it is not a finite float32.
+        OdtpackError: ``bad-learning-rate`` if it is negative, or not a finite float32.
     """
     try:
         with np.errstate(over="ignore"):
             rate = float(np.float32(value))
     except (TypeError, ValueError, OverflowError):
         rate = math.nan
-    if not math.isfinite(rate):
+    if not 0 <= rate < math.inf:
         raise OdtpackError(
             "bad-learning-rate",
-            f"The learning rate must be a finite number, not {value!r}.",
+            f"The learning rate must be a finite number of at least 0, not {value!r:.40}.",
             hint=f"take for example {DEFAULT_LEARNING_RATE}",
         )
     return rate

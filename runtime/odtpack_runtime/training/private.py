@@ -93,7 +93,8 @@ def private_gradient(
 ) -> list[float]:
     """Compute the private gradient of a batch, in place of the accumulated one.
 
-    A sample whose gradient is not finite counts as one without a gradient.
+    A sample whose loss or gradient is not finite counts as one without a gradient; each is one of
+    the module's ``skipped_steps``.
 
     Args:
         module: Module in training mode.
@@ -122,10 +123,11 @@ def private_gradient(
         losses = []
         for index in range(len(batch[0])):
             module.lazy_reset_grad()
+            skipped = module.skipped_steps
             results: Any = module(*(array[index : index + 1] for array in batch))
             losses.append(float(np.ravel(results[0] if isinstance(results, tuple) else results)[0]))
-            norm = gradient_norm(gradients)
-            if math.isfinite(norm):
+            if module.skipped_steps == skipped:
+                norm = gradient_norm(gradients)
                 total += gradients * flat.dtype.type(
                     min(1.0, privacy.clip_norm / norm) if norm else 1.0
                 )
@@ -138,4 +140,5 @@ def private_gradient(
                 if deviation:
                     part += deviation * normal(part.size)
                 place[start : start + _CHUNK] = part / (expected or max(len(batch[0]), 1))
+        module.gradients_given()
     return losses

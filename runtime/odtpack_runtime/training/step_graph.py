@@ -9,6 +9,7 @@ import numpy as np
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.session.graph_signature import (
+    KEPT_NAME,
     RATE_NAME,
     STEP_NAME,
     UPDATE_SUFFIX,
@@ -25,11 +26,17 @@ class StepGraph:
     Args:
         graph: The model on the parameters' memory, which it reads.
         signature: Its inputs and outputs by role.
+
+    Attributes:
+        kept: After a step, whether each trainable parameter and its state kept their values because
+            the loss or its gradient was not finite; in the order of the model's inputs.
     """
 
     def __init__(self, graph: BoundGraph | SegmentedGraph, signature: StepSignature) -> None:
         self.graph = graph
         self._signature = signature
+        self.kept = np.zeros(signature.kept, np.bool_)
+        graph.bind_output(KEPT_NAME, self.kept)
 
     def bind_updated(self, name: str, memory: Array) -> None:
         """Let the new value of an input lie in its memory."""

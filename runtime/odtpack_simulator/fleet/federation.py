@@ -41,7 +41,7 @@ from odtpack_simulator.fleet.round_clock import (
 )
 from odtpack_simulator.fleet.server_optimizer import ServerOptimizer
 from odtpack_simulator.fleet.state import FleetState, StateRecord, visit_rows
-from odtpack_simulator.fleet.updates import discounted, refusals, weighted_mean
+from odtpack_simulator.fleet.updates import capped, discounted, refusals, weighted_mean
 from odtpack_simulator.fleet.workers import ClientPool, Group
 from odtpack_simulator.replay.executor import RayExecutor
 
@@ -263,7 +263,7 @@ class Federation:
         }
         if kept:
             mean = weighted_mean(
-                [update.arrays for update in kept], [update.examples for update in kept]
+                [update.arrays for update in kept], capped([update.examples for update in kept])
             )
             state.arrays, state.server = self.server.step(state.arrays, mean, state.server, number)
         rows = visit_rows(played.visits)

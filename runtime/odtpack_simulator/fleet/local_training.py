@@ -65,7 +65,7 @@ class LocalUpdate:
         arrays: The parameters after its training, copies.
         examples: Samples that it trained on, the weight of its answer.
         steps: Optimizer steps.
-        loss: Mean of the batches' losses.
+        loss: Mean of the batches' losses that are finite.
         seconds: Time of the training on this machine.
     """
 
@@ -219,6 +219,7 @@ class LocalTrainer:
                     noise=noise.standard_normal,
                 )
                 steps += 1
+        losses = [loss for loss in losses if math.isfinite(loss)]  # the others made no step
         loss = sum(losses) / len(losses) if losses else math.nan
         return LocalUpdate(
             self.initial(), len(indices), steps, loss, time.perf_counter() - start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -15,6 +15,16 @@ from odtpack_simulator.fleet.local_training import Arrays, mismatch
 MOST_TIMES_MEDIAN: Final = 10.0
 """An update is refused that is so many times as long as the median of its round."""
 
+MOST_TIMES_MODEL: Final = 2.0
+"""Where too few answers came to compare them, an update is refused that is so many times as long as
+the model's parameters."""
+
+MOST_TIMES_WEIGHT: Final = 3.0
+"""An answer counts as at most so many times the median of its round's weights."""
+
+TRIMMED_SHARE: Final = 0.2
+"""Part of the answers that a trimmed mean leaves out at each end."""
+
 _ENOUGH_TO_COMPARE: Final = 3
 
 
@@ -22,6 +32,7 @@ def refusals(
     reference: Mapping[str, Array],
     answers: Sequence[Mapping[str, Array]],
     most_times_median: float = MOST_TIMES_MEDIAN,
+    most_times_model: float = MOST_TIMES_MODEL,
 ) -> list[str | None]:
     """Why each answer of a round must not be averaged; None for those that may.
 
@@ -29,7 +40,9 @@ def refusals(
         reference: The parameters that the round began with.
         answers: The parameters of each answer.
         most_times_median: Longest update, its L2 norm over all parameters, in medians of the
-            round's. Rounds of less than three sound answers have no such limit.
+            round's.
+        most_times_model: The same in rounds of less than three sound answers, in norms of the
+            parameters that the round began with; no limit for a model of zeros.
     """
     reasons: list[str | None] = []
     lengths: dict[int, float] = {}
@@ -50,7 +63,63 @@ def refusals(
                     f"the update has a norm of {length:.3g}, more than {most_times_median:g} times "
                     f"the round's median of {median:.3g}"
                 )
+    else:
+        own = _norm(reference.values())
+        for index, length in lengths.items():
+            if 0 < own * most_times_model < length:
+                reasons[index] = (
+                    f"the update has a norm of {length:.3g}, more than {most_times_model:g} times "
+                    f"that of the model, {own:.3g}, and too few answers came to compare it with"
+                )
     return reasons
+
+
+def capped(weights: Sequence[float], most_times_median: float = MOST_TIMES_WEIGHT) -> list[float]:
+    """Weights of answers, none of them more than a multiple of their median.
+
+    What a client says of its number of samples cannot be checked: one that says a thousand million
+    would own the model.
+    """
+    if not weights:
+        return []
+    most = most_times_median * statistics.median(weights)
+    return [min(weight, type(weight)(most)) for weight in weights]
+
+
+def coordinate_median(answers: Sequence[Mapping[str, Array]]) -> Arrays:
+    """The median of each element; answers count alike (Yin et al. 2018, arXiv:1803.01498).
+
+    Fewer than half of the answers cannot move an element beyond what the others say.
+    """
+    return _by_element(answers, lambda stack: np.median(stack, axis=0))
+
+
+def trimmed_mean(answers: Sequence[Mapping[str, Array]], share: float = TRIMMED_SHARE) -> Arrays:
+    """The mean of each element without its highest and its lowest values, of the same paper.
+
+    Args:
+        answers: The parameters of each answer, at least one; they count alike.
+        share: Part of the answers that is left out at each end, below a half, rounded up.
+    """
+    cut = min(math.ceil(share * len(answers)), (len(answers) - 1) // 2)
+    return _by_element(
+        answers,
+        lambda stack: np.sort(stack, axis=0)[cut : len(stack) - cut].mean(axis=0),
+    )
+
+
+def _by_element(answers: Sequence[Mapping[str, Array]], of: Callable[[Array], Array]) -> Arrays:
+    return {
+        name: np.asarray(of(np.stack([arrays[name] for arrays in answers])), array.dtype)
+        for name, array in answers[0].items()
+    }
+
+
+ROBUST: Final[Mapping[str, Callable[[Sequence[Mapping[str, Array]]], Arrays]]] = {
+    "median": coordinate_median,
+    "trimmed_mean": trimmed_mean,
+}
+"""Aggregates that a minority of answers cannot move far, by name."""
 
 
 def weighted_mean(answers: Sequence[Mapping[str, Array]], weights: Sequence[float]) -> Arrays:
@@ -96,9 +165,17 @@ def discounted(
 
 
 def _length(reference: Mapping[str, Array], arrays: Mapping[str, Array]) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _norm(
+            np.subtract(arrays[name], array, dtype=np.float64) for name, array in reference.items()
+        )
+
+
+def _norm(arrays: Iterable[Array]) -> float:
+    """The L2 norm of arrays together; NaN if it is not finite."""
     total = 0.0
-    for name, array in reference.items():
-        with np.errstate(over="ignore", invalid="ignore"):
-            change = np.subtract(arrays[name], array, dtype=np.float64).ravel()
-            total += float(np.dot(change, change))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for array in arrays:
+            vector = np.asarray(array, np.float64).ravel()
+            total += float(np.dot(vector, vector))
     return math.sqrt(total) if math.isfinite(total) else math.nan

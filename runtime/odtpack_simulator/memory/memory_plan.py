@@ -37,10 +37,12 @@ from odtpack_simulator.memory.planning.items import (
     exported,
     flat_layout,
     gradient_items,
+    gradients_copy,
     moved,
     optimizer_contract,
     parameter_items,
     state_items,
+    statistics_copy,
     vectors,
 )
 from odtpack_simulator.memory.planning.life import Life, Models, Pass, Run, Session
@@ -203,6 +205,7 @@ class ArenaPlans:
             life.run("optimizer step", running, self.update)
         life.run("training step", running, models.afresh)
         if self.manifest.accumulation_steps > 1:
+            running = [*running, *gradients_copy(self.manifest.parameters)]
             life.run("accumulating step", running, models.adding)
         if self.update is not None:
             life.run("optimizer step", running, self.update)
@@ -289,6 +292,7 @@ def plan_arenas(
             *(item for session in sessions for item in session.items()),
             *parameters,
             *batch_items(manifest, shapes),
+            *statistics_copy(manifest.parameters),
         ],
         gradients=[] if is_whole else list(gradient_items(manifest.parameters)),
         moments=list(state_items(contract, layout)),

@@ -60,6 +60,7 @@ def test_predicted_and_measured(
         optimizer_model=str(package.optimizer_model),
         checkpoint=str(package.checkpoint),
         folder=str(tmp_path),
+        accumulation_steps=accumulate,
         data={name: str(tmp_path / f"{name}.npy") for name in ("input", "labels")},
         samples=200,
         batch_size=32,

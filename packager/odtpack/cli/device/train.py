@@ -167,6 +167,8 @@ def train(
         ):
             history.append(epoch)
             progress.line(f"epoch {epoch.number:>4}   loss {epoch.loss:.4f}")
+            if epoch.skipped:
+                progress.line(f"  {epoch.skipped:,} batches skipped; the last: {epoch.reason}")
             save()  # a training that is stopped keeps its finished epochs
     after = evaluate()
     _console.say(f"after        {_figures(after)}")
@@ -186,7 +188,11 @@ def train(
                 "seed": seed,
                 "steps": optimizer.step_count,
                 **({} if promise is None else {"privacy": promise}),
-                "epochs": [{"epoch": epoch.number, "loss": epoch.loss} for epoch in history],
+                "epochs": [
+                    {"epoch": epoch.number, "loss": epoch.loss}
+                    | ({"skipped_batches": epoch.skipped} if epoch.skipped else {})
+                    for epoch in history
+                ],
                 "eval_loss_before": before.loss,
                 "eval_loss_after": after.loss,
                 "accuracy_before": before.accuracy,

@@ -82,6 +82,19 @@ def gradient_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
     return (Item(f"{GRADIENT}{name}", nbytes, "gradients") for name, nbytes in _slots(trainable))
 
 
+def statistics_copy(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
+    """What a step whose loss is not finite is undone with: a copy of the running statistics."""
+    slots = _slots(p for p in parameters if p.role == "state")
+    if nbytes := sum(nbytes for _, nbytes in slots):
+        yield Item("copy of the running statistics", nbytes, "parameters")
+
+
+def gradients_copy(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
+    """The same where a step adds to gradients, from the first such step on."""
+    if nbytes := sum(item.nbytes for item in gradient_items(parameters)):
+        yield Item("copy of the accumulated gradients", nbytes, "gradients")
+
+
 def exported(manifest: Manifest) -> Iterable[Item]:
     """The inference template, three times while its outputs are chosen, and a parameter's copy.
 

@@ -1,0 +1,258 @@
+"""A batch whose loss or gradients are not finite changes nothing: compared bit by bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from odtpack.build import build_package
+from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Clip, Lion
+from odtpack.optimizers import Optimizer as Formula
+from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
+from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError, Optimizer
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.finite import all_finite
+from odtpack_runtime.training.loop import train_step
+from tests import zoo
+from tests.packaging_tools import batch
+
+OPTIMIZERS = {
+    "sgd": SGD(), "momentum": SGD(momentum=0.9), "adam": Adam(), "adamw": AdamW(weight_decay=0.1),
+    "adafactor": Adafactor(), "lion": Lion(),
+}  # fmt: skip
+
+
+def package_of(
+    model: onnx.ModelProto, folder: Path, formula: Formula | None = None,
+    update: Update = PLAIN_UPDATE, **options: object,
+) -> Package:  # fmt: skip
+    build_package(
+        model, folder / "package", **{"loss": "cross_entropy", **options},
+        optimizer=formula or AdamW(), update=update, self_check=False,
+    )  # fmt: skip
+    return Package.open(folder / "package")
+
+
+def opened(package: Package, *, whole: bool = False, **options: object) -> tuple[Module, Optimizer]:
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(
+        package.training_model, state, package.eval_model,
+        step_model_uri=package.step_model if whole else None, **options,
+    )  # fmt: skip
+    return module, Optimizer(package.optimizer_model, module)
+
+
+def contents(module: Module) -> dict[str, bytes]:
+    """Everything that a step may change, as bytes: -0.0 is not 0.0."""
+    state = module.state
+    found = {name: parameter.data.tobytes() for name, parameter in state.parameters}
+    assert state.optimizer is not None
+    for name, own in state.optimizer.moments.items():
+        found |= {f"{name}.{i}": moment.tobytes() for i, moment in enumerate(own)}
+    return found | {"step": str(state.optimizer.step).encode()}
+
+
+def spoilt(feeds: list[np.ndarray]) -> list[np.ndarray]:
+    bad = [feeds[0].copy(), *feeds[1:]]
+    bad[0][-1] = np.nan
+    return bad
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["two models", "step model"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_nan_in_a_batch(tmp_path: Path, name: str, whole: bool) -> None:
+    if whole and name == "adafactor":
+        pytest.skip("it has no step model")
+    model = zoo.mlp((20, 16, 10))
+    options = {"step_model": "always"} if whole else {}
+    package = package_of(model, tmp_path, OPTIMIZERS[name], **options)
+    feeds = batch(model, 8)
+    module, optimizer = opened(package, whole=whole)
+    scheduler = LinearLRScheduler(optimizer, 0, 10, 0.01)
+    train_step(module, optimizer, [feeds], scheduler)
+    # A zero of either sign stays what it is.
+    next(iter(module.state.arrays(trainable=True).values())).flat[:2] = (-0.0, 0.0)
+    before, rate = contents(module), optimizer.get_learning_rate()
+    assert np.isnan(train_step(module, optimizer, [spoilt(feeds)], scheduler))
+    assert contents(module) == before
+    assert optimizer.get_learning_rate() == rate
+    assert module.skipped_steps == 1
+    assert module.last_not_finite is not None
+    assert module.last_not_finite.code == "loss-not-finite"
+    assert module.last_not_finite.step == 2
+    # What follows is what follows without that batch.
+    other, its = opened(package, whole=whole)
+    schedule = LinearLRScheduler(its, 0, 10, 0.01)
+    train_step(other, its, [feeds], schedule)
+    next(iter(other.state.arrays(trainable=True).values())).flat[:2] = (-0.0, 0.0)
+    for each in ((module, optimizer, scheduler), (other, its, schedule)):
+        for _ in range(3):
+            assert np.isfinite(train_step(each[0], each[1], [feeds], each[2]))
+    assert contents(module) == contents(other)
+
+
+def test_clipping_by_the_norm(tmp_path: Path) -> None:
+    model = zoo.mlp((20, 16, 10))
+    package = package_of(model, tmp_path, update=Update(clip=Clip(norm=0.1)))
+    module, optimizer = opened(package)
+    before = contents(module)
+    train_step(module, optimizer, [spoilt(batch(model, 8))])
+    assert contents(module) == before
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_one_of_four_accumulated_batches(tmp_path: Path, place: int) -> None:
+    model = zoo.mlp((20, 16, 10))
+    package = package_of(model, tmp_path, accumulation_steps=4)
+    feeds = batch(model, 32)
+    parts = [[array[i * 8 : i * 8 + 8] for array in feeds] for i in range(4)]
+    module, optimizer = opened(package)
+    bad = [spoilt(part) if i == place else part for i, part in enumerate(parts)]
+    train_step(module, optimizer, bad)
+    other, its = opened(package)
+    train_step(other, its, [part for i, part in enumerate(parts) if i != place])
+    assert contents(module) == contents(other)
+    assert module.skipped_steps == 1
+    before = contents(module)
+    train_step(module, optimizer, [spoilt(part) for part in parts])  # nothing is left of the step
+    assert contents(module) == before
+    assert module.skipped_steps == 5
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["two models", "step model"])
+def test_running_statistics(tmp_path: Path, whole: bool) -> None:
+    model = zoo.mobilenet_v2(32, width_mult=0.2, batch_norm="train", stages=2)
+    package = package_of(model, tmp_path, step_model="always" if whole else "never")
+    assert any(p.role == "state" for p in package.manifest.parameters)
+    module, optimizer = opened(package, whole=whole)
+    feeds = batch(model, 4)
+    train_step(module, optimizer, [feeds])
+    before = contents(module)
+    train_step(module, optimizer, [spoilt(feeds)])
+    assert contents(module) == before
+
+
+ROOT = """
+<ir_version: 8, opset_import: ["" : 17]>
+agraph (float[N, 4] input) => (float[N, 3] output)
+<float[4, 3] first, float[4, 3] second, float[4, 3] third>
+{
+    a = MatMul(input, first)
+    z = MatMul(input, second)
+    s = Abs(z)
+    r = Sqrt(s)
+    b = Add(a, r)
+    c = MatMul(input, third)
+    output = Add(b, c)
+}
+"""
+
+
+def rooted() -> onnx.ModelProto:
+    """The gradient of Sqrt at 0 is infinite, and the loss is not: ``second`` is 0."""
+    model = onnx.parser.parse_model(ROOT)
+    random = np.random.default_rng(0)
+    for name in ("first", "second", "third"):
+        value = random.standard_normal((4, 3)).astype(np.float32)
+        model.graph.initializer.append(
+            onnx.numpy_helper.from_array(value * (name != "second"), name)
+        )
+    return model
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["two models", "step model"])
+def test_a_gradient_that_is_not_finite_with_a_loss_that_is(tmp_path: Path, whole: bool) -> None:
+    package = package_of(rooted(), tmp_path, step_model="always" if whole else "never")
+    module, optimizer = opened(package, whole=whole)
+    random = np.random.default_rng(1)
+    feeds = [random.standard_normal((8, 4), np.float32), random.integers(0, 3, 8)]
+    before = contents(module)
+    assert np.isfinite(train_step(module, optimizer, [feeds]))
+    after = contents(module)
+    assert module.last_not_finite is not None
+    assert module.last_not_finite.code == "gradient-not-finite"
+    assert module.last_not_finite.parameters == ("second",)
+    assert (module.skipped_steps, optimizer.step_count) == (1, int(whole))
+    changed = {key.split(".")[0] for key in before if before[key] != after[key]}
+    assert changed == ({"first", "third", "step"} if whole else set())
+
+
+def test_large_parameters_and_small_ones_of_a_step_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Updates in parts, of single parameters and of joined ones; with Inf as with NaN."""
+    from odtpack.step import chunks
+    from odtpack.step import model as step_models
+
+    for owner, name, value in ((step_models, "OWN", 64), (chunks, "LARGE", 256),
+                               (chunks, "PART", 128), (chunks, "LEAST_PART", 1)):  # fmt: skip
+        monkeypatch.setattr(owner, name, value)
+    model = zoo.mlp((40, 30, 10))
+    package = package_of(model, tmp_path, step_model="always")
+    module, optimizer = opened(package, whole=True)
+    feeds = batch(model, 8)
+    train_step(module, optimizer, [feeds])
+    before = contents(module)
+    for value in (np.nan, np.inf, -np.inf):
+        bad = [feeds[0].copy(), feeds[1]]
+        bad[0][0, 0] = value
+        train_step(module, optimizer, [bad])
+        assert contents(module) == before
+    assert np.isfinite(train_step(module, optimizer, [feeds]))
+    assert contents(module) != before
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["two models", "step model"])
+def test_to_stop_is_a_policy(tmp_path: Path, whole: bool) -> None:
+    model = zoo.mlp((20, 16, 10))
+    package = package_of(model, tmp_path, step_model="always" if whole else "never")
+    module, optimizer = opened(package, whole=whole, on_not_finite="stop")
+    before = contents(module)
+    with pytest.raises(OdtpackError) as caught:
+        train_step(module, optimizer, [spoilt(batch(model, 8))])
+    assert caught.value.code == "loss-not-finite"
+    assert contents(module) == before
+    with pytest.raises(OdtpackError) as caught:
+        opened(package, on_not_finite="ignore")
+    assert caught.value.code == "bad-policy"
+
+
+def test_step_on_without_a_step_model(tmp_path: Path) -> None:
+    """Training and optimizer model make it, as in the other kits."""
+    model = zoo.mlp((20, 16, 10))
+    package = package_of(model, tmp_path)
+    feeds = batch(model, 8)
+    module, optimizer = opened(package)
+    loss = float(np.ravel(optimizer.step_on(*feeds))[0])
+    other, its = opened(package)
+    assert loss == train_step(other, its, [feeds])
+    assert contents(module) == contents(other)
+    assert module.accumulated_batches == 0
+
+
+@pytest.mark.parametrize("rate", [-1e-9, np.nan, np.inf, -np.inf, 1e39])
+def test_learning_rates(tmp_path: Path, rate: float) -> None:
+    _module, optimizer = opened(package_of(zoo.mlp((20, 16, 10)), tmp_path))
+    before = optimizer.get_learning_rate()
+    for act in (optimizer.set_learning_rate, lambda r: LinearLRScheduler(optimizer, 5, 10, r)):
+        with pytest.raises(OdtpackError) as caught:
+            act(rate)
+        assert caught.value.code == "bad-learning-rate"
+        assert optimizer.get_learning_rate() == before
+    optimizer.set_learning_rate(0)
+    assert optimizer.get_learning_rate() == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 65536, 65537, 200_000])
+def test_finite_is_exact(size: int) -> None:
+    vector = np.full(size, 3e38, np.float32)  # its sum and its squares are infinite
+    assert all_finite(vector)
+    for value in (np.nan, np.inf, -np.inf):
+        for place in {0, size // 2, size - 1} if size else ():
+            bad = vector.copy()
+            bad[place] = value
+            assert not all_finite(bad)
