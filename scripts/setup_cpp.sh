@@ -26,34 +26,7 @@ mkdir -p "$target"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The wheels hold no headers. Debian's newer suites do: they are looked up through an apt of their
-# own, which leaves that of the system alone. A header serves every later library.
-if [[ -n ${ODTPACK_ORT_INCLUDE:-} ]]; then
-  cp -r "$ODTPACK_ORT_INCLUDE" "$target/include"
-else
-  uri=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN)' | sort -u |
-    awk '$2 == "Debian" && $1 !~ /security/ { print $1; exit }')
-  mkdir -p "$work"/{parts,state/lists/partial,cache/archives/partial}
-  touch "$work/state/status"
-  cat >"$work/parts/newer.sources" <<SOURCES
-Types: deb
-URIs: $uri
-Suites: trixie sid experimental
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-SOURCES
-  apt=(-o Dir::Etc::sourcelist=/dev/null -o "Dir::Etc::sourceparts=$work/parts"
-    -o "Dir::State=$work/state" -o "Dir::State::status=$work/state/status"
-    -o "Dir::Cache=$work/cache" -o Acquire::Languages=none -o APT::Sandbox::User=root)
-  apt-get "${apt[@]}" -qq update
-  newest=$(apt-cache "${apt[@]}" madison libonnxruntime-dev | awk '{ print $3 }' |
-    while read -r candidate; do
-      if dpkg --compare-versions "${candidate%%[+-]*}" le "$version"; then echo "$candidate"; fi
-    done | sort -V | tail -n 1)
-  (cd "$work" && apt-get "${apt[@]}" -qq download "libonnxruntime-dev=$newest")
-  dpkg-deb -x "$work"/libonnxruntime-dev_*.deb "$work/headers"
-  cp -r "$work/headers/usr/include/onnxruntime" "$target/include"
-fi
+"$root/scripts/ort_headers.sh" "$version" "$target/include"
 
 # Programs look for the library by its soname, which its file does not carry.
 link_library() {

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # The Swift toolchain that the Swift kit is built and tested with on Linux: Debian's swiftlang in
-# a root of its own, ONNX Runtime's C header, and the library of the Python environment.
+# a root of its own, the headers that the C++ kit below it needs, and the library of the Python
+# environment.
 #
 #     root/       Debian trixie with swiftlang
-#     include/    onnxruntime_c_api.h
+#     include/    headers of ONNX Runtime and of flatbuffers
 #     lib/        libonnxruntime.so of the wheel
 #
 # usage: scripts/setup_swift.sh      (into ODTPACK_SWIFT, default: build/swift)
-# ODTPACK_ORT_INCLUDE names a folder with onnxruntime_c_api.h to be used in place of Debian's.
+# ODTPACK_ORT_INCLUDE names a folder with onnxruntime_cxx_api.h to be used in place of Debian's.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -15,7 +16,7 @@ target=${ODTPACK_SWIFT:-$root/build/swift}
 python=$root/.venv/bin/python
 version=$("$python" -c 'import onnxruntime; print(onnxruntime.__version__)')
 wheel=$("$python" -c 'import onnxruntime, pathlib; print(pathlib.Path(onnxruntime.__file__).parent)')
-stamp="onnxruntime $version, setup 1"
+stamp="onnxruntime $version, setup 2"
 [[ -f $target/.ready && $(<"$target/.ready") == "$stamp" ]] && exit 0
 
 privileged=()
@@ -44,18 +45,11 @@ if [[ ! -f $target/.root-ready ]]; then
   touch "$target/.root-ready"
 fi
 
-# The wheels hold no header. A header serves every later library.
-mkdir -p "$target/include" "$target/lib"
-if [[ -n ${ODTPACK_ORT_INCLUDE:-} ]]; then
-  cp "$ODTPACK_ORT_INCLUDE/onnxruntime_c_api.h" "$target/include/"
-else
-  as_root chroot "$target/root" bash -euc '
-    work=$(mktemp -d); chmod 755 "$work"; cd "$work"
-    apt-get -qq -o APT::Sandbox::User=root download libonnxruntime-dev >/dev/null
-    dpkg-deb -x libonnxruntime-dev_*.deb headers; rm -rf /onnxruntime-headers
-    cp -r headers/usr/include/onnxruntime /onnxruntime-headers; rm -rf "$work"'
-  cp "$target"/root/onnxruntime-headers/onnxruntime_*.h "$target/include/"
-fi
+"$root/scripts/debian_packages.sh" "Swift kit" flatbuffers-compiler libflatbuffers-dev
+rm -rf "$target/include"
+mkdir -p "$target/lib"
+"$root/scripts/ort_headers.sh" "$version" "$target/include"
+cp -r /usr/include/flatbuffers "$target/include/"
 
 # A copy, since the root sees none of the host's files; programs look for it by its soname.
 cp -f "$(echo "$wheel"/capi/libonnxruntime.so.*)" "$target/lib/libonnxruntime.so.1"

@@ -2,13 +2,14 @@
 import PackageDescription
 
 // On Apple's systems, put onnxruntime.xcframework of the onnxruntime-c pod beside this file. On
-// Linux, pass where the header and the library are: swift build -Xcc -I... -Xlinker -L...
+// Linux, pass where the headers and the library are: swift build -Xcc -I... -Xcxx -I... -Xlinker
+// -L... The headers of flatbuffers, of which nothing is linked, are passed in the same way.
 #if os(macOS)
 let runtime: [Target] = [.binaryTarget(name: "onnxruntime", path: "onnxruntime.xcframework")]
-let library: [Target.Dependency] = ["COnnxRuntime", "onnxruntime"]
+let library: [Target.Dependency] = ["onnxruntime"]
 #else
 let runtime: [Target] = []
-let library: [Target.Dependency] = ["COnnxRuntime"]
+let library: [Target.Dependency] = []
 #endif
 
 let package = Package(
@@ -16,9 +17,13 @@ let package = Package(
   platforms: [.iOS(.v15), .macOS(.v12)],
   products: [.library(name: "Odtpack", targets: ["Odtpack"])],
   targets: runtime + [
-    .systemLibrary(name: "COnnxRuntime"),
+    // runtime/cpp through a link: Swift takes sources from inside of a package only.
     .target(
-      name: "Odtpack", dependencies: library,
+      name: "COdtpack", dependencies: library, path: "Sources/COdtpack",
+      sources: ["src/odtpack.cpp"], publicHeadersPath: "include"),
+    .target(
+      name: "Odtpack", dependencies: ["COdtpack"],
       linkerSettings: [.linkedLibrary("onnxruntime", .when(platforms: [.linux]))]),
-  ]
+  ],
+  cxxLanguageStandard: .cxx17
 )

@@ -56,6 +56,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kits import kotlin_kit
+from tests.kits import cpp_kit, swift_kit
 
 
 def kotlin() -> list[str]:
@@ -64,3 +65,11 @@ def kotlin() -> list[str]:
         pytest.skip(reason)
     *words, _ = kotlin_kit.command("hostile")
     return ["env", "LC_ALL=C.UTF-8", *words]
+    return [str(cpp_kit.built("conformance"))]
+
+
+def swift() -> list[str]:
+    """The Swift kit."""
+    if reason := swift_kit.unavailable():
+        pytest.skip(reason)
+    return swift_kit.command(swift_kit.built())

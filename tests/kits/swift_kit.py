@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from odtpack_runtime.checkpoint.format import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
 KIT = ROOT / "runtime" / "swift"
+CORE = ROOT / "runtime" / "cpp"  # the kit is a layer over it
 PROGRAM = ROOT / "tests" / "kits" / "swift"
 TOOLCHAIN = Path(os.environ.get("ODTPACK_SWIFT", ROOT / "build" / "swift"))
 SYSTEM = TOOLCHAIN / "root"
 LIBRARIES = (SYSTEM / "usr/lib/x86_64-linux-gnu", SYSTEM / "usr/libexec/swift/lib/swift/linux",
              TOOLCHAIN / "lib")  # fmt: skip
-RUNTIME = ["-Xcc", f"-I{TOOLCHAIN / 'include'}"]
+RUNTIME = ["-Xcc", f"-I{TOOLCHAIN / 'include'}", "-Xcxx", f"-I{TOOLCHAIN / 'include'}"]
+IMPORTS = ["-I", str(CORE / "include"), *RUNTIME[:2]]
+LINKS = ["-L", str(TOOLCHAIN / "lib"), "-lonnxruntime", "-lstdc++"]
 
 
 def unavailable() -> str | None:
@@ -42,21 +46,45 @@ def in_toolchain(*command: object, cwd: Path = ROOT) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
 
 
+def _cached(kind: str, sources: list[Path], build: Callable[[Path], None]) -> Path:
+    """What is built of sources as they are now, once for all tests."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    target = TOOLCHAIN / "bin" / f"{kind}-{digest}"
+    target.parent.mkdir(exist_ok=True)
+    with (target.parent / f"{kind}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.is_file():
+            build(target)
+    return target
+
+
+def core() -> Path:
+    """The object file of the C interface, with the C++ kit in it."""
+    source = CORE / "src" / "odtpack.cpp"
+    headers = [path for path in (CORE / "include").rglob("*") if path.is_file()]
+    return _cached(
+        "core.o",
+        [source, *sorted(headers)],
+        lambda target: in_toolchain(
+            "/usr/libexec/swift/bin/clang++", "-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra",
+            "-Werror", "-I", CORE / "include", "-isystem", TOOLCHAIN / "include",
+            "-c", source, "-o", target,
+        ),
+    )  # fmt: skip
+
+
 def built() -> Path:
     """The test program, of the sources as they are now."""
     sources = [*sorted((KIT / "Sources" / "Odtpack").glob("*.swift")), *PROGRAM.glob("*.swift")]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    target = TOOLCHAIN / "bin" / f"kit-{digest}"
-    target.parent.mkdir(exist_ok=True)
-    with (target.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.is_file():
-            in_toolchain(
-                "swiftc", "-O", "-whole-module-optimization", "-module-name", "kit",
-                "-I", KIT / "Sources" / "COnnxRuntime", *RUNTIME, "-L", TOOLCHAIN / "lib",
-                "-lonnxruntime", *sources, "-o", target,
-            )  # fmt: skip
-    return target
+    native = core()
+    return _cached(
+        "kit",
+        [native, *sources],
+        lambda target: in_toolchain(
+            "swiftc", "-O", "-whole-module-optimization", "-module-name", "kit", *IMPORTS,
+            *sources, native, *LINKS, "-o", target,
+        ),
+    )  # fmt: skip
 
 
 def command(program: Path, *arguments: object) -> list[str]:

@@ -40,9 +40,9 @@ def test_the_guide_builds_and_trains(package: Path, tmp_path: Path) -> None:
     (tmp_path / "Sources" / "App").mkdir(parents=True)
     for name, content in blocks:
         (tmp_path / name).write_text(content)
-    kit = tmp_path / "odtpack" / "runtime" / "swift"
-    kit.parent.mkdir(parents=True)
-    shutil.copytree(KIT, kit, ignore=shutil.ignore_patterns(".build"))
+    for kit in (KIT, swift_kit.CORE):
+        copy = tmp_path / "odtpack" / "runtime" / kit.name
+        shutil.copytree(kit, copy, symlinks=True, ignore=shutil.ignore_patterns(".build"))
     shutil.copytree(package, tmp_path / "assets" / "package")
     rng = np.random.default_rng(1)
     rng.standard_normal((320, *SHAPE), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
@@ -90,7 +90,7 @@ print(isDone)
 def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path: Path) -> None:
     sample = ROOT / "examples" / "ios"
     in_toolchain("swiftc", "-parse", *sorted(sample.glob("*.swift")))  # the rest needs Apple's
-    include = ["-I", KIT / "Sources" / "COnnxRuntime", *swift_kit.RUNTIME]
+    include = swift_kit.IMPORTS
     in_toolchain(
         "swiftc", "-emit-library", "-static", "-emit-module", "-module-name", "Odtpack", *include,
         *sorted((KIT / "Sources" / "Odtpack").glob("*.swift")), "-o", tmp_path / "libOdtpack.a",
@@ -99,8 +99,7 @@ def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path
     (tmp_path / "main.swift").write_text(TRAIN)
     in_toolchain(
         "swiftc", *include, "-I", tmp_path, sample / "Trainer.swift", tmp_path / "main.swift",
-        "-L", tmp_path, "-lOdtpack", "-L", swift_kit.TOOLCHAIN / "lib",
-        "-lonnxruntime", "-o", tmp_path / "train",
+        "-L", tmp_path, "-lOdtpack", swift_kit.core(), *swift_kit.LINKS, "-o", tmp_path / "train",
     )  # fmt: skip
     rng = np.random.default_rng(1)
 

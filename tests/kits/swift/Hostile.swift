@@ -31,7 +31,7 @@ private func usePackage(_ env: ORTEnv, _ path: String) throws {
     guard shape.reduce(1.0, { $0 * Double(max($1, 1)) }) <= 0x1p20 else {
       throw OdtpackError("input-shape", "too large for a test")
     }
-    return try ORTValue(spec.type, shape)
+    return try ORTValue(spec.type!, shape)
   }
   _ = try session.trainStep(withInputValues: batch)
   try session.optimizerStep()

@@ -1,13 +1,23 @@
 // What the programs of this folder share: tensors and settings from JSON files.
 import Foundation
 
-func readJson(_ path: String) throws -> Json { try Json(data: map(path)) }
+func content(_ path: String) throws -> Data { try Data(contentsOf: URL(fileURLWithPath: path)) }
+func readJson(_ path: String) throws -> Json { try Json(data: content(path)) }
+
+extension ElementType {
+  init(name: String) throws {
+    guard let type = Self.allCases.first(where: { "\($0)" == name }) else {
+      throw invalid("there is no type '\(name)'")
+    }
+    self = type
+  }
+}
 
 /// A tensor {"name", "dtype", "shape", "file", "offset"} whose bytes lie in a file of `folder`.
 func readTensor(_ json: Json, _ folder: String) throws -> ORTValue {
   let value = try ORTValue(ElementType(name: json["dtype"].text()), json["shape"].wholes())
   let file = try json["file"].text()
-  let content = try map(file.hasPrefix("/") ? file : "\(folder)/\(file)")
+  let content = try content(file.hasPrefix("/") ? file : "\(folder)/\(file)")
   let offset = try json["offset"].whole(0)
   guard offset + value.byteCount <= content.count else {
     throw OdtpackError("data-unreadable", "\(file) is too short.")
@@ -48,7 +58,12 @@ struct Training {
     if rate.isPresent { try session.setLearningRate(Float(rate.real())) }
     isScheduled = try schedule.isPresent || session.restoreSchedule()
     if schedule.isPresent {
-      let made = try Schedule(schedule["kind"].text(), schedule["settings"], total: 0)
+      let settings = try schedule["settings"]
+      let made = try Schedule(
+        kind: schedule["kind"].text(), warmupSteps: settings["warmup_steps"].whole(0),
+        totalSteps: settings["total_steps"].whole(0), period: settings["period"].whole(0),
+        floor: settings["floor"].real(0), gamma: settings["gamma"].real(0.1),
+        milestones: settings["milestones"].wholes())
       try session.setSchedule(made, initialRate: schedule["initial_lr"].real())
     }
   }

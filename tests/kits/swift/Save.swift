@@ -14,21 +14,17 @@ func printLoaded(_ path: String) throws {
 
 /// Save what a checkpoint holds over another, which is kept.
 func saveAgain(_ start: String, _ path: String, _ externalAbove: Int) throws {
-  try CheckpointWriter.write(
-    path, ORTCheckpoint(path: start).state, withOptimizer: true, externalAbove: externalAbove,
-    previous: .replaced)
+  try ORTCheckpoint(path: start).save(path, keepPrevious: true, externalAbove: externalAbove)
 }
 
-func saveForever(_ path: String, _ externalAbove: Int, _ previous: Previous) throws {
+func saveForever(_ path: String, _ externalAbove: Int, _ keepsPrevious: Bool) throws {
   let checkpoint = try ORTCheckpoint(path: path)
   for number in try checkpoint.getIntProperty(withName: "number") + 1 ... .max {
     try checkpoint.addIntProperty(withName: "number", value: number)
     for name in checkpoint.parameterNames {
       try checkpoint.parameter(name).elements(Float.self).update(repeating: Float(number))
     }
-    try CheckpointWriter.write(
-      path, checkpoint.state, withOptimizer: true, externalAbove: externalAbove,
-      previous: previous)
+    try checkpoint.save(path, keepPrevious: keepsPrevious, externalAbove: externalAbove)
     print(number)
   }
 }

@@ -3,11 +3,15 @@
 
 #include <fcntl.h>
 #include <flatbuffers/util.h>
-#include <onnxruntime_cxx_api.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#if __has_include(<onnxruntime_cxx_api.h>)
+#include <onnxruntime_cxx_api.h>
+#else
+#include <onnxruntime/onnxruntime_cxx_api.h>  // as the framework for Apple's systems has it
+#endif
 #if defined(__GLIBC__) || defined(__ANDROID__)
 #include <malloc.h>
 #elif defined(__APPLE__)

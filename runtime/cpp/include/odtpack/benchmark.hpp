@@ -136,8 +136,12 @@ inline std::string Benchmark(const Ort::Env& env, const std::string& folder, int
       ::unlink(path.c_str());  // nothing stays, however this ends
       write.push_back(static_cast<double>(file_bytes) / timed_write(file, file_bytes));
       for (int i = 0; i < 8; ++i) sync.push_back(timed_write(file, 4096));
-#ifdef POSIX_FADV_DONTNEED
+#if defined(POSIX_FADV_DONTNEED) || defined(F_NOCACHE)
+#if defined(POSIX_FADV_DONTNEED)
       detail::Check(::posix_fadvise(::fileno(file.get()), 0, 0, POSIX_FADV_DONTNEED) == 0);
+#else
+      detail::Check(::fcntl(::fileno(file.get()), F_NOCACHE, 1) == 0);
+#endif
       std::rewind(file.get());
       std::vector<char> buffer(block.size());
       read.push_back(static_cast<double>(file_bytes) / detail::Seconds([&] {

@@ -1,14 +1,54 @@
 // The checkpoint under the name of ONNX Runtime's former training API.
+import COdtpack
 import Foundation
+
+/// A value that the user attaches to a state: saved with it.
+public enum Property: Equatable {
+  case int(Int64), float(Float), string(String)
+
+  init(_ property: odtpack_property) {
+    switch property.kind {
+    case ODTPACK_INT: self = .int(property.whole)
+    case ODTPACK_FLOAT: self = .float(property.real)
+    default: self = .string(property.text.take() ?? "")
+    }
+  }
+}
+
+/// Keeps the memory of a tensor of a state.
+final class StateMemory {
+  private let handle: OpaquePointer
+
+  init(_ handle: OpaquePointer) { self.handle = handle }
+  deinit { odtpack_memory_release(handle) }
+}
 
 /// The state of a training: parameters, properties, and what the optimizer carries. Sessions that
 /// are made of it change it.
 public final class ORTCheckpoint {
-  let state: TrainingState
+  let handle: OpaquePointer
+  public let parameterNames: [String]
+  private let places: [String: Int]
+  let trainable: [Bool], types: [ElementType?]
 
   /// Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19. If it is damaged or
   /// missing and the save before it was kept, that one is loaded; `recovered` then says so.
-  public init(path: String) throws { state = try CheckpointReader.readLastGood(path) }
+  public init(path: String) throws {
+    let handle = try made { odtpack_state_load(path, $0) }
+    self.handle = handle
+    var names: [String] = [], trainable: [Bool] = [], types: [ElementType?] = []
+    for index in 0..<odtpack_state_parameter_count(handle) {
+      var isTrainable = false, type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED
+      names.append(
+        try text { odtpack_state_parameter_info(handle, index, $0, &isTrainable, &type) }!)
+      trainable.append(isTrainable)
+      types.append(ElementType(rawValue: Int(type.rawValue)))
+    }
+    (parameterNames, self.trainable, self.types) = (names, trainable, types)
+    // Names that differ only in how Unicode writes them are one to Swift.
+    places = Dictionary(names.enumerated().map { ($1, $0) }) { first, _ in first }
+  }
+  deinit { odtpack_state_release(handle) }
 
   /// Save to one file, whole or not at all. With the optimizer's state, training goes on from it
   /// bit by bit; accumulated gradients are not in it: save after optimizerStep. The file that is
@@ -16,87 +56,58 @@ public final class ORTCheckpoint {
   public func saveCheckpoint(
     toPath path: String, withOptimizerState: Bool, keepPrevious: Bool = false
   ) throws {
-    // What the state was recovered from is not lost to a damaged file.
-    let isDamaged = state.damaged == path
-    try CheckpointWriter.write(
-      path, state, withOptimizer: withOptimizerState,
-      previous: isDamaged ? .kept : keepPrevious ? .replaced : .none)
-    if isDamaged { state.damaged = nil }
+    try call(odtpack_state_save(handle, path, withOptimizerState, keepPrevious))
   }
 
   /// What is wrong with the file that was to be loaded, and what was lost, if the save before it
   /// was loaded instead.
-  public var recovered: String? { state.recovered }
+  public var recovered: String? { try? text { odtpack_state_recovered(handle, $0) } }
 
   /// Properties by name; names are not empty.
   public subscript(property name: String) -> Property? {
-    get { state.properties[name] }
-    set { if !name.isEmpty { state.properties[name] = newValue } }
+    get { try? property(name) }
+    set { try? set(name, newValue) }
   }
   public func addIntProperty(withName name: String, value: Int64) throws {
-    try add(name, .int(value))
+    try set(name, .int(value))
   }
   public func addFloatProperty(withName name: String, value: Float) throws {
-    try add(name, .float(value))
+    try set(name, .float(value))
   }
   public func addStringProperty(withName name: String, value: String) throws {
-    try add(name, .string(value))
+    try set(name, .string(value))
   }
   public func getIntProperty(withName name: String) throws -> Int64 {
     if case .int(let value) = try property(name) { return value }
-    throw OdtpackError("property-type", "The property '\(name)' is no whole number.")
+    throw OdtpackError("property-type", "The property '\(name)' is not a whole number.")
   }
   public func getFloatProperty(withName name: String) throws -> Float {
     if case .float(let value) = try property(name) { return value }
-    throw OdtpackError("property-type", "The property '\(name)' is no float.")
+    throw OdtpackError("property-type", "The property '\(name)' is not a float.")
   }
   public func getStringProperty(withName name: String) throws -> String {
     if case .string(let value) = try property(name) { return value }
-    throw OdtpackError("property-type", "The property '\(name)' is no text.")
+    throw OdtpackError("property-type", "The property '\(name)' is not text.")
   }
 
   /// True if the file carried a digest of all that it holds, which was right. Those of ONNX
   /// Runtime's own training carry none, and load unchecked.
-  public var isChecked: Bool { state.isChecked }
+  public var isChecked: Bool { odtpack_state_is_checked(handle) }
 
   /// True as long as the parameters have names and no values.
-  public var isNominal: Bool { state.isNominal }
-  public var parameterNames: [String] { state.parameters.keys.sorted() }
+  public var isNominal: Bool { odtpack_state_is_nominal(handle) }
 
   /// The parameter itself, not a copy: it shows the training's progress, and what is written into
   /// its elements counts in the next step.
   public func parameter(_ name: String) throws -> ORTValue {
-    try state.requireValues()
-    if let parameter = state.parameters[name] { return parameter.value }
+    if let index = places[name] { return try tensor { odtpack_state_parameter(handle, index, $0, $1) } }
     throw OdtpackError("unknown-parameter", "The state has no parameter '\(name)'.")
   }
 
   /// Set all parameters to those of a complete checkpoint of the same model. Properties and the
   /// optimizer's state remain as they are.
   public func loadParameters(path: String) throws {
-    let other = try CheckpointReader.read(path)
-    try other.requireValues()
-    let isFree = state.isNominal && state.flat == nil  // shapes are not known yet
-    let isSame =
-      state.parameters.count == other.parameters.count
-      && state.parameters.allSatisfy { name, own in
-        guard let value = other.parameters[name]?.value else { return false }
-        return value.elementType == own.value.elementType
-          && (isFree || value.shape == own.value.shape)
-      }
-    guard isSame else {
-      throw OdtpackError(
-        "checkpoint-mismatch", "The checkpoint has other parameters than this state.", place: path,
-        hint: "load a checkpoint of the same model")
-    }
-    for (name, parameter) in other.parameters {
-      if isFree {
-        state.parameters[name]!.value = parameter.value
-      } else {
-        state.parameters[name]!.value.copy(from: parameter.value)
-      }
-    }
-    state.isNominal = false
+    try call(odtpack_state_load_parameters(handle, path))
   }
 
   /// Bring trained parameters into the state of a newer package's checkpoint, before a session is
@@ -104,56 +115,46 @@ public final class ORTCheckpoint {
   public func carryOver(
     from trained: ORTCheckpoint, names: [String]? = nil, optimizerState: Bool = true
   ) throws {
-    let from = trained.state
-    try from.requireValues()
-    try state.requireValues()
-    func fits(_ name: String) -> Bool {
-      guard let one = from.parameters[name]?.value, let two = state.parameters[name]?.value else {
-        return false
-      }
-      return one.elementType == two.elementType && one.shape == two.shape
+    try withNames(names ?? []) { list in
+      try call(
+        odtpack_state_carry_over(
+          handle, trained.handle, names == nil ? nil : list, names?.count ?? 0, optimizerState))
     }
-    let names = names ?? from.parameters.filter(\.value.trainable).map(\.key)
-    for name in names where !fits(name) {
-      throw OdtpackError(
-        "carry-over-parameter",
-        "'\(name)' does not go over: it is missing, or has another shape or type.",
-        hint: "see odtpack diff OLD NEW")
-    }
-    var carried: OptimizerState?
-    if optimizerState, let optimizer = from.optimizer {
-      carried = OptimizerState(step: optimizer.step, rate: optimizer.rate, groups: [[]])
-      let old = Dictionary(uniqueKeysWithValues: optimizer.moments.map { ($0.name, $0.values) })
-      let trainable = state.parameters.filter(\.value.trainable).keys.sorted()
-      for name in old.isEmpty ? [] : trainable {
-        guard let moments = old[name], fits(name) else {
-          throw OdtpackError(
-            "carry-over-optimizer",
-            "There is no optimizer state for '\(name)', which the new package trains.",
-            hint: "pass optimizerState: false")
-        }
-        let copies = try moments.map { moment in
-          let copy = try ORTValue(moment.elementType, moment.shape)
-          copy.copy(from: moment)
-          return copy
-        }
-        carried!.moments.append((name, copies))
-        carried!.groups[0].append(name)
-      }
-    }
-    for name in names {
-      state.parameters[name]!.value.copy(from: from.parameters[name]!.value)
-    }
-    state.properties.merge(from.properties) { $1 }
-    state.optimizer = carried
   }
 
-  private func add(_ name: String, _ value: Property) throws {
-    if name.isEmpty { throw OdtpackError("property-type", "A property needs a name.") }
-    state.properties[name] = value
+  /// A tensor of the state that a call hands out.
+  func tensor(
+    _ get: (UnsafeMutablePointer<OpaquePointer?>, UnsafeMutablePointer<OpaquePointer?>) ->
+      OpaquePointer?
+  ) throws -> ORTValue {
+    var value: OpaquePointer?
+    var memory: OpaquePointer?
+    try call(get(&value, &memory))
+    return try ORTValue(owning: value!, owner: StateMemory(memory!))
+  }
+
+  private func set(_ name: String, _ value: Property?) throws {
+    guard let value else { return try call(odtpack_state_set_property(handle, name, nil)) }
+    var property = odtpack_property()
+    switch value {
+    case .int(let whole): (property.kind, property.whole) = (ODTPACK_INT, whole)
+    case .float(let real): (property.kind, property.real) = (ODTPACK_FLOAT, real)
+    case .string(var string):
+      try string.withUTF8 { bytes in
+        try bytes.withMemoryRebound(to: CChar.self) {
+          property.kind = ODTPACK_STRING
+          property.text.bytes = UnsafeMutablePointer(mutating: $0.baseAddress)
+          property.text.size = $0.count
+          try call(odtpack_state_set_property(handle, name, &property))
+        }
+      }
+      return
+    }
+    try call(odtpack_state_set_property(handle, name, &property))
   }
   private func property(_ name: String) throws -> Property {
-    if let value = state.properties[name] { return value }
-    throw OdtpackError("unknown-property", "The state has no property '\(name)'.")
+    var property = odtpack_property()
+    try call(odtpack_state_get_property(handle, name, &property))
+    return Property(property)
   }
 }

@@ -1,4 +1,5 @@
-// Errors, and documents of JSON whose mistakes are errors.
+// Errors, and calls of the C++ kit through its C interface, odtpack.h.
+import COdtpack
 import Foundation
 
 /// Bad input or usage, for the person who must correct it. Codes are those of the Python runtime.
@@ -17,80 +18,48 @@ public struct OdtpackError: LocalizedError, CustomStringConvertible {
   public var errorDescription: String? { description }
 }
 
-func invalid(_ problem: String) -> OdtpackError {
-  OdtpackError(
-    "manifest-invalid", "The manifest is not valid: \(problem).",
-    hint: "build the package again with odtpack")
+/// Make a call, and throw what it returns.
+func call(_ function: @autoclosure () -> OpaquePointer?) throws {
+  _ = api  // is handed in first
+  guard let error = function() else { return }
+  defer { odtpack_error_release(error) }
+  throw OdtpackError(
+    String(cString: odtpack_error_code(error)), String(cString: odtpack_error_message(error)),
+    place: String(cString: odtpack_error_place(error)),
+    hint: String(cString: odtpack_error_hint(error)))
 }
 
-func mismatch(_ reason: String) -> OdtpackError {
-  OdtpackError(
-    "model-mismatch", "The package does not go with the checkpoint: \(reason).",
-    hint: "use the models and the checkpoint of one package")
+/// What a call makes through its last argument.
+func made(_ create: (UnsafeMutablePointer<OpaquePointer?>) -> OpaquePointer?) throws
+  -> OpaquePointer
+{
+  var found: OpaquePointer?
+  try call(create(&found))
+  return found!
 }
 
-/// A value of a document, absent if it is null. What is not as it should be is `manifest-invalid`.
-struct Json {
-  let value: Any?
-  var name = "the document"
-
-  init(_ value: Any?, name: String) {
-    (self.value, self.name) = (value is NSNull ? nil : value, name)
-  }
-  init(data: Data) throws {
-    guard String(data: data, encoding: .utf8) != nil,  // Foundation would guess other encodings
-      let read = try? JSONSerialization.jsonObject(with: data)
-    else { throw invalid("it is not JSON") }
-    value = read
-  }
-  var isPresent: Bool { value != nil }
-
-  private func wrong() -> OdtpackError { invalid("'\(name)' is missing or of the wrong type") }
-  private var number: NSNumber? {
-    guard let number = value as? NSNumber else { return nil }
-    let type = String(cString: number.objCType)
-    return type == "c" || type == "B" ? nil : number  // true and false
-  }
-  func object() throws -> [String: Json] {
-    guard let value = value as? [String: Any] else { throw wrong() }
-    return Dictionary(uniqueKeysWithValues: value.map { ($0, Json($1, name: $0)) })
-  }
-  subscript(key: String) -> Json {
-    get throws {
-      guard let object = value as? [String: Any] else { throw wrong() }
-      return Json(object[key], name: key)
+extension odtpack_text {
+  /// As a string, nil if there is none; what was handed out is freed.
+  func take() -> String? {
+    defer { odtpack_free(bytes) }
+    return bytes.map { start in
+      String(decoding: UnsafeRawBufferPointer(start: start, count: size), as: UTF8.self)
     }
   }
-  func list(_ otherwise: [Json]? = nil) throws -> [Json] {
-    if let list = value as? [Any] { return list.map { Json($0, name: name) } }
-    if value == nil, let otherwise { return otherwise }
-    throw wrong()
-  }
-  func text(_ otherwise: String? = nil) throws -> String {
-    if let text = value as? String { return text }
-    if value == nil, let otherwise { return otherwise }
-    throw wrong()
-  }
-  func flag(_ otherwise: Bool) throws -> Bool {
-    if value == nil { return otherwise }
-    guard number == nil, let flag = value as? Bool else { throw wrong() }
-    return flag
-  }
-  func real(_ otherwise: Double? = nil) throws -> Double {
-    if let number {
-      // A decimal number's own doubleValue is off by some units in the last place.
-      let decimal = (number as? NSDecimalNumber).flatMap { Double($0.stringValue) }
-      let real = decimal ?? number.doubleValue
-      if real.isFinite { return real }
-    }
-    if value == nil, let otherwise { return otherwise }
-    throw wrong()
-  }
-  func whole(_ otherwise: Int? = nil) throws -> Int {
-    let number = try real(otherwise.map(Double.init))
-    guard number == number.rounded(), abs(number) <= 9e15 else { throw wrong() }
-    return Int(number)
-  }
-  func texts() throws -> [String] { try list().map { try $0.text() } }
-  func wholes() throws -> [Int] { try list([]).map { try $0.whole() } }
+}
+
+/// The text that a call returns.
+func text(_ get: (UnsafeMutablePointer<odtpack_text>) -> OpaquePointer?) throws -> String? {
+  var found = odtpack_text()
+  try call(get(&found))
+  return found.take()
+}
+
+/// Strings as C takes a list of them.
+func withNames<Result>(
+  _ names: [String], _ body: (UnsafePointer<UnsafePointer<CChar>?>) throws -> Result
+) rethrows -> Result {
+  let copies = names.map { UnsafePointer(strdup($0)) }
+  defer { copies.forEach { free(UnsafeMutablePointer(mutating: $0)) } }
+  return try (copies + [nil]).withUnsafeBufferPointer { try body($0.baseAddress!) }
 }

@@ -1,13 +1,14 @@
 // ONNX Runtime's C API: what the kit needs of it, under the names of its Objective-C API.
-import COnnxRuntime
+import COdtpack
 import Foundation
 
-let api: OrtApi = {
+let api: UnsafePointer<OrtApi> = {
   // 17 came with ONNX Runtime 1.17; later libraries serve it as well.
-  guard let api = OrtGetApiBase().pointee.GetApi(17) else {
+  let base = OrtGetApiBase()!
+  guard let api = base.pointee.GetApi(17), odtpack_init(base) == nil else {
     fatalError("ONNX Runtime is older than 1.17")
   }
-  return api.pointee
+  return api
 }()
 
 public let onnxRuntimeVersion = String(cString: OrtGetApiBase().pointee.GetVersionString()!)
@@ -15,8 +16,8 @@ public let onnxRuntimeVersion = String(cString: OrtGetApiBase().pointee.GetVersi
 /// Throw what a call of the C API reports.
 func check(_ status: OpaquePointer?, _ code: String = "run-failed", hint: String = "") throws {
   guard let status else { return }
-  defer { api.ReleaseStatus(status) }
-  let message = String(cString: api.GetErrorMessage(status)!)
+  defer { api.pointee.ReleaseStatus(status) }
+  let message = String(cString: api.pointee.GetErrorMessage(status)!)
   throw OdtpackError(code, "ONNX Runtime \(onnxRuntimeVersion): \(message)", hint: hint)
 }
 
@@ -36,29 +37,10 @@ public final class ORTEnv {
   let handle: OpaquePointer
 
   public init() throws {
-    setenv("ORT_DISABLE_TELEMETRY", "1", 0)
-    handle = try make { api.CreateEnv(ORT_LOGGING_LEVEL_ERROR, "odtpack", $0) }
+    odtpack_disable_telemetry()
+    handle = try make { api.pointee.CreateEnv(ORT_LOGGING_LEVEL_ERROR, "odtpack", $0) }
   }
-  deinit { api.ReleaseEnv(handle) }
-
-  /// Opens sessions. Those that ask for the environment's allocator get one arena together, which
-  /// they own and which goes with the last of them. An arena that the app has registered is
-  /// replaced from ONNX Runtime 1.24 on: the app registers its own after the package is open.
-  func sharingArena<Opened>(
-    of sizes: [String: Int], _ open: () throws -> Opened
-  ) throws -> Opened {
-    let memory = try make { api.CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, $0) }
-    defer { api.ReleaseMemoryInfo(memory) }
-    let keys = sizes.keys.map { UnsafePointer(strdup($0)) }
-    defer { keys.forEach { free(UnsafeMutableRawPointer(mutating: $0)) } }
-    let arena = try make {
-      api.CreateArenaCfgV2(keys, sizes.values.map { $0 }, sizes.count, $0)
-    }
-    defer { api.ReleaseArenaCfg(arena) }
-    let isOurs = (try? check(api.CreateAndRegisterAllocator(handle, memory, arena))) != nil
-    defer { if isOurs { try? check(api.UnregisterAllocator(handle, memory)) } }
-    return try open()
-  }
+  deinit { api.pointee.ReleaseEnv(handle) }
 }
 
 public enum ORTGraphOptimizationLevel: String {
@@ -68,21 +50,22 @@ public enum ORTGraphOptimizationLevel: String {
 public final class ORTSessionOptions {
   let handle: OpaquePointer
 
-  public init() throws { handle = try make { api.CreateSessionOptions($0) } }
-  deinit { api.ReleaseSessionOptions(handle) }
+  public init() throws { handle = try make { api.pointee.CreateSessionOptions($0) } }
+  init(owning handle: OpaquePointer) { self.handle = handle }
+  deinit { api.pointee.ReleaseSessionOptions(handle) }
 
   public func setIntraOpNumThreads(_ count: Int) throws {
-    try check(api.SetIntraOpNumThreads(handle, Int32(min(max(count, 0), 1024))))
+    try check(api.pointee.SetIntraOpNumThreads(handle, Int32(min(max(count, 0), 1024))))
   }
   public func setGraphOptimizationLevel(_ level: ORTGraphOptimizationLevel) throws {
     let levels: [ORTGraphOptimizationLevel: GraphOptimizationLevel] = [
       .none: ORT_DISABLE_ALL, .basic: ORT_ENABLE_BASIC, .extended: ORT_ENABLE_EXTENDED,
       .all: ORT_ENABLE_ALL,
     ]
-    try check(api.SetSessionGraphOptimizationLevel(handle, levels[level]!))
+    try check(api.pointee.SetSessionGraphOptimizationLevel(handle, levels[level]!))
   }
   public func addConfigEntry(withKey key: String, value: String) throws {
-    try check(api.AddSessionConfigEntry(handle, key, value), "manifest-invalid")
+    try check(api.pointee.AddSessionConfigEntry(handle, key, value), "manifest-invalid")
   }
 }
 
@@ -100,12 +83,6 @@ public enum ElementType: Int, CaseIterable {
     }
   }
   var isFloating: Bool { self == .float32 || self == .float64 || self == .float16 }
-  init(name: String) throws {
-    guard let type = Self.allCases.first(where: { "\($0)" == name }) else {
-      throw invalid("there is no type '\(name)'")
-    }
-    self = type
-  }
 }
 
 private final class Memory {
@@ -123,24 +100,18 @@ public final class ORTValue {
   let handle: OpaquePointer
   private let owner: AnyObject?  // of the memory
   private static let cpu = try! make {
-    api.CreateCpuMemoryInfo(OrtDeviceAllocator, OrtMemTypeCPU, $0)
-  }
-  /// A tensor over memory that outlives it, of a type with this number in ONNX.
-  static func over(
-    _ bytes: UnsafeMutableRawPointer, _ byteCount: Int, _ type: Int, _ shape: [Int]
-  ) throws -> OpaquePointer {
-    try make {
-      api.CreateTensorWithDataAsOrtValue(
-        cpu, bytes, byteCount, shape.map(Int64.init), shape.count,
-        ONNXTensorElementDataType(UInt32(type)), $0)
-    }
+    api.pointee.CreateCpuMemoryInfo(OrtDeviceAllocator, OrtMemTypeCPU, $0)
   }
 
   private init(
     _ type: ElementType, _ shape: [Int], _ bytes: UnsafeMutableRawPointer, owner: AnyObject
   ) throws {
     (elementType, self.shape, self.bytes, self.owner) = (type, shape, bytes, owner)
-    handle = try Self.over(bytes, shape.reduce(type.size, *), type.rawValue, shape)
+    handle = try make {
+      api.pointee.CreateTensorWithDataAsOrtValue(
+        Self.cpu, bytes, shape.reduce(type.size, *), shape.map(Int64.init), shape.count,
+        ONNXTensorElementDataType(UInt32(type.rawValue)), $0)
+    }
   }
   /// Zeros that start at a multiple of 64 bytes; pages that are never touched are never resident.
   public convenience init(_ type: ElementType, _ shape: [Int]) throws {
@@ -169,33 +140,25 @@ public final class ORTValue {
     try self.init(type, shape)
     elements.withUnsafeBytes { copy(from: $0.baseAddress) }
   }
-  /// What ONNX Runtime made; the value owns it.
-  init(owning handle: OpaquePointer) throws {
-    var isTensor: Int32 = 0
-    var data: UnsafeMutableRawPointer?
-    try check(api.IsTensor(handle, &isTensor))
-    guard isTensor == 1 else { throw mismatch("an output is not a tensor") }
-    let info = try make { api.GetTensorTypeAndShape(handle, $0) }
-    defer { api.ReleaseTensorTypeAndShapeInfo(info) }
-    let (number, shape) = try Self.describe(info)
-    guard let type = ElementType(rawValue: number) else {
-      throw mismatch("an output has an unknown type")
-    }
-    try check(api.GetTensorMutableData(handle, &data))
-    (elementType, self.shape, self.handle, owner) = (type, shape, handle, nil)
-    bytes = data ?? UnsafeMutableRawPointer(bitPattern: 64)!
-  }
-  deinit { api.ReleaseValue(handle) }
-
-  static func describe(_ info: OpaquePointer) throws -> (type: Int, shape: [Int]) {
+  /// What ONNX Runtime made; the value owns it, and holds on to the owner of its memory.
+  init(owning handle: OpaquePointer, owner: AnyObject? = nil) throws {
+    let info = try make { api.pointee.GetTensorTypeAndShape(handle, $0) }
+    defer { api.pointee.ReleaseTensorTypeAndShapeInfo(info) }
     var type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED
     var rank = 0
-    try check(api.GetTensorElementType(info, &type))
-    try check(api.GetDimensionsCount(info, &rank))
+    var data: UnsafeMutableRawPointer?
+    try check(api.pointee.GetTensorElementType(info, &type))
+    try check(api.pointee.GetDimensionsCount(info, &rank))
     var shape = [Int64](repeating: 0, count: rank)
-    try check(api.GetDimensions(info, &shape, rank))
-    return (Int(type.rawValue), shape.map(Int.init))
+    try check(api.pointee.GetDimensions(info, &shape, rank))
+    try check(api.pointee.GetTensorMutableData(handle, &data))
+    guard let known = ElementType(rawValue: Int(type.rawValue)) else {
+      throw OdtpackError("model-mismatch", "A tensor has elements of an unknown type.")
+    }
+    (elementType, self.shape, self.handle) = (known, shape.map(Int.init), handle)
+    (bytes, self.owner) = (data ?? UnsafeMutableRawPointer(bitPattern: 64)!, owner)
   }
+  deinit { api.pointee.ReleaseValue(handle) }
 
   public var count: Int { shape.reduce(1, *) }
   public var byteCount: Int { count * elementType.size }
@@ -238,26 +201,6 @@ public final class ORTValue {
     }
     return try ORTValue(elementType, shape, bytes + offset * elementType.size, owner: self)
   }
-  /// The same values in another floating type.
-  func converted(to type: ElementType) throws -> ORTValue {
-    if type == elementType { return self }
-    let result = try ORTValue(type, shape)
-    for i in 0..<count {
-      let value = real(i)
-      switch type {
-      case .float64: result.elements(Double.self)[i] = value
-      case .float16:
-        if value.isFinite && abs(value) >= 65520 {
-          throw OdtpackError(
-            "value-out-of-range", "A parameter has grown beyond float16.",
-            hint: "train with a lower learning rate, or from a float32 model")
-        }
-        result.elements(UInt16.self)[i] = Half.encode(Float(value))
-      default: result.elements(Float.self)[i] = Float(value)
-      }
-    }
-    return result
-  }
 }
 
 /// float16 in integer arithmetic: Swift's own Float16 is missing on Intel Macs.
@@ -268,15 +211,5 @@ enum Half {
     if exponent == 31 { return fraction == 0 ? sign * .infinity : .nan }
     if exponent == 0 { return sign * fraction * 0x1p-24 }
     return sign * (1024 + fraction) * Float(sign: .plus, exponent: exponent - 25, significand: 1)
-  }
-  /// Rounds to nearest, ties to even.
-  static func encode(_ value: Float) -> UInt16 {
-    let sign = UInt16(value.bitPattern >> 16 & 0x8000), size = value.magnitude
-    if size.isNaN { return sign | 0x7E00 }
-    if size >= 65520 { return sign | 0x7C00 }
-    if size < 0x1p-14 { return sign | UInt16((size * 0x1p24).rounded(.toNearestOrEven)) }
-    let bits = size.bitPattern - 112 << 23  // another bias of the exponent
-    let even = bits >> 13 & 1
-    return sign | UInt16((bits + 0xFFF + even) >> 13)
   }
 }

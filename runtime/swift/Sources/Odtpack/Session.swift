@@ -1,19 +1,30 @@
 // Training on stock ONNX Runtime, under the names of its former training API.
+import COdtpack
 import Foundation
 
+/// What a session does after a step whose loss or gradient is not finite.
+public enum OnNotFinite {
+  case skip  // it counts the step and goes on
+  case stop  // it throws `loss-not-finite` or `gradient-not-finite`
+}
+
+/// A step whose loss or gradient was not finite.
+public struct NotFinite: Equatable {
+  /// "loss-not-finite" or "gradient-not-finite".
+  public let code: String
+  /// The optimizer step that it would have been a part of, from 1 on.
+  public let step: Int
+  /// The first ten whose gradients are not finite.
+  public let parameters: [String]
+}
+
 /// Trains a package: `ORTTrainingSession` of ONNX Runtime 1.19 on a stock library. Parameters live
-/// in the checkpoint, as flat vectors on which all models work in place. Not safe for concurrent
-/// calls.
+/// in the checkpoint, as flat vectors on which all models work in place. One session takes one call at
+/// a time: a second one, from any thread, throws `busy`.
 public final class ORTTrainingSession {
   public let checkpoint: ORTCheckpoint
   public let package: TrainingPackage
-  private let env: ORTEnv, state: TrainingState, options: ORTSessionOptions, trainModelPath: String
-  private let reset: ORTValue
-  private var bound: [String: ORTValue] = [:], trainable: [Spec] = []
-  private var training: BatchModel?, step: Graph?, evaluation: BatchModel?
-  private var optimizer: Optimizer?
-  private var schedule: (schedule: Schedule, rate: Double)?
-  private var batches = 0
+  private let env: ORTEnv, handle: OpaquePointer
   /// Batches per optimizer step: the gradient of each is divided by this number.
   public let accumulationSteps: Int
 
@@ -21,11 +32,7 @@ public final class ORTTrainingSession {
   public convenience init(
     env: ORTEnv, package: TrainingPackage, checkpoint: ORTCheckpoint, threads: Int = 0
   ) throws {
-    try self.init(
-      env: env, sessionOptions: package.sessionOptions(threads: threads), package: package,
-      checkpoint: checkpoint, trainModelPath: package.path("training_model"),
-      evalModelPath: package.path("eval_model"),
-      optimizerModelPath: package.path("optimizer_model"), stepModelPath: package.stepModel())
+    try self.init(env, package, checkpoint, nil, threads: threads, nil)
   }
   /// The former initializer. The models lie in the folder of their package.
   public convenience init(
@@ -42,113 +49,102 @@ public final class ORTTrainingSession {
   /// With options and models of the caller's choice: those in ORT format, for example. A step model
   /// needs the optimizer model beside it; the training model is then opened once a step asks for
   /// gradients.
-  public init(
+  public convenience init(
     env: ORTEnv, sessionOptions: ORTSessionOptions, package: TrainingPackage,
     checkpoint: ORTCheckpoint, trainModelPath: String, evalModelPath: String?,
     optimizerModelPath: String?, stepModelPath: String? = nil
   ) throws {
+    let paths = [trainModelPath, evalModelPath, optimizerModelPath, stepModelPath]
+      .map { $0.map { UnsafePointer(strdup($0)) } ?? nil }
+    defer { paths.forEach { free(UnsafeMutablePointer(mutating: $0)) } }
+    var models = odtpack_models(
+      training: paths[0], evaluation: paths[1], optimizer: paths[2], step: paths[3])
+    try self.init(env, package, checkpoint, sessionOptions, threads: 0, &models)
+  }
+  private init(
+    _ env: ORTEnv, _ package: TrainingPackage, _ checkpoint: ORTCheckpoint,
+    _ options: ORTSessionOptions?, threads: Int, _ models: UnsafePointer<odtpack_models>?
+  ) throws {
     (self.env, self.package, self.checkpoint) = (env, package, checkpoint)
-    (options, self.trainModelPath) = (sessionOptions, trainModelPath)
-    state = checkpoint.state
-    accumulationSteps = max(try package.manifest["accumulation_steps"].whole(1), 1)
-    reset = try ORTValue(.bool, [1])
-    let isSegmented = try package.manifest["segments"].isPresent
-    func open() throws -> (Segments?, Model?, Model?, Model?) {
-      func model(_ path: String) throws -> Model { try Model(env, path, sessionOptions) }
-      if isSegmented {
-        let segments = try Segments(
-          env, sessionOptions, package, training: trainModelPath, evaluation: evalModelPath)
-        return (segments, nil, nil, try optimizerModelPath.map(model))
-      }
-      return (
-        nil, try model(stepModelPath ?? trainModelPath), try evalModelPath.map(model),
-        try optimizerModelPath.map(model)
-      )
+    handle = try made {
+      odtpack_session_create(
+        env.handle, options?.handle, Int32(clamping: threads), package.handle, checkpoint.handle,
+        models, $0)
     }
-    let (segments, firstModel, evalModel, optimizerModel) =
-      try package.sharedArena().map { try env.sharingArena(of: $0, open) } ?? open()
-    let layout = try package.manifest["layout"]
-    try place(
-      ElementType(name: layout["dtype"].text("float32")), elements: layout["elements"].whole())
-    bound["lazy_reset_grad"] = reset
-    try lazyResetGrad()
-    evaluation = try evalModel.map {
-      try Graph($0, package.inputs, package.evaluationOutputs, bound)
+    accumulationSteps = Int(odtpack_session_accumulation_steps(handle))
+  }
+  deinit { odtpack_session_release(handle) }
+
+  /// Wait for the call that runs, and free the models; closing twice is allowed. The checkpoint
+  /// remains, and may be saved. Every later call but those that read a number or names throws
+  /// `closed`.
+  public func close() throws { try call(odtpack_session_close(handle)) }
+
+  /// What follows a step whose loss or gradient is not finite: it changed nothing.
+  public func setOnNotFinite(_ policy: OnNotFinite) throws {
+    try call(odtpack_session_set_stops_on_not_finite(handle, policy == .stop))
+  }
+  /// Steps that changed nothing, as their loss or a gradient was not finite.
+  public var skippedSteps: Int { Int(odtpack_session_skipped_steps(handle)) }
+  /// The last step whose loss or gradient was not finite. Ask between calls.
+  public var lastNotFinite: NotFinite? {
+    var isFound = false, step: Int64 = 0, names = odtpack_text()
+    let code = try? text {
+      odtpack_session_last_not_finite(handle, &isFound, $0, &step, &names)
     }
-    optimizer = try optimizerModel.map { try Optimizer($0, package.manifest, state, trainable) }
-    if let segments {
-      training = try SegmentedGraph(segments, package, bound, training: true)
-      if evalModelPath != nil {
-        evaluation = try SegmentedGraph(segments, package, bound, training: false)
-      }
-      bound = [:]
-    } else if stepModelPath == nil {
-      training = try Graph(firstModel!, package.inputs, package.outputs, bound)
-      bound = [:]
-    } else {
-      let trained = trainable.map { ($0.name, state.parameters[$0.name]!.value) }
-      step = try makeStepGraph(
-        firstModel!, package, Dictionary(uniqueKeysWithValues: trained), requireOptimizer(), bound)
-    }
-    giveBackFreed()  // what sessions needed to load, and what was moved
+    guard isFound, let code else { return nil }
+    let parameters = names.take()!.split(separator: "\0").map(String.init)
+    return NotFinite(code: code, step: Int(step), parameters: parameters)
   }
 
   /// Whether stepOn and trainBatch make steps in the package's step model.
-  public var hasStepModel: Bool { step != nil }
+  public var hasStepModel: Bool { odtpack_session_has_step_model(handle) }
 
   /// Make an optimizer step on one batch: what trainStep, optimizerStep and lazyResetGrad do, and
   /// with less memory where the session has a step model. Returns the user's outputs, the loss
   /// before the step first.
   public func stepOn(_ inputs: [ORTValue]) throws -> [ORTValue] {
-    try state.requireValues()
-    if let step { return try requireOptimizer().makeStep(step, inputs) }
-    let results = try trainStep(withInputValues: inputs)
-    try optimizerStep()
-    try lazyResetGrad()
-    return results
+    try run(ODTPACK_STEP_ON, inputs)
   }
-
   /// Compute loss and gradients of a batch, which are added to those that are accumulated.
   /// Returns the user's outputs, the loss first. The first call closes the step model, if there is
   /// one, and opens the training model: from then on all steps are made with that.
   public func trainStep(withInputValues inputs: [ORTValue]) throws -> [ORTValue] {
-    try state.requireValues()
-    if training == nil {
-      step = nil
-      training = try Graph(
-        Model(env, trainModelPath, options), package.inputs, package.outputs, bound)
-      bound = [:]
-    }
-    let results = try training!.run(inputs)
-    reset.elements(UInt8.self)[0] = 0
-    return results
+    try run(ODTPACK_TRAIN_STEP, inputs)
   }
   /// Compute the loss of a batch with the evaluation model.
   public func evalStep(withInputValues inputs: [ORTValue]) throws -> [ORTValue] {
-    try state.requireValues()
-    if let evaluation { return try evaluation.run(inputs) }
-    throw OdtpackError("no-eval-model", "Evaluation needs an evaluation model; none was given.")
+    try run(ODTPACK_EVAL_STEP, inputs)
   }
   /// Let the next training step replace the gradients, not add to them.
-  public func lazyResetGrad() throws { reset.elements(UInt8.self)[0] = 1 }
+  public func lazyResetGrad() throws { try call(odtpack_session_lazy_reset_grad(handle)) }
   /// Change the parameters by the accumulated gradients, which remain as they are.
-  public func optimizerStep() throws {
-    try state.requireValues()
-    try requireOptimizer().makeStep()
-  }
+  public func optimizerStep() throws { try call(odtpack_session_optimizer_step(handle)) }
 
   /// A training step and, where they are due, the optimizer's step, the schedule's and the reset.
   /// Returns the loss of the batch.
   @discardableResult
   public func trainBatch(_ inputs: [ORTValue]) throws -> Double {
-    let isWhole = accumulationSteps == 1
-    let loss = try (isWhole ? stepOn(inputs) : trainStep(withInputValues: inputs))[0].scalar
-    batches += 1
-    if batches % accumulationSteps != 0 { return loss }
-    if !isWhole { try optimizerStep() }
-    if schedule != nil { try schedulerStep() }
-    if !isWhole { try lazyResetGrad() }
+    var loss = 0.0
+    try withExtendedLifetime(inputs) {
+      try call(
+        odtpack_session_train_batch(handle, inputs.map { $0.handle }, inputs.count, &loss))
+    }
     return loss
+  }
+  /// Train on batches as long as `isActive` says so, which is asked before each. Returns the number
+  /// of batches; the session is as after the last one.
+  @discardableResult
+  public func fit<Batches: Sequence<[ORTValue]>>(
+    _ batches: Batches, while isActive: () -> Bool = { true }
+  ) throws -> Int {
+    var count = 0
+    for batch in batches {
+      if !isActive() { break }
+      try trainBatch(batch)
+      count += 1
+    }
+    return count
   }
   /// The mean loss over batches, where each sample counts alike, and the share of labels whose
   /// score is the highest; that is nil where the model has no labels or no scores for them.
@@ -164,7 +160,7 @@ public final class ORTTrainingSession {
       guard let place, batch[place].elementType == .int64 else { continue }
       let spec = package.inputs[place], shape = batch[place].shape + [spec.classCount]
       guard let scores = results.dropFirst().first(where: { $0.shape == shape }),
-        scores.elementType.isFloating
+        [.float32, .float64, .float16].contains(scores.elementType)
       else { continue }
       for (i, label) in batch[place].array(of: Int64.self).enumerated()
       where spec.ignored.map(Int64.init) != label {
@@ -176,58 +172,47 @@ public final class ORTTrainingSession {
     return (loss / Double(samples), labels == 0 ? nil : Double(right) / Double(labels))
   }
 
-  public func setLearningRate(_ rate: Float) throws { try requireOptimizer().setRate(rate) }
+  public func setLearningRate(_ rate: Float) throws {
+    try call(odtpack_session_set_learning_rate(handle, rate))
+  }
   public func getLearningRate() throws -> Float {
-    _ = try requireOptimizer()
-    return state.optimizer!.rate
+    var rate: Float = 0
+    try call(odtpack_session_get_learning_rate(handle, &rate))
+    return rate
   }
   /// Number of optimizer steps made, those before a resumed checkpoint included.
-  public var stepCount: Int { state.optimizer?.step ?? 0 }
+  public var stepCount: Int {
+    var count: Int64 = 0
+    return (try? call(odtpack_session_step_count(handle, &count))) == nil ? 0 : Int(count)
+  }
 
   /// Let the rate follow a schedule, which is saved with the checkpoint.
   public func setSchedule(_ schedule: Schedule, initialRate: Double) throws {
-    self.schedule = (schedule, initialRate)
-    try schedulerStep()
-    state.properties[Self.scheduleProperty] = .string(schedule.json(initialRate: initialRate))
+    try schedule.withC { try call(odtpack_session_set_schedule(handle, $0, initialRate)) }
   }
   /// Go on with the schedule that the checkpoint was saved with; false if there is none.
   public func restoreSchedule() throws -> Bool {
-    guard let property = state.properties[Self.scheduleProperty] else { return false }
-    guard case .string(let text) = property, let json = try? Json(data: Data(text.utf8)),
-      let kind = try? json["kind"].text(), let schedule = try? Schedule(kind, json, total: 0),
-      let rate = try? json["initial_lr"].real()
-    else {
-      throw OdtpackError(
-        "bad-schedule", "The checkpoint's property \(Self.scheduleProperty) is no schedule.",
-        hint: "call setSchedule, which replaces it")
-    }
-    try setSchedule(schedule, initialRate: rate)
-    return true
+    var isFound = false
+    try call(odtpack_session_restore_schedule(handle, &isFound))
+    return isFound
   }
   /// The schedule that the package proposes, over so many steps if it does not say; with its rate.
   public func proposedSchedule(totalSteps: Int) throws -> (schedule: Schedule, rate: Double)? {
-    let json = try package.manifest["schedule"]
-    if !json.isPresent { return nil }
-    let settings = try json["settings"]
-    let schedule = try Schedule(
-      json["kind"].text(), settings.isPresent ? settings : Json([String: Any](), name: "settings"),
-      total: totalSteps)
-    return (schedule, try json["learning_rate"].real(0.001))
+    var isFound = false, found = odtpack_schedule(), rate = 0.0
+    try call(
+      odtpack_session_proposed_schedule(handle, Int64(totalSteps), &isFound, &found, &rate))
+    defer { odtpack_free(UnsafeMutablePointer(mutating: found.milestones)) }
+    return isFound ? (Schedule(found), rate) : nil
   }
   /// Linear warm-up from 0 to the rate, then linear decay to 0.
   public func registerLinearLRScheduler(
     withWarmupStepCount warmup: Int64, totalStepCount total: Int64, initialLr rate: Float
   ) throws {
     let schedule = try Schedule(kind: "linear", warmupSteps: Int(warmup), totalSteps: Int(total))
-    try setSchedule(schedule, initialRate: Double(rate))
+    try setSchedule(schedule, initialRate: Double("\(rate)") ?? Double(rate))  // 0.001, as written
   }
   /// Set the rate of the next optimizer step.
-  public func schedulerStep() throws {
-    guard let schedule else {
-      throw OdtpackError("bad-schedule", "No schedule was set.", hint: "call setSchedule")
-    }
-    try setLearningRate(Float(schedule.rate * schedule.schedule.factor(stepCount)))
-  }
+  public func schedulerStep() throws { try call(odtpack_session_scheduler_step(handle)) }
 
   public func inputNames(withTraining: Bool) -> [String] { package.inputs.map(\.name) }
   public func outputNames(withTraining isTraining: Bool) -> [String] {
@@ -236,115 +221,37 @@ public final class ORTTrainingSession {
 
   /// All parameters, or the trainable ones, one after the other in the order of the manifest.
   public func toBuffer(withTrainable onlyTrainable: Bool) throws -> ORTValue {
-    try state.requireValues()
-    let buffer = try ORTValue(state.flat!.elementType, [bufferSize(onlyTrainable)])
-    var at = 0
-    for spec in package.parameters where !onlyTrainable || spec.role == "trainable" {
-      let own = try state.parameters[spec.name]!.value.converted(to: buffer.elementType)
-      try buffer.part(at, own.shape).copy(from: own)
-      at += own.count
-    }
-    return buffer
+    try ORTValue(owning: made { odtpack_session_to_buffer(handle, onlyTrainable, $0) })
   }
   /// Set the parameters from such a vector.
   public func fromBuffer(withValue buffer: ORTValue, onlyTrainable: Bool = true) throws {
-    if onlyTrainable { try state.requireValues() }
-    if buffer.elementType != state.flat!.elementType {
-      throw OdtpackError("buffer-type", "The buffer is \(buffer.description).")
+    try withExtendedLifetime(buffer) {
+      try call(odtpack_session_from_buffer(handle, buffer.handle, onlyTrainable))
     }
-    let size = try bufferSize(onlyTrainable)
-    if buffer.count != size {
-      throw OdtpackError(
-        "buffer-size", "The buffer holds \(buffer.count) elements, and the parameters \(size).")
-    }
-    let flat = try buffer.part(0, [size])
-    var at = 0
-    for spec in package.parameters where !onlyTrainable || spec.role == "trainable" {
-      let given = try flat.part(at, spec.shape!)
-      at += given.count
-      state.parameters[spec.name]!.value.copy(from: try given.converted(to: spec.type))
-    }
-    state.isNominal = false
   }
 
   /// Write an inference model with the current parameters inside, whole or not at all.
   public func exportModelForInference(
     withOutputPath path: String, graphOutputNames names: [String]
   ) throws {
-    try writeAtomically(path) { file in
-      try writeInference(package, state, names) { try file.write($0, $1) }
-    }
+    try withNames(names) { try call(odtpack_session_export(handle, path, $0, names.count)) }
   }
   /// Predicts with a copy of the current parameters.
-  public func predictor(outputNames: [String]) throws -> Predictor {
-    try Predictor(env, package, state, outputNames)
+  public func predictor(outputNames names: [String]) throws -> Predictor {
+    let model = try withNames(names) { list in
+      try made { odtpack_session_predictor(handle, list, names.count, $0) }
+    }
+    return try Predictor(env, owning: model, names)
   }
 
-  private static let scheduleProperty = "odtpack.schedule"
-
-  private func requireOptimizer() throws -> Optimizer {
-    if let optimizer { return optimizer }
-    throw OdtpackError(
-      "model-not-found", "No optimizer model was given.", hint: "pass optimizer_model.onnx")
-  }
-
-  /// Move the trainable parameters into one flat vector, at the manifest's offsets.
-  private func place(_ type: ElementType, elements: Int) throws {
-    let specs = package.parameters, isFresh = state.flat == nil
-    if type != .float32 && type != .float64 { throw invalid("the dtype of 'layout'") }
-    for spec in specs {
-      let isTrainable = spec.role == "trainable"
-      guard let own = state.parameters[spec.name], own.trainable == isTrainable,
-        own.value.elementType == spec.type, !isTrainable || spec.type == type,
-        let shape = spec.shape, own.value.shape == shape || state.isNominal && isFresh
-      else { throw mismatch("the package has '\(spec.name)' as \(spec.description)") }
-      if isTrainable { trainable.append(spec) }
+  private func run(_ kind: odtpack_run, _ inputs: [ORTValue]) throws -> [ORTValue] {
+    var count = package.evaluationOutputs.count
+    var outputs = [OpaquePointer?](repeating: nil, count: count)
+    try withExtendedLifetime(inputs) {
+      try call(
+        odtpack_session_run(
+          handle, kind, inputs.map { $0.handle }, inputs.count, &outputs, &count))
     }
-    guard state.parameters.count == specs.count, Set(specs.map(\.name)).count == specs.count else {
-      throw mismatch("one has parameters that the other does not know")
-    }
-    trainable.sort { $0.offset < $1.offset }
-    let line = 64 / type.size
-    var end = 0
-    for spec in trainable {
-      if spec.offset != end { throw invalid("the offset of '\(spec.name)'") }
-      end += (spec.shape!.reduce(1, *) + line - 1) / line * line
-      if end > 1 << 48 { throw invalid("the size of '\(spec.name)'") }
-    }
-    if elements != end { throw invalid("the elements of 'layout'") }
-    if isFresh {
-      state.flat = try ORTValue(type, [elements])
-      state.gradients = try ORTValue(type, [elements])
-    }
-    let flat = state.flat!, gradients = state.gradients!
-    if !isFresh { memset(gradients.bytes, 0, gradients.byteCount) }
-    for spec in specs {
-      var value = state.parameters[spec.name]!.value
-      if spec.role == "trainable" {
-        let placed = try flat.part(spec.offset, spec.shape!)
-        if !isFresh && placed.bytes != value.bytes { throw mismatch("the order in memory") }
-        if isFresh && !state.isNominal { placed.copy(from: value) }
-        value = placed  // what was moved is freed
-        let gradient = try gradients.part(spec.offset, spec.shape!)
-        bound[spec.name + "_grad.accumulation.buffer"] = gradient
-        bound[spec.name + "_grad.accumulation.out"] = gradient
-      } else if state.isNominal && isFresh {
-        value = try ORTValue(spec.type, spec.shape!)
-      }
-      state.parameters[spec.name]!.value = value
-      bound[spec.name] = value
-      if spec.role == "state" { bound[spec.name + ".update.out"] = value }
-    }
-  }
-
-  private func bufferSize(_ onlyTrainable: Bool) throws -> Int {
-    let type = state.flat!.elementType
-    let chosen = package.parameters.filter { !onlyTrainable || $0.role == "trainable" }
-    for spec in chosen where !spec.type.isFloating || spec.type.size > type.size {
-      throw OdtpackError(
-        "parameter-type", "'\(spec.name)' is \(spec.description), which no \(type) holds.",
-        hint: "pass onlyTrainable: true")
-    }
-    return chosen.reduce(0) { $0 + $1.shape!.reduce(1, *) }
+    return try outputs.prefix(count).map { try ORTValue(owning: $0!) }
   }
 }

@@ -1,47 +1,5 @@
-// SHA-256 and Ed25519: CryptoKit's, and a SHA-256 of our own where there is none.
+// A digest that is not that of the kit under test.
 import Foundation
-
-/// Whole pages, and blocks of SHA-256.
-private let partSize = 4 << 20
-
-private func parts(_ bytes: UnsafeRawBufferPointer) -> [UnsafeRawBufferPointer] {
-  stride(from: 0, to: bytes.count, by: partSize).map {
-    UnsafeRawBufferPointer(rebasing: bytes[$0..<min($0 + partSize, bytes.count)])
-  }
-}
-
-/// SHA-256 of what `map` returned, whose pages are given back to the system once they are read.
-func sha256Mapped(_ data: Data) -> [UInt8] {
-  sha256(data) { part in
-    guard part.count == partSize, let start = part.baseAddress else { return }
-    madvise(UnsafeMutableRawPointer(mutating: start), part.count, MADV_DONTNEED)
-  }
-}
-
-#if canImport(CryptoKit)
-import CryptoKit
-
-func sha256(_ data: Data, _ isRead: (UnsafeRawBufferPointer) -> Void = { _ in }) -> [UInt8] {
-  var hash = SHA256()
-  data.withUnsafeBytes {
-    for part in parts($0) {
-      hash.update(bufferPointer: part)
-      isRead(part)
-    }
-  }
-  return Array(hash.finalize())
-}
-
-func isSignature(_ signature: Data, of text: Data, by key: Data) throws -> Bool {
-  guard let key = try? Curve25519.Signing.PublicKey(rawRepresentation: key) else { return false }
-  return key.isValidSignature(signature, for: text)
-}
-#else
-func isSignature(_ signature: Data, of text: Data, by key: Data) throws -> Bool {
-  throw OdtpackError(
-    "cryptography-missing", "The signature cannot be checked here: there is no CryptoKit.",
-    hint: "check manifest.sig with a library of Ed25519, and open the package without a key")
-}
 
 private let primes = (2...311).filter { n in (2..<n).allSatisfy { n % $0 != 0 || $0 * $0 > n } }
 
@@ -51,8 +9,8 @@ private func fraction(_ root: Double) -> UInt32 { UInt32((root - root.rounded(.d
 private let keys = primes.prefix(64).map { fraction(cbrt(Double($0))) }
 private let initial = primes.prefix(8).map { fraction(sqrt(Double($0))) }
 
-/// SHA-256 (FIPS 180-4); says of each part of the data when it has been read.
-func sha256(_ data: Data, _ isRead: (UnsafeRawBufferPointer) -> Void = { _ in }) -> [UInt8] {
+/// SHA-256 (FIPS 180-4), in hex.
+func sha256(_ data: Data) -> String {
   var tail = Array(data.suffix(data.count % 64)) + [0x80]
   tail += [UInt8](repeating: 0, count: (119 - data.count % 64) % 64)
   tail += withUnsafeBytes(of: UInt64(data.count * 8).bigEndian, Array.init)
@@ -83,13 +41,9 @@ func sha256(_ data: Data, _ isRead: (UnsafeRawBufferPointer) -> Void = { _ in })
       }
     }
     data.withUnsafeBytes {
-      for part in parts(UnsafeRawBufferPointer(rebasing: $0[..<($0.count / 64 * 64)])) {
-        digest(part)
-        isRead(part)
-      }
+      digest(UnsafeRawBufferPointer(rebasing: $0[..<($0.count / 64 * 64)]))
     }
     tail.withUnsafeBytes { digest($0) }
   }
-  return state.flatMap { withUnsafeBytes(of: $0.bigEndian, Array.init) }
+  return state.map { String(format: "%08x", $0) }.joined()
 }
-#endif

@@ -1,0 +1,106 @@
+/* Trains a package through odtpack.h, in C99, with an ONNX Runtime that is opened by its path, and
+ * prints a loss a line. Then it saves, keeps what was saved before, and closes.
+ *
+ *     train LIBONNXRUNTIME PACKAGE IMAGES LABELS SAVE
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "odtpack.h"
+
+static void check(odtpack_error* error) {
+  if (error == NULL) return;
+  fprintf(stderr, "%s: %s\n%s\n%s\n", odtpack_error_code(error), odtpack_error_message(error),
+          odtpack_error_place(error), odtpack_error_hint(error));
+  odtpack_error_release(error);
+  exit(2);
+}
+
+/* The code of an error that must come. */
+static void expect(odtpack_error* error, const char* code) {
+  if (error == NULL || strcmp(odtpack_error_code(error), code) != 0) {
+    fprintf(stderr, "%s did not come, but %s\n", code,
+            error == NULL ? "nothing" : odtpack_error_code(error));
+    exit(3);
+  }
+  odtpack_error_release(error);
+}
+
+static OrtValue* tensor(const OrtApi* api, const char* path, const int64_t* shape, size_t rank,
+                        ONNXTensorElementDataType type, size_t size) {
+  OrtAllocator* allocator = NULL;
+  OrtValue* value = NULL;
+  void* data = NULL;
+  for (size_t i = 0; i < rank; ++i) size *= (size_t)shape[i];
+  if (api->GetAllocatorWithDefaultOptions(&allocator) != NULL ||
+      api->CreateTensorAsOrtValue(allocator, shape, rank, type, &value) != NULL ||
+      api->GetTensorMutableData(value, &data) != NULL)
+    exit(4);
+  FILE* file = fopen(path, "rb");
+  if (file == NULL || fread(data, 1, size, file) != size) exit(4);
+  fclose(file);
+  return value;
+}
+
+int main(int count, char** words) {
+  if (count != 6 || odtpack_version() != ODTPACK_VERSION) return 1;
+  void* library = dlopen(words[1], RTLD_NOW | RTLD_LOCAL);
+  if (library == NULL) return 1;
+  const OrtApiBase* (*base)(void) = NULL;
+  *(void**)&base = dlsym(library, "OrtGetApiBase"); /* the way that POSIX shows */
+  odtpack_package* package = NULL;
+  expect(odtpack_package_open(words[2], NULL, NULL, &package), "bad-argument"); /* no init yet */
+  check(odtpack_init(base()));
+  odtpack_disable_telemetry();
+  const OrtApi* api = base()->GetApi(17);
+  OrtEnv* env = NULL;
+  if (api->CreateEnv(ORT_LOGGING_LEVEL_ERROR, "c", &env) != NULL) return 1;
+
+  expect(odtpack_package_open("/nowhere", NULL, NULL, &package), "package-not-found");
+  check(odtpack_package_open(words[2], NULL, NULL, &package));
+  odtpack_text path;
+  check(odtpack_package_path(package, "checkpoint", &path));
+  odtpack_state* state = NULL;
+  check(odtpack_state_load(path.bytes, &state));
+  odtpack_free(path.bytes);
+  odtpack_session* session = NULL;
+  check(odtpack_session_create(env, NULL, 1, package, state, NULL, &session));
+
+  odtpack_spec image;
+  if (!odtpack_package_spec(package, ODTPACK_INPUTS, 0, &image)) return 1;
+  int64_t shape[32];
+  memcpy(shape, image.shape, image.rank * sizeof *shape);
+  shape[0] = 8;
+  const OrtValue* batch[2];
+  batch[0] = tensor(api, words[3], shape, image.rank, image.type, 4);
+  batch[1] = tensor(api, words[4], shape, 1, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64, 8);
+  const odtpack_schedule linear = {"linear", 2, 12, 0, 0, 0.1, NULL, 0};
+  check(odtpack_session_set_schedule(session, &linear, 0.01));
+  for (int step = 0; step < 12; ++step) {
+    double loss = 0;
+    check(odtpack_session_train_batch(session, batch, 2, &loss));
+    printf("%.17g\n", loss);
+    if (step == 5) check(odtpack_state_save(state, words[5], true, true));
+  }
+  OrtValue* outputs[1]; /* of more outputs the first alone is asked for */
+  size_t outputs_count = 1;
+  check(odtpack_session_run(session, ODTPACK_EVAL_STEP, batch, 2, outputs, &outputs_count));
+  float* loss = NULL;
+  if (outputs_count != 1 || api->GetTensorMutableData(outputs[0], (void**)&loss) != NULL) return 1;
+  printf("%.17g\n", (double)*loss);
+  api->ReleaseValue(outputs[0]);
+  check(odtpack_state_save(state, words[5], true, true));
+
+  check(odtpack_session_close(session));
+  check(odtpack_session_close(session));
+  expect(odtpack_session_optimizer_step(session), "closed");
+  odtpack_session_release(session);
+  odtpack_state_release(state);
+  odtpack_package_release(package);
+  api->ReleaseValue((OrtValue*)batch[0]);
+  api->ReleaseValue((OrtValue*)batch[1]);
+  api->ReleaseEnv(env);
+  return 0;
+}

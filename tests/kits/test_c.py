@@ -1,0 +1,97 @@
+"""The C interface of the C++ kit: C99, with an ONNX Runtime that the program opens itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack_runtime import CheckpointState, Module, Optimizer, default_session_options
+from odtpack_runtime.checkpoint.format import read_checkpoint
+from odtpack_runtime.training.loop import loss_of
+from tests import zoo
+from tests.kits.cpp_kit import DEPENDENCIES, KIT, ROOT, unavailable
+from tests.packages.samples import build
+
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
+]
+WARNINGS = ("-Wall", "-Wextra", "-Werror", "-pedantic")
+FLAGS = ("-I", KIT / "include", "-isystem", DEPENDENCIES / "include")
+
+
+def run(*words: object) -> str:
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The object file of the interface, with sanitizers."""
+    target = tmp_path_factory.mktemp("core") / "odtpack.o"
+    sanitize = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    run("g++", "-std=c++17", *sanitize, "-Wall", "-Wextra", "-Werror", *FLAGS,
+        "-c", KIT / "src" / "odtpack.cpp", "-o", target)  # fmt: skip
+    return target
+
+
+def test_nothing_of_onnx_runtime_is_linked(core: Path) -> None:
+    symbols = run("nm", core)
+    assert not re.findall(r"^ +U .*(?:Ort|onnx).*$", symbols, re.M)
+    assert "T odtpack_session_create" in symbols
+
+
+def test_c_trains_as_python_does(core: Path, tmp_path: Path) -> None:
+    package = build(tmp_path / "package", zoo.cnn(size=8, width=(4, 8), classes=3))
+    rng = np.random.default_rng(3)
+    images = rng.standard_normal((8, 1, 8, 8), dtype=np.float32)
+    labels = rng.integers(0, 3, 8)
+    images.tofile(tmp_path / "images")
+    labels.tofile(tmp_path / "labels")
+    run("gcc", "-std=c99", "-g", *WARNINGS, *FLAGS, "-c", ROOT / "tests" / "kits" / "c" / "train.c",
+        "-o", tmp_path / "train.o")  # fmt: skip
+    run("g++", "-fsanitize=address,undefined", tmp_path / "train.o", core, "-ldl", "-pthread",
+        "-o", tmp_path / "train")  # fmt: skip
+    saved = tmp_path / "c.ckpt"
+    printed = run(
+        "env", "ASAN_OPTIONS=detect_leaks=0", tmp_path / "train",
+        DEPENDENCIES / "lib" / "libonnxruntime.so", package, tmp_path / "images",
+        tmp_path / "labels", saved,
+    )  # fmt: skip
+
+    state = CheckpointState.load_checkpoint(package / "checkpoint")
+    model = package / "training_model.onnx"
+    module = Module(model, state, package / "eval_model.onnx",
+                    session_options=default_session_options(model, threads=1))  # fmt: skip
+    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    losses = []
+    for step in range(12):
+        optimizer.set_learning_rate(0.01 * (step / 2 if step < 2 else (12 - step) / 10))
+        losses.append(float(module(images, labels)))
+        optimizer.step()
+        module.lazy_reset_grad()
+    losses.append(loss_of(module.eval()(images, labels)))
+    assert [float(line) for line in printed.split()] == losses
+    data, before = read_checkpoint(saved), read_checkpoint(tmp_path / "c.ckpt.previous")
+    assert data.optimizer is not None
+    assert before.optimizer is not None
+    assert (data.optimizer.step, before.optimizer.step) == (12, 6)
+    for name, array in data.trainable.items():
+        np.testing.assert_array_equal(array, np.asarray(state.parameters[name].data))
+
+
+def test_what_the_guide_shows_compiles(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "guides" / "cpp.md").read_text()
+    (block,) = re.findall(r"^```c\n(.*?)^```$", guide, re.M | re.S)
+    source = tmp_path / "guide.c"
+    source.write_text(
+        '#include <stdio.h>\n#include "odtpack.h"\n'
+        "void open_session(const OrtEnv* env, odtpack_package* package, odtpack_state* state) {\n"
+        f"{block}odtpack_session_release(session);\n}}\n"
+    )
+    run("gcc", "-std=c99", "-fsyntax-only", *WARNINGS, *FLAGS, source)
