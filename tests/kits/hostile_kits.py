@@ -10,8 +10,7 @@ import sys
 
 import pytest
 
-from tests.kits import cpp_kit
-from tests.kits import javascript, web_reader
+from tests.kits import cpp_kit, javascript, kotlin_kit, swift_kit, web_reader
 
 
 def python() -> list[str]:
@@ -24,6 +23,23 @@ def cpp() -> list[str]:
     if reason := cpp_kit.unavailable():
         pytest.skip(reason)
     return [str(cpp_kit.built("conformance"))]
+
+
+def kotlin() -> list[str]:
+    """The Kotlin kit's, where names of files are UTF-8 whatever the locale is."""
+    if reason := kotlin_kit.unavailable():
+        pytest.skip(reason)
+    *words, _ = kotlin_kit.command("hostile")
+    return ["env", "LC_ALL=C.UTF-8", *words]
+
+
+def swift() -> list[str]:
+    """The Swift kit's conformance program."""
+    if reason := swift_kit.unavailable():
+        pytest.skip(reason)
+    return swift_kit.command(swift_kit.built())
+
+
 def node() -> list[str]:
     """The JavaScript kit in Node."""
     if reason := javascript.unavailable():
@@ -38,38 +54,21 @@ def browser() -> list[str]:
     return [sys.executable, "-m", "tests.kits.web_reader"]
 
 
+KITS = {
+    "python": python,
+    "cpp": cpp,
+    "kotlin": kotlin,
+    "swift": swift,
+    "node": node,
+    "browser": browser,
+}
+
+
 def kits() -> list[str]:
     """Names of the kits that have a program."""
-    here = globals()
-    return [name for name in ("python", "cpp", "kotlin", "swift", "node", "browser", "csharp")
-            if callable(here.get(name))]  # fmt: skip
+    return list(KITS)
 
 
 def hostile_command(kit: str) -> list[str]:
     """Return the command of a kit."""
-    found: list[str] = globals()[kit]()
-    return found
-"""The program of each kit that reads the hostile corpus: a function for each, by the kit's name."""
-
-from __future__ import annotations
-
-import pytest
-
-from tests.kits import kotlin_kit
-from tests.kits import cpp_kit, swift_kit
-
-
-def kotlin() -> list[str]:
-    """The Kotlin kit's, where names of files are UTF-8 whatever the locale is."""
-    if reason := kotlin_kit.unavailable():
-        pytest.skip(reason)
-    *words, _ = kotlin_kit.command("hostile")
-    return ["env", "LC_ALL=C.UTF-8", *words]
-    return [str(cpp_kit.built("conformance"))]
-
-
-def swift() -> list[str]:
-    """The Swift kit."""
-    if reason := swift_kit.unavailable():
-        pytest.skip(reason)
-    return swift_kit.command(swift_kit.built())
+    return KITS[kit]()
