@@ -166,9 +166,7 @@ def write_train(name: str, case: Case, out: Path) -> Iterator[dict[str, Any]]:
     folder = open_folder(out, name)
     run = Run(case, build(case, folder.path / "package"))
     batches = list(_batches(case, case.steps + 1))
-    folder.content = _head(
-        "not_finite" if case.spoilt else "train", case, "package/checkpoint"
-    )
+    folder.content = _head("not_finite" if case.spoilt else "train", case, "package/checkpoint")
     steps = []
     for index, batch in enumerate(batches[:-1], 1):
         if index in case.spoilt:
