@@ -31,6 +31,7 @@ COMPUTED = {
     "runtime/odtpack_runtime/export/ort_conversion.py": {
         *("model-not-loadable", "ort-conversion-failed"),
     },
+    "runtime/odtpack_runtime/training/finite.py": {"loss-not-finite", "gradient-not-finite"},
     "runtime/odtpack_simulator/replay/sample_plan.py": {
         *("bad-batch-size", "bad-epochs", "bad-seed", "bad-pieces"),
     },
