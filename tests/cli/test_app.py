@@ -23,8 +23,6 @@ COMMANDS = [
     ("export",),
     ("inspect",),
     ("diff",),
-    ("delta",),
-    ("apply",),
     ("simulate",),
     ("judge",),
     ("compare",),

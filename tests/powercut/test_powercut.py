@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.powercut.check import check, check_path, recorded
-from tests.powercut.paths import BrokenError
+from tests.powercut.paths import PATHS, BrokenError
 from tests.powercut.record import STRACE, Call
 
 if STRACE is None and os.environ.get("CI"):
@@ -157,4 +157,13 @@ def test_the_last_file_of_a_folder_comes_after_a_sync(tmp_path: Path) -> None:
 def test_what_a_power_cut_leaves_of_a_checkpoint(name: str, tmp_path: Path) -> None:
     for model, states, problems in check_path(name, tmp_path):
         assert states > 30, model
+        assert problems == []
+
+
+@needs_strace
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", PATHS)
+def test_what_a_power_cut_leaves(name: str, tmp_path: Path) -> None:
+    for model, states, problems in check_path(name, tmp_path):
+        assert states > 3, model
         assert problems == []

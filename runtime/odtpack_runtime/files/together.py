@@ -20,7 +20,9 @@ def staged_beside(target: Path) -> Iterator[Path]:
         OdtpackError: ``file-not-written``.
     """
     try:
-        stage = tempfile.TemporaryDirectory(prefix=".odtpack-", dir=target.parent)
+        stage = tempfile.TemporaryDirectory(
+            prefix=".odtpack-", dir=target.parent, ignore_cleanup_errors=True
+        )
     except OSError as error:
         raise _not_written(target, error) from error
     with stage as folder:
