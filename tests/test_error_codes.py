@@ -42,7 +42,7 @@ COMPUTED = {
 }
 # Pass on the error of another process.
 PASSED_ON = {
-    "runtime/odtpack_runtime/package/verify_steps.py",
+    "runtime/odtpack_runtime/apart/worker.py",
     "runtime/odtpack_simulator/replay/executor.py",
     "runtime/odtpack_simulator/replay/replay.py",
     "packager/odtpack/cli/_app.py",

@@ -20,6 +20,7 @@ from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.errors import OdtpackError
 from odtpack.graph.inline import InlinePass
+from odtpack.model.weights import weight_array
 from odtpack_runtime.apart import stopped, worker
 from odtpack_runtime.apart.ort_log import log_lines
 from odtpack_runtime.package.verify import verify_package
@@ -241,3 +242,14 @@ def test_what_is_read_of_the_log() -> None:
         "terminate called after throwing\n"
     )
     assert [line.endswith("a") for line in log_lines(text)] == [True]
+
+
+@pytest.mark.parametrize("op_type", ["Tile", "Expand", "ConstantOfShape"])
+def test_a_weight_of_any_size_is_not_computed(op_type: str) -> None:
+    """An adapter reads how a weight is stored; eight bytes must not become terabytes."""
+    size = ir.val("size", const_value=ir.tensor(np.array([2**40], np.int64)))
+    one = ir.val("one", const_value=ir.tensor(np.ones(1, np.float32)))
+    inputs = [size] if op_type == "ConstantOfShape" else [one, size]
+    with pytest.raises(OdtpackError) as caught:
+        weight_array(ir.node(op_type, inputs).outputs[0])
+    assert caught.value.code == "unknown-weight"

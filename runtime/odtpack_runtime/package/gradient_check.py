@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from odtpack_runtime.apart.child import alive
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.package.package import Package
@@ -45,6 +46,7 @@ def zero_gradients(
         module.lazy_reset_grad()
         module(*(np.ascontiguousarray(arrays[n][start : start + batch_size]) for n in names))
         silent = [name for name in silent if not _gradient(state, name).any()]
+        alive()
         if not silent:
             break
     return tuple(silent)
