@@ -173,9 +173,8 @@ class CheckpointReader {
     for (size_t i = 0; i < said_.size(); ++i) {
       if (said_[i].second != digests[i]) odd += (odd.empty() ? "'" : ", '") + said_[i].first + "'";
     }
-    if (odd.empty() && said != digests.back())
-      odd = "its names, shapes, optimizer state or properties";
-    Require(odd.empty(), "what is stored is not what was saved: " + odd);
+    if (odd.empty()) odd = "its names, shapes, optimizer state or properties";
+    Require(said == digests.back(), "what is stored is not what was saved: " + odd);
     return true;
   }
 
