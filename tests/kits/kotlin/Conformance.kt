@@ -89,12 +89,20 @@ private fun steps(training: Training, test: Json, folder: File) {
         }
         val batch = batchOf(step["inputs"], folder)
         val whole = session.hasStepModel
+        val bad = step["not_finite"]
+        val (made, skipped) = Pair(session.stepCount, session.skippedSteps)
         (if (whole) session.stepOn(batch) else session.trainStep(batch)).use { result ->
-            comparison(test).loss(session.lossOf(result), step["loss"].number(), "loss $number")
+            val loss = session.lossOf(result)
+            if (bad.absent) comparison(test).loss(loss, step["loss"].number(), "loss $number")
+            else must(!loss.isFinite()) { "loss $number is $loss" }
+            must(session.skippedSteps - skipped == if (bad.absent) 0L else 1L) { "step $number" }
             comparison(test).outputs(result, step["outputs"], folder)
         }
+        val code = session.lastNotFinite?.errorCode
+        must(bad.absent || code == bad.text()) { "step $number has the code $code" }
         if (update && !whole) session.optimizerStep()
-        if (update && training.scheduled) session.schedulerStep()
+        val advanced = session.stepCount > made
+        if (update && training.scheduled && advanced) session.schedulerStep()
         if (!whole && step["reset"].flag(true)) session.lazyResetGrad()
     }
 }
@@ -109,6 +117,9 @@ private fun train(
         "the step model is used where there is none, or the other way round"
     }
     steps(training, test, folder)
+    must(session.skippedSteps == test["skipped_steps"].whole(0)) {
+        "${session.skippedSteps} steps were skipped"
+    }
     if (!test["evaluation"].absent) {
         val batch = batchOf(test["evaluation"]["inputs"], folder)
         val loss = session.evalStep(batch).use(session::lossOf)
@@ -217,7 +228,7 @@ fun conformance(folder: File, within: Boolean) {
         try {
             val test = readJson(own.resolve("case.json"))
             when (val kind = test["kind"].text()) {
-                "train", "resume" -> train(test, own, scratch)
+                "train", "resume", "not_finite" -> train(test, own, scratch)
                 "nominal" -> nominal(test, own)
                 "recover" -> recover(test, own, scratch)
                 "buffer" -> Training(test, own, threads).use { training ->
