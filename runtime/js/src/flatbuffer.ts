@@ -28,6 +28,7 @@ export class Source {
   readonly #blocks = new Map<number, DataView>(); // by where they begin, the last used at the end
   #last = -1;
   #view: DataView = new DataView(new ArrayBuffer(0));
+  #tableBytes = 0;
   #text = 0;
 
   constructor(readonly bytes: Bytes, readonly where: string, limit = MAX_SIZE) {
@@ -108,7 +109,9 @@ export class Source {
     if (this.#tables.has(position)) this.fail(`the table at ${position} occurs twice`);
     this.#tables.add(position);
     if (this.#tables.size > MAX_TABLES) this.fail(`it holds more than ${MAX_TABLES} tables`);
-    return new Table(this, position);
+    const table = new Table(this, position);
+    if ((this.#tableBytes += table.size) > this.bytes.size) this.fail('its tables overlap');
+    return table;
   }
 
   text(position: number, length: number): string {
@@ -145,16 +148,16 @@ export class Table {
   /** How many fields the vtable has room for. */
   readonly fields: number;
   readonly #vtable: number;
-  readonly #size: number;
+  readonly size: number;
 
   constructor(readonly source: Source, readonly position: number) {
     const vtable = (this.#vtable = position - source.int32(position));
     const vtableSize = source.uint16(vtable);
-    this.#size = source.uint16(vtable + 2);
-    if (vtableSize < 4 || vtableSize % 2 || this.#size < 4) {
+    this.size = source.uint16(vtable + 2);
+    if (vtableSize < 4 || vtableSize % 2 || this.size < 4) {
       source.fail(`the table at ${position} has a malformed vtable`);
     }
-    source.check(position, this.#size);
+    source.check(position, this.size);
     source.check(vtable, vtableSize);
     this.fields = Math.min(vtableSize / 2 - 2, MAX_FIELDS);
   }
@@ -163,7 +166,7 @@ export class Table {
   field(number: number, width: number): number | undefined {
     const offset = number < this.fields ? this.source.uint16(this.#vtable + 4 + 2 * number) : 0;
     if (offset === 0) return undefined;
-    if (offset < 4 || offset + width > this.#size) {
+    if (offset < 4 || offset + width > this.size) {
       this.source.fail(`a field of the table at ${this.position} lies outside the table`);
     }
     return this.position + offset;
