@@ -68,9 +68,13 @@ def _bytes(data: bytes) -> Iterator[Made]:
         yield f"cut_{part}_of_16", data[: len(data) * part // 16], CORRUPT
     yield "last_byte_cut", data[:-1], CORRUPT
     yield "second_half_zero", data[: len(data) // 2] + bytes(len(data) - len(data) // 2), CORRUPT
-    for part in range(1, 8):
-        at = len(data) * part // 8
-        yield f"value_{part}", _patched(data, at, bytes([data[at] ^ 0x40])), CORRUPT
+    for place in places(data):
+        at = place.position + 4
+        if place.kind == "length" and data[at - 4 : at] != bytes(4) and "[1]" not in place.path:
+            tensor = place.path.startswith("root.1.") or place.path.count("[") == 3
+            doc_string = tensor and place.path.endswith("].1")  # the digest of the whole counts
+            changed = _patched(data, at, bytes([data[at] ^ 1]))
+            yield f"value_{_words(place)}", changed, () if doc_string else CORRUPT
 
 
 _HOSTILE = {
@@ -96,9 +100,11 @@ def _numbers(data: bytes, which: str) -> Iterator[Made]:
             changed = struct.pack("<I" if place.width == 4 else "<H", value)
             if changed == data[place.position : place.position + place.width]:
                 continue
-            yield f"{which}_{_words(place)}_{value:x}", _patched(
-                data, place.position, changed
-            ), CORRUPT
+            yield (
+                f"{which}_{_words(place)}_{value:x}",
+                _patched(data, place.position, changed),
+                CORRUPT,
+            )
 
 
 def _words(place: Place) -> str:
@@ -128,12 +134,13 @@ def _lost_digests(whole: bytes, bare: bytes) -> Iterator[Made]:
         yield f"{name}_digest_hidden", _hidden(data, digest), CORRUPT
         yield f"{name}_parameters_hidden", _hidden(data, trainable), CORRUPT
         yield f"{name}_module_hidden", _hidden(data, module), CORRUPT
-        yield f"{name}_doc_strings_hidden", _hidden(data, doc_string), CORRUPT
+        # The digest of the whole says that it is whole.
+        yield f"{name}_doc_strings_hidden", _hidden(data, doc_string), ()
         yield f"{name}_digest_and_parameters_hidden", _hidden(data, digest, trainable), CORRUPT
         yield f"{name}_digest_and_doc_strings_hidden", _hidden(data, digest, doc_string), CORRUPT
         shorter = _patched(data, _vtable(data), struct.pack("<H", 4 + 2 * 4))
         yield f"{name}_digest_out_of_vtable", shorter, CORRUPT
-        length = data.index(b"sha256:", 0) - 4
+        length = next(p.position for p in places(data) if p == ("length", "root.4", p.position, 4))
         yield f"{name}_digest_length_0", _patched(data, length, bytes(4)), CORRUPT
     yield "whole_properties_hidden", _hidden(whole, field_entry(whole, 3)), CORRUPT
     yield "whole_optimizer_hidden", _hidden(whole, field_entry(whole, 2)), CORRUPT

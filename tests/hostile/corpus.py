@@ -33,7 +33,8 @@ _MANIFEST = "manifest.json"
 def build_base(folder: Path) -> Path:
     """Build the package that others are made from: groups, a schedule, a self-check."""
     update = Update(
-        groups=(GroupRule("fc1.*", 0.5, 0.0),), schedule=ScheduleSpec("cosine", {"floor": 0.1}, 0.02)
+        groups=(GroupRule("fc1.*", 0.5, 0.0),),
+        schedule=ScheduleSpec("cosine", {"floor": 0.1}, 0.02),
     )
     build_package(
         zoo.mlp((4, 3, 2)), folder, loss="cross_entropy", optimizer=AdamW(weight_decay=0.1),
@@ -84,8 +85,8 @@ def _text(content: dict[str, Any] | bytes) -> bytes:
 
 
 def _manifests(out: Path, base: Path) -> Iterator[Case]:
-    for name, content, codes, stricter in manifests(_good(base)):
-        name = _file_name(name)
+    for made, content, codes, stricter in manifests(_good(base)):
+        name = _file_name(made)
         folder = _folder(out, base, name)
         (folder / _MANIFEST).write_bytes(_text(content))
         yield Case(name=name, action="open", package=name, codes=codes, stricter=stricter)
@@ -149,8 +150,8 @@ def _files(out: Path, base: Path) -> Iterator[Case]:
             lambda folder, file=file: (folder / file).unlink(),
             "package-incomplete",
         )
-    for name, (change, code) in changes.items():
-        name = f"file_{name}"
+    for what, (change, code) in changes.items():
+        name = f"file_{what}"
         change(_folder(out, base, name))
         yield Case(name=name, action="open", package=name, codes=(code,))
 

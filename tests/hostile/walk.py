@@ -1,4 +1,4 @@
-"""Where a checkpoint's flatbuffer has its tables, fields, offsets and lengths, by the schema alone."""
+"""Where a checkpoint has its tables, fields, offsets and lengths, by the schema alone."""
 
 from __future__ import annotations
 

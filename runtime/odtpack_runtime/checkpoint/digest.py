@@ -36,11 +36,19 @@ _APART = 2**16  # bytes from which on a thread costs less than it saves
 _STACK = 2**18  # bytes of its stack: the default of 8 MiB counts where address space is limited
 
 
+Digest = bytes | Callable[[], bytes]
+"""A SHA-256, or what waits for it."""
+
+
 class Hasher(ThreadPoolExecutor):
     """Hashes tensors in a second thread, while the first reads or writes the next one."""
 
     def __init__(self) -> None:
         super().__init__(max_workers=1)
+
+    def digest(self, data: memoryview) -> Digest:
+        """Return the 32 bytes of the SHA-256 of few data; start to hash many."""
+        return hashlib.sha256(data).digest() if len(data) < _APART else self.start(data)
 
     def start(self, data: memoryview) -> Callable[[], bytes]:
         """Start to hash, and return what waits for the 32 bytes of the SHA-256."""
@@ -57,29 +65,31 @@ class Hasher(ThreadPoolExecutor):
 
 
 class Outline:
-    """What the digest of a whole checkpoint is made from, piece by piece."""
+    """What the digest of a whole checkpoint is made from, piece by piece.
+
+    Pieces are hashed at once up to the first one that is waited for.
+    """
 
     def __init__(self, *, nominal: bool) -> None:
-        self._pieces: list[bytes | Callable[[], bytes]] = [b"odtpack.checkpoint.1"]
+        self._found = hashlib.sha256(b"odtpack.checkpoint.1")
+        self._waiting: list[Digest] = []
         self.numbers("B", nominal)
 
     def numbers(self, form: str, *values: float) -> None:
         """Add numbers in a format of ``struct``, without its sign of byte order."""
-        self._pieces.append(struct.pack(f"<{form}", *(value + 0 for value in values)))
+        self._add(struct.pack(f"<{form}", *(value + 0 for value in values)))
 
     def text(self, value: str) -> None:
         """Add a text."""
         data = value.encode()
         self.numbers("I", len(data))
-        self._pieces.append(data)
+        self._add(data)
 
-    def tensor(
-        self, name: str, code: int, dims: tuple[int, ...], digest: Callable[[], bytes]
-    ) -> None:
+    def tensor(self, name: str, code: int, dims: tuple[int, ...], digest: Digest) -> None:
         """Add a tensor: its element type's number in ONNX, and its elements' digest."""
         self.text(name)
         self.numbers(f"iI{len(dims)}q", code, len(dims), *dims)
-        self._pieces.append(digest)
+        self._add(digest)
 
     def property(self, name: str, value: float | str) -> None:
         """Add a property."""
@@ -91,10 +101,20 @@ class Outline:
 
     def digest(self) -> bytes:
         """Wait for the tensors' digests and return that of the whole."""
-        found = hashlib.sha256()
-        for piece in self._pieces:
-            found.update(piece if isinstance(piece, bytes) else piece())
+        found = self._found.copy()
+        for piece in self._waiting:
+            found.update(_bytes(piece))
         return found.digest()
+
+    def _add(self, piece: Digest) -> None:
+        if isinstance(piece, bytes) and not self._waiting:
+            self._found.update(piece)
+        else:
+            self._waiting.append(piece)
+
+
+def _bytes(digest: Digest) -> bytes:
+    return digest if isinstance(digest, bytes) else digest()
 
 
 class Check:
@@ -106,9 +126,9 @@ class Check:
 
     def __init__(self, *, nominal: bool) -> None:
         self.outline = Outline(nominal=nominal)
-        self._tensors: list[tuple[str, str, Callable[[], bytes]]] = []
+        self._tensors: list[tuple[str, str, Digest]] = []
 
-    def tensor(self, title: str, said: str, digest: Callable[[], bytes]) -> None:
+    def tensor(self, title: str, said: str, digest: Digest) -> None:
         """Add a tensor's name for messages, its doc_string, and the digest of its elements."""
         self._tensors.append((title, said, digest))
 
@@ -123,7 +143,7 @@ class Check:
             return None
         if said == digest_text(self.outline.digest()):
             return ""
-        odd = [f"'{name}'" for name, text, get in self._tensors if text != digest_text(get())]
+        odd = [f"'{name}'" for name, text, get in self._tensors if text != digest_text(_bytes(get))]
         if not odd or not marked:
             return "its names, shapes, optimizer state or properties"
         more = f" and {len(odd) - _NAMED} more" if len(odd) > _NAMED else ""

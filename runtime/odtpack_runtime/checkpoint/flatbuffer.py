@@ -5,7 +5,9 @@ verifier; generated bindings inherit that. This module reads tables, vectors and
 strings from a seekable stream and checks every offset and length against the
 stream's size before it uses it, so that a damaged or hostile file ends in an
 :class:`OdtpackError` and never in a wild read, an endless loop, or an
-allocation larger than the file.
+allocation larger than the file. No table may be referred to twice, and tables
+and strings together are no larger than the file: what is made of it takes time
+and memory in proportion.
 
 The format, as far as it is needed here (https://flatbuffers.dev/internals/),
 all little-endian: a table starts with an int32 that leads back to its vtable;
@@ -17,6 +19,7 @@ strings start with a uint32 count.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO, Literal, NamedTuple, NoReturn
@@ -27,9 +30,13 @@ MAX_SIZE = 2**31 - 1
 """Bytes; offsets are 32-bit and the reference verifier accepts no larger buffer."""
 
 MAX_TABLES = 1_000_000
-"""The limit of the reference verifier; a table may be referred to any number of times."""
+"""The limit of the reference verifier."""
 
 _MAX_FIELDS = 32  # of a table; more exist only in files that are made to be slow to read
+
+_BLOCK = 2**16  # bytes that are read at once, for numbers and short texts
+_MOST_BLOCKS = 16
+_SHORT = 2**12
 
 _FORMATS: dict[str, struct.Struct] = {code: struct.Struct("<" + code) for code in "Hi?Iqf"}
 
@@ -60,8 +67,10 @@ class Source:
         self._stream = stream
         self._what = what
         self._where = where
-        self._tables = 0
+        self._tables: set[int] = set()
+        self._table_bytes = 0
         self._text = 0
+        self._blocks: dict[int, bytes] = {}
         self.size = stream.seek(0, 2)
         if limit is not None and self.size > limit:
             self.fail(f"it has {self.size} bytes, and a flatbuffer has {limit} at most")
@@ -74,11 +83,16 @@ class Source:
             where=self._where,
         )
 
-    def count_table(self) -> None:
-        """Count one table towards the limit."""
-        self._tables += 1
-        if self._tables > MAX_TABLES:
+    def count_table(self, position: int, size: int) -> None:
+        """Count a table that is referred to; no table twice, and all within the stream's size."""
+        if position in self._tables:
+            self.fail(f"its table at {position} is referred to twice")
+        self._tables.add(position)
+        self._table_bytes += size
+        if len(self._tables) > MAX_TABLES:
             self.fail(f"it holds more than {MAX_TABLES} tables")
+        if self._table_bytes > self.size:
+            self.fail("its tables overlap")
 
     def count_text(self, length: int) -> None:
         """Count the bytes of one string; all together may not exceed the stream's size."""
@@ -94,11 +108,31 @@ class Source:
     def read(self, position: int, length: int) -> bytes:
         """Return ``length`` bytes from ``position`` on."""
         self.check(position, length)
+        if length <= _SHORT:
+            block, start = self._around(position, length)
+            return block[start : start + length]
         self._stream.seek(position)
         data = self._stream.read(length)
         if len(data) != length:
             self.fail("it became shorter while it was read")
         return data
+
+    def _around(self, position: int, length: int) -> tuple[bytes, int]:
+        """Return bytes that hold those from ``position`` on, and where these begin."""
+        index, start = divmod(position, _BLOCK)
+        block = self._blocks.get(index)
+        if block is None:
+            if len(self._blocks) == _MOST_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+            self._stream.seek(index * _BLOCK)
+            block = self._blocks[index] = self._stream.read(_BLOCK)
+        if start + length <= len(block):
+            return block, start
+        self._stream.seek(position)
+        data = self._stream.read(length)
+        if len(data) != length:
+            self.fail("it became shorter while it was read")
+        return data, 0
 
     def read_into(self, position: int, target: memoryview) -> None:
         """Fill ``target``, a view of bytes, from ``position`` on."""
@@ -114,7 +148,8 @@ class Source:
     def number(self, code: Literal["H", "i", "?", "I", "q", "f"], position: int) -> int | float:
         """Return the number of ``struct`` format ``code`` at ``position``."""
         parser = _FORMATS[code]
-        value: int | float = parser.unpack(self.read(position, parser.size))[0]
+        self.check(position, parser.size)
+        value: int | float = parser.unpack_from(*self._around(position, parser.size))[0]
         return value
 
     def integer(self, code: Literal["H", "i", "I", "q"], position: int) -> int:
@@ -127,22 +162,43 @@ class Source:
             self.fail(f"it has {self.size} bytes")
         if self.read(4, 4) != identifier:
             self.fail(f"it does not carry the identifier {identifier.decode()}")
-        return Table(self, self.integer("I", 0))
+        return self.table(self.integer("I", 0))
+
+    def table(self, position: int) -> Table:
+        """Return a table that is referred to for the first time."""
+        found = Table(self, position)
+        self.count_table(position, found.size)
+        return found
+
+    def count(self, pattern: bytes, most: int) -> int:
+        """Return how often a regular expression, of ``most`` bytes at most, is found."""
+        found, kept = 0, b""
+        self._stream.seek(0)
+        while piece := self._stream.read(2**20):
+            ends = [match.end() for match in re.finditer(pattern, kept + piece)]
+            found += len(ends)
+            kept = (kept + piece)[max(ends[-1] if ends else 0, len(kept + piece) - most + 1) :]
+        return found
 
 
 class Table:
-    """A table of a :class:`Source`; fields are addressed by their number in the schema."""
+    """A table of a :class:`Source`; fields are addressed by their number in the schema.
+
+    Attributes:
+        size: Its bytes.
+    """
+
+    __slots__ = ("_fields", "_position", "_source", "size")
 
     def __init__(self, source: Source, position: int) -> None:
-        source.count_table()
         self._source = source
         self._position = position
         vtable = position - source.integer("i", position)
         vtable_size = source.integer("H", vtable)
-        self._size = source.integer("H", vtable + 2)
-        if vtable_size < 4 or vtable_size % 2 or self._size < 4:
+        self.size = source.integer("H", vtable + 2)
+        if vtable_size < 4 or vtable_size % 2 or self.size < 4:
             source.fail(f"the table at {position} has a malformed vtable")
-        source.check(position, self._size)
+        source.check(position, self.size)
         source.check(vtable, vtable_size)
         count = min(vtable_size // 2 - 2, _MAX_FIELDS)
         self._fields = struct.unpack(f"<{count}H", source.read(vtable + 4, 2 * count))
@@ -152,7 +208,7 @@ class Table:
         offset = self._fields[number] if number < len(self._fields) else 0
         if offset == 0:
             return None
-        if offset < 4 or offset + width > self._size:
+        if offset < 4 or offset + width > self.size:
             self._source.fail(f"a field of the table at {self._position} lies outside the table")
         return self._position + int(offset)
 
@@ -187,9 +243,11 @@ class Table:
         if vector is None:
             return ""
         self._source.count_text(vector.length)
-        self._source.check(vector.position, vector.length + 1)  # a zero byte ends it
+        text = self._source.read(vector.position, vector.length + 1)
+        if text[-1]:
+            self._source.fail(f"the text at {vector.position} does not end with a zero byte")
         try:
-            return self._source.read(*vector).decode()
+            return text[:-1].decode()
         except UnicodeDecodeError:
             self._source.fail(f"the text at {vector.position} is not UTF-8")
 
@@ -209,11 +267,16 @@ class Table:
         return None if slot is None else self._follow(slot)
 
     def tables(self, number: int) -> Iterator[Table]:
-        """Yield the tables of a vector; none if it is absent."""
+        """Yield the tables of a vector, each when it is asked for; none if it is absent."""
         vector = self.vector(number, 4)
         if vector is not None:
             for index in range(vector.length):
                 yield self._follow(vector.position + 4 * index)
 
+    def count(self, number: int) -> int:
+        """Return the length of a vector of tables; 0 if it is absent."""
+        vector = self.vector(number, 4)
+        return 0 if vector is None else vector.length
+
     def _follow(self, slot: int) -> Table:
-        return Table(self._source, slot + self._source.integer("I", slot))
+        return self._source.table(slot + self._source.integer("I", slot))

@@ -31,8 +31,10 @@ optimizer, and is not a property of the state.
 
 The reader trusts nothing: see :mod:`odtpack_runtime.checkpoint.flatbuffer`. On top of
 that it requires known element types, sizes that agree with the dimensions,
-unique names, and tensors that together are no larger than the file, so that a
-small file cannot ask for much memory. The flatbuffer bindings that ship inside
+unique names, tables that are referred to once, and tensors that together are no larger
+than the file, so that a small file cannot ask for much memory. A file without a
+digest is what the reference wrote: one that has a property of odtpack's, or in
+which digests stand that nothing refers to, is damaged. The flatbuffer bindings that ship inside
 ``onnxruntime.tools`` are not used: they verify nothing, and importing that
 package imports PyTorch wherever it is installed.
 """
@@ -43,8 +45,10 @@ import hashlib
 import io
 import math
 import os
+import re
+import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +56,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from odtpack_runtime.checkpoint.digest import Check, Hasher
+from odtpack_runtime.checkpoint.digest import PREFIX, TEXT_BYTES, Check, Hasher
 from odtpack_runtime.checkpoint.flatbuffer import Source, Table
 from odtpack_runtime.checkpoint.layout import Array, allocate
 from odtpack_runtime.errors import OdtpackError, WrongTypeError, unreadable
@@ -60,6 +64,8 @@ from odtpack_runtime.errors import OdtpackError, WrongTypeError, unreadable
 IDENTIFIER = b"ODTC"
 VERSION = 2
 GROUP_NAME = "group{}"
+_NOTHING = np.empty(0, np.uint8)
+_OWN_PREFIX = "odtpack."
 OPTIMIZER_PROPERTY = "odtpack.optimizer"
 """Property of a file, not of a state: kind of the optimizer whose state the file holds."""
 MAX_RANK = 32
@@ -234,13 +240,14 @@ class _Reader:
         with ExitStack() as stack:
             if module.boolean(3):
                 self._open_data(stack)
-            trainable = self._tensors(module.tables(0))
-            frozen = self._tensors(module.tables(1))
+            trainable = self._tensors(module, 0)
+            frozen = self._tensors(module, 1)
             both = trainable.keys() & frozen.keys()
             if both:
                 self._source.fail(f"parameter '{min(both)}' is both trainable and frozen")
             optimizer = self._optimizer(root, trainable)
         properties = self._properties(root.table(3))
+        written_here = any(name.startswith(_OWN_PREFIX) for name in properties)
         if optimizer is not None:
             kind = properties.pop(OPTIMIZER_PROPERTY, None)
             if kind is not None and not isinstance(kind, str):
@@ -249,7 +256,16 @@ class _Reader:
         if odd := self._check.difference(root.string(4)):
             self._source.fail(f"what is stored is not what was saved: {odd}")
         checked = odd is not None
+        if not checked and (written_here or self._lost_digests(properties)):
+            self._source.fail("it was written by odtpack, and lacks the digest that it had")
         return CheckpointData(trainable, frozen, self._nominal, optimizer, properties, checked)
+
+    def _lost_digests(self, properties: dict[str, PropertyValue]) -> bool:
+        """Whether digests stand in a file that refers to none: a few bytes may hide all of them."""
+        known = [text for text in properties.values() if isinstance(text, str)]
+        stored = sum(bool(re.fullmatch(f"{PREFIX}[0-9a-f]{{64}}", text)) for text in known)
+        pattern = struct.pack("<I", TEXT_BYTES) + PREFIX.encode() + rb"[0-9a-f]{64}\0"
+        return self._source.count(pattern, TEXT_BYTES + 5) > stored
 
     def _open_data(self, stack: ExitStack) -> None:
         if self._data_path is None:
@@ -260,11 +276,10 @@ class _Reader:
         self._data = Source(stream, "checkpoint", str(self._data_path), limit=None)
         self._external_left = self._data.size
 
-    def _tensors(self, found: Iterable[Table], of: str = "") -> dict[str, Array]:
+    def _tensors(self, owner: Table, number: int, of: str = "") -> dict[str, Array]:
         tensors: dict[str, Array] = {}
-        tables = list(found)
-        self._check.outline.numbers("I", len(tables))
-        for table in tables:
+        self._check.outline.numbers("I", owner.count(number))
+        for table in owner.tables(number):
             name = table.string(0)
             if not name or name in tensors:
                 self._source.fail(f"a parameter name, '{name}', is empty or occurs twice")
@@ -291,7 +306,7 @@ class _Reader:
         if self._nominal:
             if dims or stored or offset != -1:
                 self._source.fail(f"'{name}' has a value, and the state is marked as nominal")
-            self._check.outline.tensor(name, code, (), hashlib.sha256().digest)
+            self._check.outline.tensor(name, code, (), hashlib.sha256().digest())
             return np.empty(0, dtype)
         nbytes = math.prod(dims) * dtype.itemsize
         if offset == -1:
@@ -308,25 +323,29 @@ class _Reader:
             self._source.fail("its tensors overlap")
         source.check(position, nbytes)
         # Aligned as a Module wants it, so that it may stay where it is.
-        flat = allocate(nbytes)
-        source.read_into(position, flat.data)
-        array = flat.view(dtype).reshape(dims)
+        if nbytes:
+            flat = allocate(nbytes)
+            source.read_into(position, flat.data)
+            array = flat.view(dtype).reshape(dims)
+        else:
+            flat, array = _NOTHING, np.empty(dims, dtype)
         if dtype == np.bool_ and flat.size and flat.max() > 1:
             self._source.fail(f"'{name}' holds bools that are neither 0 nor 1")
-        digest = self._hasher.start(flat.data)
+        digest = self._hasher.digest(flat.data)
         self._check.outline.tensor(name, code, dims, digest)
         self._check.tensor(f"{name} of {of}" if of else name, table.string(1), digest)
         return array
 
     def _optimizer(self, root: Table, trainable: dict[str, Array]) -> OptimizerState | None:
-        groups = list(root.tables(2))
-        self._check.outline.numbers("I", len(groups))
-        if not groups:
-            return None
-        for index, group in enumerate(groups):
+        self._check.outline.numbers("I", root.count(2))
+        groups: list[Table] = []
+        for index, group in enumerate(root.tables(2)):
+            groups.append(group)
             if group.string(0) != GROUP_NAME.format(index):
                 self._source.fail(f"its optimizer groups are not called {GROUP_NAME.format(0)}, "
                                   f"{GROUP_NAME.format(1)}, ...")  # fmt: skip
+        if not groups:
+            return None
         step, rate = groups[0].integer(1, "q"), groups[0].real(2)
         if step < 0 or not math.isfinite(rate):
             self._source.fail(f"the optimizer stands at step {step} with learning rate {rate}")
@@ -346,17 +365,16 @@ class _Reader:
     ) -> tuple[str, ...]:
         """Add the moments of a group's parameters to ``moments``; return their names."""
         names = []
-        entries = list(group.tables(3))
         self._check.outline.text(group.string(0))
-        self._check.outline.numbers("qfI", group.integer(1, "q"), group.real(2), len(entries))
-        for entry in entries:
+        self._check.outline.numbers("qfI", group.integer(1, "q"), group.real(2), group.count(3))
+        for entry in group.tables(3):
             name = entry.string(0)
             self._check.outline.text(name)
             if name in moments or name not in trainable:
                 self._source.fail(
                     f"the optimizer state of '{name}' occurs twice or belongs to no parameter"
                 )
-            tensors = self._tensors(entry.tables(1), of=name)
+            tensors = self._tensors(entry, 1, of=name)
             if list(tensors) != [f"momentum{index}" for index in range(len(tensors))]:
                 self._source.fail(f"the moments of '{name}' are called {', '.join(tensors)}")
             shape = trainable[name].shape
@@ -374,9 +392,8 @@ class _Reader:
     def _properties(self, bag: Table | None) -> dict[str, PropertyValue]:
         properties: dict[str, PropertyValue] = {}
         for number, read in enumerate(_READERS):
-            tables = list(bag.tables(number)) if bag is not None else []
-            self._check.outline.numbers("I", len(tables))
-            for table in tables:
+            self._check.outline.numbers("I", 0 if bag is None else bag.count(number))
+            for table in () if bag is None else bag.tables(number):
                 name, value = table.string(0), read(table, 1)
                 if not name or name in properties:
                     self._source.fail(f"a property name, '{name}', is empty or occurs twice")

@@ -195,6 +195,9 @@ def parse_json(data: bytes) -> Any:
 
 def _check_counts(data: bytes) -> None:
     """Count what a text will become before it does."""
+    quotes = data.count(b'"') - data.count(b'\\"')
+    if quotes > 4 * MAX_VALUES:  # two of a value's text, and two of its key
+        raise InvalidRecordError(f"it holds more than {MAX_VALUES} values")
     signs = _TEXT.sub(b"", data).translate(None, _NOT_SIGNS)
     if sum(map(signs.count, (b"[", b"{", b","))) > MAX_VALUES:
         raise InvalidRecordError(f"it holds more than {MAX_VALUES} values")

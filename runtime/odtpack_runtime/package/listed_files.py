@@ -16,7 +16,8 @@ from odtpack_runtime.package.manifest import Manifest, PackageFile
 MANIFEST_NAME = "manifest.json"
 SIGNATURE_NAME = "manifest.sig"
 MAX_MANIFEST_BYTES = 4 * 2**20
-_MOST_PATH_BYTES = 255
+_MOST_PATH_BYTES = 1024
+_MOST_NAME_BYTES = 255
 _TAMPERED = "do not use this package: it was tampered with, or not written by odtpack"
 # Names that Windows gives to devices, whatever stands after the first dot.
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])", re.I)
@@ -102,6 +103,8 @@ def path_problem(path: str) -> str | None:
         return "holds characters that not every system allows in a name"
     if len(path.encode()) > _MOST_PATH_BYTES:
         return f"has more than {_MOST_PATH_BYTES} bytes"
+    if any(len(part.encode()) > _MOST_NAME_BYTES for part in parts):
+        return f"has a name of more than {_MOST_NAME_BYTES} bytes"
     for part in parts:
         if part[-1] in " ." or part[0] == " " or _DEVICE.fullmatch(part.split(".")[0].rstrip()):
             return "is a name that Windows reserves or changes"

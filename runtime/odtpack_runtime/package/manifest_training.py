@@ -85,6 +85,9 @@ class GroupInfo(Part):
     parameters: tuple[Name, ...]
 
 
+_COUNTS = ("warmup_steps", "total_steps", "period")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScheduleInfo(Part):
     """The schedule of the learning rate that the recipe proposes.
@@ -109,7 +112,7 @@ class ScheduleInfo(Part):
         counts = {
             name: int(value)
             for name, value in found.settings.items()
-            if name.endswith("_steps") and type(value) is float and value.is_integer()
+            if name in _COUNTS and type(value) is float and value.is_integer()
         }
         found = dataclasses.replace(found, settings=found.settings | counts)
         try:

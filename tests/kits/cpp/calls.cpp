@@ -126,7 +126,13 @@ void Threads(const Job& job, int times) {
 void Closed(const Job& job, int) {
   const auto training = job.Start();
   auto& session = training->session;
-  session.TrainBatch(job.batch.values);
+  std::deque<std::vector<Ort::Value>> batches(3);
+  for (auto& batch : batches) {
+    for (const auto& tensor : job.batch.tensors) batch.push_back(tensor.Value());
+  }
+  int asked = 0;
+  Require(session.Fit(batches, [&asked] { return ++asked < 3; }) == 2, "how far Fit went");
+  Require(DigestOf(*training) == After(job, 2), "what Fit trained");
   const Ort::Value buffer = session.ToBuffer(true);
   session.Close();
   session.Close();
@@ -149,7 +155,7 @@ void Closed(const Job& job, int) {
       [&] { session.InferenceSession(job.env, {"output"}); }};
   for (size_t i = 0; i < calls.size(); ++i)
     Require(CodeOf(calls[i]) == "closed", "call " + std::to_string(i) + " after Close");
-  Require(session.StepCount() == 1 && session.GetLearningRate() > 0 && session.SkippedSteps() == 0 &&
+  Require(session.StepCount() == 2 && session.GetLearningRate() > 0 && session.SkippedSteps() == 0 &&
               session.InputNames().size() == job.batch.values.size(),
           "numbers and names after Close");
   odtpack::CheckpointState::SaveCheckpoint(training->state, path, true);

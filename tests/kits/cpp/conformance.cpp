@@ -5,7 +5,8 @@
 //     odtpack-conformance hostile FOLDER
 //     odtpack-conformance read FOLDER
 //
-// The others print what becomes of hostile files, see readers.hpp. With --tolerance every comparison is within the case's tolerance, for other processors.
+// The others print what becomes of hostile files, see readers.hpp. With --tolerance every
+// comparison is within the case's tolerance, for other processors.
 #include <iostream>
 
 #include "job.hpp"
@@ -128,8 +129,16 @@ void Steps(odtpack::TrainingSession& session, const Json& test, const fs::path& 
     }
     const bool whole = session.HasStepModel();
     const auto results = whole ? session.StepOn(batch.values) : session.TrainStep(batch.values);
-    compare.Loss(odtpack::detail::AsDouble(results[0]), step.Get<double>("loss"), where);
-    CompareOutputs(compare, results, 1, step["outputs"], folder);
+    const double loss = odtpack::detail::AsDouble(results[0]);
+    if (step["not_finite"]) {
+      Require(!std::isfinite(loss), where + ": the loss is finite");
+      Require(session.LastNotFinite() &&
+                  session.LastNotFinite()->code == step.Get<std::string>("not_finite"),
+              where + ": it is not reported");
+    } else {
+      compare.Loss(loss, step.Get<double>("loss"), where);
+      CompareOutputs(compare, results, 1, step["outputs"], folder);
+    }
     if (update && !whole) session.OptimizerStep();
     if (update && scheduled) session.SchedulerStep();
     if (!whole && step.Get<bool>("reset", true)) session.LazyResetGrad();
@@ -143,6 +152,7 @@ void Train(const Ort::Env& env, const Json& test, const fs::path& folder, const 
   Require(training.session.HasStepModel() == test.Get<bool>("step_model", false),
           "the step model: it is used where there is none, or the other way round");
   Steps(training.session, test, folder, compare, training.scheduled);
+  Require(training.session.SkippedSteps() == test.Whole("skipped_steps", 0), "the skipped steps");
   if (test["evaluation"]) {
     const job::Batch batch(test["evaluation"]["inputs"], folder);
     compare.Loss(odtpack::detail::AsDouble(training.session.EvalStep(batch.values)[0]),
@@ -258,7 +268,8 @@ void Recover(const Json& test, const fs::path& folder, const fs::path& scratch) 
 void Run(const Ort::Env& env, const fs::path& folder, const fs::path& scratch) {
   const Json test = job::ReadJson(folder / "case.json");
   const auto kind = test.Get<std::string>("kind");
-  if (kind == "train" || kind == "resume") return Train(env, test, folder, scratch);
+  if (kind == "train" || kind == "resume" || kind == "not_finite")
+    return Train(env, test, folder, scratch);
   if (kind == "nominal") return Nominal(env, test, folder);
   if (kind == "error") return Refused(env, test, folder);
   if (kind == "recover") return Recover(test, folder, scratch);

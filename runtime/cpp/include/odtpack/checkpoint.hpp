@@ -18,7 +18,8 @@ class CheckpointState {
   }
   static CheckpointState LoadCheckpointFromBuffer(const std::vector<uint8_t>& buffer) {
     const std::string_view view(reinterpret_cast<const char*>(buffer.data()), buffer.size());
-    return CheckpointState(detail::CheckpointReader(view, "the buffer", "", detail::Values::kCopied).Read());
+    detail::CheckpointReader reader(view, "the buffer", "", detail::Values::kCopied);
+    return CheckpointState(reader.Read());
   }
   /// Save to one file, whole or not at all. With the optimizer's state, training goes on from it
   /// bit by bit; accumulated gradients are not in it: save after OptimizerStep. The file that is

@@ -261,7 +261,9 @@ class CheckpointReader {
 
   OptimizerState Optimizer(const State& state) {
     const auto& groups = *root_->optimizer_groups();
-    OptimizerState optimizer{groups.Get(0)->step(), groups.Get(0)->initial_learning_rate(), {}, {}, {}};
+    OptimizerState optimizer;
+    optimizer.step = groups.Get(0)->step();
+    optimizer.rate = groups.Get(0)->initial_learning_rate();
     Require(optimizer.step >= 0 && std::isfinite(optimizer.rate), "its optimizer's step or rate");
     std::set<std::string> seen;
     for (const auto* group : groups) {

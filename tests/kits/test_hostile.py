@@ -1,0 +1,34 @@
+"""Every kit decides on the hostile corpus as it says, and reads damaged files as Python does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.compare import disagreements, lines_of, wrong_decisions
+from tests.hostile.corpus import INDEX, write_corpus
+from tests.kits import hostile_kits
+
+COMPARED = 500
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile") / "corpus"
+    write_corpus(folder)
+    return folder
+
+
+@pytest.mark.kits
+@pytest.mark.parametrize("kit", hostile_kits.kits())
+def test_the_corpus(corpus: Path, kit: str) -> None:
+    found = lines_of(hostile_kits.hostile_command(kit), "hostile", corpus)
+    assert wrong_decisions(corpus / INDEX, kit, found) == []
+
+
+@pytest.mark.kits
+@pytest.mark.parametrize("kit", hostile_kits.kits())
+def test_damaged_files(kit: str, tmp_path: Path) -> None:
+    command = hostile_kits.hostile_command(kit)
+    assert disagreements(command, COMPARED, seed=1, work=tmp_path) == []
