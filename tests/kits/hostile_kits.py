@@ -30,6 +30,8 @@ def swift() -> list[str]:
     if reason := swift_kit.unavailable():
         pytest.skip(reason)
     return swift_kit.command(swift_kit.built())
+
+
 def kits() -> list[str]:
     """Names of the kits that have a program."""
     here = globals()
