@@ -260,8 +260,8 @@ def _foreign_properties() -> Iterator[Made]:
         yield f"properties_{kind}_proto", of(kind, "__proto__", "constructor", "toString"), ()
         yield f"properties_{kind}_twice", of(kind, "epoch", "epoch"), CORRUPT
         yield f"properties_{kind}_no_name", of(kind, ""), CORRUPT
-        yield f"properties_{kind}_of_ours", of(kind, "odtpack.optimizer"), CORRUPT
-        yield f"properties_{kind}_of_ours_schedule", of(kind, "odtpack.schedule"), CORRUPT
+        yield f"properties_{kind}_of_ours", of(kind, "odtpack.optimizer"), ()
+        yield f"properties_{kind}_of_ours_schedule", of(kind, "odtpack.schedule"), ()
 
 
 def shared_table(count: int) -> bytes:

@@ -31,7 +31,6 @@ export interface CheckpointData {
 
 const IDENTIFIER = 'ODTC';
 const VERSION = 2;
-const OWN_PROPERTIES = 'odtpack.';
 const OPTIMIZER_PROPERTY = 'odtpack.optimizer';
 const MAX_RANK = 32;
 const MAX_ELEMENTS = 2 ** 48;
@@ -117,7 +116,6 @@ class Reader {
     }
     const optimizer = this.#optimizer(root, trainable);
     const properties = this.#properties(root.table(3));
-    this.#ours ||= [...properties.keys()].some((name) => name.startsWith(OWN_PROPERTIES));
     const kind = properties.get(OPTIMIZER_PROPERTY);
     if (optimizer && kind) {
       if (typeof kind.value !== 'string') return source.fail(`${OPTIMIZER_PROPERTY} is not text`);

@@ -67,7 +67,6 @@ IDENTIFIER = b"ODTC"
 VERSION = 2
 GROUP_NAME = "group{}"
 _NOTHING = np.empty(0, np.uint8)
-_OWN_PREFIX = "odtpack."
 OPTIMIZER_PROPERTY = "odtpack.optimizer"
 """Property of a file, not of a state: kind of the optimizer whose state the file holds."""
 MAX_RANK = 32
@@ -267,7 +266,6 @@ class _Reader:
                 self._source.fail(f"parameter '{min(both)}' is both trainable and frozen")
             optimizer = self._optimizer(root, trainable)
         properties = self._properties(root.table(3))
-        written_here = any(name.startswith(_OWN_PREFIX) for name in properties)
         if optimizer is not None:
             kind = properties.pop(OPTIMIZER_PROPERTY, None)
             if kind is not None and not isinstance(kind, str):
@@ -276,7 +274,7 @@ class _Reader:
         if odd := self._check.difference(root.string(4)):
             self._source.fail(f"what is stored is not what was saved: {odd}")
         checked = odd is not None
-        if not checked and (written_here or self._lost_digests(properties)):
+        if not checked and self._lost_digests(properties):
             self._source.fail("it was written by odtpack, and lacks the digest that it had")
         return CheckpointData(trainable, frozen, self._nominal, optimizer, properties, checked)
 

@@ -48,7 +48,7 @@ from odtpack_runtime.checkpoint.format import (
     read_once,
 )
 from odtpack_runtime.checkpoint.layout import Array
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.errors import OdtpackError, unreadable
 from odtpack_runtime.files.atomic import (
     NO_LINKS,
     atomic_write,
@@ -525,7 +525,12 @@ def _free_region(taken: Iterable[_Region | None], nbytes: int) -> int:
 
 
 def _external_region(path: Path) -> _Region | None:
-    """Return what the checkpoint at ``path`` uses of its data file, if anything."""
+    """Return what the checkpoint at ``path`` uses of its data file, if anything.
+
+    Raises:
+        OdtpackError: ``file-not-written``: the system does not let it be read, and a save could
+            overwrite what it uses.
+    """
     try:
         with path.open("rb") as stream:
             root = Source(stream, "checkpoint", str(path)).root(IDENTIFIER)
@@ -545,8 +550,14 @@ def _external_region(path: Path) -> _Region | None:
                 first = offset if first is None else min(first, offset)
                 end = max(end, offset + math.prod(tensor.integers(2, MAX_RANK)) * width)
             return None if first is None else (first, end)
-    except (OSError, OdtpackError, LookupError):  # absent or unreadable: nothing to preserve
+    except (FileNotFoundError, NotADirectoryError, LookupError):  # nothing to preserve
         return None
+    except OSError as error:
+        raise unreadable("file-not-written", path, error) from error
+    except OdtpackError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        return None  # it is not whole
 
 
 def _is_same_file(first: Path, second: Path) -> bool:

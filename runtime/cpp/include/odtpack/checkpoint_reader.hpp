@@ -156,7 +156,7 @@ class CheckpointReader {
     if (fields > fbs::Checkpoint::VT_DIGEST) return true;  // the reference has no such field
     const size_t end = kDigestTextBytes + 1;
     if (bytes_.size() > end && bytes_.substr(bytes_.size() - end, 7) == "sha256:") return true;
-    return ours_ || std::any_of(said_.begin(), said_.end(), [](const auto& each) {
+    return std::any_of(said_.begin(), said_.end(), [](const auto& each) {
              return each.second.compare(0, 7, "sha256:") == 0;
            });
   }
@@ -316,7 +316,6 @@ class CheckpointReader {
       if (const auto* number = std::get_if<int64_t>(&value)) outline_.Number(*number);
       if (const auto* real = std::get_if<float>(&value)) outline_.Number(*real);
       if (const auto* text = std::get_if<std::string>(&value)) outline_.Text(*text);
-      ours_ = ours_ || name.rfind("odtpack.", 0) == 0;
       Require(!name.empty() && state.properties.emplace(name, std::move(value)).second,
               "a property name, '" + name + "', is empty or occurs twice");
     };
@@ -343,7 +342,7 @@ class CheckpointReader {
   std::string_view bytes_;
   std::string where_, data_path_;
   Values values_;
-  bool nominal_ = false, external_ = false, ours_ = false;
+  bool nominal_ = false, external_ = false;
   Outline outline_{false};
   std::vector<std::pair<std::string, std::string>> said_;  // tensors, and the file's digests
   std::unordered_set<const void*> entered_;

@@ -128,16 +128,15 @@ internal class CheckpointReader(
 
     /**
      * Compare with the digests that the file carries. Without any it must be as the reference writes
-     * it, and is not checked: a file of ours that lost them is damaged. It has a property of ours, or
-     * digests stand in it that nothing refers to, because a few bytes may hide all tables.
+     * it, and is not checked: a file of ours that lost them is damaged. Its digests
+     * are in it then, where nothing refers to them, because a few bytes may hide all tables.
      */
     private fun checkDigest(root: FlatBuffer.Table, properties: Map<String, Any>): Boolean {
         val whole = root.text(DIGEST_FIELD)
         val marked = said.any { (_, digest) -> digest.startsWith(DIGEST_PREFIX) }
         if (whole.isEmpty() && !marked) {
             val known = properties.values.count { it is String && DIGEST_TEXT.matches(it) }
-            val ours = properties.keys.any { it.startsWith(OWN) } ||
-                file.count(DIGEST_PREFIX, DIGEST_TEXT_BYTES, DIGEST_TEXT) > known
+            val ours = file.count(DIGEST_PREFIX, DIGEST_TEXT_BYTES, DIGEST_TEXT) > known
             file.check(!ours) { "it was written by odtpack, and lacks the digest that it had" }
             return false
         }
@@ -307,7 +306,6 @@ internal class CheckpointReader(
         val NOTHING: ByteBuffer = ByteBuffer.allocateDirect(0)
         const val DIGEST_FIELD = 4 // of the root; the reference's schema ends before
         val DIGEST_TEXT = Regex("$DIGEST_PREFIX[0-9a-f]{64}")
-        const val OWN = "odtpack."
         const val MOST_NAMED = 3
     }
 }
