@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from odtpack_runtime.apart import worker
 from tests.cli.conftest import Refused, Shared
 
 
@@ -185,12 +187,17 @@ class TestBuild:
     def test_conversion_that_fails_leaves_nothing(
         self, refused: Refused, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def fails(*args: object, **kwargs: object) -> None:
-            raise RuntimeError("no kernel")
+        call = worker.call
 
-        monkeypatch.setattr("odtpack.ort.format.open_optimized", fails)
+        def without_model(function: str, /, *args: Any, **kwargs: Any) -> Any:
+            """Let ONNX Runtime convert something that is no model."""
+            if function == "odtpack.ort.format:save_optimized":
+                kwargs["model"] = str(shared.data)
+            return call(function, *args, **kwargs)
+
+        monkeypatch.setattr(worker, "call", without_model)
         arguments = self.command(shared, tmp_path, "--ort-format")
-        refused(arguments, "ort-conversion-failed", "no kernel")
+        refused(arguments, "ort-conversion-failed", "data.npz")
 
 
 def _model_with_wobble(folder: Path) -> Path:
