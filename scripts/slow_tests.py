@@ -20,6 +20,9 @@ TARGET = 850.0
 MOST, MOST_OF_FILE = 2.0, 10.0
 """Seconds of the slowest test that stays for its function, and for its file."""
 
+IN_ORDER = ("tests/test_contributing.py",)
+"""Files whose tests build on one another."""
+
 _LINE = re.compile(r"^\s*([\d.]+)s (?:call|setup|teardown)\s+(\S.*?)\s*$", re.MULTILINE)
 
 
@@ -35,6 +38,7 @@ def chosen(seconds: dict[str, float]) -> list[str]:
         files[test.partition("::")[0]].append(test)
     stay = {tests[0] for tests in functions.values() if seconds[tests[0]] < MOST}
     stay |= {tests[0] for tests in files.values() if seconds[tests[0]] < MOST_OF_FILE}
+    stay |= {test for test in seconds if test.startswith(IN_ORDER)}
     left, found = sum(seconds.values()), []
     for test in sorted(seconds, key=lambda test: -seconds[test]):
         if left <= TARGET:

@@ -71,13 +71,14 @@ def test_parameters_by_module(root: Part, folder: Path) -> None:
 def test_model_by_operators(root: Part, folder: Path, file: str) -> None:
     """Names, counted by hand; the operators of nodes in branches count, too."""
     model = onnx.load(folder / file)
-    nodes, total, counts = list(model.graph.node), 0, {}
-    while nodes:
-        node = nodes.pop()
-        total += len("".join((node.name, *node.input, *node.output)))
-        counts[node.op_type] = counts.get(node.op_type, 0) + 1
-        nodes += [inner for a in node.attribute if a.HasField("g") for inner in a.g.node]
-    total += sum(len(tensor.name) for tensor in model.graph.initializer)
+    graphs, total, counts = [model.graph], 0, {}
+    while graphs:
+        graph = graphs.pop()
+        total += sum(len(tensor.name) for tensor in graph.initializer)
+        for node in graph.node:
+            total += len("".join((node.name, *node.input, *node.output)))
+            counts[node.op_type] = counts.get(node.op_type, 0) + 1
+            graphs += [attribute.g for attribute in node.attribute if attribute.HasField("g")]
     part = find(root, file)
     assert find(part, "names").nbytes == total
     found = {p.name for p in find(part, "nodes").parts}

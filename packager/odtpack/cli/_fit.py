@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -150,8 +151,8 @@ def fit(
         on_step: Called with the batches done and the batches in all.
 
     Raises:
-        OdtpackError: There are fewer samples than a batch needs, or the loss of no batch of an
-            epoch is finite (``diverged``).
+        OdtpackError: There are fewer samples than a batch needs, or an epoch ends with
+            parameters that give no finite loss (``diverged``).
     """
     names = module.input_names()
     count = batch_count(len(indices), batch_size, whole=whole)
@@ -165,8 +166,7 @@ def fit(
 
     def seen(loss: float) -> None:
         nonlocal done
-        if math.isfinite(loss):
-            losses.append(loss)
+        losses.append(loss)
         done += 1
         on_step(done, count * epochs)
 
@@ -177,7 +177,9 @@ def fit(
         else:
             cut = poisson_batches(indices, min(1.0, batch_size / len(indices)), count, drawn)
         losses, steps, skipped = [], 0, module.skipped_steps
+        tried = list[Indices]()
         while of_step := list(itertools.islice(cut, module.accumulation_steps)):
+            tried += of_step
             each = ([data[name][batch] for name in names] for batch in of_step)
             fed = [*each] if len(of_step) == 1 else each
             training_loop.train_step(
@@ -185,14 +187,30 @@ def fit(
             )
             steps += 1
         skipped = module.skipped_steps - skipped
-        if skipped and not losses:
-            raise OdtpackError(
-                "diverged",
-                f"the loss of no batch of epoch {number} is finite: the training diverged",
-                hint="pass a smaller --lr",
-            )
+        good = [index for index, loss in enumerate(losses) if math.isfinite(loss)]
+        # One bad batch is skipped. Parameters that give no finite loss are another matter: for
+        # them every batch is bad, also one that was not before.
+        if losses and not math.isfinite(losses[-1]):
+            known = [data[name][tried[good[-1]]] for name in names] if good else None
+            if known is None or not math.isfinite(_evaluated(module, known)):
+                raise OdtpackError(
+                    "diverged",
+                    f"the training diverged: epoch {number} ends with parameters for which no "
+                    "loss is finite",
+                    hint="pass a smaller --lr",
+                )
+        mean = sum(losses[index] for index in good) / max(len(good), 1)
         reason = str(module.last_not_finite) if skipped else None
-        yield Epoch(number, sum(losses) / max(len(losses), 1), steps, skipped, reason)
+        yield Epoch(number, mean, steps, skipped, reason)
+
+
+def _evaluated(module: Module, batch: list[np.ndarray[Any, Any]]) -> float:
+    """Loss of a batch in evaluation mode."""
+    module.eval()
+    try:
+        return training_loop.loss_of(module(*batch))
+    finally:
+        module.train()
 
 
 def batch_count(samples: int, batch_size: int, *, whole: bool) -> int:

@@ -286,7 +286,8 @@ class _Save:
         except BaseException:
             moved = self._in_place() or _is_same_file(self._before, self._target)
             if not had and not moved:
-                self._before_data.unlink(missing_ok=True)
+                with suppress(OSError):
+                    self._before_data.unlink(missing_ok=True)
             raise
         if self._rotates and self._current is None:
             with suppress(OSError):

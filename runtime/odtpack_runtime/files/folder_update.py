@@ -229,20 +229,33 @@ def _make_folders(folder: Path) -> list[Path]:
 
 def _make_stage(target: Path) -> Path:
     """Make the stage: beside the folder if it can then take its place, else inside of it."""
-    mark = f"odtpack-{os.getpid()}-{secrets.token_hex(6)}"
-    _remove_stale(target.parent, f".{target.name}.")
     if not target.exists() or _may_be_swapped(target):
-        stage = target.with_name(f".{target.name}.{mark}")
         try:
-            stage.mkdir()
-            return stage
+            return stage_beside(target)
         except OSError:
             if not target.exists():
                 raise
+    _remove_stale(target.parent, f".{target.name}.")
     _remove_stale(target, ".")
-    stage = target / f".{mark}"
+    stage = target / f".{_mark()}"
     stage.mkdir()
     return stage
+
+
+def stage_beside(target: Path) -> Path:
+    """Make a stage beside a file or folder; those of processes that no longer run are removed.
+
+    Raises:
+        OSError: The system refused.
+    """
+    _remove_stale(target.parent, f".{target.name}.")
+    stage = target.with_name(f".{target.name}.{_mark()}")
+    stage.mkdir()
+    return stage
+
+
+def _mark() -> str:
+    return f"odtpack-{os.getpid()}-{secrets.token_hex(6)}"
 
 
 def _may_be_swapped(target: Path) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import UNSYNCED, sync_folder
+from odtpack_runtime.files.folder_update import stage_beside
 
 
 @contextmanager
@@ -20,13 +21,13 @@ def staged_beside(target: Path) -> Iterator[Path]:
         OdtpackError: ``file-not-written``.
     """
     try:
-        stage = tempfile.TemporaryDirectory(
-            prefix=".odtpack-", dir=target.parent, ignore_cleanup_errors=True
-        )
+        stage = stage_beside(target)
     except OSError as error:
         raise _not_written(target, error) from error
-    with stage as folder:
-        yield Path(folder)
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
 
 
 def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[Path]:
