@@ -51,8 +51,8 @@ BYTES_PER_SUBGRAPH: Final = 8_950
 """Per branch or loop body, which has a session state of its own."""
 
 BYTES_PER_BODY_OUTPUT: Final = 2_000
-"""Per output of such a body. Measured on step models, whose updates are branches of many outputs:
-those of an MLP and of MobileNetV2 leave 1,700 and 2,200 bytes for each that nothing else explains."""
+"""Per output of such a body. Step models have many: those of an MLP and of MobileNetV2 leave 1,700
+and 2,200 bytes for each that nothing else explains."""
 
 BYTES_PER_BINDING: Final = 960
 """Per input and output of every run of a segment in a pass: what Python and ONNX Runtime keep of
