@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.kits,
     pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
 ]
-WIDTHS = (64, 1024, 512, 4)
+WIDTHS = (64, 2048, 1024, 4)
 
 
 def build(folder: Path, optimizer: Optimizer | None = None, **options: Any) -> Package:

@@ -81,6 +81,9 @@ class Case {
     const { entry } = this;
     const session = await this.session();
     await this.steps(session);
+    if (session.skippedSteps !== (entry.skipped_steps ?? 0)) {
+      throw new Error(`${session.skippedSteps} steps were skipped`);
+    }
     if (entry.evaluation) {
       const results = await session.runEvalStep(await this.tensors(entry.evaluation.inputs));
       this.near('evaluation', session.lossOf(results), entry.evaluation.loss);
@@ -97,6 +100,10 @@ class Case {
     return this.train();
   }
 
+  not_finite() {
+    return this.train();
+  }
+
   async steps(session) {
     const { entry } = this;
     if (entry.learning_rate !== null && entry.learning_rate !== undefined) {
@@ -107,15 +114,24 @@ class Case {
     }
     const scheduled = entry.schedule || (entry.kind === 'resume' && session.restoreSchedule());
     for (const [i, step] of entry.steps.entries()) {
+      const skipped = session.skippedSteps;
       const results = await session.runTrainStep(await this.tensors(step.inputs));
-      this.near(`loss of step ${i}`, session.lossOf(results), step.loss);
+      if (session.skippedSteps - skipped !== (step.not_finite ? 1 : 0)) {
+        throw new Error(`step ${i}: ${session.skippedSteps - skipped} skipped`);
+      }
+      if (!step.not_finite) this.near(`loss of step ${i}`, session.lossOf(results), step.loss);
+      else if (Number.isFinite(session.lossOf(results))) throw new Error(`loss of step ${i}`);
+      else if (session.lastNotFinite.code !== step.not_finite) {
+        throw new Error(`step ${i}: ${session.lastNotFinite.code}`);
+      }
       for (const [name, tensor] of Object.entries(await this.tensors(step.outputs ?? []))) {
         this.arrays(name, results[name].data, tensor.data);
       }
       if (step.update) {
         if (step.rate !== undefined) this.near('rate', session.getLearningRate(), step.rate, 1);
+        const { stepCount: made } = session;
         await session.runOptimizerStep();
-        if (scheduled) session.schedulerStep();
+        if (scheduled && session.stepCount > made) session.schedulerStep();
       }
       if (step.reset) await session.lazyResetGrad();
     }
