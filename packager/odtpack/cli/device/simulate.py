@@ -234,7 +234,7 @@ def say_suggestion(result: SimulationResult) -> None:
     else:
         _console.say("No budget was given. One to start from, of typical figures with some room:")
     _console.say()
-    _console.say(suggest_budget(result))
+    _console.lines(suggest_budget(result))
 
 
 def end(result: SimulationResult, *, strict: bool) -> None:
