@@ -206,6 +206,8 @@ void Nan(const Job& job, int times) {
   const auto before = DigestOf(*training);
   Require(CodeOf([&] { session.StepOn(bad.values); }) == "loss-not-finite", "the policy to stop");
   Require(DigestOf(*training) == before, "a step that stopped changed something");
+  if (session.HasStepModel())  // it is no training step: none of these was made, good or bad
+    Require(CodeOf([&] { session.TrainStep(bad.values); }) == "loss-not-finite", "a training step");
   session.OptimizerStep();
   Require(DigestOf(*training) == before, "an optimizer step on nothing");
 }
@@ -225,8 +227,12 @@ void Gradient(const Job& job, int) {
     for (size_t i = 0; i < tensor.Count(); ++i)
       tensor.As<float>()[i] = i * 7 % 3 == 0 ? value : value / 2;
   };
-  fill("fc1.weight", 1e-30f);
-  fill("fc2.weight", 1e25f);
+  const auto fill_all = [&fill] {
+    fill("fc1.weight", 1e-30f);
+    fill("fc1.bias", 0);  // its gradient is finite, and after a step with it the loss is not
+    fill("fc2.weight", 1e25f);
+  };
+  fill_all();
   const auto before = DigestOf(*training);
   const bool whole = session.HasStepModel();
   const double loss = session.TrainBatch(job.batch.values);
@@ -246,9 +252,9 @@ void Gradient(const Job& job, int) {
     Require(DigestOf(*training) == before, "a bad step changed something");
   }
   session.SetOnNotFinite(odtpack::OnNotFinite::kStop);
-  fill("fc1.weight", 1e-30f);
-  fill("fc2.weight", 1e25f);
+  fill_all();
   Require(CodeOf([&] { session.TrainBatch(job.batch.values); }) == "gradient-not-finite", "stop");
+  Require(session.StepCount() == (whole ? 2 : 0), "the step count after a stop");
 }
 
 void Rates(const Job& job, int) {

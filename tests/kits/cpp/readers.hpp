@@ -43,7 +43,7 @@ inline std::string Digest(const odtpack::detail::State& state) {
   for (const auto& [name, parameter] : state.parameters) {
     const Tensor& value = parameter.value;
     std::string dims;
-    for (const int64_t size : value.shape)
+    for (const int64_t size : state.nominal ? odtpack::detail::Shape{} : value.shape)
       dims += (dims.empty() ? "" : "x") + std::to_string(size);
     lines[Hex(name)] = std::string("P ") + (parameter.trainable ? "t " : "f ") +
                        odtpack::detail::TypeInfo(value.type).first + " " +

@@ -1,11 +1,10 @@
 // Checkpoints are read: what a file holds, checked before it is used (docs/formats/checkpoint.md).
 #pragma once
 
-#include <unordered_set>
-
 #include "odtpack/base.hpp"
 #include "odtpack/checkpoint_generated.h"
 #include "odtpack/digest.hpp"
+#include "odtpack/flatbuffer.hpp"
 
 namespace odtpack {
 
@@ -53,15 +52,6 @@ struct State {
   }
 };
 
-template <class Table>
-using Tables = flatbuffers::Vector<flatbuffers::Offset<Table>>;
-
-/// Number of entries of a list that may be absent.
-template <class List>
-size_t SizeOf(const List* list) {
-  return list == nullptr ? 0 : list->size();
-}
-
 /// What becomes of the elements of tensors: they are left alone, looked at where they are (checked,
 /// and valid as long as the file's bytes), or copied.
 enum class Values { kNone, kViewed, kCopied };
@@ -70,45 +60,45 @@ enum class Values { kNone, kViewed, kCopied };
 class CheckpointReader {
  public:
   CheckpointReader(std::string_view bytes, std::string where, std::string data_path, Values values)
-      : bytes_(bytes), where_(std::move(where)), data_path_(std::move(data_path)), values_(values) {
-    const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
-    Require(bytes.size() >= 8 && bytes.size() < FLATBUFFERS_MAX_BUFFER_SIZE, "its size");
-    Require(fbs::CheckpointBufferHasIdentifier(data), "it does not carry the identifier ODTC");
-    // A table and the offset to it take eight bytes: more of them are there several times.
-    flatbuffers::Verifier verifier(data, bytes.size(), 64,
-                                   static_cast<flatbuffers::uoffset_t>(bytes.size() / 8 + 1));
-    Require(fbs::VerifyCheckpointBuffer(verifier), "its offsets lead out of the file");
-    root_ = fbs::GetCheckpoint(data);
-    Enter(Plain(root_), "44444");
-    if (root_->version() != 2) throw Error("checkpoint-version", where_ + " is not of version 2.");
+      : bytes_(bytes),
+        where_(std::move(where)),
+        data_path_(std::move(data_path)),
+        values_(values),
+        source_(bytes, where_) {
+    Require(bytes.size() >= 8 && bytes.size() <= INT32_MAX, "its size");
+    Require(bytes.substr(4, 4) == fbs::CheckpointIdentifier(),
+            "it does not carry the identifier ODTC");
+    root_.emplace(source_, source_.Number<uint32_t>(0));
+    if (root_->Number<int32_t>(fbs::Checkpoint::VT_VERSION) != 2)
+      throw Error("checkpoint-version", where_ + " is not of version 2.");
   }
 
   State Read() {
-    const auto* module = root_->module_state();
-    Require(module != nullptr, "it has no module state");
-    Enter(Plain(module), "4411");
+    using Module = fbs::ModuleState;
+    const auto module = root_->Table(fbs::Checkpoint::VT_MODULE_STATE);
+    Require(module.has_value(), "it has no module state");
     State state;
-    state.nominal = nominal_ = module->is_nominal_state();
+    state.nominal = nominal_ = module->Number<uint8_t>(Module::VT_IS_NOMINAL_STATE) != 0;
     outline_ = Outline(nominal_);
     inline_left_ = bytes_.size();
-    external_ = module->has_external_data();
+    external_ = module->Number<uint8_t>(Module::VT_HAS_EXTERNAL_DATA) != 0;
     if (external_ && values_ != Values::kNone) {
       Require(!data_path_.empty() && !fs::is_symlink(data_path_), "it has no data file");
       data_ = Map(data_path_);
     }
     external_left_ = values_ == Values::kNone ? SIZE_MAX : data_->size();
     for (const bool trainable : {true, false}) {
-      for (auto& [name, tensor] :
-           ReadTensors(trainable ? module->requires_grad_params() : module->frozen_params())) {
+      for (auto& [name, tensor] : ReadTensors(
+               *module, trainable ? Module::VT_REQUIRES_GRAD_PARAMS : Module::VT_FROZEN_PARAMS)) {
         Require(state.parameters.emplace(name, Parameter{tensor, trainable}).second,
                 "parameter '" + name + "' is both trainable and frozen");
       }
     }
-    outline_.Count(SizeOf(root_->optimizer_groups()));
-    if (SizeOf(root_->optimizer_groups()) > 0) state.optimizer = Optimizer(state);
-    if (const auto* bag = root_->property_bag()) Enter(Plain(bag), "444");
-    Properties(root_->property_bag(), state);
-    if (values_ != Values::kNone) state.checked = CheckDigest();
+    const size_t groups = root_->Count(fbs::Checkpoint::VT_OPTIMIZER_GROUPS);
+    outline_.Count(groups);
+    if (groups > 0) state.optimizer = Optimizer(state);
+    Properties(root_->Table(fbs::Checkpoint::VT_PROPERTY_BAG), state);
+    if (values_ != Values::kNone) state.checked = CheckDigest(state);
     return state;
   }
 
@@ -117,55 +107,38 @@ class CheckpointReader {
 
  private:
   void Require(bool good, const std::string& reason) const {
-    if (!good)
-      throw Error("checkpoint-corrupt", "It is not a readable checkpoint: " + reason + ".", where_,
-                  "copy or download the file again, or fall back to an earlier one");
+    if (!good) source_.Fail(reason);
   }
 
-  /// Note that a table is read, and check what the verifier does not: that nothing else refers to
-  /// it, and that its fields lie inside it. `widths` has a digit for each field: its bytes.
-  void Enter(const flatbuffers::Table* table, std::string_view widths) {
-    Require(entered_.insert(table).second, "two places refer to one table");
-    const auto* start = reinterpret_cast<const uint8_t*>(table);
-    const uint8_t* const fields = FieldsOf(table);
-    const auto read = [fields](size_t at) {
-      return size_t{flatbuffers::ReadScalar<flatbuffers::voffset_t>(fields + at)};
+  /// Whether digests stand in a file that refers to none: a few bytes may hide all of them. Those
+  /// that are texts of properties do not count.
+  bool LostDigests(const State& state) const {
+    const auto is_digest = [](std::string_view text) {
+      return text.size() == kDigestTextBytes && text.substr(0, 7) == "sha256:" &&
+             text.find_first_not_of("0123456789abcdef", 7) == text.npos;
     };
-    const auto* end = reinterpret_cast<const uint8_t*>(bytes_.data()) + bytes_.size();
-    const size_t size = read(2);
-    Require(read(0) >= 4 && size >= 4 && size <= static_cast<size_t>(end - start),
-            "a table is malformed");
-    for (size_t i = 0; i < widths.size() && 6 + 2 * i <= read(0); ++i) {
-      const size_t field = read(4 + 2 * i), width = static_cast<size_t>(widths[i] - '0');
-      Require(field == 0 || (field >= 4 && field + width <= size),
-              "a field lies outside of its table");
+    int64_t found = 0;
+    for (const auto& [name, value] : state.properties) {
+      const auto* text = std::get_if<std::string>(&value);
+      if (text != nullptr && is_digest(*text)) --found;
     }
-  }
-  template <class Table>
-  static const flatbuffers::Table* Plain(const Table* table) {
-    return reinterpret_cast<const flatbuffers::Table*>(table);
-  }
-  static const uint8_t* FieldsOf(const flatbuffers::Table* table) {
-    const auto* start = reinterpret_cast<const uint8_t*>(table);
-    return start - flatbuffers::ReadScalar<flatbuffers::soffset_t>(start);
-  }
-
-  /// Whether anything says that odtpack wrote the file, which then carried a digest.
-  bool IsOurs() const {
-    const auto fields = flatbuffers::ReadScalar<flatbuffers::voffset_t>(FieldsOf(Plain(root_)));
-    if (fields > fbs::Checkpoint::VT_DIGEST) return true;  // the reference has no such field
-    const size_t end = kDigestTextBytes + 1;
-    if (bytes_.size() > end && bytes_.substr(bytes_.size() - end, 7) == "sha256:") return true;
-    return std::any_of(said_.begin(), said_.end(), [](const auto& each) {
-             return each.second.compare(0, 7, "sha256:") == 0;
-           });
+    const std::string start = std::string("\x47\0\0\0", 4) + "sha256:";  // 71 bytes follow
+    for (size_t at = bytes_.find(start); at != bytes_.npos; at = bytes_.find(start, at + 1)) {
+      const size_t end = at + 4 + kDigestTextBytes;
+      if (end < bytes_.size() && bytes_[end] == 0 && is_digest(bytes_.substr(at + 4, end - at - 4)))
+        ++found;
+    }
+    return found > 0;
   }
 
   /// Compare with the digests that the file carries; false if it carries none.
-  bool CheckDigest() {
-    const std::string said = String(root_->digest());
+  bool CheckDigest(const State& state) {
+    const std::string said = root_->Text(fbs::Checkpoint::VT_DIGEST);
     if (said.empty()) {
-      Require(!IsOurs(), "odtpack wrote it, and its digest is missing");
+      const bool marked = std::any_of(said_.begin(), said_.end(), [](const auto& each) {
+        return each.second.compare(0, 7, "sha256:") == 0;
+      });
+      Require(!marked && !LostDigests(state), "odtpack wrote it, and its digest is missing");
       return false;
     }
     const auto digests = outline_.Digests();
@@ -178,54 +151,48 @@ class CheckpointReader {
     return true;
   }
 
-  std::string String(const flatbuffers::String* text) {
-    if (text == nullptr) return {};
-    text_ += text->size();
-    Require(text_ <= bytes_.size(), "its strings overlap");  // one may be referred to many times
-    Require(IsUtf8(text->str()), "it holds text that is not UTF-8");
-    return text->str();
-  }
-
-  std::vector<std::pair<std::string, Tensor>> ReadTensors(const Tables<fbs::Tensor>* list,
+  std::vector<std::pair<std::string, Tensor>> ReadTensors(const FlatTable& owner, int field,
                                                           const std::string& of = "") {
     std::vector<std::pair<std::string, Tensor>> tensors;
     std::set<std::string> names;
-    outline_.Count(SizeOf(list));
-    for (size_t i = 0; i < SizeOf(list); ++i) {
-      const auto* table = list->Get(static_cast<flatbuffers::uoffset_t>(i));
-      Enter(Plain(table), "4444448");
-      std::string name = String(table->name());
+    outline_.Count(owner.Count(field));
+    owner.Each(field, [&](const FlatTable& table) {
+      std::string name = table.Text(fbs::Tensor::VT_NAME);
       Require(!name.empty() && names.insert(name).second, "a name is empty or occurs twice");
-      tensors.emplace_back(name, ReadTensor(name, *table));
+      tensors.emplace_back(name, ReadTensor(name, table));
       outline_.AddTensor(name, tensors.back().second);
-      if (!nominal_)
-        said_.emplace_back(of.empty() ? name : name + " of " + of, String(table->doc_string()));
-    }
+      if (nominal_) return;
+      said_.emplace_back(of.empty() ? name : name + " of " + of,
+                         table.Text(fbs::Tensor::VT_DOC_STRING));
+    });
     return tensors;
   }
 
-  Tensor ReadTensor(const std::string& name, const fbs::Tensor& table) {
-    if (TypeInfo(table.data_type()).second == 0) {
+  Tensor ReadTensor(const std::string& name, const FlatTable& table) {
+    const auto type = table.Number<int32_t>(fbs::Tensor::VT_DATA_TYPE);
+    if (TypeInfo(type).second == 0) {
       throw Error("checkpoint-dtype",
-                  "'" + name + "' has elements of ONNX type " + std::to_string(table.data_type()) +
+                  "'" + name + "' has elements of ONNX type " + std::to_string(type) +
                       ", which are not supported.",
                   where_);
     }
-    Tensor tensor{static_cast<Type>(table.data_type()), {}, nullptr};
+    Tensor tensor{static_cast<Type>(type), {}, nullptr};
+    const FlatVector dims = table.Vector(fbs::Tensor::VT_DIMS, sizeof(int64_t));
     double most = 1;  // the product itself would be 0 for a zero beside any size
-    for (size_t i = 0; table.dims() != nullptr && i < table.dims()->size(); ++i) {
-      int64_t size = 0;  // a hostile file's are not aligned, which the verifier does not see
-      std::memcpy(&size, table.dims()->Data() + i * sizeof size, sizeof size);
-      size = flatbuffers::EndianScalar(size);
+    for (int64_t i = 0; i < dims.length; ++i) {
+      const auto size = source_.Number<int64_t>(dims.position + 8 * i);
       most *= std::max(1.0, static_cast<double>(size));
       Require(i < 32 && size >= 0 && most <= kMostElements,
               "'" + name + "' has an impossible shape");
       tensor.shape.push_back(size);
     }
-    const size_t stored = table.raw_data() == nullptr ? 0 : table.raw_data()->size();
-    const auto offset = static_cast<size_t>(table.external_data_offset());
+    const FlatVector raw = table.Vector(fbs::Tensor::VT_RAW_DATA, 1);
+    const auto stored = static_cast<size_t>(raw.length);
+    const auto offset =
+        static_cast<size_t>(table.Number<int64_t>(fbs::Tensor::VT_EXTERNAL_DATA_OFFSET, -1));
     const bool outside = offset != SIZE_MAX;
-    Require(table.string_data() == nullptr, "'" + name + "' holds strings");
+    Require(!table.Vector(fbs::Tensor::VT_STRING_DATA, 4).there,
+            "'" + name + "' holds strings");
     if (nominal_) {
       Require(tensor.shape.empty() && stored == 0 && !outside, "it is nominal and has values");
       tensor.shape = {0};
@@ -244,8 +211,8 @@ class CheckpointReader {
     Require(!outside || (bytes <= data_->size() && offset <= data_->size() - bytes),
             "'" + name + "' lies outside of its data file");
     const auto* source = outside ? reinterpret_cast<const uint8_t*>(data_->data()) + offset
-                         : table.raw_data() == nullptr ? nullptr
-                                                       : table.raw_data()->data();
+                         : raw.there ? reinterpret_cast<const uint8_t*>(source_.At(raw.position))
+                                     : nullptr;
     if (values_ == Values::kCopied) {
       tensor = Zeros(tensor.type, tensor.shape);
       tensor.CopyFrom(source);
@@ -259,35 +226,37 @@ class CheckpointReader {
   }
 
   OptimizerState Optimizer(const State& state) {
-    const auto& groups = *root_->optimizer_groups();
+    using Group = fbs::OptimizerGroup;
     OptimizerState optimizer;
-    optimizer.step = groups.Get(0)->step();
-    optimizer.rate = groups.Get(0)->initial_learning_rate();
+    std::vector<FlatTable> groups;
+    root_->Each(fbs::Checkpoint::VT_OPTIMIZER_GROUPS,
+                [&groups](const FlatTable& group) { groups.push_back(group); });
+    optimizer.step = groups[0].Number<int64_t>(Group::VT_STEP);
+    optimizer.rate = groups[0].Number<float>(Group::VT_INITIAL_LEARNING_RATE);
     Require(optimizer.step >= 0 && std::isfinite(optimizer.rate), "its optimizer's step or rate");
     std::set<std::string> seen;
-    for (const auto* group : groups) {
-      Enter(Plain(group), "4844");
+    for (const FlatTable& group : groups) {
       const std::string name = "group" + std::to_string(optimizer.groups.size());
-      Require(String(group->group_name()) == name && group->step() == optimizer.step &&
-                  group->initial_learning_rate() == optimizer.rate,
+      const auto step = group.Number<int64_t>(Group::VT_STEP);
+      const auto rate = group.Number<float>(Group::VT_INITIAL_LEARNING_RATE);
+      Require(group.Text(Group::VT_GROUP_NAME) == name && step == optimizer.step &&
+                  rate == optimizer.rate,
               "its optimizer groups have other names, or stand at different steps or rates");
       outline_.Text(name);
-      outline_.Number(group->step());
-      outline_.Number(group->initial_learning_rate());
-      const auto* entries = group->optimizer_states();
-      outline_.Count(SizeOf(entries));
+      outline_.Number(step);
+      outline_.Number(rate);
+      outline_.Count(group.Count(Group::VT_OPTIMIZER_STATES));
       optimizer.groups.emplace_back();
-      for (size_t i = 0; i < SizeOf(entries); ++i) {
-        const auto* entry = entries->Get(static_cast<flatbuffers::uoffset_t>(i));
-        Enter(Plain(entry), "44");
-        const std::string of = String(entry->param_name());
+      group.Each(Group::VT_OPTIMIZER_STATES, [&](const FlatTable& entry) {
+        const std::string of = entry.Text(fbs::ParameterOptimizerState::VT_PARAM_NAME);
         const auto owner = state.parameters.find(of);
         Require(
             owner != state.parameters.end() && owner->second.trainable && seen.insert(of).second,
             "the optimizer state of '" + of + "' occurs twice or belongs to no parameter");
         std::vector<Tensor> moments;
         outline_.Text(of);
-        for (auto& [label, moment] : ReadTensors(entry->momentums(), of)) {
+        for (auto& [label, moment] :
+             ReadTensors(entry, fbs::ParameterOptimizerState::VT_MOMENTUMS, of)) {
           const Shape& shape = owner->second.value.shape;
           bool fits = label == "momentum" + std::to_string(moments.size()) &&
                       moment.type == owner->second.value.type &&
@@ -301,7 +270,7 @@ class CheckpointReader {
         optimizer.groups.back().push_back(of);
         Require(optimizer.moments.back().second.size() == optimizer.moments[0].second.size(),
                 "its optimizer state is uneven");
-      }
+      });
     }
     for (const auto& [name, parameter] : state.parameters) {
       Require(seen.empty() || seen.count(name) == parameter.trainable, "it lacks optimizer state");
@@ -309,29 +278,30 @@ class CheckpointReader {
     return optimizer;
   }
 
-  void Properties(const fbs::PropertyBag* bag, State& state) {
-    const auto add = [&](const flatbuffers::String* label, Property value) {
-      const std::string name = String(label);
-      outline_.Text(name);
-      if (const auto* number = std::get_if<int64_t>(&value)) outline_.Number(*number);
-      if (const auto* real = std::get_if<float>(&value)) outline_.Number(*real);
-      if (const auto* text = std::get_if<std::string>(&value)) outline_.Text(*text);
-      Require(!name.empty() && state.properties.emplace(name, std::move(value)).second,
-              "a property name, '" + name + "', is empty or occurs twice");
+  void Properties(const std::optional<FlatTable>& bag, State& state) {
+    const auto each = [&](int field, int label, const auto& read) {
+      outline_.Count(bag ? bag->Count(field) : 0);
+      if (!bag) return;
+      bag->Each(field, [&](const FlatTable& entry) {
+        const std::string name = entry.Text(label);
+        Property value = read(entry);
+        outline_.Text(name);
+        if (const auto* number = std::get_if<int64_t>(&value)) outline_.Number(*number);
+        if (const auto* real = std::get_if<float>(&value)) outline_.Number(*real);
+        if (const auto* text = std::get_if<std::string>(&value)) outline_.Text(*text);
+        Require(!name.empty() && state.properties.emplace(name, std::move(value)).second,
+                "a property name, '" + name + "', is empty or occurs twice");
+      });
     };
-    const auto each = [&](const auto* list, const char* widths, const auto& value) {
-      outline_.Count(SizeOf(list));
-      for (size_t i = 0; i < SizeOf(list); ++i) {
-        const auto* entry = list->Get(static_cast<flatbuffers::uoffset_t>(i));
-        Enter(Plain(entry), widths);
-        add(entry->name(), value(*entry));
-      }
-    };
-    const auto plain = [](const auto& entry) { return Property(entry.value()); };
-    each(bag ? bag->ints() : nullptr, "48", plain);
-    each(bag ? bag->floats() : nullptr, "44", plain);
-    each(bag ? bag->strings() : nullptr, "44",
-         [this](const auto& entry) { return Property(String(entry.value())); });
+    each(fbs::PropertyBag::VT_INTS, fbs::IntProperty::VT_NAME, [](const FlatTable& entry) {
+      return Property(entry.Number<int64_t>(fbs::IntProperty::VT_VALUE));
+    });
+    each(fbs::PropertyBag::VT_FLOATS, fbs::FloatProperty::VT_NAME, [](const FlatTable& entry) {
+      return Property(entry.Number<float>(fbs::FloatProperty::VT_VALUE));
+    });
+    each(fbs::PropertyBag::VT_STRINGS, fbs::StringProperty::VT_NAME, [](const FlatTable& entry) {
+      return Property(entry.Text(fbs::StringProperty::VT_VALUE));
+    });
     const auto kind = state.properties.find(kOptimizerProperty);
     if (!state.optimizer || kind == state.properties.end()) return;
     Require(std::holds_alternative<std::string>(kind->second), "its odtpack.optimizer is no text");
@@ -345,10 +315,10 @@ class CheckpointReader {
   bool nominal_ = false, external_ = false;
   Outline outline_{false};
   std::vector<std::pair<std::string, std::string>> said_;  // tensors, and the file's digests
-  std::unordered_set<const void*> entered_;
-  const fbs::Checkpoint* root_ = nullptr;
+  FlatBuffer source_;
+  std::optional<FlatTable> root_;
   std::shared_ptr<const std::string_view> data_ = std::make_shared<std::string_view>();
-  size_t inline_left_ = 0, external_left_ = 0, text_ = 0;
+  size_t inline_left_ = 0, external_left_ = 0;
 };
 
 inline State ReadCheckpoint(const std::string& path, Values values = Values::kCopied) {
