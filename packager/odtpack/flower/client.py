@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -113,6 +114,8 @@ def client_app(
             client=client_number(context),
             optimizer_state=None if kept is None else to_arrays(kept),
         )
+        if not math.isfinite(update.loss):
+            raise OdtpackError("diverged", "The loss of no batch of this client is finite.")
         if keep_optimizer_state:
             context.state[OPTIMIZER_STATE] = to_record(trainer.optimizer_state())
         metrics: dict[str, int | float] = {
