@@ -161,6 +161,8 @@ def main() -> None:
     parser.add_argument("--fault", action="append", help="name of a fault; all by default")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    # Faults are this process's: a build's other one runs models, and writes nothing of a package.
+    os.environ.pop("LD_PRELOAD", None)
     harness = Harness(arguments.action, arguments.folder)
     for fault in FAULTS:
         if arguments.fault and fault.name not in arguments.fault:
