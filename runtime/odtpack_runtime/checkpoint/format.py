@@ -33,8 +33,8 @@ The reader trusts nothing: see :mod:`odtpack_runtime.checkpoint.flatbuffer`. On 
 that it requires known element types, sizes that agree with the dimensions,
 unique names, tables that are referred to once, and tensors that together are no larger
 than the file, so that a small file cannot ask for much memory. A file without a
-digest is what the reference wrote: one that has a property of odtpack's, or in
-which digests stand that nothing refers to, is damaged. The flatbuffer bindings that ship inside
+digest is what the reference wrote: one that holds digests to which nothing refers
+is damaged. The flatbuffer bindings that ship inside
 ``onnxruntime.tools`` are not used: they verify nothing, and importing that
 package imports PyTorch wherever it is installed.
 """
