@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -255,6 +256,9 @@ class Federation:
         reasons = refusals(
             state.arrays, [update.arrays for update in updates], federation.most_times_median
         )
+        for index, update in enumerate(updates):
+            if reasons[index] is None and update.steps and not math.isfinite(update.loss):
+                reasons[index] = "no batch of it has a finite loss"
         kept = [update for update, reason in zip(updates, reasons, strict=True) if reason is None]
         refused = {
             visit.client: f"client {visit.client}: {reason}"
