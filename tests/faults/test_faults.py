@@ -1,7 +1,7 @@
 """System calls that go wrong lose nothing: the old state, the new one, or one on the way.
 
-``make test`` makes each fault at a few of the calls of each action, ``make sweep`` at three times as
-many, and ``make faults`` at every call.
+``make test`` makes each fault at a few of the calls of each action, ``make sweep`` at three times
+as many, and ``make faults`` at every call.
 """
 
 from __future__ import annotations
