@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from odtpack_simulator.device.kits import Kit, Sharing
 from odtpack_simulator.result.base import Bytes, Count, Text
 from odtpack_simulator.values.part import Part
-from odtpack_simulator.values.quantities import FigureKind
+from odtpack_simulator.values.quantities import SourceKind
 
 MemoryKind = Literal[
     "parameters", "gradients", "optimizer_state", "inputs", "activations", "session"
@@ -133,7 +133,7 @@ class DeviceMemory(Part):
 
     limit_bytes: Bytes | None
     limit_low_bytes: Bytes | None = None
-    limit_kind: FigureKind | None = None
+    limit_kind: SourceKind | None = None
     limit_source: Text | None = None
     limit_state: Literal["foreground", "background"] = "foreground"
     limit_entitled: bool = False
@@ -147,7 +147,7 @@ class DeviceMemory(Part):
     unmeasured_bytes: Bytes | None = None
     phase: Text | None = None
     app_bytes: Bytes | None = None
-    app_kind: FigureKind | None = None
+    app_kind: SourceKind | None = None
     app_source: Text | None = None
     runtime_bytes: Bytes | None = None
     kit: Kit | None = None

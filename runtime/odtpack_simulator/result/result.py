@@ -1,6 +1,6 @@
 """The result of a simulation: the one object between measuring, judging and rendering.
 
-A replay fills it, :mod:`odtpack_simulator.budgets.judge` adds checks and
+A replay fills it, :mod:`odtpack_simulator.figures.judge` adds checks and
 verdicts, and each renderer in :mod:`odtpack_simulator.reports` draws it. Units
 are in the names (``_bytes``, ``_ms``, ``_s``). A null figure is unknown: what
 it would have judged is "not judged". Losses that are not finite are null too,
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -56,14 +56,15 @@ from odtpack_simulator.result.training import (
     InterruptionInfo,
     TrainingInfo,
 )
+from odtpack_simulator.values.figure import Check, Verdict
 from odtpack_simulator.values.part import Part
+from odtpack_simulator.values.paths import last_part
 from odtpack_simulator.values.schema_errors import first_problem
 from odtpack_simulator.values.textfile import read_bounded
 from odtpack_simulator.values.units import format_bytes
 
 __all__ = [
     "CampaignPoint",
-    "Check",
     "ClassTime",
     "DataInfo",
     "DeviceCampaign",
@@ -93,19 +94,14 @@ __all__ = [
     "Policy",
     "PredictedMemory",
     "SimulationResult",
+    "Subject",
     "TimelinePoint",
     "TrainingInfo",
-    "Verdict",
     "load_result",
 ]
 
 SCHEMA_VERSION: Final = 2
 MAX_RESULT_BYTES: Final = 64 * 1024 * 1024
-
-Verdict = Literal["pass", "warn", "fail", "not judged"]
-CheckStatus = Literal["pass", "fail", "not judged"]
-CheckLevel = Literal["error", "warn"]
-CheckUnit = Literal["B", "ms", "s", "J", "%", "1"]
 
 
 class PackageInfo(Part):
@@ -129,7 +125,7 @@ class PackageInfo(Part):
     @property
     def name(self) -> str:
         """The last part of the path: what the package is called wherever it lies."""
-        return re.split(r"[/\\]", self.path.rstrip("/\\"))[-1] or self.path
+        return last_part(self.path)
 
 
 class DataInfo(Part):
@@ -191,26 +187,6 @@ class HostInfo(Part):
     onnxruntime: Text
     gemm_gflops: NonNegative | None
     memory_bandwidth_gbs: NonNegative | None
-
-
-class Check(Part):
-    """One assertion over the result.
-
-    ``actual`` and ``limit`` stand in ``unit``; ``"1"`` is a plain number.
-    ``baseline`` is what ``limit`` was computed from, where a budget says by how
-    much a figure may grow ("+5 %").
-    """
-
-    metric: Text
-    limit: float | None
-    actual: float | None
-    baseline: float | None = None
-    unit: CheckUnit
-    level: CheckLevel
-    status: CheckStatus
-    message: Text
-    advice: Text | None = None
-    budget_location: Text | None = None
 
 
 class DeviceResult(Part):
@@ -289,6 +265,26 @@ class SimulationResult(Part):
         """The result as JSON text in the order of the fields; the same result, the same bytes."""
         content = self.model_dump(mode="json")
         return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a figure is read from: a result, and one of its devices where the metric has one."""
+
+    result: SimulationResult
+    device: DeviceResult | None = None
+
+    @property
+    def on(self) -> DeviceResult:
+        """The device.
+
+        Raises:
+            ValueError: A device's metric was read from a package: a bug of the caller.
+        """
+        if self.device is None:
+            msg = "this metric is read from a device"
+            raise ValueError(msg)
+        return self.device
 
 
 def load_result(path: str | os.PathLike[str]) -> SimulationResult:

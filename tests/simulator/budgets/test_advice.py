@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.result.result import EvaluationPoint, PlannedChange, Policy, SimulationResult
 from odtpack_simulator.values.units import Interval, format_bytes
 from tests.simulator.factory import make_result

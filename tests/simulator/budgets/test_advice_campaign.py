@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from odtpack_simulator.budgets import judge, parse_budgets
 from odtpack_simulator.campaign.campaign import run_campaign
 from odtpack_simulator.device.profile import load_profile
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.result.result import DeviceCampaign, Policy, SimulationResult
 from odtpack_simulator.values.units import Interval
 from tests.simulator.factory import make_result

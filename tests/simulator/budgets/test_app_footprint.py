@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.budgets import judge, parse_budgets
-from odtpack_simulator.budgets.compare import compare
 from odtpack_simulator.device.app_footprint import (
     APP_FOOTPRINTS,
     RUNTIME_LIBRARY_BYTES,
     default_footprint,
 )
 from odtpack_simulator.device.profile import list_profiles, load_profile
+from odtpack_simulator.figures.compare import compare
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.reports import render_report
-from odtpack_simulator.reports.view.process_bar import ProcessBar, process_bars
-from odtpack_simulator.result.result import Check, DeviceMemory, SimulationResult
+from odtpack_simulator.reports.simulation import ProcessBar, process_bars
+from odtpack_simulator.result.result import DeviceMemory, SimulationResult
+from odtpack_simulator.values.figure import Check
 from tests.simulator.factory import make_result
 
 PIXEL = "google/pixel-8a"

@@ -5,9 +5,15 @@ from pathlib import Path
 import pytest
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.budgets import Budgets, parse_budgets, read_budgets
-from odtpack_simulator.budgets.budget_file import PlacedLimit, budget_schema, make_budgets
-from odtpack_simulator.budgets.metrics import METRICS
+from odtpack_simulator.figures.limits import (
+    Budgets,
+    PlacedLimit,
+    budget_schema,
+    make_budgets,
+    parse_budgets,
+    read_budgets,
+)
+from odtpack_simulator.figures.simulated import METRICS
 
 DOCUMENT = Path(__file__).parents[3] / "docs/formats/budgets.md"
 EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)[0]

@@ -8,15 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from odtpack_simulator.budgets import judge, parse_budgets
-from odtpack_simulator.budgets.compare import Comparison, Figure, compare
-from odtpack_simulator.budgets.metrics import METRICS
-from odtpack_simulator.reports.comparison.report import (
-    MAX_COMMENT,
-    headline,
-    render_markdown,
-    render_text,
-)
+from odtpack_simulator.figures.compare import Change, Comparison, compare
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.figures.simulated import all_figures
+from odtpack_simulator.reports.comparison import MAX_COMMENT, headline, render_markdown, render_text
 from odtpack_simulator.result.result import DeviceResult, Policy, SimulationResult
 from odtpack_simulator.values.units import Interval
 from tests.simulator.factory import make_result, rebuilt
@@ -55,7 +51,7 @@ def learned(metric: float, loss: float, interval: tuple[float, float]) -> Simula
     return result.model_copy(update={"training": result.training.model_copy(update=update)})
 
 
-def figure(comparison: Comparison, metric: str) -> Figure:
+def figure(comparison: Comparison, metric: str) -> Change:
     (found,) = [figure for _, figure in comparison.figures() if figure.metric == metric]
     return found
 
@@ -71,20 +67,8 @@ def test_a_result_against_itself() -> None:
     assert comparison.checks == []
     assert headline(comparison).startswith("0 worse, 0 better of ")
     # Every metric of every device of which anything is known.
-    known = sum(
-        metric.read(subject).actual is not None
-        for metric in METRICS.values()
-        for subject in _subjects(result, metric.scope)
-    )
+    known = sum(figure.value is not None for figure in all_figures(result))
     assert len(comparison.figures()) == known > 50
-
-
-def _subjects(result: SimulationResult, scope: str) -> list[object]:
-    from odtpack_simulator.budgets.budget_metric import Subject
-
-    if scope == "package":
-        return [Subject(result)]
-    return [Subject(result, device) for device in result.devices]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 import pytest
 
-from odtpack_simulator.budgets import judge, parse_budgets
-from odtpack_simulator.budgets.budget_metric import Reading, Subject
-from odtpack_simulator.budgets.metrics import METRICS
-from odtpack_simulator.budgets.metrics.latency import host_interval, timing_noise
-from odtpack_simulator.result.result import Check, HostLatency, SimulationResult
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.figures.simulated import METRICS, host_interval
+from odtpack_simulator.result.result import HostLatency, SimulationResult, Subject
+from odtpack_simulator.values.figure import Check, Figure
 from odtpack_simulator.values.units import Interval
 from tests.simulator.factory import make_result, rebuilt
 
@@ -270,23 +270,25 @@ def test_a_single_step_may_be_any_of_nine_in_ten() -> None:
 def test_noise_is_the_larger_of_both_ways() -> None:
     """Head against base at their opposite ends, and base against head."""
 
-    def subject(low: float, high: float) -> Subject:
+    def step(low: float, high: float) -> Figure:
         result = make_result([DEVICE])
         p50 = Interval(low=low, typical=10.0, high=high)
         host = result.latency_host.model_copy(update={"p50_ms": p50})
-        return Subject(result.model_copy(update={"latency_host": host}), result.devices[0])
+        subject = Subject(result.model_copy(update={"latency_host": host}), result.devices[0])
+        return METRICS["step_latency"].of(subject, DEVICE)
 
-    wide, narrow = subject(10.0, 20.0), subject(10.0, 10.0)
+    wide, narrow = step(10.0, 20.0), step(10.0, 10.0)
     for base, head in ((wide, narrow), (narrow, wide)):
-        noise = timing_noise(base, head, read=lambda _: Reading(100.0, ""))
-        assert noise == pytest.approx(100.0)
+        assert METRICS["step_latency"].chance(base, head) == pytest.approx(base.value)
 
 
 @pytest.mark.parametrize(("before", "noise"), [(0.90, 0.02), (0.99, 0.03)])
 def test_a_metric_scatters_by_the_end_that_looks_at_the_other(before: float, noise: float) -> None:
     head = with_metric(0.95)
     training = head.training.model_copy(update={"metric_interval": (0.93, 0.98)})
-    found = METRICS["accuracy_floor"].noise(
-        Subject(with_metric(before)), Subject(head.model_copy(update={"training": training}))
+    metric = METRICS["accuracy_floor"]
+    found = metric.chance(
+        metric.read(Subject(with_metric(before))),
+        metric.read(Subject(head.model_copy(update={"training": training}))),
     )
     assert found == pytest.approx(noise)

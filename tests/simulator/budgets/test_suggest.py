@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odtpack_simulator.budgets import judge, parse_budgets, suggest_budget
-from odtpack_simulator.budgets.budget_metric import Subject
-from odtpack_simulator.budgets.metrics import METRICS, of_scope
-from odtpack_simulator.result.result import Policy, SimulationResult
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.figures.simulated import METRICS, of_scope
+from odtpack_simulator.figures.suggest import suggest_budget
+from odtpack_simulator.result.result import Policy, SimulationResult, Subject
 from odtpack_simulator.values.units import Interval
 from tests.simulator.factory import make_result
 
@@ -157,13 +158,14 @@ def assert_short_and_kept(result: SimulationResult) -> None:
             if check.budget_location and check.baseline is None
         }
         for metric in of_scope("device"):
-            interval = metric.read(subject).interval
-            if metric.key == "sessions" or not metric.suggested or interval is None:
+            figure = metric.read(subject)
+            if metric.key == "sessions" or not metric.suggested or figure.high is None:
                 continue
             check = placed.pop(metric.key)
             # With two digits, and shared by figures within a factor of three.
             assert check.limit is not None
-            assert 1.25 <= check.limit / interval.typical <= 1.25 * 1.1 * 3
+            assert figure.value is not None
+            assert 1.25 <= check.limit / figure.value <= 1.25 * 1.1 * 3
             assert (check.budget_location or "").startswith("budgets.toml:")  # even inside of { }
         assert set(placed) <= {"peak_memory"}
 

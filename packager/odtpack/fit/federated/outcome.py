@@ -14,9 +14,9 @@ from pydantic import Field
 
 from odtpack.fit.finalists import TIME_TOLERANCE
 from odtpack.fit.pareto import Point, on_grid
+from odtpack_simulator.fleet.figures import seed_runs
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
-from odtpack_simulator.fleet.outcome.result import FleetResult
-from odtpack_simulator.fleet.outcome.seeds import seed_runs
+from odtpack_simulator.fleet.result import FleetResult
 from odtpack_simulator.result.base import Count, Loss, NonNegative, Text
 from odtpack_simulator.values.part import Part
 
