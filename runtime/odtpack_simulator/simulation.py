@@ -50,7 +50,6 @@ from odtpack_simulator.replay.prepare import (
 from odtpack_simulator.replay.progress import OnProgress, ProgressReporter
 from odtpack_simulator.replay.replay import ReplayResult, run_training_child
 from odtpack_simulator.replay.sample_plan import SamplePlan, make_sample_plan
-from odtpack_simulator.result.origin import find_origin
 from odtpack_simulator.result.result import (
     DataInfo,
     MemoryInfo,
@@ -59,6 +58,7 @@ from odtpack_simulator.result.result import (
     Policy,
     SimulationResult,
     TrainingInfo,
+    find_origin,
 )
 from odtpack_simulator.tasks import InterruptTask, SettleTask, Task, run_task
 from odtpack_simulator.values.paths import shown_path

@@ -21,8 +21,7 @@ from odtpack_simulator.reports.html_report import render_html
 from odtpack_simulator.reports.markdown_report import render_markdown
 from odtpack_simulator.reports.simulation import key_figures
 from odtpack_simulator.reports.simulation_page import parts_of_step
-from odtpack_simulator.result.origin import find_origin
-from odtpack_simulator.result.result import Origin, TimelinePoint
+from odtpack_simulator.result.result import Origin, TimelinePoint, find_origin
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.units import format_interval
 from tests.reports.test_html_report import Page

@@ -20,12 +20,7 @@ from odtpack_simulator.values.units import format_bytes, format_number, format_p
 
 
 def package_checks(result: SimulationResult, *, learns: bool = True) -> list[Check]:
-    """Finite losses, one that falls, and equal weights after interruptions if there were any.
-
-    Args:
-        result: What a replay measured.
-        learns: Whether the loss on held-out samples has to fall.
-    """
+    """Finite losses, one that falls, and equal weights after interruptions if there were any."""
     checks = [_finite_loss(result)]
     if learns and not result.training.diverged:
         checks.append(learns_check(result))
@@ -51,22 +46,25 @@ def device_checks(
 
 
 def _finite_loss(result: SimulationResult) -> Check:
-    bad = sum(loss is None for loss in result.training.losses)
-    total = len(result.training.losses)
+    training = result.training
+    bad = sum(loss is None for loss in training.losses)
+    total = len(training.losses)
     message = f"{total - bad} of {total} training losses are finite" if total else "no step was run"
     # The last update shows in no training loss. What the model had before any is not its doing.
-    later = [point.loss for point in result.training.curve if point.step]
+    later = [point.loss for point in training.curve if point.step]
     lost = sum(loss is None for loss in later)
     if lost:
         message += f", and {lost} of {len(later)} on held-out samples are not"
-    bad += lost
+    if training.skipped_batches:
+        number = "1 batch was" if (n := training.skipped_batches) == 1 else f"{n} batches were"
+        message += f"; {number} skipped, the last in {training.not_finite}"
+    # Gradients that are not finite show in no loss.
+    bad = max(bad, training.skipped_batches) + lost
     status: CheckStatus = "fail" if bad else "pass" if total else "not judged"
     return Check(
         metric="finite_loss",
         limit=0,
         actual=bad,
-        unit="1",
-        level="error",
         status=status,
         message=message,
         advice=advice.for_learning(result) if bad else None,
@@ -86,10 +84,7 @@ def _interruption(info: InterruptionInfo) -> Check:
         status, message = "fail", f"{what}, it ends with other weights than undisturbed{detail}"
     return Check(
         metric="interruption",
-        limit=None,
         actual=times,
-        unit="1",
-        level="error",
         status=status,
         message=message,
         advice=advice.for_interruption(info) if status == "fail" else None,
@@ -186,8 +181,6 @@ def _steps_done(result: SimulationResult, device: DeviceResult) -> Check:
         metric="steps_done",
         limit=result.data.made_steps,
         actual=done,
-        unit="1",
-        level="error",
         status="fail",
         message=f"{reason} ({done} of {result.data.made_steps} steps)",
     )
@@ -221,9 +214,6 @@ def _finishes(result: SimulationResult, device: DeviceResult, campaign: DeviceCa
     reasons = (each.reason for each in campaign.not_judged if "never finishes" in each.reason)
     return Check(
         metric="finishes",
-        limit=None,
-        actual=None,
-        unit="1",
         level="error" if typically else "warn",
         status="fail",
         message=shortened(next(reasons, default)),
@@ -250,8 +240,6 @@ def learns_check(result: SimulationResult) -> Check:
         metric="learns",
         limit=None if fall is None else fall.fall - fall.low,
         actual=None if fall is None else fall.fall,
-        unit="1",
-        level="error",
         status=status,
         message=message,
         advice=advice.for_learning(result) if status == "fail" else None,

@@ -297,7 +297,6 @@ def _small_data(
             metric="small_data",
             limit=max(needed, held + 1) if inside and needed is not None else None,
             actual=held,
-            unit="1",
             level="warn",
             status="fail" if inside else "pass",
             message=message,

@@ -186,12 +186,7 @@ CHECKS: Final = MappingProxyType(
 
 
 def fleet_figures(result: FleetResult, accuracy: float | None = None) -> list[Figure]:
-    """The figures of a federation, means over its seeds, in the order of reports.
-
-    Args:
-        result: The federation.
-        accuracy: What rounds and days are counted until, from 0 to 1; None for no such figures.
-    """
+    """The figures of a federation, means over its seeds, in the order of reports."""
     played = Played(result, accuracy)
     return [each.of(played, None) for each in METRICS.values() if each.scope == "package"]
 
@@ -232,8 +227,6 @@ def _answers(result: FleetResult) -> Check:
         metric="answers",
         limit=1,
         actual=good,
-        unit="1",
-        level="error",
         status="pass" if good else "fail",
         message=text,
         advice=None if good else first_change(result),
@@ -298,13 +291,10 @@ def first_change(result: FleetResult) -> str:
 def compare_fleets(
     base: FleetResult, head: FleetResult, accuracy: float | None = None
 ) -> Comparison:
-    """Compare two results of ``odtpack fleet run``.
+    """Compare two results of ``odtpack fleet run``, the baseline and the new one.
 
-    Args:
-        base: The baseline result.
-        head: The new result.
-        accuracy: What rounds and days are counted until, from 0 to 1; by default what the head's
-            budgets ask, else the lower of both that are reached in the end.
+    ``accuracy``, from 0 to 1, is what rounds and days are counted until; by default what the
+    head's budgets ask, else the lower of both that are reached in the end.
     """
     target = accuracy if accuracy is not None else _asked(base, head)
     before = {each.device.name: each for each in base.devices}
@@ -406,11 +396,7 @@ def seed_runs(result: FleetResult) -> list[SeedRun]:
 
 
 def join_seeds(results: Sequence[FleetResult]) -> FleetResult:
-    """The first of several judged results, with the figures of all and the checks of the worst.
-
-    Args:
-        results: At least one, of the same federation with different seeds.
-    """
+    """The first of several judged results, with the figures of all and the checks of the worst."""
     first = results[0]
     if len(results) == 1:
         return first
@@ -440,11 +426,6 @@ def band(
 
     A seed's value at a place is that of its last evaluation until then, so that its rounds need
     not end when those of another do. Of many places those beside each other are taken together.
-
-    Args:
-        runs: The seeds.
-        by_day: Places are simulated days; otherwise rounds.
-        by_accuracy: Values are accuracies; otherwise losses.
     """
     steps = []
     for run in runs:

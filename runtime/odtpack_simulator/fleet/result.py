@@ -12,8 +12,8 @@ from pydantic import Field, ValidationError
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.fleet.devices import FleetDevice
-from odtpack_simulator.result.base import Bytes, Count, Loss, NonNegative, Origin, Text
-from odtpack_simulator.values.figure import Check, Verdict
+from odtpack_simulator.result.result import Bytes, Count, Loss, NonNegative, Origin
+from odtpack_simulator.values.figure import Check, Text, Verdict
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.paths import last_part
 from odtpack_simulator.values.schema_errors import first_problem

@@ -26,7 +26,7 @@ from odtpack_simulator.fleet.result import (
 from odtpack_simulator.fleet.round_clock import ANSWERED, ENDS
 from odtpack_simulator.fleet.state import FleetState, StateRecord, Visits
 from odtpack_simulator.host_result import tool_version
-from odtpack_simulator.result.origin import find_origin
+from odtpack_simulator.result.result import find_origin
 from odtpack_simulator.values.paths import shown_path
 
 _FAIRNESS_CLIENTS: Final = 1000

@@ -49,14 +49,7 @@ def loss_chart(
     after: float | None,
     held_out: Sequence[EvaluationPoint] = (),
 ) -> Markup:
-    """Training loss per step, its running mean, and the loss on held-out data.
-
-    Args:
-        losses: One per step; None where it was not finite.
-        before: Held-out loss before the first step.
-        after: Held-out loss after the last one.
-        held_out: Held-out losses in between, at their steps.
-    """
+    """Training loss per step, its running mean, and the loss on held-out data."""
     count = max(1, len(losses))
     finite = [loss for loss in losses if loss is not None]
     between = [point.loss for point in held_out if point.loss is not None]
@@ -108,10 +101,6 @@ def limit_lines(
     """Which limits to draw into a timeline, and which are out of its range.
 
     Limits so close that their letters would overlap share a line at the lowest.
-
-    Args:
-        peak_bytes: Highest working set.
-        limits: Device and bytes.
     """
     ordered = sorted(limits, key=lambda limit: (limit[1], limit[0]))
     inside = [limit for limit in ordered if limit[1] <= _LIMITS_WITHIN * peak_bytes]
@@ -130,13 +119,7 @@ def timeline_chart(
     limits: Sequence[LimitLine] = (),
     parts: Sequence[tuple[str, int]] = (),
 ) -> Markup:
-    """Working set over the nodes of the step in execution order, with the peak marked.
-
-    Args:
-        live_bytes: Bytes alive while each node runs.
-        limits: Dashed lines, from :func:`limit_lines`.
-        parts: Name of each part of the step, and the node that it begins at, ascending.
-    """
+    """Working set over the nodes of the step in execution order, with the peak marked."""
     megabytes = [value / 1e6 for value in live_bytes]
     tops = [line.limit_bytes / 1e6 for line in limits]
     axis = linear_axis((1.0 + _LABEL_ROOM) * max([*megabytes, *tops], default=1.0))
@@ -203,15 +186,7 @@ def curve_chart(
     whole: bool = False,
     band: Sequence[tuple[float, float, float]] = (),
 ) -> Markup:
-    """A small drawing of one figure against another, its last point marked with its value.
-
-    Args:
-        points: Ascending in x, which starts at 0 on the axis.
-        alt: What it shows, in words.
-        label: Text of a tick below.
-        whole: The x values are whole numbers: ticks only at those.
-        band: An area behind the curve: x, lowest and highest y; ascending in x.
-    """
+    """A small drawing of one figure against another, its last point marked with its value."""
     ys = [y for _, y in points]
     low = min([0.0, *ys, *(bottom for _, bottom, _ in band)])
     high = max([*ys, *(top for _, _, top in band)], default=1.0)
@@ -246,12 +221,7 @@ class ScatterPoint:
 
 
 def scatter_chart(points: Sequence[ScatterPoint], alt: str) -> Markup:
-    """Numbered points over two linear axes, the filled ones on top.
-
-    Args:
-        points: At least one.
-        alt: What it shows, in words; the points follow.
-    """
+    """Numbered points over two linear axes, the filled ones on top."""
     x_axis, y_axis = (
         linear_axis(max(values) + room, low=max(0.0, min(values) - room) if room else 0.0)
         for values, room in (
@@ -363,15 +333,6 @@ def limit_bar(
     """Share of a device's memory limit: bar for predicted, tick for measured, dashes for 100 %.
 
     What the process holds besides the training lies left of it, in the same bar.
-
-    Args:
-        predicted: Predicted peak of the training over the limit (1 means exactly the limit).
-        measured: Measured peak over the limit, None where none was measured.
-        app: What the app holds, over the limit.
-        runtime: What ONNX Runtime's library holds, over the limit.
-        scale: Common axis of all bars, in shares of the limit.
-        over: Whether the replay went over the limit, measured or by being killed.
-        warning: Share of the limit from which the system warns the app, a dotted line.
     """
     full = scale.position(1.0)
     layers = [rectangle(0.0, full, "track", 3, ROW_HEIGHT - 6)]
@@ -403,14 +364,7 @@ def pair_bar(predicted: float, measured: float | None, most: float) -> Markup:
 
 
 def change_bar(change: float, axis: Axis, noise: float | None, *, worse: bool) -> Markup:
-    """A bar from no change to ``change``, over a band of what measurements scatter.
-
-    Args:
-        change: In the unit of the axis, in which 0 is no change.
-        axis: Common axis of all rows.
-        noise: Changes up to it can be chance; None where that is unknown or nothing.
-        worse: Whether it is a change for the worse.
-    """
+    """A bar from no change to ``change``, over a band of what measurements scatter."""
     zero, end = axis.position(0.0), axis.position(max(axis.low, min(axis.high, change)))
     layers = []
     if noise:
@@ -425,14 +379,7 @@ def change_bar(change: float, axis: Axis, noise: float | None, *, worse: bool) -
 def interval_bar(
     interval: Interval, axis: Axis, limit: float | None, *, p90: float | None = None
 ) -> Markup:
-    """A whisker from low to high with a dot at the typical value, and a dashed budget.
-
-    Args:
-        interval: What is known of the figure.
-        axis: Common axis of all rows.
-        limit: Budget, if there is one.
-        p90: 90th percentile in the typical case, a small diamond.
-    """
+    """A whisker from low to high with a dot at the typical value, and a dashed budget."""
     low, typical, high = (
         axis.position(value) for value in (interval.low, interval.typical, interval.high)
     )
@@ -456,12 +403,7 @@ def interval_bar(
 
 
 def event_row(events: Sequence[tuple[float, float]], outline: str) -> Markup:
-    """Events along a training: a shape where it was ended, a line back to where it resumed.
-
-    Args:
-        events: Share of the steps at the end and at the resumption.
-        outline: Path of the shape around the origin.
-    """
+    """Events along a training: a shape where it was ended, a line back to where it resumed."""
     middle = ROW_HEIGHT / 2
     layers = [
         element("line", x1=0, x2="100%", y1=middle, y2=middle, class_="grid"),

@@ -183,13 +183,7 @@ def check_lines(comparison: Comparison) -> list[CheckLine]:
 
 
 def named(names: Sequence[str], everyone: Sequence[str], total: int) -> Names:
-    """A few devices by their names; many by those that are missing, or by the first of them.
-
-    Args:
-        names: The devices.
-        everyone: All that have the figure.
-        total: Number of all devices.
-    """
+    """A few devices by their names; many by those that are missing, or by the first of them."""
     if len(names) <= _MOST_NAMES:
         return Names(", ".join(map(_short, names)))
     missing = [name for name in everyone if name not in names]
@@ -355,13 +349,7 @@ def render_text(comparison: Comparison) -> str:
 
 
 def render_markdown(comparison: Comparison, *, limit: int = MAX_COMMENT) -> str:
-    """Markdown for a comment on GitHub; the only HTML in it are folds with names of devices.
-
-    Args:
-        comparison: What to show.
-        limit: Most bytes. What does not fit is left out and counted: first the names in folds,
-            then rows, the least important first, then checks.
-    """
+    """Markdown for a comment on GitHub; the only HTML in it are folds with names of devices."""
     changed, same = rows(comparison)
     checks = check_lines(comparison)
     name = "odtpack" if comparison.of == "simulation" else "odtpack fleet"

@@ -27,6 +27,7 @@ from odtpack_simulator.values.units import (
     format_bytes,
     format_duration,
     format_energy,
+    format_interval_of,
     format_number,
     format_percent,
 )
@@ -112,7 +113,7 @@ def key_figures(result: FleetResult) -> list[tuple[str, str, str]]:
         figures.append(("Accuracy", format_percent(last.accuracy), before))
     ends = [run.accuracy for run in result.seeds if run.accuracy is not None]
     if ends:
-        spread = f"{format_percent(min(ends))} to {format_percent(max(ends))}"
+        spread = format_interval_of(min(ends), max(ends), "share")
         figures.append(("Over seeds", spread, f"accuracy with {len(ends)} seeds"))
     if result.fairness is not None:
         fair = result.fairness

@@ -120,7 +120,7 @@ def _table(table: Table) -> Block:
     lines = []
     for row in table.rows:
         entries = [
-            "not judged" if figure == UNKNOWN else _text(figure) for _, figure, _ in row.figures
+            table.unknown if figure == UNKNOWN else _text(figure) for _, figure, _ in row.figures
         ]
         star = "" if row.validated else " \\*"
         lines.append(f"| {_text(row.title)}{star} | {' | '.join(entries)} |\n")

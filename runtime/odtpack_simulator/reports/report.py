@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from odtpack_simulator.figures.metric import CheckKind
 from odtpack_simulator.fleet.result import FleetResult
-from odtpack_simulator.result.base import Origin
-from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.result.result import Origin, SimulationResult
 from odtpack_simulator.values.figure import WORST_FIRST, Check, Verdict, shortened
 from odtpack_simulator.values.plain_text import clean
 from odtpack_simulator.values.units import format_limit, format_value
@@ -111,6 +110,7 @@ class Table:
     title: str
     lead: str
     rows: Sequence[FigureRow]
+    unknown: str = UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,9 +267,16 @@ def first_fixes(report: Report) -> list[FirstFix]:
             )
         )
     order = {kind.title: place for place, kind in enumerate(report.kinds.values())}
-    return sorted(
-        fixes, key=lambda fix: (_SEVERITY[fix.state], order.get(fix.title, len(order)), fix.title)
-    )
+    fixes.sort(key=lambda fix: (_SEVERITY[fix.state], order.get(fix.title, len(order)), fix.title))
+    folded: dict[tuple[str, str], FirstFix] = {}
+    for fix in fixes:  # what the same change would correct stands together
+        other = folded.get((fix.advice, fix.devices))
+        if other is not None:
+            title, message = f"{other.title}; {fix.title}", f"{other.message}; {fix.message}"
+            folded[fix.advice, fix.devices] = replace(other, title=title, message=message)
+        else:
+            folded[fix.advice, fix.devices] = fix
+    return [*folded.values()]
 
 
 Whose = TypeVar("Whose")

@@ -86,7 +86,9 @@ def simulation_report(result: SimulationResult) -> Report:
             MatrixRow(device.title, device.validated, device.verdict, cells(result, device))
             for device in devices
         ],
-        tables=[Table("The whole training on each device", policy_words(result), campaigns)]
+        tables=[
+            Table("The whole training on each device", policy_words(result), campaigns, NOT_JUDGED)
+        ]
         if campaigns
         else [],
         bars=[(bar.title, bar.drawn(), bar.words()) for bar in bars],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import quantiles
 from typing import Any, Final
 
@@ -107,49 +106,30 @@ _HELD_WORDS: Final = {
 _STATES: Final = {"fits": "pass", "depends": "warn", "over": "fail", "killed": "fail"}
 
 
-@dataclass(frozen=True)
-class MemorySection:
-    """What the template draws."""
-
-    limits: list[Bar]
-    limits_axis: Markup
-    apps: list[tuple[str, str, str]]
-    runtime: int
-    mapped: str
-    phases: list[Bar]
-    chart: Markup
-    lines: list[tuple[str, str, str]]
-    beyond: str
-    peak: TimelinePoint | None
-    breakdown: list[Bar]
-    tensors: list[Bar]
-    tensors_left: int
-
-
-def memory_section(result: SimulationResult) -> MemorySection:
+def memory_section(result: SimulationResult) -> dict[str, Any]:
     """Rows and drawings of the section."""
     timeline = result.memory.timeline
     live = [point.live_bytes for point in timeline]
     known = [(d.title, d.memory.limit_bytes) for d in result.devices if d.memory.limit_bytes]
     lines, beyond = charts.limit_lines(max(live, default=0), known)
     limits, axis = _limit_rows(result)
-    return MemorySection(
-        limits=limits,
-        limits_axis=axis,
-        apps=_apps(result),
-        runtime=max((bar.runtime for bar in process_bars(result)), default=0),
-        mapped=mapped_words(result),
-        phases=_phases(result),
-        chart=charts.timeline_chart(live, lines, parts_of_step(timeline)),
-        lines=[
+    return {
+        "limits": limits,
+        "limits_axis": axis,
+        "apps": _apps(result),
+        "runtime": max((bar.runtime for bar in process_bars(result)), default=0),
+        "mapped": mapped_words(result),
+        "phases": _phases(result),
+        "chart": charts.timeline_chart(live, lines, parts_of_step(timeline)),
+        "lines": [
             (line.letter, format_bytes(line.limit_bytes), name_list(line.devices)) for line in lines
         ],
-        beyond=_beyond(beyond, drawn=bool(lines)),
-        peak=max(timeline, key=lambda point: point.live_bytes, default=None),
-        breakdown=_breakdown(result.memory.predicted.breakdown),
-        tensors=_tensors(result),
-        tensors_left=max(0, len(result.memory.tensors_at_peak) - _TENSORS_SHOWN),
-    )
+        "beyond": _beyond(beyond, drawn=bool(lines)),
+        "peak": max(timeline, key=lambda point: point.live_bytes, default=None),
+        "breakdown": _breakdown(result.memory.predicted.breakdown),
+        "tensors": _tensors(result),
+        "tensors_left": max(0, len(result.memory.tensors_at_peak) - _TENSORS_SHOWN),
+    }
 
 
 def parts_of_step(timeline: Sequence[TimelinePoint]) -> list[tuple[str, int]]:
@@ -288,34 +268,7 @@ _TRAFFIC_OF_A_COPY: Final = 2.0
 """A copy reads each byte and writes it: the traffic is twice the rate of copying."""
 
 
-@dataclass(frozen=True)
-class OperatorRow:
-    """An operator of the table; ``number`` is its badge in the roofline, if it is there."""
-
-    number: int | None
-    name: str
-    kind: str
-    bar: Markup
-    share: str
-    spent: str
-    calls: str
-    rate: str
-    intensity: str
-
-
-@dataclass(frozen=True)
-class LatencySection:
-    """What the template draws."""
-
-    rows: list[Bar]
-    axis: Markup | None
-    stages: list[FigureRow]
-    operators: list[OperatorRow]
-    classes: list[tuple[str, str]]
-    roofline: Markup | None
-
-
-def latency_section(result: SimulationResult) -> LatencySection:
+def latency_section(result: SimulationResult) -> dict[str, Any]:
     """Rows and drawings of the section."""
     operators, points = _operators(result)
     drawn = _latency_rows(result)
@@ -323,14 +276,14 @@ def latency_section(result: SimulationResult) -> LatencySection:
     roofline = None
     if points and gemm and copy:
         roofline = charts.roofline_chart(points, gemm, _TRAFFIC_OF_A_COPY * copy)
-    return LatencySection(
-        rows=drawn[0] if drawn else [],
-        axis=drawn[1] if drawn else None,
-        stages=_stages(result),
-        operators=operators,
-        classes=_operator_classes(result),
-        roofline=roofline,
-    )
+    return {
+        "rows": drawn[0] if drawn else [],
+        "axis": drawn[1] if drawn else None,
+        "stages": _stages(result),
+        "operators": operators,
+        "classes": _operator_classes(result),
+        "roofline": roofline,
+    }
 
 
 def _latency_rows(result: SimulationResult) -> tuple[list[Bar], Markup] | None:
@@ -439,12 +392,12 @@ def _stage(interval: Interval | None) -> tuple[str, str]:
 
 def _operators(
     result: SimulationResult,
-) -> tuple[list[OperatorRow], list[charts.RooflinePoint]]:
+) -> tuple[list[dict[str, Any]], list[charts.RooflinePoint]]:
     """The largest operators as rows; those whose arithmetic and traffic are known as points."""
     ordered = sorted(
         result.latency_host.by_operator, key=lambda cost: (-cost.total_ms, cost.op_type)
     )
-    rows: list[OperatorRow] = []
+    rows: list[dict[str, Any]] = []
     points: list[charts.RooflinePoint] = []
     for cost in ordered[:_OPERATORS_SHOWN]:
         place = None
@@ -466,7 +419,7 @@ def _operators(
     return rows, points
 
 
-def _operator_row(cost: OperatorCost, place: int | None) -> OperatorRow:
+def _operator_row(cost: OperatorCost, place: int | None) -> dict[str, Any]:
     rate = intensity = ""
     if cost.flops is not None and cost.total_ms > 0:
         rate = f"{cost.flops / cost.total_ms / 1e6:.3g} GFLOP/s"
@@ -474,17 +427,17 @@ def _operator_row(cost: OperatorCost, place: int | None) -> OperatorRow:
         rate = f"{cost.moved_bytes / cost.total_ms / 1e6:.3g} GB/s"
     if cost.flops is not None and cost.moved_bytes:
         intensity = f"{cost.flops / cost.moved_bytes:.2g} FLOP/B"
-    return OperatorRow(
-        number=place,
-        name=cost.op_type,
-        kind=_CLASS_WORDS[cost.operator_class],
-        bar=charts.share_bar(cost.share, f"bar {cost.operator_class}"),
-        share=format_percent(cost.share),
-        spent=format_duration(cost.total_ms / 1e3),
-        calls=f"{cost.calls} calls",
-        rate=rate,
-        intensity=intensity,
-    )
+    return {
+        "number": place,
+        "name": cost.op_type,
+        "kind": _CLASS_WORDS[cost.operator_class],
+        "bar": charts.share_bar(cost.share, f"bar {cost.operator_class}"),
+        "share": format_percent(cost.share),
+        "spent": format_duration(cost.total_ms / 1e3),
+        "calls": f"{cost.calls} calls",
+        "rate": rate,
+        "intensity": intensity,
+    }
 
 
 def _operator_classes(result: SimulationResult) -> list[tuple[str, str]]:
@@ -509,17 +462,7 @@ _EVENT_WORDS: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Panel:
-    """The curves of one device: (figure, against what, drawing), and what it comes to."""
-
-    title: str
-    note: str
-    summary: str
-    curves: list[tuple[str, str, Markup]]
-
-
-def panels(result: SimulationResult) -> list[Panel]:
+def panels(result: SimulationResult) -> list[dict[str, Any]]:
     """Curves of a few devices from the fastest to the slowest, evenly spread."""
     known = [d for d in result.devices if d.campaign and len(d.campaign.curve) > 1]
     known.sort(key=lambda device: (_active(device), device.name))
@@ -533,7 +476,7 @@ def _active(device: DeviceResult) -> float:
     return device.campaign.curve[-1].active_s if device.campaign else 0.0
 
 
-def _panel(result: SimulationResult, device: DeviceResult) -> Panel:
+def _panel(result: SimulationResult, device: DeviceResult) -> dict[str, Any]:
     curve = device.campaign.curve if device.campaign else []
     name = (result.training.metric_name or "metric").capitalize()
     factor = 100.0 if name == "Accuracy" else 1.0
@@ -553,7 +496,7 @@ def _panel(result: SimulationResult, device: DeviceResult) -> Panel:
     if last.energy_j is not None:
         parts.insert(1, format_energy(last.energy_j))
     note = "" if device.validated else NOT_VALIDATED
-    return Panel(device.title, note, ", ".join(parts), curves)
+    return {"title": device.title, "note": note, "summary": ", ".join(parts), "curves": curves}
 
 
 def _against(

@@ -84,11 +84,11 @@ class Check(Part):
     """
 
     metric: Text
-    limit: float | None
-    actual: float | None
+    limit: float | None = None
+    actual: float | None = None
     baseline: float | None = None
-    unit: Unit
-    level: CheckLevel
+    unit: Unit = "1"
+    level: CheckLevel = "error"
     status: CheckStatus
     message: Text
     advice: Text | None = None
