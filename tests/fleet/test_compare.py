@@ -219,5 +219,7 @@ def test_the_command_compares(
     assert printed["accuracy"] == 0.2
     schema = (ROOT / "docs" / "schemas" / "comparison.schema.json").read_text()
     jsonschema.validate(printed, json.loads(schema))
+    assert main(["fleet", "compare", *both, "--format", "html"]) == 0
+    assert "Accuracy, federation" in capsys.readouterr().out
     assert main(["fleet", "compare", *both, "--out", both[0]]) == 2
     assert main(["fleet", "compare", both[0], str(tmp_path / "absent.json")]) == 2

@@ -100,6 +100,8 @@ def test_other_formats_say_the_same(result: FleetResult) -> None:
     failure = suites.find(".//failure")
     assert failure is not None
     assert failure.attrib["type"] == "accuracy"
+    github = render_fleet_report(result, "github").decode()
+    assert "::error title=Accuracy::the accuracy is" in github
     markdown = render_fleet_report(result, "markdown").decode()
     for stage in stages(result):
         assert f"| {stage.name} | {stage.count:,} |" in markdown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -90,10 +90,6 @@ class Metric(CheckKind, Generic[Source]):
         text = self.words.format(figure.shown + noun, kind=figure.kind, how=figure.basis.how)
         text += f" ({figure.ends})" if figure.ends else ""
         return f"{text} {figure.reason}" if figure.reason else text
-
-
-Metrics = Mapping[str, Metric[Source]]
-"""Key -> metric, in the order of reports."""
 
 
 def of_ratio(base: Figure, head: Figure) -> float | None:

@@ -1,7 +1,7 @@
 """Reports: one result object, one file per format.
 
 To add a format, write ``reports/<name>_report.py`` with ``FORMAT``, a
-:class:`~odtpack_simulator.reports.formats.ReportFormat`; ``json_report.py`` is the one to
+:class:`~odtpack_simulator.reports.report.ReportFormat`; ``json_report.py`` is the one to
 copy from. The command line, its completion and the documentation follow.
 """
 
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final, cast
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 
 if TYPE_CHECKING:
-    from odtpack_simulator.reports.formats import ReportFormat
-    from odtpack_simulator.reports.report import AnyResult
+    from odtpack_simulator.reports.report import AnyResult, ReportFormat
 
 _SUFFIX: Final = "_report"
 STDOUT: Final = Path("-")

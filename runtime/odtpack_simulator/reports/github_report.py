@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from odtpack_simulator.reports.formats import ReportFormat
 from odtpack_simulator.reports.report import (
     NOT_VALIDATED,
     AnyResult,
     Report,
+    ReportFormat,
     Suite,
     location,
     name_list,

@@ -11,11 +11,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from odtpack_simulator.fleet.result import FleetResult
-from odtpack_simulator.reports.formats import ReportFormat
 from odtpack_simulator.reports.report import (
     NOT_VALIDATED,
     VERDICT_WORDS,
     AnyResult,
+    ReportFormat,
     check_rows,
     first_fixes,
     report_of,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from odtpack_simulator.reports.formats import ReportFormat
-from odtpack_simulator.reports.report import AnyResult
+from odtpack_simulator.reports.report import AnyResult, ReportFormat
 
 
 def render_json(result: AnyResult) -> bytes:

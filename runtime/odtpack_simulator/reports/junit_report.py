@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Final
 from xml.etree import ElementTree as ET
 
-from odtpack_simulator.reports.formats import ReportFormat
-from odtpack_simulator.reports.report import AnyResult, Report, Suite, report_of
+from odtpack_simulator.reports.report import AnyResult, Report, ReportFormat, Suite, report_of
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.plain_text import clean
 from odtpack_simulator.values.units import format_limit, format_value

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from odtpack_simulator.reports.formats import ReportFormat
 from odtpack_simulator.reports.report import (
     MOST_TEXT,
     NOT_VALIDATED,
@@ -19,6 +18,7 @@ from odtpack_simulator.reports.report import (
     Block,
     CheckRow,
     Report,
+    ReportFormat,
     Table,
     check_rows,
     first_fixes,

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -36,6 +36,25 @@ UNKNOWN: Final = "–"
 MOST_TEXT: Final = 400
 """Characters of one text in Markdown."""
 _SEVERITY: Final = {"fail": 0, "warn": 1, "not judged": 2, "pass": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFormat:
+    """A report format; its name is that of its file, ``<name>_report.py``.
+
+    Attributes:
+        render: From a result to the bytes of the file.
+        suffix: Ending of the file in examples, without the dot.
+        to_stdout: Whether it may go to standard output.
+        audience: Whom it is for, in Markdown, for the documentation.
+        written_as: What is written, likewise.
+    """
+
+    render: Callable[[AnyResult], bytes]
+    suffix: str
+    to_stdout: bool = True
+    audience: str
+    written_as: str
 
 
 @dataclass(frozen=True)

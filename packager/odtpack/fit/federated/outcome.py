@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from typing import Final, Literal
 
 from pydantic import Field
 
 from odtpack.fit.finalists import TIME_TOLERANCE
 from odtpack.fit.pareto import Point, on_grid
-from odtpack_simulator.fleet.figures import seed_runs
+from odtpack_simulator.fleet.figures import fleet_figures, seed_runs
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
 from odtpack_simulator.fleet.result import FleetResult
 from odtpack_simulator.result.result import Count, Loss, NonNegative
@@ -117,23 +116,18 @@ class FleetFitResult(Part):
 
 def figures_of(result: FleetResult, budgets: FleetBudgets) -> Figures:
     """The figures of a federation, as far as it was played."""
+    found = {each.metric: each.value for each in fleet_figures(result, budgets.accuracy)}
     runs = seed_runs(result)
-    if budgets.accuracy is None:
-        days: list[float | None] = [run.points[-1].day if run.points else 0.0 for run in runs]
-    else:
-        reached = [run.reached(budgets.accuracy) for run in runs]
-        days = [None if point is None else point.day for point in reached]
     losses = [run.points[-1].loss if run.points else run.loss_before for run in runs]
+    known = [loss for loss in losses if loss is not None]
+    days = found["days"]
+    if budgets.accuracy is None:
+        days = statistics.fmean(run.points[-1].day if run.points else 0.0 for run in runs)
     return Figures(
-        accuracy=_mean([run.accuracy for run in runs]),
-        loss=_mean(losses),
-        days=_mean(days),
-        took_part=statistics.fmean(run.took_part for run in runs),
-        traffic_bytes=statistics.fmean(run.traffic_bytes for run in runs),
-        energy_j=_mean([run.energy_j for run in runs]),
+        accuracy=found["accuracy"],
+        loss=statistics.fmean(known) if len(known) == len(losses) else None,
+        days=days,
+        took_part=found["participation"] or 0.0,
+        traffic_bytes=found["traffic"] or 0.0,
+        energy_j=found["energy"],
     )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
