@@ -16,13 +16,13 @@ from odtpack.build import build_package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests.kits import kotlin_kit, models
 from tests.kits.kotlin_kit import run, save_batch
+from tests.kits.stress import TIMES
 from tests.kits.test_kotlin import contents
 
 pytestmark = [
     pytest.mark.kits,
     pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable())),
 ]
-TIMES = 20
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"step_model": "never"},
     "step model": {"step_model": "always"},
@@ -88,22 +88,25 @@ def calls(*names: str, **more: Any) -> list[dict[str, Any]]:
     return [{"do": name, "batch": int(rest[0]) if rest else 0, **more} for name, *rest in parts]
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_closing_during_a_step_waits_for_it(
-    name: str, packages: dict[str, Path], batches: dict[str, list[Any]]
-) -> None:
-    task = {"package": packages[name], "batches": batches["pictures"]}
-    lines = run("race", "close", TIMES, json.dumps(task, default=str)).splitlines()
-    assert lines == ["closed true"] * TIMES
+ROUNDS = {
+    "close": "closed true",
+    "busy": "busy true",
+    "nan": "NaN,loss-not-finite true",
+    "closed": "closed true",
+}
+"""What an app does, and what each round must print: codes, and that the state is as it should."""
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_second_call_during_a_step_is_busy(
-    name: str, packages: dict[str, Path], batches: dict[str, list[Any]]
+@pytest.mark.parametrize("kind", ROUNDS)
+def test_again_and_again(
+    kind: str, name: str, packages: dict[str, Path], batches: dict[str, list[Any]]
 ) -> None:
-    task = {"package": packages[name], "batches": batches["pictures"]}
-    lines = run("race", "busy", TIMES, json.dumps(task, default=str)).splitlines()
-    assert lines == ["busy true"] * TIMES
+    """Close during a step, two threads at once, a NaN in a batch, use after close."""
+    task = {"package": packages[name], "batches": batches["pictures"],
+            "calls": [*CALLS, "save", "rate", "linear"]}  # fmt: skip
+    lines = run("race", kind, TIMES, json.dumps(task, default=str)).splitlines()
+    assert lines == [ROUNDS[kind]] * TIMES
 
 
 def test_every_call_after_close_is_closed_and_the_state_remains(
