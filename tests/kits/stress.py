@@ -27,7 +27,8 @@ TIMES = int(os.environ.get("ODTPACK_STRESS", "20"))
 
 def _run_tests(times: int, *words: str) -> None:
     """Run tests of this folder, with :data:`TIMES` as given; none of them may be left out."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", *words]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-o",
+               "faulthandler_timeout=0", *words]  # fmt: skip
     done = subprocess.run(
         command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
         env={**os.environ, "ODTPACK_STRESS": str(times)},
