@@ -12,10 +12,11 @@ const { mkdtempSync, readdirSync, readFileSync, statSync, writeFileSync } = fs;
 const folder = () => mkdtempSync(join(tmpdir(), 'kit-'));
 
 function state(value, size = 1000) {
-  const tensor = { dtype: 'float32', dims: [size], data: new Float32Array(size).fill(value) };
+  const data = new Float32Array(size).fill(value);
+  const tensor = { name: 'p', dtype: 'float32', requiresGrad: true, dims: [size], data };
+  const parameters = new Map([['p', tensor]]);
   return new CheckpointState({
-    trainable: new Map([['p', tensor]]), frozen: new Map(), nominal: false, optimizer: undefined,
-    properties: new Map(),
+    parameters, nominal: false, optimizer: undefined, properties: new Map(),
   });
 }
 
