@@ -18,6 +18,7 @@ from tests.kits import javascript, web
 from tests.kits.javascript import SCRIPTS, node
 from tests.packages.samples import build
 from tests.reports.browser import CHROMIUM, Browser
+from tests.training.test_not_finite import rooted
 
 TIMES = int(os.environ.get("ODTPACK_STRESS", "20"))
 pytestmark = [
@@ -37,11 +38,19 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network whose loss is finite and of which one gradient is not, with a step model."""
+    folder = tmp_path_factory.mktemp("roots") / "package"
+    return build(folder, rooted(), step_model="always")
+
+
 def check(found: dict[str, list[Any]]) -> None:
     """Every round came to the same: the one thing that each key may have."""
     assert {key: values for key, values in found.items() if len(values) > 1} == {}
     once = {key: value for key, (value,) in found.items()}
     not_finite = {"code": "loss-not-finite", "step": 3, "parameters": []}
+    gradient = {"code": "gradient-not-finite", "step": 1}
     assert once == {
         "evaluation": [["loss", "output"], ["output"], True],
         "null tensor": "input-type",
@@ -54,23 +63,25 @@ def check(found: dict[str, list[Any]]) -> None:
         "not finite": ["NaN", True, 2, 1, not_finite],
         "one of three": True,
         "stop": ["loss-not-finite", 0, 1],
+        "gradient": [True, True, 0, 2, {**gradient, "parameters": ["second"]}],
+        "stop at a gradient": ["gradient-not-finite", True, 0, 1],
     }
 
 
-def test_sessions_in_node(package: Path) -> None:
-    check(node("stress.mjs", package, str(TIMES)))
+def test_sessions_in_node(package: Path, roots: Path) -> None:
+    check(node("stress.mjs", package, roots, str(TIMES)))
 
 
 STRESS = """(async () => {
   const { stress } = await import('/scripts/sessions.mjs');
-  window.results = await stress({ kit, ort, source: '/package', times: %d });
+  window.results = await stress({ kit, ort, source: '/package', roots: '/roots', times: %d });
 })().catch((error) => { window.results = { failed: [error.stack] }; }), 1"""
 
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_sessions_in_a_browser(package: Path, tmp_path: Path) -> None:
-    folders = {**web.FOLDERS, "package": package, "scripts": SCRIPTS}
+def test_sessions_in_a_browser(package: Path, roots: Path, tmp_path: Path) -> None:
+    folders = {**web.FOLDERS, "package": package, "roots": roots, "scripts": SCRIPTS}
     with Browser(tmp_path, served=True) as browser, web.serve(folders) as address:
         web.open_kit(browser, f"{address}?threads=1")
         browser.evaluate(STRESS % TIMES)

@@ -60,6 +60,21 @@ export async function write(
   return position;
 }
 
+const turns = new Map<string, Promise<unknown>>();
+
+/** One save to a name after the other: each looks at what the one before left. */
+export async function inTurn<T>(target: string, work: () => Promise<T>): Promise<T> {
+  const name = join(fs.realpathSync(dirname(target)), basename(target));
+  const before = turns.get(name) ?? Promise.resolve();
+  const mine = before.then(work, work);
+  turns.set(name, mine);
+  try {
+    return await mine;
+  } finally {
+    if (turns.get(name) === mine) turns.delete(name);
+  }
+}
+
 /** Where the elements of a checkpoint begin and end in its data file. */
 type Region = readonly [start: number, end: number];
 

@@ -68,6 +68,19 @@ test('the data of large checkpoints keep two regions', async () => {
   assert.deepEqual(readdirSync(dirname(path)).sort(), ['ck', 'ck.previous']);
 });
 
+test('saves of several states to one name take turns', async () => {
+  const path = join(folder(), 'ck');
+  const other = join(dirname(path), '..', basename(dirname(path)), 'ck'); // the same by another name
+  for (let round = 0; round < 10; round++) {
+    const states = [1, 2, 3, 4].map((value) => state(10 * round + value, 10_000));
+    await Promise.all(states.map((each, i) => {
+      return each.save(i % 2 ? path : other, true, { keepPrevious: true, dataFileAbove: 100 });
+    }));
+    assert.equal(await valueOf(path), 10 * round + 4);
+    assert.equal(await valueOf(`${path}.previous`), 10 * round + 3);
+  }
+});
+
 test('folders, pipes and devices are not replaced', async () => {
   const path = join(folder(), 'pipe');
   execFileSync('mkfifo', [path]);
