@@ -2,7 +2,7 @@
 import { platform } from '#platform';
 import {
   type CheckpointData, type OptimizerState, type Parameter, type Property, type PropertyKind,
-  layCheckpoint, payloadBytes, readCheckpoint, readStep,
+  externalRegion, layCheckpoint, payloadBytes, readCheckpoint, readStep,
 } from './checkpoint_format.js';
 import { OdtpackError, reason } from './errors.js';
 import { inMemory } from './flatbuffer.js';
@@ -212,10 +212,10 @@ export class CheckpointState {
     await this.alone(async () => {
       const isWhole = async (): Promise<boolean> => read(target).then(() => true, () => false);
       if (isPath(target)) {
-        const saving = { dataFileAbove, isWhole, known: this.#whole, keep: Boolean(keepPrevious) };
-        const layout = (from?: number) => layCheckpoint(data, from);
-        const nbytes = payloadBytes(data);
-        this.#whole = await platform.writeCheckpoint(target, { ...saving, nbytes, layout });
+        this.#whole = await platform.writeCheckpoint(target, {
+          nbytes: payloadBytes(data), layout: (from) => layCheckpoint(data, from), dataFileAbove,
+          keep: Boolean(keepPrevious), known: this.#whole, externalRegion, isWhole,
+        });
         this.#handle = undefined;
         return;
       }

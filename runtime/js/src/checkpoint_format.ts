@@ -2,8 +2,8 @@
 import { Builder, type Offset } from 'flatbuffers';
 import { Outline, PREFIX, TEXT_BYTES } from './digest.js';
 import { OdtpackError } from './errors.js';
-import { inMemory, Source, Table, type Tables } from './flatbuffer.js';
-import type { CheckpointParts, OpenedCheckpoint } from './platform.js';
+import { type Bytes, inMemory, Source, Table, type Tables } from './flatbuffer.js';
+import type { CheckpointParts, OpenedCheckpoint, Region } from './platform.js';
 import {
   ARRAYS, bytesOf, type Dims, type DType, product, type Stored, type TypedArray, view,
 } from './tensors.js';
@@ -87,6 +87,30 @@ export function readStep(opened: OpenedCheckpoint): bigint | undefined {
   }
 }
 
+/** Where elements begin and end in the data file, if some lie there; throws if it is damaged. */
+export function externalRegion(bytes: Bytes, where: string): Region | undefined {
+  const root = new Source(bytes, where).root(IDENTIFIER);
+  const module = root.table(1);
+  if (!module?.boolean(3)) return undefined;
+  let [first, end] = [Infinity, 0];
+  const use = (tensors: Tables): void => {
+    for (const tensor of tensors) {
+      const offset = Number(tensor.int64(6, -1n));
+      if (offset < 0) continue;
+      const dtype = DTYPES.get(tensor.int32(3)) ?? tensor.source.fail('a tensor has no known type');
+      first = Math.min(first, offset);
+      const nbytes = product(tensor.int64s(2, MAX_RANK)) * ARRAYS[dtype].BYTES_PER_ELEMENT;
+      end = Math.max(end, offset + nbytes);
+    }
+  };
+  use(module.tables(0));
+  use(module.tables(1));
+  for (const group of root.tables(2)) {
+    for (const entry of group.tables(3)) use(entry.tables(1));
+  }
+  return end ? [first, end] : undefined;
+}
+
 class Reader {
   readonly #source: Source;
   #data: Source | undefined;
@@ -120,7 +144,7 @@ class Reader {
     this.#digest = root.string(DIGEST);
     if (this.#digest) this.#outline = new Outline(this.#nominal);
     if (module.boolean(3)) {
-      const data = this.opened.data?.() ?? source.fail('it refers to a data file, not to be had');
+      const data = this.opened.data?.() ?? source.fail('it refers to a data file, which is not here');
       this.#data = new Source(data, this.opened.where, Infinity);
       this.#externalLeft = data.size;
     }

@@ -10,6 +10,6 @@ const read = (path) => CheckpointState.load(path).then(({ parameters }) => param
 await read(small);
 const before = process.memoryUsage.rss();
 const outcome = await read(file);
-// Not what getrusage says, to which a process is heir.
+// The most that getrusage knows may be the parent's: a process inherits it.
 const [, most] = /VmHWM:\s+(\d+) kB/.exec(readFileSync('/proc/self/status', 'utf8'));
 console.log(JSON.stringify([outcome, most * 1024 - before]));
