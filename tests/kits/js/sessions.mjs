@@ -36,6 +36,19 @@ export async function stress({ kit, ort, source, roots, times }) {
   note('null tensor', await outcome(first.runTrainStep({ ...batch(1), [input]: null })));
   await first.release();
 
+  // The last of three models does not load: the others are freed.
+  let [created, released] = [0, 0];
+  const create = async (...given) => {
+    if (created === 2) throw new Error('it does not load');
+    const session = await ort.InferenceSession.create(...given);
+    created += 1;
+    const release = session.release.bind(session);
+    session.release = () => release(released += 1);
+    return session;
+  };
+  const failing = Object.create(ort, { InferenceSession: { value: { create } } });
+  note('a model that does not load', [await outcome(open({ ort: failing })), created, released]);
+
   for (let round = 0; round < times; round++) {
     // Closed during a step: the step ends, and the state is as after it.
     const closing = await open();
