@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from tests.kits.kills import KITS
-from tests.powercut.check import check_kit, check_path
+from tests.powercut.check import EXPORTS, check_export, check_kit, check_path
 from tests.powercut.paths import PATHS
 
 
@@ -36,6 +36,8 @@ def main() -> int:
                     label = f"{kit}{', data outside' * outside}{', the one before kept' * keep}"
                     jobs.append((label, lambda kit=kit, outside=outside, keep=keep: check_kit(
                         kit, Path(scratch), outside=outside, keep=keep)))  # fmt: skip
+            if kit in EXPORTS:
+                jobs.append((f"{kit}, export", lambda kit=kit: check_export(kit, Path(scratch))))
         for label, job in jobs:
             for model, states, problems in job():
                 print(f"{label:48}  {model:8}  {states:>6}  {len(problems):>6}", flush=True)

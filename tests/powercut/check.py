@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -13,6 +13,7 @@ import numpy as np
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
+from tests.kits import cpp_kit, swift_kit
 from tests.kits.kills import KITS
 from tests.powercut.paths import PATHS, BrokenError, command, look_at_checkpoint
 from tests.powercut.record import Call, record
@@ -29,15 +30,17 @@ def check_path(name: str, scratch: Path) -> Iterator[Found]:
     yield from check(start, calls, path.look, scratch / "folder")
 
 
-def recorded(name: str, scratch: Path) -> tuple[list[Call], Path]:
-    """What one of Python's saves does, and a copy of the folder that it starts from."""
+def recorded(
+    name: str, scratch: Path, program: Callable[[Path], Sequence[str]] | None = None
+) -> tuple[list[Call], Path]:
+    """What a save of Python, or of another program, does; a copy of the folder it starts from."""
     start, folder = scratch / "start", scratch / "folder"
     for each in (start, folder):
         shutil.rmtree(each, ignore_errors=True)
         each.mkdir()
     PATHS[name].prepare(folder)
     shutil.copytree(folder, start, dirs_exist_ok=True)
-    return record(command(name, folder), folder), start
+    return record(command(name, folder) if program is None else program(folder), folder), start
 
 
 def check_kit(kit: str, scratch: Path, *, outside: bool, keep: bool) -> Iterator[Found]:
@@ -54,6 +57,19 @@ def check_kit(kit: str, scratch: Path, *, outside: bool, keep: bool) -> Iterator
     words = KITS[kit][1](folder / "ck", 64 if outside else 2**30, "keep" if keep else "replace")
     calls = record(words, folder, saves=3)
     yield from check(start, calls, look_at_checkpoint, folder)
+
+
+EXPORTS: dict[str, Callable[[Path], Sequence[str]]] = {
+    "C++": lambda folder: [str(cpp_kit.built("saves")), "export", str(folder)],
+    "Swift": lambda folder: swift_kit.command(swift_kit.built(), "export", folder),
+}
+"""Programs that export a model, by kit."""
+
+
+def check_export(kit: str, scratch: Path) -> Iterator[Found]:
+    """Replay the export of a kit, over that of another training."""
+    calls, start = recorded("export", scratch, EXPORTS[kit])
+    yield from check(start, calls, PATHS["export"].look, scratch / "folder")
 
 
 def check(

@@ -6,6 +6,7 @@
 //     kit hostile FOLDER, kit read FOLDER  see Readers.swift
 //     kit hostile                          reads what standard input names; see Hostile.swift
 //     kit saves FILE EXTERNAL_ABOVE keep|replace          saves until it is killed
+//     kit export FOLDER                    exports a model; see Save.swift
 //     kit load FILE                        prints whether it is checked, and what was lost
 //     kit keep FROM FILE EXTERNAL_ABOVE    saves over a file, which is kept
 //     kit calls COMMAND JOB.json TIMES     see Calls.swift
@@ -27,6 +28,7 @@ do {
   case "calls": try testCalls(arguments[1], arguments[2], Int(arguments[3])!)
   case "saves":
     try saveForever(arguments[1], Int(arguments[2])!, arguments[3] == "keep")
+  case "export": try export(arguments[1])
   case "load": try printLoaded(arguments[1])
   case "keep": try saveAgain(arguments[1], arguments[2], Int(arguments[3])!)
   case "former":
