@@ -14,6 +14,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import numpy as np
+import onnx
+import onnx.parser
 
 from odtpack.build import build_package
 from tests.kits import cpp_kit, swift_kit
@@ -21,26 +23,42 @@ from tests.kits.cases import CASES, Case
 from tests.kits.cpp_kit import save_batch
 
 
+def normed() -> onnx.ModelProto:
+    """Two layers with batch normalization in training mode between them."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+    normed (float[batch, 16] input) => (float[batch, 4] output)
+    {
+        hidden = Gemm<transB = 1>(input, weight, bias)
+        even, mean_out, variance_out =
+            BatchNormalization<training_mode = 1>(hidden, scale, shift, mean, variance)
+        active = Relu(even)
+        output = Gemm<transB = 1>(active, last_weight, last_bias)
+    }""")
+    shapes = {"weight": (12, 16), "bias": (12,), "scale": (12,), "shift": (12,), "mean": (12,),
+              "variance": (12,), "last_weight": (4, 12), "last_bias": (4,)}  # fmt: skip
+    rng = np.random.default_rng(5)
+    for name, shape in shapes.items():
+        value = rng.uniform(0.1, 0.9, shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    return model
+
+
 def longer(case: Case, samples: int) -> Case:
     """A case with a batch of so many samples, which takes some time."""
     return dataclasses.replace(case, data=lambda random, _: case.data(random, samples))
 
 
-_LONG = {
-    "adam": longer(CASES["adam"], 100_000),
-    "mobilenet_batch_norm": longer(CASES["mobilenet_batch_norm"], 64),
-    "step_batch_norm": longer(CASES["step_batch_norm"], 64),
+_CASES = {
+    **CASES,
+    "statistics": Case(normed, CASES["adam"].data),
+    "step_statistics": Case(normed, CASES["adam"].data, {"step_model": "always"}),
 }
-_ON = {
-    "close": ("adam", "step_adamw", "mobilenet_batch_norm", "step_batch_norm"),
-    "threads": ("adam", "step_adamw"),
-    "nan": ("adam", "mobilenet_batch_norm", "step_adamw", "step_batch_norm", "step_sgd_momentum"),
-    "closed": ("adam", "step_adamw"),
-}
+_KINDS = ("adam", "step_adamw", "statistics", "step_statistics")
 TRIED: dict[str, tuple[str, Case]] = {
-    **{f"{command} {name}": (command, CASES[name]) for command in _ON for name in _ON[command]},
-    **{f"end {name}": ("end", case) for name, case in _LONG.items()},
-}
+    **{f"{command} {name}": (command, _CASES[name])
+       for command in ("close", "threads", "nan", "closed") for name in _KINDS},
+    **{f"end {name}": ("end", longer(_CASES[name], 50_000)) for name in _KINDS},
+}  # fmt: skip
 """Commands of the programs, and what they are tried on, by both in words."""
 
 Program = Callable[..., CompletedProcess[str]]

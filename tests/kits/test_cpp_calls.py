@@ -46,6 +46,20 @@ def test_what_an_app_may_rely_on(name: str, tmp_path: Path) -> None:
     calls(cpp_program, command, write_job(case, tmp_path), TIMES)
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("close", "mobilenet_batch_norm"),
+        ("close", "step_batch_norm"),
+        ("nan", "mobilenet_batch_norm"),
+        ("nan", "step_batch_norm"),
+        ("nan", "step_sgd_momentum"),
+    ],
+)
+def test_networks_of_the_suite(command: str, name: str, tmp_path: Path) -> None:
+    calls(cpp_program, command, write_job(CASES[name], tmp_path), TIMES)
+
+
 @pytest.mark.parametrize("name", ["threads adam", "end adam"])
 def test_two_threads_do_nothing_undefined(name: str, tmp_path: Path) -> None:
     command, case = TRIED[name]
