@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +13,7 @@ import numpy as np
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
-from tests.kits import kotlin_kit
+from tests.kits import cpp_kit, kotlin_kit, swift_kit
 from tests.kits.kills import KITS
 from tests.powercut.paths import PATHS, BrokenError, command, look_at_checkpoint
 from tests.powercut.record import Call, record
@@ -57,12 +57,14 @@ KIT_SAVES: dict[str, tuple[int, str]] = {
 """Ways in which the program of a kit saves: arguments of :data:`tests.kits.kills.KITS`."""
 SWAPS = ("Kotlin",)
 """Kits whose program knows ``swap``: the elements are in a data file at every second save."""
-EXPORTS: dict[str, Callable[[Path], list[str]]] = {
+EXPORTS: dict[str, Callable[[Path], Sequence[str]]] = {
+    "C++": lambda folder: [str(cpp_kit.built("saves")), "export", str(folder)],
+    "Swift": lambda folder: swift_kit.command(swift_kit.built(), "export", folder),
     "Kotlin": lambda folder: kotlin_kit.command(
         "exports", folder / "package", folder / "1.ckpt", folder / "m.onnx"
     ),
 }
-"""What exports a trained package over a model that is there, and prints 1."""
+"""Programs that export a trained package over the model of another training."""
 
 
 def kit_paths(kit: str) -> list[str]:
