@@ -207,7 +207,10 @@ def run_profiled(
         options.add_session_config_entry("session.enable_saved_runtime_optimizations", "1")
     try:
         session = open_optimized(Path(model), options, target)
-        arrays = {node.name: np.load(feeds[node.name]) for node in session.get_inputs()}
+        arrays = {
+            node.name: np.load(feeds[node.name], allow_pickle=False)
+            for node in session.get_inputs()
+        }
         session.run(None, arrays)
         return str(session.end_profiling())
     except Exception as error:  # ONNX Runtime's exceptions have no common base

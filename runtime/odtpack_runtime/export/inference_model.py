@@ -15,7 +15,8 @@ from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeErro
 from odtpack_runtime.export import onnx_wire as wire
 from odtpack_runtime.export.onnx_wire import Node
 from odtpack_runtime.export.ort_conversion import is_ort_format, output_specs, to_onnx, to_ort
-from odtpack_runtime.export.protobuf_wire import (
+from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.protobuf_wire import (
     BYTES,
     VARINT,
     MalformedError,
@@ -25,7 +26,6 @@ from odtpack_runtime.export.protobuf_wire import (
     number_field,
     size,
 )
-from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX, TensorSpec
 
 MAX_MODEL_SIZE = 2**31 - 2**20
