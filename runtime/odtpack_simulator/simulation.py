@@ -338,6 +338,8 @@ def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
         metric_interval=wilson_interval(*counts) if counts is not None else None,
         curve=run.curve,
         held_out_fall=held_out_fall(run.groups_before, run.groups_after),
+        skipped_batches=run.skipped,
+        not_finite=run.not_finite,
     )
 
 

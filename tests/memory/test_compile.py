@@ -22,6 +22,7 @@ import pytest
 from benchmarks.memory_prediction import make_job
 from odtpack import losses
 from odtpack.artifacts import OptimType
+from odtpack.errors import OdtpackError
 from odtpack.memory import compile as memory_compile
 from odtpack.memory.compile import input_shapes
 from odtpack.memory.recompute import Choice
@@ -382,3 +383,23 @@ def test_casts_are_computed_again() -> None:
         sum(node.op_type == "Cast" for node in each.training.graph) for each in (plain, graphs)
     ]
     assert counts[1] > counts[0]
+
+
+@pytest.mark.parametrize("code", ["models-stall", "models-memory", "models-crash"])
+def test_only_operators_that_are_not_here_leave_a_model_as_it_is(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a hostile model does to the process that loads it ends the build."""
+
+    def fail(*_: object) -> None:
+        raise OdtpackError(reason, "The model is not loaded.")
+
+    monkeypatch.setattr(memory_compile, "_compile", fail)
+    monkeypatch.setattr(memory_compile, "_SMALLEST", 0)
+    model = ir.from_proto(zoo.mlp((6, 5, 3)))
+    reason = "model-not-loadable"
+    assert memory_compile.compile_memory(model, {}, MemorySpec()) is None
+    reason = code
+    with pytest.raises(OdtpackError, match="is not loaded") as caught:
+        memory_compile.compile_memory(model, {}, MemorySpec())
+    assert caught.value.code == code

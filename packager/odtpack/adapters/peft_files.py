@@ -159,7 +159,7 @@ def read_peft(folder: Path) -> PeftAdapter:
     for key, plain in _PLAIN.items():
         if config.get(key, plain) not in (plain, None):
             raise OdtpackError(
-                "peft-unsupported", f"the adapter has {key} = {config[key]!r}", where=where
+                "peft-unsupported", f"the adapter has {key} = {config[key]!r:.80}", where=where
             )
     if kind == "IA3":
         return PeftAdapter("ia3", tensors, 0, 1.0, layers, feedforward, saved)
@@ -167,7 +167,7 @@ def read_peft(folder: Path) -> PeftAdapter:
         return PeftAdapter("prompt", tensors)
     if kind != "LORA":
         raise OdtpackError(
-            "peft-unsupported", f"the adapter is of PEFT's type {kind!r}", where=where
+            "peft-unsupported", f"the adapter is of PEFT's type {kind!r:.40}", where=where
         )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if (

@@ -62,6 +62,9 @@ def train(trial: Trial) -> Trained:
         return Trained(problem=f"the training was killed: {done.detail}")
     if None in done.losses:
         return Trained(peak_bytes=done.peak_bytes, problem="the loss was not finite")
+    if done.skipped:
+        problem = f"{done.skipped} batches were skipped, the last in {done.not_finite}"
+        return Trained(peak_bytes=done.peak_bytes, problem=problem)
     if done.eval_loss_before is not None and done.eval_loss_after is None:
         return Trained(
             peak_bytes=done.peak_bytes, problem="the loss on held-out samples was not finite"

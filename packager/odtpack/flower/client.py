@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 REFUSED: Final = 100
 """Code of a Flower error for a client that cannot take part; its reason says why."""
 
+PEAK: Final = "peak-mb"
+"""A metric that not every system tells."""
+
 OPTIMIZER_STATE: Final = "odtpack.optimizer"
 """Record of the context in which a client keeps its optimizer's state from round to round."""
 
@@ -127,7 +130,7 @@ def client_app(
         }
         peak = _peak_megabytes()
         if peak is not None:
-            metrics["peak-mb"] = peak
+            metrics[PEAK] = peak
         return RecordDict(
             {
                 "arrays": to_record(update.arrays),

@@ -51,7 +51,8 @@ def compile_memory(
         or no way to look at the model.
 
     Raises:
-        OdtpackError: A limit is asked for, and ONNX Runtime does not load the model.
+        OdtpackError: A limit is asked for, and ONNX Runtime does not load the model; loading it
+            takes too much memory or time, or crashes.
     """
     if spec.limit is not None:
         return _compile(model, parameters, spec)
@@ -59,7 +60,9 @@ def compile_memory(
         return None
     try:
         return _compile(model, parameters, spec)
-    except OdtpackError:
+    except OdtpackError as error:
+        if error.code != "model-not-loadable":
+            raise
         return None  # operators of the user's, which this process does not have
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from odtpack_runtime.export.protobuf_wire import BYTES, MalformedError, fields, header
+from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, fields, header
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14

@@ -127,7 +127,9 @@ def add_ort_files(
     with update_folder(package.path, last=package.manifest_name, obsolete=obsolete) as stage:
         if inference is not None:
             out = stage / f"{prefix}{INFERENCE_MODEL}.onnx"
-            export_inference_model(package.eval_model, inference.parameters, out, inference.outputs)
+            export_inference_model(
+                package.eval_model, inference.parameters, out, inference.outputs, apart=True
+            )
             made.append(_entry(out, INFERENCE_MODEL, None))
             models[INFERENCE_MODEL] = out
         made += write_ort_files(models, formats, stage, prefix)

@@ -19,11 +19,12 @@ import onnx
 import onnxruntime
 
 from odtpack.errors import OdtpackError
-from odtpack.ort.choices import Types
+from odtpack.ort.choices import Platform, Types
 from odtpack.ort.format import open_optimized, session_options
 from odtpack.ort.kernel_count import CPP_NAMES
 from odtpack.ort.operator_config import Operator, OperatorConfig, config_of, main_graph
 from odtpack.ort.session_runs import SessionRun, final_graph
+from odtpack_runtime.apart import worker as apart
 
 Feeds = Mapping[str, "np.ndarray[Any, np.dtype[Any]]"]
 
@@ -135,24 +136,26 @@ def _words(entry: tuple[str, str, str, str]) -> str:
 
 def _run(run: SessionRun, graph: Path | None, feeds: Feeds, scratch: Path) -> Ran:
     """Run a model once, and say which kernels there are and which ran."""
-    options = session_options(run.level or "all", run.platform)
-    options.enable_profiling = True
-    options.profile_file_prefix = str(scratch / "profile")
-    saved = scratch / "saved.onnx"
-    if run.level is not None:
-        options.optimized_model_filepath = str(saved)
-    if run.replay:
-        options.add_session_config_entry("session.enable_saved_runtime_optimizations", "1")
-    try:
-        session = open_optimized(run.path, options, run.platform)
-        session.run(None, {node.name: feeds[node.name] for node in session.get_inputs()})
-        profile = Path(session.end_profiling())
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
-        raise OdtpackError(
-            "check-run-failed",
-            f"ONNX Runtime cannot run the model for the check: {error}",
-            where=str(run.path),
-        ) from error
+    saved, given = scratch / "saved.onnx", scratch / "feeds"
+    given.mkdir(exist_ok=True)
+    files = {}
+    for index, (name, array) in enumerate(feeds.items()):
+        files[name] = str(given / f"{index}.npy")
+        # Text as an array of its own type: objects would be pickled.
+        np.save(files[name], array.astype(np.str_) if array.dtype == object else array)
+    profile = Path(
+        apart.call(
+            "odtpack.ort.operator_check:run_profiled",
+            apart.Limits.of([run.path, *files.values()]),
+            model=str(run.path),
+            level=run.level,
+            platform=run.platform and run.platform.value,
+            replay=bool(run.replay),
+            feeds=files,
+            saved=str(saved),
+            profile=str(scratch / "profile"),
+        )
+    )
     events = [event for event in json.loads(profile.read_bytes()) if event.get("cat") == "Node"]
     profile.unlink()
     kernels = [event for event in events if event["name"].endswith("_kernel_time")]
@@ -177,6 +180,45 @@ def _run(run: SessionRun, graph: Path | None, feeds: Feeds, scratch: Path) -> Ra
         )
     types = frozenset(_types(kernels, operators))
     return Ran(run, operators, len(main), len(kernels), types)
+
+
+def run_profiled(
+    model: str, level: str | None, platform: str | None, replay: bool,
+    feeds: Mapping[str, str], saved: str, profile: str,
+) -> str:  # fmt: skip
+    """Run a model once and return the path of its profile; to be called apart.
+
+    Args:
+        model: The model.
+        level: Optimization level; None in ORT format.
+        platform: Processors that it is optimized for; None for all.
+        replay: Whether recorded optimizations are applied.
+        feeds: Paths of ``.npy`` files by name of input.
+        saved: Where the optimized model goes, of one with a level.
+        profile: Start of the profile's path.
+    """
+    target = None if platform is None else Platform(platform)
+    options = session_options(level or "all", target)
+    options.enable_profiling = True
+    options.profile_file_prefix = profile
+    if level is not None:
+        options.optimized_model_filepath = saved
+    if replay:
+        options.add_session_config_entry("session.enable_saved_runtime_optimizations", "1")
+    try:
+        session = open_optimized(Path(model), options, target)
+        arrays = {
+            node.name: np.load(feeds[node.name], allow_pickle=False)
+            for node in session.get_inputs()
+        }
+        session.run(None, arrays)
+        return str(session.end_profiling())
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise OdtpackError(
+            "check-run-failed",
+            f"ONNX Runtime cannot run the model for the check: {error}",
+            where=model,
+        ) from error
 
 
 def _operators(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Iterable[Operator]:

@@ -17,6 +17,7 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.package.manifest import Manifest, SelfCheckInfo
 from odtpack_runtime.package.manifest_device import SelfCheckInput
 from odtpack_runtime.package.self_check import first_losses, made_up_batch, run_first_that_fits
+from odtpack_runtime.package.trust.limits import STANDARD_DOMAINS
 from odtpack_runtime.session.options import session_options
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
@@ -99,7 +100,8 @@ def _reason_without(manifest: Manifest) -> SelfCheckInfo | None:
         return _none("it is trained segment by segment")
     if any(item.dtype == "string" for item in manifest.inputs):
         return _none("an input is text")
-    if set(manifest.opsets) - {"", "ai.onnx", "com.microsoft", "ai.onnx.ml"}:
+    used = {domain for domains in manifest.operators.by_model().values() for domain in domains}
+    if used - {"", *STANDARD_DOMAINS}:
         return _none("it needs operators of the user's")
     if manifest.privacy is not None:
         return _none("the noise of private training is drawn anew each time")

@@ -370,7 +370,7 @@ class _Reader:
         if any((group.integer(1, "q"), group.real(2)) != (step, rate) for group in groups):
             self._source.fail("its optimizer groups stand at different steps or learning rates")
         moments: dict[str, list[Array]] = {}
-        members = [self._moments(group, trainable, moments) for group in groups]
+        members = [self._moments(i, group, trainable, moments) for i, group in enumerate(groups)]
         if moments and (
             moments.keys() != trainable.keys()
             or len({len(of_parameter) for of_parameter in moments.values()}) > 1
@@ -379,11 +379,12 @@ class _Reader:
         return OptimizerState(step, rate, moments, tuple(members) if len(members) > 1 else ())
 
     def _moments(
-        self, group: Table, trainable: dict[str, Array], moments: dict[str, list[Array]]
-    ) -> tuple[str, ...]:
+        self, index: int, group: Table, trainable: dict[str, Array],
+        moments: dict[str, list[Array]],
+    ) -> tuple[str, ...]:  # fmt: skip
         """Add the moments of a group's parameters to ``moments``; return their names."""
         names = []
-        self._check.outline.text(group.string(0))
+        self._check.outline.text(GROUP_NAME.format(index))
         self._check.outline.numbers("qfI", group.integer(1, "q"), group.real(2), group.count(3))
         for entry in group.tables(3):
             name = entry.string(0)

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
-import onnxruntime
 
 from odtpack_runtime.checkpoint.layout import Array
 from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
 from odtpack_runtime.export import onnx_wire as wire
 from odtpack_runtime.export.onnx_wire import Node
-from odtpack_runtime.export.ort_conversion import is_ort_format, to_onnx, to_ort
-from odtpack_runtime.export.protobuf_wire import (
+from odtpack_runtime.export.ort_conversion import is_ort_format, output_specs, to_onnx, to_ort
+from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.protobuf_wire import (
     BYTES,
     VARINT,
     MalformedError,
@@ -26,7 +26,6 @@ from odtpack_runtime.export.protobuf_wire import (
     number_field,
     size,
 )
-from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX, TensorSpec
 
 MAX_MODEL_SIZE = 2**31 - 2**20
@@ -41,6 +40,8 @@ def export_inference_model(
     parameters: Mapping[str, Array],
     destination: str | os.PathLike[str],
     output_names: Sequence[str],
+    *,
+    apart: bool = False,
 ) -> None:
     """Cut the part of an evaluation model that computes some values, and embed its parameters.
 
@@ -53,12 +54,15 @@ def export_inference_model(
             ends in ``.ort``.
         output_names: Values that the evaluation model computes, in the order of
             the new model's outputs.
+        apart: Whether ONNX Runtime loads models in a process of its own, with limits of time and
+            memory.
 
     Raises:
         OdtpackError: ``model-not-loadable`` if ``eval_model`` is no
             model; ``no-outputs``; ``model-too-large``; ``value-out-of-range`` for a parameter
             that the model's own type cannot hold; ``ort-conversion-failed``;
-            ``file-not-written``.
+            ``file-not-written``; with ``apart`` also ``models-memory``, ``models-stall`` and
+            ``models-crash``.
         UnknownNameError: The model computes no value of that name.
     """
     if isinstance(output_names, str) or not all(isinstance(name, str) for name in output_names):
@@ -70,12 +74,12 @@ def export_inference_model(
             hint='module.export_model_for_inferencing("inference.onnx", ["output"])',
         )
     try:
-        model = _load(eval_model)
+        model = _load(eval_model, apart=apart)
         model.keep_only(output_names, str(eval_model))
         values = _in_own_type(model, parameters)
         pieces = model.pieces(values)
         if not all(model.outputs.values()):
-            _describe_outputs(model, b"".join(pieces), str(eval_model))
+            _describe_outputs(model, output_specs(b"".join(pieces), str(eval_model), apart=apart))
             pieces = model.pieces(values)
     except (MalformedError, RecursionError) as error:
         reason = str(error) if isinstance(error, MalformedError) else "it nests too deeply"
@@ -87,7 +91,7 @@ def export_inference_model(
             f"{MAX_MODEL_SIZE}.",
         )
     if Path(destination).suffix == ".ort":
-        pieces = [to_ort(b"".join(pieces), str(destination))]
+        pieces = [to_ort(b"".join(pieces), str(destination), apart=apart)]
     with atomic_write(destination) as stream:
         for piece in pieces:
             stream.write(piece)
@@ -202,14 +206,14 @@ class _Model:
         return [*self.before, *bytes_field(wire.MODEL_GRAPH, graph), *self.after]
 
 
-def _load(path: Path) -> _Model:
+def _load(path: Path, *, apart: bool) -> _Model:
     try:
         data = path.read_bytes()
     except OSError as error:
         _not_loadable(path, error.strerror or str(error), error)
     converted = is_ort_format(data)
     if converted:
-        data = to_onnx(data, str(path))
+        data = to_onnx(data, str(path), apart=apart)
     view = memoryview(data)
     model = _Model()
     graphs: list[memoryview] = []
@@ -254,16 +258,8 @@ def _is_used(piece: memoryview, domains: Iterable[str]) -> bool:
     )
 
 
-def _describe_outputs(model: _Model, data: bytes, where: str) -> None:
-    """Ask ONNX Runtime for type and shape of outputs about which the model says nothing."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    try:
-        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        specs = [TensorSpec.of_node(node, where) for node in session.get_outputs()]
-    except Exception:  # ONNX Runtime's exceptions have no common base
-        return  # a bare name is enough to load the model
+def _describe_outputs(model: _Model, specs: Iterable[TensorSpec]) -> None:
+    """Enter type and shape of outputs about which the model says nothing; a bare name will do."""
     for spec in specs:
         if not model.outputs[spec.name] and spec.dtype in wire.ONNX_TYPES:
             model.outputs[spec.name] = wire.value_info(spec.name, spec.dtype, spec.shape)

@@ -177,6 +177,8 @@ def for_learning(result: SimulationResult) -> str:
     training = result.training
     if training.diverged:
         return "the loss was not finite: lower the learning rate, or clip the gradient norm"
+    if training.skipped_batches:
+        return "a gradient was not finite: look for samples that are far off, or clip their values"
     points = [(p.step, p.loss) for p in training.curve if p.loss is not None]
     if len(points) >= 3:
         step, lowest = min(points, key=lambda point: (point[1], point[0]))

@@ -49,15 +49,20 @@ def device_checks(
 
 
 def _finite_loss(result: SimulationResult) -> Check:
-    bad = sum(loss is None for loss in result.training.losses)
-    total = len(result.training.losses)
+    training = result.training
+    bad = sum(loss is None for loss in training.losses)
+    total = len(training.losses)
     message = f"{total - bad} of {total} training losses are finite" if total else "no step was run"
     # The last update shows in no training loss. What the model had before any is not its doing.
-    later = [point.loss for point in result.training.curve if point.step]
+    later = [point.loss for point in training.curve if point.step]
     lost = sum(loss is None for loss in later)
     if lost:
         message += f", and {lost} of {len(later)} on held-out samples are not"
-    bad += lost
+    if training.skipped_batches:
+        number = "1 batch was" if (n := training.skipped_batches) == 1 else f"{n} batches were"
+        message += f"; {number} skipped, the last in {training.not_finite}"
+    # Gradients that are not finite show in no loss.
+    bad = max(bad, training.skipped_batches) + lost
     status: CheckStatus = "fail" if bad else "pass" if total else "not judged"
     return Check(
         metric="finite_loss",

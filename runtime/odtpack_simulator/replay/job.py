@@ -184,7 +184,8 @@ Message = dict[str, Any]
 - ``evaluation``: ``when`` (``before``, ``during`` or ``after``), ``step`` (optimizer steps made),
   ``loss``, ``metric``, ``right`` and ``total`` (labels; null without a metric), and
   ``groups`` (losses and sizes of the batches);
-- ``step``: ``index`` from 0, ``loss``, ``ms``;
+- ``step``: ``index`` from 0, ``loss``, ``ms``, ``skipped`` (batches whose loss or gradients were
+  not finite) and ``reason`` (of the last of them);
 - ``saved``: ``step`` (optimizer steps made), after each save;
 - ``paused``: ``step``, ``written`` (bytes of the save so far; null between two steps): the
   child waits to be killed;

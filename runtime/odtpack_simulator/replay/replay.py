@@ -53,6 +53,8 @@ class ReplayResult:
         outcome: ``completed``; or ``killed`` when it ran out of memory or was killed.
         steps_done: Steps made.
         losses: Training loss of each step; None where it was not finite.
+        skipped: Batches whose loss or gradients were not finite.
+        not_finite: What was not, of the last of them.
         steps_ms: Duration of each step in milliseconds.
         eval_loss_before: Mean loss on the held-out samples; None without any.
         eval_loss_after: The same after training.
@@ -76,6 +78,8 @@ class ReplayResult:
     outcome: Literal["completed", "killed"] = "killed"
     steps_done: int = 0
     losses: list[float | None] = field(default_factory=list)
+    skipped: int = 0
+    not_finite: str = ""
     steps_ms: list[float] = field(default_factory=list)
     eval_loss_before: float | None = None
     eval_loss_after: float | None = None
@@ -131,6 +135,8 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
             result.losses.append(message["loss"])
             result.steps_ms.append(message["ms"])
             result.steps_done += 1
+            result.skipped += message["skipped"]
+            result.not_finite = message["reason"] or result.not_finite
         case "out-of-memory":
             result.detail = f"out of memory in {phase}: {message['message']}"
             return _ENDED

@@ -37,7 +37,8 @@ class TrainingInfo(Part):
     """What the training did to the loss and to the metric on the held-out samples.
 
     ``metric_interval`` is the 95 % Wilson score interval of ``metric_after``:
-    on few held-out samples it is wide, and a floor inside it proves little.
+    on few held-out samples it is wide, and a floor inside it proves little. ``skipped_batches`` are
+    those whose loss or gradients were not finite, and ``not_finite`` says what was, of the last.
     """
 
     losses: list[Loss]
@@ -49,6 +50,8 @@ class TrainingInfo(Part):
     metric_interval: tuple[float, float] | None = None
     curve: list[EvaluationPoint] = Field(default_factory=list)
     held_out_fall: HeldOutFall | None = None
+    skipped_batches: Count = 0
+    not_finite: Text = ""
 
     @property
     def diverged(self) -> bool:

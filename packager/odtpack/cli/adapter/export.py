@@ -95,7 +95,9 @@ def _for_onnxruntime(
     values = state.arrays(trainable=True)
     base, adapter = out / _BASE, out / _ADAPTER
     model = inference_of(package, outputs, source)
-    export_inference_model(package.eval_model, model.parameters, base, list(model.outputs))
+    export_inference_model(
+        package.eval_model, model.parameters, base, list(model.outputs), apart=True
+    )
     start = CheckpointState.load_checkpoint(package.checkpoint).arrays(trainable=True)
     with_adapter_inputs(base, {name: start[name] for name in names})
     write_onnx_adapter(adapter, {name: values[name] for name in names})

@@ -79,6 +79,7 @@ def config(
         data=data is not None,
     )
     from odtpack.cli._files import check_writable
+    from odtpack_runtime.apart.worker import worker
     from odtpack_runtime.package.package import Package
 
     opened = [Package.open(path) for path in packages]
@@ -86,7 +87,7 @@ def config(
         for package in opened:
             check_writable(out, "--out", outside=package)
     limit = Types.OPERATOR if types else Types.GLOBAL if globally_allowed_types else Types.NONE
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, worker():  # one process for all models
         scratch = Path(name)
         runs = [
             _runs(package, mode, file_format, platform or [], scratch / str(index))
@@ -147,7 +148,11 @@ def _runs(
         model = inference_of(package, [], None)
         inference = {INFERENCE_MODEL: scratch / f"{INFERENCE_MODEL}.onnx"}
         export_inference_model(
-            package.eval_model, model.parameters, inference[INFERENCE_MODEL], model.outputs
+            package.eval_model,
+            model.parameters,
+            inference[INFERENCE_MODEL],
+            model.outputs,
+            apart=True,
         )
     return runs_of(package, mode, file_format, platforms, inference, scratch)
 

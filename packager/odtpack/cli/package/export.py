@@ -59,7 +59,7 @@ def export(
     names = list(model.outputs)
     written: list[Path] = []
     if formats is None:
-        export_inference_model(opened.eval_model, model.parameters, out, names)
+        export_inference_model(opened.eval_model, model.parameters, out, names, apart=True)
     else:
         written = _write_with_ort(opened, model, out, formats)
     _console.say(f"wrote {out} ({format_bytes(out.stat().st_size)}): {', '.join(names)}")
@@ -88,7 +88,9 @@ def _write_with_ort(
 
     with staged_beside(out) as stage:
         made = stage / out.name
-        export_inference_model(package.eval_model, model.parameters, made, list(model.outputs))
+        export_inference_model(
+            package.eval_model, model.parameters, made, list(model.outputs), apart=True
+        )
         return replace_together(out, made, list(convert_models([made], formats, stage)))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from odtpack_runtime.errors import OdtpackError, onnx_missing
 from odtpack_runtime.package.checks.contradictions import contradiction
+from odtpack_runtime.session.model_file import check_model_file
 
 if TYPE_CHECKING:
     import onnx
@@ -34,6 +35,7 @@ def load_model(path: Path) -> onnx.ModelProto:
         raise OdtpackError(
             "model-not-readable", f"{path.name} is not an ONNX model.", where=str(path)
         ) from error
+    check_model_file(path)
     if any(not isinstance(text, str) for text in _texts(model)):  # bytes: not UTF-8
         raise OdtpackError(
             "model-not-readable", f"{path.name} holds a name that is not text.", where=str(path)

@@ -44,6 +44,9 @@ from odtpack_simulator.replay.sample_plan import Indices
 
 Send = Callable[..., None]
 
+_MOST_REASON = 1000
+"""Characters of a reason, which names parameters."""
+
 
 class Batches:
     """Batches of the data in memory that stays where it is.
@@ -145,10 +148,17 @@ class _Training:
         for indices in itertools.islice(
             job.schedule.steps_from(self._step), job.steps - self._step
         ):
+            module = self._trainer.module
+            before = module.skipped_steps
             loss, seconds = self._trainer.step(indices)
             self._step += 1
             self._mark("step")
-            self._send("step", index=self._step - 1, loss=number(loss), ms=seconds * 1e3)
+            skipped = module.skipped_steps - before
+            reason = str(module.last_not_finite)[:_MOST_REASON] if skipped else ""
+            self._send(
+                "step", index=self._step - 1, loss=number(loss), ms=seconds * 1e3,
+                skipped=skipped, reason=reason,
+            )  # fmt: skip
             if job.pause_at == self._step and job.pause_in_save is None:
                 wait_to_be_killed(self._send, step=self._step, written=None)
             if self._step == job.steps:
