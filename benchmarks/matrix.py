@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from odtpack.build import build_package
-from odtpack_simulator.budgets import judge
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
+from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.replay.executor import default_jobs, make_executor
 from odtpack_simulator.reports import render_report, report_formats
 from odtpack_simulator.simulation import simulate

@@ -15,14 +15,13 @@ from odtpack.recipe.draft import schema_text
 from odtpack.recipe.reference import reference
 from odtpack.update.diff_model import PackageDiff
 from odtpack_runtime.error_codes import error_codes
-from odtpack_simulator.budgets.budget_file import budget_schema
-from odtpack_simulator.budgets.compare import Comparison
-from odtpack_simulator.budgets.metrics import METRICS
 from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS, RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.device.profile_check import check_profile
-from odtpack_simulator.fleet.outcome.compare import FleetComparison
-from odtpack_simulator.fleet.outcome.result import FleetResult
+from odtpack_simulator.figures.compare import Comparison
+from odtpack_simulator.figures.limits import budget_schema
+from odtpack_simulator.figures.simulated import METRICS
+from odtpack_simulator.fleet.result import FleetResult
 from odtpack_simulator.measure.measurements import DeviceMeasurements
 from odtpack_simulator.result.result import SimulationResult
 from odtpack_simulator.values.quantities import Quantity, Unknown
@@ -113,9 +112,9 @@ def result_schema() -> str:
 
 
 def comparison_schema() -> str:
-    """The JSON Schema of what ``odtpack compare --format json`` prints."""
+    """The JSON Schema of what ``odtpack compare`` and ``odtpack fleet compare`` print as JSON."""
     content = Comparison.model_json_schema(mode="serialization")
-    return _schema(content, "Comparison of two results of odtpack simulations")
+    return _schema(content, "Comparison of two results of odtpack")
 
 
 def measurements_schema() -> str:
@@ -166,12 +165,6 @@ def fleet_fit_schema() -> str:
     """The schema of a search's result over federated settings."""
     content = FleetFitResult.model_json_schema(mode="serialization")
     return _schema(content, "Result of odtpack fleet fit")
-
-
-def fleet_comparison_schema() -> str:
-    """The JSON Schema of what ``odtpack fleet compare --format json`` prints."""
-    content = FleetComparison.model_json_schema(mode="serialization")
-    return _schema(content, "Comparison of two simulated federations of odtpack")
 
 
 def fleet_page() -> str:
@@ -416,7 +409,6 @@ PAGES = {
     _RECIPE: recipe_page,
     _FLEET: fleet_page,
     ROOT / "docs" / "schemas" / "fleet.schema.json": fleet_schema,
-    ROOT / "docs" / "schemas" / "fleet-comparison.schema.json": fleet_comparison_schema,
     ROOT / "docs" / "schemas" / "fleet-fit.schema.json": fleet_fit_schema,
 }
 

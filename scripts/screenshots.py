@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from odtpack.cli.device.demo import FAILING_BUDGET, exit_words
-from odtpack_simulator.budgets import judge, read_budgets
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import read_budgets
 from odtpack_simulator.reports.html_report import Again, render_html
 from odtpack_simulator.result.result import load_result
 from tests.reports.browser import Browser

@@ -8,15 +8,16 @@ from statistics import median
 
 from markupsafe import Markup
 
-from odtpack_simulator.reports.drawing.axes import linear_axis
-from odtpack_simulator.reports.drawing.plot import (
+from odtpack_simulator.reports.svg import (
+    element,
     horizontal,
     horizontal_grid,
+    linear_axis,
     path,
+    percent,
     stretched,
     x_ticks,
 )
-from odtpack_simulator.reports.drawing.svg import element, percent
 
 WIDTH, HEIGHT = 900, 420
 LEFT, RIGHT, TOP, BOTTOM = 64, 150, 64, 56

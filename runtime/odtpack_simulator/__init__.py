@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
-    from odtpack_simulator.budgets.budget_file import Budgets, parse_budgets, read_budgets
-    from odtpack_simulator.budgets.judge import judge
-    from odtpack_simulator.budgets.suggest import suggest_budget
     from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
+    from odtpack_simulator.figures.judge import judge
+    from odtpack_simulator.figures.limits import Budgets, parse_budgets, read_budgets
+    from odtpack_simulator.figures.suggest import suggest_budget
     from odtpack_simulator.reports import write_report
     from odtpack_simulator.result.result import Policy, SimulationResult, load_result
     from odtpack_simulator.simulation import simulate
@@ -47,9 +47,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "budgets.budget_file": ("Budgets", "parse_budgets", "read_budgets"),
-    "budgets.judge": ("judge",),
-    "budgets.suggest": ("suggest_budget",),
+    "figures.limits": ("Budgets", "parse_budgets", "read_budgets"),
+    "figures.judge": ("judge",),
+    "figures.suggest": ("suggest_budget",),
     "device.profile": ("DeviceProfile", "list_profiles", "load_profile"),
     "reports": ("write_report",),
     "result.result": ("Policy", "SimulationResult", "load_result"),

@@ -21,11 +21,11 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.budgets.judge import judge as judge_without_budgets
 from odtpack_simulator.device.app_footprint import AppFootprint, FootprintOf, default_footprint
 from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.device_result import AppOnDevice, device_result
+from odtpack_simulator.figures.judge import judge as judge_without_budgets
 from odtpack_simulator.host_result import host_info, tool_version
 from odtpack_simulator.latency.latency import measure_host
 from odtpack_simulator.memory.arena_use import SessionUse, session_use
@@ -50,7 +50,6 @@ from odtpack_simulator.replay.prepare import (
 from odtpack_simulator.replay.progress import OnProgress, ProgressReporter
 from odtpack_simulator.replay.replay import ReplayResult, run_training_child
 from odtpack_simulator.replay.sample_plan import SamplePlan, make_sample_plan
-from odtpack_simulator.result.origin import find_origin
 from odtpack_simulator.result.result import (
     DataInfo,
     MemoryInfo,
@@ -59,6 +58,7 @@ from odtpack_simulator.result.result import (
     Policy,
     SimulationResult,
     TrainingInfo,
+    find_origin,
 )
 from odtpack_simulator.tasks import InterruptTask, SettleTask, Task, run_task
 from odtpack_simulator.values.paths import shown_path
@@ -96,7 +96,7 @@ def simulate(
 
     Everything in the result but measurements (memory, time, and through them
     what is killed at a limit) is a function of the arguments. Checks and
-    verdicts are left to :func:`~odtpack_simulator.budgets.judge.judge`.
+    verdicts are left to :func:`~odtpack_simulator.figures.judge.judge`.
 
     Args:
         package_path: The package's folder or its manifest.

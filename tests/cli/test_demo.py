@@ -9,7 +9,8 @@ import pytest
 
 from odtpack.cli._failing import budget_that_one_breaks
 from odtpack.cli.device.demo import _finish, exit_words
-from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.reports.html_report import Again, render_html
 from odtpack_simulator.values.units import Interval
 from tests.simulator.factory import make_result

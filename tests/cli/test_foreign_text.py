@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from odtpack.cli import main
 from odtpack_runtime.package.manifest import Manifest
-from odtpack_simulator.reports.drawing.svg import element
+from odtpack_simulator.reports.svg import element
 from odtpack_simulator.values.plain_text import clean
 
 EVIL = (

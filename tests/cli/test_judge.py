@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from odtpack_simulator.budgets import judge, parse_budgets
-from odtpack_simulator.budgets.compare import Comparison, compare
+from odtpack_simulator.figures.compare import Comparison, compare
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.result.result import SimulationResult, load_result
 from tests.cli.conftest import Run, assert_refused, tree
 from tests.simulator.factory import make_result

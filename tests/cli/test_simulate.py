@@ -11,7 +11,8 @@ import onnxruntime
 import pytest
 
 from odtpack.cli.device import demo as demo_module
-from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.result.result import SimulationResult, load_result
 from tests.cli.conftest import Outcome, Run, Shared, assert_refused, tree
 

@@ -10,7 +10,7 @@ import pytest
 
 from odtpack.cli.device.fit import _check_folder, _write
 from odtpack.fit.outcome import FitResult
-from odtpack_simulator.budgets import parse_budgets
+from odtpack_simulator.figures.limits import parse_budgets
 from tests.cli.conftest import Run, assert_refused, tree
 from tests.fit.conftest import Files
 

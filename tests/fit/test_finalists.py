@@ -8,7 +8,8 @@ from odtpack.fit.candidates import Candidate
 from odtpack.fit.depth import Freeze
 from odtpack.fit.finalists import compared, costs, objectives, reasons, solution
 from odtpack.fit.outcome import FitResult, Solution
-from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.result.result import DeviceCampaign, NotJudged, SimulationResult
 from odtpack_simulator.values.units import Interval
 from tests.simulator.factory import make_result

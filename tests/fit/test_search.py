@@ -17,7 +17,8 @@ from odtpack.fit.replays import Trained, Trial, train
 from odtpack.fit.search_context import SearchContext, make_search_context
 from odtpack.recipe import BuildSpec, Recipe, read_recipe
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
 from odtpack_simulator.simulation import simulate

@@ -12,13 +12,12 @@ import jsonschema
 import pytest
 
 from odtpack.cli import main
+from odtpack_simulator.figures.compare import Change, Comparison
 from odtpack_simulator.fleet.federation import Federation
+from odtpack_simulator.fleet.figures import band, compare_fleets, join_seeds, judge_fleet, seed_run
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
-from odtpack_simulator.fleet.outcome.compare import FleetFigure, compare_fleets
-from odtpack_simulator.fleet.outcome.judge import judge_fleet
-from odtpack_simulator.fleet.outcome.result import FleetResult, SeedPoint, load_fleet_result
-from odtpack_simulator.fleet.outcome.seeds import band, join_seeds, seed_run
-from odtpack_simulator.reports.fleet import render_fleet_report
+from odtpack_simulator.fleet.result import FleetResult, SeedPoint, load_fleet_result
+from odtpack_simulator.reports import render_report as render_fleet_report
 from tests.fleet.fleets import device, fleet_of, write_digits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,8 +51,8 @@ def longer(folder: Path) -> list[FleetResult]:
     return [play(folder, seed, FleetBudgets(accuracy=0.3), **tables) for seed in range(3)]
 
 
-def figure(figures: list[FleetFigure], metric: str) -> FleetFigure:
-    return next(each for each in figures if each.metric == metric and each.device is None)
+def figure(found: Comparison, metric: str) -> Change:
+    return next(each for each in found.package if each.metric == metric)
 
 
 def test_more_training_is_better_and_costs_more_energy(
@@ -61,22 +60,22 @@ def test_more_training_is_better_and_costs_more_energy(
 ) -> None:
     found = compare_fleets(short[0], longer[0])
     assert found.accuracy == 0.3
-    better = figure(found.figures, "accuracy")
-    assert better.base == pytest.approx(100 * short[0].rounds[-1].accuracy)
+    better = figure(found, "accuracy")
+    assert better.base == pytest.approx(short[0].rounds[-1].accuracy)
     assert better.direction == "better"
-    assert better.noise is None
-    assert figure(found.figures, "energy").direction == "worse"
-    assert figure(found.figures, "traffic").direction == "same"
-    reached = figure(found.figures, "rounds")
+    assert better.noise_percent is None
+    assert figure(found, "energy").direction == "worse"
+    assert figure(found, "traffic").direction == "same"
+    reached = figure(found, "rounds")
     first = longer[0].reached(0.3)
     assert first is not None
     assert short[0].reached(0.3) is None
     assert (reached.base, reached.head, reached.direction) == (None, first.number, "better")
     assert "epochs: 1 before, 4 now" in found.notes
-    assert "both are of the same package" in found.notes
+    assert "both results are of the same package" in found.notes
     turned = compare_fleets(longer[0], short[0], 0.3)
-    for one in found.figures:
-        other = next(e for e in turned.figures if (e.metric, e.device) == (one.metric, one.device))
+    for (_, one), (_, other) in zip(found.figures(), turned.figures(), strict=True):
+        assert other.metric == one.metric
         opposite = {"better": "worse", "worse": "better"}
         assert other.direction == opposite.get(one.direction, one.direction)
 
@@ -85,8 +84,9 @@ def test_a_result_is_the_same_as_itself(longer: list[FleetResult]) -> None:
     joined = join_seeds(longer)
     for result in (longer[0], joined):
         found = compare_fleets(result, result)
-        assert {each.direction for each in found.figures} == {"same"}
-        assert found.notes == ["both are of the same package"]
+        assert {each.direction for _, each in found.figures()} == {"same"}
+        assert found.notes[0] == "both results are of the same package"
+        assert len(found.notes) == 2  # and of how many seeds
 
 
 def with_accuracies(result: FleetResult, *accuracies: float) -> FleetResult:
@@ -102,7 +102,7 @@ def with_accuracies(result: FleetResult, *accuracies: float) -> FleetResult:
 @pytest.mark.parametrize(
     ("head", "direction"),
     [
-        ((0.51, 0.53, 0.55), "within spread"),
+        ((0.51, 0.53, 0.55), "within noise"),
         ((0.60, 0.62, 0.64), "better"),
         ((0.40, 0.42, 0.44, 0.46), "worse"),
         ((0.51, 0.55), "better"),  # two seeds do not say what is chance
@@ -113,16 +113,14 @@ def test_what_the_seeds_leave_open_is_within_their_spread(
 ) -> None:
     base = 0.50, 0.52, 0.54
     found = figure(
-        compare_fleets(
-            with_accuracies(longer[0], *base), with_accuracies(longer[0], *head)
-        ).figures,
+        compare_fleets(with_accuracies(longer[0], *base), with_accuracies(longer[0], *head)),
         "accuracy",
     )
     assert found.direction == direction
-    assert (found.base, found.head) == pytest.approx((52.0, 100 * statistics.fmean(head)))
+    assert (found.base, found.head) == pytest.approx((0.52, statistics.fmean(head)))
     if len(head) > 2:
         errors = [statistics.variance(each) / len(each) for each in (base, head)]
-        assert found.noise == pytest.approx(200 * math.sqrt(sum(errors)))
+        assert found.noise_percent == pytest.approx(200 * math.sqrt(sum(errors)) / 0.52)
 
 
 def test_checks_are_those_of_the_worst_seed(longer: list[FleetResult]) -> None:
@@ -131,7 +129,7 @@ def test_checks_are_those_of_the_worst_seed(longer: list[FleetResult]) -> None:
     joined = join_seeds([judge_fleet(result, budgets) for result in longer])
     assert joined.verdict == "fail"
     check = next(check for check in joined.checks if check.metric == "accuracy")
-    assert check.actual == pytest.approx(100 * min(ends))
+    assert check.actual == pytest.approx(min(ends))
     assert f"seed {ends.index(min(ends))}, and so 1 of 3 seeds" in check.message
     assert [check.status for check in joined.checks if check.metric != "accuracy"] == ["pass"] * 2
     assert [run.seed for run in joined.seeds] == [0, 1, 2]
@@ -209,17 +207,17 @@ def test_the_command_compares(
     both = [str(tmp_path / "base.json"), str(tmp_path / "head.json")]
     assert main(["fleet", "compare", *both]) == 0
     text = capsys.readouterr().err
-    assert "Rounds until 30.0 %" in text
+    assert "until an accuracy of 30.0 %" in text
     assert "never" in text
-    assert "Means over 3 and 3 seeds" in text
+    assert "means over 3 and 3 seeds" in text
     assert main(["fleet", "compare", *both, "--format", "markdown"]) == 0
     markdown = capsys.readouterr().out
     assert markdown.startswith("### odtpack fleet: ")
-    assert "| Accuracy |" in markdown
+    assert "| Federation | Accuracy |" in markdown
     assert main(["fleet", "compare", *both, "--format", "json", "--accuracy", "0.2"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["accuracy"] == 0.2
-    schema = (ROOT / "docs" / "schemas" / "fleet-comparison.schema.json").read_text()
+    schema = (ROOT / "docs" / "schemas" / "comparison.schema.json").read_text()
     jsonschema.validate(printed, json.loads(schema))
     assert main(["fleet", "compare", *both, "--out", both[0]]) == 2
     assert main(["fleet", "compare", both[0], str(tmp_path / "absent.json")]) == 2

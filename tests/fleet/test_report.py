@@ -16,11 +16,11 @@ from odtpack.cli import main
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.costs import devices_of_result
 from odtpack_simulator.fleet.federation import Federation
+from odtpack_simulator.fleet.figures import judge_fleet
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, read_fleet
-from odtpack_simulator.fleet.outcome.judge import judge_fleet
-from odtpack_simulator.fleet.outcome.result import FleetResult, load_fleet_result
-from odtpack_simulator.reports.fleet import render_fleet_report
-from odtpack_simulator.reports.fleet.view import key_figures, stages
+from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
+from odtpack_simulator.reports import render_report as render_fleet_report
+from odtpack_simulator.reports.fleet import key_figures, stages
 from odtpack_simulator.result.result import load_result
 from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
 

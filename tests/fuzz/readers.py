@@ -40,12 +40,12 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.trust.limits import Limits
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.training.data import load_dataset
-from odtpack_simulator.budgets.budget_file import read_budgets
 from odtpack_simulator.device.profile import load_profile
+from odtpack_simulator.figures.limits import read_budgets
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.flash_trace import read_trace
 from odtpack_simulator.fleet.fleet_file import read_fleet
-from odtpack_simulator.fleet.outcome.result import load_fleet_result
+from odtpack_simulator.fleet.result import load_fleet_result
 from odtpack_simulator.measure.imported_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
 from odtpack_simulator.result.result import load_result

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.result.result import (
     CampaignPoint,
-    Check,
-    CheckUnit,
     ClassTime,
     DeviceCampaign,
     DeviceResult,
@@ -28,6 +27,7 @@ from odtpack_simulator.result.result import (
     SimulationResult,
     load_result,
 )
+from odtpack_simulator.values.figure import Check, Unit
 from odtpack_simulator.values.units import Interval
 from tests.simulator.factory import make_result
 
@@ -253,7 +253,7 @@ def _with_campaign_checks(device: DeviceResult) -> DeviceResult:
     if campaign is None or "energy" in present:
         return device
     checks = list(device.checks)
-    limits: list[tuple[str, Interval | None, float, CheckUnit, int]] = [
+    limits: list[tuple[str, Interval | None, float, Unit, int]] = [
         ("energy", campaign.energy_j, 250.0, "J", 8),
         ("sessions", campaign.sessions, 3.0, "1", 9),
     ]

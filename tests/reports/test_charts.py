@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odtpack_simulator.reports.drawing import charts, row_charts
-from odtpack_simulator.reports.drawing.axes import linear_axis, log_axis
-from odtpack_simulator.reports.drawing.svg import element, number
+from odtpack_simulator.reports import charts
+from odtpack_simulator.reports.svg import element, linear_axis, log_axis, number
 from odtpack_simulator.result.result import EvaluationPoint
 from odtpack_simulator.values.units import Interval
 
@@ -108,7 +107,7 @@ def test_timeline_is_a_staircase_with_its_peak_marked() -> None:
 
 def test_limit_bar_stands_at_its_shares() -> None:
     scale = linear_axis(2.0, count=4)
-    markup = row_charts.limit_bar(0.5, 1.5, scale, over=True)
+    markup = charts.limit_bar(0.5, 1.5, scale, over=True)
     bar = re.search(r'width="([\d.]+)%"[^>]*class="bar over"', markup)
     tick = re.search(r'x1="([\d.]+)%"[^>]*class="tick-mark"', markup)
     limit = re.search(r'x1="([\d.]+)%"[^>]*class="limit"', markup)
@@ -117,7 +116,7 @@ def test_limit_bar_stands_at_its_shares() -> None:
 
 def test_interval_stands_on_the_logarithm() -> None:
     axis = log_axis(10.0, 1000.0)
-    markup = row_charts.interval_bar(Interval(low=10, typical=100, high=1000), axis, 100.0)
+    markup = charts.interval_bar(Interval(low=10, typical=100, high=1000), axis, 100.0)
     dot = re.search(r'cx="([\d.]+)%"', markup)
     limit = re.search(r'x1="([\d.]+)%"[^>]*class="limit"', markup)
     assert dot is not None
@@ -183,7 +182,7 @@ def test_operators_stand_under_the_roof() -> None:
 
 
 def test_interruptions_stand_at_their_steps() -> None:
-    markup = row_charts.event_row([(0.5, 0.25)], "M0 0")
+    markup = charts.event_row([(0.5, 0.25)], "M0 0")
     lines = re.findall(r'x1="([\d.]+)%" x2="([\d.]+)%"', markup)
     assert ("25", "50") in lines
     assert 'x="50%"' in markup
@@ -195,4 +194,4 @@ def test_drawings_of_nothing() -> None:
     assert "<svg" in charts.timeline_chart([])
     assert "<svg" in charts.timeline_chart([0, 0])
     assert "<svg" in charts.curve_chart([(0.0, 0.0), (0.0, 0.0)], "alt")
-    assert "<svg" in row_charts.pair_bar(0.0, None, 0.0)
+    assert "<svg" in charts.pair_bar(0.0, None, 0.0)

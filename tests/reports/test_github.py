@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from odtpack_simulator.budgets import judge
+from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.reports.github_report import MOST_MESSAGE, MOST_OF_A_LEVEL, render_github
 from odtpack_simulator.result.result import SimulationResult
 from tests.reports.demo import stored_result

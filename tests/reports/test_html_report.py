@@ -3,10 +3,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from odtpack_simulator.budgets import judge
+from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.reports.html_report import render_html
-from odtpack_simulator.reports.view.campaign import unknown_rows
-from odtpack_simulator.reports.view.matrix import TOPICS
+from odtpack_simulator.reports.simulation import TOPICS, unknown_rows
 from odtpack_simulator.result.result import SimulationResult
 from tests.reports.demo import stored_result
 from tests.reports.hostile import hostile_result

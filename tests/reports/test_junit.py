@@ -6,7 +6,6 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from odtpack_simulator.reports.junit_report import render_junit
-from odtpack_simulator.reports.view.view import check_state
 from odtpack_simulator.result.result import SimulationResult
 from tests.reports.demo import stored_result
 from tests.reports.hostile import HOSTILE, hostile_result
@@ -79,7 +78,7 @@ def test_each_check_is_a_case_of_its_device(result: SimulationResult) -> None:
     for device in result.devices:
         cases = suites[device.title].findall("testcase")
         for check, case in zip(device.checks, cases, strict=True):
-            state = check_state(check)
+            state = check.state
             outcome = next(iter(case)).tag
             expected = {"fail": "failure", "not judged": "skipped"}.get(state, "system-out")
             assert outcome == expected
@@ -92,8 +91,8 @@ def test_each_check_is_a_case_of_its_device(result: SimulationResult) -> None:
 
 
 def test_a_warning_never_fails_the_build(result: SimulationResult) -> None:
-    warned = [check for _, check in result.all_checks() if check_state(check) == "warn"]
-    failed = [check for _, check in result.all_checks() if check_state(check) == "fail"]
+    warned = [check for _, check in result.all_checks() if check.state == "warn"]
+    failed = [check for _, check in result.all_checks() if check.state == "fail"]
     root = parsed(render_junit(result))
     assert warned
     assert len(root.findall(".//failure")) == len(failed) > 0

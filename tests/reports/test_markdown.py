@@ -5,7 +5,7 @@ import re
 import pytest
 from markdown_it import MarkdownIt
 
-from odtpack_simulator.budgets import judge
+from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.reports.markdown_report import render_markdown
 from odtpack_simulator.result.result import SimulationResult
 from tests.reports.demo import stored_result

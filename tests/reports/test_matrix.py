@@ -5,13 +5,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odtpack_simulator.reports.html_report import render_html
-from odtpack_simulator.reports.view import device_text, matrix, view
-from odtpack_simulator.reports.view.campaign import campaign_rows, interruption_words, unknown_rows
-from odtpack_simulator.reports.view.matrix import TOPICS, Cell
-from odtpack_simulator.reports.view.plain import location, shortened
-from odtpack_simulator.result.result import Check, InterruptionInfo, NotJudged
+from odtpack_simulator.reports.report import (
+    Cell,
+    check_rows,
+    first_fixes,
+    location,
+    report_of,
+    worst,
+)
+from odtpack_simulator.reports.simulation import (
+    CHECKS,
+    TOPICS,
+    campaign_rows,
+    cells,
+    interruption_words,
+    shown,
+    unknown_rows,
+)
+from odtpack_simulator.result.result import InterruptionInfo, NotJudged
+from odtpack_simulator.values.figure import Check, shortened
 from odtpack_simulator.values.plain_text import clean
-from odtpack_simulator.values.units import Interval, format_energy, format_interval
+from odtpack_simulator.values.units import Interval, format_energy, format_interval, format_value
 from tests.reports.demo import stored_result
 from tests.simulator.factory import make_result
 
@@ -19,7 +33,7 @@ from tests.simulator.factory import make_result
 def cell(name: str, topic: str) -> Cell:
     result = stored_result()
     device = next(device for device in result.devices if device.name == name)
-    return matrix.cells(result, device)[TOPICS.index(topic)]
+    return cells(result, device)[TOPICS.index(topic)]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +58,7 @@ def test_cells(name: str, topic: str, state: str | None, figure: str, words: str
 def test_without_a_budget_a_figure_stands_alone() -> None:
     result = stored_result(["google/pixel-8a"])
     device = result.devices[0].model_copy(update={"checks": []})
-    found = matrix.cells(result.model_copy(update={"checks": []}), device)
+    found = cells(result.model_copy(update={"checks": []}), device)
     assert {each.state for each in found} == {None}
     assert {each.words for each in found} == {"no budget"}
     assert found[TOPICS.index("Step")].figure == "50.5 ms"
@@ -58,7 +72,7 @@ def test_a_floor_that_is_missed() -> None:
         else check
         for check in result.checks
     ]
-    found = matrix.cells(result.model_copy(update={"checks": checks}), result.devices[0])
+    found = cells(result.model_copy(update={"checks": checks}), result.devices[0])
     assert found[-1].words == "below 99 %"
 
 
@@ -69,11 +83,11 @@ def test_words_name_a_metric_that_the_figure_does_not_speak_for() -> None:
         update={"metric": "written_per_day", "limit": 20e6, "actual": 43e6, "status": "fail"}
     )
     bad = device.model_copy(update={"checks": [*device.checks, written]})
-    sessions = matrix.cells(result, bad)[TOPICS.index("Sessions")]
+    sessions = cells(result, bad)[TOPICS.index("Sessions")]
     assert (sessions.figure, sessions.words) == ("1", "Written per day: over 20 MB")
     kept = written.model_copy(update={"status": "pass", "limit": 50e6})
     good = device.model_copy(update={"checks": [kept, *device.checks]})
-    assert matrix.cells(result, good)[TOPICS.index("Sessions")].words == "within 3"
+    assert cells(result, good)[TOPICS.index("Sessions")].words == "within 3"
 
 
 def test_what_to_change_first_is_of_the_device_that_is_furthest_off() -> None:
@@ -101,11 +115,13 @@ def test_what_to_change_first_is_of_the_device_that_is_furthest_off() -> None:
             )
             for device, level, actual in zip(result.devices, levels, actuals, strict=True)
         ]
-        (fix,) = view.first_fixes(result.model_copy(update={"devices": devices, "checks": []}))
+        (fix,) = first_fixes(
+            report_of(result.model_copy(update={"devices": devices, "checks": []}))
+        )
         assert fix.advice == devices[expected].name
     floor = base.model_copy(update={"metric": "accuracy_floor", "limit": 0.9})
     pair = [(None, floor.model_copy(update={"actual": actual})) for actual in (0.8, 0.5)]
-    assert view.worst(pair)[1].actual == 0.5
+    assert worst(pair, CHECKS)[1].actual == 0.5
 
 
 def test_a_metric_without_a_title_is_called_by_its_name() -> None:
@@ -114,17 +130,19 @@ def test_a_metric_without_a_title_is_called_by_its_name() -> None:
         message="m", advice="write less",
     )  # fmt: skip
     result = stored_result().model_copy(update={"checks": [check]})
-    assert "Ink used" in [row.title for row in view.check_rows(result)]
-    assert "Ink used" in [fix.title for fix in view.first_fixes(result)]
+    assert "Ink used" in [row.title for row in check_rows(report_of(result))]
+    assert "Ink used" in [fix.title for fix in first_fixes(report_of(result))]
 
 
 def test_the_time_to_finish_is_that_of_the_campaign() -> None:
     device = stored_result(["google/pixel-8a"]).devices[0]
     assert device.campaign is not None
-    assert device_text.finish_interval(device) == device.campaign.active_s
-    bare = device.model_copy(update={"campaign": None})
-    assert device_text.sessions(bare) == ("–", "")
-    assert device_text.energy(bare)[0] == "–"
+    result = stored_result(["google/pixel-8a"])
+    figure = cells(result, device)[TOPICS.index("Finish")].figure
+    assert figure == format_value(device.campaign.active_s.typical, "s")
+    bare = device.model_copy(update={"campaign": None, "checks": []})
+    for topic in ("Sessions", "Energy", "Finish"):
+        assert cells(result, bare)[TOPICS.index(topic)].figure == "–"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +155,8 @@ def test_days_are_told_as_on_a_calendar(elapsed: float, words: str) -> None:
     days = Interval(low=elapsed, typical=elapsed, high=elapsed)
     campaign = device.campaign.model_copy(update={"days": days})
     device = device.model_copy(update={"campaign": campaign})
-    assert device_text.sessions(device)[1] == words
+    told = device.model_copy(update={"checks": []})
+    assert cells(result, told)[TOPICS.index("Sessions")].detail == words
     (row,) = campaign_rows(result.model_copy(update={"devices": [device]}))
     assert ("Days", words.split(" ")[1], words.split(" ")[1]) in row.figures
 
@@ -189,20 +208,19 @@ def test_energy_has_three_digits_and_its_unit(value: float) -> None:
 
 
 def test_counts_and_ends_in_words() -> None:
-    assert device_text.whole(3.0) == "3"
-    assert device_text.whole(2.5) == "2.5"
-    assert device_text.whole_interval(Interval(low=1, typical=1, high=1)) == "1"
+    assert shown(Interval(low=1, typical=2.5, high=3), "count") == ("2.5", "1 to 3")
+    assert shown(Interval(low=1, typical=1, high=1), "count") == ("1", "1")
     assert format_interval(Interval(low=20, typical=30, high=40), "J") == "20.0 to 40.0 J"
     assert format_interval(Interval(low=200, typical=300, high=4000), "J") == "200 J to 4.00 kJ"
 
 
 def test_not_validated_in_words() -> None:
     result = stored_result(["google/pixel-8a", "raspberrypi/pi-4"])
-    assert view.not_validated_words(result).startswith("The profiles are not validated")
+    assert report_of(result).caution.startswith("The profiles are not validated")
     one = result.devices[0].model_copy(update={"validated": True})
     mixed = result.model_copy(update={"devices": [one, result.devices[1]]})
-    assert view.not_validated_words(mixed).startswith("1 of 2 profiles is not validated")
-    assert view.not_validated_words(make_result([])) == ""
+    assert report_of(mixed).caution.startswith("1 of 2 profiles is not validated")
+    assert report_of(make_result([])).caution == ""
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
-from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.reports import (
     parse_destination,
     render_report,
@@ -15,8 +16,8 @@ from odtpack_simulator.reports import (
     write_report,
 )
 from odtpack_simulator.reports.console import print_result
-from odtpack_simulator.reports.view import view
-from odtpack_simulator.reports.view.matrix import TOPICS
+from odtpack_simulator.reports.report import first_fixes, not_judged, report_of
+from odtpack_simulator.reports.simulation import TOPICS
 from odtpack_simulator.result.result import NotJudged, Policy, SimulationResult, load_result
 from tests.reports.demo import stored_result
 from tests.simulator.factory import make_result
@@ -189,7 +190,7 @@ def test_a_reason_is_told_whole() -> None:
         )
     )
     device = result.devices[0].model_copy(update={"checks": [check]})
-    found = view.not_judged(result.model_copy(update={"devices": [device]}))
+    found = not_judged(report_of(result.model_copy(update={"devices": [device]})))
     assert [entry.reason for entry in found] == ["one thing; another"]
 
 
@@ -202,7 +203,7 @@ def test_the_advice_is_that_of_the_killed_device_with_the_least_room() -> None:
         memory = device.memory.model_copy(update=killed)
         devices.append(device.model_copy(update={"memory": memory}))
     judged = judge(result.model_copy(update={"devices": devices}))
-    fix = next(f for f in view.first_fixes(judged) if f.title == "Device memory limit")
+    fix = next(f for f in first_fixes(report_of(judged)) if f.title == "Device memory limit")
     assert fix.devices.startswith("Raspberry Pi Zero 2 W")
     checks = [c for d in judged.devices for c in d.checks if c.metric == "memory_limit"]
     assert checks[0].advice != checks[1].advice == fix.advice

@@ -16,8 +16,13 @@ from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.reports.sizes.anatomy import Part, package_anatomy
-from odtpack_simulator.reports.sizes.report import render_size_html, write_size_report
+from odtpack_simulator.reports import sizes
+from odtpack_simulator.reports.sizes import (
+    Piece,
+    package_anatomy,
+    render_size_html,
+    write_size_report,
+)
 from tests import zoo
 
 
@@ -29,11 +34,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def root(folder: Path) -> Part:
+def root(folder: Path) -> Piece:
     return package_anatomy(Package.open(folder), folder / "manifest.json")
 
 
-def assert_sums(part: Part) -> None:
+def assert_sums(part: Piece) -> None:
     """Parts make up the whole, none is negative, and they stand in order."""
     if part.parts:
         assert sum(inner.nbytes for inner in part.parts) == part.nbytes, part.name
@@ -45,18 +50,18 @@ def assert_sums(part: Part) -> None:
         assert_sums(inner)
 
 
-def find(part: Part, name: str) -> Part:
+def find(part: Piece, name: str) -> Piece:
     return next(inner for inner in part.parts if inner.name == name)
 
 
-def test_every_byte_is_somewhere(root: Part, folder: Path) -> None:
+def test_every_byte_is_somewhere(root: Piece, folder: Path) -> None:
     assert_sums(root)
     assert {p.name: p.nbytes for p in root.parts} == {
         path.name: path.stat().st_size for path in folder.iterdir()
     }
 
 
-def test_parameters_by_module(root: Part, folder: Path) -> None:
+def test_parameters_by_module(root: Piece, folder: Path) -> None:
     checkpoint = find(root, "checkpoint")
     manifest = Package.open(folder).manifest
     nbytes = sum(4 * int(np.prod(p.shape)) for p in manifest.parameters)
@@ -68,7 +73,7 @@ def test_parameters_by_module(root: Part, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["training_model.onnx", "step_model.onnx"])
-def test_model_by_operators(root: Part, folder: Path, file: str) -> None:
+def test_model_by_operators(root: Piece, folder: Path, file: str) -> None:
     """Names, counted by hand; the operators of nodes in branches count, too."""
     model = onnx.load(folder / file)
     graphs, total, counts = [model.graph], 0, {}
@@ -85,14 +90,12 @@ def test_model_by_operators(root: Part, folder: Path, file: str) -> None:
     assert found == {f"{count} × {name}" for name, count in counts.items()}
 
 
-def test_checkpoint_in_two_files(tmp_path: Path, folder: Path, root: Part) -> None:
+def test_checkpoint_in_two_files(tmp_path: Path, folder: Path, root: Piece) -> None:
     """Tensors beside the checkpoint are part of it."""
-    from odtpack_simulator.reports.sizes import anatomy
-
     data = CheckpointData({"fc.weight": np.ones(1000, np.float32)}, {})
     write_checkpoint(tmp_path / "checkpoint", data)
     nbytes = (tmp_path / "checkpoint").stat().st_size
-    part = anatomy._checkpoint(tmp_path / "checkpoint", "checkpoint", nbytes)
+    part = sizes._checkpoint(tmp_path / "checkpoint", "checkpoint", nbytes)
     assert {p.name: p.nbytes for p in part.parts} == {
         "fc.weight": 4000,
         "names and tables": nbytes - 4000,
@@ -100,10 +103,10 @@ def test_checkpoint_in_two_files(tmp_path: Path, folder: Path, root: Part) -> No
 
 
 def test_collapse() -> None:
-    part = Part("p", 100, (Part("a", 90, (Part("x", 89), Part("y", 1))), *[Part("b", 1)] * 10))
+    part = Piece("p", 100, (Piece("a", 90, (Piece("x", 89), Piece("y", 1))), *[Piece("b", 1)] * 10))
     small = part.collapsed(5, 4, 3)
-    assert small == Part(
-        "p", 100, (Part("a", 90, (Part("x", 89), Part("y", 1))), Part("10 smaller", 10))
+    assert small == Piece(
+        "p", 100, (Piece("a", 90, (Piece("x", 89), Piece("y", 1))), Piece("10 smaller", 10))
     )
     assert part.collapsed(5, 4, 1).parts[0].parts == ()
     assert part.collapsed(200, 4, 3).parts == ()
@@ -111,7 +114,7 @@ def test_collapse() -> None:
 
 
 def test_names_are_escaped() -> None:
-    page = render_size_html(Part("r", 10, (Part("<script>&", 10),))).decode()
+    page = render_size_html(Piece("r", 10, (Piece("<script>&", 10),))).decode()
     assert "<script>" not in page
     assert "&lt;script&gt;&amp;" in page
 
@@ -131,7 +134,7 @@ class Counter(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_page(root: Part) -> None:
+def test_page(root: Piece) -> None:
     """Well-formed, self-contained, the same every time; every file."""
     page = render_size_html(root).decode()
     assert page == render_size_html(root).decode()
@@ -143,7 +146,7 @@ def test_page(root: Part) -> None:
         assert part.name in page
 
 
-def test_reports(root: Part, tmp_path: Path) -> None:
+def test_reports(root: Piece, tmp_path: Path) -> None:
     written = write_size_report(root, f"json:{tmp_path / 'sizes.json'}")
     assert json.loads(written.read_text()) == root.as_dict()
     page = write_size_report(root, f"html:{tmp_path / 'sizes.html'}")

@@ -13,15 +13,15 @@ import pytest
 from odtpack.build import build_package
 from odtpack.fit.outcome import FitResult
 from odtpack.fit.page import render_fit
-from odtpack_simulator.budgets import judge, parse_budgets
-from odtpack_simulator.budgets.compare import compare
-from odtpack_simulator.reports.comparison.page import render_comparison
-from odtpack_simulator.reports.html.memory import parts_of_step
+from odtpack_simulator.figures.compare import compare
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.reports.comparison import render_comparison
 from odtpack_simulator.reports.html_report import render_html
 from odtpack_simulator.reports.markdown_report import render_markdown
-from odtpack_simulator.reports.view import view
-from odtpack_simulator.result.origin import find_origin
-from odtpack_simulator.result.result import Origin, TimelinePoint
+from odtpack_simulator.reports.simulation import key_figures
+from odtpack_simulator.reports.simulation_page import parts_of_step
+from odtpack_simulator.result.result import Origin, TimelinePoint, find_origin
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.units import format_interval
 from tests.reports.test_html_report import Page
@@ -64,7 +64,7 @@ def test_the_commit_is_that_of_the_repository(
 
 def test_the_figures_on_top_are_those_of_the_worst_device() -> None:
     result = make_result(NAMES)
-    figures = {name: (figure, remark) for name, figure, remark in view.key_figures(result)}
+    figures = {name: (figure, remark) for name, figure, remark in key_figures(result)}
     limits = {d.memory.limit_bytes: d for d in result.devices if d.memory.limit_bytes}
     least = limits[min(limits)]
     share, remark = figures["Peak memory, worst device"]

@@ -7,14 +7,15 @@ from urllib.parse import unquote
 
 import pytest
 
-from odtpack_simulator.budgets.budget_metric import Topic
-from odtpack_simulator.budgets.metrics import ALWAYS, METRICS, of_topic
+from odtpack_simulator.figures.metric import Topic
+from odtpack_simulator.figures.simulated import ALWAYS, METRICS
 from odtpack_simulator.reports import render_report, report_format, report_formats
-from odtpack_simulator.reports.view import matrix
-from odtpack_simulator.result.result import Check, SimulationResult
+from odtpack_simulator.reports.simulation import TOPICS, cells
+from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.values.figure import Check
 from tests.simulator.factory import make_result
 
-CHECKS = ALWAYS | METRICS
+CHECKS = {**ALWAYS, **METRICS}
 
 
 def failing(metric: str, scope: str) -> SimulationResult:
@@ -49,13 +50,13 @@ def test_a_failure_is_shown_in_every_format(metric: str, scope: str) -> None:
 @pytest.mark.parametrize("metric", CHECKS)
 def test_it_is_shown_under_its_topic_and_no_other(metric: str) -> None:
     result, topic = failing(metric, "device"), CHECKS[metric].topic
-    cells = dict(zip(matrix.TOPICS, matrix.cells(result, result.devices[0]), strict=True))
-    failed = [name for name, cell in cells.items() if cell.state == "fail"]
-    assert failed == ([topic] if topic in matrix.TOPICS else [])
+    found = dict(zip(TOPICS, cells(result, result.devices[0]), strict=True))
+    failed = [name for name, cell in found.items() if cell.state == "fail"]
+    assert failed == ([topic] if topic in TOPICS else [])
 
 
 def test_there_is_no_topic_without_a_metric_and_none_unknown() -> None:
     assert {check.topic for check in CHECKS.values()} == set(get_args(Topic))
-    assert set(get_args(Topic)) - set(matrix.TOPICS) == {"Package", "Interruptions"}
-    for topic in matrix.TOPICS:
-        assert any(CHECKS[metric].headline for metric in of_topic(topic)), topic
+    assert set(get_args(Topic)) - set(TOPICS) == {"Package", "Interruptions"}
+    for topic in TOPICS:
+        assert any(kind.headline for kind in CHECKS.values() if kind.topic == topic), topic

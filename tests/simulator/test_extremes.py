@@ -5,10 +5,12 @@ from __future__ import annotations
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from odtpack_simulator.budgets import judge, parse_budgets, suggest_budget
-from odtpack_simulator.budgets.compare import Comparison, compare
-from odtpack_simulator.budgets.metrics import METRICS
-from odtpack_simulator.reports.comparison.report import render_markdown, render_text
+from odtpack_simulator.figures.compare import Comparison, compare
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.figures.simulated import METRICS
+from odtpack_simulator.figures.suggest import suggest_budget
+from odtpack_simulator.reports.comparison import render_markdown, render_text
 from odtpack_simulator.result.result import (
     EvaluationPoint,
     MemoryBreakdown,

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from odtpack.build import build_package
-from odtpack_simulator.budgets import judge, parse_budgets
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.replay.paired_loss import Groups, held_out_fall, pooled, student_t
-from odtpack_simulator.result.result import Check, HeldOutFall, SimulationResult
+from odtpack_simulator.result.result import HeldOutFall, SimulationResult
 from odtpack_simulator.simulation import simulate
+from odtpack_simulator.values.figure import Check
 from tests import zoo
 from tests.cli.conftest import arrays
 from tests.simulator.factory import make_result

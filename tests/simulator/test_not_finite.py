@@ -9,7 +9,7 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.fit.replays import Trial, train
-from odtpack_simulator.budgets.judge import judge
+from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.replay.replay import run_training_child
 from odtpack_simulator.simulation import simulate
 from tests.simulator.factory import make_result

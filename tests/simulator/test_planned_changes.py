@@ -16,12 +16,15 @@ from odtpack.artifacts import OptimType
 from odtpack.build import build_package
 from odtpack.optimizers.sgd import SGD
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.budgets import advice, judge, parse_budgets
+from odtpack_simulator.figures import advice
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.memory.layer_order import trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planned_changes import plan_changes
-from odtpack_simulator.result.result import Check, PlannedChange, SimulationResult
+from odtpack_simulator.result.result import PlannedChange, SimulationResult
 from odtpack_simulator.simulation import simulate
+from odtpack_simulator.values.figure import Check
 from tests import zoo
 from tests.packaging_tools import generate, trainable_names
 from tests.simulator.packages import Case, make_case, make_profile

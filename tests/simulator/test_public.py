@@ -12,7 +12,7 @@ import odtpack_simulator as sim
 
 def test_all_names_are_there() -> None:
     from odtpack_simulator import simulation
-    from odtpack_simulator.budgets.judge import judge
+    from odtpack_simulator.figures.judge import judge
     from odtpack_simulator.result.result import load_result
 
     assert sim.simulate is simulation.simulate

@@ -13,7 +13,7 @@ from odtpack.package.optimizer_update import Update
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import Cosine, ScheduleSpec
-from odtpack_simulator.budgets import advice
+from odtpack_simulator.figures import advice
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.sample_plan import SamplePlan
 from odtpack_simulator.simulation import simulate

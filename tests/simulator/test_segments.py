@@ -17,10 +17,10 @@ from benchmarks.decoder.model import Shape, write_model
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack_runtime import Package
-from odtpack_simulator.budgets import judge
 from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS
 from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import OsClass
+from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.latency.latency import measure_host
 from odtpack_simulator.memory.arena_use import session_use
 from odtpack_simulator.memory.memory_phases import MARGIN
@@ -32,8 +32,7 @@ from odtpack_simulator.replay.position import run_digest
 from odtpack_simulator.replay.prepare import with_sessions
 from odtpack_simulator.replay.replay import run_training_child
 from odtpack_simulator.reports import render_report
-from odtpack_simulator.reports.view.process_bar import mapped_words
-from odtpack_simulator.reports.view.view import key_figures
+from odtpack_simulator.reports.simulation import key_figures, mapped_words
 from odtpack_simulator.result.result import Policy
 from odtpack_simulator.simulation import simulate
 from tests.simulator.packages import make_profile

@@ -15,13 +15,13 @@ from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack_runtime import OdtpackError, Package
 from odtpack_simulator import simulation as module
-from odtpack_simulator.budgets import judge
+from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.replay import limits_search
 from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.progress import Progress
 from odtpack_simulator.replay.replay import ReplayResult
-from odtpack_simulator.reports.view.view import key_figures
+from odtpack_simulator.reports.simulation import key_figures
 from odtpack_simulator.result.result import DeviceResult, Policy, SimulationResult, load_result
 from odtpack_simulator.simulation import simulate
 from tests.adapters import llama

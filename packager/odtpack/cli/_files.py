@@ -14,7 +14,7 @@ from odtpack_runtime.files.atomic import atomic_write, temporary_name
 
 if TYPE_CHECKING:
     from odtpack_runtime.package.package import Package
-    from odtpack_simulator.result.result import SimulationResult
+    from odtpack_simulator.reports.report import AnyResult
 
 DEFAULT_HOLDOUT = 0.2
 
@@ -150,7 +150,7 @@ def check_reports(
             check_not_input(path, "--report", read if form == "json" else [*read, judged])
 
 
-def write_reports(result: SimulationResult, reports: Iterable[str]) -> None:
+def write_reports(result: AnyResult, reports: Iterable[str]) -> None:
     """Write each report and say where it is."""
     from odtpack.cli import _console
     from odtpack_simulator.reports import STDOUT, write_report

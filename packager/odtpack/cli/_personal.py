@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from odtpack_simulator.fleet.outcome.result import FleetResult
+    from odtpack_simulator.fleet.result import FleetResult
     from odtpack_simulator.result.result import SimulationResult
 
 _OWN = "odtpack."

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from odtpack_runtime.package.package import Package
-    from odtpack_simulator.reports.sizes.anatomy import Part
+    from odtpack_simulator.reports.sizes import Piece
 
 _LEAST_SHARE = 0.01  # of a file, below which a part is not shown by itself
 _MOST_PARTS = 8
@@ -33,8 +33,7 @@ def show_sizes(package: Package, opened: Path, reports: Sequence[str]) -> dict[s
     """
     from rich.tree import Tree
 
-    from odtpack_simulator.reports.sizes.anatomy import package_anatomy
-    from odtpack_simulator.reports.sizes.report import write_size_report
+    from odtpack_simulator.reports.sizes import package_anatomy, write_size_report
 
     root = package_anatomy(package, _manifest(package, opened))
     tree = Tree(_line(root, root.nbytes, 0))
@@ -79,13 +78,13 @@ def _manifest(package: Package, opened: Path) -> Path:
     return usual if usual.is_file() else next(package.path.glob("*manifest.json"))
 
 
-def _grow(tree: Tree, part: Part, total: int, depth: int) -> None:
+def _grow(tree: Tree, part: Piece, total: int, depth: int) -> None:
     branch = tree.add(_line(part, total, depth))
     for inner in part.parts:
         _grow(branch, inner, total, depth + 1)
 
 
-def _line(part: Part, total: int, depth: int) -> str:
+def _line(part: Piece, total: int, depth: int) -> str:
     """Name, size and share, in columns whatever the depth."""
     from odtpack_simulator.values.units import format_bytes
 

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from odtpack_simulator.budgets import Budgets
 from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.figures.limits import Budgets
 from odtpack_simulator.values.units import format_bytes
 
 PLAN_ERROR: Final = 0.1

@@ -13,10 +13,12 @@ from odtpack.fit.outcome import Choice, DeviceFigures, Objective, Solution
 from odtpack.fit.pareto import Point, beaten_by, on_grid
 from odtpack.fit.recipe_text import Surroundings, recipe_text
 from odtpack.recipe import BuildSpec, read_recipe
-from odtpack_simulator.budgets import Budgets, judge
 from odtpack_simulator.device.profile import DeviceProfile
-from odtpack_simulator.result.result import Check, DeviceResult, NotJudged, SimulationResult
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import Budgets
+from odtpack_simulator.result.result import DeviceResult, NotJudged, SimulationResult
 from odtpack_simulator.simulation import simulate
+from odtpack_simulator.values.figure import Check
 
 if TYPE_CHECKING:
     from odtpack_simulator.values.units import Interval

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from odtpack_simulator.result.base import Bytes, Count, Loss, NonNegative, NotJudged, Text
-from odtpack_simulator.result.result import Check, Verdict
+from odtpack_simulator.result.result import Bytes, Count, Loss, NonNegative, NotJudged
+from odtpack_simulator.values.figure import Check, Text, Verdict
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.units import Interval
 

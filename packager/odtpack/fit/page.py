@@ -9,8 +9,8 @@ from pathlib import PurePath
 from markupsafe import Markup
 
 from odtpack.fit.outcome import FitResult, Solution
-from odtpack_simulator.reports.drawing.charts import ScatterPoint, scatter_chart
-from odtpack_simulator.reports.html_report import template_environment
+from odtpack_simulator.reports.charts import ScatterPoint, scatter_chart
+from odtpack_simulator.reports.html_report import render_page
 from odtpack_simulator.values.units import (
     format_bytes,
     format_duration,
@@ -47,20 +47,16 @@ def render_fit(result: FitResult) -> bytes:
         for group, state, kind in kinds
         for each in group
     ]  # fmt: skip
-    page = (
-        template_environment()
-        .get_template("fit.html.j2")
-        .render(
-            result=result,
-            model=PurePath(result.model).name,
-            headline=_headline(result),
-            quality=_quality_name(result).capitalize(),
-            charts=_charts(result),
-            rows=rows,
-            recipe=result.pareto[0].recipe if result.pareto else "",
-        )
+    return render_page(
+        "fit.html.j2",
+        result=result,
+        model=PurePath(result.model).name,
+        headline=_headline(result),
+        quality=_quality_name(result).capitalize(),
+        charts=_charts(result),
+        rows=rows,
+        recipe=result.pareto[0].recipe if result.pareto else "",
     )
-    return page.encode("utf-8")
 
 
 def _headline(result: FitResult) -> str:

@@ -13,8 +13,8 @@ from odtpack.choices import Pool
 from odtpack.recipe.option_tables import OPTIMIZER_TABLES, LossTable, OptimizerTable
 from odtpack.recipe.ranges import Count, PositiveCount, Switch, Table
 from odtpack.recipe.update_tables import ClipTable, GroupTable, ScheduleTable
-from odtpack_simulator.budgets.budget_values import Section, name_limits
 from odtpack_simulator.device.profile import OsClass
+from odtpack_simulator.figures.limits import Section, name_limits
 from odtpack_simulator.values.schema_errors import TAG_PREFIX
 
 Pattern = Annotated[str, Field(min_length=1)]

@@ -25,10 +25,14 @@ from odtpack_simulator.campaign.virtual_clock import (
     play_session,
 )
 from odtpack_simulator.device.profile import AppState, DeviceProfile
-from odtpack_simulator.result.base import NotJudged
-from odtpack_simulator.result.campaign import CampaignPoint, DeviceCampaign, Policy
-from odtpack_simulator.result.latency import DeviceLatency
-from odtpack_simulator.result.training import EvaluationPoint
+from odtpack_simulator.result.result import (
+    CampaignPoint,
+    DeviceCampaign,
+    DeviceLatency,
+    EvaluationPoint,
+    NotJudged,
+    Policy,
+)
 from odtpack_simulator.values.quantities import Unknown
 from odtpack_simulator.values.units import Interval, format_duration
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.result.campaign import Policy
+from odtpack_simulator.result.result import Policy
 from odtpack_simulator.values.schema_errors import first_problem
 
 

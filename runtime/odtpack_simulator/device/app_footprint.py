@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
-from odtpack_simulator.values.quantities import FigureKind
+from odtpack_simulator.values.quantities import SourceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class AppFootprint:
     """
 
     nbytes: int
-    kind: FigureKind | None
+    kind: SourceKind | None
     source: str
 
 

@@ -36,12 +36,12 @@ from odtpack_simulator.values.quantities import (
     Count,
     Duration,
     Energy,
-    FigureKind,
     Fraction,
     Frequency,
     Power,
     Quantity,
     Ratio,
+    SourceKind,
     Strict,
     ThreadedQuantity,
     Unknown,
@@ -62,7 +62,7 @@ class ProfileFigure(Part):
     high: float | None = None
     unit: str | None
     threads: int | None = None
-    kind: FigureKind | Literal["unknown"]
+    kind: SourceKind | Literal["unknown"]
     source: str
 
 

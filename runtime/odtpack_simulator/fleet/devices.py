@@ -12,8 +12,8 @@ from odtpack_simulator.campaign.campaign import device_times, watts_above_idle
 from odtpack_simulator.campaign.virtual_clock import NEVER, DeviceTimes, Session, play_session
 from odtpack_simulator.device.profile import AppState, DeviceProfile
 from odtpack_simulator.measure.host import BUSY
-from odtpack_simulator.result.base import Bytes, NonNegative, Text
-from odtpack_simulator.result.latency import DeviceLatency
+from odtpack_simulator.result.result import Bytes, DeviceLatency, NonNegative
+from odtpack_simulator.values.figure import Text
 from odtpack_simulator.values.part import Part
 
 Scenario = Literal["fast", "typical", "slow"]

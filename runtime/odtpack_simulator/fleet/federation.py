@@ -29,9 +29,8 @@ from odtpack_simulator.fleet.local_training import (
     LocalUpdate,
     ModelEvaluation,
 )
-from odtpack_simulator.fleet.outcome.result import FleetResult, RoundRecord
-from odtpack_simulator.fleet.outcome.summary import summarize
 from odtpack_simulator.fleet.population import Population
+from odtpack_simulator.fleet.result import FleetResult, RoundRecord
 from odtpack_simulator.fleet.round_clock import (
     ENDS,
     End,
@@ -42,6 +41,7 @@ from odtpack_simulator.fleet.round_clock import (
 )
 from odtpack_simulator.fleet.server_optimizer import ServerOptimizer
 from odtpack_simulator.fleet.state import FleetState, StateRecord, visit_rows
+from odtpack_simulator.fleet.summary import summarize
 from odtpack_simulator.fleet.updates import capped, discounted, refusals, weighted_mean
 from odtpack_simulator.fleet.workers import ClientPool, Group
 from odtpack_simulator.replay.executor import RayExecutor

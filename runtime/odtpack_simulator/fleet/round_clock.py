@@ -20,7 +20,7 @@ from odtpack_simulator.fleet.availability import NS, Availability
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.draws import uniform
 from odtpack_simulator.fleet.population import Client, Population
-from odtpack_simulator.result.base import Count
+from odtpack_simulator.result.result import Count
 from odtpack_simulator.values.part import Part
 
 End = Literal[

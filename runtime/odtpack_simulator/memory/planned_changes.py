@@ -28,7 +28,7 @@ from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.memory.layer_order import Layer, drop_gradients, trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
-from odtpack_simulator.result.memory import PlannedChange
+from odtpack_simulator.result.result import PlannedChange
 
 MEMORY_CHECKS: Final = frozenset(
     {"memory_limit", "peak_memory", "memory_headroom", "low_memory_warning", "steps_done"}

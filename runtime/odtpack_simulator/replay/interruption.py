@@ -29,7 +29,7 @@ from odtpack_simulator.replay.job import Job, Message
 from odtpack_simulator.replay.position import load_position, run_digest
 from odtpack_simulator.replay.random_operators import unrepeatable_operators
 from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, run_training_child
-from odtpack_simulator.result.training import Interruption, InterruptionInfo
+from odtpack_simulator.result.result import Interruption, InterruptionInfo
 from odtpack_simulator.values.units import format_bytes
 
 Kind = Literal["step", "save", "memory warning"]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from odtpack_simulator.result.training import HeldOutFall
+    from odtpack_simulator.result.result import HeldOutFall
 
 GROUPS: Final = 64
 """Groups to aim at: more of them narrow the interval by less than 2 %."""
@@ -65,7 +65,7 @@ def held_out_fall(before: Sequence[Groups], after: Sequence[Groups]) -> HeldOutF
     fall = float(weight @ difference) / total
     scatter = float(np.square(weight * (difference - fall)).sum())
     half = student_t(count - 1) * math.sqrt(count / (count - 1) * scatter) / total
-    from odtpack_simulator.result.training import HeldOutFall  # not needed where it trains
+    from odtpack_simulator.result.result import HeldOutFall  # not needed where it trains
 
     return HeldOutFall(
         groups=count, samples=sum(sizes), fall=fall, low=fall - half, high=fall + half

@@ -29,7 +29,7 @@ from odtpack_simulator.memory.process_memory import child_environment
 from odtpack_simulator.replay.job import Job, Message
 from odtpack_simulator.replay.limits import Limiter, LimitMethod
 from odtpack_simulator.replay.paired_loss import Groups
-from odtpack_simulator.result.training import EvaluationPoint
+from odtpack_simulator.result.result import EvaluationPoint
 
 STALL_SECONDS = 900.0
 _POLL_SECONDS = 1.0

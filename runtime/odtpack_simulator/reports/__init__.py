@@ -17,7 +17,7 @@ from odtpack_runtime.errors import OdtpackError, UnknownNameError
 
 if TYPE_CHECKING:
     from odtpack_simulator.reports.formats import ReportFormat
-    from odtpack_simulator.result.result import SimulationResult
+    from odtpack_simulator.reports.report import AnyResult
 
 _SUFFIX: Final = "_report"
 STDOUT: Final = Path("-")
@@ -68,16 +68,17 @@ def parse_destination(destination: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
-def render_report(result: SimulationResult, name: str) -> bytes:
+def render_report(result: AnyResult, name: str) -> bytes:
     """The report in one of :func:`report_formats` as the bytes of its file."""
     return report_format(name).render(result)
 
 
-def write_report(result: SimulationResult, destination: str) -> Path:
+def write_report(result: AnyResult, destination: str) -> Path:
     """Write a report whole or not at all.
 
     Args:
-        result: A judged result; one that was not judged shows no verdicts.
+        result: A judged result of a simulation or of a fleet; one that was not judged shows no
+            verdicts.
         destination: Format and path, ``"html:report.html"`` or ``"json:report.json"``.
             The folder must exist. ``-`` as the path is standard output.
 

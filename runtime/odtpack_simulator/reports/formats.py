@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from odtpack_simulator.result.result import SimulationResult
+    from odtpack_simulator.reports.report import AnyResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class ReportFormat:
         written_as: What is written, likewise.
     """
 
-    render: Callable[[SimulationResult], bytes]
+    render: Callable[[AnyResult], bytes]
     suffix: str
     to_stdout: bool = True
     audience: str

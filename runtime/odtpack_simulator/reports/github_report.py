@@ -18,9 +18,18 @@ from pathlib import Path
 from typing import Final, Literal
 
 from odtpack_simulator.reports.formats import ReportFormat
-from odtpack_simulator.reports.view import view
-from odtpack_simulator.reports.view.plain import location, shortened
-from odtpack_simulator.result.result import Check, DeviceResult, SimulationResult, Verdict
+from odtpack_simulator.reports.report import (
+    NOT_VALIDATED,
+    AnyResult,
+    Report,
+    Suite,
+    location,
+    name_list,
+    report_of,
+    severity,
+    worst,
+)
+from odtpack_simulator.values.figure import Check, Verdict, shortened
 from odtpack_simulator.values.plain_text import clean
 
 MOST_OF_A_LEVEL: Final = 10
@@ -41,12 +50,12 @@ class _Annotation:
     where: tuple[str, int] | None
 
 
-def render_github(result: SimulationResult) -> bytes:
+def render_github(result: AnyResult) -> bytes:
     """The annotations as lines of UTF-8, worst first, at most ten of a level.
 
     The first is about the whole result: a notice where it passes.
     """
-    annotations = _annotations(result)
+    annotations = _annotations(report_of(result))
     lines = []
     for level in ("error", "warning", "notice"):
         of_level = [annotation for annotation in annotations if annotation.level == level]
@@ -54,39 +63,37 @@ def render_github(result: SimulationResult) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode("utf-8")
 
 
-def _annotations(result: SimulationResult) -> list[_Annotation]:
-    groups: dict[tuple[Verdict, str, str | None], list[tuple[DeviceResult | None, Check]]] = {}
-    for device, check in result.all_checks():
-        state = view.check_state(check)
-        if state != "pass":
-            key = (state, check.metric, check.budget_location)
-            groups.setdefault(key, []).append((device, check))
-    ordered = sorted(groups.items(), key=lambda item: view.severity(item[1][0][1]))
-    words = [text for _, text in view.tally(result)]
-    if any(not device.validated for device in result.devices):
-        words.append(f"profiles {view.NOT_VALIDATED}: times are estimates")
-    summary = _Annotation("notice", view.headline(result), tuple(words) or ("odtpack",), None)
-    return [summary, *(_of_group(*item) for item in ordered)]
+def _annotations(report: Report) -> list[_Annotation]:
+    groups: dict[tuple[Verdict, str, str | None], list[tuple[Suite, Check]]] = {}
+    for suite, check in report.checks():
+        if check.state != "pass":
+            key = (check.state, check.metric, check.budget_location)
+            groups.setdefault(key, []).append((suite, check))
+    ordered = sorted(groups.values(), key=lambda members: severity(members[0][1]))
+    words = [text for _, text in report.tally]
+    if not report.all_validated:
+        words.append(f"profiles {NOT_VALIDATED}: times are estimates")
+    summary = _Annotation("notice", report.headline, tuple(words) or ("odtpack",), None)
+    return [summary, *(_of_group(report, members) for members in ordered)]
 
 
-def _of_group(
-    key: tuple[Verdict, str, str | None], members: list[tuple[DeviceResult | None, Check]]
-) -> _Annotation:
-    state, metric, place = key
-    title = view.metric_title(metric)
-    names = [device.title for device, _ in members if device is not None]
+def _of_group(report: Report, members: list[tuple[Suite, Check]]) -> _Annotation:
+    first = members[0][1]
+    title = report.title(first.metric)
+    names = [suite.title for suite, _ in members if suite.is_device]
     if names:
-        title += f": {view.name_list(names)}"
+        title += f": {name_list(names)}"
     lines = []
-    for device, check in members[:_MOST_DEVICES]:
-        mark = "" if device is None or device.validated else f" ({view.NOT_VALIDATED})"
-        lines.append(f"{device.title}{mark}: {check.message}" if device else check.message)
+    for suite, check in members[:_MOST_DEVICES]:
+        mark = f" ({suite.note})" if suite.note else ""
+        lines.append(f"{suite.title}{mark}: {check.message}" if suite.is_device else check.message)
     if len(members) > _MOST_DEVICES:
         lines.append(f"and {len(members) - _MOST_DEVICES} more devices")
-    advice = view.worst(members)[1].advice
+    advice = worst(members, report.kinds)[1].advice
     if advice:
         lines.append(f"Change first: {advice}")
-    return _Annotation(_LEVELS[state], title, tuple(lines), location(place))
+    place = location(first.budget_location)
+    return _Annotation(_LEVELS[first.state], title, tuple(lines), place)
 
 
 def _at_most(annotations: list[_Annotation]) -> list[_Annotation]:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from odtpack_simulator.budgets.suggest import suggest_budget
-from odtpack_simulator.device.profile import ProfileFigure
-from odtpack_simulator.reports.drawing import charts
+from odtpack_simulator.fleet.result import FleetResult
 from odtpack_simulator.reports.formats import ReportFormat
-from odtpack_simulator.reports.html.latency import latency_section
-from odtpack_simulator.reports.html.learning import interruption_rows, panels
-from odtpack_simulator.reports.html.memory import memory_section
-from odtpack_simulator.reports.view import campaign, matrix, view
+from odtpack_simulator.reports.report import (
+    NOT_VALIDATED,
+    VERDICT_WORDS,
+    AnyResult,
+    check_rows,
+    first_fixes,
+    report_of,
+)
 from odtpack_simulator.result.result import SimulationResult
 from odtpack_simulator.values.plain_text import clean_lines
-from odtpack_simulator.values.units import format_bytes, format_number
+from odtpack_simulator.values.units import format_bytes, format_duration, format_number
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 _NUMBER_WITH_UNIT: Final = re.compile(
@@ -28,13 +30,12 @@ _NUMBER_WITH_UNIT: Final = re.compile(
 )
 
 
-def template_environment() -> Environment:
-    """The templates of the pages; every value that they print is escaped.
+def render_page(template: str, **values: Any) -> bytes:
+    """A page as UTF-8 HTML; every value that it prints is escaped.
 
-    Drawings are ``Markup`` built by :mod:`odtpack_simulator.reports.drawing.svg`, which escapes
-    as well.
+    Drawings are ``Markup`` built by :mod:`odtpack_simulator.reports.svg`, which escapes as well.
     """
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
@@ -42,6 +43,21 @@ def template_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    shared = {
+        "words": VERDICT_WORDS,
+        "not_validated": NOT_VALIDATED,
+        "format_bytes": format_bytes,
+        "format_duration": format_duration,
+        "format_number": format_number,
+    }
+    return environment.get_template(template).render(**shared, **values).encode("utf-8")
+
+
+def _unbroken(value: object) -> object:
+    """Clean text, and keep each number on one line with its unit; drawings pass through."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return _NUMBER_WITH_UNIT.sub("\\1\N{NO-BREAK SPACE}", clean_lines(value))
 
 
 @dataclass(frozen=True)
@@ -53,79 +69,35 @@ class Again:
     outcome: str
 
 
-def render_html(result: SimulationResult, *, again: Again | None = None) -> bytes:
+def render_html(result: AnyResult, *, again: Again | None = None) -> bytes:
     """The report as UTF-8 HTML. The same result gives the same bytes.
 
     Args:
         result: A judged result.
         again: Another verdict on it, for a section of its own.
     """
-    training = result.training
-    page = (
-        template_environment()
-        .get_template("report.html.j2")
-        .render(
-            result=result,
-            view=view,
-            words=view.VERDICT_WORDS,
-            headline=view.headline(result),
-            subject=view.subject_words(result),
-            tally=view.tally(result),
-            not_validated=view.not_validated_words(result),
-            key_figures=view.key_figures(result),
-            fixes=view.first_fixes(result),
-            again=again,
-            checks=view.check_rows(result),
-            suggestion=_suggestion(result),
-            topics=matrix.TOPICS,
-            rows=[(device, matrix.cells(result, device)) for device in result.devices],
-            loss_chart=charts.loss_chart(
-                training.losses, training.eval_loss_before, training.eval_loss_after, training.curve
-            ),
-            panels=panels(result),
-            memory=memory_section(result),
-            latency=latency_section(result),
-            campaign=campaign.campaign_rows(result),
-            unknown=campaign.unknown_rows(result),
-            policy=campaign.policy_words(result),
-            interruption=campaign.interruption_words(result.interruption)
-            if result.interruption
-            else "",
-            interruption_rows=interruption_rows(result),
-            figure_text=_figure_text,
-            format_bytes=format_bytes,
-            format_number=format_number,
-        )
+    report = report_of(result)
+    if isinstance(result, FleetResult):
+        from odtpack_simulator.reports.fleet import fleet_sections
+
+        template, sections = "fleet.html.j2", fleet_sections(result)
+    else:
+        from odtpack_simulator.reports.simulation_page import simulation_sections
+
+        template, sections = "report.html.j2", simulation_sections(result)
+    if again is not None:
+        other = report_of(again.result)
+        sections["again_rows"] = [row for row in check_rows(other) if row.location]
+        sections["again_headline"] = other.headline
+    return render_page(
+        template,
+        result=result,
+        report=report,
+        fixes=first_fixes(report),
+        checks=check_rows(report),
+        again=again,
+        **sections,
     )
-    return page.encode("utf-8")
-
-
-def _unbroken(value: object) -> object:
-    """Clean text, and keep each number on one line with its unit; drawings pass through."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return _NUMBER_WITH_UNIT.sub("\\1\N{NO-BREAK SPACE}", clean_lines(value))
-
-
-def _suggestion(result: SimulationResult) -> str:
-    """A budget to paste where a judged result has none; empty otherwise."""
-    checks = [check for _, check in result.all_checks()]
-    if not checks or any(check.budget_location for check in checks):
-        return ""
-    return suggest_budget(result)
-
-
-def _figure_text(figure: ProfileFigure) -> str:
-    """A profile's figure with bounds and threads: ``129 GFLOPS (78.4 to 143.5), 8 threads``."""
-    if figure.value is None:
-        return "unknown"
-    unit = "" if figure.unit in {None, "1"} else f" {figure.unit}"
-    text = f"{figure.value:g}{unit}"
-    if figure.low is not None and figure.high is not None:
-        text += f" ({figure.low:g} to {figure.high:g})"
-    if figure.threads is not None:
-        text += f", {figure.threads} thread{'s' if figure.threads > 1 else ''}"
-    return text
 
 
 FORMAT: Final = ReportFormat(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from odtpack_simulator.reports.formats import ReportFormat
-from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.reports.report import AnyResult
 
 
-def render_json(result: SimulationResult) -> bytes:
+def render_json(result: AnyResult) -> bytes:
     """The result as UTF-8 JSON with ``schema_version``, in the order of the schema's fields."""
     return result.to_json().encode("utf-8")
 

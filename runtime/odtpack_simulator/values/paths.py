@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 
@@ -14,3 +15,8 @@ def shown_path(path: Path) -> str:
         return str(path)
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else path.name or str(path)
+
+
+def last_part(path: str) -> str:
+    """The name at the end of a path, of this system or another."""
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1] or path

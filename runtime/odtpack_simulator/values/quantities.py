@@ -17,7 +17,7 @@ from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.schema_errors import TAG_PREFIX
 from odtpack_simulator.values.units import Interval, in_base_unit
 
-FigureKind = Literal["measured", "published", "assumed"]
+SourceKind = Literal["measured", "published", "assumed"]
 
 
 class Strict(Part):
@@ -32,7 +32,7 @@ class Quantity(Strict):
 
     value: float = Field(gt=0, le=1e18)
     unit: str = Field(min_length=1, max_length=16)
-    kind: FigureKind
+    kind: SourceKind
     source: str = Field(min_length=3, max_length=1000)
     low: float | None = Field(default=None, gt=0, le=1e18)
     high: float | None = Field(default=None, gt=0, le=1e18)
@@ -80,7 +80,7 @@ def _variant(value: object) -> str:
 
 
 _UnknownTag = Annotated[Unknown, Tag(f"{TAG_PREFIX}unknown")]
-Figure = Annotated[
+KnownFigure = Annotated[
     Annotated[Quantity, Tag(f"{TAG_PREFIX}known")] | _UnknownTag, Discriminator(_variant)
 ]
 ThreadedFigure = Annotated[
@@ -111,15 +111,15 @@ def _whole(figure: Any) -> Any:
     return figure
 
 
-Bytes = Annotated[Figure, AfterValidator(_In("bytes"))]
-Bandwidth = Annotated[Figure, AfterValidator(_In("bandwidth"))]
-Frequency = Annotated[Figure, AfterValidator(_In("frequency"))]
-Count = Annotated[Figure, AfterValidator(_In("count", at_most=1024)), AfterValidator(_whole)]
-Duration = Annotated[Figure, AfterValidator(_In("duration"))]
-Power = Annotated[Figure, AfterValidator(_In("power"))]
-Energy = Annotated[Figure, AfterValidator(_In("energy"))]
-Ratio = Annotated[Figure, AfterValidator(_In("ratio"))]
-Fraction = Annotated[Figure, AfterValidator(_In("ratio", at_most=1.0))]
+Bytes = Annotated[KnownFigure, AfterValidator(_In("bytes"))]
+Bandwidth = Annotated[KnownFigure, AfterValidator(_In("bandwidth"))]
+Frequency = Annotated[KnownFigure, AfterValidator(_In("frequency"))]
+Count = Annotated[KnownFigure, AfterValidator(_In("count", at_most=1024)), AfterValidator(_whole)]
+Duration = Annotated[KnownFigure, AfterValidator(_In("duration"))]
+Power = Annotated[KnownFigure, AfterValidator(_In("power"))]
+Energy = Annotated[KnownFigure, AfterValidator(_In("energy"))]
+Ratio = Annotated[KnownFigure, AfterValidator(_In("ratio"))]
+Fraction = Annotated[KnownFigure, AfterValidator(_In("ratio", at_most=1.0))]
 Compute = Annotated[ThreadedFigure, AfterValidator(_In("compute"))]
 
 

@@ -184,7 +184,7 @@ def format_percent(share: float) -> str:
 
 
 def format_value(value: float, unit: str) -> str:
-    """A figure for people, by the unit it stands in (``B``, ``ms``, ``s``, ``J``, ``%``, ``1``)."""
+    """A figure for people, by its unit (``B``, ``ms``, ``s``, ``J``, ``%``, ``share``, ``1``)."""
     match unit:
         case "B":
             return format_bytes(value)
@@ -196,6 +196,8 @@ def format_value(value: float, unit: str) -> str:
             return format_energy(value)
         case "%":
             return format_percent(value / 100)
+        case "share":
+            return format_percent(value)
         case "1":
             return format_number(value)
         case _:
@@ -210,7 +212,12 @@ def format_limit(value: float, unit: str) -> str:
 
 def format_interval(interval: Interval, unit: str) -> str:
     """Both ends in the unit that suits the high one: ``21.0 to 72.0 ms``, ``1.75 to 3.24 min``."""
-    low, high = format_value(interval.low, unit), format_value(interval.high, unit)
+    return format_interval_of(interval.low, interval.high, unit)
+
+
+def format_interval_of(low_end: float, high_end: float, unit: str) -> str:
+    """The same of two numbers."""
+    low, high = format_value(low_end, unit), format_value(high_end, unit)
     low_number, _, low_unit = low.partition(" ")
     high_unit = high.partition(" ")[2]
     if low_unit == high_unit:
@@ -219,4 +226,4 @@ def format_interval(interval: Interval, unit: str) -> str:
     target = {"µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}.get(high_unit)
     if factor is None or target is None:
         return f"{low} to {high}"
-    return f"{_digits(interval.low * factor / target)} to {high}"
+    return f"{_digits(low_end * factor / target)} to {high}"

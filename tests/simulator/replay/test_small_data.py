@@ -5,8 +5,8 @@ import math
 import pytest
 
 from odtpack_simulator.result.result import SimulationResult
-from tests.simulator.budgets.test_judge import DEVICE, check, judged
 from tests.simulator.factory import make_result
+from tests.simulator.figures.test_judge import DEVICE, check, judged
 
 
 def learned(metric: float, held_out: int) -> SimulationResult:

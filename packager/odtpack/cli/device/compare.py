@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from odtpack.cli._options import BASE_RESULT, COMPARISON_FILE, HEAD_RESULT
 from odtpack.cli.device.simulate import OVER_BUDGET
+
+if TYPE_CHECKING:
+    from odtpack_simulator.figures.compare import Comparison
 
 
 class Format(StrEnum):
@@ -45,19 +48,37 @@ def compare(
     within noise, and times of different hosts are not compared. Markdown keeps the size of a
     comment on GitHub.
     """
-    from odtpack.cli._files import check_not_input, check_writable, write_text
-    from odtpack_simulator.budgets import read_budgets
-    from odtpack_simulator.budgets.compare import compare as compare_results
-    from odtpack_simulator.reports.comparison.page import render_comparison
-    from odtpack_simulator.reports.comparison.report import render_markdown, render_text
+    from odtpack_simulator.figures.compare import compare as compare_results
+    from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.result.result import load_result
 
     before, now = load_result(base), load_result(head)
     budgets = None if budget is None else read_budgets(budget)
+    check_comparison_file(out, [base, head, budget])
+    comparison = compare_results(before, now, budgets)
+    show_comparison(comparison, form, out)
+    if comparison.over_budget:
+        raise typer.Exit(OVER_BUDGET)
+
+
+def check_comparison_file(out: Path | None, inputs: list[Path | None]) -> None:
+    """Refuse a destination that cannot be written, or is read by the same command."""
+    from odtpack.cli._files import check_not_input, check_writable
+
     if out is not None:
         check_writable(out, "--out")
-        check_not_input(out, "--out", [base, head, budget])
-    comparison = compare_results(before, now, budgets)
+        check_not_input(out, "--out", inputs)
+
+
+def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> None:
+    """Write a comparison to a file, or print it."""
+    from odtpack.cli._files import write_text
+    from odtpack_simulator.reports.comparison import (
+        render_comparison,
+        render_markdown,
+        render_text,
+    )
+
     match form:
         case Format.TEXT:
             text = render_text(comparison)
@@ -68,5 +89,3 @@ def compare(
         case Format.HTML:
             text = render_comparison(comparison).decode()
     write_text(text, out, for_people=form is Format.TEXT)
-    if comparison.over_budget:
-        raise typer.Exit(OVER_BUDGET)

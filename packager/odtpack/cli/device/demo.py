@@ -256,7 +256,8 @@ def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
 def _judge(measured: SimulationResult, out: Path) -> SimulationResult:
     """Judge by what needs no budget, show it, and write a budget that the result keeps."""
     from odtpack_runtime.files.atomic import atomic_write
-    from odtpack_simulator.budgets import judge, suggest_budget
+    from odtpack_simulator.figures.judge import judge
+    from odtpack_simulator.figures.suggest import suggest_budget
     from odtpack_simulator.reports.console import print_result
 
     result = judge(measured)
@@ -270,7 +271,8 @@ def _judge_to_fail(measured: SimulationResult, out: Path) -> SimulationResult | 
     """Judge by a budget that one device breaks, and show it; None where none can be made."""
     from odtpack.cli._failing import budget_that_one_breaks
     from odtpack_runtime.files.atomic import atomic_write
-    from odtpack_simulator.budgets import judge, read_budgets
+    from odtpack_simulator.figures.judge import judge
+    from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.reports.console import print_result
 
     text = budget_that_one_breaks(measured)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from odtpack.fit.outcome import Solution
     from odtpack.recipe import BuildSpec, Recipe
     from odtpack_simulator.replay.executor import Executor
-    from odtpack_simulator.result.result import Check
+    from odtpack_simulator.values.figure import Check
 
 NOTHING_FITS: Final = 1
 RESULT: Final = "fit.json"
@@ -135,8 +135,8 @@ def fit(
     from odtpack.fit import fit as search
     from odtpack.fit.space import SearchConstraints
     from odtpack.recipe import read_recipe
-    from odtpack_simulator.budgets import Budgets, read_budgets
     from odtpack_simulator.device.profile import list_profiles
+    from odtpack_simulator.figures.limits import Budgets, read_budgets
     from odtpack_simulator.replay.executor import default_jobs, make_executor
 
     if data is None:

@@ -34,15 +34,16 @@ def judge(
     needs none is judged, and a budget to start from is printed.
     """
     from odtpack.cli._files import check_reports, write_reports
-    from odtpack_simulator import budgets as simulator
+    from odtpack_simulator.figures.judge import judge as judge_result
+    from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.reports.console import print_result
     from odtpack_simulator.result.result import load_result
 
     measured = load_result(result)
-    budgets = None if budget is None else simulator.read_budgets(budget)
+    budgets = None if budget is None else read_budgets(budget)
     base = None if baseline is None else load_result(baseline)
     check_reports(report or [], inputs=[budget, baseline], judged=result, as_json=as_json)
-    judged = simulator.judge(measured, budgets, baseline=base)
+    judged = judge_result(measured, budgets, baseline=base)
     print_result(judged, _console.console())
     write_reports(judged, report or [])
     if budgets is None:

@@ -147,10 +147,11 @@ def simulate(
     from odtpack.cli._replay import teller
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
-    from odtpack_simulator.budgets import judge, read_budgets
     from odtpack_simulator.campaign.policy import make_policy
     from odtpack_simulator.device.app_footprint import default_footprint
     from odtpack_simulator.device.profile import list_profiles
+    from odtpack_simulator.figures.judge import judge
+    from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.replay.executor import make_executor
     from odtpack_simulator.reports.console import print_result
     from odtpack_simulator.result.result import load_result
@@ -225,7 +226,7 @@ def simulate(
 
 def say_suggestion(result: SimulationResult) -> None:
     """Print a budget to start from; it does not correct a result that fails without one."""
-    from odtpack_simulator.budgets import suggest_budget
+    from odtpack_simulator.figures.suggest import suggest_budget
 
     _console.say()
     if result.over_budget:

@@ -9,13 +9,13 @@ import typer
 
 from odtpack.cli import _console
 from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON, TRAINERS
-from odtpack.cli.device.simulate import OVER_BUDGET, STRICT
+from odtpack.cli.device.simulate import OVER_BUDGET, REPORT, STRICT
 
 if TYPE_CHECKING:
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.fleet.devices import FleetDevice
     from odtpack_simulator.fleet.federation import Federation, FleetProgress
-    from odtpack_simulator.fleet.outcome.result import FleetResult
+    from odtpack_simulator.fleet.result import FleetResult
     from odtpack_simulator.result.result import SimulationResult
 
 FLEET = typer.Option(
@@ -34,14 +34,7 @@ def run(
     package: Annotated[Path, PACKAGE],
     data: Annotated[Path, DATA],
     fleet_file: Annotated[Path, FLEET],
-    report: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FORMAT:PATH",
-            help="html, json, junit or markdown, a colon and a path, which for all but html may "
-            "be - for standard output; may be repeated.",
-        ),
-    ] = None,
+    report: Annotated[list[str] | None, REPORT] = None,
     times: Annotated[Path | None, TIMES] = None,
     out: Annotated[
         Path | None,
@@ -78,18 +71,16 @@ def run(
     is written after every round: a run that was stopped goes on with --resume, to the same
     bits.
     """
-    from odtpack.cli._files import check_not_input
+    from odtpack.cli._files import check_not_input, check_reports, write_reports
     from odtpack.cli._personal import of_fleet
     from odtpack.errors import OdtpackError
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.fleet.availability import make_availability
     from odtpack_simulator.fleet.federation import Federation
+    from odtpack_simulator.fleet.figures import join_seeds, judge_fleet
     from odtpack_simulator.fleet.fleet_file import read_fleet
-    from odtpack_simulator.fleet.outcome.judge import judge_fleet
-    from odtpack_simulator.fleet.outcome.seeds import join_seeds
     from odtpack_simulator.replay.executor import RayExecutor, default_jobs
-    from odtpack_simulator.reports import write_out
-    from odtpack_simulator.reports.fleet import check_destination, render_fleet_report
+    from odtpack_simulator.reports.console import print_result
     from odtpack_simulator.result.result import load_result
 
     # Everything that can be wrong is looked at before anything long runs.
@@ -104,8 +95,7 @@ def run(
     opened = Package.open(package)
     opened.require_stock()
     opened.require_one_model("A fleet")
-    destinations = [check_destination(text) for text in report or []]
-    _check_reports(opened, destinations, [data, fleet_file, times], as_json=as_json)
+    check_reports(report or [], outside=opened, inputs=[data, fleet_file, times], as_json=as_json)
     folder = out or opened.path.with_name(f"{opened.path.name}-fleet")
     before = None if times is None else load_result(times)
     federation = Federation(package, data, settings)
@@ -145,14 +135,14 @@ def run(
                 federation.save_checkpoint(state, folder / CHECKPOINT)
             results.append(judge_fleet(measured, settings.budgets))
     result = join_seeds(results)
-    _print(result)
+    _console.say()
+    print_result(result, _console.console())
+    for unknown in result.unknown:
+        _console.say(f"  not counted {unknown}")
     for sentence in of_fleet(result):
         _console.warn(sentence)
     _console.say(f"wrote {folder / CHECKPOINT}")
-    for form, path in destinations:
-        write_out(render_fleet_report(result, form), path)
-        if str(path) != "-":
-            _console.say(f"wrote {path}")
+    write_reports(result, report or [])
     if as_json:
         _console.print_json(result.model_dump(mode="json"))
     if result.over_budget or (strict and result.verdict == "not judged"):
@@ -183,41 +173,3 @@ def _make_folder(folder: Path, package: Package) -> None:
 
     make_folder(folder)
     check_writable(folder / STATE, "--out", outside=package)
-
-
-def _check_reports(
-    package: Package,
-    destinations: list[tuple[str, Path]],
-    inputs: list[Path | None],
-    *,
-    as_json: bool,
-) -> None:
-    """Refuse reports that cannot be written, or would be written over something."""
-    from odtpack.cli._files import check_not_input, check_writable
-    from odtpack.errors import OdtpackError
-
-    taken = {Path("-")} if as_json else set()
-    for form, path in destinations:
-        place = path if str(path) == "-" else path.resolve()
-        if place in taken:
-            raise OdtpackError("report-twice", f"two reports would be written to {str(path)!r}")
-        taken.add(place)
-        if str(path) != "-":
-            check_writable(path, f"--report {form}", outside=package)
-            check_not_input(path, "--report", inputs)
-
-
-def _print(result: FleetResult) -> None:
-    """What a person sees at the end."""
-    from odtpack_simulator.reports.fleet.view import check_rows, headline, key_figures
-
-    _console.say()
-    _console.say(headline(result), style="bold")
-    for name, value, remark in key_figures(result):
-        _console.say(f"  {name:<24} {value}" + (f"   {remark}" if remark else ""))
-    for row in check_rows(result):
-        _console.say(f"  {row.words:<11} {row.message}")
-        if row.advice:
-            _console.say(f"              change first: {row.advice}")
-    for unknown in result.unknown:
-        _console.say(f"  not counted {unknown}")

@@ -14,10 +14,11 @@ from pydantic import Field
 
 from odtpack.fit.finalists import TIME_TOLERANCE
 from odtpack.fit.pareto import Point, on_grid
+from odtpack_simulator.fleet.figures import seed_runs
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
-from odtpack_simulator.fleet.outcome.result import FleetResult
-from odtpack_simulator.fleet.outcome.seeds import seed_runs
-from odtpack_simulator.result.base import Count, Loss, NonNegative, Text
+from odtpack_simulator.fleet.result import FleetResult
+from odtpack_simulator.result.result import Count, Loss, NonNegative
+from odtpack_simulator.values.figure import Text
 from odtpack_simulator.values.part import Part
 
 _SHA256: Final = "^[0-9a-f]{64}$"

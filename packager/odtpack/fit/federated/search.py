@@ -22,10 +22,9 @@ from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.federation import Federation
+from odtpack_simulator.fleet.figures import join_seeds, judge_fleet
 from odtpack_simulator.fleet.fleet_file import FleetFile
-from odtpack_simulator.fleet.outcome.judge import judge_fleet
-from odtpack_simulator.fleet.outcome.result import FleetResult
-from odtpack_simulator.fleet.outcome.seeds import join_seeds
+from odtpack_simulator.fleet.result import FleetResult
 from odtpack_simulator.host_result import tool_version
 from odtpack_simulator.replay.executor import LocalExecutor
 

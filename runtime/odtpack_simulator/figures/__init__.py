@@ -1,0 +1,1 @@
+"""Figures: metrics, limits, judging, comparing and suggesting, each written once."""

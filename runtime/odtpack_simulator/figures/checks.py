@@ -1,0 +1,281 @@
+"""Checks that need no budget: whether a training ends at all, ends right, and teaches the model."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from odtpack_simulator.figures import advice
+from odtpack_simulator.replay.paired_loss import ENOUGH_GROUPS, FEWEST_GROUPS
+from odtpack_simulator.result.result import (
+    DeviceCampaign,
+    DeviceMemory,
+    DeviceResult,
+    HeldOutFall,
+    InterruptionInfo,
+    SimulationResult,
+    Subject,
+)
+from odtpack_simulator.values.figure import Check, CheckStatus, shortened
+from odtpack_simulator.values.units import format_bytes, format_number, format_percent
+
+
+def package_checks(result: SimulationResult, *, learns: bool = True) -> list[Check]:
+    """Finite losses, one that falls, and equal weights after interruptions if there were any."""
+    checks = [_finite_loss(result)]
+    if learns and not result.training.diverged:
+        checks.append(learns_check(result))
+    if result.interruption is not None:
+        checks.append(_interruption(result.interruption))
+    return checks
+
+
+def device_checks(
+    result: SimulationResult, device: DeviceResult
+) -> tuple[list[Check], DeviceResult]:
+    """What a device must let happen: the checks, and the device with its memory outcome settled."""
+    limit, device = _memory_limit(result, device)
+    checks = [limit]
+    training = device.training
+    if training and training.outcome == "killed" and device.memory.outcome != "killed":
+        checks.append(_steps_done(result, device))
+    if device.memory.outcome == "fits" and device.memory.warning_bytes is not None:
+        checks.append(_low_memory_warning(result, device, device.memory.warning_bytes))
+    if device.campaign is not None and device.campaign.endless is not None:
+        checks.append(_finishes(result, device, device.campaign))
+    return checks, device
+
+
+def _finite_loss(result: SimulationResult) -> Check:
+    training = result.training
+    bad = sum(loss is None for loss in training.losses)
+    total = len(training.losses)
+    message = f"{total - bad} of {total} training losses are finite" if total else "no step was run"
+    # The last update shows in no training loss. What the model had before any is not its doing.
+    later = [point.loss for point in training.curve if point.step]
+    lost = sum(loss is None for loss in later)
+    if lost:
+        message += f", and {lost} of {len(later)} on held-out samples are not"
+    if training.skipped_batches:
+        number = "1 batch was" if (n := training.skipped_batches) == 1 else f"{n} batches were"
+        message += f"; {number} skipped, the last in {training.not_finite}"
+    # Gradients that are not finite show in no loss.
+    bad = max(bad, training.skipped_batches) + lost
+    status: CheckStatus = "fail" if bad else "pass" if total else "not judged"
+    return Check(
+        metric="finite_loss",
+        limit=0,
+        actual=bad,
+        status=status,
+        message=message,
+        advice=advice.for_learning(result) if bad else None,
+    )
+
+
+def _interruption(info: InterruptionInfo) -> Check:
+    times = len(info.interruptions)
+    what = f"interrupted {times} times" if times != 1 else "interrupted once"
+    detail = f": {shortened(info.detail)}" if info.detail else ""
+    if info.equal is None:
+        status: CheckStatus = "not judged"
+        message = f"{what}; equal weights cannot be expected{detail}"
+    elif info.equal:
+        status, message = "pass", f"{what}, it ends with the same weights{detail}"
+    else:
+        status, message = "fail", f"{what}, it ends with other weights than undisturbed{detail}"
+    return Check(
+        metric="interruption",
+        actual=times,
+        status=status,
+        message=message,
+        advice=advice.for_interruption(info) if status == "fail" else None,
+    )
+
+
+def _where(memory: DeviceMemory) -> str:
+    entitlement = " with the entitlement for more memory" if memory.limit_entitled else ""
+    return f"in the {memory.limit_state}{entitlement}"
+
+
+def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check, DeviceResult]:
+    """The device's own limit; also settles the outcome stored with the device's memory."""
+    memory = device.memory
+    need, limit = memory.need_bytes, memory.limit_bytes
+    what = _process(memory)
+    how = "measured" if memory.is_measured else "predicted"
+    status: CheckStatus
+    hint: str | None = None
+    if memory.outcome == "killed":
+        status, outcome = "fail", "killed"
+        steps = f" after {device.training.steps_done} steps" if device.training else ""
+        message = f"the replay hit the memory limit{steps} and was ended"
+        room, held = memory.room_bytes, memory.held_bytes
+        if memory.others_bytes and room is not None:
+            message += f"; the limit leaves a training {format_bytes(room)}{_beside(memory)}"
+        if room is not None and held is not None and room > held:
+            status = "not judged"
+            message = (
+                f"the replay was ended at {format_bytes(held)}, and the limit leaves it "
+                f"{format_bytes(room)}: simulate with this app_footprint"
+            )
+        else:
+            hint = advice.for_device_limit(result, device, limit if limit is not None else need)
+    elif limit is None:
+        status, outcome = "not judged", "not judged"
+        message = (
+            f"{how} {what}; the device's limit {_where(memory)} "
+            "is unknown: a peak_memory limit in the budgets would stand in for it"
+        )
+    else:
+        worst = min(limit, limit if memory.limit_low_bytes is None else memory.limit_low_bytes)
+        status = "pass" if need <= worst else "fail"
+        outcome = "fits" if need <= worst else "depends" if need <= limit else "over"
+        share = format_percent(need / limit) if limit else "more than 100 %"
+        source = " (assumed)" if memory.limit_kind == "assumed" else ""
+        message = (
+            f"{how} {what} is {share} of the {format_bytes(limit)}{source} "
+            f"that an app gets {_where(memory)}"
+        )
+        if memory.phase is not None:
+            message += f"; the highest phase is {memory.phase}"
+        if outcome == "depends":
+            message += (
+                f", and more than the {format_bytes(worst)} at worst: it depends on the device"
+            )
+        if status == "fail":
+            hint = advice.for_device_limit(result, device, worst)
+    check = Check(
+        metric="memory_limit",
+        limit=limit,
+        actual=None if memory.outcome == "killed" else need,
+        unit="B",
+        level="warn" if outcome == "depends" else "error",
+        status=status,
+        message=message,
+        advice=hint,
+    )
+    detail = memory.detail or message
+    settled = memory.model_copy(update={"outcome": outcome, "detail": detail})
+    return check, device.model_copy(update={"memory": settled})
+
+
+def _process(memory: DeviceMemory) -> str:
+    """The peak in words, with what the process holds besides."""
+    peak = f"peak {format_bytes(memory.peak_bytes)}"
+    if not memory.others_bytes:
+        return peak
+    return f"{peak}{_beside(memory)}, {format_bytes(memory.need_bytes)} in all,"
+
+
+def _beside(memory: DeviceMemory) -> str:
+    """What the process holds besides the training, in words that follow a figure of it."""
+    known = memory.app_kind or "by the budgets"
+    app = f"{format_bytes(memory.app_bytes or 0)} of the app ({known})"
+    return f" beside {app} and {format_bytes(memory.runtime_bytes or 0)} of ONNX Runtime's library"
+
+
+def _steps_done(result: SimulationResult, device: DeviceResult) -> Check:
+    training = device.training
+    done = training.steps_done if training else 0
+    reason = shortened(training.detail) if training and training.detail else "the replay was ended"
+    return Check(
+        metric="steps_done",
+        limit=result.data.made_steps,
+        actual=done,
+        status="fail",
+        message=f"{reason} ({done} of {result.data.made_steps} steps)",
+    )
+
+
+def _low_memory_warning(result: SimulationResult, device: DeviceResult, warning: int) -> Check:
+    """A training that fits may still be warned: it must then save, and free what it can."""
+    memory = device.memory
+    need = memory.need_bytes
+    warned = need >= warning
+    verb = "reaches" if warned else "stays below"
+    return Check(
+        metric="low_memory_warning",
+        limit=warning,
+        actual=need,
+        unit="B",
+        level="warn",
+        status="fail" if warned else "pass",
+        message=(
+            f"the process's peak of {format_bytes(need)} {verb} the {format_bytes(warning)} from "
+            "which the system warns the app that memory is low"
+        ),
+        advice=advice.for_memory(result, device, warning - memory.others_bytes) if warned else None,
+    )
+
+
+def _finishes(result: SimulationResult, device: DeviceResult, campaign: DeviceCampaign) -> Check:
+    """A training of which every window ends before anything was saved gets nowhere."""
+    typically = campaign.endless == "typical"
+    default = "it never finishes" if typically else "in the worst case it never finishes"
+    reasons = (each.reason for each in campaign.not_judged if "never finishes" in each.reason)
+    return Check(
+        metric="finishes",
+        level="error" if typically else "warn",
+        status="fail",
+        message=shortened(next(reasons, default)),
+        advice=advice.for_endless(Subject(result, device)),
+    )
+
+
+LEAST_SHARE: Final = 0.001
+"""Share of its loss by which a model that learns improves at the least."""
+
+
+def learns_check(result: SimulationResult) -> Check:
+    """Whether the loss on held-out samples fell by more than its noise.
+
+    It passes where the whole interval of the fall is above zero, and fails where none of it
+    is, or where the fall is less than a thousandth of the loss: any difference shows if only
+    the samples agree on it. In between the samples do not show it: with :data:`ENOUGH_GROUPS` of
+    them to compare, a training that is worth shipping would show, and the check fails; with
+    fewer it is not judged.
+    """
+    fall = result.training.held_out_fall
+    status, message = _outcome(result, fall)
+    return Check(
+        metric="learns",
+        limit=None if fall is None else fall.fall - fall.low,
+        actual=None if fall is None else fall.fall,
+        status=status,
+        message=message,
+        advice=advice.for_learning(result) if status == "fail" else None,
+    )
+
+
+def _outcome(result: SimulationResult, fall: HeldOutFall | None) -> tuple[CheckStatus, str]:
+    held, training = result.data.held_out_samples, result.training
+    if fall is None or fall.groups < FEWEST_GROUPS:
+        if held and (training.eval_loss_before is None or training.eval_loss_after is None):
+            return "not judged", "the loss on held-out samples is not known before and after"
+        groups = 0 if fall is None else fall.groups
+        what = (
+            f"{groups} batches of held-out samples" if held > groups else f"{held} held-out samples"
+        )
+        return "not judged", (
+            f"{what} are too few to tell whether the model learned: "
+            f"at least {FEWEST_GROUPS} are needed"
+        )
+    noise = format_number(fall.fall - fall.low)
+    change = f"{'fell' if fall.fall > 0 else 'rose'} by {format_number(abs(fall.fall))}"
+    if fall.fall == 0:
+        change = "did not change"
+    if training.eval_loss_before is not None and training.eval_loss_after is not None:
+        start, end = map(format_number, (training.eval_loss_before, training.eval_loss_after))
+        change += f" ({start} to {end})"
+    what = f"the loss on {fall.samples} held-out samples {change}"
+    least = LEAST_SHARE * abs(training.eval_loss_before or 0.0)
+    if fall.low > 0 and fall.fall <= least:
+        return "fail", f"{what}, less than a thousandth: the model learned nothing to speak of"
+    if fall.low > 0:
+        return "pass", f"{what}; ± {noise} would be noise"
+    if fall.high <= 0:
+        return "fail", f"{what}: the training does not improve the model"
+    if fall.groups >= ENOUGH_GROUPS:
+        return "fail", f"{what}, and ± {noise} is noise: nothing shows that the model learned"
+    return "not judged", (
+        f"{what}, and ± {noise} is noise on so few: hold out more samples to tell"
+    )

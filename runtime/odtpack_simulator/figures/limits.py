@@ -1,0 +1,460 @@
+"""``budgets.toml``: limits that a result must keep, with units, levels and overrides.
+
+``[budgets]`` holds for every device, ``[class.android]`` for the devices of an
+operating system, ``[device."google/pixel-8a"]`` for one; the narrower wins key
+by key. The keys are those of :data:`~odtpack_simulator.figures.simulated.METRICS`: a new metric
+is a new key, in the file, in its schema and in that of recipes. ``docs/formats/budgets.md``
+specifies the format.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    InstanceOf,
+    Tag,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+)
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.device.app_footprint import AppFootprint, default_footprint
+from odtpack_simulator.device.profile import DeviceProfile, OsClass
+from odtpack_simulator.figures.metric import Metric
+from odtpack_simulator.figures.simulated import METRICS
+from odtpack_simulator.result.result import Subject
+from odtpack_simulator.values.figure import CheckLevel, Unit
+from odtpack_simulator.values.part import Part
+from odtpack_simulator.values.schema_errors import TAG_PREFIX, first_problem, near_name
+from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
+from odtpack_simulator.values.units import parse_quantity
+
+MAX_LIMITS: Final = 8
+"""Most limits in the list of one key."""
+
+Kind = Literal["absolute", "percent", "difference"]
+
+_DIMENSIONS: Final[dict[Unit, tuple[str, float]]] = {
+    "B": ("bytes", 1.0),
+    "ms": ("duration", 1e3),
+    "s": ("duration", 1.0),
+    "J": ("energy", 1.0),
+    "%": ("ratio", 100.0),
+}
+"""Unit of a metric -> dimension of its units in the file, and the metric's units per base unit."""
+
+_LARGEST: Final = 1e300  # whole numbers of TOML have no end; NaN is not at most this either
+_SIGNED = re.compile(r"\s*([+-])\s*(\S.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The value of a limit, in the unit of its metric.
+
+    ``figure`` is the limit itself (``absolute``), or how far a figure may be above, or
+    below zero under, that of a baseline: in percent of it (``percent``), or in the
+    metric's unit (``difference``).
+    """
+
+    figure: float
+    kind: Kind = "absolute"
+
+
+class Limit(Part):
+    """One limit of one metric, and what exceeding it means."""
+
+    limit: InstanceOf[Bound]
+    level: CheckLevel = "error"
+
+
+def _read(value: object, metric: Metric[Subject]) -> Bound:
+    """Read the value of a key: absolute, or with a sign against a baseline."""
+    signed = _SIGNED.fullmatch(value) if isinstance(value, str) else None
+    if signed is None:
+        bound = Bound(_absolute(value, metric))
+    else:
+        sign, text = signed.groups()
+        allowed = "-" if metric.better == "higher" else "+"
+        if sign != allowed:
+            may = "fall" if metric.better == "higher" else "grow"
+            msg = f"says by how much it may {may}: write {allowed}{text[:40]}, found {value!r:.60}"
+            raise ValueError(msg)
+        factor = -1.0 if sign == "-" else 1.0
+        if text.rstrip().endswith("%"):
+            bound = Bound(factor * parse_quantity(text, "ratio", 100.0), "percent")
+        else:
+            bound = Bound(factor * _difference(text, metric), "difference")
+    if not math.isfinite(bound.figure):
+        msg = f"{value!r:.60} is not a finite number"
+        raise ValueError(msg)
+    return bound
+
+
+def _absolute(value: object, metric: Metric[Subject]) -> float:
+    if metric.unit == "1":
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not abs(value) <= _LARGEST:  # type: ignore[arg-type]
+            shown = str(value)[:40]
+            msg = f"needs a finite number without quotes, such as {metric.example}, found {shown!r}"
+            raise ValueError(msg)
+        return float(value)  # type: ignore[arg-type]
+    if not isinstance(value, str):
+        what = "a percentage" if metric.unit == "%" else "a number with a unit"
+        msg = f'needs {what} in quotes, such as "{metric.example}", found {value!r:.60}'
+        raise ValueError(msg)
+    dimension, per_base = _DIMENSIONS[metric.unit]
+    figure = parse_quantity(value, dimension, per_base)
+    if metric.below is not None and figure >= metric.below:
+        msg = f"must be below {metric.below:g} {metric.unit}, found {value!r:.60}"
+        raise ValueError(msg)
+    return figure
+
+
+def _difference(text: str, metric: Metric[Subject]) -> float:
+    """How much a figure may change, in its unit, from the text after the sign."""
+    if metric.unit == "1":
+        if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text.strip()) is None:
+            msg = f'{text[:40]!r} is neither a percentage nor a number, such as "2 %" or "0.01"'
+            raise ValueError(msg)
+        return float(text)
+    dimension, per_base = _DIMENSIONS[metric.unit]
+    if dimension == "ratio":
+        msg = f'needs a percentage of the baseline, such as "5 %", found {text[:40]!r}'
+        raise ValueError(msg)
+    return parse_quantity(text, dimension, per_base)
+
+
+def _one_limit(metric: Metric[Subject]) -> Any:
+    """The type of one limit: a value, or a table with it and its level."""
+
+    def build(value: object) -> object:
+        if not isinstance(value, dict):
+            return {"limit": _read(value, metric)}
+        if "limit" not in value:
+            return value
+        return {**value, "limit": _read(value["limit"], metric)}
+
+    return Annotated[Limit, BeforeValidator(build)]
+
+
+def _few(value: object) -> object:
+    if isinstance(value, list) and not 1 <= len(value) <= MAX_LIMITS:
+        msg = f"must be a list of 1 to {MAX_LIMITS} limits, found {len(value)}"
+        raise ValueError(msg)
+    return value
+
+
+def _variant(value: object) -> str:
+    return f"{TAG_PREFIX}{'several' if isinstance(value, list | tuple) else 'one'}"
+
+
+def _schema(metric: Metric[Subject]) -> dict[str, Any]:
+    """What stands in the file: a value, a table with it and its level, or a list of these."""
+    values: list[dict[str, Any]] = [{"type": "string"}]
+    if metric.unit == "1":
+        values.insert(0, {"type": "number"})
+    table = {
+        "type": "object",
+        "properties": {
+            "limit": {"anyOf": values} if values[1:] else values[0],
+            "level": {"enum": ["error", "warn"]},
+        },
+        "required": ["limit"],
+        "additionalProperties": False,
+    }
+    one = [*values, table]
+    several = {
+        "type": "array",
+        "items": {"anyOf": one},
+        "minItems": 1,
+        "maxItems": MAX_LIMITS,
+    }
+    return {"anyOf": [*one, several]}
+
+
+_NAMED: Final = {
+    "Limit": _schema(METRICS["peak_memory"])["anyOf"],
+    "NumberLimit": _schema(METRICS["final_loss"])["anyOf"],
+}
+"""Definitions in a schema: limits with a unit in quotes, and plain numbers."""
+
+
+def name_limits(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same JSON Schema with the two kinds of limits written once, as definitions."""
+
+    def walk(part: Any) -> Any:
+        if isinstance(part, list):
+            return [walk(each) for each in part]
+        if not isinstance(part, dict):
+            return part
+        for name, kind in _NAMED.items():
+            if part.get("anyOf") == kind:
+                rest = {key: value for key, value in part.items() if key != "anyOf"}
+                return {"$ref": f"#/$defs/{name}", **rest}
+        return {key: walk(value) for key, value in part.items()}
+
+    named: dict[str, Any] = walk(schema)
+    definitions = {name: {"anyOf": kind} for name, kind in _NAMED.items()}
+    return {**named, "$defs": {**named.get("$defs", {}), **definitions}}
+
+
+def _examples(metric: Metric[Subject]) -> list[object]:
+    relative = "-5 %" if metric.better == "higher" else "+5 %"
+    return [float(metric.example) if metric.unit == "1" else metric.example, relative]
+
+
+def _field(metric: Metric[Subject]) -> Any:
+    one = _one_limit(metric)
+    several = tuple[one, ...]  # type: ignore[valid-type]
+    return (
+        Annotated[
+            Annotated[one, Tag(f"{TAG_PREFIX}one")]
+            | Annotated[several, BeforeValidator(_few), Tag(f"{TAG_PREFIX}several")],
+            Discriminator(_variant),
+            WithJsonSchema(_schema(metric)),
+        ],
+        Field(default=None, description=metric.meaning, examples=_examples(metric)),
+    )  # fmt: skip
+
+
+def _bytes(value: object) -> object:
+    if not isinstance(value, str):
+        msg = f'needs a number with a unit in quotes, such as "120 MB", found {value!r:.60}'
+        raise ValueError(msg)
+    return parse_quantity(value, "bytes")
+
+
+AppBytes = Annotated[float, BeforeValidator(_bytes), WithJsonSchema({"type": "string"})]
+"""Bytes that an app holds, written with a unit."""
+
+_FOOTPRINT: Final = (
+    "Not a limit: what the app's process holds besides the training and ONNX Runtime's library. It "
+    "is added to both before they are compared with the device's memory limit."
+)
+
+
+if TYPE_CHECKING:
+
+    class Section(Part):
+        """The limits of one table. An absent key sets no limit."""
+
+        app_footprint: AppBytes | None = None
+else:
+    Section = create_model(
+        "Section",
+        __base__=Part,
+        __doc__="The limits of one table. An absent key sets no limit.",
+        __module__=__name__,
+        app_footprint=(
+            AppBytes | None,
+            Field(default=None, description=_FOOTPRINT, examples=["120 MB"]),
+        ),
+        **{metric.key: _field(metric) for metric in METRICS.values()},
+    )
+
+
+MAX_BUDGET_BYTES: Final = 64 * 1024
+
+
+class _Overall(Section):
+    """The limits of the package and every device. An absent key sets no limit."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    learns: bool = True
+    """Whether the loss on held-out samples must fall beyond its noise."""
+
+
+class _File(Part):
+    """Limits that a simulation result must keep; the narrower table wins, key by key."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    budgets: _Overall = Field(default_factory=_Overall)
+    """For the package and every device."""
+    classes: dict[OsClass, Section] = Field(default_factory=dict, alias="class")
+    """`[class.android]`: for the devices of an operating system."""
+    device: dict[str, Section] = Field(default_factory=dict)
+    """`[device."google/pixel-8a"]`: for one device."""
+
+
+@dataclass(frozen=True)
+class PlacedLimit:
+    """A limit that applies, with the line of the budget file that set it."""
+
+    limit: float
+    level: CheckLevel
+    location: str
+    section: str
+    kind: Kind = "absolute"
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """A budget file that was read. Without a file: no limits."""
+
+    source: str = "budgets.toml"
+    defaults: _Overall = field(default_factory=_Overall)
+    classes: Mapping[str, Section] = field(default_factory=dict)
+    devices: Mapping[str, Section] = field(default_factory=dict)
+    lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the loss on held-out samples must fall."""
+        return self.defaults.learns
+
+    def overall(self) -> dict[str, tuple[PlacedLimit, ...]]:
+        """Limits of ``[budgets]`` by key."""
+        return self._placed(("budgets",), self.defaults)
+
+    def narrowed(self, device: str, os_class: str) -> dict[str, tuple[PlacedLimit, ...]]:
+        """Only what the class and the device override, by key; the device wins."""
+        placed: dict[str, tuple[PlacedLimit, ...]] = {}
+        if os_class in self.classes:
+            placed |= self._placed(("class", os_class), self.classes[os_class])
+        if device in self.devices:
+            placed |= self._placed(("device", device), self.devices[device])
+        return placed
+
+    def for_device(self, device: str, os_class: str) -> dict[str, tuple[PlacedLimit, ...]]:
+        """All limits that hold for a device by key."""
+        return self.overall() | self.narrowed(device, os_class)
+
+    def footprint(self, device: str, os_class: OsClass) -> AppFootprint | None:
+        """What the app holds on a device by the narrowest table that says so; None without."""
+        found = None
+        for table, section in (
+            (("budgets",), self.defaults),
+            (("class", os_class), self.classes.get(os_class)),
+            (("device", device), self.devices.get(device)),
+        ):
+            if section is not None and section.app_footprint is not None:
+                where = self._location((*table, "app_footprint"))
+                found = AppFootprint(int(section.app_footprint), None, where)
+        return found
+
+    def footprint_of(self, profile: DeviceProfile) -> AppFootprint:
+        """The same, or what is taken for an app of the device's system."""
+        return self.footprint(profile.name, profile.os) or default_footprint(profile)
+
+    def check_devices(self, known: list[str]) -> None:
+        """Refuse a device table that names no known device: it would never be applied.
+
+        Raises:
+            OdtpackError: With the file, the line and the near name.
+        """
+        for name in self.devices:
+            if name not in known:
+                near = near_name(name, known)
+                mean = f", did you mean {near!r}?" if near else ""
+                raise OdtpackError(
+                    "budgets-unknown-device",
+                    f"the budgets name a device {name[:100]!r} that does not exist{mean}",
+                    where=self._location(("device", name)),
+                )
+
+    def _placed(
+        self, table: tuple[str, ...], section: Section
+    ) -> dict[str, tuple[PlacedLimit, ...]]:
+        title = ".".join(table)
+        placed = {}
+        for key in METRICS:
+            found = getattr(section, key)
+            if found is not None:
+                where = self._location((*table, key))
+                placed[key] = tuple(
+                    PlacedLimit(each.limit.figure, each.level, where, title, each.limit.kind)
+                    for each in ([found] if isinstance(found, Limit) else found)
+                )
+        return placed
+
+    def _location(self, path: tuple[str, ...]) -> str:
+        line = _line_of(self.lines, path)
+        return f"{self.source}:{line}" if line else f"{self.source} ({'.'.join(path)})"
+
+
+def parse_budgets(data: bytes, source: str = "budgets.toml") -> Budgets:
+    """Read budgets from the bytes of a TOML file.
+
+    Args:
+        data: Content of the file.
+        source: Its name, for messages and for the location of each check.
+
+    Raises:
+        OdtpackError: Not TOML, an unknown key, or a value without the unit it needs.
+    """
+    content = parse_toml(data, code="budgets", what="budget file", where=source)
+    return make_budgets(content, source, key_lines(data.decode("utf-8")))
+
+
+def make_budgets(
+    content: Mapping[str, Any], source: str, lines: Mapping[tuple[str, ...], int]
+) -> Budgets:
+    """Read budgets from the tables of a TOML file.
+
+    Args:
+        content: The tables ``budgets``, ``class`` and ``device``.
+        source: Name of the file, for messages and for the location of each check.
+        lines: Line of each table and key, by path.
+
+    Raises:
+        OdtpackError: An unknown key, or a value without the unit it needs.
+    """
+    try:
+        file = _File.model_validate(content)
+    except ValidationError as error:
+        key, problem = first_problem(error, _File)
+        line = _line_of(lines, _path_of(error))
+        raise OdtpackError(
+            "budgets-invalid",
+            f"the budget file is wrong at {key}: {problem}",
+            where=f"{source}:{line}" if line else source,
+        ) from error
+    classes = {str(name): section for name, section in file.classes.items()}
+    return Budgets(source, file.budgets, classes, file.device, lines)
+
+
+def budget_schema() -> dict[str, Any]:
+    """The JSON Schema of a budget file, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **name_limits(_File.model_json_schema()),
+        "title": "odtpack budgets",
+    }
+
+
+def read_budgets(path: str | os.PathLike[str]) -> Budgets:
+    """Read a budget file.
+
+    Raises:
+        OdtpackError: Absent, larger than 64 KiB, or as :func:`parse_budgets`.
+    """
+    file = Path(path)
+    data = read_bounded(file, limit=MAX_BUDGET_BYTES, code="budgets", what="budget file")
+    return parse_budgets(data, str(file))
+
+
+def _line_of(lines: Mapping[tuple[str, ...], int], path: tuple[str, ...]) -> int | None:
+    """Line of a key, or of what it stands in, such as ``"acme/one" = { sessions = 3 }``."""
+    found = (lines.get(path[:depth]) for depth in range(len(path), 0, -1))
+    return next((line for line in found if line), None)
+
+
+def _path_of(error: ValidationError) -> tuple[str, ...]:
+    problems = error.errors(include_url=False)
+    problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
+    depth = 2 if problems[0]["loc"][:1] == ("budgets",) else 3
+    return tuple(str(part) for part in problems[0]["loc"][:depth])

@@ -1,0 +1,450 @@
+"""The metrics of a simulation, by key and in the order of reports, and the figures of a result.
+
+A metric that budgets can limit is one declaration here. The budget file's keys and their schema,
+judging, suggesting, comparing, the topic of reports that shows it and the documentation follow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from functools import cache, partial
+from types import MappingProxyType
+from typing import Final, Literal
+
+from odtpack_simulator.figures import advice
+from odtpack_simulator.figures.metric import (
+    CheckKind,
+    Metric,
+    Topic,
+    of_head,
+    of_ratio,
+)
+from odtpack_simulator.result.result import DeviceResult, HostLatency, SimulationResult, Subject
+from odtpack_simulator.values.figure import Basis, Figure, Unit, shortened
+from odtpack_simulator.values.units import Interval, format_bytes
+
+REPEATS_BYTES: Final = 200_000
+"""A measured peak repeats within 0.2 MB: what lies closer together is the same."""
+
+Sample = Literal["median", "p90", "single"]
+
+
+def _unknown(reason: str) -> Figure:
+    return Figure(value=None, reason=shortened(reason, 4000))
+
+
+# Of a package, the same on every device.
+
+
+def _package_size(subject: Subject) -> Figure:
+    return Figure(value=subject.result.package.package_bytes)
+
+
+def _adapter_size(subject: Subject) -> Figure:
+    size = subject.result.package.adapter_bytes
+    return _unknown("the package trains no adapter") if size is None else Figure(value=size)
+
+
+def _final_loss(subject: Subject) -> Figure:
+    training, where = subject.result.training, "on held-out samples"
+    loss = training.eval_loss_after
+    if loss is None and subject.result.data.held_out_samples == 0 and training.losses:
+        loss, where = training.losses[-1], "of the last step"
+    reason = "no final loss" if loss is None else ""
+    return Figure(value=loss, kind="measured", basis=Basis(how=where), reason=reason)
+
+
+def _metric(subject: Subject) -> Figure:
+    training = subject.result.training
+    after, interval = training.metric_after, training.metric_interval
+    name = shortened(training.metric_name or "metric", 100)
+    return Figure(
+        value=after,
+        unit="share" if name == "accuracy" else "1",
+        kind="measured",
+        basis=Basis(how=name),
+        noise=None if after is None or interval is None else (interval[0], after, interval[1]),
+        reason=f"no {name} at the end" if after is None else "",
+    )
+
+
+# Memory on a device.
+
+
+def _peak(subject: Subject) -> Figure:
+    memory = subject.on.memory
+    if memory.outcome == "killed":
+        return _unknown("the replay was ended at the device's limit, before its peak was known")
+    peak, measured = memory.peak_bytes, memory.measured_peak_bytes is not None
+    return Figure(
+        value=peak,
+        kind="measured" if memory.is_measured else "predicted",
+        noise=(peak - REPEATS_BYTES, peak, peak + REPEATS_BYTES) if measured else None,
+    )
+
+
+def _headroom(subject: Subject) -> Figure:
+    memory = subject.on.memory
+    total = memory.limit_bytes
+    if not total:
+        return _unknown("the device's limit is unknown")
+    free = 100.0 * (total - memory.need_bytes) / total  # exact where the share is a whole percent
+    if memory.outcome == "killed":
+        free = min(free, 0.0)  # whatever was predicted, it reached the limit
+    apart = 100.0 * REPEATS_BYTES / total
+    return Figure(
+        value=free,
+        kind="measured" if memory.is_measured else "predicted",
+        basis=Basis(profile=subject.on.profile_digest),
+        noise=None if memory.measured_peak_bytes is None else (free - apart, free, free + apart),
+        reason=f"of {format_bytes(total)} stay free",
+    )
+
+
+def _repeats(base: Figure, head: Figure) -> float | None:
+    """Predictions are exact; only between two measurements there is chance."""
+    if base.noise is None or head.noise is None:
+        return None
+    return head.noise[2] - head.noise[1]
+
+
+def _headroom_advice(subject: Subject, limit: float) -> str:
+    total = subject.on.memory.limit_bytes or 0
+    left = total * (1.0 - limit / 100.0) - subject.on.memory.others_bytes
+    return advice.for_memory(subject.result, subject.on, left)
+
+
+# Times on a device, and what follows from them.
+
+
+def host_interval(host: HostLatency, sample: Sample) -> Interval | None:
+    """What the host's steps leave open about a time that was taken from them, in ms.
+
+    The interval of the median or of the 90th percentile as it was measured, or, for a
+    result without one, between two order statistics of the steps: for the quantile q of
+    n steps those at n q ± 1.96 √(n q (1 - q)), which cover it with 95 % (binomial). A
+    single step can be any of the steps, but for the lowest and highest twentieth.
+    """
+    steps = sorted(host.steps_ms)
+    last = len(steps) - 1
+    known = {"median": host.p50_ms, "p90": host.p90_ms, "single": None}[sample]
+    if known is not None or last < 1:
+        return known
+    middle = 0.9 if sample == "p90" else 0.5
+    half = 1.96 * math.sqrt(middle * (1.0 - middle) / len(steps))
+    low, high = (0.05, 0.95) if sample == "single" else (middle - half, middle + half)
+    ends = (math.floor(low * last), round(middle * last), math.ceil(high * last))
+    low_ms, typical_ms, high_ms = (steps[min(last, max(0, index))] for index in ends)
+    return Interval(low=low_ms, typical=typical_ms, high=high_ms)
+
+
+@cache
+def _training_digest(
+    manifest: str, data: str, policy: str, tool_version: str, onnxruntime: str
+) -> str:
+    parts = (manifest, data, policy, tool_version, onnxruntime)
+    return hashlib.sha256("\n".join(map(repr, parts)).encode()).hexdigest()
+
+
+def _timed(
+    subject: Subject, interval: Interval, sample: Sample = "median", middle: float | None = None,
+    reason: str = "",
+) -> Figure:  # fmt: skip
+    """A figure that follows from the host's times, which chance may have put at ``middle``."""
+    result, host = subject.result, subject.result.host
+    spread = host_interval(result.latency_host, sample)
+    at = interval.typical if middle is None else middle
+    noise = None
+    if spread is not None and spread.low > 0:
+        noise = (at * (spread.low / spread.typical), at, at * (spread.high / spread.typical))
+    digest = _training_digest(
+        result.package.manifest_sha256, result.data.model_dump_json(),
+        result.policy.model_dump_json(), result.tool_version, host.onnxruntime,
+    )  # fmt: skip
+    return Figure(
+        value=interval.typical,
+        low=interval.low,
+        high=interval.high,
+        kind="predicted",
+        basis=Basis(
+            host=f"{host.cpu[:3900]}, {host.threads} threads of {host.cores} cores",
+            profile=subject.on.profile_digest,
+            training=digest,
+        ),
+        noise=noise if noise is not None and all(map(math.isfinite, noise)) else None,
+        reason=reason,
+    )
+
+
+def _latency(
+    subject: Subject, field: Literal["step_ms", "p90_ms", "first_step_ms"], sample: Sample
+) -> Figure:
+    latency = subject.on.latency
+    found: Interval | None = getattr(latency, field)
+    if found is None:
+        return _unknown(latency.not_judged or "the result has no such time")
+    return _timed(subject, found, sample)
+
+
+def _per_1000_tokens(subject: Subject) -> Figure:
+    tokens, latency = subject.result.data.tokens_per_step, subject.on.latency
+    if tokens is None:
+        return _unknown("the data have no tokens")
+    if latency.step_ms is None:
+        return _unknown(latency.not_judged or "the result has no such time")
+    return _timed(subject, latency.step_ms.scaled(1.0 / tokens))
+
+
+_LEFT_OUT: Final = {
+    "session_creation_ms": "opening the sessions",
+    "first_step_ms": "a longer first step",
+    "checkpoint_load_ms": "loading checkpoints",
+    "checkpoint_save_ms": "saving checkpoints",
+    "power.idle": "subtracting idle power",
+    "sustained_fraction": "throttling",
+}
+"""What a campaign may leave out, in words that follow "without"."""
+
+
+def _campaign(subject: Subject, field: str, unit: Unit) -> Figure:
+    campaign = subject.on.campaign
+    if campaign is None:
+        return _unknown(subject.on.latency.not_judged or "the result has no campaign")
+    days = field == "days"
+    interval: Interval | None = campaign.calendar_days if days else getattr(campaign, field)
+    if interval is None:
+        reasons = [each.reason for each in campaign.not_judged if each.figure == field]
+        reasons += [each.reason for each in campaign.not_judged]
+        return _unknown(next(iter(reasons), "the campaign has no such figure"))
+    if unit == "%":
+        if not math.isfinite(100.0 * interval.high):
+            return _unknown("the share is beyond all numbers")
+        interval = interval.scaled(100.0)
+    elapsed = campaign.days.typical if days and campaign.days is not None else None
+    return _timed(subject, interval, middle=elapsed, reason=_left_out(subject, field, unit))
+
+
+def _left_out(subject: Subject, field: str, unit: Unit) -> str:
+    """What a campaign's figure does not count because it is unknown; empty without."""
+    campaign = subject.on.campaign
+    if campaign is None:
+        return ""
+    counts = unit == "1" or field == "written_bytes_per_day"
+    if counts and subject.result.policy.state == "foreground":
+        return ""  # no window ends a session: times do not change it
+    # The device's idle power only counts where energy does.
+    power = unit in ("J", "%")
+    unknown = [each.figure for each in campaign.left_out if power or each.figure != "power.idle"]
+    if not unknown:
+        return ""
+    words = [_LEFT_OUT.get(figure, figure.replace("_", " ")) for figure in unknown]
+    without = shortened(" and ".join(filter(None, (", ".join(words[:-1]), words[-1]))), 200)
+    return f"without {without}, which {'are' if len(words) > 1 else 'is'} unknown"
+
+
+def _days_chance(base: Figure, head: Figure) -> float | None:
+    """Days that were begun, or not, by a difference in time that is within the noise of times.
+
+    Whole days jump: however little the last session takes longer, it may end on another day.
+    """
+    noise = of_ratio(base, head)
+    if noise is None or base.noise is None or head.noise is None:
+        return None
+    if abs(head.noise[1] - base.noise[1]) > noise:
+        return None
+    return math.ceil(noise) if math.isfinite(noise) else noise
+
+
+def _time(
+    key: str, title: str, read: Callable[[Subject], Figure], meaning: str, example: str,
+    advise: Callable[[Subject, float], str], *, unit: Unit = "ms", suggested: bool = True,
+) -> Metric[Subject]:  # fmt: skip
+    return Metric(
+        key=key, title=title, unit=unit, scope="device", topic="Step", meaning=meaning,
+        headline=key == "step_latency", example=example, read=read, advise=advise,
+        words="estimated at {}", chance=of_ratio, suggested=suggested,
+    )  # fmt: skip
+
+
+def _whole(
+    key: str, title: str, topic: Topic, field: str, unit: Unit, meaning: str, example: str,
+    advise: Callable[[Subject, float, Interval, Unit], str], *, noun: str = "",
+    headline: bool = False, suggested: bool = True,
+    chance: Callable[[Figure, Figure], float | None] = of_ratio,
+) -> Metric[Subject]:  # fmt: skip
+    """A metric of the whole training on a device."""
+    read = partial(_campaign, field=field, unit=unit)
+
+    def hint(subject: Subject, limit: float) -> str:
+        found = read(subject)
+        if found.value is None or found.low is None or found.high is None:
+            return ""
+        interval = Interval(low=found.low, typical=found.value, high=found.high)
+        return advise(subject, limit, interval, unit)
+
+    return Metric(
+        key=key, title=title, unit=unit, scope="device", topic=topic, headline=headline,
+        meaning=meaning, example=example, read=read, advise=hint, words="estimated at {}",
+        noun=noun, chance=chance, suggested=suggested,
+    )  # fmt: skip
+
+
+_ALL: Final[tuple[Metric[Subject], ...]] = (
+    Metric(
+        key="package_size", title="Package size", unit="B", scope="package", topic="Package",
+        words="the package takes {}",
+        meaning="Bytes of all files of the package together.", example="12 MB",
+        read=_package_size,
+        advise=lambda subject, _: advice.for_package_size(subject.result),
+    ),
+    Metric(
+        key="adapter_size", title="Adapter size", unit="B", scope="package", topic="Package",
+        words="the adapter takes {}",
+        meaning="Bytes of the adapter's parameters: what a device saves beside the optimizer's "
+        "state, and sends.",
+        example="5 MB", read=_adapter_size, suggested=False,
+        advise=lambda subject, _: advice.for_adapter_size(subject.result),
+    ),
+    Metric(
+        key="final_loss", title="Final loss", unit="1", scope="package", topic="Metric",
+        words="the loss {how} is {}",
+        meaning="Loss on the held-out samples at the end, or of the last step where none are "
+        "held out.",
+        example="0.5", read=_final_loss,
+        advise=lambda subject, _: advice.for_learning(subject.result),
+    ),
+    Metric(
+        key="accuracy_floor", title="Accuracy floor", unit="1", scope="package", topic="Metric",
+        headline=True, better="higher", words="{how} is {}",
+        meaning="Smallest metric on the held-out samples at the end.", example="0.9",
+        read=_metric, chance=of_head,
+        advise=lambda subject, _: advice.for_learning(subject.result),
+    ),
+    Metric(
+        key="peak_memory", title="Peak memory", unit="B", scope="device", topic="Memory",
+        headline=True, words="the {kind} peak is {}",
+        meaning="The measured peak of the replay above the process before it, or the predicted "
+        "one where none was measured: the training alone, without the app around it.",
+        example="200 MB", read=_peak, chance=_repeats,
+        advise=lambda subject, limit: advice.for_memory(subject.result, subject.on, limit),
+    ),
+    Metric(
+        key="memory_headroom", title="Memory headroom", unit="%", scope="device", topic="Memory",
+        headline=True, better="higher", words="{}",
+        meaning="Share of the memory that the device grants the app, in the foreground or in the "
+        "background as it trains, that must stay free, the app itself counted (`app_footprint`).",
+        example="20 %", read=_headroom, chance=_repeats, suggested=False, below=100.0,
+        advise=_headroom_advice,
+    ),
+    _time(
+        "step_latency", "Step latency", partial(_latency, field="step_ms", sample="median"),
+        "Median time of a training step on the device, before it throttles.", "50 ms",
+        lambda subject, limit: advice.for_step_latency(
+            subject.result, limit, subject.on.latency.step_ms
+        ),
+    ),
+    _time(
+        "step_latency_p90", "Step latency, P90", partial(_latency, field="p90_ms", sample="p90"),
+        "Time that nine of ten training steps keep on the device.", "60 ms",
+        lambda subject, limit: advice.for_step_latency(
+            subject.result, limit, subject.on.latency.p90_ms
+        ),
+        suggested=False,
+    ),
+    _time(
+        "first_step", "First step", partial(_latency, field="first_step_ms", sample="single"),
+        "Time of the first training step on the device, which allocates what later ones find.",
+        "200 ms", lambda subject, _: advice.for_first_step(subject.result, subject.on),
+    ),
+    _time(
+        "time_per_1000_tokens", "Time for 1,000 tokens", _per_1000_tokens,
+        "Time in which a language model trains on a thousand tokens, padding included: the median "
+        "step over the tokens of `input_ids` in it.", "20 s",
+        lambda subject, _: advice.for_step_latency(subject.result, 0.0, None),
+        unit="s", suggested=False,
+    ),
+    _whole(
+        "time_to_finish", "Time to finish", "Finish", "active_s", "s",
+        "Time that the device works for the whole training: sessions, steps, checkpoints.",
+        "10 min", advice.for_time, headline=True,
+    ),
+    _whole(
+        "energy", "Energy", "Energy", "energy_j", "J",
+        "Energy of the whole training above that of the idle device.", "20 kJ",
+        advice.for_energy, headline=True,
+    ),
+    _whole(
+        "battery_share", "Battery", "Energy", "battery_share", "%",
+        "The same as a share of one full battery; over 100 % is more than one charge.", "5 %",
+        advice.for_energy, suggested=False,
+    ),
+    _whole(
+        "battery_per_session", "Battery per session", "Energy", "battery_share_per_session", "%",
+        "Share of a full battery that one session takes.", "2 %",
+        advice.for_battery_per_session,
+    ),
+    _whole(
+        "sessions", "Sessions", "Sessions", "sessions", "1",
+        "Sessions in the foreground, or windows in the background, until the training ends.",
+        "10", advice.for_sessions, noun=" sessions", headline=True,
+    ),
+    _whole(
+        "days", "Days", "Finish", "days", "1",
+        "Days that the training spans, the first and the last included; a day is 24 hours, from "
+        "the start of the first session on.",
+        "7", advice.for_days, noun=" days", suggested=False, chance=_days_chance,
+    ),
+    _whole(
+        "written_per_day", "Written per day", "Sessions", "written_bytes_per_day", "B",
+        "Bytes of checkpoints that are written to storage in a day.", "500 MB",
+        advice.for_written,
+    ),
+    _whole(
+        "repeated_steps", "Repeated steps", "Sessions", "repeated_steps", "1",
+        "Steps that are made twice because a window ended between two checkpoints.", "50",
+        advice.for_repeated_steps, noun=" steps", suggested=False,
+    ),
+)  # fmt: skip
+
+METRICS: Final = MappingProxyType({metric.key: metric for metric in _ALL})
+"""Key -> metric."""
+
+ALWAYS: Final = MappingProxyType(
+    {
+        "memory_limit": CheckKind(title="Device memory limit", topic="Memory", headline=True),
+        "finite_loss": CheckKind(title="Finite loss", topic="Metric", headline=True),
+        "learns": CheckKind(title="Learns", topic="Metric", better="higher"),
+        "steps_done": CheckKind(title="Replay completed", topic="Sessions"),
+        "finishes": CheckKind(title="Training comes to its end", topic="Finish"),
+        "interruption": CheckKind(title="Interruption", topic="Interruptions"),
+        "low_memory_warning": CheckKind(title="Low memory warning", topic="Memory"),
+        "small_data": CheckKind(title="Small data", topic="Metric", better="higher"),
+    }
+)
+"""The checks that need no budget, by metric."""
+
+CHECKS: Final = MappingProxyType({**ALWAYS, **METRICS})
+"""All that is judged, in the order of reports."""
+
+
+def of_scope(scope: str) -> list[Metric[Subject]]:
+    """The metrics that there is one of per ``package`` or per ``device``."""
+    return [metric for metric in METRICS.values() if metric.scope == scope]
+
+
+def figures_of(result: SimulationResult, device: DeviceResult | None = None) -> list[Figure]:
+    """The figures of a result's package, or of one of its devices, in the order of reports."""
+    subject, name = Subject(result, device), None if device is None else device.name
+    scope = "package" if device is None else "device"
+    return [metric.of(subject, name) for metric in of_scope(scope)]
+
+
+def all_figures(result: SimulationResult) -> list[Figure]:
+    """Every figure of a simulation: those of the package, then those of each device.
+
+    A figure that is unknown is among them, with the reason.
+    """
+    found = figures_of(result)
+    return [*found, *(each for device in result.devices for each in figures_of(result, device))]

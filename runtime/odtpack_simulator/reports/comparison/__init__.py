@@ -1,1 +1,0 @@
-"""What changed from one result to another."""

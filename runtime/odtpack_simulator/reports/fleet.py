@@ -1,0 +1,297 @@
+"""What a report says of a federation: headline, figures, the way of the clients, and drawings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from odtpack_simulator.fleet.figures import CHECKS, band, first_change
+from odtpack_simulator.fleet.result import DeviceOutcome, FleetResult
+from odtpack_simulator.fleet.round_clock import ANSWERED, NEVER_STARTED, NO_LOSS
+from odtpack_simulator.reports.charts import Bar, curve_chart, share_bar
+from odtpack_simulator.reports.report import (
+    UNKNOWN,
+    FigureRow,
+    Report,
+    Suite,
+    Table,
+    caution,
+    made_words,
+    tally,
+)
+from odtpack_simulator.reports.svg import Axis, rectangle, row
+from odtpack_simulator.values.units import (
+    format_bytes,
+    format_duration,
+    format_energy,
+    format_interval_of,
+    format_number,
+    format_percent,
+)
+
+WORDS: Final = {
+    "over memory": "memory too small",
+    "no data": "too few samples",
+    "window ended": "system window ended",
+    "battery low": "battery low",
+    "left": "user came back, unplugged, or left the network",
+    "lost": "fell silent",
+    "unfinished": "still at work at the end",
+    "late": "after the deadline",
+    "stale": "from a model that is too old",
+    "surplus": "not needed any more",
+    "given up": "in a round with too few answers",
+    "refused": "refused",
+    "averaged": "averaged",
+}
+"""What became of a client, for people."""
+
+
+def fleet_report(result: FleetResult) -> Report:
+    """What a report says of a federation."""
+    way = [
+        FigureRow(
+            stage.name,
+            True,
+            "",
+            [
+                ("Clients", f"{stage.count:,}", ""),
+                ("Lost on the way to the next", stage.lost() or UNKNOWN, ""),
+            ],
+        )
+        for stage in stages(result)
+    ]
+    validated = [each.device.validated for each in result.devices]
+    advice = [check.advice for check in result.checks if check.advice]
+    return Report(
+        result=result,
+        of="odtpack fleet",
+        name=result.package.name,
+        made=made_words(result.origin),
+        headline=headline(result),
+        tally=tally(result.checks, [], "the federation"),
+        caution=caution(validated),
+        key_figures=key_figures(result),
+        kinds=CHECKS,
+        suites=[
+            Suite("Federation", "fleet", result.checks),
+            *(
+                Suite(each.device.title, each.device.name, [], each.device.validated, True)
+                for each in result.devices
+            ),
+        ],
+        tables=[
+            Table("What becomes of the clients", "Over all rounds.", way),
+            Table("Devices", "What each model does and takes.", device_rows(result)),
+        ],
+        notes=[("Not counted", text) for text in result.unknown],
+        advice="" if advice else first_change(result),
+    )
+
+
+def headline(result: FleetResult) -> str:
+    """What came of the federation, in a sentence."""
+    last = result.last_evaluation
+    if last is None:
+        return "No round took place"
+    rounds = f"{len(result.rounds):,} round{'s' * (len(result.rounds) != 1)}"
+    span = f"{rounds} in {result.days:.1f} simulated days" if result.days >= 0.05 else rounds
+    if last.accuracy is not None:
+        return f"{format_percent(last.accuracy)} accuracy after {span}"
+    return f"Loss {format_number(last.loss or 0.0)} after {span}"
+
+
+def key_figures(result: FleetResult) -> list[tuple[str, str, str]]:
+    """Name, value and remark of the figures at the top."""
+    figures = []
+    last = result.last_evaluation
+    if last is not None and last.accuracy is not None and result.accuracy_before is not None:
+        before = f"{format_percent(result.accuracy_before)} before"
+        figures.append(("Accuracy", format_percent(last.accuracy), before))
+    ends = [run.accuracy for run in result.seeds if run.accuracy is not None]
+    if ends:
+        spread = format_interval_of(min(ends), max(ends), "share")
+        figures.append(("Over seeds", spread, f"accuracy with {len(ends)} seeds"))
+    if result.fairness is not None:
+        fair = result.fairness
+        of = f"of clients; {format_percent(fair.mean)} on average"
+        figures.append(("Worst tenth", format_percent(fair.worst_tenth), of))
+    share = result.took_part / result.plan.clients
+    figures.append(
+        ("Took part", format_percent(share), f"{result.took_part:,} of {result.plan.clients:,}")
+    )
+    if result.rounds:
+        durations = sorted(each.duration_s for each in result.rounds)
+        middle, longest = format_duration(durations[len(durations) // 2]), durations[-1]
+        figures.append(("A round", middle, f"{format_duration(longest)} at most"))
+    counts = result.staleness()
+    if sum(counts):
+        mean = sum(age * count for age, count in enumerate(counts)) / sum(counts)
+        figures.append(("Staleness", f"{mean:.1f}", f"{len(counts) - 1} at most"))
+    for name, cost, shown in (
+        ("Traffic of a device", result.traffic_bytes, format_bytes),
+        ("Energy of a device", result.energy_j, format_energy),
+    ):
+        if cost is not None:
+            figures.append((name, shown(cost.mean), f"{shown(cost.most)} at most"))
+    return figures
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the clients' way: how many are there, and how many it loses to what."""
+
+    name: str
+    count: int
+    losses: tuple[tuple[str, int], ...] = ()
+
+    def lost(self) -> str:
+        """The losses in words; empty without any."""
+        return ", ".join(f"{count:,} {reason}" for reason, count in self.losses)
+
+
+def stages(result: FleetResult) -> list[Stage]:
+    """From those that were looked at to those whose answers were averaged, over all rounds."""
+    absent = Counter[str]()
+    for each in result.rounds:
+        absent.update(each.absent)
+    ends = result.ends()
+    chosen = sum(ends.values())
+
+    def lost(names: set[str] | frozenset[str]) -> tuple[tuple[str, int], ...]:
+        return tuple((WORDS[end], count) for end, count in ends.items() if end in names)
+
+    before = set(ends) - NEVER_STARTED - ANSWERED
+    started = chosen - sum(ends.get(end, 0) for end in NEVER_STARTED)
+    answered = sum(ends.get(end, 0) for end in ANSWERED)
+    looked_at = sum(each.looked_at for each in result.rounds)
+    return [
+        Stage("looked at", looked_at, tuple(absent.items())),
+        Stage("eligible", chosen, lost(NEVER_STARTED)),
+        Stage("started", started, lost(before)),
+        Stage("answered", answered, lost(ANSWERED - {"averaged"})),
+        Stage("averaged", ends.get("averaged", 0)),
+    ]
+
+
+def device_rows(result: FleetResult) -> list[FigureRow]:
+    """For each model of device what its clients do and take."""
+    return [
+        FigureRow(each.device.title, each.device.validated, "", _device_figures(each))
+        for each in result.devices
+    ]
+
+
+def _device_figures(each: DeviceOutcome) -> list[tuple[str, str, str]]:
+    device = each.device
+    chosen = sum(each.ends.values())
+    absences = {end: n for end, n in each.ends.items() if end not in NO_LOSS}
+    why = max(absences, key=lambda end: absences[end], default=None)
+    memory, limit = "unknown", ""
+    if device.peak_bytes is not None:
+        memory = format_bytes(device.peak_bytes)
+        limit = "" if device.limit_bytes is None else f"of {format_bytes(device.limit_bytes)}"
+    times, spread = UNKNOWN, ""
+    if each.round_s is not None:
+        low, times, high = map(format_duration, each.round_s)
+        spread = f"{low} to {high}"
+    energy = "unknown" if each.energy_j is None else format_energy(each.energy_j / max(1, chosen))
+    return [
+        ("Clients", f"{each.clients:,}", ""),
+        ("Took part", format_percent(_took_part(each)), f"{each.took_part:,}"),
+        ("Chosen", f"{chosen:,}", "times"),
+        (
+            "Absent most by",
+            UNKNOWN if why is None else WORDS[why],
+            f"{absences[why]:,}" if why else "",
+        ),
+        ("Answer after", times, spread),
+        ("Memory", memory, limit),
+        ("Energy a round", energy, ""),
+        ("Traffic a round", format_bytes(each.traffic_bytes / max(1, chosen)), ""),
+    ]
+
+
+def _took_part(each: DeviceOutcome) -> float:
+    return min(1.0, each.took_part / each.clients) if each.clients else 0.0
+
+
+def fleet_sections(result: FleetResult) -> dict[str, Any]:
+    """What the template of a federation draws besides what all reports share."""
+    return {
+        "curves": _curves(result),
+        "stages": stages(result),
+        "devices": device_rows(result),
+        "participation": [
+            Bar(
+                each.device.title,
+                f"{each.ends.get('averaged', 0):,} of {sum(each.ends.values()):,} invitations "
+                "averaged",
+                share_bar(_took_part(each)),
+                format_percent(_took_part(each)),
+                f"{each.took_part:,} of {each.clients:,}",
+            )
+            for each in result.devices
+        ],
+        "times": _times(result),
+        "deciles": _deciles(result),
+        "refused": [text for each in result.rounds for text in each.refused][:10],
+    }
+
+
+def _curves(result: FleetResult) -> list[tuple[str, str, Markup]]:
+    """Accuracy, or the loss, by round and by simulated day: title, name of the axis, drawing."""
+    evaluated = [each for each in result.rounds if each.loss is not None]
+    if not evaluated:
+        return []
+    by_accuracy = result.accuracy_before is not None
+    name, scale = ("Accuracy, %", 100.0) if by_accuracy else ("Loss", 1.0)
+
+    def curve(title: str, axis: str, *, by_day: bool) -> tuple[str, str, Markup]:
+        first = result.accuracy_before if by_accuracy else result.loss_before
+        points = [(0.0, scale * (first or 0.0))]
+        for each in evaluated:
+            value = each.accuracy if by_accuracy else each.loss
+            place = each.end_day if by_day else float(each.number)
+            points.append((place, scale * (value or 0.0)))
+        found = band(result.seeds, by_day=by_day, by_accuracy=by_accuracy)
+        area = [(place, scale * low, scale * high) for place, low, high in found]
+        drawing = curve_chart(points, f"{name} {title}", whole=not by_day, band=area)
+        return f"{name} {title}", axis, drawing
+
+    curves = [curve("by round", "rounds", by_day=False)]
+    if result.days > 0.01:
+        curves.append(curve("by simulated day", "days", by_day=True))
+    return curves
+
+
+def _times(result: FleetResult) -> list[Bar]:
+    """For each model the time from a round's start to the answer: 10th, 50th, 90th percentile."""
+    known = [(each.device.title, each.round_s) for each in result.devices if each.round_s]
+    most = max((times[2] for _, times in known), default=0.0)
+    if not most:
+        return []
+    axis = Axis(0.0, most, ())
+    bars = []
+    for title, times in known:
+        low, middle, high = map(axis.position, times)
+        drawing = row(
+            rectangle(low, max(0.004, high - low), "track wide", 6, 8),
+            rectangle(max(0.0, middle - 0.004), 0.008, "bar", 3, 14),
+        )
+        first, half, last = map(format_duration, times)
+        bars.append(Bar(title, "", drawing, half, f"{first} to {last}"))
+    return bars
+
+
+def _deciles(result: FleetResult) -> list[Bar]:
+    if result.fairness is None:
+        return []
+    names = ("worst", "10 %", "20 %", "30 %", "40 %", "half", "60 %", "70 %", "80 %", "90 %")
+    return [
+        Bar(name, "", share_bar(value), format_percent(value), "")
+        for name, value in zip((*names, "best"), result.fairness.deciles, strict=True)
+    ]

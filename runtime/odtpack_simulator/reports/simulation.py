@@ -1,0 +1,612 @@
+"""What a report says of a simulation: headline, figures, devices against topics, the campaign."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final
+
+from odtpack_simulator.figures.metric import Topic
+from odtpack_simulator.figures.simulated import CHECKS
+from odtpack_simulator.reports.report import (
+    NOT_VALIDATED,
+    UNKNOWN,
+    VERDICT_WORDS,
+    Cell,
+    FigureRow,
+    MatrixRow,
+    Report,
+    Suite,
+    Table,
+    caution,
+    figure_text,
+    made_words,
+    severity,
+    tally,
+)
+from odtpack_simulator.result.result import (
+    DeviceCampaign,
+    DeviceMemory,
+    DeviceResult,
+    InterruptionInfo,
+    SimulationResult,
+)
+from odtpack_simulator.values.figure import Check, Verdict
+from odtpack_simulator.values.units import (
+    Interval,
+    format_bytes,
+    format_duration,
+    format_interval,
+    format_number,
+    format_percent,
+    format_value,
+)
+
+
+def simulation_report(result: SimulationResult) -> Report:
+    """What a report says of a simulation."""
+    devices = result.devices
+    bars = process_bars(result)
+    notes = [("Interruptions", interruption_words(result.interruption))] * bool(result.interruption)
+    mapped = mapped_words(result)
+    campaigns = campaign_rows(result)
+    return Report(
+        result=result,
+        of="odtpack simulation",
+        name=result.package.name,
+        made=made_words(result.origin),
+        headline=headline(result),
+        tally=tally(result.checks, [device.verdict for device in devices], "the package"),
+        caution=caution([device.validated for device in devices]),
+        key_figures=key_figures(result),
+        summary=_learned_words(result),
+        kinds=CHECKS,
+        suites=[
+            Suite("Package", "package", result.checks),
+            *(
+                Suite(
+                    device.title,
+                    device.name,
+                    device.checks,
+                    device.validated,
+                    is_device=True,
+                    properties=[
+                        ("device", device.name),
+                        ("profile_sha256", device.profile_digest),
+                        ("validated", "yes" if device.validated else NOT_VALIDATED),
+                    ],
+                )
+                for device in devices
+            ),
+        ],
+        topics=TOPICS,
+        matrix=[
+            MatrixRow(device.title, device.validated, device.verdict, cells(result, device))
+            for device in devices
+        ],
+        tables=[
+            Table("The whole training on each device", policy_words(result), campaigns, NOT_JUDGED)
+        ]
+        if campaigns
+        else [],
+        bars=[(bar.title, bar.drawn(), bar.words()) for bar in bars],
+        legend=f"{LEGEND}; {mapped}" if mapped else LEGEND,
+        unknown=_without_times(result),
+        notes=notes,
+    )
+
+
+def headline(result: SimulationResult) -> str:
+    """The verdict in a few words."""
+    total = len(result.devices)
+    passed = sum(device.verdict == "pass" for device in result.devices)
+    if total == 0:
+        return "The package passes" if result.verdict == "pass" else "The package does not pass"
+    if passed == total:
+        many = "Both" if total == 2 else f"All {total}"
+        text = "The device passes" if total == 1 else f"{many} devices pass"
+        return text if result.verdict == "pass" else f"{text}, the package does not"
+    return f"{passed} of {total} devices pass"
+
+
+def key_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
+    """The handful of figures at the top: (name, figure, remark).
+
+    Memory and time are those of the device that they are worst on; those of this machine
+    stand in the remark, or alone where no device has the figure.
+    """
+    figures = [("Package", format_bytes(result.package.package_bytes), _parameters(result))]
+    figures += [_peak_figure(result), *_step_figures(result)]
+    return [*figures, *_learned(result)]
+
+
+def _parameters(result: SimulationResult) -> str:
+    trainable, total = result.package.trainable_parameters, result.package.total_parameters
+    adapter, mapped = result.package.adapter_bytes, result.memory.mapped_bytes
+    of = "" if trainable == total else f"of {_count(total)} "
+    if adapter is None and mapped is None:
+        return f"{_count(trainable)} {of}parameters" + (" trained" if of else ", all trained")
+    base = "the base is in memory" if mapped is None else f"base mapped: {format_bytes(mapped)}"
+    size = [] if adapter is None else [f"the adapter is {format_bytes(adapter)}"]
+    return ", ".join([f"{_count(trainable)} {of}parameters trained", *size, base])
+
+
+def _count(value: int) -> str:
+    for unit, factor in ((" G", 1e9), (" M", 1e6), (" k", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.3g}{unit}"
+    return str(value)
+
+
+def _peak_figure(result: SimulationResult) -> tuple[str, str, str]:
+    memory = result.memory
+    predicted, how = memory.predicted.peak_bytes, "predicted, not measured"
+    peak = predicted
+    if memory.measured_peak_bytes is not None:
+        peak = memory.measured_peak_bytes
+        error = 100.0 * (predicted - peak) / max(1, peak)
+        how = f"measured; predicted {format_bytes(predicted)} ({error:+.1f} %)"
+    limited = [
+        (device.memory.need_bytes / device.memory.limit_bytes, device.name, device)
+        for device in result.devices
+        if device.memory.limit_bytes
+    ]
+    if not limited:
+        return "Peak memory", format_bytes(peak), how
+    share, _, most = max(limited, key=lambda each: each[:2])
+    limit, others = most.memory.limit_bytes or 1, most.memory.others_bytes
+    app = f" and {format_bytes(others)} besides," if others else ""
+    remark = f"{format_bytes(peak)}{app} of {format_bytes(limit)} on {most.title}; {how}"
+    return "Peak memory, worst device", format_percent(share), remark
+
+
+def _step_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
+    host = result.latency_host.steps_ms
+    own = f"this machine {format_duration(median(host) / 1e3)}" if host else ""
+    known = [(device.latency.step_ms, device) for device in result.devices]
+    timed = [(step, device) for step, device in known if step is not None]
+    if timed:
+        step, device = max(timed, key=lambda pair: (pair[0].typical, pair[1].name))
+        ends = f"{format_interval(step, 'ms')} on {device.title}"
+        figure = format_duration(step.typical / 1e3)
+        figures = [("Step, slowest device", figure, "; ".join(filter(None, (ends, own))))]
+        tokens = result.data.tokens_per_step
+        if tokens and step.typical:
+            each = step.scaled(1.0 / tokens)  # ms a token, and so s for 1,000 tokens
+            ends = f"{format_interval(each, 's')} for 1,000 tokens on {device.title}"
+            rate = 1e3 / each.typical
+            shown = _count(round(rate)) if rate >= 10 else format_number(rate)
+            figures.append(("Tokens a second, slowest device", shown, ends))
+        return figures
+    if not host:
+        return []
+    first = result.latency_host.first_step_ms
+    later = f"; first step {format_duration(first / 1e3)}" if first is not None else ""
+    return [("Step on this machine", format_duration(median(host) / 1e3), f"median{later}")]
+
+
+def _learned(result: SimulationResult) -> list[tuple[str, str, str]]:
+    """Loss and metric before and after the training: (name, both, on what)."""
+    training, held = result.training, f"{result.data.held_out_samples} held-out samples"
+    figures = []
+    if training.losses:
+        first, last, where = training.eval_loss_before, training.eval_loss_after, held
+        if first is None or last is None:
+            first, last, where = training.losses[0], training.losses[-1], "training samples"
+        both = ["not finite" if loss is None else f"{loss:.3g}" for loss in (first, last)]
+        figures.append(("Loss", " → ".join(both), where))
+    if training.metric_name and training.metric_after is not None:
+        before, text = training.metric_before, metric_text(result, training.metric_after)
+        if before is not None:  # a unit stands once, after both
+            text = f"{metric_text(result, before).removesuffix(' %')} → {text}"
+        figures.append((training.metric_name.capitalize(), text, held))
+    return figures
+
+
+def _learned_words(result: SimulationResult) -> str:
+    """The same in a sentence; empty where nothing was trained."""
+    figures = _learned(result)
+    texts = ", ".join(f"{name.lower()} {text}" for name, text, _ in figures)
+    return f"On {figures[0][2]} in {result.data.steps} steps: {texts}" if figures else ""
+
+
+def metric_text(result: SimulationResult, value: float) -> str:
+    """A value of the training's metric: an accuracy in percent, any other as a number."""
+    accuracy = result.training.metric_name == "accuracy"
+    return format_percent(value) if accuracy else f"{value:.3g}"
+
+
+# One device: each figure with a remark, which is its interval or why it is unknown.
+
+
+def shown(interval: Interval | None, unit: str, reason: str = "") -> tuple[str, str]:
+    """The typical figure and both ends in a unit, ``count`` for sessions, days and steps."""
+    if interval is None:
+        return UNKNOWN, reason
+    if unit != "count":
+        return format_value(interval.typical, unit), format_interval(interval, unit)
+    low, high = _whole(interval.low), _whole(interval.high)
+    return _whole(interval.typical), low if low == high else f"{low} to {high}"
+
+
+def _whole(value: float) -> str:
+    """A count of sessions, days or steps: whole where it is, else with one decimal."""
+    if value >= 1e4:
+        return format_number(value)
+    return f"{value:.0f}" if abs(value - round(value)) < 0.05 else f"{value:.1f}"
+
+
+def memory_words(device: DeviceResult) -> tuple[str, str]:
+    """Peak of the training, and the share of the limit that the whole process takes."""
+    held = device.memory
+    peak = format_bytes(held.peak_bytes)
+    if held.outcome == "killed" and held.room_bytes is not None:
+        return f"> {format_bytes(held.room_bytes)}", f"predicted {peak}"
+    if held.limit_bytes is None:
+        return peak, "limit unknown"
+    share = held.need_bytes / max(1, held.limit_bytes)
+    app = " with the app" if held.others_bytes else ""
+    return peak, f"{format_percent(share)} of {format_bytes(held.limit_bytes)}{app}"
+
+
+def step_words(device: DeviceResult) -> tuple[str, str]:
+    """Typical step time and its interval."""
+    return shown(device.latency.step_ms, "ms", device.latency.not_judged or "")
+
+
+def _finish(device: DeviceResult) -> tuple[str, str]:
+    campaign = device.campaign or DeviceCampaign()
+    return shown(campaign.active_s, "s", _why(device, "active_s"))
+
+
+def _energy(device: DeviceResult) -> tuple[str, str]:
+    """Energy above idle, and what share of a full battery that is."""
+    campaign = device.campaign or DeviceCampaign()
+    figure, remark = shown(campaign.energy_j, "J", _why(device, "energy_j"))
+    if campaign.energy_j is not None and campaign.battery_share is not None:
+        remark = f"{format_percent(campaign.battery_share.typical)} of a battery"
+    return figure, remark
+
+
+def _sessions(device: DeviceResult) -> tuple[str, str]:
+    """Number of sessions and the days they take."""
+    campaign = device.campaign or DeviceCampaign()
+    figure, remark = shown(campaign.sessions, "count", _why(device, "sessions"))
+    days = campaign.calendar_days
+    if campaign.sessions is not None and days is not None:
+        remark = f"in {_whole(days.typical)} day{'' if days.typical == 1 else 's'}"
+    return figure, remark
+
+
+def _why(device: DeviceResult, figure: str) -> str:
+    """Why a figure of the campaign is null."""
+    for entry in device.campaign.not_judged if device.campaign else ():
+        if entry.figure == figure:
+            return entry.reason
+    return device.latency.not_judged or ""
+
+
+def _without_times(result: SimulationResult) -> list[tuple[str, str]]:
+    """Which times are missing that no budget asks for, and why."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for device in result.devices:
+        if device.latency.step_ms is None:
+            what, why = "times", device.latency.not_judged or ""
+        elif device.campaign is None or device.campaign.active_s is None:
+            what, why = "finish", _finish(device)[1]
+        else:
+            continue
+        if not any(c.status == "not judged" and c.message == why for c in device.checks):
+            reasons.setdefault((what, why), []).append(device.title)
+    return [(f"{what} of {', '.join(titles)}", why) for (what, why), titles in reasons.items()]
+
+
+# Devices against topics: one cell per device and topic, as state, figure and words.
+
+
+def cells(result: SimulationResult, device: DeviceResult) -> list[Cell]:
+    """One cell per topic of :data:`TOPICS`; the metric is judged once for all devices."""
+    found = []
+    for topic, figure in _TOPIC_FIGURES.items():
+        checks = [check for check in device.checks if _topic(check) == topic]
+        if topic == "Metric" and not _ended_early(device):
+            checks += [check for check in result.checks if _topic(check) == topic]
+        cell = _cell(figure(result, device), checks)
+        if topic == "Step" and device.latency.step_ms is not None:
+            cell = replace(cell, ends=format_interval(device.latency.step_ms, "ms"))
+        found.append(cell)
+    return found
+
+
+def _topic(check: Check) -> Topic | None:
+    return CHECKS[check.metric].topic if check.metric in CHECKS else None
+
+
+def _ended_early(device: DeviceResult) -> bool:
+    return device.training is not None and device.training.outcome == "killed"
+
+
+def _cell(figure: tuple[str, str], checks: Sequence[Check]) -> Cell:
+    text, reason = figure
+    if not checks:
+        known = "no budget" if text != UNKNOWN else "unknown"
+        return Cell(None, text, "" if text == "ended early" else known, reason)
+    worst = min(checks, key=severity)
+    state = worst.state
+    # Where several checks pass, one of the figure that somebody wrote a budget for says more.
+    if state == "pass":
+        own = [check for check in checks if CHECKS[check.metric].headline] or checks
+        worst = next((check for check in own if check.budget_location), own[0])
+    if state == "not judged" and text != UNKNOWN:
+        return Cell(state, text, "not judged", worst.message)
+    if state == "not judged":
+        return Cell(state, "not judged", "", worst.message)
+    words = _judged_words(worst, state)
+    if not CHECKS[worst.metric].headline:  # the figure is that of another metric
+        words = f"{CHECKS[worst.metric].title}: {words}"
+    return Cell(state, text, words, worst.message)
+
+
+def _judged_words(check: Check, state: Verdict) -> str:
+    if check.limit is None or check.metric in {"finite_loss", "learns", "steps_done"}:
+        return VERDICT_WORDS[state].lower()
+    limit = figure_text(check, check.limit, chosen=True)
+    kept = check.actual is not None and check.actual <= check.limit
+    if state == "pass":
+        return f"within {limit}" if kept else f"at least {limit}"
+    if check.actual is None:
+        return "ended there"
+    if CHECKS[check.metric].better == "higher":
+        return f"below {limit}"
+    return f"may pass {limit}" if kept else f"over {limit}"
+
+
+def _metric(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
+    if device.training is not None and _ended_early(device):
+        return "ended early", device.training.detail
+    info = result.training
+    if info.metric_name and info.metric_after is not None:
+        return metric_text(result, info.metric_after), info.metric_name
+    if info.eval_loss_after is not None:
+        return f"loss {format_number(info.eval_loss_after)}", "held-out loss"
+    return UNKNOWN, "no held-out samples"
+
+
+_TOPIC_FIGURES: Final[dict[Topic, Callable[[SimulationResult, DeviceResult], tuple[str, str]]]] = {
+    "Memory": lambda _, device: memory_words(device),
+    "Step": lambda _, device: step_words(device),
+    "Finish": lambda _, device: _finish(device),
+    "Energy": lambda _, device: _energy(device),
+    "Sessions": lambda _, device: _sessions(device),
+    "Metric": _metric,
+}
+TOPICS: Final[tuple[str, ...]] = tuple(_TOPIC_FIGURES)
+"""Topics that are columns, in their order; the checks of others have parts of their own."""
+
+
+# The whole training on each device.
+
+_CAMPAIGN: Final = {
+    "active_s": ("Active time", "s"),
+    "sessions": ("Sessions", "count"),
+    "days": ("Days", "count"),
+    "energy_j": ("Energy", "J"),
+    "battery_share": ("Battery", "share"),
+    "battery_share_per_session": ("Per session", "share"),
+    "written_bytes_per_day": ("Written per day", "B"),
+    "throttled_share": ("Throttled", "share"),
+    "repeated_steps": ("Repeated steps", "count"),
+}
+_WORDS: Final = {
+    "battery_share_per_session": "battery per session",
+    "written_bytes": "bytes written",
+    "throttled_share": "throttling",
+    "restart_s": "time to restart",
+    "session_creation_ms": "creating sessions",
+    "first_step_ms": "what the first step takes longer",
+    "checkpoint_load_ms": "loading checkpoints",
+    "checkpoint_save_ms": "saving checkpoints",
+    "power.idle": "power without load",
+    "sustained_fraction": "throttling",
+}
+"""Figures that have no column, or a title that says nothing without its neighbours."""
+
+
+def campaign_rows(result: SimulationResult) -> list[FigureRow]:
+    """One row per device with a figure of its campaign, in stored order."""
+    rows = []
+    for device in result.devices:
+        campaign = device.campaign
+        if campaign is None:
+            continue
+        intervals = {
+            key: campaign.calendar_days if key == "days" else getattr(campaign, key)
+            for key in _CAMPAIGN
+        }
+        figures = [(title, *shown(intervals[k], unit)) for k, (title, unit) in _CAMPAIGN.items()]
+        if any(figure != UNKNOWN for _, figure, _ in figures):  # else unknown_rows has reasons
+            rows.append(FigureRow(device.title, device.validated, "", figures))
+    return rows
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Something unknown, what it leads to, and on which devices."""
+
+    outcome: str
+    figures: str
+    devices: str
+    reason: str
+
+
+NOT_JUDGED: Final = "not judged"
+AS_NOTHING: Final = "counted as nothing"
+
+
+def unknown_rows(result: SimulationResult) -> list[Unknown]:
+    """What is not judged, and what counts as nothing in the figures of campaigns.
+
+    Without a figure counted as nothing times and energy are too low by what it takes; without
+    the power that a device takes at rest energy is too high.
+    """
+    groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for outcome in (NOT_JUDGED, AS_NOTHING):
+        for device in result.devices:
+            campaign = device.campaign or DeviceCampaign()
+            reasons: dict[str, list[str]] = {}
+            for entry in campaign.not_judged if outcome == NOT_JUDGED else campaign.left_out:
+                title = _CAMPAIGN.get(entry.figure, (entry.figure, ""))[0]
+                named = _WORDS.get(entry.figure, title).replace("_", " ").lower()
+                reasons.setdefault(entry.reason, []).append(named)
+            for reason, figures in reasons.items():
+                groups.setdefault((outcome, reason, tuple(figures)), []).append(device.title)
+    return [
+        Unknown(outcome, ", ".join(figures), ", ".join(devices), reason)
+        for (outcome, reason, figures), devices in groups.items()
+    ]
+
+
+def policy_words(result: SimulationResult) -> str:
+    """How the app trains, in a sentence."""
+    policy = result.policy
+    rate = _whole(policy.sessions_per_day)
+    what = "session" if policy.state == "foreground" else "background window"
+    saves = f"a checkpoint every {policy.save_every} steps"
+    if policy.save_every is None:
+        saves = "a checkpoint at the end of each"
+    text = f"{rate} {what}{'' if rate == '1' else 's'} a day, {saves}"
+    if policy.entitled:
+        text += ", with the entitlement for more memory where it is known"
+    if policy.pieces > 1:
+        text += f", data arriving in {policy.pieces} pieces"
+    return f"{text}. Figures are typical, with the profile's best and worst case."
+
+
+def interruption_words(info: InterruptionInfo | None) -> str:
+    """How often the training was ended on purpose, and whether it came to the same weights."""
+    if info is None:
+        return ""
+    kinds = Counter(entry.at for entry in info.interruptions)
+    phrases = {
+        "step": "killed between two steps",
+        "save": "killed while it wrote a checkpoint",
+        "memory warning": "warned that memory was low",
+    }
+    parts = []
+    for kind, phrase in phrases.items():
+        count = kinds[kind]  # type: ignore[index]
+        if count:
+            parts.append(f"{phrase} {({1: 'once', 2: 'twice'}).get(count, f'{count} times')}")
+    listed = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
+    what = f"The training was {listed or 'not interrupted'}"
+    repeated = sum(entry.repeated_steps for entry in info.interruptions)
+    end = {
+        True: ", and ended with the same weights as without, bit for bit",
+        False: ", and did not end with the same weights as without",
+        None: "; whether it ended with the same weights was not judged",
+    }[info.equal]
+    text = f"{what}; it repeated {repeated} steps{end}."
+    if not info.detail:
+        return text
+    # Only the first letter: units keep theirs.
+    return f"{text} {info.detail[:1].upper()}{info.detail[1:].rstrip('.')}."
+
+
+# What a process holds at the peak of a training, part by part, against its limit.
+
+_BAR_WIDTH: Final = 24
+_SHARING: Final = {"shared": "one arena", "own": "an arena for each session", "none": "no arena"}
+LEGEND: Final = "a = the app, r = ONNX Runtime, t = the training, . = free, | = the limit"
+"""What the characters of a drawn bar are."""
+
+
+@dataclass(frozen=True)
+class ProcessBar:
+    """The memory of an app's process on one device.
+
+    Attributes:
+        title: The device.
+        app: What the app holds without the training, in bytes.
+        runtime: What ONNX Runtime's library holds.
+        training: The peak of the training.
+        limit: What the device grants the process; None if unknown.
+        kit: What the app trains with, and what its sessions share.
+        source: Where the figure of the app comes from.
+    """
+
+    title: str
+    app: int
+    runtime: int
+    training: int
+    limit: int | None
+    kit: str
+    source: str
+
+    @property
+    def need(self) -> int:
+        """All parts together, in bytes."""
+        return self.app + self.runtime + self.training
+
+    def drawn(self) -> str:
+        """The bar in characters, see :data:`LEGEND`.
+
+        It is as long as the limit, or as the need where that is more; each part that is not
+        nothing has a character at least.
+        """
+        whole = max(self.need, self.limit or 0, 1)
+        parts = ((self.app, "a"), (self.runtime, "r"), (self.training, "t"))
+        text = "".join(
+            mark * max(1, round(_BAR_WIDTH * nbytes / whole)) for nbytes, mark in parts if nbytes
+        )
+        if self.limit is None:
+            return text
+        if self.need <= self.limit:
+            return f"{text.ljust(_BAR_WIDTH, '.')}|"
+        inside = round(_BAR_WIDTH * self.limit / whole)
+        return f"{text[:inside]}|{text[inside:]}"
+
+    def words(self) -> str:
+        """The parts, the limit and the kit in words."""
+        parts = (
+            f"app {format_bytes(self.app)} + ONNX Runtime {format_bytes(self.runtime)} + training "
+            f"{format_bytes(self.training)} = {format_bytes(self.need)}"
+        )
+        limit = "unknown" if self.limit is None else format_bytes(self.limit)
+        return f"{parts}; limit {limit}" + (f"; {self.kit}" if self.kit else "")
+
+
+def process_bars(result: SimulationResult) -> list[ProcessBar]:
+    """One bar for each device of a result that counts the app, in stored order."""
+    return [
+        ProcessBar(
+            title=device.title,
+            app=memory.app_bytes,
+            runtime=memory.runtime_bytes or 0,
+            training=memory.peak_bytes,
+            limit=memory.limit_bytes,
+            kit=kit_words(memory),
+            source=": ".join(filter(None, (memory.app_kind, memory.app_source))),
+        )
+        for device in result.devices
+        if (memory := device.memory).app_bytes is not None
+    ]
+
+
+def mapped_words(result: SimulationResult) -> str:
+    """What lies in a mapped file and so in no bar; empty where nothing does."""
+    mapped = result.memory.mapped_bytes
+    if not mapped:
+        return ""
+    return (
+        f"base mapped: {format_bytes(mapped)} of frozen weights in a file; the system drops their "
+        "pages and reads them again, and they count towards no limit"
+    )
+
+
+def kit_words(memory: DeviceMemory) -> str:
+    """The kit and what its sessions share; empty where the result does not say."""
+    if memory.kit is None or memory.sharing is None:
+        return ""
+    return f"{memory.kit} kit, {_SHARING[memory.sharing]}"

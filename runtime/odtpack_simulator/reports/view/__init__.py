@@ -1,1 +1,0 @@
-"""What every report says, before any format."""

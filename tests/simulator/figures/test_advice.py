@@ -1,0 +1,190 @@
+"""What to change first: every figure in the advice is checked by making the change."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.result.result import EvaluationPoint, PlannedChange, Policy, SimulationResult
+from odtpack_simulator.values.units import Interval, format_bytes
+from tests.simulator.factory import make_result
+
+DEVICE = "google/pixel-8a"
+BASE = make_result([DEVICE])
+
+
+def advised(result: SimulationResult, key: str, value: str) -> str:
+    judged = judge(result, parse_budgets(f"[budgets]\n{key} = {value}".encode()))
+    (check,) = [c for _, c in judged.all_checks() if c.metric == key]
+    assert check.status == "fail"
+    assert check.advice
+    return check.advice
+
+
+def campaign(result: SimulationResult = BASE, **update: object) -> SimulationResult:
+    device = result.devices[0]
+    assert device.campaign is not None
+    changed = device.campaign.model_copy(update=update)
+    return result.model_copy(update={"devices": [device.model_copy(update={"campaign": changed})]})
+
+
+def at(value: float) -> Interval:
+    return Interval(low=value, typical=value, high=value)
+
+
+def number(text: str, before: str) -> int:
+    found = re.search(rf"{before}(\d+)", text)
+    assert found, text
+    return int(found[1])
+
+
+def with_changes(*changes: PlannedChange) -> SimulationResult:
+    memory = BASE.memory.model_copy(update={"changes": list(changes)})
+    return BASE.model_copy(update={"memory": memory})
+
+
+SIZES = [PlannedChange(micro_batch=n, peak_bytes=25_480_000 + n * 2_400_000) for n in (32, 16, 8)]
+FREEZES = [
+    PlannedChange(freeze="the first 2 of 4 trained layers (up to 'b')", peak_bytes=90_000_000),
+    PlannedChange(freeze="the first 3 of 4 trained layers (up to 'c')", peak_bytes=50_000_000),
+]
+SGD = PlannedChange(stateless_optimizer=True, peak_bytes=168_000_000)
+ALL = PlannedChange(
+    micro_batch=8, freeze=FREEZES[1].freeze, stateless_optimizer=True, peak_bytes=30_000_000
+)
+PLANNED = with_changes(*SIZES, *FREEZES, SGD, ALL)
+ABOVE = BASE.devices[0].memory.peak_bytes - BASE.memory.predicted.peak_bytes
+"""What was measured above the plan: every other plan is taken to be as much too low."""
+
+
+@pytest.mark.parametrize(
+    ("limit", "size", "layers"), [(120e6, 32, 2), (80e6, 16, 3), (55e6, 8, None)]
+)
+def test_the_mildest_plan_of_each_kind_that_is_enough(
+    limit: float, size: int, layers: int | None
+) -> None:
+    text = advised(PLANNED, "peak_memory", f'"{limit:.0f} B"')
+    assert text.startswith(f"training in micro-batches of {size} instead of 64 samples")
+    assert "accumulated to the same 64 per update" in text
+    peak = next(each.peak_bytes for each in SIZES if each.micro_batch == size)
+    assert f"needs about {format_bytes(peak + ABOVE)}, which is enough" in text
+    assert peak + ABOVE <= 0.95 * limit < peak + ABOVE + size * 2_400_000
+    assert (f"the first {layers} of 4" in text) if layers else ("freez" not in text)
+    assert "SGD" not in text
+
+
+def test_several_changes_where_one_is_not_enough() -> None:
+    text = advised(PLANNED, "peak_memory", '"38 MB"')
+    assert "micro-batches of 8 " in text
+    assert "SGD without momentum" in text
+    assert "which is enough" in text
+    assert "smaller" not in text
+
+
+def test_the_model_has_to_be_smaller_only_where_nothing_helps() -> None:
+    text = advised(PLANNED, "peak_memory", '"19 MB"')
+    assert text.startswith("the model has to be smaller: even training in micro-batches of 8 ")
+    assert f"needs about {format_bytes(30_000_000 + ABOVE)}" in text
+    assert advised(with_changes(), "peak_memory", '"1 B"').startswith("the model has to be smaller")
+
+
+def test_without_plans_nothing_is_proposed() -> None:
+    """As where a stored result is judged by a limit that it was not simulated with."""
+    memory = BASE.memory.model_copy(update={"changes": None})
+    text = advised(BASE.model_copy(update={"memory": memory}), "peak_memory", '"19 MB"')
+    assert "not planned for this limit: odtpack simulate" in text
+    assert "smaller model" not in text
+    assert "has to be smaller" not in text
+
+
+def test_a_step_that_is_too_long() -> None:
+    step = BASE.devices[0].latency.step_ms
+    assert step is not None
+    text = advised(BASE, "step_latency", f'"{step.typical / 2:.6f} ms"')
+    assert number(text, "about ") in (31, 32)
+    assert "instead of 64 samples" in text
+    assert "Conv takes 33 %" in text
+    assert "freeze the first of the 4 trained layers" in text
+    for layers in (None, 0, 1):  # then there is nothing more to freeze
+        package = BASE.package.model_copy(update={"trained_layers": layers})
+        result = BASE.model_copy(update={"package": package})
+        assert "freeze" not in advised(result, "step_latency", f'"{step.typical / 2:.6f} ms"')
+
+
+def test_fewer_steps_and_what_they_reach() -> None:
+    result = campaign(active_s=at(60.0))
+    text = advised(result, "time_to_finish", '"45 s"')
+    assert "about 180 of the 240 steps" in text
+    assert "after 160 steps accuracy is 0.95, at the end 0.9659" in text
+    assert "throttles for 35.0 % of the time" in text
+    assert "not even one step" in advised(result, "time_to_finish", '"1 ms"')
+    assert "about 120 of the 240" in advised(campaign(energy_j=at(2000.0)), "energy", '"1 kJ"')
+
+
+def test_sessions_days_and_battery() -> None:
+    result = campaign(
+        make_result([DEVICE], policy=Policy(state="background", sessions_per_day=2)),
+        sessions=at(20.0), days=at(10.0), repeated_steps=at(60.0),
+        active_s=at(600.0), battery_share_per_session=at(0.02),
+    )  # fmt: skip
+    assert "5 sessions a day instead of 2 end it in 4 days" in advised(result, "days", "4")
+    text = advised(result, "sessions", "10")
+    assert "about 120 of the 240 steps" in text
+    assert "25.0 % of the steps are made twice" in text
+    assert "in the foreground" in text
+    battery = advised(result, "battery_per_session", '"1 %"')
+    assert "after about 15.0 s: 40 sessions instead of 20" in battery
+
+
+def test_how_often_to_save() -> None:
+    often = make_result([DEVICE], policy=Policy(state="background", save_every=10))
+    result = campaign(often, written_bytes_per_day=at(100e6), repeated_steps=at(60.0))
+    text = advised(result, "written_per_day", '"25 MB"')
+    assert "save every 240 instead of every 10 steps" in text  # one of 14.5 MB fits
+    assert "66.7 % of a checkpoint" in text  # two moments beside the parameters
+    assert "save every 3 instead of every 10" in advised(result, "repeated_steps", "20")
+    every = make_result([DEVICE], policy=Policy(state="background", save_every=1))
+    text = advised(campaign(every, repeated_steps=at(60.0)), "repeated_steps", "20")
+    assert "although every one is saved" in text
+
+
+def test_the_first_step() -> None:
+    assert "2.3 times a later one" in advised(BASE, "first_step", '"1 ms"')
+
+
+def test_a_package_with_frozen_weights() -> None:
+    package = BASE.package.model_copy(update={"trainable_parameters": 241_000})
+    text = advised(BASE.model_copy(update={"package": package}), "package_size", '"1 MB"')
+    assert "80.0 % of them frozen" in text
+    assert '"float16" saves about 1.93 MB' in text
+    assert '"int8" about 2.89 MB' in text
+    assert "smaller model" in advised(BASE, "package_size", '"1 MB"')
+    halved = package.model_copy(update={"parameter_bytes": 2_410_000})
+    text = advised(BASE.model_copy(update={"package": halved}), "package_size", '"1 MB"')
+    assert "float16" not in text
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ([2.0, 1.0, 0.5], "still falling, by 50.0 % in the last 10 steps: train more"),
+        ([2.0, 0.5, 0.9], "lowest after 10 of 240 steps, at 0.5: train fewer"),
+        ([2.0, 0.5, 0.499], "no longer falls"),
+    ],
+)
+def test_what_the_curve_says(losses: list[float], words: str) -> None:
+    curve = [EvaluationPoint(step=10 * i, loss=loss) for i, loss in enumerate(losses)]
+    training = BASE.training.model_copy(update={"curve": curve})
+    result = BASE.model_copy(update={"training": training})
+    assert words in advised(result, "final_loss", "0.01")
+
+
+def test_without_a_curve_the_training_losses_speak() -> None:
+    falling: list[float | None] = [1.0 / (1 + i) for i in range(100)]
+    for losses, words in ((falling, "train more steps"), ([1.0] * 100, "no longer falls")):
+        training = BASE.training.model_copy(update={"curve": [], "losses": losses})
+        result = BASE.model_copy(update={"training": training})
+        assert words in advised(result, "final_loss", "0.01")

@@ -1,0 +1,161 @@
+"""What an app holds beside a training counts against the limit of its process."""
+
+from __future__ import annotations
+
+import pytest
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.device.app_footprint import (
+    APP_FOOTPRINTS,
+    RUNTIME_LIBRARY_BYTES,
+    default_footprint,
+)
+from odtpack_simulator.device.profile import list_profiles, load_profile
+from odtpack_simulator.figures.compare import compare
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.reports import render_report
+from odtpack_simulator.reports.simulation import ProcessBar, process_bars
+from odtpack_simulator.result.result import DeviceMemory, SimulationResult
+from odtpack_simulator.values.figure import Check
+from tests.simulator.factory import make_result
+
+PIXEL = "google/pixel-8a"
+
+
+def with_memory(result: SimulationResult, **changes: object) -> SimulationResult:
+    (device,) = result.devices
+    memory = DeviceMemory.model_validate({**device.memory.model_dump(), **changes})
+    device = device.model_copy(update={"memory": memory})
+    return result.model_copy(update={"devices": [device]})
+
+
+def limit_check(result: SimulationResult) -> Check:
+    (device,) = result.devices
+    return next(check for check in device.checks if check.metric == "memory_limit")
+
+
+def test_every_system_has_a_stated_default_with_its_source() -> None:
+    for name in list_profiles():
+        app = default_footprint(load_profile(name))
+        assert app is APP_FOOTPRINTS[load_profile(name).os]
+        assert app.kind in {"measured", "published", "assumed"}
+        assert len(app.source) > 20
+
+
+@pytest.mark.parametrize(("room", "outcome"), [(100_000_000, "fits"), (99_999_999, "over")])
+def test_the_process_is_held_to_the_limit(room: int, outcome: str) -> None:
+    limit = room + 150_000_000 + RUNTIME_LIBRARY_BYTES
+    result = with_memory(
+        make_result([PIXEL], app=True), measured_peak_bytes=100_000_000, limit_bytes=limit,
+        limit_low_bytes=limit, unmeasured_bytes=None, held_bytes=None,
+    )  # fmt: skip
+    judged = judge(result)
+    check = limit_check(judged)
+    assert judged.devices[0].memory.outcome == outcome
+    assert check.actual == 100_000_000 + 150_000_000 + RUNTIME_LIBRARY_BYTES
+    assert "150 MB of the app (assumed) and 7.80 MB of ONNX Runtime's library" in check.message
+
+
+@pytest.mark.parametrize(
+    ("text", "app"),
+    [
+        ('[budgets]\napp_footprint = "50 MB"', 50_000_000),
+        (
+            '[budgets]\napp_footprint = "50 MB"\n[class.android]\napp_footprint = "60 MiB"',
+            60 * 2**20,
+        ),
+        (
+            '[class.android]\napp_footprint = "60 MB"\n'
+            f'[device."{PIXEL}"]\napp_footprint = "70 MB"',
+            70_000_000,
+        ),
+        ('[class.ios]\napp_footprint = "60 MB"', 150_000_000),
+    ],
+)
+def test_the_narrowest_table_says_what_the_app_holds(text: str, app: int) -> None:
+    budgets = parse_budgets(text.encode())
+    (device,) = judge(make_result([PIXEL], app=True), budgets).devices
+    assert device.memory.app_bytes == app
+    assert budgets.footprint_of(load_profile(PIXEL)).nbytes == app
+
+
+def test_where_the_budgets_say_it_the_report_names_the_line() -> None:
+    budgets = parse_budgets(b'[budgets]\napp_footprint = "50 MB"', "limits.toml")
+    judged = judge(make_result([PIXEL], app=True), budgets)
+    assert judged.devices[0].memory.app_source == "limits.toml:2"
+    assert "50.0 MB of the app (by the budgets)" in limit_check(judged).message
+    assert "limits.toml:2" in render_report(judged, "html").decode()
+
+
+@pytest.mark.parametrize("value", ["50", "50000000", '"50 s"', '"-5 MB"', "[1]"])
+def test_it_needs_a_unit(value: str) -> None:
+    text = f"[budgets]\napp_footprint = {value}"
+    with pytest.raises(OdtpackError) as caught:
+        parse_budgets(text.encode())
+    assert caught.value.code == "budgets-invalid"
+    assert "app_footprint" in caught.value.what
+
+
+def test_a_replay_that_was_ended_is_not_judged_with_more_room() -> None:
+    limit = 300_000_000
+    room = limit - 150_000_000 - RUNTIME_LIBRARY_BYTES
+    result = with_memory(
+        make_result([PIXEL], app=True), measured_peak_bytes=None, limit_bytes=limit,
+        limit_low_bytes=limit, outcome="killed", held_bytes=room,
+    )  # fmt: skip
+    assert limit_check(judge(result)).status == "fail"
+    for more, status in ((1, "not judged"), (0, "fail"), (-1, "fail")):
+        text = f'[budgets]\napp_footprint = "{150_000_000 - more} B"'
+        judged = judge(result, parse_budgets(text.encode()))
+        assert limit_check(judged).status == status
+        assert limit_check(judge(judged)).status == status  # nothing was lost
+
+
+def test_an_earlier_result_counts_no_app_unless_the_budgets_say_so() -> None:
+    result = make_result([PIXEL])
+    before = limit_check(judge(result)).actual
+    assert before == result.devices[0].memory.measured_peak_bytes
+    judged = judge(result, parse_budgets(b'[budgets]\napp_footprint = "50 MB"'))
+    assert limit_check(judged).actual == before + 50_000_000 + RUNTIME_LIBRARY_BYTES
+
+
+def test_an_app_that_takes_the_limit_by_itself() -> None:
+    budgets = parse_budgets(b'[budgets]\napp_footprint = "5 GB"')
+    check = limit_check(judge(make_result([PIXEL], app=True), budgets))
+    assert check.status == "fail"
+    assert "app_footprint" in str(check.advice)
+
+
+def bar(app: int, runtime: int, training: int, limit: int | None) -> str:
+    return ProcessBar("x", app, runtime, training, limit, "", "").drawn()
+
+
+def test_the_bar_in_characters() -> None:
+    assert bar(12, 6, 6, 48) == "aaaaaarrrttt............|"
+    assert bar(12, 6, 30, 24) == "aaaaaarrrttt|" + "t" * 12
+    assert bar(1, 1, 1000, 4000) == "artttttt................|"
+    assert bar(12, 6, 6, None) == "a" * 12 + "r" * 6 + "t" * 6
+
+
+def test_every_report_shows_app_library_training_and_limit() -> None:
+    result = judge(make_result([PIXEL], app=True))
+    (drawn,) = process_bars(result)
+    assert (drawn.app, drawn.runtime) == (150_000_000, RUNTIME_LIBRARY_BYTES)
+    assert drawn.training == result.devices[0].memory.peak_bytes
+    page = render_report(result, "html").decode()
+    assert page.count('class="bar app"') == 2  # the legend and the bar
+    assert page.count('class="bar library"') == 2
+    assert "kotlin kit, an arena for each session" in page
+    text = render_report(result, "markdown").decode()
+    assert drawn.drawn().replace("|", r"\|") in text
+    assert '"app_bytes": 150000000' in render_report(result, "json").decode()
+
+
+def test_a_comparison_says_that_the_kit_is_another() -> None:
+    base = make_result([PIXEL], app=True)
+    own = base.memory.model_copy(update={"sharing": "own"})
+    policy = base.policy.model_copy(update={"kit": "kotlin"})
+    notes = compare(base, base.model_copy(update={"memory": own, "policy": policy})).notes
+    assert "arenas of the sessions: not said before, own now" in notes
+    assert "kit: the usual before, kotlin now" in notes

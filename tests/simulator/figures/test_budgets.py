@@ -1,0 +1,256 @@
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.figures.limits import (
+    Budgets,
+    PlacedLimit,
+    budget_schema,
+    make_budgets,
+    parse_budgets,
+    read_budgets,
+)
+from odtpack_simulator.figures.simulated import METRICS
+
+DOCUMENT = Path(__file__).parents[3] / "docs/formats/budgets.md"
+EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)[0]
+
+
+def parse(text: str) -> Budgets:
+    return parse_budgets(text.encode(), "ci/budgets.toml")
+
+
+def only(limits: tuple[PlacedLimit, ...]) -> PlacedLimit:
+    (limit,) = limits
+    return limit
+
+
+def test_the_documented_example() -> None:
+    budgets = parse(EXAMPLE)
+    assert {
+        key: [(limit.limit, limit.kind) for limit in limits]
+        for key, limits in budgets.overall().items()
+    } == {
+        "package_size": [(12e6, "absolute")],
+        "peak_memory": [(200e6, "absolute"), (5.0, "percent")],
+        "memory_headroom": [(20.0, "absolute")],
+        "final_loss": [(0.5, "absolute")],
+        "accuracy_floor": [(0.9, "absolute")],
+        "step_latency": [(50.0, "absolute")],
+    }
+    assert only(budgets.overall()["step_latency"]).level == "warn"
+    pixel = budgets.for_device("google/pixel-8a", "android")
+    assert only(pixel["step_latency"]).limit == pytest.approx(40.0)
+    assert only(pixel["step_latency"]).level == "error"
+    # The list of [budgets] is replaced as a whole.
+    assert only(pixel["peak_memory"]).limit == 150e6
+    assert only(pixel["time_to_finish"]).limit == 600.0
+    assert len(budgets.for_device("raspberrypi/pi-5", "linux")["peak_memory"]) == 2
+    narrowed = budgets.narrowed("google/pixel-4a", "android")
+    assert set(narrowed) == {"peak_memory", "battery_per_session"}
+
+
+def test_locations_are_lines_of_the_file() -> None:
+    lines = EXAMPLE.splitlines()
+    budgets = parse(EXAMPLE)
+    for placed in (budgets.overall(), budgets.narrowed("google/pixel-8a", "android")):
+        for key, limits in placed.items():
+            for limit in limits:
+                name, line = limit.location.rsplit(":", 1)
+                assert name == "ci/budgets.toml"
+                assert lines[int(line) - 1].startswith(f"{key} =")
+    dotted = only(parse('budgets.peak_memory = "1 MB"').overall()["peak_memory"])
+    assert dotted.location == "ci/budgets.toml:1"
+    inline = only(parse('budgets = { peak_memory = "1 MB" }').overall()["peak_memory"])
+    assert inline.location == "ci/budgets.toml:1"
+    nowhere = make_budgets({"budgets": {"peak_memory": "1 MB"}}, "ci/budgets.toml", {})
+    assert only(nowhere.overall()["peak_memory"]).location == (
+        "ci/budgets.toml (budgets.peak_memory)"
+    )
+
+
+# Key -> a value in the file, the figure in the metric's unit, kind of limit.
+VALUES = [
+    ("package_size", '"1.5 kB"', 1500.0, "absolute"),
+    ("adapter_size", '"4 KiB"', 4096.0, "absolute"),
+    ("final_loss", "-3", -3.0, "absolute"),
+    ("final_loss", '"+0.01"', 0.01, "difference"),
+    ("final_loss", '" + 2.5 % "', 2.5, "percent"),
+    ("accuracy_floor", '"-1 %"', -1.0, "percent"),
+    ("accuracy_floor", '"-0.01"', -0.01, "difference"),
+    ("peak_memory", '"+10 MiB"', 10 * 2.0**20, "difference"),
+    ("memory_headroom", '"-2%"', -2.0, "percent"),
+    ("step_latency", '"+500 us"', 0.5, "difference"),
+    ("step_latency_p90", '"0.1 s"', 100.0, "absolute"),
+    ("first_step", '"+0 %"', 0.0, "percent"),
+    ("time_per_1000_tokens", '"500 ms"', 0.5, "absolute"),
+    ("time_to_finish", '"+1 min"', 60.0, "difference"),
+    ("energy", '"20 kJ"', 20_000.0, "absolute"),
+    ("energy", '"+1 Wh"', 3600.0, "difference"),
+    ("battery_share", '"250 %"', 250.0, "absolute"),
+    ("battery_per_session", '"+10 %"', 10.0, "percent"),
+    ("sessions", "10", 10.0, "absolute"),
+    ("sessions", '"+2"', 2.0, "difference"),
+    ("days", "1.5", 1.5, "absolute"),
+    ("written_per_day", '"1 GB"', 1e9, "absolute"),
+    ("repeated_steps", "0", 0.0, "absolute"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "limit", "kind"), VALUES)
+def test_values_stand_in_the_unit_of_their_metric(
+    key: str, value: str, limit: float, kind: str
+) -> None:
+    for text in (value, f"{{ limit = {value} }}", f"[{value}]", f"[{{ limit = {value} }}]"):
+        found = only(parse(f"[budgets]\n{key} = {text}").overall()[key])
+        assert found.limit == pytest.approx(limit)
+        assert (found.kind, found.level) == (kind, "error")
+
+
+def test_every_metric_is_a_key_with_a_value_above() -> None:
+    assert {key for key, *_ in VALUES} == set(METRICS)
+    for metric in METRICS.values():
+        quote = "" if metric.unit == "1" else '"'
+        placed = parse(f"[budgets]\n{metric.key} = {quote}{metric.example}{quote}").overall()
+        assert only(placed[metric.key]).kind == "absolute"
+    page = DOCUMENT.read_text("utf-8")
+    assert [key for key in METRICS if f"| `{key}` |" not in page] == []
+
+
+def test_levels_in_a_list() -> None:
+    text = '[budgets]\npeak_memory = ["200 MB", { limit = "+5 %", level = "warn" }]'
+    hard, soft = parse(text).overall()["peak_memory"]
+    assert (hard.limit, hard.kind, hard.level) == (200e6, "absolute", "error")
+    assert (soft.limit, soft.kind, soft.level) == (5.0, "percent", "warn")
+
+
+def test_the_schema_agrees_with_the_reader() -> None:
+    """What the reader takes is valid by the schema, and what has a wrong form by neither."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = budget_schema()
+    for key, value, _, _ in VALUES:
+        for text in (value, f"{{ limit = {value}, level = 'warn' }}", f"[{value}]"):
+            jsonschema.validate(tomllib.loads(f"[budgets]\n{key} = {text}"), schema)
+    for text in ("", "[class.ios]\ndays = 1", '[device."a/b"]\ndays = 1'):
+        parse(text)
+        jsonschema.validate(tomllib.loads(text), schema)
+    for text in (
+        "[budgets]\npeak = 1",
+        "[budgets]\npeak_memory = 1",
+        "[budgets]\nfinal_loss = []",
+        "[budgets]\nfinal_loss = { level = 'warn' }",
+        "[budgets]\nfinal_loss = { limit = 1, level = 'info' }",
+        "[class.andriod]",
+        "[budget]",
+    ):
+        with pytest.raises(OdtpackError):
+            parse(text)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(tomllib.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "# nothing", "[budgets]", "[class.ios]\n[device.x]"],
+)
+def test_empty_files_set_no_limit(text: str) -> None:
+    assert parse(text).for_device("x", "ios") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "message"),
+    [
+        ("[budget]", "budget", "did you mean 'budgets'"),
+        ('[budgets]\npeek_memory = "1 MB"', "budgets.peek_memory", "did you mean 'peak_memory'"),
+        ("[budgets]\npeak_memory = 12", "budgets.peak_memory", 'such as "200 MB"'),
+        ("[budgets]\nstep_latency = 12", "budgets.step_latency", 'such as "50 ms"'),
+        ('[budgets]\npeak_memory = "12"', "budgets.peak_memory", "with a unit"),
+        ('[budgets]\npeak_memory = "12 Mb"', "budgets.peak_memory", "did you mean MB"),
+        ('[budgets]\npeak_memory = "12 ms"', "budgets.peak_memory", "not a unit of bytes"),
+        ('[budgets]\npeak_memory = "-1 MB"', "budgets.peak_memory", "may grow: write +1 MB"),
+        ('[budgets]\npeak_memory = "-5 %"', "budgets.peak_memory", "may grow: write +5 %"),
+        ('[budgets]\naccuracy_floor = "+5 %"', "budgets.accuracy_floor", "may fall: write -5 %"),
+        ('[budgets]\nmemory_headroom = "+1 %"', "budgets.memory_headroom", "may fall"),
+        ('[budgets]\nmemory_headroom = "-1 MB"', "budgets.memory_headroom", "percentage of the"),
+        ('[budgets]\npeak_memory = "+5"', "budgets.peak_memory", "with a unit"),
+        ('[budgets]\npeak_memory = "+5 ms"', "budgets.peak_memory", "not a unit of bytes"),
+        ('[budgets]\npeak_memory = "++5 %"', "budgets.peak_memory", "with a unit"),
+        ('[budgets]\nfinal_loss = "+5 MB"', "budgets.final_loss", "neither a percentage nor"),
+        ('[budgets]\nfinal_loss = "+nan"', "budgets.final_loss", "neither a percentage nor"),
+        ('[budgets]\nenergy = "+1e308 kJ"', "budgets.energy", "not a finite number"),
+        (f'[budgets]\nsessions = "+1{"0" * 400}"', "budgets.sessions", "not a finite number"),
+        (f"[budgets]\nsessions = 1{'0' * 400}", "budgets.sessions", "finite number"),
+        ('[budgets]\nenergy = "5 kcal"', "budgets.energy", "not a unit of energy"),
+        ("[budgets]\nmemory_headroom = 0.2", "budgets.memory_headroom", "percentage"),
+        ('[budgets]\nmemory_headroom = "100 %"', "budgets.memory_headroom", "below 100 %"),
+        ('[budgets]\nfinal_loss = "0.5"', "budgets.final_loss", "without quotes"),
+        ("[budgets]\nfinal_loss = nan", "budgets.final_loss", "finite"),
+        ("[budgets]\nfinal_loss = true", "budgets.final_loss", "finite number"),
+        ("[budgets]\nfinal_loss = 1979-05-27", "budgets.final_loss", "finite number"),
+        ('[budgets]\nfinal_loss = { limit = 1, lvl = "warn" }', "final_loss.lvl", "'level'"),
+        ('[budgets]\nfinal_loss = { level = "warn" }', "final_loss.limit", "is missing"),
+        ('[budgets]\nfinal_loss = { limit = 1, level = "w" }', "final_loss.level", "not one of"),
+        ("[budgets]\nfinal_loss = []", "budgets.final_loss", "a list of 1 to 8 limits"),
+        (f"[budgets]\nfinal_loss = {[1] * 9}", "budgets.final_loss", "1 to 8 limits, found 9"),
+        ("[budgets]\nfinal_loss = [[1]]", "budgets.final_loss[0]", "finite number"),
+        ("[budgets]\nfinal_loss = [1, { limit = 1, lvl = 1 }]", "final_loss[1].lvl", "'level'"),
+        ('[budgets]\ndays = { limit = 1, kind = "percent" }', "days.kind", "limit, level"),
+        ("[class.andriod]", "class.andriod", "did you mean 'android'"),
+        ("[class]\nandroid = 1", "class.android", "must be a table"),
+        ('[device."a/b"]\nx = 1', 'device."a/b".x', "unknown key"),
+        ("budgets = 1", "budgets", "must be a table"),
+    ],
+)
+def test_wrong_budgets_are_named_in_one_line(text: str, key: str, message: str) -> None:
+    with pytest.raises(OdtpackError) as caught:
+        parse(text)
+    error = caught.value
+    assert error.code == "budgets-invalid"
+    assert key in error.what
+    assert message in error.what
+    assert "\n" not in error.what
+    assert (error.where or "").startswith("ci/budgets.toml")
+
+
+def test_wrong_line_is_named() -> None:
+    with pytest.raises(OdtpackError) as caught:
+        parse('[budgets]\nfinal_loss = 1\n\n[device."a/b"]\n  step_latency = "5 km"\n')
+    assert caught.value.where == "ci/budgets.toml:5"
+
+
+def test_malformed_and_absent_files(tmp_path: Path) -> None:
+    with pytest.raises(OdtpackError, match="not valid TOML"):
+        parse("[budgets")
+    with pytest.raises(OdtpackError, match="does not exist"):
+        read_budgets(tmp_path / "budgets.toml")
+    path = tmp_path / "budgets.toml"
+    path.write_bytes(b"#" * 70_000)
+    with pytest.raises(OdtpackError, match="larger than"):
+        read_budgets(path)
+    path.write_text(EXAMPLE, "utf-8")
+    assert only(read_budgets(path).overall()["package_size"]).location == f"{path}:2"
+
+
+def test_misspelt_device_is_refused() -> None:
+    budgets = parse('\n[device."google/pixel-8"]\n')
+    with pytest.raises(OdtpackError, match="did you mean 'google/pixel-8a'") as caught:
+        budgets.check_devices(["google/pixel-8a"])
+    assert caught.value.where == "ci/budgets.toml:2"
+
+
+def test_a_table_in_one_line_has_a_line() -> None:
+    text = b'[budgets]\n[device]\n"acme/one" = { sessions = 3, days = 2 }\n'
+    placed = parse_budgets(text, "b.toml").for_device("acme/one", "linux")
+    assert {key: limit.location for key, (limit,) in placed.items()} == {
+        "sessions": "b.toml:3",
+        "days": "b.toml:3",
+    }
+    with pytest.raises(OdtpackError) as caught:
+        parse_budgets(text.replace(b"days", b"daze"), "b.toml")
+    assert caught.value.where == "b.toml:3"
+    with pytest.raises(OdtpackError) as caught:
+        parse_budgets(text, "b.toml").check_devices(["acme/two"])
+    assert caught.value.where == "b.toml:3"

@@ -1,0 +1,340 @@
+"""What changed between two results, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from odtpack_simulator.figures.compare import Change, Comparison, compare
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.figures.simulated import all_figures
+from odtpack_simulator.reports.comparison import MAX_COMMENT, headline, render_markdown, render_text
+from odtpack_simulator.result.result import DeviceResult, Policy, SimulationResult
+from odtpack_simulator.values.units import Interval
+from tests.simulator.factory import make_result, rebuilt
+
+DEVICE = "google/pixel-8a"
+
+
+def with_device(
+    change: Callable[[DeviceResult], DeviceResult], base: SimulationResult | None = None
+) -> SimulationResult:
+    result = base or make_result([DEVICE])
+    return result.model_copy(update={"devices": [change(result.devices[0])]})
+
+
+def times(factor: float) -> SimulationResult:
+    """Everything on host and device takes longer by a factor."""
+
+    def change(device: DeviceResult) -> DeviceResult:
+        assert device.latency.step_ms is not None
+        assert device.campaign is not None
+        assert device.campaign.active_s is not None
+        latency = device.latency.model_copy(
+            update={"step_ms": device.latency.step_ms.scaled(factor)}
+        )
+        campaign = device.campaign.model_copy(
+            update={"active_s": device.campaign.active_s.scaled(factor)}
+        )
+        return device.model_copy(update={"latency": latency, "campaign": campaign})
+
+    return rebuilt(with_device(change), factor)
+
+
+def learned(metric: float, loss: float, interval: tuple[float, float]) -> SimulationResult:
+    result = make_result([DEVICE])
+    update = {"metric_after": metric, "metric_interval": interval, "eval_loss_after": loss}
+    return result.model_copy(update={"training": result.training.model_copy(update=update)})
+
+
+def figure(comparison: Comparison, metric: str) -> Change:
+    (found,) = [figure for _, figure in comparison.figures() if figure.metric == metric]
+    return found
+
+
+def test_a_result_against_itself() -> None:
+    result = make_result()
+    comparison = compare(result, result)
+    assert {f.direction for _, f in comparison.figures()} == {"same"}
+    assert {f.change_percent for _, f in comparison.figures()} <= {0.0, None}
+    assert {d.presence for d in comparison.devices} == {"both"}
+    assert comparison.notes == ["both results are of the same package"]
+    assert comparison.verdict is None
+    assert comparison.checks == []
+    assert headline(comparison).startswith("0 worse, 0 better of ")
+    # Every metric of every device of which anything is known.
+    known = sum(figure.value is not None for figure in all_figures(result))
+    assert len(comparison.figures()) == known > 50
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "metric", "change", "direction"),
+    [
+        (make_result([DEVICE]), make_result([DEVICE], scale=1.4), "peak_memory", 34.3, "worse"),
+        (make_result([DEVICE], scale=1.4), make_result([DEVICE]), "peak_memory", -25.5, "better"),
+        # A floor: less of it is worse.
+        (make_result([DEVICE]), make_result([DEVICE], scale=1.4), "memory_headroom", -1.5, "worse"),
+        # The host's median is known to about 1 % on either side.
+        (times(1.0), times(1.02), "step_latency", 2.0, "within noise"),
+        (times(1.0), times(0.98), "time_to_finish", -2.0, "within noise"),
+        (times(1.0), times(1.1), "step_latency", 10.0, "worse"),
+        (times(1.0), times(0.8), "time_to_finish", -20.0, "better"),
+        # A metric within the interval of the head's, and outside of it.
+        (
+            learned(0.95, 0.1, (0.9, 0.97)),
+            learned(0.93, 0.1, (0.91, 0.96)),
+            "accuracy_floor",
+            -2.1,
+            "within noise",
+        ),
+        (
+            learned(0.95, 0.1, (0.94, 0.96)),
+            learned(0.93, 0.1, (0.92, 0.94)),
+            "accuracy_floor",
+            -2.1,
+            "worse",
+        ),
+        (
+            learned(0.9, 0.2, (0.8, 0.95)),
+            learned(0.9, 0.1, (0.8, 0.95)),
+            "final_loss",
+            -50,
+            "better",
+        ),
+        (learned(0.9, 0.0, (0, 1)), learned(0.9, 0.1, (0, 1)), "final_loss", None, "worse"),
+    ],
+)
+def test_change_and_direction(
+    base: SimulationResult,
+    head: SimulationResult,
+    metric: str,
+    change: float | None,
+    direction: str,
+) -> None:
+    found = figure(compare(base, head), metric)
+    assert found.direction == direction
+    assert found.change_percent == (None if change is None else pytest.approx(change, abs=0.06))
+
+
+def test_measured_memory_repeats_within_noise() -> None:
+    def more(extra: int) -> SimulationResult:
+        def change(device: DeviceResult) -> DeviceResult:
+            memory = device.memory
+            measured = (memory.measured_peak_bytes or 0) + extra
+            update = {"memory": memory.model_copy(update={"measured_peak_bytes": measured})}
+            return device.model_copy(update=update)
+
+        return with_device(change)
+
+    assert figure(compare(more(0), more(50_000)), "peak_memory").direction == "same"
+    assert figure(compare(more(0), more(190_000)), "peak_memory").direction == "within noise"
+    assert figure(compare(more(0), more(210_000)), "peak_memory").direction == "worse"
+
+
+def test_times_of_different_hosts_are_not_compared() -> None:
+    base = make_result([DEVICE])
+    host = base.host.model_copy(update={"cpu": "Another CPU", "onnxruntime": "1.22.0"})
+    comparison = compare(base.model_copy(update={"host": host}), times(2.0))
+    assert figure(comparison, "step_latency").direction == "not compared"
+    assert "another host" in (figure(comparison, "energy").reason or "")
+    assert figure(comparison, "peak_memory").direction == "same"
+    assert "different hosts" in comparison.notes[0]
+    assert "ONNX Runtime: 1.22.0 before, 1.31.1 now" in comparison.notes
+    text = render_text(comparison)
+    assert text.count("measured on another host") == 1  # said once, not per figure
+
+
+def test_what_differs_is_noted() -> None:
+    base = make_result([DEVICE])
+    head = make_result([DEVICE], policy=Policy(state="background", save_every=10))
+    data = head.data.model_copy(update={"seed": 8, "batch_size": 32})
+    package = head.package.model_copy(update={"optimizer": "sgd", "manifest_sha256": "0" * 64})
+    head = head.model_copy(update={"data": data, "package": package})
+    assert compare(base, head).notes == [
+        "seed: 7 before, 8 now",
+        "samples at once: 64 before, 32 now",
+        "optimizer: adamw before, sgd now",
+        "state: foreground before, background now",
+        "steps between saves: none before, 10 now",
+    ]
+
+
+def test_new_and_removed_devices() -> None:
+    base, head = make_result([DEVICE, "raspberrypi/pi-4"]), make_result(["apple/iphone-15-pro"])
+    comparison = compare(base, head)
+    assert [(d.name, d.presence) for d in comparison.devices] == [
+        ("apple/iphone-15-pro", "new"),
+        (DEVICE, "removed"),
+        ("raspberrypi/pi-4", "removed"),
+    ]
+    assert all(d.figures == [] for d in comparison.devices)
+    for text in (render_text(comparison), render_markdown(comparison)):
+        assert "only in the head: Apple iPhone 15 Pro" in text
+        assert "only in the base: Google Pixel 8a, Raspberry Pi 4" in text
+
+
+def test_figures_that_became_known_or_unknown() -> None:
+    def forget(device: DeviceResult) -> DeviceResult:
+        return device.model_copy(update={"campaign": None})
+
+    base, head = make_result([DEVICE]), with_device(forget)
+    assert figure(compare(base, head), "energy").direction == "unknown now"
+    assert "no campaign" in (figure(compare(base, head), "energy").reason or "")
+    assert figure(compare(head, base), "energy").direction == "known now"
+    assert "unknown" in render_text(compare(base, head))
+
+
+def test_budgets_judge_the_head_against_the_base() -> None:
+    base, head = make_result(), make_result(scale=1.4)
+    budgets = parse_budgets(b'[budgets]\npeak_memory = "+5 %"\npackage_size = "1 GB"')
+    comparison = compare(base, head, budgets)
+    judged = judge(head, budgets, baseline=base)
+    assert comparison.verdict == judged.verdict == "fail"
+    assert comparison.over_budget
+    failed = [each.check for each in comparison.checks if each.check.metric == "peak_memory"]
+    assert len(failed) == len(head.devices)
+    assert {check.baseline for check in failed} == {182_233_830}
+    assert "package_size" not in {each.check.metric for each in comparison.checks}
+    assert not compare(head, base, budgets).over_budget
+    text = render_text(comparison)
+    assert text.startswith("Over budget: ")
+    assert text.count("change first:") == len({c.message for c in failed}) + 1  # and a warning
+
+
+def test_the_same_inputs_give_the_same_bytes() -> None:
+    base, head = make_result(), make_result(scale=1.4)
+    budgets = parse_budgets(b'[budgets]\npeak_memory = "+5 %"\nstep_latency = "+1 %"')
+    first, second = compare(base, head, budgets), compare(base, head, budgets)
+    assert first.model_dump_json() == second.model_dump_json()
+    for render in (render_text, render_markdown):
+        assert render(first) == render(second)
+    # What was judged before does not matter, and nothing is changed in place.
+    before = head.to_json()
+    assert compare(judge(base), judge(head), budgets) == first
+    assert head.to_json() == before
+    # The numbers survive JSON.
+    again = Comparison.model_validate(json.loads(json.dumps(first.model_dump(mode="json"))))
+    assert again == first
+
+
+def test_equal_changes_share_a_row() -> None:
+    names = [f"raspberrypi/{name}" for name in ("pi-4", "pi-5", "zero-2-w")] + [DEVICE]
+    comparison = compare(make_result(names), make_result(names, scale=1.4))
+    rows = [row for row in render_text(comparison).splitlines() if "Peak memory" in row]
+    assert len(rows) == 1
+    assert rows[0].startswith("all 4 devices ")
+    assert re.search(r" 182 MB +245 MB +\+34.3 % \(noise ± 0.1 %\)  ✗ worse$", rows[0])
+
+
+def test_the_table_of_markdown_is_whole() -> None:
+    markdown = render_markdown(compare(make_result(), make_result(scale=1.4)))
+    rows = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert len(rows) > 5
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {7}
+    assert rows[1] == "|---|---|---:|---:|---:|---|"
+
+
+def test_hostile_text_stays_text() -> None:
+    title = "Phone\x1b[2J\n| <img src=x onerror=alert(1)> [a](b) @all `code` " + "x" * 3900
+    long = "reason\r\n" + "y" * 3990
+
+    def change(device: DeviceResult) -> DeviceResult:
+        assert device.training is not None
+        update = {"outcome": "killed", "steps_done": 1, "detail": long}
+        latency = device.latency.model_copy(update={"step_ms": None, "not_judged": long})
+        return device.model_copy(
+            update={
+                "title": title,
+                "training": device.training.model_copy(update=update),
+                "latency": latency,
+                "campaign": None,
+            }
+        )
+
+    base = make_result([DEVICE])
+    head = with_device(change)
+    assert head.interruption is not None
+    head = head.model_copy(
+        update={
+            "host": head.host.model_copy(update={"cpu": long, "onnxruntime": long}),
+            "interruption": head.interruption.model_copy(update={"equal": False, "detail": long}),
+            "training": head.training.model_copy(update={"metric_name": long}),
+            "package": head.package.model_copy(update={"loss": long, "optimizer": long}),
+        }
+    )
+    budgets = parse_budgets(
+        b'[budgets]\nstep_latency = "+1 %"\nenergy = "1 J"\naccuracy_floor = "-1 %"\n'
+        b'final_loss = "+1 %"\npeak_memory = "+0 %"',
+        "z" * 5000,
+    )
+    comparison = compare(base, head, budgets)
+    comparison = Comparison.model_validate(comparison.model_dump(mode="json"))
+    assert comparison.over_budget
+    text = render_text(comparison)
+    assert "\x1b" not in text
+    assert "\r" not in text
+    markdown = render_markdown(comparison)
+    assert len(markdown.encode()) <= MAX_COMMENT
+    assert "<img" not in markdown.replace("\\<img", "")
+    assert "[a](b)" not in markdown
+    only_here = compare(base.model_copy(update={"devices": []}), head)
+    for shown in (render_text(only_here), render_markdown(only_here)):
+        assert "only in the head" in shown
+        assert "\x1b" not in shown
+
+
+def with_campaign(**figures: float) -> SimulationResult:
+    """A result whose device's campaign has these figures."""
+    policy = Policy(state="background", sessions_per_day=1)
+
+    def change(device: DeviceResult) -> DeviceResult:
+        assert device.campaign is not None
+        update = {key: Interval(low=n, typical=n, high=n) for key, n in figures.items()}
+        campaign = device.campaign.model_copy(update=update)
+        return device.model_copy(update={"campaign": campaign})
+
+    return rebuilt(with_device(change, make_result([DEVICE], policy=policy)), figures)
+
+
+def test_a_change_of_many_times_the_base_is_a_factor() -> None:
+    text = render_text(compare(with_campaign(sessions=1), with_campaign(sessions=1e6)))
+    assert "× 1,000,000" in text
+    text = render_text(compare(with_campaign(sessions=1), with_campaign(sessions=10)))
+    assert "+900.0 %" in text
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "direction", "change"),
+    [
+        (1e-6, 0.9, "same", 0.0),  # in one day, as before
+        (0.9999, 1.0001, "within noise", 100.0),  # the last session takes a moment longer
+        (1.5, 2.5, "worse", 50.0),
+        (2.5, 0.5, "better", -66.7),
+    ],
+)
+def test_days_are_whole(before: float, now: float, direction: str, change: float) -> None:
+    found = figure(compare(with_campaign(days=before), with_campaign(days=now)), "days")
+    assert found.direction == direction
+    assert found.change_percent == pytest.approx(change, abs=0.06)
+
+
+@pytest.mark.parametrize("factor", [3.3, 0.3])
+def test_times_of_the_same_package_are_never_worse(factor: float) -> None:
+    """However busy the machine was when one of them was taken."""
+    base = make_result([DEVICE])
+    head = times(factor).model_copy(update={"package": base.package})
+    comparison = compare(base, head)
+    found = figure(comparison, "step_latency")
+    assert found.direction == "within noise"
+    assert found.noise_percent == pytest.approx(100 * abs(factor - 1), rel=0.01)
+    assert not {f.direction for _, f in comparison.figures()} & {"worse", "better"}
+    budgets = parse_budgets(b'[budgets]\nstep_latency = "+5 %"')
+    assert not compare(base, head, budgets).over_budget
+    other = times(factor).model_copy(
+        update={"package": base.package, "policy": Policy(save_every=7)}
+    )
+    assert figure(compare(base, other), "step_latency").direction in ("worse", "better")

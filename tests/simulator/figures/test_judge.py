@@ -1,0 +1,524 @@
+import math
+from typing import Literal
+
+import pytest
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.campaign.campaign import run_campaign
+from odtpack_simulator.device.profile import load_profile
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.result.result import DeviceCampaign, NotJudged, Policy, SimulationResult
+from odtpack_simulator.values.figure import Check
+from odtpack_simulator.values.units import Interval
+from tests.simulator.factory import make_result
+
+DEVICE = "google/pixel-8a"
+
+
+def one_device(**memory: object) -> SimulationResult:
+    result = make_result([DEVICE])
+    device = result.devices[0]
+    changed = device.model_copy(update={"memory": device.memory.model_copy(update=memory)})
+    return result.model_copy(update={"devices": [changed]})
+
+
+def with_latency(low: float, typical: float, high: float) -> SimulationResult:
+    result = make_result([DEVICE])
+    step = Interval(low=low, typical=typical, high=high)
+    device = result.devices[0]
+    times = dict.fromkeys(("step_ms", "p90_ms", "first_step_ms"), step)
+    fields = "active_s energy_j sessions days written_bytes_per_day repeated_steps"
+    whole = dict.fromkeys(fields.split(), step)
+    shares = dict.fromkeys(("battery_share", "battery_share_per_session"), step.scaled(0.01))
+    assert device.campaign is not None
+    update = {
+        "latency": device.latency.model_copy(update=times),
+        "campaign": device.campaign.model_copy(update=whole | shares),
+    }
+    return result.model_copy(update={"devices": [device.model_copy(update=update)]})
+
+
+def check(result: SimulationResult, metric: str) -> Check:
+    found = [c for _, c in result.all_checks() if c.metric == metric]
+    assert len(found) == 1, metric
+    return found[0]
+
+
+def judged(result: SimulationResult, text: str = "") -> SimulationResult:
+    return judge(result, parse_budgets(text.encode()))
+
+
+@pytest.mark.parametrize(
+    ("memory", "status", "outcome", "verdict"),
+    [
+        ({"limit_bytes": 100, "measured_peak_bytes": 99}, "pass", "fits", "pass"),
+        ({"limit_bytes": 100, "measured_peak_bytes": 100}, "pass", "fits", "pass"),
+        ({"limit_bytes": 100, "measured_peak_bytes": 101}, "fail", "over", "fail"),
+        # The measurement decides, not the prediction.
+        (
+            {"limit_bytes": 100, "predicted_peak_bytes": 101, "measured_peak_bytes": 100},
+            "pass",
+            "fits",
+            "pass",
+        ),
+        (
+            {"limit_bytes": 100, "predicted_peak_bytes": 101, "measured_peak_bytes": None},
+            "fail",
+            "over",
+            "fail",
+        ),
+        # A limit with a range is judged by its low end.
+        (
+            {"limit_bytes": 100, "limit_low_bytes": 60, "measured_peak_bytes": 60},
+            "pass",
+            "fits",
+            "pass",
+        ),
+        (
+            {"limit_bytes": 100, "limit_low_bytes": 60, "measured_peak_bytes": 61},
+            "fail",
+            "depends",
+            "warn",
+        ),
+        (
+            {"limit_bytes": 100, "limit_low_bytes": 60, "measured_peak_bytes": 101},
+            "fail",
+            "over",
+            "fail",
+        ),
+        ({"limit_bytes": None}, "not judged", "not judged", "not judged"),
+        ({"limit_bytes": 0}, "fail", "over", "fail"),
+        ({"limit_bytes": 10**12, "outcome": "killed"}, "fail", "killed", "fail"),
+    ],
+)
+def test_device_limit_is_judged_without_budgets(
+    memory: dict[str, object], status: str, outcome: str, verdict: str
+) -> None:
+    result = judge(one_device(**memory))
+    assert check(result, "memory_limit").status == status
+    assert result.devices[0].memory.outcome == outcome
+    assert result.devices[0].verdict == verdict
+    assert result.verdict == verdict
+    assert result.over_budget == (verdict == "fail")
+
+
+def test_a_limit_that_depends_on_the_device_says_both_ends() -> None:
+    memory = {"limit_bytes": 8_000_000, "limit_low_bytes": 2_000_000}
+    found = check(judge(one_device(**memory, measured_peak_bytes=3_000_000)), "memory_limit")
+    assert (found.level, found.status) == ("warn", "fail")
+    assert "8.00 MB" in found.message
+    assert "2.00 MB at worst: it depends on the device" in found.message
+
+
+@pytest.mark.parametrize(
+    ("budget", "metric", "status"),
+    [
+        ('peak_memory = "182233829 B"', "peak_memory", "fail"),
+        ('peak_memory = "182233830 B"', "peak_memory", "pass"),
+        ('memory_headroom = "95 %"', "memory_headroom", "pass"),
+        ('memory_headroom = "96 %"', "memory_headroom", "fail"),
+        ('package_size = "5361200 B"', "package_size", "pass"),
+        ('package_size = "5361199 B"', "package_size", "fail"),
+        ("final_loss = 0.1142", "final_loss", "pass"),
+        ("final_loss = 0.1141", "final_loss", "fail"),
+        ("accuracy_floor = 0.9659", "accuracy_floor", "pass"),
+        ("accuracy_floor = 0.966", "accuracy_floor", "fail"),
+    ],
+)
+def test_limits_are_inclusive(budget: str, metric: str, status: str) -> None:
+    result = judged(make_result([DEVICE]), f"[budgets]\n{budget}")
+    found = check(result, metric)
+    assert found.status == status
+    assert found.budget_location == "budgets.toml:2"
+    assert (found.advice is not None) == (status == "fail")
+
+
+@pytest.mark.parametrize(
+    ("size", "budget"), [(2010, "2.01 kB"), (2_010_000, "2.01 MB"), (4_350_000, "4.35 MB")]
+)
+def test_a_figure_at_a_limit_with_a_fraction_keeps_it(size: int, budget: str) -> None:
+    result = make_result([DEVICE])
+    package = result.package.model_copy(update={"package_bytes": size})
+    limit = f'[budgets]\npackage_size = "{budget}"'
+    at = judged(result.model_copy(update={"package": package}), limit)
+    assert check(at, "package_size").status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("budget", "metric", "status"),
+    [
+        ('time_per_1000_tokens = "30 s"', "time_per_1000_tokens", "pass"),
+        ('time_per_1000_tokens = "29 s"', "time_per_1000_tokens", "fail"),
+        ('adapter_size = "4096 B"', "adapter_size", "pass"),
+        ('adapter_size = "4095 B"', "adapter_size", "fail"),
+    ],
+)
+def test_a_language_model_is_judged_by_tokens_and_adapter(
+    budget: str, metric: str, status: str
+) -> None:
+    result = with_latency(20_480.0, 25_000.0, 61_440.0)  # ms for 4 x 2 x 256 tokens
+    data = {"tokens_per_sample": 256, "batch_size": 4, "accumulation_steps": 2}
+    result = result.model_copy(
+        update={
+            "data": result.data.model_copy(update=data),
+            "package": result.package.model_copy(update={"adapter_bytes": 4096}),
+        }
+    )
+    assert check(judged(result, f"[budgets]\n{budget}"), metric).status == status
+
+
+def test_other_data_have_no_tokens_and_other_packages_no_adapter() -> None:
+    budgets = '[budgets]\ntime_per_1000_tokens = "30 s"\nadapter_size = "1 MB"'
+    result = judged(make_result([DEVICE]), budgets)
+    tokens, adapter = check(result, "time_per_1000_tokens"), check(result, "adapter_size")
+    assert (tokens.status, adapter.status) == ("not judged", "not judged")
+    assert "no tokens" in tokens.message
+    assert "no adapter" in adapter.message
+
+
+@pytest.mark.parametrize("free", range(1, 100))
+def test_headroom_at_its_limit_keeps_it(free: int) -> None:
+    for unit in (1, 1_000_000):
+        memory = {"limit_bytes": 100 * unit, "measured_peak_bytes": (100 - free) * unit}
+        budget = f'[budgets]\nmemory_headroom = "{free} %"'
+        assert check(judged(one_device(**memory), budget), "memory_headroom").status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("interval", "status", "level", "verdict"),
+    [
+        ((10, 20, 30), "pass", "error", "pass"),
+        ((10, 20, 30.1), "fail", "warn", "warn"),
+        ((10, 30.1, 40), "fail", "error", "fail"),
+        ((31, 32, 33), "fail", "error", "fail"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("budget", "metric"),
+    [
+        ('step_latency = "30 ms"', "step_latency"),
+        ('step_latency_p90 = "30 ms"', "step_latency_p90"),
+        ('first_step = "30 ms"', "first_step"),
+        ('time_to_finish = "30 s"', "time_to_finish"),
+        ('energy = "30 J"', "energy"),
+        ('battery_share = "30 %"', "battery_share"),
+        ('battery_per_session = "30 %"', "battery_per_session"),
+        ("sessions = 30", "sessions"),
+        ("days = 30", "days"),
+        ('written_per_day = "30 B"', "written_per_day"),
+        ("repeated_steps = 30", "repeated_steps"),
+    ],
+)
+def test_figures_of_a_device_are_judged_as_intervals(
+    interval: tuple[float, float, float],
+    status: str,
+    level: str,
+    verdict: str,
+    budget: str,
+    metric: str,
+) -> None:
+    result = judged(with_latency(*interval), f"[budgets]\n{budget}")
+    found = check(result, metric)
+    assert (found.status, found.level, result.verdict) == (status, level, verdict)
+    actual = math.ceil(interval[1]) if metric == "days" else interval[1]  # days are whole
+    assert (found.actual, found.limit) == (pytest.approx(actual), pytest.approx(30))
+    assert (found.advice is not None) == (status == "fail")
+
+
+def test_warn_level_never_fails() -> None:
+    text = '[budgets]\nstep_latency = { limit = "1 us", level = "warn" }'
+    result = judged(make_result([DEVICE]), text)
+    assert check(result, "step_latency").status == "fail"
+    assert result.verdict == "warn"
+    assert not result.over_budget
+
+
+def test_unknown_figures_are_not_judged_and_never_pass() -> None:
+    text = '[budgets]\nstep_latency = "1 h"\ntime_to_finish = "1000 h"'
+    result = judged(make_result(["web/phone"]), text)
+    assert check(result, "step_latency").status == "not judged"
+    assert "matrix rate" in check(result, "step_latency").message
+    assert result.devices[0].verdict == "not judged"
+    assert result.verdict == "not judged"
+
+    result = judged(one_device(limit_bytes=None), '[budgets]\nmemory_headroom = "1 %"')
+    assert check(result, "memory_headroom").status == "not judged"
+
+    training = make_result([DEVICE]).training.model_copy(
+        update={"eval_loss_after": None, "metric_after": None}
+    )
+    result = make_result([DEVICE]).model_copy(update={"training": training})
+    result = judged(result, "[budgets]\nfinal_loss = 9\naccuracy_floor = 0")
+    assert check(result, "final_loss").status == "not judged"
+    assert check(result, "accuracy_floor").status == "not judged"
+
+    result = judged(make_result([]), '[budgets]\npeak_memory = "1 GB"')
+    assert check(result, "peak_memory").status == "not judged"
+    assert result.verdict == "not judged"
+
+
+def test_worst_verdict_wins() -> None:
+    text = '[budgets]\nstep_latency = "10 ms"\nfinal_loss = { limit = 0.0, level = "warn" }'
+    names = ["web/phone", DEVICE]
+    result = judged(make_result(names), text)
+    assert [device.verdict for device in result.devices] == ["not judged", "fail"]
+    assert result.verdict == "fail"
+    assert judged(make_result(names[:1]), text).verdict == "not judged"
+
+
+def test_diverged_training_fails() -> None:
+    result = make_result([DEVICE])
+    training = result.training.model_copy(update={"losses": [2.3, None, None]})
+    result = judge(result.model_copy(update={"training": training}))
+    found = check(result, "finite_loss")
+    assert found.status == "fail"
+    assert "learning rate" in (found.advice or "")
+    assert result.verdict == "fail"
+
+
+def test_a_training_whose_last_step_diverged_fails() -> None:
+    """All training losses are finite then: they come before the update."""
+    result = make_result([DEVICE])
+    point = result.training.curve[-1].model_copy(update={"loss": None})
+    curve = [*result.training.curve[:-1], point]
+    update = {"curve": curve, "eval_loss_after": None}
+    result = judge(
+        result.model_copy(update={"training": result.training.model_copy(update=update)})
+    )
+    found = check(result, "finite_loss")
+    assert (found.status, found.actual) == ("fail", 1)
+    assert f"1 of {len(curve) - 1} on held-out samples are not" in found.message
+    assert "learning rate" in (found.advice or "")
+    assert result.verdict == "fail"
+
+
+def test_a_model_that_only_becomes_finite_passes() -> None:
+    result = make_result([DEVICE])
+    curve = [result.training.curve[0].model_copy(update={"loss": None}), *result.training.curve[1:]]
+    training = result.training.model_copy(update={"curve": curve, "eval_loss_before": None})
+    assert check(judge(result.model_copy(update={"training": training})), "finite_loss").actual == 0
+
+
+def test_interrupted_replay_fails_once() -> None:
+    result = make_result([DEVICE])
+    device = result.devices[0]
+    training = device.training.model_copy(  # type: ignore[union-attr]
+        update={"outcome": "killed", "steps_done": 12, "detail": "the background window closed"}
+    )
+    result = result.model_copy(
+        update={"devices": [device.model_copy(update={"training": training})]}
+    )
+    found = check(judge(result), "steps_done")
+    assert found.status == "fail"
+    assert "background window" in found.message
+    killed = judge(make_result(["raspberrypi/zero-2-w"], scale=3.0))
+    metrics = [c.metric for c in killed.devices[0].checks]
+    assert metrics == ["memory_limit"]
+
+
+def test_killed_replay_has_no_peak_to_pass_with() -> None:
+    text = '[budgets]\npeak_memory = "1 TB"\nmemory_headroom = "1 %"'
+    result = judged(make_result(["raspberrypi/zero-2-w"], scale=2.0), text)
+    memory = result.devices[0].memory
+    assert memory.outcome == "killed"
+    assert memory.predicted_peak_bytes < (memory.limit_bytes or 0)
+    assert check(result, "peak_memory").status == "not judged"
+    assert check(result, "memory_headroom").status == "fail"
+    assert check(result, "memory_headroom").actual == 0
+
+
+def test_package_limits_of_a_class_are_judged_on_its_devices() -> None:
+    text = '[class.android]\npackage_size = "1 MB"'
+    result = judged(make_result([DEVICE, "raspberrypi/pi-5"]), text)
+    assert [device.verdict for device in result.devices] == ["fail", "pass"]
+    assert [c.metric for c in result.checks] == ["finite_loss", "learns", "interruption"]
+
+
+def test_entitlement_is_advised_where_it_is_enough() -> None:
+    result = make_result(["apple/iphone-15-pro"], scale=25.0)
+    assert result.devices[0].memory.peak_bytes > 3e9
+    found = check(judge(result), "memory_limit")
+    assert "entitlement" in (found.advice or "")
+    assert "6.00 GB" in (found.advice or "")
+
+
+def test_unknown_device_in_budgets() -> None:
+    with pytest.raises(OdtpackError, match="does not exist"):
+        judged(make_result([DEVICE]), '[device."google/pixel-99"]\nfinal_loss = 1')
+    # A shipped device that this run left out is fine.
+    judged(make_result([DEVICE]), '[device."google/pixel-4a"]\nfinal_loss = 1')
+
+
+def test_judging_is_pure_and_repeatable() -> None:
+    result = make_result()
+    before = result.to_json()
+    text = '[budgets]\npeak_memory = "150 MB"\nstep_latency = "60 ms"'
+    first = judged(result, text)
+    assert result.to_json() == before
+    assert first.to_json() == judged(first, text).to_json()
+
+
+def test_unknown_figures_of_the_campaign_say_why() -> None:
+    text = '[budgets]\nenergy = "1 MJ"\nsessions = 100'
+    result = judged(make_result(["raspberrypi/pi-5"]), text)
+    assert check(result, "energy").status == "not judged"
+    assert "no battery" in check(result, "energy").message
+    assert check(result, "sessions").status == "pass"
+    device = result.devices[0].model_copy(update={"campaign": None})
+    result = judged(result.model_copy(update={"devices": [device]}), text)
+    assert check(result, "sessions").status == "not judged"
+    assert "no campaign" in check(result, "sessions").message
+
+
+def test_in_the_background_the_background_limit_is_judged() -> None:
+    result = make_result([DEVICE], policy=Policy(state="background"))
+    memory = result.devices[0].memory.model_copy(update={"limit_bytes": 190_000_000})
+    device = result.devices[0].model_copy(update={"memory": memory})
+    result = judged(
+        result.model_copy(update={"devices": [device]}), '[budgets]\nmemory_headroom = "10 %"'
+    )
+    assert "in the background" in check(result, "memory_limit").message
+    assert check(result, "memory_limit").status == "pass"
+    assert check(result, "memory_headroom").status == "fail"
+    assert check(result, "memory_headroom").actual == pytest.approx(100 * (1 - 182.233830 / 190))
+
+
+@pytest.mark.parametrize(
+    ("equal", "status", "verdict"),
+    [(True, "pass", "pass"), (False, "fail", "fail"), (None, "not judged", "not judged")],
+)
+def test_interruptions_must_end_in_equal_weights(
+    equal: bool | None, status: str, verdict: str
+) -> None:
+    result = make_result([DEVICE])
+    assert result.interruption is not None
+    info = result.interruption.model_copy(update={"equal": equal, "detail": "see the log"})
+    result = judge(result.model_copy(update={"interruption": info}))
+    found = check(result, "interruption")
+    assert (found.status, found.actual, result.verdict) == (status, 3, verdict)
+    assert "see the log" in found.message
+    assert (found.advice is not None) == (status == "fail")
+    without = judge(result.model_copy(update={"interruption": None}))
+    assert [c.metric for c in without.checks] == ["finite_loss", "learns"]
+
+
+@pytest.mark.parametrize(
+    ("endless", "verdict"), [("typical", "fail"), ("worst case", "warn"), (None, "pass")]
+)
+def test_a_training_without_end_fails(
+    endless: Literal["typical", "worst case"] | None, verdict: str
+) -> None:
+    result = make_result([DEVICE], policy=Policy(state="background"))
+    memory = result.devices[0].memory.model_copy(update={"limit_bytes": 10**9})
+    campaign = DeviceCampaign(endless=endless)
+    device = result.devices[0].model_copy(update={"campaign": campaign, "memory": memory})
+    result = judge(result.model_copy(update={"devices": [device]}))
+    assert result.verdict == verdict
+    found = [c for c in result.devices[0].checks if c.metric == "finishes"]
+    assert len(found) == (endless is not None)
+    for c in found:
+        assert "foreground" in (c.advice or "")
+        assert ("worst case" in c.message) == (endless == "worst case")
+
+
+def test_why_a_real_campaign_never_ends() -> None:
+    """The campaign's own words: what the window lacks."""
+    profile = load_profile(DEVICE)
+    result = make_result([DEVICE], policy=Policy(state="background"))
+    latency = result.devices[0].latency.model_copy(
+        update={"session_creation_ms": Interval(low=3e6, typical=3e6, high=3e6)}
+    )
+    campaign = run_campaign(
+        profile, latency, result.policy, steps=[240], checkpoint_bytes=10**6, curve=[]
+    )
+    assert campaign.endless == "typical"
+    device = result.devices[0].model_copy(update={"campaign": campaign})
+    text = b'[budgets]\ntime_to_finish = "1 h"'
+    judged = judge(result.model_copy(update={"devices": [device]}), parse_budgets(text))
+    assert judged.verdict == "fail"
+    assert "ends before a checkpoint is written" in check(judged, "finishes").message
+    assert check(judged, "time_to_finish").status == "not judged"
+    assert "ends before a checkpoint is written" in check(judged, "time_to_finish").message
+
+
+def test_what_a_figure_leaves_out_is_said() -> None:
+    result = make_result([DEVICE])
+    assert result.devices[0].campaign is not None
+    left_out = [
+        NotJudged(figure="power.idle", reason="unknown"),
+        NotJudged(figure="checkpoint_save_ms", reason="unknown"),
+    ]
+    campaign = result.devices[0].campaign.model_copy(update={"left_out": left_out})
+    device = result.devices[0].model_copy(update={"campaign": campaign})
+    result = judged(
+        result.model_copy(update={"devices": [device]}),
+        '[budgets]\nenergy = "1 MJ"\ntime_to_finish = "1 h"',
+    )
+    energy, time = check(result, "energy"), check(result, "time_to_finish")
+    assert "without subtracting idle power and saving checkpoints, which are" in energy.message
+    assert "without saving checkpoints, which is unknown, allowed" in time.message
+    assert (energy.status, time.status) == ("pass", "pass")
+
+
+@pytest.mark.parametrize(
+    ("peak", "status", "verdict"), [(699, "pass", "pass"), (700, "fail", "warn")]
+)
+def test_a_peak_that_the_system_warns_of(peak: int, status: str, verdict: str) -> None:
+    result = one_device(limit_bytes=1000, warning_bytes=700, measured_peak_bytes=peak)
+    result = judge(result)
+    assert check(result, "low_memory_warning").status == status
+    assert result.verdict == verdict
+    over = judge(one_device(limit_bytes=1000, warning_bytes=700, measured_peak_bytes=1001))
+    assert "low_memory_warning" not in [c.metric for c in over.devices[0].checks]
+    unknown = judge(one_device(warning_bytes=None))
+    assert "low_memory_warning" not in [c.metric for c in unknown.devices[0].checks]
+
+
+@pytest.mark.parametrize(
+    ("budget", "verdict", "metrics"),
+    [
+        ('"1 GB"', "pass", {"peak_memory": "pass"}),
+        ('["1 GB", "+5 %"]', "not judged", None),
+        ('"1 MB"', "fail", {"peak_memory": "fail"}),
+        ('"+5 %"', "not judged", {"memory_limit": "not judged", "peak_memory": "not judged"}),
+        (
+            '{ limit = "1 GB", level = "warn" }',
+            "not judged",
+            {"memory_limit": "not judged", "peak_memory": "pass"},
+        ),
+    ],
+)
+def test_a_budget_stands_in_for_a_limit_that_nobody_knows(
+    budget: str, verdict: str, metrics: dict[str, str] | None
+) -> None:
+    """Only one that could fail by itself; and only for a limit that is unknown."""
+    text = f"[budgets]\npeak_memory = {budget}"
+    result = judged(one_device(limit_bytes=None), text)
+    checks = result.devices[0].checks
+    assert result.devices[0].verdict == verdict
+    if metrics is not None:
+        assert {c.metric: c.status for c in checks} == metrics
+    else:
+        assert [c.metric for c in checks] == ["peak_memory", "peak_memory"]
+    stands_in = "memory_limit" not in {c.metric for c in checks}
+    assert ("stands in for the device's own limit" in checks[0].message) == stands_in
+    assert result.devices[0].memory.outcome == "not judged"
+    known = judged(one_device(limit_bytes=10**9), text).devices[0].checks
+    assert "memory_limit" in {c.metric for c in known}
+
+
+def test_windows_alone_make_counts_depend_on_times() -> None:
+    """In the foreground an unknown time of saving changes neither sessions nor bytes."""
+    left_out = [NotJudged(figure="checkpoint_save_ms", reason="unknown")]
+    for state, said in (("foreground", False), ("background", True)):
+        result = make_result([DEVICE], policy=Policy.model_validate({"state": state}))
+        assert result.devices[0].campaign is not None
+        campaign = result.devices[0].campaign.model_copy(update={"left_out": left_out})
+        device = result.devices[0].model_copy(update={"campaign": campaign})
+        result = judged(
+            result.model_copy(update={"devices": [device]}),
+            '[budgets]\nsessions = 900\nwritten_per_day = "9 GB"',
+        )
+        for metric in ("sessions", "written_per_day"):
+            assert ("without saving checkpoints" in check(result, metric).message) == said

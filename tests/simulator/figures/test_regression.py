@@ -1,0 +1,294 @@
+"""Limits against a baseline."""
+
+import pytest
+
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.figures.simulated import METRICS, host_interval
+from odtpack_simulator.result.result import HostLatency, SimulationResult, Subject
+from odtpack_simulator.values.figure import Check, Figure
+from odtpack_simulator.values.units import Interval
+from tests.simulator.factory import make_result, rebuilt
+
+DEVICE = "google/pixel-8a"
+
+
+def against(
+    head: SimulationResult, base: SimulationResult | None, key: str, value: str
+) -> tuple[Check, str]:
+    budgets = parse_budgets(f"[budgets]\n{key} = {value}".encode())
+    result = judge(head, budgets, baseline=base)
+    (check,) = [c for _, c in result.all_checks() if c.metric == key]
+    return check, result.verdict
+
+
+def with_memory(**update: object) -> SimulationResult:
+    result = make_result([DEVICE])
+    memory = result.devices[0].memory.model_copy(update=update)
+    device = result.devices[0].model_copy(update={"memory": memory})
+    return result.model_copy(update={"devices": [device]})
+
+
+def with_metric(metric: float, loss: float = 0.1) -> SimulationResult:
+    result = make_result([DEVICE])
+    update = {"metric_after": metric, "eval_loss_after": loss, "metric_interval": None}
+    return result.model_copy(update={"training": result.training.model_copy(update=update)})
+
+
+def slower(factor: float, spread: float = 0.01) -> SimulationResult:
+    """A result whose host, and so whose devices, take longer by a factor."""
+    result = make_result([DEVICE])
+    host = result.latency_host
+    assert host.p50_ms is not None
+    p50 = host.p50_ms.model_copy(
+        update={
+            "low": host.p50_ms.typical * factor * (1 - spread),
+            "typical": host.p50_ms.typical * factor,
+            "high": host.p50_ms.typical * factor * (1 + spread),
+        }
+    )
+    device = result.devices[0]
+    assert device.latency.step_ms is not None
+    latency = device.latency.model_copy(update={"step_ms": device.latency.step_ms.scaled(factor)})
+    changed = result.model_copy(
+        update={
+            "latency_host": host.model_copy(update={"p50_ms": p50}),
+            "devices": [device.model_copy(update={"latency": latency})],
+        }
+    )
+    return rebuilt(changed, factor)
+
+
+@pytest.mark.parametrize(
+    ("head", "value", "limit", "status"),
+    [
+        (100_000_000, '"+0 %"', 100e6, "pass"),
+        (105_000_000, '"+5 %"', 105e6, "pass"),
+        (105_000_001, '"+5 %"', 105e6, "fail"),
+        (105_000_000, '"+5 MB"', 105e6, "pass"),
+        (105_000_001, '"+5 MB"', 105e6, "fail"),
+        (90_000_000, '"+0 %"', 100e6, "pass"),
+    ],
+)
+def test_what_may_grow(head: int, value: str, limit: float, status: str) -> None:
+    base = with_memory(measured_peak_bytes=100_000_000)
+    check, _ = against(with_memory(measured_peak_bytes=head), base, "peak_memory", value)
+    assert (check.limit, check.baseline, check.actual) == (pytest.approx(limit), 100e6, head)
+    assert (check.status, check.level) == (status, "error")
+    assert "of the baseline" in check.message
+    assert check.budget_location == "budgets.toml:2"
+
+
+@pytest.mark.parametrize(
+    ("key", "head", "value", "limit", "status"),
+    [
+        ("accuracy_floor", 0.9405, '"-1 %"', 0.9405, "pass"),
+        ("accuracy_floor", 0.9404, '"-1 %"', 0.9405, "fail"),
+        ("accuracy_floor", 0.94, '"-0.01"', 0.94, "pass"),
+        ("accuracy_floor", 0.9399, '"-0.01"', 0.94, "fail"),
+        ("accuracy_floor", 0.99, '"-0 %"', 0.95, "pass"),
+    ],
+)
+def test_what_may_fall(key: str, head: float, value: str, limit: float, status: str) -> None:
+    check, _ = against(with_metric(head), with_metric(0.95), key, value)
+    assert check.limit == pytest.approx(limit, abs=1e-12)
+    assert check.status == status
+
+
+def test_headroom_falls_in_percent_of_itself() -> None:
+    base = with_memory(limit_bytes=1000, measured_peak_bytes=500)
+    for peak, status in ((510, "pass"), (511, "fail")):
+        head = with_memory(limit_bytes=1000, measured_peak_bytes=peak)
+        check, _ = against(head, base, "memory_headroom", '"-2 %"')
+        assert check.limit == pytest.approx(49.0)
+        assert check.status == status
+
+
+def test_a_negative_loss_may_grow_by_a_share_of_its_size() -> None:
+    base = with_metric(0.9, loss=-2.0)
+    for loss, status in ((-1.8, "pass"), (-1.79, "fail")):
+        check, _ = against(with_metric(0.9, loss=loss), base, "final_loss", '"+10 %"')
+        assert (check.limit, check.status) == (pytest.approx(-1.8), status)
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.key)
+def test_a_result_is_no_worse_than_itself(metric: object) -> None:
+    key = METRICS[metric.key].key  # type: ignore[attr-defined]
+    value = '"-0 %"' if METRICS[key].better == "higher" else '"+0 %"'
+    result = make_result([DEVICE])
+    update = {  # of a language model, which has all figures
+        "data": result.data.model_copy(update={"tokens_per_sample": 128}),
+        "package": result.package.model_copy(update={"adapter_bytes": 4096}),
+    }
+    result = result.model_copy(update=update)
+    check, _ = against(result, result, key, value)
+    assert check.status == "pass"
+    assert check.baseline == check.actual == check.limit
+
+
+@pytest.mark.parametrize(
+    ("head_factor", "status", "level"),
+    [
+        (1.04, "pass", "error"),  # within 5 %, whatever the noise
+        (1.06, "fail", "error"),  # beyond, and by more than the 2 % that both leave open
+        (1.5, "fail", "error"),
+    ],
+)
+def test_times_beyond_the_noise(head_factor: float, status: str, level: str) -> None:
+    check, _ = against(slower(head_factor), slower(1.0), "step_latency", '"+5 %"')
+    assert (check.status, check.level) == (status, level)
+
+
+def test_times_within_the_noise_only_warn() -> None:
+    # Both medians are known to 4 %: the head may be 1.04 / 0.96 - 1 = 8.3 % off by chance.
+    for factor, level, verdict in ((1.083, "warn", "warn"), (1.084, "error", "fail")):
+        check, whole = against(
+            slower(factor, spread=0.04), slower(1.0, spread=0.04), "step_latency", '"+5 %"'
+        )
+        assert (check.status, check.level, whole) == ("fail", level, verdict)
+        assert ("scatters" in check.message) == (level == "warn")
+
+
+def test_measured_memory_repeats_within_200_kb() -> None:
+    base = with_memory(measured_peak_bytes=100_000_000)
+    for extra, level in ((200_000, "warn"), (200_001, "error")):
+        head = with_memory(measured_peak_bytes=100_000_000 + extra)
+        check, _ = against(head, base, "peak_memory", '"+0 %"')
+        assert (check.status, check.level) == ("fail", level)
+    predicted = {"measured_peak_bytes": None, "predicted_peak_bytes": 100_000_000}
+    head = with_memory(**predicted | {"predicted_peak_bytes": 100_000_001})
+    check, _ = against(head, with_memory(**predicted), "peak_memory", '"+0 %"')
+    assert (check.status, check.level) == ("fail", "error")
+
+
+def test_without_a_baseline_nothing_is_judged() -> None:
+    check, verdict = against(make_result([DEVICE]), None, "peak_memory", '"+5 %"')
+    assert (check.status, check.limit, verdict) == ("not judged", None, "not judged")
+    assert "--baseline" in check.message
+
+
+def test_what_cannot_be_compared_is_not_judged() -> None:
+    base, head = make_result([DEVICE]), make_result([DEVICE])
+    device = base.devices[0]
+
+    def altered(**update: object) -> SimulationResult:
+        changed = device.model_copy(update=update)
+        return base.model_copy(update={"devices": [changed]})
+
+    cases = [
+        (base.model_copy(update={"devices": []}), "peak_memory", "does not have this device"),
+        (
+            altered(memory=device.memory.model_copy(update={"outcome": "killed"})),
+            "peak_memory",
+            "not known of the baseline",
+        ),
+        (
+            altered(memory=device.memory.model_copy(update={"measured_peak_bytes": None})),
+            "peak_memory",
+            "predicted, here measured",
+        ),
+        (altered(profile_digest="0" * 64), "step_latency", "profile is another"),
+        (
+            base.model_copy(update={"host": base.host.model_copy(update={"cpu": "Another"})}),
+            "energy",
+            "another host (Another",
+        ),
+        (
+            base.model_copy(update={"host": base.host.model_copy(update={"threads": 2})}),
+            "step_latency",
+            "another host",
+        ),
+    ]
+    for other, key, words in cases:
+        check, verdict = against(head, other, key, '"+5 %"')
+        assert (check.status, verdict) == ("not judged", "not judged"), key
+        assert words in check.message
+    # Memory follows neither from the host's times nor from the profile.
+    for other in (cases[3][0], cases[4][0]):
+        check, _ = against(head, other, "peak_memory", '"+5 %"')
+        assert check.status == "pass"
+
+
+def test_absolute_and_relative_together() -> None:
+    base = with_memory(measured_peak_bytes=100_000_000)
+    head = with_memory(measured_peak_bytes=150_000_000)
+    budgets = parse_budgets(
+        b'[budgets]\npeak_memory = ["200 MB", { limit = "+5 %", level = "warn" }]'
+    )
+    result = judge(head, budgets, baseline=base)
+    found = [c for _, c in result.all_checks() if c.metric == "peak_memory"]
+    assert [(c.limit, c.status, c.level) for c in found] == [
+        (200e6, "pass", "error"),
+        (105e6, "fail", "warn"),
+    ]
+    assert result.verdict == "warn"
+
+
+def test_a_relative_floor_of_a_class_is_judged_on_its_devices() -> None:
+    budgets = parse_budgets(b'[class.android]\naccuracy_floor = "-0.01"')
+    base, head = with_metric(0.95), with_metric(0.9)
+    # The baseline knows the metric even where it did not replay this device.
+    base = base.model_copy(update={"devices": []})
+    result = judge(head, budgets, baseline=base)
+    assert [c.status for c in result.devices[0].checks if c.metric == "accuracy_floor"] == ["fail"]
+
+
+def test_the_interval_of_a_median_against_the_binomial() -> None:
+    """Of 1000 samples of 101 steps, about 95 of 100 intervals must hold the true median."""
+    import numpy as np
+
+    random = np.random.default_rng(3)
+    inside = {"median": 0, "p90": 0}
+    for _ in range(1000):
+        host = HostLatency(
+            first_step_ms=1.0, steps_ms=random.exponential(10.0, 101).tolist(), by_operator=[]
+        )
+        for sample, quantile in (("median", 0.5), ("p90", 0.9)):
+            interval = host_interval(host, sample)  # type: ignore[arg-type]
+            assert interval is not None
+            true = -10.0 * np.log(1.0 - quantile)
+            inside[sample] += interval.low <= true <= interval.high
+    assert 930 <= inside["median"] <= 980
+    assert 920 <= inside["p90"] <= 985
+    few = HostLatency(first_step_ms=None, steps_ms=[1.0], by_operator=[])
+    assert host_interval(few, "median") is None
+    assert host_interval(few.model_copy(update={"steps_ms": []}), "single") is None
+
+
+def test_a_device_metric_is_not_read_from_a_package() -> None:
+    with pytest.raises(ValueError, match="from a device"):
+        METRICS["energy"].read(Subject(make_result([])))
+
+
+def test_a_single_step_may_be_any_of_nine_in_ten() -> None:
+    host = make_result([DEVICE]).latency_host.model_copy(
+        update={"steps_ms": [float(step) for step in range(101)]}
+    )
+    assert host_interval(host, "single") == Interval(low=5.0, typical=50.0, high=95.0)
+
+
+def test_noise_is_the_larger_of_both_ways() -> None:
+    """Head against base at their opposite ends, and base against head."""
+
+    def step(low: float, high: float) -> Figure:
+        result = make_result([DEVICE])
+        p50 = Interval(low=low, typical=10.0, high=high)
+        host = result.latency_host.model_copy(update={"p50_ms": p50})
+        subject = Subject(result.model_copy(update={"latency_host": host}), result.devices[0])
+        return METRICS["step_latency"].of(subject, DEVICE)
+
+    wide, narrow = step(10.0, 20.0), step(10.0, 10.0)
+    for base, head in ((wide, narrow), (narrow, wide)):
+        assert METRICS["step_latency"].chance(base, head) == pytest.approx(base.value)
+
+
+@pytest.mark.parametrize(("before", "noise"), [(0.90, 0.02), (0.99, 0.03)])
+def test_a_metric_scatters_by_the_end_that_looks_at_the_other(before: float, noise: float) -> None:
+    head = with_metric(0.95)
+    training = head.training.model_copy(update={"metric_interval": (0.93, 0.98)})
+    metric = METRICS["accuracy_floor"]
+    found = metric.chance(
+        metric.read(Subject(with_metric(before))),
+        metric.read(Subject(head.model_copy(update={"training": training}))),
+    )
+    assert found == pytest.approx(noise)
