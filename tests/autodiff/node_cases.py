@@ -271,9 +271,9 @@ class _Trial:
     def _graphs(self) -> training.Graphs | None:
         """The training graph for all inputs that a gradient reaches."""
         while self.train:
-            recipe = training.TrainingGraphSpec(tuple(self.train), (), None)
+            task = training.Task(load_model(self._with_loss()), tuple(self.train), (), None)
             try:
-                return training.build_graphs(load_model(self._with_loss()), recipe)
+                return training.build_graphs(task)
             except OdtpackError as error:
                 if error.code != "not-reached":
                     raise

@@ -11,7 +11,6 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.optimizers import AdamW, GroupRule
-from odtpack.package.optimizer_update import Update
 from tests.kits import cpp_kit, models
 from tests.kits.cases import CASES, Case
 from tests.kits.cpp_kit import run, save_batch
@@ -100,6 +99,6 @@ def test_a_step_model_updates_what_is_finite(tmp_path: Path) -> None:
 
 
 def test_rates_that_are_negative_or_not_finite_are_refused(tmp_path: Path) -> None:
-    update = Update(groups=(GroupRule("*bias", 10.0, 0.0),))
-    case = Case(models.mlp, CASES["adam"].data, {"optimizer": AdamW(), "update": update})
+    update = {"groups": (GroupRule("*bias", 10.0, 0.0),)}
+    case = Case(models.mlp, CASES["adam"].data, {"optimizer": AdamW(), **update})
     calls("rates", write_job(case, tmp_path), 1)

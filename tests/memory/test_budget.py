@@ -11,10 +11,10 @@ import pytest
 from benchmarks.memory_prediction import make_job
 from odtpack.artifacts import OptimType
 from odtpack.build import build_package
-from odtpack.build_spec import BuildSpec
 from odtpack.errors import OdtpackError
 from odtpack.optimizers import SGD
 from odtpack.recipe import read_recipe
+from odtpack.spec import BuildSpec
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.replay import run_training_child

@@ -14,8 +14,8 @@ import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state
 from onnxruntime.tools.reduced_build_config_parser import parse_config
 
+from odtpack.choices import Format, Mode, OrtFormat, Types
 from odtpack.errors import OdtpackError
-from odtpack.ort.choices import Format, Mode, OrtFormat, Types
 from odtpack.ort.files import add_ort_files
 from odtpack.ort.format import convert_model
 from odtpack.ort.kernel_count import count_kernels

@@ -122,7 +122,7 @@ def test_one_option_of_the_recipes_own_loss_and_optimizer(
         ("labelsmoothing = 1\n", (), "recipe-invalid", ("label_smoothing", "recipe.toml:6")),
         ("[optimizer]\nkind = 'sgd'", ("--beta1", 0.5), "option-not-used", ("--beta1",)),
         ("", ("--beta1", 1.5), "bad-hyperparameter", ("beta1",)),
-        ("", ("--accumulate", 0), "bad-accumulation", ("0 batches",)),
+        ("", ("--accumulate", 0), "bad-accumulation", ("accumulation_steps is 0",)),
         ("", ("--onnxruntime", "new"), "bad-version", ("'new'",)),
         ("", ("--onnxruntime", "1.8"), "target-cannot-load", ("1.8", "opset 14")),
         ("[target]\nonnxruntime = '1.7'", (), "target-too-old", ("1.7", "1.8")),

@@ -10,9 +10,8 @@ import onnx.parser
 import pytest
 
 from odtpack.build import build_package
-from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Clip, Lion
+from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion
 from odtpack.optimizers import Optimizer as Formula
-from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.finite import all_finite
@@ -28,11 +27,11 @@ OPTIMIZERS = {
 
 def package_of(
     model: onnx.ModelProto, folder: Path, formula: Formula | None = None,
-    update: Update = PLAIN_UPDATE, **options: object,
+    **options: object,
 ) -> Package:  # fmt: skip
     build_package(
         model, folder / "package", **{"loss": "cross_entropy", **options},
-        optimizer=formula or AdamW(), update=update, self_check=False,
+        optimizer=formula or AdamW(), self_check=False,
     )  # fmt: skip
     return Package.open(folder / "package")
 
@@ -97,7 +96,7 @@ def test_a_nan_in_a_batch(tmp_path: Path, name: str, whole: bool) -> None:
 
 def test_clipping_by_the_norm(tmp_path: Path) -> None:
     model = zoo.mlp((20, 16, 10))
-    package = package_of(model, tmp_path, update=Update(clip=Clip(norm=0.1)))
+    package = package_of(model, tmp_path, clip_norm=0.1)
     module, optimizer = opened(package)
     before = contents(module)
     train_step(module, optimizer, [spoilt(batch(model, 8))])

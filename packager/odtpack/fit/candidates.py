@@ -18,7 +18,7 @@ from odtpack_runtime.training.schedules import ScheduleSpec
 if TYPE_CHECKING:
     from odtpack.choices import Storage
     from odtpack.recipe import BuildSpec
-    from odtpack.spec.option import Group
+    from odtpack.spec import Group
 
 Options = tuple[tuple[str, object], ...]
 

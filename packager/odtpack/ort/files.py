@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from odtpack.ort.choices import OrtFormat, Platform, Style, Types
+from odtpack.choices import OrtFormat, Platform, Style, Types
 from odtpack.ort.format import convert_models
 from odtpack.ort.kernel_needs import newest, oldest_runtime
 from odtpack.ort.operator_config import CONFIG_NAME, TYPES_CONFIG_NAME, config_of

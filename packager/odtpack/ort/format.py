@@ -14,8 +14,8 @@ from typing import Final, Literal
 
 import onnxruntime
 
+from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
-from odtpack.ort.choices import OrtFormat, Platform, Style
 from odtpack_runtime.apart import worker as apart
 
 LEVELS: Final[Mapping[str, onnxruntime.GraphOptimizationLevel]] = {

@@ -18,8 +18,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from odtpack.choices import Types
 from odtpack.errors import OdtpackError
-from odtpack.ort.choices import Types
 from odtpack.ort.format import open_optimized, session_options
 from odtpack.ort.kernel_count import CPP_NAMES
 from odtpack.ort.operator_config import Operator, OperatorConfig, config_of, main_graph

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from odtpack.choices import Types
 from odtpack.errors import OdtpackError
-from odtpack.ort.choices import Types
 
 CONFIG_NAME: Final = "required_operators.config"
 TYPES_CONFIG_NAME: Final = "required_operators_and_types.config"

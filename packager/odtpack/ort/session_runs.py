@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from odtpack.choices import Format, Mode, Platform, Style
 from odtpack.errors import OdtpackError
-from odtpack.ort.choices import Format, Mode, Platform, Style
 from odtpack.ort.format import LEVELS, convert_model, optimize_model, recorded_level
 from odtpack_runtime.package.package import Package
 

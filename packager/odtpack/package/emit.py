@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,11 @@ import onnx
 import onnx_ir as ir
 
 import odtpack
-from odtpack.choices import SESSIONS, Sessions
+from odtpack.choices import SESSIONS
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of, nodes_of
 from odtpack.ort.kernel_needs import Need
 from odtpack.package.optimizer_update import OptimizerStep
-from odtpack.package.parameters import Parameter
 from odtpack.package.segments.files import stage_segments
 from odtpack.package.self_check import with_self_check
 from odtpack.package.training import STATE_SUFFIX, Graphs
@@ -33,7 +31,7 @@ from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.files.folder_update import finish_update, update_folder
 from odtpack_runtime.package.listed_files import MANIFEST_NAME, read_manifest, signature_path
-from odtpack_runtime.package.manifest import MEANINGS, Manifest, PackageFile, SessionInfo
+from odtpack_runtime.package.manifest import MEANINGS, Manifest, PackageFile
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
 from odtpack_runtime.session.options import usual_session
@@ -43,34 +41,34 @@ _TEMPLATE = "inference_template"
 _PROTOBUF_LIMIT = 2**31
 
 
-def write_package(
-    graphs: Graphs,
-    optimizer: tuple[OptimizerStep, ir.Model] | None,
-    folder: Path,
-    prefix: str = "",
-    *,
-    nominal: bool = False,
-    recipe_digest: str | None = None,
-    carried: CheckpointData | None = None,
-    oldest: Need | None = None,
-    self_check: bool = True,
-    sessions: Sessions = "fast",
-    step: ir.Model | None = None,
-) -> Manifest | None:
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What is written besides the graphs.
+
+    Attributes:
+        step: What an optimizer step does.
+        optimizer: The model that makes it.
+        step_model: The training model that also makes it; None to write none.
+        digest: What decided the build, see :mod:`odtpack.package.digest`.
+        oldest: The oldest ONNX Runtime that loads the models; found out if None.
+        carried: Checkpoint whose optimizer state and properties the package's takes over.
+    """
+
+    step: OptimizerStep
+    optimizer: ir.Model
+    step_model: ir.Model | None = None
+    digest: str | None = None
+    oldest: Need | None = None
+    carried: CheckpointData | None = None
+
+
+def write_package(graphs: Graphs, made: Made | None, folder: Path) -> Manifest | None:
     """Write a package into ``folder``, in place of the package or the files of its names.
 
     Args:
         graphs: Training and evaluation models, their parameters and their loss.
-        optimizer: What an optimizer step does and its model, or None to write none.
+        made: The optimizer, or None to write none.
         folder: Destination; created if needed.
-        prefix: Start of every file name.
-        nominal: Also write a nominal checkpoint: names and types without values.
-        recipe_digest: What decided the build, see :mod:`odtpack.package.digest`.
-        carried: Checkpoint whose optimizer state and properties the package's takes over.
-        oldest: The oldest ONNX Runtime that loads the models; found out if None.
-        self_check: Whether to run the first steps, so that a device can compare its own.
-        sessions: How the package's sessions come by their memory.
-        step: The step model; None to write none.
 
     Returns:
         The manifest as written; None without an optimizer.
@@ -78,27 +76,29 @@ def write_package(
     Raises:
         OdtpackError: A file cannot be written, or a model exceeds protobuf's 2 GB.
     """
+    task, prefix = graphs.task, graphs.task.prefix
+    stock = task.backend.is_stock
     models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
-    if optimizer is not None:
-        models["optimizer_model"] = optimizer[1]
-        if step is not None:
-            models["step_model"] = step
-        if graphs.inference is not None and graphs.backend.is_stock:
+    if made is not None:
+        models["optimizer_model"] = made.optimizer
+        if made.step_model is not None:
+            models["step_model"] = made.step_model
+        if graphs.inference is not None and stock:
             models[_TEMPLATE] = graphs.inference.model
     name = f"{prefix}{MANIFEST_NAME}"
     with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
-        staged = _stage(models, graphs.parameters, stage, prefix, nominal, carried)
+        staged = _stage(models, graphs, stage, None if made is None else made.carried)
         segments = (
             None if graphs.segments is None else stage_segments(graphs.segments, stage, prefix)
         )
-        if optimizer is None:
+        if made is None:
             return None
-        manifest = _manifest(graphs, models, optimizer[0], staged, recipe_digest, oldest, sessions)
+        manifest = _manifest(graphs, models, made, staged)
         if segments is not None:
             manifest = segments.listed_in(manifest)
         if graphs.memory is not None and manifest.session and manifest.session.shared_allocator:
             manifest = _with_fitted_arena(manifest, stage / name, graphs)
-        if self_check and graphs.backend.is_stock:
+        if task.spec.self_check and stock:
             manifest = with_self_check(manifest, staged)
         _write(manifest, stage / name)
     return manifest
@@ -141,15 +141,10 @@ def listed_files(folder: Path, name: str) -> set[str]:
 
 
 def _stage(
-    models: dict[str, ir.Model],
-    parameters: Iterable[Parameter],
-    scratch: Path,
-    prefix: str,
-    nominal: bool,
-    carried: CheckpointData | None,
+    models: dict[str, ir.Model], graphs: Graphs, scratch: Path, carried: CheckpointData | None
 ) -> dict[str, Path]:
     """Write every file but the manifest into ``scratch``."""
-    staged = {}
+    staged, prefix = {}, graphs.task.prefix
     for key, model in models.items():
         proto = ir.to_proto(model)
         if proto.ByteSize() >= _PROTOBUF_LIMIT:
@@ -162,7 +157,7 @@ def _stage(
         staged[key] = scratch / f"{prefix}{key}.onnx"
         with atomic_write(staged[key]) as stream:
             stream.write(proto.SerializeToString(deterministic=True))
-    arrays = {p.name: p for p in parameters}
+    arrays = {p.name: p for p in graphs.parameters}
     data = CheckpointData(
         {n: p.value() for n, p in arrays.items() if p.role == "trainable"},
         {n: p.value() for n, p in arrays.items() if p.role != "trainable"},
@@ -174,7 +169,7 @@ def _stage(
     tensors = scratch / f"{prefix}checkpoint.data"
     if tensors.exists():
         staged["checkpoint_data"] = tensors
-    if nominal:
+    if graphs.task.spec.nominal:
         staged["nominal_checkpoint"] = scratch / f"{prefix}nominal_checkpoint"
         empty = CheckpointData(
             {n: np.empty(0, a.dtype) for n, a in data.trainable.items()},
@@ -186,18 +181,12 @@ def _stage(
 
 
 def _manifest(
-    graphs: Graphs,
-    models: dict[str, ir.Model],
-    update: OptimizerStep,
-    staged: dict[str, Path],
-    recipe_digest: str | None,
-    oldest: Need | None,
-    sessions: Sessions,
+    graphs: Graphs, models: dict[str, ir.Model], made: Made, staged: dict[str, Path]
 ) -> Manifest:
     graph = graphs.training.graph
-    backend = graphs.backend
+    task, backend = graphs.task, graphs.task.backend
     template = graphs.inference if backend.is_stock else None
-    lowest = (oldest or backend.oldest_runtime((*graphs.models, *models.values()))).name
+    lowest = (made.oldest or backend.oldest_runtime((*graphs.models, *models.values()))).name
     inputs, outputs = _inputs(graphs), _outputs(graph)
     predictions = [
         _value(value, "prediction") for value in graphs.evaluation.graph.outputs[len(outputs) :]
@@ -224,8 +213,8 @@ def _manifest(
         "evaluation_outputs": predictions,
         "loss": graphs.loss.name,
         "loss_options": dict(graphs.loss.options) or None,
-        **update.describe(),
-        "accumulation_steps": graphs.accumulation_steps,
+        **made.step.describe(),
+        "accumulation_steps": task.spec.accumulation_steps,
         "parameters": [
             {
                 "name": p.name,
@@ -246,24 +235,21 @@ def _manifest(
         ],
         "roles": {role: MEANINGS[role] for role in roles},
         "operators": _operators(graphs, models),
-        "recipe_digest": recipe_digest,
+        "recipe_digest": made.digest,
         "session": (
-            _session(graphs.training, sessions).as_dict(defaults=False)
+            usual_session(
+                graphs.training.metadata_props["odtpack.optimization_level"],
+                **SESSIONS[task.spec.sessions],
+            ).as_dict(defaults=False)
             if backend.is_stock
             else None
         ),
         "layout": layout,
-        **({} if graphs.adapter is None else {"adapter": graphs.adapter.as_dict(defaults=False)}),
+        **({} if task.adapter is None else {"adapter": task.adapter.as_dict(defaults=False)}),
         "inference": template
         and {key: list(getattr(template, key)) for key in ("inputs", "outputs", "parameters")},
     }
     return Manifest.from_json(json.dumps(content).encode(), "manifest.json").sealed()
-
-
-def _session(training: ir.Model, sessions: Sessions) -> SessionInfo:
-    return usual_session(
-        training.metadata_props["odtpack.optimization_level"], **SESSIONS[sessions]
-    )
 
 
 def _layout(graphs: Graphs, model: ir.Model) -> tuple[dict[str, object], dict[str, int]]:

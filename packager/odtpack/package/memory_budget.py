@@ -15,7 +15,8 @@ from typing import Final
 from odtpack.errors import OdtpackError
 from odtpack.memory.compile import input_shapes
 from odtpack.memory.spec import MemoryReport, MemorySpec
-from odtpack.package.training import Graphs
+from odtpack.package.emit import Made, write_package
+from odtpack.package.training import Graphs, Task, build_graphs
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_phases import MARGIN, MemoryPlan, Phase
@@ -32,25 +33,27 @@ _SHOWN: Final = 8
 
 
 def build_within(
-    spec: MemorySpec,
-    build: Callable[[MemorySpec], Graphs],
-    write: Callable[[Graphs, Path], object],
+    spec: MemorySpec, task: Task, make: Callable[[Task, Graphs], Made | None]
 ) -> Graphs:
     """Build graphs whose training is planned within the budget.
 
     Args:
         spec: With a budget.
-        build: Makes the graphs.
-        write: Writes a package of them into a folder, to be planned.
+        task: What is built.
+        make: Makes the optimizer of graphs, for a package to be planned.
 
     Raises:
         OdtpackError: No choice is enough (code ``memory-budget-too-small``).
     """
+    # Scratch packages are planned, not run.
+    scratch = dataclasses.replace(
+        task, prefix="", spec=dataclasses.replace(task.spec, self_check=False, nominal=False)
+    )
     budget = int((spec.budget or 0) / (1 + MARGIN))
 
     def planned(graphs: Graphs) -> MemoryPlan:
         with scratch_folder("budget") as folder:
-            write(graphs, Path(folder))
+            write_package(graphs, make(scratch, graphs), Path(folder))
             package = Package.open(Path(folder))
             shapes = input_shapes(graphs.training.graph, spec)
             sizes = {i.name: shapes.get(i.name, i.shape) for i in package.manifest.inputs}
@@ -58,10 +61,10 @@ def build_within(
 
     asked, haste, reached, out_of_reach = spec, 1, 0, 0
     for _ in range(_ATTEMPTS):
-        graphs = build(asked)
+        graphs = build_graphs(dataclasses.replace(scratch, memory=asked))
         plan = planned(graphs)
         if plan.peak.nbytes <= budget:
-            return graphs
+            return dataclasses.replace(graphs, task=task)
         kept, excess = _kept(graphs, plan), plan.peak.nbytes - budget
         if asked.limit is not None and kept > _REACHED * asked.limit:
             out_of_reach = asked.limit

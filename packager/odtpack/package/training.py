@@ -1,4 +1,4 @@
-"""Assembles the training and evaluation graphs from a forward graph and a recipe.
+"""Assembles the training and evaluation graphs from a forward graph and a specification.
 
 Graph conventions are the reference's: inputs are the user's inputs, the target, the
 parameters, a gradient buffer for each trainable parameter and ``lazy_reset_grad``;
@@ -11,6 +11,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -18,12 +20,12 @@ import onnx_ir as ir
 from odtpack import losses, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
-from odtpack.choices import Storage
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import static_dims
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.memory.spec import MemoryReport, MemorySpec
+from odtpack.optimizers import Optimizer
 from odtpack.package import inference_template
 from odtpack.package.attach_loss import LossInfo, attach_loss, return_prediction, value_names
 from odtpack.package.backend import STOCK, Backend, optimization_level
@@ -39,12 +41,16 @@ from odtpack.package.parameters import (
 )
 from odtpack.passes import aliases, batch_norm, pipeline, sparse_gradients
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
+from odtpack.spec import BuildSpec
 from odtpack_runtime.package.manifest import AdapterInfo, SegmentInfo
 from odtpack_runtime.session.graph_signature import (
     COTANGENT_SUFFIX,
     OWN_TYPE_SUFFIX,
     UNSCALED_SUFFIX,
 )
+
+if TYPE_CHECKING:
+    from odtpack.package.optimizer_update import OptimizerStep
 
 RESET = "lazy_reset_grad"
 STATE_SUFFIX = ".update.out"
@@ -55,56 +61,40 @@ _RESERVED = (
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingGraphSpec:
-    """What to train and how.
+class Task:
+    """A loaded model, the specification of its build, and what that resolves to for this model.
 
     Attributes:
+        model: As :func:`odtpack.model.loading.load_model` returns it.
         train: Names of the initializers to train.
         frozen: Names of the initializers that become inputs, but are not trained.
         loss: Loss to attach, or None if the model's first output is the loss.
-        loss_inputs: Names of the values that the loss reads: as many as it takes
-            predictions, then, if wanted, values in the place of its target inputs. The
-            first outputs if empty.
-        additional_outputs: Names of further values that both models return.
-        accumulation_steps: Number of batches whose gradients make one optimizer step. Each
-            is divided by it, so that their sum is the gradient of the mean of the losses.
+        spec: What is asked for, unchanged.
+        optimizer: Formula, or what writes an optimizer model; None for no optimizer.
         attached: What is known of a loss that the model already ends in.
         input_gradients: Names of inputs whose gradients the training model accumulates,
             like those of parameters.
-        newest_opset: The newest opset that the loading runtime knows.
-        frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
-        prediction: Whether the evaluation model also returns what the loss compares with
-            labels, so that the share of right ones can be computed.
         memory: For which shapes, and how far, the training model's memory is made small; None to
             leave it as it is differentiated.
         adapter: What the manifest says of the adapter that the model was given.
-        segments: Whether the network is cut into models that run one after the other.
-
-    Raises:
-        OdtpackError: ``accumulation_steps`` is not 1 or more.
+        backend: What runs the package.
+        prefix: Start of every file name.
+        custom_op_library: Shared library with custom operators, for the conversion to ORT format.
     """
 
+    model: ir.Model
     train: tuple[str, ...]
     frozen: tuple[str, ...]
     loss: losses.Loss | None
-    loss_inputs: tuple[str, ...] = ()
-    additional_outputs: tuple[str, ...] = ()
-    accumulation_steps: int = 1
+    spec: BuildSpec = dataclasses.field(default_factory=lambda: BuildSpec(prediction=False))
+    optimizer: Optimizer | OptimizerStep | None = None
     attached: LossInfo | None = None
     input_gradients: tuple[str, ...] = ()
-    newest_opset: int = targets.MAX_OPSET
-    frozen_storage: Storage | None = None
-    prediction: bool = False
     memory: MemorySpec | None = dataclasses.field(default_factory=MemorySpec)
     adapter: AdapterInfo | None = None
-    segments: bool = False
-
-    def __post_init__(self) -> None:
-        if self.accumulation_steps < 1:
-            raise OdtpackError(
-                "bad-accumulation",
-                f"gradients of {self.accumulation_steps} batches cannot be accumulated",
-            )
+    backend: Backend = STOCK
+    prefix: str = ""
+    custom_op_library: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +118,7 @@ class Segments:
 class Graphs:
     """The training and evaluation models, the parameters that both take, and their loss.
 
+    ``task``: what they were made for.
     ``returns_prediction``: whether the evaluation model returns it besides what both return.
     ``inference`` is the forward model without them; None if it computes nothing but its loss.
     ``memory``: what was done to keep the training model's memory small; None if nothing was.
@@ -137,14 +128,17 @@ class Graphs:
     training: ir.Model
     evaluation: ir.Model
     parameters: tuple[Parameter, ...]
-    accumulation_steps: int = 1
+    task: Task
     loss: LossInfo = dataclasses.field(default_factory=LossInfo)
-    backend: Backend = STOCK
     returns_prediction: bool = False
     inference: InferenceTemplate | None = None
     memory: MemoryReport | None = None
-    adapter: AdapterInfo | None = None
     segments: Segments | None = None
+
+    @property
+    def backend(self) -> Backend:
+        """What runs the package."""
+        return self.task.backend
 
     @property
     def user_inputs(self) -> list[ir.Value]:
@@ -193,43 +187,44 @@ class Prepared:
     returned: bool
 
 
-def prepare(model: ir.Model, recipe: TrainingGraphSpec) -> Prepared:
+def prepare(task: Task) -> Prepared:
     """Attach the loss to a loaded model, and make inputs of its parameters.
 
     Raises:
         OdtpackError: As :func:`build_graphs`.
     """
-    forward = model.clone()
-    pipeline.on_reading(forward, recipe.newest_opset)
-    parameters = choose_parameters(forward.graph, recipe.train, recipe.frozen)
+    spec = task.spec
+    forward = task.model.clone()
+    pipeline.on_reading(forward, targets.newest_opset(spec.onnxruntime))
+    parameters = choose_parameters(forward.graph, task.train, task.frozen)
     _check_names(forward.graph)
-    check_inputs(forward.graph, recipe.input_gradients)
-    prediction = (*recipe.loss_inputs, str(forward.graph.outputs[0].name))[0]
+    check_inputs(forward.graph, task.input_gradients)
+    prediction = (*spec.loss_inputs, str(forward.graph.outputs[0].name))[0]
     plain = forward.clone()
     info = attach_loss(
         forward.graph,
-        recipe.loss,
-        inputs=recipe.loss_inputs,
-        additional=recipe.additional_outputs,
-        attached=recipe.attached,
+        task.loss,
+        inputs=spec.loss_inputs,
+        additional=spec.outputs,
+        attached=task.attached,
     )
     for name in info.fixed:
-        if name in recipe.train:
+        if name in task.train:
             raise OdtpackError(
                 "trained-and-frozen",
                 f"{name!r} is to be trained, and the loss {info.name} lets no gradient through it",
                 hint=f"freeze it (--freeze {name!r}), or leave the loss's option words out",
             )
-    sources = (*recipe.train, *recipe.input_gradients)
+    sources = (*task.train, *task.input_gradients)
     if sources:
         forward = expand(infer_shapes(forward, new_only=True), sources)
     batch_norm.check(forward.graph)
-    if recipe.frozen_storage is not None:
-        parameters = store_frozen(forward.graph, parameters, recipe.frozen_storage)
+    if spec.frozen_storage is not None:
+        parameters = store_frozen(forward.graph, parameters, spec.frozen_storage)
     evaluation = forward.clone()
     returned = (
-        recipe.prediction
-        and (recipe.loss is None or recipe.loss.classifies)
+        spec.prediction
+        and (task.loss is None or task.loss.classifies)
         and "labels" in info.roles.values()
         and return_prediction(evaluation.graph, prediction)
     )
@@ -237,40 +232,39 @@ def prepare(model: ir.Model, recipe: TrainingGraphSpec) -> Prepared:
     return Prepared(forward, evaluation, plain, parameters, info, returned)
 
 
-def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = STOCK) -> Graphs:
-    """Differentiate a loaded model (see :func:`odtpack.model.loading.load_model`) for a runtime.
+def build_graphs(task: Task) -> Graphs:
+    """Differentiate a loaded model.
 
     Raises:
-        OdtpackError: A name in the recipe does not exist, is asked for twice, cannot be
+        OdtpackError: A name does not exist, is asked for twice, cannot be
             trained, or is not reached from the loss; or an operator has no gradient.
     """
-    ready = prepare(model, recipe)
+    ready = prepare(task)
+    stock = task.backend.is_stock
     forward, evaluation, parameters = ready.forward, ready.evaluation, ready.parameters
     pipeline.for_evaluation(evaluation)
     lift_parameters(evaluation.graph, parameters)
     pipeline.before_gradient(forward)
-    _differentiate(forward, recipe, backend)
+    _differentiate(forward, task)
     properties = properties_of(ready.info)
     level = optimization_level(forward.graph, parameters)
-    finish(forward, "training", properties | of_training(recipe, level))
+    finish(forward, "training", properties | of_training(task, level))
     memory = None
-    if recipe.memory is not None and backend.is_stock:
+    if task.memory is not None and stock:
         from odtpack.memory.compile import compile_memory
 
         shown = {p.name: p.module or p.name for p in parameters}
-        memory = compile_memory(forward, shown, recipe.memory)
+        memory = compile_memory(forward, shown, task.memory)
     return Graphs(
         # The reference distinguishes values by name.
-        pipeline.on_writing(forward, keep_names=not backend.is_stock),
+        pipeline.on_writing(forward, keep_names=not stock),
         pipeline.on_writing(finish(evaluation, "evaluation", properties), keep_names=True),
         parameters,
-        recipe.accumulation_steps,
+        task,
         ready.info,
-        backend,
         ready.returned,
-        _inference(ready.plain, forward.graph, recipe, parameters),
+        _inference(ready.plain, forward.graph, task, parameters),
         memory,
-        recipe.adapter,
     )
 
 
@@ -279,22 +273,22 @@ def properties_of(info: LossInfo) -> dict[str, str]:
     return {"odtpack.format": "1", "odtpack.loss": info.name, **info.metadata}
 
 
-def of_training(recipe: TrainingGraphSpec, level: str) -> dict[str, str]:
+def of_training(task: Task, level: str) -> dict[str, str]:
     """What those of a training model say besides."""
     found = {"odtpack.optimization_level": level}
-    if recipe.accumulation_steps > 1:
-        found["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)
+    if task.spec.accumulation_steps > 1:
+        found["odtpack.accumulation_steps"] = str(task.spec.accumulation_steps)
     return found
 
 
 def _inference(
-    plain: ir.Model, training: ir.Graph, recipe: TrainingGraphSpec, parameters: Sequence[Parameter]
+    plain: ir.Model, training: ir.Graph, task: Task, parameters: Sequence[Parameter]
 ) -> InferenceTemplate | None:
     """The forward model as it was before a loss was attached, for inference."""
-    own_loss = training.outputs[0].name if recipe.loss is None else None
-    beyond = recipe.loss_inputs[len(recipe.loss.reads) :] if recipe.loss is not None else ()
+    own_loss = training.outputs[0].name if task.loss is None else None
+    beyond = task.spec.loss_inputs[len(task.loss.reads) :] if task.loss is not None else ()
     wanted = [value.name or "" for value in plain.graph.outputs]
-    wanted += [*recipe.additional_outputs]
+    wanted += [*task.spec.outputs]
     names = inference_template.select(plain.graph, wanted, own_loss, beyond)
     if not names:
         return None
@@ -315,23 +309,23 @@ def _check_names(graph: ir.Graph) -> None:
             )
 
 
-def _differentiate(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend) -> None:
+def _differentiate(model: ir.Model, task: Task) -> None:
     graph = model.graph
     inputs = {value.name: value for value in graph.inputs}
     op = Ops(graph, "grad/")
     loss = graph.outputs[0]
-    names = {*recipe.train, *recipe.input_gradients}
+    names = {*task.train, *task.input_gradients}
     trained = [value for value in graph.inputs if value.name in names]
     gradients: dict[ir.Value, ir.Value] = {}
     if trained:
-        share = 1 / recipe.accumulation_steps
+        share = 1 / task.spec.accumulation_steps
         dtype = (loss.dtype or ir.DataType.FLOAT).numpy()
         seed = op.constant(np.full(static_dims(loss) or (), share, dtype))
         gradients = differentiate(graph, {loss: seed}, trained, op)
     require_reached(trained, gradients)
-    updates = pipeline.after_gradient(op, model, backend.lower_batch_norms)
+    updates = pipeline.after_gradient(op, model, task.backend.lower_batch_norms)
     if trained:
-        accumulate_gradients(graph, op, trained, gradients, backend)
+        accumulate_gradients(graph, op, trained, gradients, task.backend)
     for update in updates:
         # A layer used twice updates its statistics twice, the second time from the first.
         update.update.name = update.name + STATE_SUFFIX

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,20 +10,19 @@ from typing import Final
 
 import onnx_ir as ir
 
-from odtpack import optimizers, targets
-from odtpack.choices import Sessions, StepModel
+from odtpack import targets
 from odtpack.errors import OdtpackError, shortened
+from odtpack.option import options_of
 from odtpack.ort import kernel_needs
-from odtpack.ort.choices import OrtFormat
 from odtpack.ort.files import with_ort_files, write_ort_files
 from odtpack.ort.ort_needs import oldest_of_files
 from odtpack.ort.session_runs import TRAINING_MODELS
-from odtpack.package.backend import STOCK, Backend
 from odtpack.package.digest import model_digest, recipe_digest
-from odtpack.package.emit import listed_files, write_package
-from odtpack.package.optimizer_update import PLAIN_UPDATE, OptimizerStep, Update, resolve_update
+from odtpack.package.emit import Made, listed_files, write_package
+from odtpack.package.optimizer_update import OptimizerStep, resolve_update
 from odtpack.package.segments.build import build_segments, check_options
-from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
+from odtpack.package.training import Graphs, Task, build_graphs
+from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.files.digest import file_sha256
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.package.manifest import Manifest
@@ -35,54 +33,26 @@ _WORTH_A_STEP_MODEL: Final = 1 << 18
 """Trainable elements from which on a package has a step model by itself: a MiB of gradients."""
 
 
-@dataclasses.dataclass(frozen=True)
-class FilesSpec:
-    """Which files are written besides the models and the checkpoint.
-
-    Attributes:
-        prefix: Start of every file name.
-        ort_format: Variants of the models in ORT format, and the operators that a reduced
-            build needs.
-        custom_op_library: Shared library with custom operators, for the conversion.
-        nominal: Whether to write a checkpoint without values, too.
-        self_check: Whether to run the first steps, for devices to compare theirs with.
-        sessions: How the package's sessions come by their memory.
-        step_model: Whether to write a training model that also updates the parameters.
-    """
-
-    prefix: str = ""
-    ort_format: OrtFormat | None = None
-    custom_op_library: Path | None = None
-    nominal: bool = False
-    self_check: bool = True
-    sessions: Sessions = "fast"
-    step_model: StepModel = "auto"
+# Options whose effect is in the digest in its resolved form: in the model, the names of the
+# parameters, the loss, the optimizer model or the problem that the memory compiler solves.
+_RESOLVED: Final = {
+    *("model", "head", "train", "freeze", "untie", "loss", "loss_options", "optimizer"),
+    *("optimizer_options", "clip_norm", "clip_value", "privacy_clip", "privacy_noise", "groups"),
+    *("decay_vectors", "schedule", "prediction", "base", "onnxruntime", "adapter"),
+    *(f"adapter_{each.name}" for each in options_of(AdapterSpec)),
+    *("memory_budget", "memory_batch", "memory_sizes"),
+}
 
 
 def write_artifacts(
-    model: ir.Model,
-    recipe: TrainingGraphSpec,
-    optimizer: optimizers.Optimizer | OptimizerStep | None,
-    folder: Path,
-    files: FilesSpec = FilesSpec(),
-    *,
-    update: Update = PLAIN_UPDATE,
-    onnxruntime: str | None = None,
-    backend: Backend = STOCK,
-    remark: Callable[[str], None] | None = None,
+    task: Task, folder: Path, remark: Callable[[str], None] | None = None
 ) -> Manifest | None:
-    """Differentiate a loaded model and write everything that a recipe asks for.
+    """Differentiate a loaded model and write everything that is asked for.
 
     Args:
-        model: Model as :func:`odtpack.model.loading.load_model` returns it.
-        recipe: What to train and how.
-        optimizer: Formula, or what writes an optimizer model, or None.
+        task: The model, and what is asked for.
         folder: Destination; created if needed.
-        files: Which files to write.
-        update: Clipping, parameter groups and schedule around a formula.
-        onnxruntime: Version of ONNX Runtime that must load the package; any if None.
-        backend: What is to run the package.
-        remark: Takes a sentence about each thing that a memory budget had computed again.
+        remark: Takes a sentence about each activation that a memory budget had recomputed.
 
     Returns:
         The manifest; None without an optimizer.
@@ -91,7 +61,8 @@ def write_artifacts(
         OdtpackError: Bad input, or a folder that cannot be written. Nothing has been
             written then.
     """
-    if files.ort_format and not backend.is_stock:
+    spec, backend = task.spec, task.backend
+    if spec.ort_format and not backend.is_stock:
         raise OdtpackError(
             "target-cannot",
             "the ORT format is written by this ONNX Runtime, which does not know the operators "
@@ -99,92 +70,85 @@ def write_artifacts(
             hint="convert with onnxruntime-training: "
             "python -m onnxruntime.tools.convert_onnx_models_to_ort FOLDER",
         )
-    if recipe.segments:
-        check_options(recipe, backend, ort_format=files.ort_format is not None)
-    backend.require_opset(model.graph.opset_imports[""])
-
-    def make_optimizer(graphs: Graphs) -> tuple[OptimizerStep, ir.Model] | None:
-        if optimizer is None:
-            return None
-        step = (
-            resolve_update(optimizer, update, graphs)
-            if isinstance(optimizer, optimizers.Optimizer)
-            else optimizer
-        )
-        return step, backend.optimizer_model(step, graphs)
-
-    if recipe.memory is not None and recipe.memory.budget is not None:
+    if spec.segments:
+        check_options(task)
+    backend.require_opset(task.model.graph.opset_imports[""])
+    if task.memory is not None and task.memory.budget is not None:
         from odtpack.package.memory_budget import build_within, sentences
 
-        graphs = build_within(
-            recipe.memory,
-            lambda memory: build_graphs(model, dataclasses.replace(recipe, memory=memory), backend),
-            lambda graphs, scratch: write_package(
-                graphs, make_optimizer(graphs), scratch, self_check=False
-            ),
-        )
+        graphs = build_within(task.memory, task, _made)
         if graphs.memory is not None and remark is not None:
             for sentence in sentences(graphs.memory):
                 remark(sentence)
-    elif recipe.segments:
-        graphs = build_segments(model, recipe, backend)
     else:
-        graphs = build_graphs(model, recipe, backend)
-    if onnxruntime is not None:
-        targets.require(onnxruntime, graphs.opset)
-    pair = make_optimizer(graphs)
-    step = None if pair is None else _step_model(pair[0], graphs, files.step_model)
-    library = files.custom_op_library
-    digest = recipe_digest(
-        model,
-        parameters={parameter.name: parameter.role for parameter in graphs.parameters},
-        loss=graphs.loss,
-        # What is resolved above, or had no effect, does not decide.
-        recipe=dataclasses.replace(
-            recipe, train=(), frozen=(), loss=None, prediction=graphs.returns_prediction
-        ),
-        runtime=backend.runtime,
-        update=None if pair is None else pair[0].describe(),
-        optimizer=None if pair is None else model_digest(pair[1]),
-        files=dataclasses.replace(files, custom_op_library=None),
-        custom_op_library=None if library is None else file_sha256(library),
-    )
+        graphs = build_segments(task) if spec.segments else build_graphs(task)
+    if spec.onnxruntime is not None:
+        targets.require(spec.onnxruntime, graphs.opset)
+    made = _made(task, graphs)
+    if made is not None:
+        made = dataclasses.replace(
+            made, step_model=_step_model(made.step, graphs), digest=_digest(graphs, made)
+        )
+    models = () if made is None else (made.optimizer, made.step_model)
     oldest = backend.oldest_runtime(
-        [
-            *graphs.models,
-            *(() if pair is None else pair[1:]),
-            *(() if step is None else (step,)),
-        ]
+        [*graphs.models, *(model for model in models if model is not None)]
     )
-    if onnxruntime is not None and backend.is_stock:
-        kernel_needs.require(onnxruntime, oldest)
-    write = functools.partial(
-        write_package, graphs, pair, prefix=files.prefix, nominal=files.nominal,
-        recipe_digest=digest, self_check=files.self_check, oldest=oldest, sessions=files.sessions,
-        step=step,
-    )  # fmt: skip
-    if files.ort_format is None:
-        return write(folder=folder)
+    if made is not None:
+        made = dataclasses.replace(made, oldest=oldest)
+    if spec.onnxruntime is not None and backend.is_stock:
+        kernel_needs.require(spec.onnxruntime, oldest)
+    if spec.ort_format is None:
+        return write_package(graphs, made, folder)
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.
-    prefix = files.prefix
-    name = f"{prefix}{MANIFEST}"
+    name = f"{task.prefix}{MANIFEST}"
     with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
-        manifest = write(folder=stage)
-        models = {key: stage / f"{prefix}{key}.onnx" for key in TRAINING_MODELS}
-        present = {key: path for key, path in models.items() if path.exists()}
-        made = write_ort_files(present, files.ort_format, stage, prefix, library)
-        needed = oldest_of_files(stage / file.path for file in made if file.role == "ort_model")
-        if onnxruntime is not None:
-            kernel_needs.require(onnxruntime, needed)
+        manifest = write_package(graphs, made, stage)
+        paths = {key: stage / f"{task.prefix}{key}.onnx" for key in TRAINING_MODELS}
+        present = {key: path for key, path in paths.items() if path.exists()}
+        files = write_ort_files(
+            present, spec.ort_format, stage, task.prefix, task.custom_op_library
+        )
+        needed = oldest_of_files(stage / file.path for file in files if file.role == "ort_model")
+        if spec.onnxruntime is not None:
+            kernel_needs.require(spec.onnxruntime, needed)
         if manifest is not None:
             least = kernel_needs.newest([oldest, needed]).name
-            manifest = with_ort_files(manifest, made, least)
+            manifest = with_ort_files(manifest, files, least)
             (stage / name).write_bytes(manifest.to_json().encode())
     return manifest
 
 
-def _step_model(update: OptimizerStep, graphs: Graphs, choice: StepModel) -> ir.Model | None:
-    """The step model, if the package is to have one and the update allows it."""
+def _made(task: Task, graphs: Graphs) -> Made | None:
+    """The optimizer and its model; None without an optimizer."""
+    step = resolve_update(task, graphs)
+    return None if step is None else Made(step, task.backend.optimizer_model(step, graphs))
+
+
+def _digest(graphs: Graphs, made: Made) -> str:
+    """What decided the build: what is resolved, and the options that are not."""
+    task, library = graphs.task, graphs.task.custom_op_library
+    plain = (each.name for each in options_of(BuildSpec) if each.name not in _RESOLVED)
+    return recipe_digest(
+        task.model,
+        parameters={parameter.name: parameter.role for parameter in graphs.parameters},
+        loss=graphs.loss,
+        prediction=graphs.returns_prediction,
+        spec={name: getattr(task.spec, name) for name in plain},
+        newest_opset=targets.newest_opset(task.spec.onnxruntime),
+        memory=task.memory,
+        adapter=task.adapter,
+        attached=task.attached,
+        input_gradients=task.input_gradients,
+        prefix=task.prefix,
+        update=made.step.describe(),
+        optimizer=model_digest(made.optimizer),
+        custom_op_library=None if library is None else file_sha256(library),
+    )
+
+
+def _step_model(step: OptimizerStep, graphs: Graphs) -> ir.Model | None:
+    """The step model, if the package is to have one and the step allows it."""
+    choice = graphs.task.spec.step_model
     trained = sum(p.tensor.size for p in graphs.parameters if p.role == "trainable")
     if (
         graphs.segments is not None
@@ -192,7 +156,7 @@ def _step_model(update: OptimizerStep, graphs: Graphs, choice: StepModel) -> ir.
         or (choice == "auto" and trained < _WORTH_A_STEP_MODEL)
     ):
         return None
-    return update.step_model(graphs)
+    return step.step_model(graphs)
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:
@@ -235,7 +199,7 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
     if found and not (path / MANIFEST).is_file():
         raise OdtpackError(
             "folder-not-empty",
-            f"the folder {str(path)!r} holds files that are no package",
+            f"the folder {str(path)!r} is not empty and is not a package",
             hint="choose an empty or a new folder (--out DIR)",
         )
     return path

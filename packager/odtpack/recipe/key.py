@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from odtpack.build_spec import BuildSpec
 from odtpack.errors import OdtpackError, model_not_readable, not_onnx
+from odtpack.spec import BuildSpec
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.files.digest import file_sha256
 

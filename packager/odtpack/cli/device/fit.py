@@ -206,7 +206,7 @@ def _settings(
     freeze: list[str] | None,
 ) -> BuildSpec:
     """What recipe and options fix."""
-    from odtpack.cli._build_options import overlay
+    from odtpack.cli._spec_options import overlay
     from odtpack.recipe import BuildSpec
 
     given = {"model": model, "loss": loss, "loss_option": loss_options, "freeze": freeze}

@@ -61,7 +61,7 @@ def build(
     which ONNX Runtime orders initializers as it likes, and the losses of the self-check, which
     are measured.
     """
-    from odtpack.cli._build_options import overlay
+    from odtpack.cli._spec_options import overlay
     from odtpack.recipe import BuildSpec, read_recipe
 
     if sample is not None and given["runtime"] == ORT_TRAINING:
@@ -92,7 +92,11 @@ def build(
 
 
 def _build(spec: BuildSpec, folder: Path) -> dict[str, Any]:
-    manifest = spec.build(folder, remark=lambda text: _console.say(f"note: {text}", style="yellow"))
+    from odtpack.build import build as build_spec
+
+    manifest = build_spec(
+        spec, folder, remark=lambda text: _console.say(f"note: {text}", style="yellow")
+    )
     print_built(manifest, folder)
     return manifest.as_dict()
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from odtpack.choices import Format, Mode, Platform, Types
 from odtpack.cli import _console
 from odtpack.cli._options import AS_JSON
-from odtpack.ort.choices import Format, Mode, Platform, Types
 
 if TYPE_CHECKING:
     from odtpack.ort.session_runs import SessionRun

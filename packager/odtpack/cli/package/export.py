@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from odtpack.choices import Platform
 from odtpack.cli import _console
 from odtpack.cli._options import PACKAGE, TRAINED
-from odtpack.cli._ort import ORT_PLATFORM, ORT_STYLE, StyleChoice, read_formats
-from odtpack.ort.choices import Platform
+from odtpack.cli._spec_options import ORT_PLATFORM, ORT_STYLE, StyleChoice, read_formats
 
 if TYPE_CHECKING:
-    from odtpack.ort.choices import OrtFormat
+    from odtpack.choices import OrtFormat
     from odtpack.ort.files import Inference
     from odtpack_runtime import CheckpointState
     from odtpack_runtime.package.package import Package

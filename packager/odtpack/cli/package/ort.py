@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from odtpack.choices import Platform
 from odtpack.cli import _console
 from odtpack.cli._options import PACKAGE
-from odtpack.cli._ort import StyleChoice, read_formats
-from odtpack.ort.choices import Platform
+from odtpack.cli._spec_options import StyleChoice, read_formats
 
 
 def ort(

@@ -20,19 +20,19 @@ from odtpack.graph.graphs import RANDOM_OPERATORS, nodes_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.package import training
-from odtpack.package.backend import Backend, optimization_level
+from odtpack.package.backend import optimization_level
 from odtpack.package.parameters import Parameter, lift_parameters
 from odtpack.package.segments import packed
 from odtpack.package.segments.alike import Outline, differing, outline
 from odtpack.package.segments.cut import cut
 from odtpack.package.segments.rows import split_rows
-from odtpack.package.training import Graphs, TrainingGraphSpec
+from odtpack.package.training import Graphs, Task
 from odtpack.passes import pipeline
 from odtpack_runtime.package.manifest import SegmentInfo
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
 
 
-def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend) -> Graphs:
+def build_segments(task: Task) -> Graphs:
     """Differentiate a loaded model piece by piece.
 
     What is built is what :func:`odtpack.package.training.build_graphs` builds in one piece.
@@ -44,27 +44,25 @@ def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
         OdtpackError: As there; ``segments-not-found``, ``segments-unsupported``.
     """
     # What is frozen lies in the file of weights, and not in the checkpoint.
-    recipe = dataclasses.replace(recipe, frozen=())
-    ready = training.prepare(model, recipe)
+    task = dataclasses.replace(task, frozen=())
+    ready = training.prepare(task)
     parameters = ready.parameters
     _check(ready.forward.graph, parameters)
     for whole in (ready.forward, ready.evaluation):
         split_rows(whole.graph)
     pipeline.drop_unused(ready.forward)
     graph = infer_shapes(ready.forward, new_only=True).graph
-    names = set(recipe.train)
+    names = set(task.train)
     trained = [value for value in graph.inputs if value.name in names]
     *body, last = cut(graph, trained)
     # What a caller feeds and nothing reads is an input all the same.
     unread = [v for v in graph.inputs if not v.uses() and v.name not in names]
-    maker = _Maker(ready.forward, recipe, backend, {value.name for value in unread})
+    maker = _Maker(ready.forward, task, {value.name for value in unread})
     models: dict[str, ir.Model] = {}
     plan: dict[int, SegmentInfo] = {}
     stored: dict[int, list[str]] = {}
     graphs = [_extract(graph, piece.inputs, piece.outputs) for piece in body]
-    outlines = [
-        outline(each, piece, recipe.train) for each, piece in zip(graphs, body, strict=True)
-    ]
+    outlines = [outline(each, piece, task.train) for each, piece in zip(graphs, body, strict=True)]
     groups: dict[str, list[int]] = {}
     for index, each in enumerate(outlines):
         groups.setdefault(each.key, []).append(index)
@@ -103,14 +101,12 @@ def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
     ending = _extract(result, given, [*result.outputs])
     order = [name for index in sorted(stored) for name in stored[index]]
     return Graphs(
-        maker.last(head, apart, last.start, properties | training.of_training(recipe, level)),
+        maker.last(head, apart, last.start, properties | training.of_training(task, level)),
         maker.forward(ending, apart, "evaluation", properties),
         parameters,
-        recipe.accumulation_steps,
+        task,
         ready.info,
-        backend,
         ready.returned,
-        adapter=recipe.adapter,
         segments=training.Segments(
             models,
             tuple(plan[index] for index in sorted(plan)),
@@ -120,25 +116,25 @@ def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
     )
 
 
-def check_options(recipe: TrainingGraphSpec, backend: Backend, *, ort_format: bool) -> None:
+def check_options(task: Task) -> None:
     """Refuse what is not built together with segments.
 
     Raises:
         OdtpackError: ``segments-unsupported``.
     """
-    problem = hint = ""
-    if not backend.is_stock:
+    spec, problem, hint = task.spec, "", ""
+    if not task.backend.is_stock:
         problem, hint = "onnxruntime-training runs one training model", "leave --target out"
-    elif recipe.memory is not None and recipe.memory.budget is not None:
+    elif spec.memory_budget is not None:
         problem = "a memory budget is kept by one training model"
         hint = "leave --memory-budget out"
-    elif ort_format:
-        problem, hint = "segments are not written in ORT format", "leave --ort out"
-    elif recipe.additional_outputs:
+    elif spec.ort_format is not None:
+        problem, hint = "segments are not written in ORT format", "leave --ort-format out"
+    elif spec.outputs:
         problem, hint = "segments return no further outputs", "leave --output out"
-    elif recipe.frozen_storage is not None:
+    elif spec.frozen_storage is not None:
         problem, hint = "segments map frozen weights as they are", "leave --frozen-dtype out"
-    elif recipe.input_gradients:
+    elif task.input_gradients:
         problem, hint = "segments give no gradients of inputs", "name parameters alone"
     if problem:
         raise OdtpackError("segments-unsupported", problem, hint=f"{hint}, or --segments")
@@ -189,8 +185,7 @@ class _Maker:
     """Makes the models of pieces."""
 
     source: ir.Model
-    recipe: TrainingGraphSpec
-    backend: Backend
+    task: Task
     unread: Collection[str | None]
 
     def forward(
@@ -233,7 +228,7 @@ class _Maker:
         _lift(model.graph, apart, early=True)
         pipeline.before_gradient(model)
         dtype = (model.graph.outputs[0].dtype or ir.DataType.FLOAT).numpy()
-        share = np.full((), 1 / self.recipe.accumulation_steps, dtype)
+        share = np.full((), 1 / self.task.spec.accumulation_steps, dtype)
         self._differentiate(model, Ops(model.graph, "seed/").constant(share), start)
         return self._finished(model, apart, "training", properties)
 
@@ -243,7 +238,7 @@ class _Maker:
     def _differentiate(self, model: ir.Model, seed: ir.Value, start: ir.Value | None) -> None:
         """Add the gradients of the trained parameters and of the start to the outputs."""
         graph = model.graph
-        wanted = {*self.recipe.train, *(() if start is None else (start.name,))}
+        wanted = {*self.task.train, *(() if start is None else (start.name,))}
         sources = [value for value in graph.inputs if value.name in wanted]
         op = Ops(graph, "grad/")
         gradients = differentiate(graph, {graph.outputs[0]: seed}, sources, op)
@@ -254,9 +249,9 @@ class _Maker:
             assert start is not None  # noqa: S101 - its gradient
             value.name = f"{start.name}{COTANGENT_SUFFIX}"
             value.type, value.shape = start.type, start.shape
-        pipeline.after_gradient(op, model, self.backend.lower_batch_norms)
+        pipeline.after_gradient(op, model, self.task.backend.lower_batch_norms)
         if trained:
-            training.accumulate_gradients(graph, op, trained, gradients, self.backend)
+            training.accumulate_gradients(graph, op, trained, gradients, self.task.backend)
         graph.outputs.extend(outward)
 
     def _finished(
