@@ -13,7 +13,7 @@ from odtpack.fit.outcome import json_schema as fit_json_schema
 from odtpack.package.coverage import coverage
 from odtpack.recipe.draft import schema_text
 from odtpack.recipe.schema import reference
-from odtpack.update.diff_model import PackageDiff
+from odtpack.update.diff import PackageDiff
 from odtpack_runtime.error_codes import error_codes
 from odtpack_simulator.budgets.budget_file import budget_schema
 from odtpack_simulator.budgets.compare import Comparison

@@ -1,11 +1,12 @@
 """The way of one model through the files of a build, in visits.
 
-    python -m scripts.walk [--all]
+    python -m scripts.walk [--walk] [--every-call]
 
-Traces a build of a small network with ``sys.setprofile``. Consecutive calls within one file are
-one visit. A loop that calls again from the same line of the same call is walked through once.
-A file that was visited before is revisited. Leaves stand apart: files that import no other file
-of ours but ``errors``.
+Traces a build of a small network with ``sys.setprofile``. A call from one file into another that
+passes a model, a graph or a specification on is a visit; consecutive calls into one file are one
+visit, and a loop is walked through once. A file that was visited before is revisited. Leaves stand
+apart: files that import no other file of ours but ``errors``. With ``--every-call`` calls that
+pass a node or a value on count too.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from types import FrameType
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from odtpack import build
+from odtpack.package.training import Graphs, Task
+from odtpack.spec import BuildSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {"packager": ("odtpack",), "runtime": ("odtpack_runtime", "odtpack_simulator")}
@@ -52,37 +56,52 @@ def files() -> dict[str, set[str]]:
     return found
 
 
-class Walk:
-    """Collects the visits of a thread while it is traced."""
+PASSED = (ir.Model, ir.Graph, onnx.ModelProto, onnx.GraphProto, Task, Graphs, BuildSpec)
 
-    def __init__(self, shown: set[str]) -> None:
+
+class Walk:
+    """Collects the visits of a thread while it is traced.
+
+    Attributes:
+        visits: Paths, in order.
+    """
+
+    def __init__(self, shown: set[str], passed: tuple[type, ...]) -> None:
         self.visits: list[str] = []
-        self._shown = shown
-        self._called = collections.defaultdict[FrameType, set[tuple[int, str]]](set)
+        self._shown, self._passed = shown, passed
+        self._sites = collections.defaultdict[FrameType, set[tuple[int, str]]](set)
+        self._last: dict[FrameType, str] = {}
         self._muted: FrameType | None = None
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
         """Take an event of ``sys.setprofile``."""
         if event == "return":
-            self._called.pop(frame, None)
+            self._sites.pop(frame, None)
+            self._last.pop(frame, None)
             if frame is self._muted:
                 self._muted = None
-        if event != "call" or self._muted is not None:
-            return
         path = frame.f_code.co_filename
-        if path not in self._shown or frame.f_code.co_name == "<module>":
+        if event != "call" or self._muted is not None or path not in self._shown:
+            return
+        code = frame.f_code
+        given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+        if code.co_name == "<module>" or not any(isinstance(each, self._passed) for each in given):
             return
         caller = frame.f_back
         while caller is not None and caller.f_code.co_filename not in self._shown:
             caller = caller.f_back
-        if caller is not None and caller.f_code.co_filename != path:
-            site = (caller.f_lineno, path)
-            if site in self._called[caller]:
-                self._muted = frame  # the loop's next round
-                return
-            self._called[caller].add(site)
-        if not self.visits or self.visits[-1] != path:
+        if caller is None or caller.f_code.co_filename == path:
+            if not self.visits:
+                self.visits.append(path)
+            return
+        site = (caller.f_lineno, path)
+        if site in self._sites[caller]:
+            self._muted = frame  # the loop's next round
+            return
+        self._sites[caller].add(site)
+        if self._last.get(caller) != path:
             self.visits.append(path)
+        self._last[caller] = path
 
 
 def model() -> onnx.ModelProto:
@@ -100,14 +119,14 @@ def model() -> onnx.ModelProto:
     )
 
 
-def trace(shown: set[str]) -> list[str]:
+def trace(shown: set[str], passed: tuple[type, ...] = PASSED) -> list[str]:
     """The files that a build visits, in order."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         onnx.save(model(), path)
         options = {"loss": "cross_entropy", "train": ["w*", "b*"]}
         build.build_package(path, Path(folder) / "warm", **options)  # type: ignore[arg-type]
-        walk = Walk(shown)
+        walk = Walk(shown, passed)
         sys.setprofile(walk)
         try:
             build.build_package(path, Path(folder) / "package", **options)  # type: ignore[arg-type]
@@ -119,17 +138,19 @@ def trace(shown: set[str]) -> list[str]:
 def main() -> None:
     """Print visits and revisits by file, then the leaves."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--all", action="store_true", help="print the walk itself, too")
+    parser.add_argument("--walk", action="store_true", help="print the visits in their order")
+    parser.add_argument("--every-call", action="store_true", help="count every call")
     given = parser.parse_args()
     imported = files()
     leaves = {path for path, names in imported.items() if not names}
-    everything = trace(set(imported))
-    visits = trace(imported.keys() - leaves)
+    passed = (object,) if given.every_call else PASSED
+    everything = trace(set(imported), passed)
+    visits = trace(imported.keys() - leaves, passed)
 
     def name(path: str) -> str:
         return Path(path).relative_to(ROOT).as_posix().partition("/")[2]
 
-    if given.all:
+    if given.walk:
         for path in visits:
             print(name(path))
     for path, count in collections.Counter(visits).most_common():

@@ -31,7 +31,7 @@ from odtpack.model.shared_tensors import shared_tensors
 from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from odtpack.option import options_of
 from odtpack.ort_training.backend import backend_for
-from odtpack.package.patterns import resolve, unreached
+from odtpack.package.parameters import resolve, unreached
 from odtpack.package.training import Task
 from odtpack.package.write import check_folder, write_artifacts
 from odtpack.quantized import quantize_base

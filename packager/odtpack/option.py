@@ -186,9 +186,10 @@ class Option:
         text = self.meaning.replace("`", "")
         if self.many:
             text += " May be repeated."
-        if self.default in (None, ()) or self.default is REQUIRED or self.type is bool:
+        if any(self.default is nothing for nothing in (None, (), False, REQUIRED)):
             return text
         shown = f"{self.default:g}" if isinstance(self.default, float) else self.default
+        shown = "on" if self.default is True else shown
         return f"{text}  [default: {shown}]"
 
 
@@ -241,7 +242,9 @@ def options_of(kind: type) -> tuple[Option, ...]:
     """
     if kind in _KNOWN:
         return _KNOWN[kind]
-    hints = get_type_hints(kind)
+    hints = {field.name: field.type for field in dataclasses.fields(kind)}
+    if any(isinstance(hint, str) for hint in hints.values()):
+        hints = get_type_hints(kind)
     found = []
     for field in dataclasses.fields(kind):
         if "meaning" not in field.metadata:

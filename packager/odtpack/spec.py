@@ -118,12 +118,12 @@ class Head:
         REQUIRED,
         "Mean over the tokens (those of `attention_mask`), the first token, or none for an output "
         "`[batch, width]`.",
-    )
+    )  # fmt: skip
     classes: int = option(REQUIRED, "Number of classes.", whole=True, least=1)
     seed: int = option(0, "Seed of the weight.", whole=True, least=0)
     input: str | None = option(
         None, "Output of the encoder that the head reads. Without it, the first that fits."
-    )
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,76 +143,42 @@ class AdapterSpec:
         "Train a small adapter and freeze the model: low-rank matrices beside layers (`lora`), "
         "with magnitudes (`dora`), factors of layers (`ia3`), the biases of layers (`bitfit`), or "
         "vectors before the tokens of every sequence (`prompt`).",
-    )
+    )  # fmt: skip
     on: tuple[str, ...] = option(
         (),
         "Patterns of the layers that the adapter goes on, by name without `.weight`. Without any, "
         "`bitfit` takes all. `prompt` goes on none.",
-        key="adapter.on",
-        flag="--on",
-        metavar="GLOB",
-        example="*.q_proj",
-    )
+        key="adapter.on", flag="--on", metavar="GLOB", example="*.q_proj",
+    )  # fmt: skip
     feedforward: tuple[str, ...] = option(
-        (),
-        "`ia3`: patterns of those layers of which the input is scaled and not the output.",
-        key="adapter.feedforward",
-        flag="--feedforward",
-        metavar="GLOB",
-    )
+        (), "`ia3`: patterns of those layers of which the input is scaled and not the output.",
+        key="adapter.feedforward", flag="--feedforward", metavar="GLOB",
+    )  # fmt: skip
     rank: int = option(
-        8,
-        "`lora`, `dora`: rank of the matrices.",
-        whole=True,
-        least=1,
-        below=2**31,
-        key="adapter.rank",
-        flag="--rank",
-        metavar="R",
+        8, "`lora`, `dora`: rank of the matrices.",
+        whole=True, least=1, below=2**31, key="adapter.rank", flag="--rank", metavar="R",
         code="bad-adapter",
-    )
+    )  # fmt: skip
     alpha: float = option(
-        16.0,
-        "`lora`, `dora`: their product is scaled by `alpha / rank`.",
-        above=0,
-        key="adapter.alpha",
-        flag="--alpha",
-        metavar="X",
-        code="bad-adapter",
-    )
+        16.0, "`lora`, `dora`: their product is scaled by `alpha / rank`.",
+        above=0, key="adapter.alpha", flag="--alpha", metavar="X", code="bad-adapter",
+    )  # fmt: skip
     dropout: float = option(
-        0.0,
-        "`lora`: share of the layer's inputs that the matrices do not see in a training step.",
-        least=0,
-        below=1,
-        key="adapter.dropout",
-        flag="--adapter-dropout",
-        metavar="X",
-        example=0.1,
+        0.0, "`lora`: share of the layer's inputs that the matrices do not see in a training step.",
+        least=0, below=1, key="adapter.dropout", flag="--adapter-dropout", metavar="X", example=0.1,
         code="bad-adapter",
-    )
+    )  # fmt: skip
     seed: int = option(
-        0,
-        "`lora`, `dora`: seed of the first matrix, the second begins as zero; `prompt`: of the "
+        0, "`lora`, `dora`: seed of the first matrix, the second begins as zero; `prompt`: of the "
         "vectors.",
-        whole=True,
-        least=0,
-        key="adapter.seed",
-        flag="--adapter-seed",
-        metavar="S",
+        whole=True, least=0, key="adapter.seed", flag="--adapter-seed", metavar="S",
         code="bad-adapter",
-    )
+    )  # fmt: skip
     tokens: int = option(
-        8,
-        "`prompt`: vectors before the tokens of every sequence.",
-        whole=True,
-        least=1,
-        below=2**31,
-        key="adapter.tokens",
-        flag="--prompt-tokens",
-        metavar="N",
+        8, "`prompt`: vectors before the tokens of every sequence.",
+        whole=True, least=1, below=2**31, key="adapter.tokens", flag="--prompt-tokens", metavar="N",
         code="bad-adapter",
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         from odtpack.errors import OdtpackError
@@ -253,61 +219,42 @@ class BuildSpec:
 
     model: Any = option(
         Path(), "Forward model: a path, an `onnx.ModelProto` or an `onnx_ir.Model`."
-    )
+    )  # fmt: skip
     loss: str = option(
-        "none",
-        "Name of the loss; `none` if the first output is the loss.",
-        key="loss.kind",
-        manifest="loss",
-        example="cross_entropy",
-    )
+        "none", "Name of the loss; `none` if the first output is the loss.",
+        key="loss.kind", manifest="loss", example="cross_entropy",
+    )  # fmt: skip
     head: Head | None = option(
-        None,
-        "A classification head that the model is given first.",
-        key="head",
-        read=lambda table: None if table is None else Head(**table.model_dump()),
-    )
+        None, "A classification head that the model is given first.",
+        key="head", read=lambda table: None if table is None else Head(**table.model_dump()),
+    )  # fmt: skip
     loss_options: Mapping[str, Any] = option(
-        {},
-        "Options of the loss that are not the defaults.",
-        key="loss",
-        read=_read_options,
-        manifest="loss_options",
-        example={"reduction": "sum"},
-    )
+        {}, "Options of the loss that are not the defaults.",
+        key="loss", read=_read_options, manifest="loss_options", example={"reduction": "sum"},
+    )  # fmt: skip
     optimizer: str = option(
         "adamw", "Name of the optimizer.", key="optimizer.kind", manifest="optimizer"
-    )
+    )  # fmt: skip
     train: tuple[str, ...] = option(
-        (),
-        "Patterns of the parameters to train. Without any, all that are not frozen.",
-        key="parameters.train",
-        flag="--train",
-        metavar="GLOB",
-    )
+        (), "Patterns of the parameters to train. Without any, all that are not frozen.",
+        key="parameters.train", flag="--train", metavar="GLOB",
+    )  # fmt: skip
     freeze: tuple[str, ...] = option(
         (),
         "Patterns of the parameters to freeze. Without any, all that are not trained. With both, "
         "a parameter that neither matches stays a constant inside the models.",
-        key="parameters.freeze",
-        flag="--freeze",
-        metavar="GLOB",
-    )
+        key="parameters.freeze", flag="--freeze", metavar="GLOB",
+    )  # fmt: skip
     untie: tuple[str, ...] = option(
         (),
         "Patterns of tensors that several places of the model read, to give each place its own. "
         "`odtpack inspect` lists them.",
-        key="parameters.untie",
-        flag="--untie",
-        metavar="GLOB",
-    )
+        key="parameters.untie", flag="--untie", metavar="GLOB",
+    )  # fmt: skip
     adapter: AdapterKind | None = option(
-        None,
-        AdapterSpec.__dataclass_fields__["kind"].metadata["meaning"],
-        key="adapter.kind",
-        flag="--adapter",
-        manifest="adapter",
-    )
+        None, AdapterSpec.__dataclass_fields__["kind"].metadata["meaning"], key="adapter.kind",
+        flag="--adapter", manifest="adapter",
+    )  # fmt: skip
     adapter_on: tuple[str, ...] = also(AdapterSpec, "on")
     adapter_feedforward: tuple[str, ...] = also(AdapterSpec, "feedforward")
     adapter_rank: int = also(AdapterSpec, "rank")
@@ -316,227 +263,135 @@ class BuildSpec:
     adapter_seed: int = also(AdapterSpec, "seed")
     adapter_tokens: int = also(AdapterSpec, "tokens")
     loss_inputs: tuple[str, ...] = option(
-        (),
-        "Values that the loss reads, in its order; further ones take the place of its targets. "
+        (), "Values that the loss reads, in its order; further ones take the place of its targets. "
         "Without any, the first outputs.",
-        key="loss.inputs",
-        flag="--loss-input",
-        metavar="NAME",
-    )
+        key="loss.inputs", flag="--loss-input", metavar="NAME",
+    )  # fmt: skip
     outputs: tuple[str, ...] = option(
-        (),
-        "Further values that the training and evaluation models return.",
-        key="outputs",
-        flag="--output",
-        metavar="NAME",
-    )
+        (), "Further values that the training and evaluation models return.",
+        key="outputs", flag="--output", metavar="NAME",
+    )  # fmt: skip
     prediction: bool = option(
-        True,
-        "Return from the evaluation model what the loss compares with labels, for accuracy.",
-        key="prediction",
-        flag="--prediction/--no-prediction",
-    )
+        True, "Return from the evaluation model what the loss compares with labels, for accuracy.",
+        key="prediction", flag="--prediction/--no-prediction",
+    )  # fmt: skip
     optimizer_options: Mapping[str, Any] = option(
-        {},
-        "Settings of the optimizer that are not the defaults.",
-        key="optimizer",
-        read=_read_options,
-        example={"weight_decay": 0.01},
-    )
+        {}, "Settings of the optimizer that are not the defaults.",
+        key="optimizer", read=_read_options, example={"weight_decay": 0.01},
+    )  # fmt: skip
     clip_norm: float | None = option(
-        None,
-        "Norm that all gradients together are scaled down to.",
-        above=0,
-        key="clip.norm",
-        flag="--clip-norm",
-        metavar="X",
-        manifest="clip",
-        example=1.0,
+        None, "Norm that all gradients together are scaled down to.",
+        above=0, key="clip.norm", flag="--clip-norm", metavar="X", manifest="clip", example=1.0,
         code="bad-hyperparameter",
-    )
+    )  # fmt: skip
     clip_value: float | None = option(
-        None,
-        "Largest magnitude of an element of a gradient.",
-        above=0,
-        key="clip.value",
-        flag="--clip-value",
-        metavar="X",
-        manifest="clip",
-        example=1.0,
+        None, "Largest magnitude of an element of a gradient.",
+        above=0, key="clip.value", flag="--clip-value", metavar="X", manifest="clip", example=1.0,
         code="bad-hyperparameter",
-    )
+    )  # fmt: skip
     privacy_clip: float | None = option(
         None,
         "Train privately (DP-SGD): clip the gradient of each sample to this norm, and add noise.",
-        above=0,
-        key="privacy.clip_norm",
-        flag="--privacy-clip",
-        metavar="C",
-        manifest="privacy",
-        example=1.0,
-        code="private-training",
-    )
+        above=0, key="privacy.clip_norm", flag="--privacy-clip", metavar="C", manifest="privacy",
+        example=1.0, code="private-training",
+    )  # fmt: skip
     privacy_noise: float = option(
         1.0,
         "Standard deviation of the noise as a multiple of the norm; `odtpack privacy` computes "
         "epsilon.",
-        least=0,
-        key="privacy.noise_multiplier",
-        flag="--privacy-noise",
-        metavar="S",
-        manifest="privacy",
-        code="private-training",
-    )
+        least=0, key="privacy.noise_multiplier", flag="--privacy-noise", metavar="S",
+        manifest="privacy", code="private-training",
+    )  # fmt: skip
     groups: tuple[Group, ...] = option(
         (),
         "Parameters with a learning rate times X, or a weight decay of X; the first pattern that "
         "matches counts.",
-        key="groups",
-        flag="--group",
-        metavar="GLOB:lr=X,decay=X",
-        parse=_parse_group,
-        read=_read_groups,
-        manifest="groups",
-        example=("head.*", 10.0, None),
-    )
+        key="groups", flag="--group", metavar="GLOB:lr=X,decay=X", parse=_parse_group,
+        read=_read_groups, manifest="groups", example=("head.*", 10.0, None),
+    )  # fmt: skip
     decay_vectors: bool = option(
-        True,
-        "Apply weight decay to biases, scales of normalizations and other vectors too.",
-        key="optimizer.decay_vectors",
-        flag="--vector-decay/--no-vector-decay",
-    )
+        True, "Apply weight decay to biases, scales of normalizations and other vectors too.",
+        key="optimizer.decay_vectors", flag="--vector-decay/--no-vector-decay",
+    )  # fmt: skip
     accumulation_steps: int = option(
-        1,
-        "Batches whose gradients make one optimizer step.",
-        whole=True,
-        least=1,
-        key="batch.accumulation_steps",
-        flag="--accumulate",
-        metavar="K",
-        manifest="accumulation_steps",
-        example=4,
-        code="bad-accumulation",
-    )
+        1, "Batches whose gradients make one optimizer step.",
+        whole=True, least=1, key="batch.accumulation_steps", flag="--accumulate", metavar="K",
+        manifest="accumulation_steps", example=4, code="bad-accumulation",
+    )  # fmt: skip
     schedule: Any = option(
-        None,
-        "Schedule of the learning rate: constant, linear, cosine, step or multistep, as in "
+        None, "Schedule of the learning rate: constant, linear, cosine, step or multistep, as in "
         "cosine:warmup=100,total=1000,floor=0.1,lr=0.003. Without total it runs over the whole "
         "training.",
-        key="schedule",
-        flag="--schedule",
-        metavar="KIND[:KEY=X,...]",
-        parse=_parse_schedule,
-        read=_read_schedule,
-        manifest="schedule",
-        example="cosine:warmup=100",
-    )
+        key="schedule", flag="--schedule", metavar="KIND[:KEY=X,...]", parse=_parse_schedule,
+        read=_read_schedule, manifest="schedule", example="cosine:warmup=100",
+    )  # fmt: skip
     runtime: Runtime = option(
         STOCK,
         "What runs the package: stock ONNX Runtime, or onnxruntime-training 1.19 with its own "
         "operators.",
-        key="target.runtime",
-        flag="--target",
-        manifest="target",
-    )
+        key="target.runtime", flag="--target", manifest="target",
+    )  # fmt: skip
     sessions: Sessions = option(
-        "fast",
-        "Memory allocation for sessions: one arena for all of them (`fast`), or no arena "
+        "fast", "Memory allocation for sessions: one arena for all of them (`fast`), or no arena "
         "(`small`), which takes about a tenth less memory and twice the time.",
-        key="target.sessions",
-        flag="--sessions",
-        manifest="session",
-    )
+        key="target.sessions", flag="--sessions", manifest="session",
+    )  # fmt: skip
     frozen_storage: Storage | None = option(
-        None,
-        "Store large frozen weights in fewer bytes; the models compute in float32.",
-        key="formats.frozen_dtype",
-        flag="--frozen-dtype",
-    )
+        None, "Store large frozen weights in fewer bytes; the models compute in float32.",
+        key="formats.frozen_dtype", flag="--frozen-dtype",
+    )  # fmt: skip
     base: BaseKind | None = option(
         None,
         "Store frozen matrices inside the models in 8 or 4 bits, which each step unpacks where it "
         "reads them; for adapters.",
-        key="formats.base",
-        flag="--base",
-    )
+        key="formats.base", flag="--base",
+    )  # fmt: skip
     segments: bool = option(
-        False,
-        "Cut the model into segments that run one after the other and are recomputed in the "
+        False, "Cut the model into segments that run one after the other and are recomputed in the "
         "backward pass, so that memory does not grow with depth; for adapters on large models.",
-        key="memory.segments",
-        flag="--segments/--no-segments",
-        manifest="segments",
-    )
+        key="memory.segments", flag="--segments/--no-segments", manifest="segments",
+    )  # fmt: skip
     ort_format: OrtFormat | None = option(
-        None,
-        "Variants in ORT format to write too, with the operators that a reduced build needs.",
-        key="formats",
-        read=_read_ort_format,
-        example=OrtFormat(),
-    )
+        None, "Variants in ORT format to write too, with the operators that a reduced build needs.",
+        key="formats", read=_read_ort_format, example=OrtFormat(),
+    )  # fmt: skip
     nominal: bool = option(
-        False,
-        "Also write a checkpoint without values.",
-        key="formats.nominal",
-        flag="--nominal/--no-nominal",
-    )
+        False, "Also write a checkpoint without values.",
+        key="formats.nominal", flag="--nominal/--no-nominal",
+    )  # fmt: skip
     self_check: bool = option(
-        True,
-        "Run the first steps and record their losses, so that a device can compare its own.",
-        key="formats.self_check",
-        flag="--self-check/--no-self-check",
-        manifest="self_check",
-    )
+        True, "Run the first steps and record their losses, so that a device can compare its own.",
+        key="formats.self_check", flag="--self-check/--no-self-check", manifest="self_check",
+    )  # fmt: skip
     memory_budget: str | None = option(
-        None,
-        "Peak memory that training may take, with a unit, as in '60 MB'; activations are "
+        None, "Peak memory that training may take, with a unit, as in '60 MB'; activations are "
         "recomputed until it fits. Without it, cheap activations are recomputed.",
-        key="memory.budget",
-        flag="--memory-budget",
-        metavar="SIZE",
-        check=_check_size,
-        example="60 MB",
-        code="bad-memory-budget",
-    )
+        key="memory.budget", flag="--memory-budget", metavar="SIZE", check=_check_size,
+        example="60 MB", code="bad-memory-budget",
+    )  # fmt: skip
     step_model: StepModel = option(
         "auto",
         "Also write a training model that updates each parameter with its gradient, for less "
         "memory and time: if gradients take a megabyte or more (`auto`), whenever the optimizer "
         "allows it (`always`), or `never`.",
-        key="memory.step_model",
-        flag="--step-model",
-    )
+        key="memory.step_model", flag="--step-model",
+    )  # fmt: skip
     memory_batch: int | None = option(
-        None,
-        "Batch size assumed for the memory budget. Without it, that of `[batch]`, or 8.",
-        whole=True,
-        least=1,
-        key="memory.batch",
-        flag="--memory-batch",
-        metavar="N",
-        example=8,
+        None, "Batch size assumed for the memory budget. Without it, that of `[batch]`, or 8.",
+        whole=True, least=1, key="memory.batch", flag="--memory-batch", metavar="N", example=8,
         code="bad-batch-size",
-    )
+    )  # fmt: skip
     memory_sizes: tuple[str, ...] = option(
-        (),
-        "Size of another dynamic axis assumed for it, as in tokens=128; 64 if not given.",
-        key="memory.sizes",
-        flag="--memory-size",
-        metavar="NAME=N",
-        example="tokens=128",
-    )
+        (), "Size of another dynamic axis assumed for it, as in tokens=128; 64 if not given.",
+        key="memory.sizes", flag="--memory-size", metavar="NAME=N", example="tokens=128",
+    )  # fmt: skip
     onnxruntime: str | None = option(
         None,
         "Oldest version of ONNX Runtime that must load the package, as in 1.20. Without it, the "
         "oldest that has the kernels of the models; the manifest names it.",
-        key="target.onnxruntime",
-        flag="--onnxruntime",
-        metavar="VERSION",
-        check=_check_version,
-        manifest="minimum_onnxruntime",
-        example="1.20",
-        code="bad-version",
-    )
+        key="target.onnxruntime", flag="--onnxruntime", metavar="VERSION", check=_check_version,
+        manifest="minimum_onnxruntime", example="1.20", code="bad-version",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         for each in options_of(type(self)):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from odtpack.build import build_package
-from odtpack.update.diff_model import PackageDiff
+from odtpack.update.diff import PackageDiff
 from tests.cli.conftest import Run, Shared, assert_refused
 from tests.packages.samples import small_model, with_values
 

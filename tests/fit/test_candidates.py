@@ -58,7 +58,7 @@ class TestSpace:
         assert [each.number for each in candidates] == list(range(1, len(candidates) + 1))
         first = candidates[0]
         assert (first.batch_size, first.micro_batch, first.freeze.patterns) == (32, 32, ())
-        assert (first.optimizer, first.learning_rate, first.frozen_storage) == (
+        assert (first.optimizer, first.learning_rate, first.storage) == (
             "adamw",
             0.001,
             None,
@@ -244,7 +244,7 @@ class TestRecipes:
             trained = [math.prod(p.shape) for p in manifest.parameters if p.role == "trainable"]
             assert sum(trained) == candidate.freeze.trained
             stored = {p.dtype for p in manifest.parameters if p.role == "frozen"}
-            assert (candidate.frozen_storage in stored) == (candidate.frozen_storage is not None)
+            assert (candidate.storage in stored) == (candidate.storage is not None)
 
 
 def check(

@@ -19,7 +19,7 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.optimizers import make_optimizer
-from odtpack.package.optimizer_update import GroupRule
+from odtpack.package.backend import GroupRule
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint.carry_over import carry_over
 from odtpack_runtime.checkpoint.format import read_checkpoint

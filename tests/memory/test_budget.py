@@ -49,7 +49,7 @@ def test_training_stays_within_it(model: onnx.ModelProto, tmp_path: Path) -> Non
     peak = planned(model, tmp_path / "package")
     assert peak <= budget < usual
     assert said[0].startswith("activations of a step: ")
-    assert any("computed again, +" in sentence for sentence in said[1:])
+    assert any("recomputed, +" in sentence for sentence in said[1:])
     result = run_training_child(job)
     if result.peak_bytes is None:
         pytest.skip("memory is measured on Linux only")

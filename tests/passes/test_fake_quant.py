@@ -14,7 +14,7 @@ from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.graph.ops import Ops
 from odtpack.losses import make_loss
 from odtpack.model.loading import load_model
-from odtpack.package.patterns import resolve
+from odtpack.package.parameters import resolve
 from odtpack.package.training import Task, build_graphs
 from odtpack.passes import fake_quant
 from tests.autodiff.oracle import add_gradients

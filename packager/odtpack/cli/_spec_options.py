@@ -69,7 +69,7 @@ _SEVERAL: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
         "ort_format": (
             bool,
             typer.Option(
-                "--ort-format", help="Also write ORT format and the operators for a reduced build."
+                "--ort-format", help="Also write ORT format, and the operators for a reduced build."
             ),
         ),
         "ort_style": (StyleChoice, ORT_STYLE),
@@ -79,11 +79,7 @@ _SEVERAL: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
 
 
 def takes_spec(before: str) -> Callable[[_Command], _Command]:
-    """Give a command the options of a build, which it takes as keywords.
-
-    Args:
-        before: Parameter of the command in front of which they are listed.
-    """
+    """Give a command the options of a build, which it takes as keywords."""
 
     def decorate(command: _Command) -> _Command:
         signature = inspect.signature(command, eval_str=True)
@@ -127,18 +123,7 @@ def _kind(option: Option) -> Any:
 
 
 def overlay(given: Mapping[str, Any], recipe: BuildSpec | None) -> BuildSpec:
-    """What to build: each option that was given takes the place of the recipe's key.
-
-    Another loss or optimizer than the recipe's drops the options of the recipe's.
-
-    Args:
-        given: Options as typer reads them, by parameter; None or empty if not given.
-        recipe: What the recipe asks for, if there is one.
-
-    Raises:
-        OdtpackError: An option cannot be read, is unknown or out of range; or model or loss
-            are neither given nor in a recipe.
-    """
+    """What to build: each option that was given takes the place of the recipe's key."""
     given = {
         key: value.value if isinstance(value, StrEnum) else value
         for key, value in given.items()
@@ -189,16 +174,7 @@ def overlay(given: Mapping[str, Any], recipe: BuildSpec | None) -> BuildSpec:
 def read_optimizer_options(
     kind: str, settings: Mapping[str, float | None], options: Iterable[str]
 ) -> dict[str, str | float]:
-    """Read the options about an optimizer.
-
-    Args:
-        kind: Its name.
-        settings: Settings with an option of their own; None where it was not given.
-        options: Texts of ``--optimizer-option``.
-
-    Raises:
-        OdtpackError: A setting is given twice, or not of this optimizer.
-    """
+    """Read the options about an optimizer."""
     from odtpack.errors import OdtpackError
 
     given: dict[str, str | float] = {}
@@ -231,11 +207,7 @@ def read_optimizer_options(
 def read_formats(
     wanted: bool, style: StyleChoice | None, platforms: Iterable[Platform] | None
 ) -> OrtFormat | None:
-    """Return which files in ORT format to write, None for none.
-
-    Raises:
-        OdtpackError: Style or platform are given, and ORT format is not asked for.
-    """
+    """Return which files in ORT format to write, None for none."""
     if not wanted:
         if style is None and not platforms:
             return None

@@ -118,7 +118,7 @@ def choice(candidate: Candidate) -> Choice:
         trained_parameters=candidate.freeze.trained,
         optimizer=candidate.optimizer,
         learning_rate=candidate.learning_rate,
-        frozen_dtype=candidate.frozen_storage or "float32",
+        frozen_dtype=candidate.storage or "float32",
         memory_budget=None if candidate.memory is None else candidate.memory.size,
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from odtpack.build import build, forward_model
 from odtpack.fit.depth import Freeze, freezes
 from odtpack.model.loading import load_model
-from odtpack.package.patterns import resolve
+from odtpack.package.parameters import resolve
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import TensorSpec
 from odtpack_simulator.replay.prepare import write_data

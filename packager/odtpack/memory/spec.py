@@ -30,7 +30,7 @@ class MemorySpec:
         batch: Size of every other open first axis.
         other: Size of every other open axis.
         budget: Bytes that the whole training may take at its peak, see
-            :mod:`odtpack.package.memory_budget`.
+            :mod:`odtpack.package.write`.
         limit: Bytes of activations that a training step may have at its peak, those of the
             sessions' nodes that are added counted; as few as ``slowdown`` allows if None.
         slowdown: Part of the training model's time that computing again may take, by the

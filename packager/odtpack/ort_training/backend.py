@@ -13,8 +13,7 @@ from odtpack.graph.ops import Ops
 from odtpack.ort.kernel_needs import Need
 from odtpack.ort_training import in_place
 from odtpack.ort_training.optimizer import inexpressible, optimizer_model
-from odtpack.package.backend import STOCK, Accumulator, Backend
-from odtpack.package.optimizer_update import OptimizerStep, ResolvedUpdate
+from odtpack.package.backend import STOCK, Accumulator, Backend, OptimizerStep, ResolvedUpdate
 from odtpack.package.training import Graphs
 
 NEWEST = targets.Target((1, 19), ir_version=10, opset=21)

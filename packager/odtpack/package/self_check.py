@@ -49,15 +49,7 @@ _NOT_THE_SIZES = {
 
 
 def with_self_check(manifest: Manifest, files: Mapping[str, Path]) -> Manifest:
-    """Return a manifest with a self-check, or with the reason why there is none.
-
-    The figures are rounded to six digits. They come from a run, and so are not part of what a
-    recipe's digest promises.
-
-    Args:
-        manifest: The manifest of the files.
-        files: Paths of the models and the checkpoint by their name in it.
-    """
+    """Return a manifest with a self-check, or with the reason why there is none."""
     info = _reason_without(manifest)
     if info is None:
         limits = apart.Limits.of(files.values())

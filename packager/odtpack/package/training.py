@@ -1,10 +1,4 @@
-"""Assembles the training and evaluation graphs from a forward graph and a specification.
-
-Graph conventions are the reference's: inputs are the user's inputs, the target, the
-parameters, a gradient buffer for each trainable parameter and ``lazy_reset_grad``;
-outputs are the loss, additional outputs and the accumulated gradients. Unlike there, the
-accumulated gradient is the output itself, and may be bound to its buffer's memory.
-"""
+"""Assembles the training and evaluation graphs from a forward graph and a specification."""
 
 from __future__ import annotations
 
@@ -20,16 +14,13 @@ import onnx_ir as ir
 from odtpack import losses, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
-from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import static_dims
+from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.graph.graphs import dims_of, nodes_of, static_dims, subgraphs
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.memory.spec import MemoryReport, MemorySpec
 from odtpack.optimizers import Optimizer
-from odtpack.package import inference_template
-from odtpack.package.attach_loss import LossInfo, attach_loss, return_prediction, value_names
 from odtpack.package.backend import STOCK, Backend, optimization_level
-from odtpack.package.inference_template import InferenceTemplate
 from odtpack.package.parameters import (
     SCALE_SUFFIX,
     Parameter,
@@ -50,7 +41,217 @@ from odtpack_runtime.session.graph_signature import (
 )
 
 if TYPE_CHECKING:
-    from odtpack.package.optimizer_update import OptimizerStep
+    from odtpack.package.backend import OptimizerStep
+
+
+@dataclasses.dataclass(frozen=True)
+class LossInfo:
+    """What a package says of its loss.
+
+    Attributes:
+        name: Name of the loss; "none" if the model came with one, "custom" for a block.
+        options: Its options in force.
+        roles: Role of each graph input that is one of its targets.
+        metadata: What a runtime must know to check the targets.
+        fixed: Parameters through which it lets no gradient.
+    """
+
+    name: str = "none"
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    roles: Mapping[str, losses.TargetRole] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
+
+
+def value_names(graph: ir.Graph) -> set[str]:
+    """Names of all values of a graph."""
+    names = {value.name or "" for value in graph.inputs} | set(graph.initializers)
+    return names | {value.name or "" for node in nodes_of(graph) for value in node.outputs}
+
+
+def _find(graph: ir.Graph, name: str, what: str) -> ir.Value:
+    for value in (*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs)):
+        if value.name == name:
+            return value
+    outputs = ", ".join(repr(value.name) for value in graph.outputs)
+    raise UnknownNameError(
+        "unknown-value", f"{what} names {name!r}, which the graph does not have",
+        hint=f"its outputs are {outputs}",
+    )  # fmt: skip
+
+
+def attach_loss(
+    graph: ir.Graph,
+    loss: losses.Loss | None,
+    *,
+    inputs: Sequence[str] = (),
+    additional: Sequence[str] = (),
+    attached: LossInfo | None = None,
+) -> LossInfo:
+    """Append a loss; the graph's outputs become the loss and the additional ones."""
+    extra = [_find(graph, name, "additional_output_names") for name in additional]
+    read = [_find(graph, name, "loss_input_names") for name in inputs]
+    if loss is None:
+        result, info = _own_loss(graph, read, attached), attached or LossInfo()
+    else:
+        result, info = _write_loss(graph, loss, read)
+    if result in extra:
+        raise OdtpackError(
+            "named-twice",
+            f"the loss {result.name!r} is returned anyway",
+            hint=f"leave {result.name!r} out of the additional outputs",
+        )
+    graph.outputs[:] = [result, *extra]
+    return info
+
+
+def _own_loss(graph: ir.Graph, read: Sequence[ir.Value], attached: LossInfo | None) -> ir.Value:
+    if len(read) > 1:
+        raise OdtpackError(
+            "too-many-loss-inputs",
+            f"loss_input_names names {len(read)} values, and there is no loss to read them",
+            hint="name the value that is the loss, or pass a loss (--loss cross_entropy)",
+        )
+    loss = read[0] if read else graph.outputs[0]
+    dims = static_dims(loss)
+    if dims is None or int(np.prod(dims)) != 1:
+        raise OdtpackError(
+            "loss-not-scalar",
+            f"without a loss the first output must be the loss, a scalar; {loss.name!r} is not"
+            if attached is None
+            else f"the loss must be a scalar; {loss.name!r} is not",
+            hint="pass a loss (--loss cross_entropy), or a model whose first output is one"
+            if attached is None
+            else "take its mean or sum, for example with reduction='mean'",
+        )
+    return loss
+
+
+def _write_loss(
+    graph: ir.Graph, loss: losses.Loss, read: Sequence[ir.Value]
+) -> tuple[ir.Value, LossInfo]:
+    """Write a loss over values of the model, with a graph input for each target that it lacks."""
+    if loss.reduction == "none":
+        raise OdtpackError(
+            "loss-not-scalar",
+            f"{loss.name} with reduction 'none' gives a number for each sample; training needs one",
+        )
+    count = len(loss.reads)
+    values = [*(read or graph.outputs[:count])]
+    if len(values) < count:
+        raise OdtpackError(
+            "too-few-loss-inputs",
+            f"{loss.name} reads {count} values, {', '.join(loss.reads)}; "
+            + (f"{len(read)} are named" if read else f"the model has {len(values)} outputs"),
+            hint="name them in this order as the loss's inputs (--loss-input NAME, repeated)",
+        )
+    targets = loss.targets(values[:count])
+    if len(values) > count + len(targets):
+        wanted = ", ".join([*loss.reads, *(target.name for target in targets)])
+        raise OdtpackError(
+            "too-many-loss-inputs",
+            f"loss_input_names names {len(values)} values; {loss.name} reads at most "
+            f"{count + len(targets)}: {wanted}",
+            hint="leave some out",
+        )
+    taken = value_names(graph)
+    for target in targets[len(values) - count :]:
+        if target.name in taken:
+            raise OdtpackError(
+                "reserved-name",
+                f"the model already has {target.name!r}, the name of the input that the loss adds",
+                hint="rename it in the model; if it is the target, name prediction and target "
+                "as the loss's inputs",
+            )
+        values.append(target.value())
+        graph.inputs.append(values[-1])
+    fixed = loss.fixed(values[:count])
+    op = Ops(graph, "loss/")
+    result = loss.write(op, *values)
+    if result.producer() is None:
+        result = op.Identity(result)
+    result.name, result.shape = op.fresh_name("loss"), ir.Shape(())
+    roles = {
+        value.name or "": target.role
+        for target, value in zip(targets, values[count:], strict=True)
+        if value in graph.inputs
+    }
+    metadata = loss.metadata(values[:count])
+    return result, LossInfo(loss.name, loss.settings(), roles, metadata, fixed)
+
+
+def return_prediction(graph: ir.Graph, name: str) -> bool:
+    """Make the prediction an output, and say so, unless it is one or has no number of classes."""
+    values = {value.name: value for node in graph for value in node.outputs}
+    value = values.get(name)
+    dims = None if value is None or value.is_graph_output() else dims_of(value)
+    if value is None or dims is None or len(dims) < 2 or not isinstance(dims[1], int):
+        return False
+    graph.outputs.append(value)
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceTemplate:
+    """The model, the names of its inputs and outputs, and of the parameters that it lacks."""
+
+    model: ir.Model
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+
+def select(
+    graph: ir.Graph, wanted: Sequence[str], loss: str | None, targets: Collection[str]
+) -> list[str]:
+    """The values that inference gives: what neither is the loss nor reads it."""
+    values = {value.name: value for node in graph for value in node.outputs}
+    found = []
+    for name in dict.fromkeys(wanted):
+        read = _read_by(values[name]) if name in values else set()
+        if name != loss and read and not read & ({loss} | set(targets)):
+            found.append(name)
+    return found
+
+
+def detach(
+    graph: ir.Graph, outputs: Sequence[str], parameters: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Leave the named outputs, the inputs that they need, and no value of any parameter."""
+    values = {value.name: value for node in graph for value in node.outputs}
+    graph.outputs[:] = [values[name] for name in outputs]
+    needed = set().union(*(_read_by(value) for value in graph.outputs))
+    for value in list(graph.inputs):
+        if value.name not in needed:
+            graph.inputs.remove(value)
+    used = []
+    for name in list(graph.initializers):
+        if name in parameters:
+            graph.initializers.pop(name).const_value = None
+            used += [name] if name in needed else []
+    graph.inputs[:] = [value for value in graph.inputs if value.name not in used]
+    return tuple(value.name or "" for value in graph.inputs), tuple(used)
+
+
+def _read_by(value: ir.Value) -> set[str | None]:
+    """Names of every value that one is computed from, itself included."""
+    found: set[str | None] = set()
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if value.name in found:
+            continue
+        found.add(value.name)
+        node = value.producer()
+        if node is None:
+            continue
+        inner = (each for subgraph in subgraphs(node) for each in nodes_of(subgraph))
+        for reader in (node, *inner):
+            waiting += [operand for operand in reader.inputs if operand is not None]
+        for subgraph in subgraphs(node):
+            waiting.extend(subgraph.outputs)  # += is not for the container of a graph
+    return found
+
 
 RESET = "lazy_reset_grad"
 STATE_SUFFIX = ".update.out"
@@ -188,11 +389,7 @@ class Prepared:
 
 
 def prepare(task: Task) -> Prepared:
-    """Attach the loss to a loaded model, and make inputs of its parameters.
-
-    Raises:
-        OdtpackError: As :func:`build_graphs`.
-    """
+    """Attach the loss to a loaded model, and make inputs of its parameters."""
     spec = task.spec
     forward = task.model.clone()
     pipeline.on_reading(forward, targets.newest_opset(spec.onnxruntime))
@@ -233,12 +430,7 @@ def prepare(task: Task) -> Prepared:
 
 
 def build_graphs(task: Task) -> Graphs:
-    """Differentiate a loaded model.
-
-    Raises:
-        OdtpackError: A name does not exist, is asked for twice, cannot be
-            trained, or is not reached from the loss; or an operator has no gradient.
-    """
+    """Differentiate a loaded model."""
     ready = prepare(task)
     stock = task.backend.is_stock
     forward, evaluation, parameters = ready.forward, ready.evaluation, ready.parameters
@@ -289,11 +481,11 @@ def _inference(
     beyond = task.spec.loss_inputs[len(task.loss.reads) :] if task.loss is not None else ()
     wanted = [value.name or "" for value in plain.graph.outputs]
     wanted += [*task.spec.outputs]
-    names = inference_template.select(plain.graph, wanted, own_loss, beyond)
+    names = select(plain.graph, wanted, own_loss, beyond)
     if not names:
         return None
     pipeline.for_evaluation(plain)
-    inputs, used = inference_template.detach(plain.graph, names, [p.name for p in parameters])
+    inputs, used = detach(plain.graph, names, [p.name for p in parameters])
     model = pipeline.on_writing(finish(plain, "inference", {}), keep_names=True)
     return InferenceTemplate(model, inputs, tuple(names), used)
 
@@ -335,11 +527,7 @@ def _differentiate(model: ir.Model, task: Task) -> None:
 
 
 def require_reached(trained: Iterable[ir.Value], gradients: Collection[ir.Value]) -> None:
-    """Check that each of some parameters has a gradient.
-
-    Raises:
-        OdtpackError: ``not-reached``.
-    """
+    """Check that each of some parameters has a gradient."""
     for parameter in trained:
         if parameter not in gradients:
             raise OdtpackError(

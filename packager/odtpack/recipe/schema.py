@@ -109,12 +109,7 @@ def _made(base: type[_Any], name: str, doc: str | None, fields: Mapping[str, Any
 
 
 def declared(table: str | type) -> Callable[[type[_Any]], type[_Any]]:
-    """Add the keys to a table that a class declares for it.
-
-    Args:
-        table: A class whose options they are; or the name of a table whose keys
-            :class:`~odtpack.spec.BuildSpec` declares, empty for what stands above all tables.
-    """
+    """Add the keys to a table that a class declares for it."""
 
     def decorate(kind: type[_Any]) -> type[_Any]:
         if isinstance(table, str):

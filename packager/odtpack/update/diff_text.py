@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from odtpack.update.diff_model import PackageDiff, ParameterChange, ParameterSpec, Verdict
+from odtpack.update.diff import PackageDiff, ParameterChange, ParameterSpec, Verdict
 from odtpack_simulator.values.plain_text import clean
 from odtpack_simulator.values.units import format_bytes
 

@@ -1,14 +1,10 @@
-"""Builds the models of a package that trains segment by segment.
-
-Pieces that are alike share two models: one computes their results, the other one computes them
-again and, from the gradient of the result, the gradients of the piece's input and of its
-parameters. Weights are inputs of both.
-"""
+"""Builds and writes the models of a package that trains segment by segment."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -22,27 +18,90 @@ from odtpack.graph.ops import Ops
 from odtpack.package import training
 from odtpack.package.backend import optimization_level
 from odtpack.package.parameters import Parameter, lift_parameters
-from odtpack.package.segments import packed
-from odtpack.package.segments.alike import Outline, differing, outline
-from odtpack.package.segments.cut import cut
-from odtpack.package.segments.rows import split_rows
-from odtpack.package.training import Graphs, Task
+from odtpack.package.segments.cut import (
+    Outline,
+    can_be_lifted,
+    cut,
+    differing,
+    outline,
+    packed,
+    split_rows,
+    unpack,
+)
+from odtpack.package.training import Graphs, Segments, Task
 from odtpack.passes import pipeline
-from odtpack_runtime.package.manifest import SegmentInfo
+from odtpack_runtime.checkpoint.layout import ALIGNMENT
+from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.package.manifest import (
+    ExtraFile,
+    Manifest,
+    PackageFile,
+    SegmentInfo,
+    SegmentsInfo,
+    WeightInfo,
+)
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
 
 
+@dataclasses.dataclass(frozen=True)
+class StagedSegments:
+    """Files of segments, and what a manifest says of them."""
+
+    info: SegmentsInfo
+    files: tuple[ExtraFile, ...]
+
+    def listed_in(self, manifest: Manifest) -> Manifest:
+        """The manifest with them."""
+        files = dataclasses.replace(manifest.files, extra=(*manifest.files.extra, *self.files))
+        return dataclasses.replace(manifest, files=files, segments=self.info).sealed()
+
+
+def stage_segments(segments: Segments, folder: Path, prefix: str) -> StagedSegments:
+    """Write the models and the weights into a folder."""
+    paths = []
+    for name, model in segments.models.items():
+        paths.append(folder / f"{prefix}{name}.onnx")
+        with atomic_write(paths[-1]) as stream:
+            stream.write(ir.to_proto(model).SerializeToString(deterministic=True))
+    files = [_listed(path, "segment_model") for path in paths]
+    tensors = []
+    if segments.tensors:
+        weights = folder / f"{prefix}segments.weights"
+        with atomic_write(weights) as stream:
+            for name, tensor in segments.tensors.items():
+                stream.write(bytes(-stream.tell() % ALIGNMENT))
+                tensors.append(
+                    WeightInfo.read(
+                        {
+                            "name": name,
+                            "dtype": tensor.dtype.numpy().name,
+                            "shape": list(tensor.shape.numpy()),
+                            "offset": stream.tell(),
+                        }
+                    )
+                )
+                stream.write(tensor.tobytes())
+        files.append(_listed(weights, "segment_weights"))
+    plan = [
+        dataclasses.replace(
+            each,
+            forward=f"{prefix}{each.forward}.onnx",
+            backward=None if each.backward is None else f"{prefix}{each.backward}.onnx",
+        )
+        for each in segments.plan
+    ]
+    info = SegmentsInfo(
+        weights=weights.name if tensors else None, tensors=tuple(tensors), segments=tuple(plan)
+    )
+    return StagedSegments(info, tuple(files))
+
+
+def _listed(path: Path, role: str) -> ExtraFile:
+    return ExtraFile.read({**PackageFile.describe(path).as_dict(), "role": role})
+
+
 def build_segments(task: Task) -> Graphs:
-    """Differentiate a loaded model piece by piece.
-
-    What is built is what :func:`odtpack.package.training.build_graphs` builds in one piece.
-
-    Returns:
-        ``training`` and ``evaluation`` are those of the last segment.
-
-    Raises:
-        OdtpackError: As there; ``segments-not-found``, ``segments-unsupported``.
-    """
+    """Differentiate a loaded model piece by piece."""
     # What is frozen lies in the file of weights, and not in the checkpoint.
     task = dataclasses.replace(task, frozen=())
     ready = training.prepare(task)
@@ -91,7 +150,7 @@ def build_segments(task: Task) -> Graphs:
     apart = [
         name
         for name, v in head.initializers.items()
-        if _tensor(v).size >= SMALLEST and packed.can_be_lifted(v)
+        if _tensor(v).size >= SMALLEST and can_be_lifted(v)
     ]
     properties = training.properties_of(ready.info)
     level = optimization_level(graph, parameters)
@@ -110,18 +169,14 @@ def build_segments(task: Task) -> Graphs:
         segments=training.Segments(
             models,
             tuple(plan[index] for index in sorted(plan)),
-            {name: packed.packed(tensors[name]) for name in dict.fromkeys([*order, *apart])},
+            {name: packed(tensors[name]) for name in dict.fromkeys([*order, *apart])},
             tuple(v for v in graph.inputs if v.name not in {p.name for p in parameters}),
         ),
     )
 
 
 def check_options(task: Task) -> None:
-    """Refuse what is not built together with segments.
-
-    Raises:
-        OdtpackError: ``segments-unsupported``.
-    """
+    """Refuse what is not built together with segments."""
     spec, problem, hint = task.spec, "", ""
     if not task.backend.is_stock:
         problem, hint = "onnxruntime-training runs one training model", "leave --target out"
@@ -265,15 +320,11 @@ class _Maker:
 
 
 def _lift(graph: ir.Graph, names: Sequence[str], *, early: bool) -> None:
-    """Make inputs of weights, so that one model serves pieces with different ones.
-
-    Early, before anything could rest on their values, but for those whose unpacking must be
-    recognized at the end.
-    """
+    """Make inputs of weights, so that one model serves pieces with different ones."""
     late = unpack_late.find_chains(graph) if early else set()
     values = [graph.initializers[name] for name in names if name in graph.initializers]
     values = [v for v in values if late.isdisjoint(y for node, _ in v.uses() for y in node.outputs)]
-    packed.unpack(graph, values)
+    unpack(graph, values)
     for value in values:
         graph.initializers.pop(str(value.name))
         value.const_value = None
