@@ -27,7 +27,8 @@ from benchmarks.workloads import WORKLOADS, Workload
 from odtpack import losses
 from odtpack.memory.spec import MemorySpec
 from odtpack.model.loading import load_model
-from odtpack.package.training import Graphs, Task, build_graphs
+from odtpack.package.task import Graphs, Task
+from odtpack.package.training import build_graphs
 from tests.packaging_tools import batch, trainable_names
 
 _ANY_TIME = 2.0

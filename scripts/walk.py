@@ -24,7 +24,7 @@ import onnx
 import onnx_ir as ir
 
 from odtpack import build
-from odtpack.package.training import Graphs, Task
+from odtpack.package.task import Graphs, Task
 from odtpack.spec import BuildSpec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,7 +99,7 @@ class Walk:
             self._muted = frame  # the loop's next round
             return
         self._sites[caller].add(site)
-        if self._last.get(caller) != path:
+        if self._last.get(caller) != path and self.visits[-1:] != [path]:
             self.visits.append(path)
         self._last[caller] = path
 

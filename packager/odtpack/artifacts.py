@@ -30,9 +30,8 @@ from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.optimizers import Clip
 from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.ort_training.backend import backend_for
-from odtpack.package.backend import OptimizerStep
 from odtpack.package.parameters import candidates
-from odtpack.package.training import Task
+from odtpack.package.task import OptimizerStep, Task
 from odtpack.package.write import write_artifacts
 from odtpack.spec import BuildSpec
 

@@ -32,7 +32,7 @@ from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from odtpack.option import options_of
 from odtpack.ort_training.backend import backend_for
 from odtpack.package.parameters import resolve, unreached
-from odtpack.package.training import Task
+from odtpack.package.task import Task
 from odtpack.package.write import check_folder, write_artifacts
 from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec, BuildSpec
@@ -138,13 +138,14 @@ def build(
             Nothing has been written then.
     """
     check_type("folder", folder, (str, os.PathLike), "'package'")
+    adapter = spec.adapter_spec()
     memory = read_memory(spec)
     destination = check_folder(folder)
     chosen = None if spec.loss == "none" else make_loss(spec.loss, spec.loss_options)
     problem, hint = None, ""
     if chosen is None and spec.loss_options:
         name = next(iter(spec.loss_options))
-        problem = f"the option {name!r} is given for a loss, and there is none"
+        problem = f"the option {name!r} is given for a loss, but no loss is named"
         hint = "leave it out, or name a loss"
     elif spec.privacy_clip is None and spec.privacy_noise != BuildSpec.privacy_noise:
         problem = "noise is given for private gradients, and private training is not asked for"
@@ -152,7 +153,7 @@ def build(
     if problem is not None:
         raise OdtpackError("option-not-used", problem, hint=hint)
     check_choice("optimizer", spec.optimizer, OPTIMIZERS)
-    optimizer, adapter = make_optimizer(spec.optimizer, spec.optimizer_options), spec.adapter_spec()
+    optimizer = make_optimizer(spec.optimizer, spec.optimizer_options)
     try:
         loaded = load_model(
             forward_model(spec), named=(*spec.train, *spec.freeze), untie=spec.untie

@@ -24,7 +24,7 @@ class TestDiff:
     def test_text(self, run: Run, shared: Shared, newer: Path) -> None:
         outcome = run("diff", shared.package, newer)
         assert (outcome.code, outcome.err) == (0, "")
-        assert outcome.out.startswith("compatible: a trained checkpoint opens as it is")
+        assert outcome.out.startswith("compatible: a trained checkpoint can be used unchanged")
         for words in ("calls must change", "output 'flatten/Flatten' is new", "fc.bias", "3 of 3"):
             assert words in outcome.out
 

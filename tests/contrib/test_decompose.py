@@ -14,7 +14,8 @@ from odtpack.autodiff.backward import REASON
 from odtpack.graph.inference import infer_shapes
 from odtpack.losses import make_loss
 from odtpack.model.loading import load_model
-from odtpack.package.training import Task, build_graphs
+from odtpack.package.task import Task
+from odtpack.package.training import build_graphs
 from tests.autodiff.oracle import (
     Case,
     add_gradients,

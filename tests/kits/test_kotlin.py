@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 
 from odtpack.build import build_package
-from odtpack.optimizers import make_optimizer
-from odtpack.package.backend import GroupRule
+from odtpack.optimizers import GroupRule, make_optimizer
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint.carry_over import carry_over
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint

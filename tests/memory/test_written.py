@@ -19,7 +19,8 @@ from odtpack.memory.recompute import Choice
 from odtpack.memory.spec import MemorySpec
 from odtpack.memory.timeline import Step
 from odtpack.model.loading import load_model
-from odtpack.package.training import Graphs, Task, build_graphs
+from odtpack.package.task import Graphs, Task
+from odtpack.package.training import build_graphs
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 
 WIDTH = 128

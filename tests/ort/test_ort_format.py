@@ -22,8 +22,7 @@ from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
 from odtpack.ort.files import Inference, add_ort_files
 from odtpack.ort.format import convert_model, convert_models, recorded_level
-from odtpack.ort.sample_feeds import SampleFeeds
-from odtpack.ort.session_runs import TRAINING_MODELS
+from odtpack.ort.session_runs import TRAINING_MODELS, SampleFeeds
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.options import default_session_options

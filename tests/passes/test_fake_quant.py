@@ -15,7 +15,8 @@ from odtpack.graph.ops import Ops
 from odtpack.losses import make_loss
 from odtpack.model.loading import load_model
 from odtpack.package.parameters import resolve
-from odtpack.package.training import Task, build_graphs
+from odtpack.package.task import Task
+from odtpack.package.training import build_graphs
 from odtpack.passes import fake_quant
 from tests.autodiff.oracle import add_gradients
 from tests.passes.tools import op_types, outline, parse, run

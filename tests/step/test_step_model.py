@@ -34,8 +34,9 @@ from odtpack.optimizers import (
 from odtpack.optimizers import (
     Optimizer as Formula,
 )
-from odtpack.package.backend import resolve_update
-from odtpack.package.training import Task, build_graphs
+from odtpack.package.optimizer_update import resolve_update
+from odtpack.package.task import Task
+from odtpack.package.training import build_graphs
 from odtpack.step import chunks
 from odtpack.step import model as step_models
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer

@@ -378,8 +378,7 @@ def _runs(
 
 
 def _write(out: Path, runs: list[SessionRun], limit: Types, scratch: Path) -> dict[str, Any]:
-    from odtpack.ort.kernel_count import count_kernels
-    from odtpack.ort.operator_config import config_of
+    from odtpack.ort.operator_config import config_of, count_kernels
     from odtpack.ort.session_runs import final_graph
     from odtpack_runtime.files.atomic import atomic_write
 
@@ -406,9 +405,8 @@ def _check(
     data: Path | None,
     scratch: Path,
 ) -> dict[str, Any]:
-    from odtpack.ort.operator_check import check_config, version
-    from odtpack.ort.operator_config import read_config
-    from odtpack.ort.sample_feeds import SampleFeeds
+    from odtpack.ort.operator_config import check_config, read_config, version
+    from odtpack.ort.session_runs import SampleFeeds
 
     held = read_config(path)
     samples = {

@@ -170,7 +170,9 @@ def _model(path: Path) -> dict[str, Any]:
     shown = [row for row in parameters if row[1] == "trainable"]
     if shown:
         _console.say(f"  {count_line('together', [(row[2], row[3]) for row in shown])}")
-        _parameters([(_both_names(row[0], original), *row[1:]) for row in shown])
+        # A name that an exporter made up, and the one that the parameter had in its module.
+        both = {name: f"{name} ({module})" for name, module in original.items()}
+        _parameters([(both.get(row[0], row[0]), *row[1:]) for row in shown])
     else:
         _console.say("  none")
     if shared:
@@ -248,11 +250,6 @@ def _gradients(graph: ir.Graph) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _both_names(name: str, original: dict[str, str]) -> str:
-    """A name that an exporter made up, and the one that the parameter had in its module."""
-    return f"{name} ({original[name]})" if name in original else name
 
 
 def _dtype(value: ir.Value) -> str:

@@ -18,7 +18,8 @@ from odtpack.onnxblock.accessor import ModelAccessor
 from odtpack.onnxblock.bases import base, current
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.loss import Loss
-from odtpack.package.training import Graphs, LossInfo, Task, build_graphs
+from odtpack.package.task import Graphs, LossInfo, Task
+from odtpack.package.training import build_graphs
 from odtpack.spec import BuildSpec
 
 Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]

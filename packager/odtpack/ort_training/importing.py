@@ -17,8 +17,9 @@ from odtpack.ort_training.artifacts import Artifacts, open_artifacts
 from odtpack.ort_training.forward import forward_model
 from odtpack.ort_training.loss import take_loss
 from odtpack.ort_training.optimizer import carried_state, read_optimizer
-from odtpack.package.backend import resolve_update
-from odtpack.package.training import Graphs, Task, build_graphs
+from odtpack.package.optimizer_update import resolve_update
+from odtpack.package.task import Graphs, Task
+from odtpack.package.training import build_graphs
 from odtpack.package.write import Made, check_folder, write_package
 from odtpack.spec import BuildSpec
 from odtpack_runtime.checkpoint.format import CheckpointData

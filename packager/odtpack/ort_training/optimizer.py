@@ -20,7 +20,7 @@ from odtpack.optimizers import FIRST, SECOND, SGD, AdamW, Clip, Optimizer
 from odtpack.optimizers.adamw import PYTORCH, REFERENCE
 from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.ort_training.in_place import DOMAIN
-from odtpack.package.backend import ResolvedUpdate
+from odtpack.package.optimizer_update import ResolvedUpdate
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState
 from odtpack_runtime.checkpoint.layout import Array
 

@@ -356,7 +356,7 @@ def choose_parameters(
     wanted = trained | frozen | state
     both = sorted(trained & frozen)
     if both:
-        raise OdtpackError("trained-and-frozen", f"{both[0]!r} is to be trained and frozen at once")
+        raise OdtpackError("trained-and-frozen", f"{both[0]!r} is both trained and frozen")
     parameters = []
     modules = module_names(graph)
     types = (graph.initializers[name].dtype for name in train)

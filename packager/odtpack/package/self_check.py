@@ -94,7 +94,7 @@ def _reason_without(manifest: Manifest) -> SelfCheckInfo | None:
     if set(manifest.opsets) - {"", "ai.onnx", "com.microsoft", "ai.onnx.ml"}:
         return _none("it needs operators of the user's")
     if manifest.privacy is not None:
-        return _none("the noise of private training is drawn anew each time")
+        return _none("the noise of private training differs each time")
     if not any(item.role == "trainable" for item in manifest.parameters):
         return _none("nothing is trained")
     if sum(item.size_bytes or 0 for item in manifest.parameters) > _LARGEST_BYTES:

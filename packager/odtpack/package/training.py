@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -18,49 +16,22 @@ from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.graphs import dims_of, nodes_of, static_dims, subgraphs
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.memory.spec import MemoryReport, MemorySpec
-from odtpack.optimizers import Optimizer
-from odtpack.package.backend import STOCK, Backend, optimization_level
 from odtpack.package.parameters import (
     SCALE_SUFFIX,
     Parameter,
     check_inputs,
     choose_parameters,
     lift_parameters,
-    master_type,
     store_frozen,
 )
+from odtpack.package.task import Backend, Graphs, InferenceTemplate, LossInfo, Task
 from odtpack.passes import aliases, batch_norm, pipeline, sparse_gradients
 from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
-from odtpack.spec import BuildSpec
-from odtpack_runtime.package.manifest import AdapterInfo, SegmentInfo
 from odtpack_runtime.session.graph_signature import (
     COTANGENT_SUFFIX,
     OWN_TYPE_SUFFIX,
     UNSCALED_SUFFIX,
 )
-
-if TYPE_CHECKING:
-    from odtpack.package.backend import OptimizerStep
-
-
-@dataclasses.dataclass(frozen=True)
-class LossInfo:
-    """What a package says of its loss.
-
-    Attributes:
-        name: Name of the loss; "none" if the model came with one, "custom" for a block.
-        options: Its options in force.
-        roles: Role of each graph input that is one of its targets.
-        metadata: What a runtime must know to check the targets.
-        fixed: Parameters through which it lets no gradient.
-    """
-
-    name: str = "none"
-    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    roles: Mapping[str, losses.TargetRole] = dataclasses.field(default_factory=dict)
-    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    fixed: tuple[str, ...] = ()
 
 
 def value_names(graph: ir.Graph) -> set[str]:
@@ -109,7 +80,7 @@ def _own_loss(graph: ir.Graph, read: Sequence[ir.Value], attached: LossInfo | No
     if len(read) > 1:
         raise OdtpackError(
             "too-many-loss-inputs",
-            f"loss_input_names names {len(read)} values, and there is no loss to read them",
+            f"loss_input_names names {len(read)} values, but no loss reads them",
             hint="name the value that is the loss, or pass a loss (--loss cross_entropy)",
         )
     loss = read[0] if read else graph.outputs[0]
@@ -191,16 +162,6 @@ def return_prediction(graph: ir.Graph, name: str) -> bool:
     return True
 
 
-@dataclasses.dataclass(frozen=True)
-class InferenceTemplate:
-    """The model, the names of its inputs and outputs, and of the parameters that it lacks."""
-
-    model: ir.Model
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    parameters: tuple[str, ...]
-
-
 def select(
     graph: ir.Graph, wanted: Sequence[str], loss: str | None, targets: Collection[str]
 ) -> list[str]:
@@ -254,116 +215,15 @@ def _read_by(value: ir.Value) -> set[str | None]:
 
 
 RESET = "lazy_reset_grad"
+
+
 STATE_SUFFIX = ".update.out"
+
+
 _RESERVED = (
     *(BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX),
     *(OWN_TYPE_SUFFIX, UNSCALED_SUFFIX, SCALE_SUFFIX, COTANGENT_SUFFIX),
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """A loaded model, the specification of its build, and what that resolves to for this model.
-
-    Attributes:
-        model: As :func:`odtpack.model.loading.load_model` returns it.
-        train: Names of the initializers to train.
-        frozen: Names of the initializers that become inputs, but are not trained.
-        loss: Loss to attach, or None if the model's first output is the loss.
-        spec: What is asked for, unchanged.
-        optimizer: Formula, or what writes an optimizer model; None for no optimizer.
-        attached: What is known of a loss that the model already ends in.
-        input_gradients: Names of inputs whose gradients the training model accumulates,
-            like those of parameters.
-        memory: For which shapes, and how far, the training model's memory is made small; None to
-            leave it as it is differentiated.
-        adapter: What the manifest says of the adapter that the model was given.
-        backend: What runs the package.
-        prefix: Start of every file name.
-        custom_op_library: Shared library with custom operators, for the conversion to ORT format.
-    """
-
-    model: ir.Model
-    train: tuple[str, ...]
-    frozen: tuple[str, ...]
-    loss: losses.Loss | None
-    spec: BuildSpec = dataclasses.field(default_factory=lambda: BuildSpec(prediction=False))
-    optimizer: Optimizer | OptimizerStep | None = None
-    attached: LossInfo | None = None
-    input_gradients: tuple[str, ...] = ()
-    memory: MemorySpec | None = dataclasses.field(default_factory=MemorySpec)
-    adapter: AdapterInfo | None = None
-    backend: Backend = STOCK
-    prefix: str = ""
-    custom_op_library: Path | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Segments:
-    """The models that compute a network up to its last segment, see :mod:`.segments.build`.
-
-    Attributes:
-        models: Each model by its name in the package.
-        plan: Which of them run for which segment, in order.
-        tensors: Weights outside of the models, by name, in the order in which they are stored.
-        inputs: What a caller feeds.
-    """
-
-    models: Mapping[str, ir.Model]
-    plan: tuple[SegmentInfo, ...]
-    tensors: Mapping[str, ir.TensorProtocol]
-    inputs: tuple[ir.Value, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Graphs:
-    """The training and evaluation models, the parameters that both take, and their loss.
-
-    ``task``: what they were made for.
-    ``returns_prediction``: whether the evaluation model returns it besides what both return.
-    ``inference`` is the forward model without them; None if it computes nothing but its loss.
-    ``memory``: what was done to keep the training model's memory small; None if nothing was.
-    ``segments``: what runs before ``training`` and ``evaluation``, which are then the last segment.
-    """
-
-    training: ir.Model
-    evaluation: ir.Model
-    parameters: tuple[Parameter, ...]
-    task: Task
-    loss: LossInfo = dataclasses.field(default_factory=LossInfo)
-    returns_prediction: bool = False
-    inference: InferenceTemplate | None = None
-    memory: MemoryReport | None = None
-    segments: Segments | None = None
-
-    @property
-    def backend(self) -> Backend:
-        """What runs the package."""
-        return self.task.backend
-
-    @property
-    def user_inputs(self) -> list[ir.Value]:
-        """What a caller feeds: neither parameters nor gradient buffers."""
-        if self.segments is not None:
-            return list(self.segments.inputs)
-        known = {parameter.name for parameter in self.parameters}
-        return [value for value in self.evaluation.graph.inputs if value.name not in known]
-
-    @property
-    def models(self) -> tuple[ir.Model, ...]:
-        """Every model that a step or an evaluation runs, but for the optimizer's."""
-        more = () if self.segments is None else self.segments.models.values()
-        return (self.training, self.evaluation, *more)
-
-    @property
-    def opset(self) -> int:
-        """Opset of the training model."""
-        return self.training.graph.opset_imports[""]
-
-    @property
-    def master(self) -> ir.DataType:
-        """Type of the trainable parameters, their gradients and moments."""
-        return master_type({p.tensor.dtype for p in self.parameters if p.role == "trainable"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -409,7 +269,7 @@ def prepare(task: Task) -> Prepared:
         if name in task.train:
             raise OdtpackError(
                 "trained-and-frozen",
-                f"{name!r} is to be trained, and the loss {info.name} lets no gradient through it",
+                f"{name!r} is trained, but the loss {info.name} does not let a gradient through it",
                 hint=f"freeze it (--freeze {name!r}), or leave the loss's option words out",
             )
     sources = (*task.train, *task.input_gradients)
@@ -532,7 +392,7 @@ def require_reached(trained: Iterable[ir.Value], gradients: Collection[ir.Value]
         if parameter not in gradients:
             raise OdtpackError(
                 "not-reached",
-                f"{parameter.name!r} is to be trained, but the loss does not depend on it",
+                f"{parameter.name!r} is trained, but the loss does not depend on it",
                 hint=f"freeze it (--freeze {parameter.name!r}), or check loss_input_names",
             )
 
@@ -574,3 +434,19 @@ def finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
     model.metadata_props.update(properties)
     targets.stamp(model)
     return model
+
+
+def optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:
+    """The level of ONNX Runtime that suits a training graph, for the runtime to use."""
+    if any(parameter.dtype == ir.DataType.DOUBLE for parameter in parameters):
+        # Beyond it scales become attributes of fused products, which are float32.
+        return "basic"
+    return "all" if any(_has_constant_weight(node) for node in graph) else "extended"
+
+
+def _has_constant_weight(node: ir.Node) -> bool:
+    """Whether ONNX Runtime would repack a convolution's weight at its highest level."""
+    if node.op_type != "Conv" or len(node.inputs) < 2:
+        return False
+    weight = node.inputs[1]
+    return weight is not None and weight.is_initializer()

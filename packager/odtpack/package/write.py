@@ -25,13 +25,13 @@ from odtpack.memory.spec import MemoryReport, MemorySpec
 from odtpack.option import options_of
 from odtpack.ort import kernel_needs
 from odtpack.ort.files import with_ort_files, write_ort_files
-from odtpack.ort.kernel_needs import Need
-from odtpack.ort.ort_needs import oldest_of_files
+from odtpack.ort.kernel_needs import Need, oldest_of_files
 from odtpack.ort.session_runs import TRAINING_MODELS
-from odtpack.package.backend import OptimizerStep, resolve_update
+from odtpack.package.optimizer_update import resolve_update
 from odtpack.package.segments.build import build_segments, check_options, stage_segments
 from odtpack.package.self_check import with_self_check
-from odtpack.package.training import STATE_SUFFIX, Graphs, Task, build_graphs
+from odtpack.package.task import Graphs, OptimizerStep, Task
+from odtpack.package.training import STATE_SUFFIX, build_graphs
 from odtpack.passes.accumulate import OUTPUT_SUFFIX
 from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.checkpoint.format import CheckpointData
@@ -479,7 +479,7 @@ def _too_small(spec: MemorySpec, phase: Phase) -> OdtpackError:
         f"the phase '{phase.name}' takes {least}, the plan's error of {format_percent(MARGIN)} "
         "included, with every activation recomputed that helps; "
         f"{format_bytes(spec.budget or 0)} are allowed",
-        hint=f"allow more, fewer than {spec.batch} samples at once (--memory-batch), an optimizer "
+        hint=f"allow more, a batch size below {spec.batch} (--memory-batch), an optimizer "
         "that keeps less, or freeze layers",
     )
 

@@ -274,7 +274,7 @@ def _reset_reasons(old: Package, new: Package, fresh: Collection[str]) -> tuple[
         )
     # Without moments there is a step count and a learning rate, which go with any parameters.
     if fresh and any(states):
-        reasons.append(f"there are no moments for {_listed(fresh)}")
+        reasons.append(f"the optimizer has no moments for {_listed(fresh)}")
     return tuple(reasons)
 
 
@@ -305,12 +305,12 @@ def _notes(old: Manifest, new: Manifest, frozen: Collection[str]) -> list[str]:
         )
     if old.loss != new.loss:
         notes.append(
-            f"the loss changes from {old.loss} to {new.loss}: moments that go over were gathered "
+            f"the loss changes from {old.loss} to {new.loss}: its moments were gathered "
             "with the old one"
         )
     same_kind = old.optimizer.kind == new.optimizer.kind
     if same_kind and old.optimizer != new.optimizer:
-        notes.append("the optimizer goes on with other settings")
+        notes.append("the optimizer continues with other settings")
     return notes
 
 

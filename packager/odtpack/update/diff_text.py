@@ -29,11 +29,11 @@ class Section:
 def headline(verdict: Verdict) -> str:
     """Say the verdict in one sentence."""
     if verdict.level == "incompatible":
-        return "incompatible: a trained checkpoint does not go on with the new package"
+        return "incompatible: a trained checkpoint cannot be used with the new package"
     how = (
-        "opens as it is"
+        "can be used unchanged"
         if verdict.opens_as_is
-        else "goes on once its parameters are carried over into the new one"
+        else "can be used after its parameters are copied to the new one"
     )
     if verdict.level == "parameters only":
         return f"parameters only: a trained checkpoint {how}, without its optimizer state"

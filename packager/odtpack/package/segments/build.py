@@ -16,7 +16,6 @@ from odtpack.graph.graphs import RANDOM_OPERATORS, nodes_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.package import training
-from odtpack.package.backend import optimization_level
 from odtpack.package.parameters import Parameter, lift_parameters
 from odtpack.package.segments.cut import (
     Outline,
@@ -28,7 +27,8 @@ from odtpack.package.segments.cut import (
     split_rows,
     unpack,
 )
-from odtpack.package.training import Graphs, Segments, Task
+from odtpack.package.task import Graphs, Segments, Task
+from odtpack.package.training import optimization_level
 from odtpack.passes import pipeline
 from odtpack_runtime.checkpoint.layout import ALIGNMENT
 from odtpack_runtime.files.atomic import atomic_write
@@ -166,7 +166,7 @@ def build_segments(task: Task) -> Graphs:
         task,
         ready.info,
         ready.returned,
-        segments=training.Segments(
+        segments=Segments(
             models,
             tuple(plan[index] for index in sorted(plan)),
             {name: packed(tensors[name]) for name in dict.fromkeys([*order, *apart])},
