@@ -24,7 +24,7 @@ SESSIONS: Final[dict[Sessions, dict[str, bool]]] = {
 measured is in docs/adr/0012.
 
 ``fast``: all sessions of a training take their memory from one arena. What one has freed the
-next one uses, and what an app holds does not hang on the system's allocator. ``small``: no
+next one uses, and what an app holds does not depend on the system's allocator. ``small``: no
 arena, every tensor is the system's: what is freed goes back if the system takes it, which the
 allocators of iOS and Android do, and glibc's below a threshold that the app sets. It takes
 about a tenth less, and a step 1.6 to 2.6 times the time.

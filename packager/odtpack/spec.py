@@ -147,7 +147,7 @@ class AdapterSpec:
     on: tuple[str, ...] = option(
         (),
         "Patterns of the layers that the adapter goes on, by name without `.weight`. Without any, "
-        "`bitfit` takes all. `prompt` goes on none.",
+        "`bitfit` takes all. `prompt` needs no layers.",
         key="adapter.on", flag="--on", metavar="GLOB", example="*.q_proj",
     )  # fmt: skip
     feedforward: tuple[str, ...] = option(
@@ -225,7 +225,7 @@ class BuildSpec:
         key="loss.kind", manifest="loss", example="cross_entropy",
     )  # fmt: skip
     head: Head | None = option(
-        None, "A classification head that the model is given first.",
+        None, "A classification head to add to the model first.",
         key="head", read=lambda table: None if table is None else Head(**table.model_dump()),
     )  # fmt: skip
     loss_options: Mapping[str, Any] = option(

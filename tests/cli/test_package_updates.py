@@ -34,6 +34,7 @@ class TestDiff:
         found = PackageDiff.model_validate_json(outcome.out)
         assert [change.name for change in found.parameters] == ["fc.bias"]
         assert outcome.err == ""
+        assert run("diff", shared.package, newer, "--json").out == outcome.out
 
     def test_markdown(self, run: Run, shared: Shared, newer: Path) -> None:
         outcome = run("diff", shared.package, newer, "--format", "markdown")
