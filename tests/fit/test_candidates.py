@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from odtpack.build import build
 from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
 from odtpack.fit.candidates import Candidate, spread
@@ -223,7 +224,7 @@ class TestRecipes:
         for freeze in ground.freezes:
             candidate = next(c for c in space_of(ground).candidates() if c.freeze == freeze)
             settings = candidate.settings(base)
-            settings.build(tmp_path / f"{len(scales)}")
+            build(settings, tmp_path / f"{len(scales)}")
             scales[freeze.title] = [scale for _, scale, _ in settings.groups]
         assert scales == {
             "nothing": [2.0, 3.0, 4.0],
@@ -236,7 +237,7 @@ class TestRecipes:
         for candidate in itertools.islice(spread(candidates, None, 5), 10):
             path = tmp_path / "recipe.toml"
             read = check(candidate, ground.base, path)
-            manifest = BuildSpec.of(read).build(tmp_path / f"package-{candidate.number}")
+            manifest = build(BuildSpec.of(read), tmp_path / f"package-{candidate.number}")
             assert manifest.accumulation_steps == candidate.accumulation_steps
             assert manifest.optimizer.kind == candidate.optimizer
             assert manifest.schedule is not None
