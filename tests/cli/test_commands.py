@@ -12,7 +12,7 @@ import pytest
 
 from odtpack import artifacts
 from odtpack.cli import _fit
-from odtpack.cli.package.export import forward_values
+from odtpack.cli.export import forward_values
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.profile import list_profiles, load_profile

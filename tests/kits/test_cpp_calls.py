@@ -11,7 +11,6 @@ import onnx
 import pytest
 
 from odtpack.optimizers import AdamW, GroupRule
-from odtpack.package.optimizer_update import Update
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.manifest_files import PackageFile
 from odtpack_runtime.package.package import Package
@@ -146,6 +145,6 @@ def test_running_statistics_are_put_back_after_a_step_that_failed(tmp_path: Path
 
 
 def test_rates_that_are_negative_or_not_finite_are_refused(tmp_path: Path) -> None:
-    update = Update(groups=(GroupRule("*bias", 10.0, 0.0),))
-    case = Case(models.mlp, CASES["adam"].data, {"optimizer": AdamW(), "update": update})
+    update = {"groups": (GroupRule("*bias", 10.0, 0.0),)}
+    case = Case(models.mlp, CASES["adam"].data, {"optimizer": AdamW(), **update})
     calls(cpp_program, "rates", write_job(case, tmp_path), 1)

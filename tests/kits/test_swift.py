@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from odtpack.build import build_package
-from odtpack.optimizers import Clip, GroupRule, make_optimizer
-from odtpack.package.optimizer_update import Update
+from odtpack.optimizers import GroupRule, make_optimizer
 from odtpack_runtime import (
     CheckpointState,
     Module,
@@ -51,8 +50,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
     "plain sgd": {"optimizer": make_optimizer("sgd", {})},
     "adafactor": {"optimizer": make_optimizer("adafactor", {})},
-    "clipped": {"update": Update(clip=Clip(norm=0.5))},
-    "groups": {"update": Update(groups=(GroupRule("*bias", 0.1, 0.0),))},
+    "clipped": {"clip_norm": 0.5},
+    "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)},
     "step model": {"step_model": "always"},
 }
 Batch = dict[str, np.ndarray[Any, Any]]

@@ -29,7 +29,8 @@ from odtpack.memory.recompute import Choice
 from odtpack.memory.spec import MemorySpec
 from odtpack.memory.timeline import Step
 from odtpack.model.loading import load_model
-from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
+from odtpack.package.task import Graphs, Task
+from odtpack.package.training import build_graphs
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import RESET_NAME
 from odtpack_simulator.memory.allocation import allocate
@@ -61,8 +62,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def build(model: onnx.ModelProto, memory: MemorySpec | None) -> Graphs:
     names = tuple(trainable_names(model))
-    recipe = TrainingGraphSpec(names, (), losses.make_loss("cross_entropy"), memory=memory)
-    return build_graphs(load_model(model), recipe)
+    loss = losses.make_loss("cross_entropy")
+    return build_graphs(Task(load_model(model), names, (), loss, memory=memory))
 
 
 def least(share: float, graphs: Graphs) -> MemorySpec:
@@ -351,9 +352,9 @@ def test_backward_pass_reads_the_copy_of_what_a_product_transposes(
 
     original = memory_compile.choose
     monkeypatch.setattr(memory_compile, "choose", choose)
-    recipe = TrainingGraphSpec(tuple(names), (), losses.make_loss("mse"))
+    task = Task(load_model(model), tuple(names), (), losses.make_loss("mse"))
     memory = MemorySpec(batch=64, limit=1, slowdown=2.0)
-    found = build_graphs(load_model(model), dataclasses.replace(recipe, memory=memory)).memory
+    found = build_graphs(dataclasses.replace(task, memory=memory)).memory
     assert found is not None
     one = 64 * 64 * 64 * 4
     assert found.after < choices[0].peak + one
@@ -375,10 +376,11 @@ def test_casts_are_computed_again() -> None:
         onnx.numpy_helper.from_array(random.standard_normal((64, 64)).astype(np.float32), f"w{i}")
         for i in range(4)
     )
-    recipe = TrainingGraphSpec(tuple(f"w{i}" for i in range(4)), (), losses.make_loss("mse"))
-    plain = build_graphs(load_model(model), dataclasses.replace(recipe, memory=None))
+    names = tuple(f"w{i}" for i in range(4))
+    task = Task(load_model(model), names, (), losses.make_loss("mse"))
+    plain = build_graphs(dataclasses.replace(task, memory=None))
     least = MemorySpec(batch=4096, limit=1, slowdown=1.0)
-    graphs = build_graphs(load_model(model), dataclasses.replace(recipe, memory=least))
+    graphs = build_graphs(dataclasses.replace(task, memory=least))
     counts = [
         sum(node.op_type == "Cast" for node in each.training.graph) for each in (plain, graphs)
     ]

@@ -17,7 +17,7 @@ import onnx
 import pytest
 
 from odtpack.build import build_package
-from odtpack.ort.choices import OrtFormat, Style
+from odtpack.choices import OrtFormat, Style
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.checkpoint.flatbuffer import Source
 from odtpack_runtime.package.checks.ort_files import ort_operators

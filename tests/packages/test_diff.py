@@ -10,10 +10,9 @@ import onnx
 import pytest
 
 from odtpack.build import build_package
+from odtpack.choices import OrtFormat
 from odtpack.optimizers import SGD, AdamW
-from odtpack.ort.choices import OrtFormat
-from odtpack.update.diff import diff_packages
-from odtpack.update.diff_model import PackageDiff
+from odtpack.update.diff import PackageDiff, diff_packages
 from odtpack.update.diff_text import escape, markdown
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.checkpoint import writer

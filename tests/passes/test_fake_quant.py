@@ -14,8 +14,9 @@ from odtpack.autodiff.registry import INTERNAL_DOMAIN
 from odtpack.graph.ops import Ops
 from odtpack.losses import make_loss
 from odtpack.model.loading import load_model
-from odtpack.package.patterns import resolve
-from odtpack.package.training import TrainingGraphSpec, build_graphs
+from odtpack.package.parameters import resolve
+from odtpack.package.task import Task
+from odtpack.package.training import build_graphs
 from odtpack.passes import fake_quant
 from tests.autodiff.oracle import add_gradients
 from tests.passes.tools import op_types, outline, parse, run
@@ -153,7 +154,7 @@ def test_a_model_with_simulated_quantization_trains_through_it() -> None:
     { q = QuantizeLinear(w, s, z) r = DequantizeLinear(q, s, z) y = MatMul(x, r) }"""
     model = load_model(onnx.parser.parse_model(text))
     assert resolve(model, (), ()) == (("w",), ())
-    training = build_graphs(model, TrainingGraphSpec(("w",), (), make_loss("mse"))).training
+    training = build_graphs(Task(model, ("w",), (), make_loss("mse"))).training
     assert {node.domain for node in training.graph} == {""}
     assert {"QuantizeLinear", "DequantizeLinear"} <= set(op_types(training.graph))
     w = model.graph.initializers["w"].const_value.numpy()

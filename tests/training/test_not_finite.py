@@ -10,14 +10,12 @@ import onnx.parser
 import pytest
 
 from odtpack.build import build_package
-from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Clip, Lion
+from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion
 from odtpack.optimizers import Optimizer as Formula
-from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.finite import all_finite
 from odtpack_runtime.training.loop import train_step
-from odtpack_runtime.training.private import Privacy
 from tests import zoo
 from tests.packaging_tools import batch
 
@@ -29,11 +27,11 @@ OPTIMIZERS = {
 
 def package_of(
     model: onnx.ModelProto, folder: Path, formula: Formula | None = None,
-    update: Update = PLAIN_UPDATE, **options: object,
+    **options: object,
 ) -> Package:  # fmt: skip
     build_package(
         model, folder / "package", **{"loss": "cross_entropy", **options},
-        optimizer=formula or AdamW(), update=update, self_check=False,
+        optimizer=formula or AdamW(), self_check=False,
     )  # fmt: skip
     return Package.open(folder / "package")
 
@@ -98,7 +96,7 @@ def test_a_nan_in_a_batch(tmp_path: Path, name: str, whole: bool) -> None:
 
 def test_clipping_by_the_norm(tmp_path: Path) -> None:
     model = zoo.mlp((20, 16, 10))
-    package = package_of(model, tmp_path, update=Update(clip=Clip(norm=0.1)))
+    package = package_of(model, tmp_path, clip_norm=0.1)
     module, optimizer = opened(package)
     before = contents(module)
     train_step(module, optimizer, [spoilt(batch(model, 8))])
@@ -326,9 +324,10 @@ def test_one_of_three_accumulated_batches_in_segments(tmp_path: Path, place: int
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_a_sample_of_private_training(tmp_path: Path, name: str, harm: str) -> None:
     """With the same noise the step is, bit by bit, the one without the sample."""
-    update = Update(privacy=Privacy(0.5, 1.0))
     model = layers(rooted=harm == "gradient")
-    package = package_of(model, tmp_path, OPTIMIZERS[name], update, loss="mse")
+    package = package_of(
+        model, tmp_path, OPTIMIZERS[name], privacy_clip=0.5, privacy_noise=1.0, loss="mse"
+    )
     feeds = rows(5)
     bad = [feeds[0].copy(), feeds[1]]
     bad[0][2] = np.nan if harm == "loss" else 0
@@ -346,8 +345,7 @@ def test_a_sample_of_private_training(tmp_path: Path, name: str, harm: str) -> N
 
 def test_a_private_batch_without_a_finite_sample(tmp_path: Path) -> None:
     """What is left of its step is noise, and nothing where there is none."""
-    update = Update(privacy=Privacy(0.5, 0.0))
-    package = package_of(layers(), tmp_path, SGD(), update, loss="mse")
+    package = package_of(layers(), tmp_path, SGD(), privacy_clip=0.5, privacy_noise=0.0, loss="mse")
     module, optimizer = opened(package)
     before = contents(module)
     feeds = rows(3)

@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from odtpack.adapters.layers import Layer, Use
 from odtpack.adapters.low_rank import take_place
-from odtpack.adapters.spec import AdapterSpec
 from odtpack.graph.ops import Ops
+from odtpack.spec import AdapterSpec
 
 FACTORS = "ia3_l"
 

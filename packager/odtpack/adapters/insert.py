@@ -12,11 +12,11 @@ from odtpack.adapters import ia3, look_up, low_rank
 from odtpack.adapters.layers import Layer, Use, find_layers
 from odtpack.adapters.peft_files import PREFIX
 from odtpack.adapters.prompt import insert_prompt
-from odtpack.adapters.spec import AdapterSpec
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.weights import weight_array
+from odtpack.spec import AdapterSpec
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,10 +17,10 @@ import onnx_ir as ir
 
 from odtpack.adapters.layers import layer_name
 from odtpack.adapters.low_rank import take_place
-from odtpack.adapters.spec import AdapterSpec
 from odtpack.graph.graphs import LOOK_UP, dims_of, is_lifted_constant
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import module_names
+from odtpack.spec import AdapterSpec
 
 A, B = "lora_embedding_A", "lora_embedding_B"
 

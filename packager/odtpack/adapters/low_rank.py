@@ -21,10 +21,10 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.adapters.layers import Layer, Use
-from odtpack.adapters.spec import AdapterSpec
 from odtpack.autodiff.stop_gradient import stop
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
+from odtpack.spec import AdapterSpec
 
 A, B = "lora_A.weight", "lora_B.weight"
 MAGNITUDE = "lora_magnitude_vector"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from odtpack.build import build
 from odtpack.errors import OdtpackError
 from odtpack.fit.candidates import Candidate
 from odtpack.fit.work import step_work
@@ -143,7 +144,7 @@ def build_and_plan(order: Order) -> Planned:
     shapes = {name: (order.batch, *shape) for name, shape in order.shapes.items()}
     try:
         if not (folder / "manifest.json").is_file():
-            order.settings.build(folder)
+            build(order.settings, folder)
         package = Package.open(folder)
         uses = {
             session_use(package.manifest, kit)._replace(

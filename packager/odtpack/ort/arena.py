@@ -31,13 +31,7 @@ arena open another region, its settings suit the plan and not the kits."""
 def fitted(
     package: Package, shapes: Mapping[str, Sequence[int]], *, step_model: bool
 ) -> SessionInfo:
-    """Return a package's session options with the arena that holds least.
-
-    Args:
-        package: A package whose sessions share an arena.
-        shapes: Shape of one batch of each input; those that are missing, as the manifest says.
-        step_model: Whether to look at steps of the package's step model, where there is one.
-    """
+    """Return a package's session options with the arena that holds least."""
     manifest = package.manifest
     assert manifest.session is not None  # noqa: S101 - it says that sessions share an arena
     sizes = {i.name: shapes.get(i.name, i.shape) for i in manifest.inputs}

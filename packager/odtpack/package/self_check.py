@@ -50,15 +50,7 @@ _NOT_THE_SIZES = {
 
 
 def with_self_check(manifest: Manifest, files: Mapping[str, Path]) -> Manifest:
-    """Return a manifest with a self-check, or with the reason why there is none.
-
-    The figures are rounded to six digits. They come from a run, and so are not part of what a
-    recipe's digest promises.
-
-    Args:
-        manifest: The manifest of the files.
-        files: Paths of the models and the checkpoint by their name in it.
-    """
+    """Return a manifest with a self-check, or with the reason why there is none."""
     info = _reason_without(manifest)
     if info is None:
         limits = apart.Limits.of(files.values())
@@ -104,7 +96,7 @@ def _reason_without(manifest: Manifest) -> SelfCheckInfo | None:
     if used - {"", *STANDARD_DOMAINS}:
         return _none("it needs operators of the user's")
     if manifest.privacy is not None:
-        return _none("the noise of private training is drawn anew each time")
+        return _none("the noise of private training differs each time")
     if not any(item.role == "trainable" for item in manifest.parameters):
         return _none("nothing is trained")
     if sum(item.size_bytes or 0 for item in manifest.parameters) > _LARGEST_BYTES:

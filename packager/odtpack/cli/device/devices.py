@@ -178,6 +178,8 @@ def measure_devices(
     out: Annotated[
         Path,
         typer.Option(
+            "--out",
+            "-o",
             metavar="FILE.toml",
             show_default=False,
             help="File to write; the storage of its folder is measured.",
@@ -252,6 +254,8 @@ def import_device(
     out: Annotated[
         Path | None,
         typer.Option(
+            "--out",
+            "-o",
             metavar="FILE.toml",
             show_default=False,
             help="Profile to write; by default MEASURED.toml in the current folder.",

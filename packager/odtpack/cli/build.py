@@ -1,7 +1,8 @@
-"""``odtpack build``: a package from a forward model."""
+"""``odtpack build`` and ``cache-key``: a package from a forward model."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,30 +26,32 @@ def build(
         Path | None,
         typer.Option(
             metavar="recipe.toml",
-            help="Recipe to build by. Options take the place of its keys.",
+            help="Recipe. Options override its keys. Default: recipe.toml in the current folder, "
+            "if there is no MODEL.onnx.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
+            "--out",
+            "-o",
             metavar="PKG",
-            help="Folder of the package: new, empty, or a package. Default: that of the recipe.",
+            help="Folder of the package: new, empty, or a package. Default: from the recipe.",
         ),
     ] = None,
     if_changed: Annotated[
         bool,
         typer.Option(
             "--if-changed",
-            help="Leave the package as it is if nothing that decides it has changed since it was "
-            "built. Writes PKG.stamp.json beside it.",
+            help="Do nothing if the package is up to date. Writes PKG.stamp.json beside it.",
         ),
     ] = False,
     sample: Annotated[
         Path | None,
         typer.Option(
             metavar="DATA.npz",
-            help="Run steps on this data after the build, and warn of every parameter whose "
-            "gradient is zero on it.",
+            help="After the build, run steps on these samples and warn of parameters whose "
+            "gradient is zero.",
         ),
     ] = None,
     as_json: Annotated[bool, MANIFEST_AS_JSON] = False,
@@ -57,11 +60,11 @@ def build(
     """Build a training package from a forward ONNX model.
 
     Writes training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint and
-    manifest.json. The same model and options give the same bytes, but for ORT format, in
-    which ONNX Runtime orders initializers as it likes, and the losses of the self-check, which
-    are measured.
+    manifest.json. The same model and options give the same bytes, except for files in ORT
+    format, whose initializers ONNX Runtime orders, and the measured losses of the self-check.
     """
-    from odtpack.cli._build_options import overlay
+    from odtpack.cli._files import find_recipe
+    from odtpack.cli._spec_options import overlay
     from odtpack.recipe import BuildSpec, read_recipe
 
     if sample is not None and given["runtime"] == ORT_TRAINING:
@@ -73,6 +76,7 @@ def build(
             "onnxruntime-training",
             hint="leave --sample or --target out",
         )
+    recipe = find_recipe(recipe, wanted=model is None)
     read = None if recipe is None else read_recipe(recipe)
     spec = overlay({"model": model, **given}, None if read is None else BuildSpec.of(read))
     folder = out or (None if read is None else read.package)
@@ -84,7 +88,7 @@ def build(
         )
     content = _build_if_changed(spec, folder) if if_changed else _build(spec, folder)
     if sample is not None:
-        from odtpack.cli._gradients import report_zero_gradients
+        from odtpack.cli._fit import report_zero_gradients
 
         content["zero_gradients"] = report_zero_gradients(folder, sample)
     if as_json:
@@ -92,7 +96,11 @@ def build(
 
 
 def _build(spec: BuildSpec, folder: Path) -> dict[str, Any]:
-    manifest = spec.build(folder, remark=lambda text: _console.say(f"note: {text}", style="yellow"))
+    from odtpack.build import build as build_spec
+
+    manifest = build_spec(
+        spec, folder, remark=lambda text: _console.say(f"note: {text}", style="yellow")
+    )
     print_built(manifest, folder)
     return manifest.as_dict()
 
@@ -132,3 +140,19 @@ def print_built(manifest: Manifest, folder: Path) -> None:
     for path in files:
         _console.say(f"  {path.name:<{width}} {format_bytes(path.stat().st_size):>10}")
     _console.say(f"  runs on {runtime_text(manifest)}")
+
+
+def cache_key(
+    recipe: Annotated[
+        Path, typer.Option(metavar="recipe.toml", help="Recipe of the package.")
+    ] = Path("recipe.toml"),
+) -> None:
+    """Print the cache key of what a recipe builds, without building it.
+
+    It depends on the keys of the recipe that decide the package, the model and its external
+    data, and the versions of odtpack, onnx, onnx-ir and onnxruntime.
+    """
+    from odtpack.recipe import BuildSpec, read_recipe
+    from odtpack.recipe import key as keys
+
+    sys.stdout.write(keys.cache_key(BuildSpec.of(read_recipe(recipe))) + "\n")

@@ -1,4 +1,4 @@
-"""``odtpack inspect``: what is in a package, a forward model or a checkpoint."""
+"""``odtpack inspect``: a model, a package or a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def inspect(
         list[str] | None,
         typer.Option(
             metavar="FORMAT:PATH",
-            help="Of a package: write where its bytes go, html:FILE or json:FILE; may be repeated.",
+            help="Report on the sizes in a package, html:FILE or json:FILE. May be repeated.",
             autocompletion=_completion.size_reports,
         ),
     ] = None,
@@ -36,15 +36,15 @@ def inspect(
 ) -> None:
     """Show what a package, a forward model or a checkpoint holds.
 
-    Of a forward model it lists the parameters that build's --train and --freeze can name,
-    and which operators have a gradient.
+    For a forward model it lists the parameters for --train and --freeze of odtpack build, and
+    which operators have a gradient.
     """
     _console.results(as_json=as_json)
     kind = _kind(path)
     if kind == "package":
         content = _package(path, report or ())
     else:
-        from odtpack.cli._sizes import check_reports
+        from odtpack.cli._describe import check_reports
 
         check_reports(report or (), None)
         content = _KINDS[kind](path)
@@ -76,12 +76,13 @@ def _kind(path: Path) -> str:
 def _package(path: Path, reports: Sequence[str]) -> dict[str, Any]:
     from odtpack.cli._describe import (
         byte_size,
+        check_reports,
         parameter_summary,
         runtime_text,
         shape_text,
+        show_sizes,
         update_lines,
     )
-    from odtpack.cli._sizes import check_reports, show_sizes
     from odtpack_runtime.package.package import Package
 
     package = Package.open(path)
@@ -135,7 +136,7 @@ def _model(path: Path) -> dict[str, Any]:
     from odtpack.model.loading import load_model
     from odtpack.model.shared_tensors import shared_tensors
     from odtpack.ort.kernel_needs import oldest_runtime
-    from odtpack.package.candidates import candidates
+    from odtpack.package.parameters import candidates
 
     try:
         model = load_model(path)
@@ -169,11 +170,13 @@ def _model(path: Path) -> dict[str, Any]:
     shown = [row for row in parameters if row[1] == "trainable"]
     if shown:
         _console.say(f"  {count_line('together', [(row[2], row[3]) for row in shown])}")
-        _parameters([(_both_names(row[0], original), *row[1:]) for row in shown])
+        # A name that an exporter made up, and the one that the parameter had in its module.
+        both = {name: f"{name} ({module})" for name, module in original.items()}
+        _parameters([(both.get(row[0], row[0]), *row[1:]) for row in shown])
     else:
         _console.say("  none")
     if shared:
-        _console.say("tensors that several places read, and that train as one", style="bold")
+        _console.say("tensors that several places read, trained as one parameter", style="bold")
         for each in shared:
             known = " (one parameter of the module)" if each.one_parameter else ""
             _console.say(f"  {each.name}{known}: {', '.join(each.places)}")
@@ -247,11 +250,6 @@ def _gradients(graph: ir.Graph) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _both_names(name: str, original: dict[str, str]) -> str:
-    """A name that an exporter made up, and the one that the parameter had in its module."""
-    return f"{name} ({original[name]})" if name in original else name
 
 
 def _dtype(value: ir.Value) -> str:

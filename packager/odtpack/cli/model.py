@@ -1,8 +1,9 @@
-"""``odtpack ops``: which operators can be trained through, in general and in one model."""
+"""``odtpack head``, ``import``, ``init`` and ``ops``: forward models and what is made of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,11 +11,140 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, MODEL
+from odtpack.cli._options import AS_JSON, MANIFEST_AS_JSON, MODEL
 
 if TYPE_CHECKING:
-    from odtpack.package.coverage import Coverage
-    from odtpack.package.obstacles import Obstacle
+    from odtpack.package.coverage import Coverage, Obstacle
+
+
+class Pooling(StrEnum):
+    """How the tokens of a sequence become one vector."""
+
+    MEAN = "mean"
+    CLS = "cls"
+    NONE = "none"
+
+
+def head(
+    model: Annotated[Path, MODEL],
+    pool: Annotated[
+        Pooling,
+        typer.Option(
+            help="Mean over the tokens (those of attention_mask), the first token, "
+            "or none for an output [batch, width]."
+        ),
+    ],
+    classes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of classes.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.onnx", help="Model to write.")],
+    seed: Annotated[int, typer.Option(min=0, metavar="S", help="Seed of the new weight.")] = 0,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--input",
+            metavar="NAME",
+            show_default=False,
+            help="Output of the encoder that the head reads. Default: the first that fits.",
+        ),
+    ] = None,
+) -> None:
+    """Add a trainable classification head to an encoder.
+
+    The head is pooling over the tokens and a linear layer, head.weight and head.bias; its
+    output, logits, replaces the encoder's outputs.
+    """
+    from odtpack.cli._files import check_writable
+    from odtpack.model.head import add_head
+    from odtpack_runtime.files.atomic import atomic_write
+
+    check_writable(out, "--out")
+    content = add_head(model, pool.value, classes, seed=seed, name=name)
+    with atomic_write(out) as stream:
+        stream.write(content)
+    _console.say(f"wrote {out}")
+    _console.say(
+        f"next: odtpack build {shlex.quote(str(out))} --out package --loss cross_entropy "
+        "--train 'head.*'"
+    )
+
+
+def import_(
+    artifacts: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            show_default=False,
+            help="Folder that onnxruntime-training's generate_artifacts wrote.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="PKG", help="Folder of the package: new, empty, or a package."
+        ),
+    ],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CK",
+            help="Checkpoint to continue from, for example one that a device saved.  "
+            "[default: that of the folder]",
+        ),
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Prefix of the file names, if the folder has several models."
+        ),
+    ] = None,
+    as_json: Annotated[bool, MANIFEST_AS_JSON] = False,
+) -> None:
+    """Build a training package from artifacts of onnxruntime-training 1.19.
+
+    Parameters, optimizer state and properties come from the checkpoint. Inputs, outputs and
+    parameters keep their names.
+    """
+    from odtpack.cli._describe import of_properties
+    from odtpack.cli.build import print_built
+    from odtpack.ort_training.importing import import_artifacts
+    from odtpack_runtime.checkpoint.format import read_checkpoint
+
+    manifest = import_artifacts(artifacts, out, checkpoint=checkpoint, prefix=prefix)
+    print_built(manifest, out)
+    saved = read_checkpoint(out / manifest.files.checkpoint.path)
+    for sentence in of_properties(saved.properties):
+        _console.warn(sentence)
+    if as_json:
+        _console.print_json({"path": str(out), **manifest.as_dict()})
+
+
+def init(
+    model: Annotated[Path, MODEL],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="recipe.toml", help="Recipe to write.")
+    ] = Path("recipe.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing recipe.")] = False,
+) -> None:
+    """Write a recipe for a forward model, with everything optional commented out.
+
+    It can be built unchanged: odtpack build --recipe recipe.toml. recipe.schema.json beside it
+    lets editors complete and check the keys.
+    """
+    from odtpack.cli._files import check_writable
+    from odtpack.errors import OdtpackError
+    from odtpack.recipe.draft import SCHEMA_NAME, draft, schema_text
+    from odtpack_runtime.files.atomic import atomic_write
+
+    schema = out.with_name(SCHEMA_NAME)
+    for path in (out, schema):
+        check_writable(path, "--out")
+    if out.exists() and not force:
+        raise OdtpackError("recipe-exists", f"the file {str(out)!r} exists")
+    for path, text in ((schema, schema_text()), (out, draft(model, out.parent))):
+        with atomic_write(path) as stream:
+            stream.write(text.encode())
+        _console.say(f"wrote {path}")
+    _console.say(f"next: odtpack build --recipe {shlex.quote(str(out))}")
+
 
 ops = typer.Typer(help="Say which operators a gradient can pass.", no_args_is_help=True)
 
@@ -111,8 +241,8 @@ def check(
     """
     from odtpack.errors import OdtpackError
     from odtpack.model.loading import load_model
-    from odtpack.package.obstacles import find_obstacles
-    from odtpack.package.patterns import resolve
+    from odtpack.package.coverage import find_obstacles
+    from odtpack.package.parameters import resolve
 
     _console.results(as_json=as_json)
     loaded = load_model(model, named=(*(train or ()), *(freeze or ())))
