@@ -20,7 +20,7 @@ SESSIONS: Final[dict[Sessions, dict[str, bool]]] = {
     "fast": {"shared_allocator": True},
     "small": {"arena": False},
 }
-"""Setting -> fields of :class:`odtpack_runtime.package.manifest_device.SessionInfo`. What was
+"""Setting -> fields of :class:`odtpack_runtime.package.records.SessionInfo`. What was
 measured is in docs/adr/0012.
 
 ``fast``: all sessions of a training take their memory from one arena. What one has freed the

@@ -19,8 +19,7 @@ import onnx
 import pytest
 
 from odtpack.adapters import AdapterSpec
-from odtpack.adapters.carry import from_peft, to_peft
-from odtpack.adapters.peft_files import CONFIG, TENSORS, read_peft, write_peft
+from odtpack.adapters.files import CONFIG, TENSORS, from_peft, read_peft, to_peft, write_peft
 from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.optimizers import AdamW
@@ -32,21 +31,21 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.folder_update import check_finished, finish_update
-from odtpack_runtime.package.checks.onnx_files import load_model, operators_of, opsets_of
-from odtpack_runtime.package.checks.ort_files import ort_operators
+from odtpack_runtime.package.checks import ort_operators
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.manifest_signature import check_signature
+from odtpack_runtime.package.onnx_files import load_model, operators_of, opsets_of
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.package.trust.limits import Limits
+from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
-from odtpack_runtime.training.data import load_dataset
+from odtpack_runtime.training.loop import load_dataset
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.figures.limits import read_budgets
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.flash_trace import read_trace
 from odtpack_simulator.fleet.fleet_file import read_fleet
 from odtpack_simulator.fleet.result import load_fleet_result
-from odtpack_simulator.measure.imported_profile import imported_profile
+from odtpack_simulator.measure.measured_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
 from odtpack_simulator.result.result import load_result
 from tests import zoo

@@ -12,7 +12,7 @@ import onnx
 
 from odtpack.choices import OrtFormat
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, GroupRule, Lion
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.training.schedules import ScheduleSpec
 from tests.kits import models
 

@@ -20,11 +20,11 @@ import pytest
 from odtpack.build import build_package
 from odtpack.optimizers import GroupRule, make_optimizer
 from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_runtime.checkpoint.carry_over import carry_over
 from odtpack_runtime.checkpoint.format import read_checkpoint
+from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.session.options import default_session_options
-from odtpack_simulator.measure.imported_profile import imported_profile
+from odtpack_simulator.measure.measured_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
 from tests import zoo
 from tests.kits import cpp_kit, fuzz_cpp

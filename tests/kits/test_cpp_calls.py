@@ -12,8 +12,8 @@ import pytest
 
 from odtpack.optimizers import AdamW, GroupRule
 from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_runtime.package.manifest_files import PackageFile
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import PackageFile
 from tests.kits import cpp_kit, models, swift_kit
 from tests.kits.cases import CASES, Case
 from tests.kits.cpp_stress import (

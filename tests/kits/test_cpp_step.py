@@ -14,8 +14,8 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.optimizers import SGD, AdamW, GroupRule, Optimizer
-from odtpack_runtime.package.manifest_files import PackageFile
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import PackageFile
 from tests import zoo
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import measure, run, save_batch

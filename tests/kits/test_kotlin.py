@@ -23,8 +23,8 @@ import pytest
 from odtpack.build import build_package
 from odtpack.optimizers import GroupRule, make_optimizer
 from odtpack_runtime import CheckpointState
-from odtpack_runtime.checkpoint.carry_over import carry_over
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
+from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from tests import zoo

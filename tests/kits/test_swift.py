@@ -24,10 +24,10 @@ from odtpack_runtime import (
     Optimizer,
     default_session_options,
 )
-from odtpack_runtime.checkpoint.carry_over import carry_over
 from odtpack_runtime.checkpoint.format import read_checkpoint
-from odtpack_runtime.package.manifest_files import PackageFile
+from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import PackageFile
 from odtpack_runtime.training.loop import loss_of
 from tests import zoo
 from tests.kits import swift_kit

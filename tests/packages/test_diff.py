@@ -18,7 +18,7 @@ from odtpack_runtime import OdtpackError
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_runtime.files.digest import file_sha256
+from odtpack_runtime.files.atomic import file_sha256
 from tests.packages.samples import build, list_extra, small_model, with_values
 
 

@@ -26,8 +26,8 @@ import pytest
 
 from odtpack_runtime import CheckpointState, Module, OdtpackError
 from odtpack_runtime.package.manifest import Manifest
-from odtpack_runtime.package.manifest_device import SESSION_CONFIG
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import SESSION_CONFIG
 from odtpack_runtime.package.verify import verify_package
 
 HEADERS = Path(__file__).parents[1] / "hostile" / "config_keys.txt"

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from odtpack.autodiff import differentiate
-from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.graph.ops import Ops
 from odtpack.losses import make_loss
 from odtpack.model.loading import load_model
 from odtpack.package.parameters import resolve
 from odtpack.package.task import Task
 from odtpack.package.training import build_graphs
-from odtpack.passes import fake_quant
+from odtpack.passes import patterns
 from tests.autodiff.oracle import add_gradients
 from tests.passes.tools import op_types, outline, parse, run
 
@@ -41,9 +41,11 @@ def pair(dtype: str, shape: str, attributes: str = "", opset: int = 17, zero: bo
 
 def gradients(model: ir.Model, feeds: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
     """y, and the cotangents of x and of the scale."""
-    fake_quant.mark(model.graph)
+    patterns.mark_fake_quant(model.graph)
     assert "FakeQuant" in op_types(model.graph)
-    model, names = add_gradients(model, ["x", "s"], after=lambda _, graph: fake_quant.lower(graph))
+    model, names = add_gradients(
+        model, ["x", "s"], after=lambda _, graph: patterns.lower_fake_quant(graph)
+    )
     assert "FakeQuant" not in op_types(model.graph)
     model.graph.opset_imports.pop(INTERNAL_DOMAIN, None)
     found = run(model, feeds | {"seed_y": SEED})
@@ -120,9 +122,9 @@ def test_without_zero_point_it_is_zero() -> None:
 def test_lowering_restores_the_model() -> None:
     model = pair("int8", "[8]", "<axis = 1>")
     before = outline(model)
-    fake_quant.mark(model.graph)
+    patterns.mark_fake_quant(model.graph)
     assert outline(model) != before
-    fake_quant.lower(model.graph)
+    patterns.lower_fake_quant(model.graph)
     assert outline(model) == before
 
 
@@ -138,7 +140,7 @@ def test_lowering_restores_the_model() -> None:
 def test_what_is_no_pair_stays_and_lets_no_gradient_through(body: str) -> None:
     model = pair("int8", "", body=f"t = Add(s, s) {body}")
     before = outline(model)
-    fake_quant.mark(model.graph)
+    patterns.mark_fake_quant(model.graph)
     assert outline(model) == before
     graph = model.graph
     op, y = Ops(graph), graph.outputs[0]

@@ -14,7 +14,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import Cosine, ScheduleSpec
 from odtpack_simulator.figures import advice
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.replay.sample_plan import SamplePlan
+from odtpack_simulator.replay.job import SamplePlan
 from odtpack_simulator.simulation import simulate
 from tests.packaging_tools import open_training
 from tests.simulator.packages import make_profile

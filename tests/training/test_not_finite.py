@@ -14,8 +14,8 @@ from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion
 from odtpack.optimizers import Optimizer as Formula
 from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError, Optimizer
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.training.finite import all_finite
 from odtpack_runtime.training.loop import train_step
+from odtpack_runtime.training.parameter_vector import all_finite
 from tests import zoo
 from tests.packaging_tools import batch
 

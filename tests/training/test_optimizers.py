@@ -28,7 +28,7 @@ from odtpack.option import options_of
 from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime import Optimizer as RuntimeOptimizer
 from odtpack_runtime.training import optimizer as runtime_optimizer
-from odtpack_runtime.training.gradient_norm import gradient_norm
+from odtpack_runtime.training.parameter_vector import gradient_norm
 from tests import zoo
 from tests.packaging_tools import batch
 from tests.training.formulas import FORMULAS

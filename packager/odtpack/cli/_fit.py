@@ -21,7 +21,7 @@ from odtpack_runtime.training.loop import Evaluation
 from odtpack_runtime.training.lr_scheduler import PROPERTY
 from odtpack_runtime.training.private import poisson_batches
 from odtpack_runtime.training.schedules import ScheduleSpec
-from odtpack_simulator.replay.accuracy import accuracy_inputs
+from odtpack_simulator.replay.paired_loss import accuracy_inputs
 
 
 def choose_scheduler(
@@ -92,8 +92,8 @@ def report_zero_gradients(package: Path, data: Path) -> list[str]:
 
 def find_silent(package: str, data: str, size: int) -> list[str]:
     """The parameters whose gradient stays zero; to be called apart, as it runs the models."""
-    from odtpack_runtime.package.gradient_check import zero_gradients
     from odtpack_runtime.package.package import Package
+    from odtpack_runtime.package.self_check import zero_gradients
 
     opened = Package.open(package)
     return list(zero_gradients(opened, opened.load_data(Path(data)), size))

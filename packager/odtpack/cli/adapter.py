@@ -43,8 +43,7 @@ def export(
     Writes adapter_model.safetensors and adapter_config.json. PEFT does not have bitfit: for it
     only the files of ONNX Runtime are written.
     """
-    from odtpack.adapters.carry import adapter_of, to_peft
-    from odtpack.adapters.peft_files import CONFIG, write_peft
+    from odtpack.adapters.files import CONFIG, adapter_of, to_peft, write_peft
     from odtpack.cli.export import check_state
     from odtpack.errors import OdtpackError
     from odtpack_runtime import CheckpointState, Package
@@ -88,8 +87,7 @@ def export(
 def _for_onnxruntime(
     package: Package, state: CheckpointState, source: Path, out: Path, outputs: list[str]
 ) -> list[Path]:
-    from odtpack.adapters.carry import adapter_of
-    from odtpack.adapters.onnx_adapter import with_adapter_inputs, write_onnx_adapter
+    from odtpack.adapters.files import adapter_of, with_adapter_inputs, write_onnx_adapter
     from odtpack.cli.export import inference_of
     from odtpack_runtime import CheckpointState
     from odtpack_runtime.export.inference_model import export_inference_model
@@ -121,8 +119,7 @@ def import_(
 
     The package must have been built with an adapter of the same kind, rank and layers.
     """
-    from odtpack.adapters.carry import from_peft
-    from odtpack.adapters.peft_files import read_peft
+    from odtpack.adapters.files import from_peft, read_peft
     from odtpack.cli._files import check_writable
     from odtpack_runtime import CheckpointState, Package
 
@@ -142,8 +139,8 @@ def merge(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.onnx", help="Model to write.")],
 ) -> None:
     """Fold an adapter into the weights of the forward model that it was trained on."""
+    from odtpack.adapters.files import read_peft
     from odtpack.adapters.merge import merge_adapter
-    from odtpack.adapters.peft_files import read_peft
     from odtpack.cli._files import check_writable
     from odtpack_runtime.files.atomic import atomic_write
 

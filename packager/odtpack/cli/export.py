@@ -89,7 +89,7 @@ def _write_with_ort(
     """Write the model and its variants in ORT format: at any moment those there are its own."""
     from odtpack.ort.format import convert_models
     from odtpack_runtime.export.inference_model import export_inference_model
-    from odtpack_runtime.files.together import replace_together, staged_beside
+    from odtpack_runtime.files.folder_update import replace_together, staged_beside
 
     with staged_beside(out) as stage:
         made = stage / out.name

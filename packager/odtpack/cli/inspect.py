@@ -223,7 +223,7 @@ def _gradients(graph: ir.Graph) -> list[dict[str, Any]]:
 
     import onnx.defs
 
-    from odtpack.autodiff.registry import REGISTRY
+    from odtpack.autodiff.context import REGISTRY
     from odtpack.package.coverage import REWRITTEN
 
     counts = Counter((node.domain, node.op_type) for node in graph.all_nodes())

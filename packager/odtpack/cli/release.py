@@ -236,7 +236,7 @@ def verify(
     """
     import dataclasses
 
-    from odtpack_runtime.package.trust.limits import Limits
+    from odtpack_runtime.package.trust import Limits
     from odtpack_runtime.package.verify import verify_package
     from odtpack_simulator.values.units import format_bytes
 

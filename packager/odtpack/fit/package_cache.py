@@ -14,9 +14,9 @@ from odtpack.fit.candidates import Candidate
 from odtpack.fit.work import step_work
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.kits import Kit
-from odtpack_simulator.memory.arena_use import session_use
+from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.memory.planning.held_weights import held_weights
+from odtpack_simulator.memory.planning import held_weights
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSpec

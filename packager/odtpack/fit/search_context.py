@@ -13,8 +13,8 @@ from odtpack.model.loading import load_model
 from odtpack.package.parameters import resolve
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import TensorSpec
-from odtpack_simulator.replay.prepare import write_data
-from odtpack_simulator.replay.sample_plan import SamplePlan, make_sample_plan
+from odtpack_simulator.replay.job import SamplePlan, make_sample_plan
+from odtpack_simulator.replay.replay import write_data
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSpec

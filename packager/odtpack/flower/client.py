@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from odtpack.flower.records import as_typed, only_arrays, to_arrays, to_record
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.local_training import Indices, LocalSettings, LocalTrainer
@@ -69,7 +69,7 @@ def client_app(
     Args:
         package: Folder of the package.
         data: Gives a client's data, as :func:`load_dataset
-            <odtpack_runtime.training.data.load_dataset>` loads and checks them. Called in every
+            <odtpack_runtime.training.loop.load_dataset>` loads and checks them. Called in every
             round.
         batch_size: Samples per batch.
         epochs: Passes over the client's samples in a round.

@@ -12,9 +12,8 @@ import numpy as np
 
 from odtpack.flower.client import PEAK, check_config
 from odtpack.flower.records import as_typed, crossing, only_arrays, to_arrays, to_record
-from odtpack_runtime.checkpoint.carry_over import carry_over
-from odtpack_runtime.checkpoint.layout import Array
-from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.checkpoint.parameters import Array
+from odtpack_runtime.checkpoint.state import CheckpointState, carry_over
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.local_training import LocalTrainer
@@ -224,7 +223,7 @@ def carry_to(
     """Write a checkpoint of a newer package with what the federation of an older one learned.
 
     Raises:
-        OdtpackError: As :func:`~odtpack_runtime.checkpoint.carry_over.carry_over`.
+        OdtpackError: As :func:`~odtpack_runtime.checkpoint.state.carry_over`.
     """
     opened = Package.open(package)
     fresh = CheckpointState.load_checkpoint(Package.open(newer).checkpoint)

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from odtpack import targets
-from odtpack.autodiff import stop_gradient
+from odtpack.autodiff import backward
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
 from odtpack.model.shared_tensors import copies_of
@@ -49,7 +49,7 @@ class ForwardBlock(Block):
         accessor = current(who)
         set_outputs(accessor, result_names(output, who), who)
         model = ir.from_proto(accessor.model)
-        stop_gradient.lower(model.graph)
+        backward.lower(model.graph)
         targets.stamp(model)
         self._model = ir.to_proto(model)
         return output

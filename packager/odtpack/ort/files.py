@@ -15,12 +15,11 @@ from odtpack.ort.format import convert_models
 from odtpack.ort.kernel_needs import newest, oldest_of_files, oldest_runtime
 from odtpack.ort.operator_config import CONFIG_NAME, TYPES_CONFIG_NAME, config_of
 from odtpack.ort.session_runs import INFERENCE_MODEL, SessionRun, final_graph, onnx_models
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.export.inference_model import export_inference_model
 from odtpack_runtime.files.folder_update import update_folder
-from odtpack_runtime.package.listed_files import signature_path
 from odtpack_runtime.package.manifest import ExtraFile, Manifest, PackageFile
-from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.package import Package, signature_path
 
 ORT_ROLES = frozenset({"ort_model", "operators_config", "operators_and_types_config"})
 """Roles of what :func:`write_ort_files` writes."""

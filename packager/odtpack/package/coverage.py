@@ -11,13 +11,13 @@ import onnx_ir as ir
 
 from odtpack import contrib
 from odtpack.autodiff.backward import REASON, dependents, differentiate, opset_of
+from odtpack.autodiff.context import INTERNAL_DOMAIN, REGISTRY
 from odtpack.autodiff.expand import expand
-from odtpack.autodiff.registry import INTERNAL_DOMAIN, REGISTRY
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import reads, subgraphs
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.passes import float16_fallback
+from odtpack.passes import precision
 from odtpack.targets import MAX_OPSET, MIN_OPSET
 
 How = Literal["rule", "expansion", "rewritten", "no gradient", "none"]
@@ -198,7 +198,7 @@ class Obstacle:
 def find_obstacles(model: ir.Model, train: Sequence[str], outputs: Sequence[str]) -> list[Obstacle]:
     """Try to differentiate a model, and go on where that fails."""
     model = model.clone()
-    float16_fallback.widen(model.graph)  # as a build does
+    precision.widen(model.graph)  # as a build does
     model = expand(infer_shapes(model), train)
     graph = model.graph
     sources = [value for name, value in graph.initializers.items() if name in train]

@@ -10,10 +10,10 @@ import onnx_ir as ir
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of
 from odtpack.optimizers import Clip, Group, GroupRule, Optimizer, optimizer_model, resolve_groups
-from odtpack.optimizers.common.groups import memory_order
+from odtpack.optimizers.common.base import memory_order
 from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.package.task import Graphs, OptimizerStep, Task
-from odtpack.passes.accumulate import OUTPUT_SUFFIX
+from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
 from odtpack_runtime.training.private import Privacy
 from odtpack_runtime.training.schedules import ScheduleSpec
 

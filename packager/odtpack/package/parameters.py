@@ -13,7 +13,7 @@ import onnx_ir as ir
 from odtpack.autodiff.backward import influences
 from odtpack.choices import Storage
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.dtypes import TRAINABLE_TYPES
+from odtpack.graph.graphs import TRAINABLE_TYPES
 from odtpack.model.exporters import KIND, made_up, matching, module_names
 from odtpack.model.loading import is_lifted_constant
 from odtpack.passes import batch_norm

@@ -15,9 +15,9 @@ from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.apart.child import forget_log
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.package.manifest import Manifest, SelfCheckInfo
-from odtpack_runtime.package.manifest_device import SelfCheckInput
+from odtpack_runtime.package.records import SelfCheckInput
 from odtpack_runtime.package.self_check import first_losses, made_up_batch, run_first_that_fits
-from odtpack_runtime.package.trust.limits import STANDARD_DOMAINS
+from odtpack_runtime.package.trust import STANDARD_DOMAINS
 from odtpack_runtime.session.options import session_options
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer

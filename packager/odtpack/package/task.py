@@ -19,7 +19,7 @@ from odtpack.package.parameters import (
     master_type,
 )
 from odtpack.passes import aliases
-from odtpack.passes.accumulate import accumulate
+from odtpack.passes.gradient_buffers import accumulate
 from odtpack.spec import BuildSpec
 from odtpack_runtime.package.manifest import AdapterInfo, SegmentInfo
 
@@ -82,7 +82,7 @@ class Backend:
         """Replace batch normalizations in training mode by an operator of the runtime's own."""
 
     def accumulator(self, op: Ops, reset: ir.Value) -> Accumulator:
-        """How gradients are accumulated, see :mod:`odtpack.passes.accumulate`."""
+        """How gradients are accumulated, see :mod:`odtpack.passes.gradient_buffers`."""
         flag = op.squeeze(reset, 0)
 
         def write(parameter: ir.Value, gradient: ir.Value, buffer: ir.Value) -> ir.Value:

@@ -25,8 +25,8 @@ from odtpack.package.parameters import (
     store_frozen,
 )
 from odtpack.package.task import Backend, Graphs, InferenceTemplate, LossInfo, Task
-from odtpack.passes import aliases, batch_norm, pipeline, sparse_gradients
-from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
+from odtpack.passes import aliases, batch_norm, gradient_buffers, pipeline
+from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
 from odtpack_runtime.session.graph_signature import (
     COTANGENT_SUFFIX,
     OWN_TYPE_SUFFIX,
@@ -416,13 +416,13 @@ def accumulate_gradients(
         if shares[gradient] > 1 or node is None or gradient.is_graph_output():
             gradient = op.Identity(gradient)
         else:
-            gradient = sparse_gradients.merge(op, gradient)
+            gradient = gradient_buffers.merge(op, gradient)
         gradient.name = op.fresh_name(f"{parameter.name}_grad")
         gradient.type, gradient.shape = parameter.type, parameter.shape
         out = accumulate(parameter, gradient, buffer)
         out.name = f"{parameter.name}{OUTPUT_SUFFIX}"
         graph.outputs.append(out)
-    sparse_gradients.zeros_at_run_time(op, graph, reset)
+    gradient_buffers.zeros_at_run_time(op, graph, reset)
 
 
 def finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:

@@ -32,18 +32,15 @@ from odtpack.package.segments.build import build_segments, check_options, stage_
 from odtpack.package.self_check import with_self_check
 from odtpack.package.task import Graphs, OptimizerStep, Task
 from odtpack.package.training import STATE_SUFFIX, build_graphs
-from odtpack.passes.accumulate import OUTPUT_SUFFIX
+from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
 from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.checkpoint.format import CheckpointData
-from odtpack_runtime.checkpoint.layout import CHUNK_ELEMENTS, Layout
+from odtpack_runtime.checkpoint.parameters import CHUNK_ELEMENTS, Layout
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_runtime.files.atomic import atomic_write
-from odtpack_runtime.files.digest import file_sha256
+from odtpack_runtime.files.atomic import atomic_write, file_sha256, scratch_folder
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
-from odtpack_runtime.files.scratch import scratch_folder
-from odtpack_runtime.package.listed_files import MANIFEST_NAME, read_manifest, signature_path
 from odtpack_runtime.package.manifest import MEANINGS, Manifest, PackageFile
-from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.package import MANIFEST_NAME, Package, read_manifest, signature_path
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
 from odtpack_runtime.session.options import usual_session
 from odtpack_runtime.training.optimizer_contract import read_contract

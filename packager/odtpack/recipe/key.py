@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from odtpack.errors import OdtpackError, model_not_readable, not_onnx
 from odtpack.spec import BuildSpec
-from odtpack_runtime.files.atomic import atomic_write
-from odtpack_runtime.files.digest import file_sha256
+from odtpack_runtime.files.atomic import atomic_write, file_sha256
 
 _FORMAT: Final = 1
 _MAX_STAMP_BYTES: Final = 2**20
@@ -92,13 +91,13 @@ def _model_digests(path: Path) -> dict[str, str]:
     import google.protobuf.message
     import onnx
 
-    from odtpack.model import protobuf_wire
-    from odtpack.model.external_data import files_beside
+    from odtpack.model import source
+    from odtpack.model.source import files_beside
 
     try:
         content = path.read_bytes()
         proto = onnx.ModelProto()
-        proto.ParseFromString(protobuf_wire.detach(memoryview(content))[0])
+        proto.ParseFromString(source.detach(memoryview(content))[0])
         beside = files_beside(proto, path)
         digests = {"": hashlib.sha256(content).hexdigest()}
         return digests | {str(file.relative_to(path.parent)): file_sha256(file) for file in beside}

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from odtpack.errors import OdtpackError
 from odtpack_runtime.checkpoint.format import read_checkpoint
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.package.manifest import (
     InputInfo,
     Manifest,

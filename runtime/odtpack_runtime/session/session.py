@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from odtpack_runtime.checkpoint.layout import Array, address
+from odtpack_runtime.checkpoint.parameters import Array, address
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.session.graph_signature import TensorSpec, check_labels, check_tensors
 from odtpack_runtime.session.model_file import check_model_file

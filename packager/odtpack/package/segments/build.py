@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff import differentiate, unpack_late
-from odtpack.autodiff.unpack_late import SMALLEST
+from odtpack.autodiff import differentiate, expand
+from odtpack.autodiff.expand import SMALLEST
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import RANDOM_OPERATORS, nodes_of
 from odtpack.graph.inference import infer_shapes
@@ -30,7 +30,7 @@ from odtpack.package.segments.cut import (
 from odtpack.package.task import Graphs, Segments, Task
 from odtpack.package.training import optimization_level
 from odtpack.passes import pipeline
-from odtpack_runtime.checkpoint.layout import ALIGNMENT
+from odtpack_runtime.checkpoint.parameters import ALIGNMENT
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.package.manifest import (
     ExtraFile,
@@ -321,7 +321,7 @@ class _Maker:
 
 def _lift(graph: ir.Graph, names: Sequence[str], *, early: bool) -> None:
     """Make inputs of weights, so that one model serves pieces with different ones."""
-    late = unpack_late.find_chains(graph) if early else set()
+    late = expand.find_chains(graph) if early else set()
     values = [graph.initializers[name] for name in names if name in graph.initializers]
     values = [v for v in values if late.isdisjoint(y for node, _ in v.uses() for y in node.outputs)]
     unpack(graph, values)

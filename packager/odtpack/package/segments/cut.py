@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.backward import FLOATS, ancestors, dependents, influences
-from odtpack.autodiff.unpack_late import SMALLEST
+from odtpack.autodiff.expand import SMALLEST
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of, mark_constant, reads, static_dims, subgraphs
 from odtpack.graph.ops import Ops

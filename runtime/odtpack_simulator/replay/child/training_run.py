@@ -2,7 +2,7 @@
 
 A training that was interrupted goes on from its last whole checkpoint and makes, from there,
 the same steps with the same bits. Everything that a step depends on is in that one file
-(see :mod:`odtpack_simulator.replay.position`) or a function of the position: the samples of
+(see :mod:`odtpack_simulator.replay.job`) or a function of the position: the samples of
 its batches, and the seed of ONNX Runtime's generator, from which Dropout draws.
 """
 
@@ -21,7 +21,7 @@ import numpy.random  # numpy loads it on first use, which would count as the tra
 import onnxruntime
 
 from odtpack_runtime.checkpoint.format import CheckpointData
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.files.atomic import atomic_write
@@ -36,11 +36,9 @@ from odtpack_simulator.memory.process_memory import (
     give_back_memory,
 )
 from odtpack_simulator.replay.child.pauses import OpenFile, stopping_write, wait_to_be_killed
-from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.job import Indices, Job, Position, load_position, run_digest
 from odtpack_simulator.replay.limits import hold_memory, methods_for
 from odtpack_simulator.replay.paired_loss import GROUPS, Groups, pooled
-from odtpack_simulator.replay.position import Position, load_position, run_digest
-from odtpack_simulator.replay.sample_plan import Indices
 
 Send = Callable[..., None]
 
