@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test sweep fuzz fuzz-kit faults powercut kills soak kits swift web-demo distribution federated fleet-demo llm-demo check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test sweep fuzz fuzz-kit faults powercut kills soak stress kits swift web-demo distribution federated fleet-demo llm-demo check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make faults  system calls that fail, in every action; make kills: SIGKILL in saves, in each kit"
 	@echo "make powercut  what a power cut may leave of each save, in two models of a file system"
 	@echo "make soak    200,000 steps with saves, evaluations and package updates: nothing grows"
+	@echo "make stress  what an app may do with a session, 200 times in each kit: close, two threads, a NaN"
 	@echo "make kits    set up, then build and test the training kits of other languages"
 	@echo "make swift   a Swift toolchain, with which make kits tests the Swift kit as well"
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
@@ -70,6 +71,10 @@ kills: $(VENV)/.ready-full
 KIT ?= python
 soak: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.soak --kit $(KIT)
+
+stress: $(VENV)/.ready-full
+	@scripts/setup_kits.sh
+	@$(BIN)/python -m tests.kits.stress
 
 kits: $(VENV)/.ready-full
 	@scripts/setup_kits.sh

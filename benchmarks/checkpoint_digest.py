@@ -30,7 +30,7 @@ from unittest import mock
 
 import numpy as np
 
-from odtpack_runtime.checkpoint import digest
+from odtpack_runtime.checkpoint import format as checkpoint_format
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from tests.kits import cpp_kit, javascript, kotlin_kit, swift_kit
@@ -51,7 +51,7 @@ def content(megabytes: float) -> CheckpointData:
 @contextmanager
 def without_hashing() -> Iterator[None]:
     """No element is hashed, and nothing waits for it."""
-    with mock.patch.object(digest.Hasher, "start", return_value=hashlib.sha256().digest):
+    with mock.patch.object(checkpoint_format.Hasher, "start", return_value=hashlib.sha256().digest):
         yield
 
 

@@ -37,13 +37,17 @@ def main() -> int:
         for index, action in enumerate(arguments.action or ACTIONS):
             folder = Path(scratch) / str(index)
             folder.mkdir()
-            rows = list(run_faults(library, action, folder, arguments.every))
-            lost = [row for row in rows if row["wrong"]]
+            rows, lost = [], []
+            for row in run_faults(library, action, folder, arguments.every):
+                rows.append(row)
+                if row["wrong"]:
+                    lost.append(row)
+                    wrong.append(f"{action}: {row['fault']} at {row['at']}: {row['wrong']}")
+                    print(wrong[-1], flush=True)
             calls = max((row["calls"] for row in rows), default=0)
             refused = sum(row["code"] in (3, 4) for row in rows)
             killed = sum(row["signal"] != 0 for row in rows)
             totals.update(row["fault"] for row in rows)
-            wrong += [f"{action}: {row['fault']} at {row['at']}: {row['wrong']}" for row in lost]
             print(
                 f"{action:{width}}  {calls:>6}  {len(rows):>6}  {refused:>7}  {killed:>6}  "
                 f"{len(lost)}",
@@ -56,8 +60,6 @@ def main() -> int:
         f"{totals.total()} faults, {len(wrong)} of them lost something or ended badly "
         f"({time.perf_counter() - start:.0f} s)"
     )
-    for line in wrong:
-        print(line)
     return 1 if wrong else 0
 
 

@@ -23,7 +23,6 @@ import onnx.parser
 
 from odtpack.build import build_package
 from odtpack.optimizers import SGD, AdamW, Optimizer
-from odtpack.package.optimizer_update import Update
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import ScheduleSpec
 from odtpack_simulator.replay.interruption import interrupt
@@ -94,7 +93,7 @@ def make_job(workload: Workload, folder: Path) -> Job:
     model = workload.model()
     build_package(
         model, folder / "package", loss="cross_entropy", optimizer=workload.optimizer,
-        update=Update(schedule=workload.schedule), freeze=statistic_names(model),
+        schedule=workload.schedule, freeze=statistic_names(model),
         accumulation_steps=workload.accumulation_steps,
     )  # fmt: skip
     package = Package.open(folder / "package")

@@ -27,7 +27,8 @@ from benchmarks.workloads import WORKLOADS, Workload
 from odtpack import losses
 from odtpack.memory.spec import MemorySpec
 from odtpack.model.loading import load_model
-from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
+from odtpack.package.task import Graphs, Task
+from odtpack.package.training import build_graphs
 from tests.packaging_tools import batch, trainable_names
 
 _ANY_TIME = 2.0
@@ -39,8 +40,8 @@ def build(
 ) -> Graphs:
     """Graphs of a model some of whose parameters are trained, or all."""
     names = tuple(train or trainable_names(model))
-    spec = TrainingGraphSpec(names, (), losses.make_loss("cross_entropy"), memory=memory)
-    return build_graphs(load_model(model), spec)
+    loss = losses.make_loss("cross_entropy")
+    return build_graphs(Task(load_model(model), names, (), loss, memory=memory))
 
 
 class _Runner:

@@ -14,12 +14,12 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 
 from odtpack import optimizers
 from odtpack.build import build_package
-from odtpack.package.optimizer_update import Update
 from tests import zoo
 from tests.packaging_tools import batch, open_training
 
@@ -37,12 +37,12 @@ CASES: dict[str, optimizers.Optimizer] = {
 
 
 def measure(
-    optimizer: optimizers.Optimizer, update: Update, width: int, steps: int
+    optimizer: optimizers.Optimizer, update: dict[str, Any], width: int, steps: int
 ) -> tuple[float, float, float]:
     """Millions of parameters, milliseconds of a step per million, bytes of state a parameter."""
     model = zoo.mlp((width, width, width))
     with tempfile.TemporaryDirectory() as folder:
-        build_package(model, folder, loss="cross_entropy", optimizer=optimizer, update=update)
+        build_package(model, folder, loss="cross_entropy", optimizer=optimizer, **update)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         state, module, stepper = open_training(Path(folder), options)
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--millions", type=float, action="append", help="parameters; repeatable")
     parser.add_argument("--steps", type=int, default=30)
     given = parser.parse_args()
-    update = Update(optimizers.Clip(given.clip_norm, given.clip_value))
+    update = {"clip_norm": given.clip_norm, "clip_value": given.clip_value}
     print(f"{'optimizer':<16}{'parameters':>12}{'state/param':>14}{'ms/million':>12}")
     for name in given.optimizer or CASES:
         for millions in given.millions or (1, 20):

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from benchmarks import processes
 from benchmarks.workloads import OPTIMIZERS, WORKLOADS, Workload
-from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
+from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
 from tests import packaging_tools
 from tests.peer import client
 

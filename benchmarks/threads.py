@@ -25,8 +25,7 @@ from benchmarks.fidelity.models import CASES, build
 from odtpack_runtime.session import options
 from odtpack_simulator.replay.child.timing_run import open_trainer, whole_steps
 from odtpack_simulator.replay.child.training_run import Batches, Trainer
-from odtpack_simulator.replay.job import Job
-from odtpack_simulator.replay.sample_plan import Indices
+from odtpack_simulator.replay.job import Indices, Job
 
 TURN_SECONDS = 0.2
 QUIET_SECONDS = 0.05

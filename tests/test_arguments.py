@@ -13,11 +13,12 @@ from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack_runtime import CheckpointState
 from tests import zoo
+from tests.packages.samples import tree
 
 WRONG: list[dict[str, Any]] = [
-    {"optimizer": "sgd"}, {"optimizer": optimizers.SGD}, {"optimizer": 3},
+    {"optimizer": "sdg"}, {"optimizer": optimizers.SGD}, {"optimizer": 3},
     {"loss": ["mse"]}, {"loss": 3}, {"loss_options": 3}, {"loss_options": ["reduction"]},
-    {"update": "clip"}, {"update": {"clip": 1}},
+    {"clip_norm": "1"}, {"groups": "*"}, {"schedule": {"kind": "cosine"}}, {"adapter": "qlora"},
     {"accumulation_steps": "2"}, {"accumulation_steps": 2.5}, {"accumulation_steps": None},
     {"accumulation_steps": True},
     {"train": "fc*"}, {"train": 3}, {"train": [3]}, {"freeze": "fc*"}, {"freeze": None},
@@ -40,10 +41,12 @@ def test_build_package_names_it(wrong: dict[str, Any], tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_optimizer_by_name_is_told_what_to_write(tmp_path: Path) -> None:
-    with pytest.raises(OdtpackError, match="optimizer cannot be 'sgd'") as error:
-        build_package(zoo.mlp((4, 3, 2)), tmp_path / "p", loss="mse", optimizer="sgd")  # type: ignore[arg-type]
-    assert "optimizers.SGD()" in str(error.value.hint)
+def test_an_optimizer_goes_by_its_name_or_as_an_object(tmp_path: Path) -> None:
+    for name, given in (("a", {"optimizer": optimizers.SGD(momentum=0.9)}), ("b", {
+        "optimizer": "sgd", "optimizer_options": {"momentum": 0.9},
+    })):  # fmt: skip
+        build_package(zoo.mlp((4, 3, 2)), tmp_path / name, loss="mse", **given)
+    assert tree(tmp_path / "a") == tree(tmp_path / "b")
 
 
 @pytest.mark.parametrize("folder", [3, None, b"p"])

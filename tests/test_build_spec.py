@@ -5,15 +5,22 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from odtpack.build import build_package
-from odtpack.build_spec import BuildSpec, options
-from odtpack.cli._build_options import overlay
-from odtpack.package.optimizer_update import Update
+from odtpack.cli._app import app
+from odtpack.cli._spec_options import overlay
+from odtpack.errors import OdtpackError
 from odtpack.recipe import read_recipe
+from odtpack.recipe.schema import json_schema
+from odtpack.spec import BuildSpec, options
+from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.training.schedules import ScheduleSpec
+from scripts.manifest_schema import manifest_schema
+from tests import zoo
 
 MODEL = Path("model.onnx")
 
@@ -33,7 +40,7 @@ GIVEN = {
     "adapter_seed": ("adapter.seed = 4", {"adapter_seed": 4}, 4),
     "adapter_tokens": ("adapter.tokens = 4", {"adapter_tokens": 4}, 4),
     "outputs": ("outputs = ['y']", {"outputs": ["y"]}, ("y",)),
-    "prediction": ("prediction = false", {"prediction": True}, False),
+    "prediction": ("prediction = false", {"prediction": False}, False),
     "loss_inputs": ("loss.inputs = ['y']", {"loss_inputs": ["y"]}, ("y",)),
     "loss_options": (
         "loss.reduction = 'sum'", {"loss_option": ["reduction=sum"]}, {"reduction": "sum"},
@@ -51,7 +58,7 @@ GIVEN = {
         (("a", 2.0, None),),
     ),
     "decay_vectors": (
-        "optimizer = { kind = 'adamw', decay_vectors = false }", {"decay_vectors": True}, False,
+        "optimizer = { kind = 'adamw', decay_vectors = false }", {"decay_vectors": False}, False,
     ),
     "accumulation_steps": (
         "batch = { size = 8, micro_batch = 2 }", {"accumulation_steps": 4}, 4,
@@ -69,7 +76,7 @@ GIVEN = {
     "frozen_storage": ("formats.frozen_dtype = 'int8'", {"frozen_storage": "int8"}, "int8"),
     "base": ("formats.base = 'int4'", {"base": "int4"}, "int4"),
     "nominal": ("formats.nominal = true", {"nominal": True}, True),
-    "self_check": ("formats.self_check = false", {"self_check": True}, False),
+    "self_check": ("formats.self_check = false", {"self_check": False}, False),
     "segments": ("memory.segments = true", {"segments": True}, True),
     "onnxruntime": ("target.onnxruntime = '1.20'", {"onnxruntime": "1.20"}, "1.20"),
 }  # fmt: skip
@@ -89,20 +96,94 @@ def test_a_recipe_and_an_option_say_the_same(name: str, tmp_path: Path) -> None:
 
 def test_every_field_can_be_given() -> None:
     fields = {field.name for field in dataclasses.fields(BuildSpec)}
-    assert {field.name for field, _ in options()} == fields - {"model"}
+    assert {each.name for each in options()} == fields - {"model"}
     # A head has a command of its own.
     assert fields - set(GIVEN) == {"model", "loss", "ort_format", "head"}
 
 
 def test_the_call_takes_every_field() -> None:
-    """By its name and with its default, or as a part of the optimizer and its update."""
+    """By its name and with its default."""
     taken = inspect.signature(build_package).parameters
-    parts = {field.name for field in dataclasses.fields(Update)}
-    parts |= {"clip_norm", "clip_value", "privacy_clip", "privacy_noise", "optimizer_options"}
-    parts.add("head")  # the model has it before the call
-    for field in dataclasses.fields(BuildSpec):
-        if field.name in parts or field.name.startswith("adapter_"):  # those of its AdapterSpec
-            continue
-        assert field.name in taken, field.name
-        if field.name not in ("model", "loss", "loss_options", "optimizer"):
-            assert taken[field.name].default == field.default, field.name
+    for each in options():
+        assert taken[each.name].default == each.default, each.name
+    assert list(taken)[:3] == ["model", "folder", "remark"]
+    assert len(taken) == 3 + len(options())
+
+
+def test_every_option_is_in_the_schema_and_in_help() -> None:
+    """Every flag is an option of the command, every key stands in the schema with its text."""
+    schema = json_schema()
+    command = typer.main.get_command(app).commands["build"]  # type: ignore[attr-defined]
+    flags = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    for each in options():
+        for flag in each.flag.split("/") if each.flag else ():
+            assert flag in flags, flag
+        *above, key = each.key.split(".")
+        if each.flag and not each.parse and key != "accumulation_steps":
+            texts = _descriptions(schema, above[0] if above else "", key)
+            assert texts == {each.meaning}, each.key
+
+
+def _descriptions(schema: dict[str, Any], table: str, key: str) -> set[str]:
+    """What the schema says of a key of a table, in all of its kinds."""
+    if not table:
+        return {schema["properties"][key]["description"]}
+    name = {"clip": "ClipTable"}.get(table, f"{table.title()}Table")
+    found = {"loss": "LossTable|Table", "optimizer": "Table"}.get(table)
+    kinds = [name] if found is None else [
+        kind for kind, each in schema["$defs"].items()
+        if key in each.get("properties", {}) and "kind" in each["properties"]
+    ]  # fmt: skip
+    return {schema["$defs"][kind]["properties"][key]["description"] for kind in kinds}
+
+
+def test_the_manifest_has_a_field_for_every_option_that_is_recorded() -> None:
+    """The runtime's record knows nothing of the declarations, and is no part of them."""
+    fields = {field.name for field in dataclasses.fields(Manifest)}
+    recorded = {each.manifest for each in options() if each.manifest}
+    assert recorded <= fields
+    assert {"loss", "optimizer", "accumulation_steps", "session", "adapter"} <= recorded
+    records = manifest_schema()["properties"]
+    assert recorded <= records.keys()
+
+
+def test_what_a_manifest_records_is_what_was_asked_for(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {
+        "loss": "mse", "accumulation_steps": 3, "clip_norm": 0.5, "sessions": "small",
+        "groups": ("*bias:lr=2",), "schedule": "cosine:floor=0.5", "optimizer": "sgd",
+        "optimizer_options": {"momentum": 0.9}, "self_check": False,
+    }  # fmt: skip
+    manifest = build_package(zoo.mlp((4, 3, 2)), tmp_path / "package", **asked)
+    assert (manifest.loss, manifest.accumulation_steps) == ("mse", 3)
+    assert manifest.optimizer.kind == "sgd"
+    assert manifest.optimizer.settings["momentum"] == 0.9
+    assert manifest.clip is not None
+    assert manifest.clip.norm == 0.5
+    assert manifest.session is not None
+    assert not manifest.session.arena
+    assert [group.learning_rate_scale for group in manifest.groups] == [1.0, 2.0]
+    assert manifest.schedule is not None
+    assert manifest.schedule.kind == "cosine"
+    assert manifest.self_check is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"accumulation_steps": 0}, "bad-accumulation"),
+        ({"adapter_rank": 0}, "bad-adapter"),
+        ({"clip_norm": 0.0}, "bad-hyperparameter"),
+        ({"clip_norm": "1"}, "bad-argument"),
+        ({"memory_budget": "60"}, "bad-memory-budget"),
+        ({"memory_batch": 0}, "bad-batch-size"),
+        ({"onnxruntime": "new"}, "bad-version"),
+        ({"schedule": 3}, "bad-argument"),
+        ({"head": "mean"}, "bad-argument"),
+    ],
+)
+def test_bounds_are_checked_wherever_a_value_comes_from(wrong: dict[str, Any], code: str) -> None:
+    with pytest.raises(OdtpackError) as error:
+        BuildSpec(MODEL, "mse", **wrong)
+    assert error.value.code == code
+    assert next(iter(wrong)) in error.value.what
+    assert error.value.hint

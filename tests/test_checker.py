@@ -12,8 +12,8 @@ from torch import nn
 
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.build import build_package
+from odtpack.choices import OrtFormat
 from odtpack.cli import main
-from odtpack.ort.choices import OrtFormat
 from odtpack_runtime import CheckpointState, Package
 from odtpack_runtime.package.inference_template import write_inference_model
 from tests import zoo

@@ -28,11 +28,11 @@ COMPUTED = {
     },
     "runtime/odtpack_runtime/checkpoint/flatbuffer.py": {"checkpoint-corrupt"},
     "runtime/odtpack_runtime/errors.py": set(),  # the callers of unreadable() say which
-    "runtime/odtpack_runtime/export/ort_conversion.py": {
-        *("model-not-loadable", "ort-conversion-failed"),
+    "runtime/odtpack_runtime/training/parameter_vector.py": {
+        "loss-not-finite",
+        "gradient-not-finite",
     },
-    "runtime/odtpack_runtime/training/finite.py": {"loss-not-finite", "gradient-not-finite"},
-    "runtime/odtpack_simulator/replay/sample_plan.py": {
+    "runtime/odtpack_simulator/replay/job.py": {
         *("bad-batch-size", "bad-epochs", "bad-seed", "bad-pieces"),
     },
     "runtime/odtpack_simulator/values/textfile.py": {

@@ -14,9 +14,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 
 from odtpack import targets
 from odtpack.build import build_package
+from odtpack.choices import OrtFormat
 from odtpack.errors import OdtpackError
 from odtpack.ort import kernel_needs
-from odtpack.ort.choices import OrtFormat
 from odtpack.ort.files import add_ort_files
 from odtpack.ort.kernel_needs import oldest_runtime
 from odtpack_runtime.package.package import Package

@@ -19,7 +19,7 @@ from odtpack.model.loading import load_model
 from odtpack.onnxblock import TrainingBlock, base, blocks
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.loss import CrossEntropyLoss
-from odtpack.package.candidates import candidates
+from odtpack.package.parameters import candidates
 from odtpack_runtime.package.manifest import Manifest
 from tests.packaging_tools import open_training
 

@@ -22,12 +22,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from odtpack_runtime.checkpoint.layout import Array
-from odtpack_simulator.measure.calibration import operator_seconds, runtime_costs
+from odtpack_runtime.checkpoint.parameters import Array
+from odtpack_simulator.measure.measurements import operator_seconds, runtime_costs
 from odtpack_simulator.replay.child.timing_run import open_trainer, profiled_step, whole_steps
 from odtpack_simulator.replay.child.training_run import Batches
-from odtpack_simulator.replay.job import Job
-from odtpack_simulator.replay.sample_plan import Indices
+from odtpack_simulator.replay.job import Indices, Job
 
 GEMM_SIZES = (16, 32, 64, 128, 256, 512)
 COPY_SIZES = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24)

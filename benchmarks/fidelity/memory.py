@@ -16,10 +16,9 @@ import numpy as np
 
 from benchmarks.fidelity.app import App
 from benchmarks.fidelity.models import Built, Case, build
-from odtpack_simulator.memory.arena_use import session_use
+from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.replay.prepare import with_sessions
-from odtpack_simulator.replay.replay import run_training_child
+from odtpack_simulator.replay.replay import run_training_child, with_sessions
 
 LIMITS = (0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2)
 """Limits, as shares of the measured need."""

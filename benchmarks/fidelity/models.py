@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,8 +27,7 @@ from benchmarks.fidelity import architectures
 from odtpack import optimizers
 from odtpack.build import build_package
 from odtpack.choices import Storage
-from odtpack.optimizers import SGD, Adafactor, AdamW, Clip, Lion
-from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
+from odtpack.optimizers import SGD, Adafactor, AdamW, Lion
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.replay.job import Job
 from tests.exported.export import export
@@ -68,7 +68,7 @@ class Case:
     ranges: Mapping[str, int] = dataclasses.field(default_factory=dict)
     loss: str | None = "cross_entropy"
     optimizer: optimizers.Optimizer = dataclasses.field(default_factory=AdamW)
-    update: Update = PLAIN_UPDATE
+    update: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     accumulation_steps: int = 1
     target: tuple[int, ...] = ()
     norms: bool = False
@@ -181,7 +181,7 @@ def _fill(case: Case, folder: Path) -> None:
         folder / "package",
         loss=case.loss,
         optimizer=case.optimizer,
-        update=case.update,
+        **case.update,
         accumulation_steps=case.accumulation_steps,
         freeze=case.freeze,
         frozen_storage=case.storage,
@@ -241,7 +241,7 @@ _CASES = (
     ),
     Case(
         "convnext", "ConvNeXt 64x64, AdamW, gradients clipped",
-        architectures.ConvNeXt, {"x": (3, 64, 64)}, (4, 16), update=Update(Clip(norm=1.0)),
+        architectures.ConvNeXt, {"x": (3, 64, 64)}, (4, 16), update={"clip_norm": 1.0},
     ),
     Case(
         "vit", "ViT 64x64, d128 L4, AdamW",

@@ -5,7 +5,6 @@ Same names, file names and graph conventions as ``onnxruntime.training.artifacts
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import os
 import re
@@ -19,6 +18,7 @@ import onnx_ir as ir
 
 from odtpack import choices, losses, optimizers
 from odtpack.arguments import check_type
+from odtpack.choices import OrtFormat
 from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError
 from odtpack.gc_pause import paused_collector
 from odtpack.model.exporters import matching, module_names
@@ -27,12 +27,13 @@ from odtpack.model.shared_tensors import copies_of
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.models import attach_block
 from odtpack.onnxblock.optim import BlockOptimizer
-from odtpack.ort.choices import OrtFormat
+from odtpack.optimizers import Clip
+from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.ort_training.backend import backend_for
-from odtpack.package.candidates import candidates
-from odtpack.package.optimizer_update import PLAIN_UPDATE, OptimizerStep, Update
-from odtpack.package.training import TrainingGraphSpec
-from odtpack.package.write import FilesSpec, write_artifacts
+from odtpack.package.parameters import candidates
+from odtpack.package.task import OptimizerStep, Task
+from odtpack.package.write import write_artifacts
+from odtpack.spec import BuildSpec
 
 __all__ = ["LossType", "OptimType", "generate_artifacts"]
 
@@ -127,39 +128,55 @@ def generate_artifacts(
     chosen = None
     if loss is not None and not isinstance(loss, Block):
         chosen = losses.make_loss(_LOSSES[_enum(loss, LossType, "loss")])
-    method, update = (None, PLAIN_UPDATE) if optimizer is None else _optimizer(optimizer)
+    method, clip = (None, NO_CLIP) if optimizer is None else _optimizer(optimizer)
     train, frozen = _names(requires_grad, "requires_grad"), _names(frozen_params, "frozen_params")
     if prefix and Path(prefix).name != prefix:
         raise OdtpackError("bad-prefix", f"prefix {prefix!r} must be the start of a file name")
     library = None if custom_op_library is None else Path(custom_op_library)
     if library is not None and not library.is_file():
-        raise OdtpackError("library-not-found", f"custom_op_library {str(library)!r} is no file")
+        raise OdtpackError("library-not-found", f"custom_op_library {str(library)!r} is not a file")
     if target not in get_args(choices.Runtime):
         known = ", ".join(repr(name) for name in get_args(choices.Runtime))
         raise OdtpackError("bad-target", f"target is {target!r}; it must be one of {known}")
     loaded = load_model(model, named=(*train, *frozen), untie=_names(untie, "untie"))
-    recipe = TrainingGraphSpec(
-        _initializers(loaded, train, "requires_grad"),
-        _initializers(loaded, frozen, "frozen_params"),
-        chosen,
-        _names(loss_input_names, "loss_input_names"),
-        _names(additional_output_names, "additional_output_names"),
-    )
+    train = _initializers(loaded, train, "requires_grad")
+    frozen = _initializers(loaded, frozen, "frozen_params")
+    read = _names(loss_input_names, "loss_input_names")
+    additional = _names(additional_output_names, "additional_output_names")
+    attached = None
     if isinstance(loss, Block):
-        loaded, recipe = _attach(loaded, recipe, loss)
-    if method is not None and not recipe.train:
+        # The block writes the loss; the model then ends in it.
+        given = read or [output.name or "" for output in loaded.graph.outputs]
+        loaded, results, attached, created = attach_block(loaded, loss, given)
+        train = (*train, *(name for name in created if name not in {*train, *frozen}))
+        read, additional = results[:1], (*results[1:], *additional)
+    if method is not None and not train:
         raise OdtpackError(
             "nothing-to-train", "an optimizer is asked for, but requires_grad names no parameter"
         )
-    write_artifacts(
-        loaded,
-        recipe,
-        method,
-        Path.cwd() if artifact_directory is None else Path(artifact_directory),
-        FilesSpec(prefix, OrtFormat() if ort_format else None, library, nominal_checkpoint),
-        update=update,
-        backend=backend_for(target),
+    spec = BuildSpec(
+        loss_inputs=read,
+        outputs=additional,
+        prediction=False,
+        clip_norm=clip.norm,
+        clip_value=clip.value,
+        runtime=target,
+        ort_format=OrtFormat() if ort_format else None,
+        nominal=nominal_checkpoint,
     )
+    task = Task(
+        loaded,
+        train,
+        frozen,
+        chosen,
+        spec,
+        method,
+        attached,
+        backend=backend_for(target),
+        prefix=prefix,
+        custom_op_library=library,
+    )
+    write_artifacts(task, Path.cwd() if artifact_directory is None else Path(artifact_directory))
 
 
 def _initializers(model: ir.Model, patterns: Sequence[str], argument: str) -> tuple[str, ...]:
@@ -182,34 +199,18 @@ def _initializers(model: ir.Model, patterns: Sequence[str], argument: str) -> tu
     return tuple(dict.fromkeys(known))
 
 
-def _attach(
-    model: ir.Model, recipe: TrainingGraphSpec, block: Block
-) -> tuple[ir.Model, TrainingGraphSpec]:
-    """Let a block write the loss; the model then ends in it."""
-    names = recipe.loss_inputs or [output.name or "" for output in model.graph.outputs]
-    model, results, info, created = attach_block(model, block, names)
-    named = {*recipe.train, *recipe.frozen}
-    return model, dataclasses.replace(
-        recipe,
-        train=(*recipe.train, *(name for name in created if name not in named)),
-        loss_inputs=results[:1],
-        additional_outputs=(*results[1:], *recipe.additional_outputs),
-        attached=info,
-    )
-
-
-def _optimizer(optimizer: object) -> tuple[optimizers.Optimizer | OptimizerStep, Update]:
-    """What an optimizer step does, and what happens around it."""
+def _optimizer(optimizer: object) -> tuple[optimizers.Optimizer | OptimizerStep, Clip]:
+    """What an optimizer step does, and how gradients are clipped before it."""
     if isinstance(optimizer, Block):
         written = BlockOptimizer(optimizer)
         if written.formula is None:
-            return written, PLAIN_UPDATE
-        return written.formula, Update(clip=written.clip)
+            return written, NO_CLIP
+        return written.formula, written.clip
     try:
         kind = _enum(optimizer, OptimType, "optimizer")
     except OdtpackError as error:  # a TypeError too, as in the reference
         raise WrongTypeError(error.code, error.what, hint=error.hint) from None
-    return optimizers.AdamW() if kind is OptimType.AdamW else optimizers.SGD(), PLAIN_UPDATE
+    return optimizers.AdamW() if kind is OptimType.AdamW else optimizers.SGD(), NO_CLIP
 
 
 _Kind = TypeVar("_Kind", LossType, OptimType)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, Literal, get_args
 
 Runtime = Literal["onnxruntime", "ort-training"]
@@ -12,24 +14,24 @@ ORT_TRAINING: Final = "ort-training"
 """onnxruntime-training, whose own operators accumulate and update in place."""
 
 Sessions = Literal["fast", "small"]
-"""How the sessions of a package come by their memory: see :data:`SESSIONS`."""
+"""Memory allocation for the sessions of a package: see :data:`SESSIONS`."""
 
 SESSIONS: Final[dict[Sessions, dict[str, bool]]] = {
     "fast": {"shared_allocator": True},
     "small": {"arena": False},
 }
-"""Setting -> fields of :class:`odtpack_runtime.package.manifest_device.SessionInfo`. What was
+"""Setting -> fields of :class:`odtpack_runtime.package.records.SessionInfo`. What was
 measured is in docs/adr/0012.
 
 ``fast``: all sessions of a training take their memory from one arena. What one has freed the
-next one uses, and what an app holds does not hang on the system's allocator. ``small``: no
+next one uses, and what an app holds does not depend on the system's allocator. ``small``: no
 arena, every tensor is the system's: what is freed goes back if the system takes it, which the
 allocators of iOS and Android do, and glibc's below a threshold that the app sets. It takes
 about a tenth less, and a step 1.6 to 2.6 times the time.
 """
 
 StepModel = Literal["auto", "always", "never"]
-"""Whether a package carries a step model; by itself, where its gradients are worth one."""
+"""Whether a package has a step model; ``auto``: if its gradients take a megabyte or more."""
 
 Storage = Literal["float16", "int8"]
 """How large frozen weights may be stored."""
@@ -44,3 +46,76 @@ Pool = Literal["mean", "cls", "none"]
 """How a head makes one vector of the tokens of a sequence."""
 
 STORAGES: Final[tuple[Storage, ...]] = get_args(Storage)
+
+ORT_SUFFIX: Final = ".ort"
+
+
+class Style(StrEnum):
+    """How a model in ORT format is optimized."""
+
+    FIXED = "fixed"
+    """Once, by the conversion: what the file holds is what runs."""
+    RUNTIME = "runtime"
+    """What is safe for every provider by the conversion; the rest is recorded, and applied
+    by sessions that set ``session.enable_saved_runtime_optimizations``."""
+
+
+class Platform(StrEnum):
+    """Processors that a model may be optimized for; without one it fits all of them."""
+
+    ARM = "arm"
+    AMD64 = "amd64"
+
+
+@dataclass(frozen=True)
+class OrtFormat:
+    """Which files each model becomes.
+
+    Attributes:
+        styles: At least one.
+        platforms: At least one; None for all processors.
+    """
+
+    styles: tuple[Style, ...] = (Style.FIXED,)
+    platforms: tuple[Platform | None, ...] = (None,)
+
+    def variants(self) -> list[tuple[Style, Platform | None]]:
+        """Return every combination, in the order of the fields."""
+        return [(style, platform) for platform in self.platforms for style in self.styles]
+
+    def names(self, stem: str) -> list[str]:
+        """Return the names of the files that ``<stem>.onnx`` becomes."""
+        return [self.name(stem, style, platform) for style, platform in self.variants()]
+
+    def name(self, stem: str, style: Style, platform: Platform | None) -> str:
+        """Return the name of a file: the reference's, with the platform if there are several."""
+        middle = f".{platform}" if platform is not None and len(self.platforms) > 1 else ""
+        late = ".with_runtime_opt" if style is Style.RUNTIME else ""
+        return f"{stem}{middle}{late}{ORT_SUFFIX}"
+
+
+class Mode(StrEnum):
+    """What a build of ONNX Runtime is for."""
+
+    TRAIN = "train"
+    """Training, evaluation and optimizer model."""
+    INFER = "infer"
+    """The exported inference model."""
+    BOTH = "both"
+
+
+class Format(StrEnum):
+    """Which files an app loads."""
+
+    ORT = "ort"
+    ONNX = "onnx"
+
+
+class Types(StrEnum):
+    """How a configuration limits types."""
+
+    NONE = "none"
+    OPERATOR = "operator"
+    """Each operator to the types that the models feed to it."""
+    GLOBAL = "global"
+    """All operators to the types that stand anywhere in the models."""

@@ -15,27 +15,14 @@ T = TypeVar("T")
 
 
 def module_names(package: str) -> tuple[str, ...]:
-    """Names of the modules of a package, sorted; of what it holds nothing is imported.
-
-    Packages inside it are left out: they hold what its modules share.
-    """
+    """Names of the modules of a package, sorted; of what it holds nothing is imported."""
     spec = find_spec(package)
     folders = None if spec is None else spec.submodule_search_locations
     return tuple(sorted(found.name for found in pkgutil.iter_modules(folders) if not found.ispkg))
 
 
 def declared_classes(package: str, base: type[T], attribute: str = "name") -> dict[str, type[T]]:
-    """The class that each module of a package declares, by the name of the module.
-
-    Args:
-        package: Name of the package.
-        base: What the classes derive from.
-        attribute: The class attribute with its name.
-
-    Raises:
-        TypeError: A module does not declare one such class, or the class has another name
-            than the module.
-    """
+    """The class that each module of a package declares, by the name of the module."""
     found = {}
     for name in module_names(package):
         module = import_module(f"{package}.{name}")

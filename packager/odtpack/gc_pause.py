@@ -22,20 +22,7 @@ class _Collector:
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """Keep the collector from running inside a ``with`` block, or a function so decorated.
-
-    A graph is hundreds of thousands of small objects that refer to each other and all stay
-    alive. Each collection walks through them to find nothing, ever more often as the graph
-    grows: a third of the time of a build, and the reason why it was not linear.
-
-    What is left is handed to the collector as old objects. As young ones all of them
-    would be walked through at the next allocation, a fifth of the time of a build. Most
-    processes end before it matters; in others the next build frees what this one left.
-
-    A program that froze its own objects (``gc.freeze``) keeps them frozen. They cannot be
-    distinguished from those of the build, so that these are left to the collector as the young
-    ones that they are.
-    """
+    """Keep the collector from running inside a ``with`` block, or a function so decorated."""
     was_enabled = gc.isenabled()
     if was_enabled and _Collector.left_behind:
         gc.collect()

@@ -1,21 +1,24 @@
-"""Options of losses and optimizers: declared once, as the fields of a frozen dataclass.
+"""Options: each declared once, as a field of a frozen dataclass.
 
-The declaration holds default, meaning and range. The check of a value, the table of a recipe,
-the schema of the manifest and the pages of the documentation follow from it.
+:class:`odtpack.spec.BuildSpec`, the losses and the optimizers declare theirs with :func:`option`.
+The check of a value, the option of the command line, the key of a recipe, the schemas and the
+tables of the documentation follow from the declaration. This module imports nothing large.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from types import NoneType
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
 _LARGEST = 2**63 - 1
 
+REQUIRED: Final[Any] = dataclasses.MISSING
+"""The default of an option that has none."""
 
 LARGEST_FLOAT: Final = (2 - 2**-23) * 2.0**127
 """The largest number that float32 holds."""
@@ -83,12 +86,22 @@ class Option:
     """One option of a class.
 
     Attributes:
-        name: Its name.
-        type: ``float``, ``int``, ``bool``, ``str``, ``Literal[...]`` or an array.
-        default: Its default; None if it may be left out.
-        meaning: A sentence for people.
+        name: Its name: the argument in Python.
+        type: ``float``, ``int``, ``bool``, ``str``, ``Literal[...]``, ``tuple[str, ...]``, an
+            array, or another class.
+        default: Its default; None if it may be left out, :data:`REQUIRED` if not.
+        meaning: A sentence for people; Markdown.
         bounds: Range of a number, or of the numbers of an array.
         axes: Number of axes of an array; 0 for any, None if it is not an array.
+        key: Its key in a recipe, below its tables: ``"formats.nominal"``.
+        flag: Its option on the command line; empty if several make it, or none.
+        metavar: What stands for its value on the command line.
+        example: A value, for messages.
+        check: Raises ``ValueError`` for a text that is none of its values.
+        parse: Makes a value of a text, where the text is not the value.
+        read: Makes the value of what a recipe has there, where that is not the value.
+        manifest: The field of a package's manifest that records it.
+        code: Error code of a value out of range.
     """
 
     name: str
@@ -96,7 +109,16 @@ class Option:
     default: Any
     meaning: str
     bounds: Bounds
-    axes: int | None
+    axes: int | None = None
+    key: str = ""
+    flag: str = ""
+    metavar: str | None = None
+    example: Any = None
+    check: Callable[[str], object] | None = None
+    parse: Callable[[str], Any] | None = None
+    read: Callable[[Any], Any] | None = None
+    manifest: str = ""
+    code: str = "bad-argument"
 
     @property
     def choices(self) -> tuple[Any, ...]:
@@ -105,13 +127,48 @@ class Option:
             return (True, False)
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
+    @property
+    def many(self) -> bool:
+        """Whether it may be repeated."""
+        return get_origin(self.type) is tuple and self.axes is None
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it takes one number."""
+        return self.axes is None and self.type in (int, float)
+
     def takes(self, value: object) -> bool:
         """Whether a value is allowed; arrays are for their class to check."""
         if value is None or self.axes is not None:
             return self.axes is not None or self.default is None
         if self.choices:
             return any(type(value) is type(choice) and value == choice for choice in self.choices)
-        return self.bounds.hold(value)
+        if self.is_number:
+            return self.bounds.hold(value)
+        if not self.has_type(value):
+            return False
+        if self.check is not None:
+            try:
+                self.check(value)  # type: ignore[arg-type] # a text
+            except ValueError:
+                return False
+        return True
+
+    def has_type(self, value: object) -> bool:
+        """Whether a value is of the type, whatever its range."""
+        if value is None:
+            return self.default is None
+        if self.choices:
+            return self.takes(value)
+        if self.is_number:
+            number = int if self.bounds.whole else int | float
+            return isinstance(value, number) and not isinstance(value, bool)
+        if self.many:
+            item = str if get_args(self.type)[0] is str else object
+            listed = isinstance(value, Collection) and not isinstance(value, str | bytes)
+            return listed and all(isinstance(each, item) for each in value)  # type: ignore[attr-defined]
+        kind = get_origin(self.type) or self.type
+        return kind is Any or isinstance(value, kind)
 
     @property
     def range(self) -> str:
@@ -123,6 +180,18 @@ class Option:
         lowest = "" if self.bounds.least is None else f", {self.bounds.least:g} or more"
         return f"{'a list of numbers' if self.axes == 1 else 'numbers'}{lowest}"
 
+    @property
+    def help(self) -> str:
+        """What the command line says of it."""
+        text = self.meaning.replace("`", "")
+        if self.many:
+            text += " May be repeated."
+        if any(self.default is nothing for nothing in (None, (), False, REQUIRED)):
+            return text
+        shown = f"{self.default:g}" if isinstance(self.default, float) else self.default
+        shown = "on" if self.default is True else shown
+        return f"{text}  [default: {shown}]"
+
 
 def option(
     default: T,
@@ -133,44 +202,102 @@ def option(
     above: float | None = None,
     most: float | None = None,
     below: float | None = None,
-    axes: int | None = None,
+    **more: Any,
 ) -> T:
     """Declare an option as a field of a dataclass.
 
     Args:
-        default: Its default.
+        default: Its default, or :data:`REQUIRED`.
         meaning: A sentence for people; Markdown.
         whole: See :class:`Bounds`, as for the four bounds.
         least: Smallest number.
         above: Number that all are above.
         most: Largest number.
         below: Number that all are below.
-        axes: Number of axes of an array; 0 for any. Without it, it is not an array.
+        more: Further attributes of :class:`Option`.
 
     Returns:
         The field, which a type checker sees as its default.
     """
-    bounds = Bounds(whole, least, above, most, below)
-    metadata = {"meaning": meaning, "bounds": bounds, "axes": axes}
+    metadata = {"meaning": meaning, "bounds": Bounds(whole, least, above, most, below), **more}
     make: Callable[..., Any] = dataclasses.field
-    field: T = make(default=default, metadata=metadata)
+    if isinstance(default, dict):
+        field: T = make(default_factory=dict, metadata=metadata)
+    else:
+        field = make(default=default, metadata=metadata)
     return field
 
 
-@functools.cache
+def also(kind: type, name: str) -> Any:
+    """Declare a field as another class declares one of its own."""
+    (found,) = (field for field in dataclasses.fields(kind) if field.name == name)
+    return dataclasses.field(default=found.default, metadata=found.metadata)
+
+
 def options_of(kind: type) -> tuple[Option, ...]:
     """The options of a dataclass, in their order.
 
     Raises:
         TypeError: A field is not declared by :func:`option`.
     """
-    hints = get_type_hints(kind)
+    if kind in _KNOWN:
+        return _KNOWN[kind]
+    hints = {field.name: field.type for field in dataclasses.fields(kind)}
+    if any(isinstance(hint, str) for hint in hints.values()):
+        hints = get_type_hints(kind)
     found = []
     for field in dataclasses.fields(kind):
         if "meaning" not in field.metadata:
             msg = f"{kind.__name__}.{field.name} is not declared by option(default, meaning)"
             raise TypeError(msg)
-        parts = [part for part in get_args(hints[field.name]) if part is not type(None)]
-        plain = parts[0] if type(None) in get_args(hints[field.name]) else hints[field.name]
-        found.append(Option(field.name, plain, field.default, **field.metadata))
-    return tuple(found)
+        parts = [part for part in get_args(hints[field.name]) if part is not NoneType]
+        plain = parts[0] if NoneType in get_args(hints[field.name]) else hints[field.name]
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        found.append(Option(field.name, plain, default, **field.metadata))
+    return _KNOWN.setdefault(kind, tuple(found))
+
+
+_KNOWN: dict[type, tuple[Option, ...]] = {}
+
+
+def check_options(given: Any) -> None:
+    """Check the fields of a dataclass, and make tuples of lists.
+
+    Raises:
+        OdtpackError: ``bad-argument`` for a value of another type, the option's code for one out
+            of range.
+    """
+    from odtpack.errors import OdtpackError
+
+    for each in options_of(type(given)):
+        value = getattr(given, each.name)
+        good, problem = each.has_type(value), None
+        if good and value is not None and each.check is not None:
+            try:
+                each.check(value)
+            except ValueError as error:
+                problem = f"{each.name} {error}"
+        elif good and not each.takes(value):
+            shown = f"{value:g}" if isinstance(value, float) else value
+            problem = f"{each.name} is {shown}; it must be {each.range}"
+        if not good:
+            shown = repr(value)
+            problem = f"{each.name} cannot be {shown if len(shown) <= 60 else type(value).__name__}"
+        if problem is not None:
+            example = each.example
+            if each.many:
+                example = [value if isinstance(value, str) else example or "name"]
+            elif each.choices:
+                example = each.choices[0]
+            elif example is None:
+                example = each.default
+            flag = f" ({each.flag.split('/')[0]} on the command line)" if each.flag else ""
+            raise OdtpackError(
+                each.code if good else "bad-argument",
+                problem,
+                hint=f"pass for example: {each.name}={example!r}{flag}",
+            )
+        if each.many and not isinstance(value, tuple):
+            object.__setattr__(given, each.name, tuple(value))

@@ -54,11 +54,7 @@ MAX_OPSET = TARGETS[-1].opset
 
 
 def lowest_target(opset: int) -> Target:
-    """Return the oldest runtime that loads ``opset`` of the standard operators.
-
-    Raises:
-        OdtpackError: No known runtime loads it, or odtpack does not differentiate it.
-    """
+    """Return the oldest runtime that loads ``opset`` of the standard operators."""
     if opset < MIN_OPSET:
         raise OdtpackError(
             "opset-too-old",
@@ -77,11 +73,7 @@ def lowest_target(opset: int) -> Target:
 
 
 def newest_opset(version: str | None) -> int:
-    """The newest opset that a release of ONNX Runtime loads; that of the newest if None.
-
-    Raises:
-        OdtpackError: It is not a version, or older than all that are known.
-    """
+    """The newest opset that a release of ONNX Runtime loads; that of the newest if None."""
     return MAX_OPSET if version is None else _newest(version).opset
 
 
@@ -107,16 +99,7 @@ def parsed(version: str) -> tuple[int, int, int]:
 
 
 def require(version: str, opset: int) -> None:
-    """Check that a release of ONNX Runtime loads models of an opset, as odtpack stamps them.
-
-    Args:
-        version: The release, ``"1.20"`` or ``"1.20.1"``. One newer than all that are known
-            loads at least what they load.
-        opset: Opset of the models.
-
-    Raises:
-        OdtpackError: It does not, or it is older than all that are known.
-    """
+    """Check that a release of ONNX Runtime loads models of an opset, as odtpack stamps them."""
     loads = _newest(version)
     needed = lowest_target(opset)
     if needed.version > loads.version:
@@ -135,11 +118,7 @@ _IR_OF_OPSET = ((14, 7), (18, 8), (20, 9), (22, 10), (23, 11), (24, 12), (27, 13
 
 
 def stamp(model: ir.Model) -> Target:
-    """Set the lowest IR version that holds the model's opset; return the lowest runtime.
-
-    Raises:
-        OdtpackError: As :func:`lowest_target`.
-    """
+    """Set the lowest IR version that holds the model's opset; return the lowest runtime."""
     opset = model.graph.opset_imports[""]
     target = lowest_target(opset)
     model.ir_version = next(version for newest, version in _IR_OF_OPSET if opset <= newest)

@@ -16,40 +16,39 @@ from typing import Final
 
 import numpy as np
 
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.files.atomic import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.app_footprint import AppFootprint, FootprintOf, default_footprint
-from odtpack_simulator.device.kits import kit_of
+from odtpack_simulator.device.kits import AppFootprint, FootprintOf, default_footprint, kit_of
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.device_result import AppOnDevice, device_result
 from odtpack_simulator.figures.judge import judge as judge_without_budgets
 from odtpack_simulator.host_result import host_info, tool_version
 from odtpack_simulator.latency.latency import measure_host
-from odtpack_simulator.memory.arena_use import SessionUse, session_use
-from odtpack_simulator.memory.layer_order import trained_layers
+from odtpack_simulator.memory.arena import SessionUse, session_use
+from odtpack_simulator.memory.execution_order import trained_layers
 from odtpack_simulator.memory.memory_phases import MemoryPlan
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planned_changes import MEMORY_CHECKS, plan_changes
-from odtpack_simulator.memory.planning.held_weights import held_weights
-from odtpack_simulator.memory.planning.whole_graph import whole_graph
+from odtpack_simulator.memory.planning import held_weights, whole_graph
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS
-from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.job import Job, SamplePlan, make_sample_plan
 from odtpack_simulator.replay.limits_search import Peaks
 from odtpack_simulator.replay.paired_loss import held_out_fall
-from odtpack_simulator.replay.prepare import (
+from odtpack_simulator.replay.replay import (
+    OnProgress,
+    ProgressReporter,
+    ReplayResult,
     choose_rate,
     evenly_spaced,
     make_job,
+    run_training_child,
     with_sessions,
     write_data,
 )
-from odtpack_simulator.replay.progress import OnProgress, ProgressReporter
-from odtpack_simulator.replay.replay import ReplayResult, run_training_child
-from odtpack_simulator.replay.sample_plan import SamplePlan, make_sample_plan
 from odtpack_simulator.result.result import (
     DataInfo,
     MemoryInfo,
@@ -338,6 +337,8 @@ def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
         metric_interval=wilson_interval(*counts) if counts is not None else None,
         curve=run.curve,
         held_out_fall=held_out_fall(run.groups_before, run.groups_after),
+        skipped_batches=run.skipped,
+        not_finite=run.not_finite,
     )
 
 

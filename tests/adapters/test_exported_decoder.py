@@ -16,7 +16,7 @@ from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import CACHE, load_model
-from odtpack.package.candidates import candidates
+from odtpack.package.parameters import candidates
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token

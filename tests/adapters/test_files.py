@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from odtpack.adapters import AdapterSpec
-from odtpack.adapters.peft_files import CONFIG, TENSORS, PeftAdapter, read_peft, write_peft
+from odtpack.adapters.files import CONFIG, TENSORS, PeftAdapter, read_peft, write_peft
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack_runtime import CheckpointState, Package

@@ -17,7 +17,7 @@ from odtpack.adapters import AdapterSpec
 from odtpack.adapters.layers import find_layers
 from odtpack.build import build_package
 from odtpack.model.loading import load_model
-from odtpack.model.weights import weight_array
+from odtpack.model.shared_tensors import weight_array
 from odtpack.quantized import quantize_base
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft

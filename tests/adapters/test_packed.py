@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from odtpack.graph.ops import Ops
-from odtpack.package.segments import packed
+from odtpack.package.segments import cut as packed
 
 
 @pytest.mark.parametrize("kind", [ml_dtypes.int4, ml_dtypes.uint4])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from odtpack.adapters import AdapterSpec
-from odtpack.adapters.peft_files import CONFIG
+from odtpack.adapters.files import CONFIG
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.optimizers import AdamW

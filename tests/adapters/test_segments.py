@@ -17,7 +17,7 @@ from odtpack import optimizers
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
-from odtpack.package.segments import rows
+from odtpack.package.segments import cut as rows
 from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 from odtpack_runtime import OdtpackError as RuntimeFailure
 from odtpack_runtime.package.verify import verify_package

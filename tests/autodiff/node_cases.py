@@ -26,6 +26,7 @@ from odtpack import targets
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
 from odtpack.package import training
+from odtpack.package.task import Graphs, Task
 from tests.autodiff.node_functions import REFERENCE, RUNTIME, Feeds, function_of, in_reference
 from tests.autodiff.oracle import session
 
@@ -268,12 +269,12 @@ class _Trial:
 
         return gradients
 
-    def _graphs(self) -> training.Graphs | None:
+    def _graphs(self) -> Graphs | None:
         """The training graph for all inputs that a gradient reaches."""
         while self.train:
-            recipe = training.TrainingGraphSpec(tuple(self.train), (), None)
+            task = Task(load_model(self._with_loss()), tuple(self.train), (), None)
             try:
-                return training.build_graphs(load_model(self._with_loss()), recipe)
+                return training.build_graphs(task)
             except OdtpackError as error:
                 if error.code != "not-reached":
                     raise

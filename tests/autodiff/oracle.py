@@ -28,7 +28,7 @@ from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.passes import float16_fallback
+from odtpack.passes import precision
 from tests.autodiff.points import (  # noqa: F401  (tables of cases take them from here)
     Array,
     cast_floats,
@@ -193,7 +193,7 @@ def _declare_types(case: Case, node: ir.Node, floats: type) -> None:
 def gradient_model(case: Case, floats: type = np.float32) -> tuple[ir.Model, dict[str, str]]:
     """The model with the gradients as outputs, and their names by input."""
     model = forward_model(case, floats)
-    float16_fallback.widen(model.graph)  # as a build does
+    precision.widen(model.graph)  # as a build does
     if case.domain == contrib.DOMAIN:
         model = contrib.decompose(model)
     model, names = add_gradients(

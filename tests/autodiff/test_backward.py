@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from odtpack.autodiff import Registry, differentiate
 from odtpack.autodiff.backward import ancestors
-from odtpack.autodiff.context import Context
-from odtpack.autodiff.registry import Cotangents, Rule
+from odtpack.autodiff.context import Context, Cotangents, Rule
 from odtpack.errors import OdtpackError
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops

@@ -15,10 +15,10 @@ import torch
 from torch.nn import functional as F
 
 from odtpack.autodiff import REGISTRY, differentiate
-from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
 from odtpack.graph.ops import Ops
-from odtpack.passes import batch_norm, gelu
+from odtpack.passes import batch_norm, patterns
 from tests.autodiff.cases import (
     elementwise,
     index,
@@ -265,9 +265,9 @@ def test_written_out_gelu(level: str) -> None:
     y.name, y.shape = "y", x.shape
     graph.outputs.append(y)
     model = ir.Model(graph, ir_version=8)
-    gelu.mark(graph)
+    patterns.mark_gelu(graph)
     assert [node.domain for node in graph] == [INTERNAL_DOMAIN]
-    model, names = add_gradients(model, ["x"], after=gelu.lower)
+    model, names = add_gradients(model, ["x"], after=patterns.lower_gelu)
     model.graph.opset_imports.pop(INTERNAL_DOMAIN, None)
     points, seed = normal(5, 7), normal(5, 7, seed=1)
     found = run(model, {"x": points, f"seed_{graph.outputs[0].name}": seed}, level)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 import odtpack
 from odtpack.cli import _app, _console
@@ -170,3 +171,18 @@ def _on_a_terminal(environment: dict[str, str]) -> str:
     finally:
         os.close(main)
         os.close(terminal)
+
+
+def test_every_destination_is_out_and_o() -> None:
+    """One word for where a command writes, in every command."""
+    waiting, seen = [("odtpack", typer.main.get_command(_app.app))], []
+    while waiting:
+        name, command = waiting.pop()
+        waiting += [
+            (f"{name} {key}", each) for key, each in getattr(command, "commands", {}).items()
+        ]
+        for parameter in command.params:
+            if "--out" in parameter.opts:
+                assert parameter.opts == ["--out", "-o"], name
+                seen.append(name)
+    assert {"odtpack build", "odtpack export", "odtpack train", "odtpack adapter merge"} <= {*seen}

@@ -12,11 +12,11 @@ import pytest
 
 from odtpack import artifacts
 from odtpack.cli import _fit
-from odtpack.cli.package.export import forward_values
+from odtpack.cli.export import forward_values
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.profile import list_profiles, load_profile
-from odtpack_simulator.replay.sample_plan import HELD_OUT_SHARE, SamplePlan
+from odtpack_simulator.replay.job import HELD_OUT_SHARE, SamplePlan
 from tests import zoo
 from tests.cli.conftest import Run, Shared, arrays, tree
 

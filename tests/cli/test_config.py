@@ -192,3 +192,42 @@ class TestConfig:
         np.savez(tmp_path / "d.npz", allow_pickle=False, other=np.ones(3))
         outcome = run("config", package, "--check", tmp_path / "c", "--data", tmp_path / "d.npz")
         assert_refused(outcome, "data-missing")
+
+
+class TestModelsAreLoadedApart:
+    """A model may compute for ever: the command's own process loads none."""
+
+    @pytest.fixture
+    def nothing_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise AssertionError("a model is loaded in the process of the command")
+
+        monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+
+    @pytest.mark.usefixtures("nothing_here")
+    @pytest.mark.parametrize(
+        "options", [("e.onnx",), ("e.ort",), ("e.onnx", "--ort-format"),
+                    ("e.onnx", "--outputs", "pool1/MaxPool")],
+    )  # fmt: skip
+    def test_export(
+        self, options: tuple[str, ...], run: Run, package: Path, tmp_path: Path
+    ) -> None:
+        name, *more = options
+        outcome = run("export", package, "--out", tmp_path / name, *more)
+        assert outcome.code == 0, outcome.err
+        assert (tmp_path / name).stat().st_size > 100
+
+    @pytest.mark.usefixtures("nothing_here")
+    def test_check(self, run: Run, package: Path, tmp_path: Path) -> None:
+        assert run("config", package, "--out", tmp_path / "c.config").code == 0
+        outcome = run("config", package, "--check", tmp_path / "c.config")
+        assert outcome.code == 0, outcome.err
+
+    def test_one_that_stands_still_ends(
+        self, run: Run, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from odtpack_runtime.apart import worker
+
+        monkeypatch.setattr(worker.Limits, "of", lambda _: worker.Limits(seconds=1e-9))
+        assert_refused(run("export", package, "--out", tmp_path / "e.ort"), "models-stall")
+        assert not (tmp_path / "e.ort").exists()

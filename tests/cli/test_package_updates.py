@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from odtpack.build import build_package
-from odtpack.update.diff_model import PackageDiff
+from odtpack.update.diff import PackageDiff
 from tests.cli.conftest import Run, Shared, assert_refused
 from tests.packages.samples import small_model, with_values
 
@@ -24,7 +24,7 @@ class TestDiff:
     def test_text(self, run: Run, shared: Shared, newer: Path) -> None:
         outcome = run("diff", shared.package, newer)
         assert (outcome.code, outcome.err) == (0, "")
-        assert outcome.out.startswith("compatible: a trained checkpoint opens as it is")
+        assert outcome.out.startswith("compatible: a trained checkpoint can be used unchanged")
         for words in ("calls must change", "output 'flatten/Flatten' is new", "fc.bias", "3 of 3"):
             assert words in outcome.out
 
@@ -34,6 +34,7 @@ class TestDiff:
         found = PackageDiff.model_validate_json(outcome.out)
         assert [change.name for change in found.parameters] == ["fc.bias"]
         assert outcome.err == ""
+        assert run("diff", shared.package, newer, "--json").out == outcome.out
 
     def test_markdown(self, run: Run, shared: Shared, newer: Path) -> None:
         outcome = run("diff", shared.package, newer, "--format", "markdown")

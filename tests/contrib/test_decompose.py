@@ -14,7 +14,8 @@ from odtpack.autodiff.backward import REASON
 from odtpack.graph.inference import infer_shapes
 from odtpack.losses import make_loss
 from odtpack.model.loading import load_model
-from odtpack.package.training import TrainingGraphSpec, build_graphs
+from odtpack.package.task import Task
+from odtpack.package.training import build_graphs
 from tests.autodiff.oracle import (
     Case,
     add_gradients,
@@ -235,7 +236,7 @@ def test_a_model_that_onnx_runtime_has_optimized_trains_as_before(tmp_path: obje
     for model in (proto, optimized):
         loaded = load_model(model)
         assert {node.domain for node in loaded.graph} == {""}
-        graphs = build_graphs(loaded, TrainingGraphSpec(("w1", "w2"), (), make_loss("mse")))
+        graphs = build_graphs(Task(loaded, ("w1", "w2"), (), make_loss("mse")))
         running = session(ir.to_proto(graphs.training), "all")
         feeds = {"x": normal(2, 3, 8), "target": normal(2, 3, 8, seed=5), "lazy_reset_grad": [True]}
         for name in ("w1", "w2"):

@@ -5,6 +5,7 @@ python -m tests.federated.flower_jobs JOB.json
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
@@ -47,7 +48,7 @@ def hostile(app: ClientApp, attacks: dict[str, str]) -> ClientApp:
     def spoil(message: Message, context: Context, call_next: Any) -> Message:
         reply = call_next(message, context)
         kind = attacks.get(str(client_number(context)))
-        if kind is None or reply.has_error():
+        if kind is None or reply.has_error() or "arrays" not in reply.content:
             return reply
         arrays = {k: v.copy() for k, v in to_arrays(reply.content["arrays"]).items()}
         name = max(arrays, key=lambda key: arrays[key].size)
@@ -66,7 +67,14 @@ def hostile(app: ClientApp, attacks: dict[str, str]) -> ClientApp:
             content["metrics"]["num-examples"] = 10**9
         if kind == "weight":
             content["metrics"]["num-examples"] = -5
+        if kind == "metrics":
+            content["metrics"]["more"] = 1.0
         content["arrays"] = to_record(arrays)
+        if kind == "archive":  # which NumPy opens as well
+            stream = io.BytesIO()
+            np.savez(stream, **arrays)
+            array = content["arrays"][name]
+            array.data = stream.getvalue()
         return Message(content, reply_to=message)
 
     wrapped = ClientApp(mods=[spoil])
@@ -75,6 +83,13 @@ def hostile(app: ClientApp, attacks: dict[str, str]) -> ClientApp:
     @wrapped.train()
     def train(message: Message, context: Context) -> Message:
         return inner(message, context)
+
+    @wrapped.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        reply = inner(message, context)
+        if attacks.get(str(client_number(context))) == "metrics" and not reply.has_error():
+            del reply.content["metrics"]["loss"]
+        return reply
 
     return wrapped
 

@@ -112,6 +112,20 @@ def test_answers_that_would_spoil_the_model_are_refused_and_the_rounds_go_on(
     assert found["server"]["2"]["loss"] < found["server"]["0"]["loss"]
 
 
+def test_answers_that_flower_would_end_at_are_refused_and_the_rounds_go_on(
+    folder: Path, play: Play
+) -> None:
+    found = play(
+        task="simulate", rounds=2, clients=8, client=SETTINGS, evaluate=1.0,
+        attacks={"1": "metrics", "4": "archive"}, **files(folder, "even.toml"),
+    )  # fmt: skip
+    reasons = [reason for _, _, reason in found["refused"]]
+    assert sum("metrics are not those of most" in reason for reason in reasons) == 4, reasons
+    assert sum("it is not an array" in reason for reason in reasons) == 2, reasons
+    assert found["server"]["2"]["loss"] < found["server"]["0"]["loss"]
+    assert found["clients"]["2"]["loss"] > 0
+
+
 @pytest.mark.parametrize("aggregate", ["median", "trimmed_mean"])
 def test_a_client_that_claims_most_samples_and_goes_back_does_not_own_the_model(
     folder: Path, play: Play, aggregate: str

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from odtpack.build import build
+from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
 from odtpack.fit.candidates import Candidate, spread
 from odtpack.fit.recipe_text import Surroundings, recipe_text
 from odtpack.fit.search_context import SearchContext
 from odtpack.fit.space import SearchConstraints, Space, open_space
-from odtpack.ort.choices import OrtFormat, Platform, Style
 from odtpack.recipe import BuildSpec, Recipe, read_recipe
 from odtpack_runtime.training.schedules import ScheduleSpec
 from tests.fit.conftest import Files
@@ -58,7 +59,7 @@ class TestSpace:
         assert [each.number for each in candidates] == list(range(1, len(candidates) + 1))
         first = candidates[0]
         assert (first.batch_size, first.micro_batch, first.freeze.patterns) == (32, 32, ())
-        assert (first.optimizer, first.learning_rate, first.frozen_storage) == (
+        assert (first.optimizer, first.learning_rate, first.storage) == (
             "adamw",
             0.001,
             None,
@@ -223,7 +224,7 @@ class TestRecipes:
         for freeze in ground.freezes:
             candidate = next(c for c in space_of(ground).candidates() if c.freeze == freeze)
             settings = candidate.settings(base)
-            settings.build(tmp_path / f"{len(scales)}")
+            build(settings, tmp_path / f"{len(scales)}")
             scales[freeze.title] = [scale for _, scale, _ in settings.groups]
         assert scales == {
             "nothing": [2.0, 3.0, 4.0],
@@ -236,7 +237,7 @@ class TestRecipes:
         for candidate in itertools.islice(spread(candidates, None, 5), 10):
             path = tmp_path / "recipe.toml"
             read = check(candidate, ground.base, path)
-            manifest = BuildSpec.of(read).build(tmp_path / f"package-{candidate.number}")
+            manifest = build(BuildSpec.of(read), tmp_path / f"package-{candidate.number}")
             assert manifest.accumulation_steps == candidate.accumulation_steps
             assert manifest.optimizer.kind == candidate.optimizer
             assert manifest.schedule is not None
@@ -244,7 +245,7 @@ class TestRecipes:
             trained = [math.prod(p.shape) for p in manifest.parameters if p.role == "trainable"]
             assert sum(trained) == candidate.freeze.trained
             stored = {p.dtype for p in manifest.parameters if p.role == "frozen"}
-            assert (candidate.frozen_storage in stored) == (candidate.frozen_storage is not None)
+            assert (candidate.storage in stored) == (candidate.storage is not None)
 
 
 def check(

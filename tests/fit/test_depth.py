@@ -13,8 +13,7 @@ import pytest
 
 from odtpack.fit.depth import MOST_FREEZES, freezes, layers
 from odtpack.model.loading import load_model
-from odtpack.package.candidates import candidates
-from odtpack.package.patterns import resolve
+from odtpack.package.parameters import candidates, resolve
 from tests import zoo
 
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {

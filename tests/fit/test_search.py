@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from odtpack.build import build
 from odtpack.errors import OdtpackError
 from odtpack.fit import FitProgress, FitRequest, fit
 from odtpack.fit.package_cache import PackageCache
@@ -130,7 +131,7 @@ def test_a_budget_that_only_smaller_batches_keep(
     read = read_recipe(tmp_path / "recipe-1.toml")
     assert read.devices() == ["pixel-8a"]
     assert read.package is not None
-    BuildSpec.of(read).build(read.package)
+    build(BuildSpec.of(read), read.package)
     again = judge(
         simulate(
             read.package,
@@ -160,7 +161,7 @@ def test_what_takes_too_much_memory_computes_again(tmp_path: Path) -> None:
     np.savez(files.data, **{model.graph.input[0].name: tokens, "labels": labels})
     recipe = recipe_of(files, tmp_path, FIXED.replace("size = 64", "size = 16\nmicro_batch = 16"))
     settings = BuildSpec.of(recipe)
-    settings.build(tmp_path / "plain")
+    build(settings, tmp_path / "plain")
     package = Package.open(tmp_path / "plain")
     shapes = {spec.name: (16, *spec.shape[1:]) for spec in package.manifest.input_specs()}
     peak = plan_memory(package, shapes).peak.nbytes  # type: ignore[arg-type]
@@ -198,7 +199,7 @@ def train_whole(recipe: Recipe, files: Files, folder: Path) -> Trained:
 
 def test_training_repeats_and_runs_side_by_side(ground: SearchContext, tmp_path: Path) -> None:
     """The figures that decide who goes on are the same in every run, in whatever process."""
-    ground.base.build(tmp_path / "package")
+    build(ground.base, tmp_path / "package")
     trial = Trial(
         str(tmp_path / "package"), ground.files, ground.schedule(16, 1, 1), 0.003, threads=1
     )
@@ -234,7 +235,7 @@ def test_the_search_on_ray_chooses_the_same(files: Files) -> None:
 
 
 def test_a_training_that_fails_is_a_result(ground: SearchContext, tmp_path: Path) -> None:
-    ground.base.build(tmp_path / "package")
+    build(ground.base, tmp_path / "package")
     trial = Trial(str(tmp_path / "package"), ground.files, ground.schedule(64, 1, 1), 1e30, 1)
     assert train(trial).problem == "the loss was not finite"
     assert "package" in str(train(dataclasses.replace(trial, package="nowhere")).problem)

@@ -10,6 +10,7 @@ import onnx
 import onnx.parser
 import pytest
 
+from odtpack.build import build
 from odtpack.fit import FitRequest, fit
 from odtpack.fit.search_context import make_search_context
 from odtpack.fit.space import SearchConstraints
@@ -70,7 +71,7 @@ def test_work_counts_every_segment_as_often_as_it_runs(folder: Path, tmp_path: P
     """The first of the two products is computed twice, and so a little more than in one model."""
     found = {}
     for segments in (False, True):
-        BuildSpec(folder / "model.onnx", "mse", segments=segments).build(tmp_path / str(segments))
+        build(BuildSpec(folder / "model.onnx", "mse", segments=segments), tmp_path / str(segments))
         package = Package.open(tmp_path / str(segments))
         found[segments] = step_work(package, {"input": (8, 40), "target": (8, 40)})
     product = 2 * 8 * 40 * 40 / 8 + 4 * (8 * 40 + 40 * 40 + 8 * 40)

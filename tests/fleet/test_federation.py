@@ -19,6 +19,7 @@ import pytest
 
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_simulator.fleet import federation as federation_module
+from odtpack_simulator.fleet import state as state_module
 from odtpack_simulator.fleet.federation import Federation, FleetProgress
 from odtpack_simulator.fleet.figures import judge_fleet
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile, parse_fleet
@@ -336,3 +337,42 @@ def test_budgets_are_judged_by_what_was_found(folder: Path) -> None:
     open_ = judge_fleet(without, FleetBudgets(energy_per_device="1 J"))
     assert open_.verdict == "not judged"
     assert json.loads(open_.to_json())["verdict"] == "not judged"
+
+
+def test_a_client_without_a_finite_loss_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Its parameters are those that it was sent: that they are sound says nothing."""
+    with np.load(folder / "digits.npz") as file:
+        images, labels = file["input"], file["labels"]
+    text = IDEAL.replace("rounds = 3", "rounds = 1").replace("= 0.5", "= 0.001")  # a label each
+    fleet = parse_fleet(text.encode())
+    whole = Federation(folder / "package", folder / "digits.npz", fleet)
+    held = [set(labels[whole.population.client(number).samples()]) for number in range(6)]
+    alone = next(
+        number
+        for number, own in enumerate(held)
+        if not own & set().union(*(other for other in held if other is not own))
+    )
+    images[np.isin(labels, list(held[alone]))] = 3e38  # finite, and its products are not
+    np.savez(tmp_path / "digits.npz", input=images, labels=labels)
+    result, state = Federation(folder / "package", tmp_path / "digits.npz", fleet).simulate()
+    assert result.rounds[0].refused == [f"client {alone}: no batch of it has a finite loss"]
+    assert (result.ends()["averaged"], result.ends()["refused"]) == (5, 1)
+    assert np.isfinite(result.rounds[0].training_loss)
+    assert all(np.isfinite(array).all() for array in state.arrays.values())
+
+
+def test_a_state_that_unpacks_to_too_much_is_refused_before(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = parse_fleet(IDEAL.replace("rounds = 3", "rounds = 1").encode())
+    federation = Federation(folder / "package", folder / "digits.npz", fleet)
+    path = tmp_path / "state.npz"
+    federation.simulate(state_path=path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez_compressed(path, **arrays, more=np.zeros(10**7, np.uint8))
+    assert path.stat().st_size < 10**6
+    monkeypatch.setattr(state_module, "MAX_STATE_BYTES", 10**6)
+    with pytest.raises(OdtpackError, match="unpacks to more than") as caught:
+        federation.simulate(state_path=path, resume=True)
+    assert caught.value.code == "fleet-state"

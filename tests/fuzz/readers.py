@@ -16,35 +16,44 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 
 from odtpack.adapters import AdapterSpec
-from odtpack.adapters.carry import from_peft, to_peft
-from odtpack.adapters.peft_files import CONFIG, TENSORS, read_peft, write_peft
+from odtpack.adapters.files import CONFIG, TENSORS, from_peft, read_peft, to_peft, write_peft
 from odtpack.build import build_package
+from odtpack.cli import main
 from odtpack.optimizers import AdamW
+from odtpack.ort.format import convert_model
 from odtpack.recipe.file import read_recipe
+from odtpack_runtime.apart import worker
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.folder_update import check_finished, finish_update
+from odtpack_runtime.package.checks import ort_operators
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.manifest_signature import check_signature
+from odtpack_runtime.package.onnx_files import load_model, operators_of, opsets_of
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.training.data import load_dataset
+from odtpack_runtime.package.trust import Limits
+from odtpack_runtime.package.verify import verify_package
+from odtpack_runtime.training.loop import load_dataset
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.figures.limits import read_budgets
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.flash_trace import read_trace
 from odtpack_simulator.fleet.fleet_file import read_fleet
 from odtpack_simulator.fleet.result import load_fleet_result
-from odtpack_simulator.measure.imported_profile import imported_profile
+from odtpack_simulator.measure.measured_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
 from odtpack_simulator.result.result import load_result
 from tests import zoo
 from tests.fleet.test_fleet_file import MESSAGES
+from tests.fuzz import costly
 from tests.runtime.checkpoint_samples import assert_same, sample
 from tests.simulator.measure.test_measurements import content
+from tests.trust.test_endless import loop
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,12 +74,14 @@ class Reader:
         seeds: Makes inputs that it takes.
         read: Reads a file; an OdtpackError is a refusal, another exception a defect.
         share: How much of a round of inputs it gets, against 1 of the others.
+        costly: Makes inputs that are read or refused, and would cost much.
     """
 
     suffix: str
     seeds: Callable[[], list[bytes]]
     read: Callable[[Path], object]
     share: float = 1.0
+    costly: Callable[[], list[bytes]] = list
 
 
 @cache
@@ -190,6 +201,74 @@ def _read_manifest(path: Path) -> None:
     assert Manifest.from_json(manifest.to_json().encode(), str(path)) == manifest.sealed()
 
 
+def _manifests() -> list[bytes]:
+    return [(packages() / "old" / "manifest.json").read_bytes()]
+
+
+_EXTRA = "large.bin"
+_EXTRA_BYTES = 5 * 2**30
+
+
+def _large_extras() -> list[bytes]:
+    """Manifests of a package with a file of 5 GiB: listed, and not."""
+    content = json.loads(_manifests()[0])
+    content.pop("digest")
+    entry = {"path": _EXTRA, "size_bytes": _EXTRA_BYTES, "sha256": "0" * 64, "role": "recipe"}
+    content["files"]["extra"] = [entry]
+    listed = json.dumps(content).encode()
+    return [listed, _manifests()[0] + b" " * len(_EXTRA)]
+
+
+def _verify(path: Path) -> None:
+    """Verify a stranger's package with this manifest."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as name:
+        folder = Path(name) / "package"
+        shutil.copytree(packages() / "old", folder)
+        data = path.read_bytes()
+        (folder / "manifest.json").write_bytes(data)
+        if data in _large_extras():
+            with (folder / _EXTRA).open("wb") as stream:
+                stream.truncate(_EXTRA_BYTES)  # takes no room, and hashing it a minute
+        verify_package(folder, limits=Limits())
+
+
+def _build_and_run(path: Path) -> None:
+    """Build a package with its self-check, within limits that a small model does not need."""
+    limits = worker.Limits(seconds=4, memory=2**29)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker.Limits, "of", classmethod(lambda cls, files: limits))
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            build_package(path, Path(folder) / "package", loss="mse")
+
+
+def _command(*words: object) -> None:
+    """Run a command that shows a model; what it refuses is raised again."""
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        code = main([str(word) for word in words])
+    if code == 2:
+        found = re.search(r"error\[([a-z0-9-]+)\]: (.*)", errors.getvalue())
+        assert found is not None, errors.getvalue()
+        raise OdtpackError(found[1], found[2])
+    assert code in (0, 1), errors.getvalue()
+
+
+def _look_at_model(path: Path) -> None:
+    model = load_model(path)
+    operators_of(model, opsets_of(model, path))
+
+
+@cache
+def _ort_models() -> list[bytes]:
+    found = []
+    for index, model in enumerate(_models()):
+        path = packages() / f"model{index}.onnx"
+        path.write_bytes(model)
+        convert_model(path, path.with_suffix(".ort"))
+        found.append(path.with_suffix(".ort").read_bytes())
+    return found
+
+
 def _import(path: Path) -> None:
     imported_profile(load_measurements(path), name="acme/phone", title="Phone", like=None)
 
@@ -226,11 +305,21 @@ _SIGNATURE = bytes.fromhex(
 
 
 READERS = {
-    "model": Reader(".onnx", _models, _build, 0.3),
-    "checkpoint": Reader("", _checkpoints, _read_checkpoint),
-    "manifest": Reader(
-        ".json", lambda: [(packages() / "old" / "manifest.json").read_bytes()], _read_manifest
+    "model": Reader(".onnx", _models, _build, 0.3, costly.of_models),
+    "endless": Reader(".onnx", lambda: [loop(10)], _build_and_run, 0.01, costly.of_run_models),
+    "inspect": Reader(
+        ".onnx", _models, lambda path: _command("inspect", path), 0.1, costly.of_shown_models
     ),
+    "ops-check": Reader(
+        ".onnx", _models, lambda path: _command("ops", "check", path), 0.1, costly.of_shown_models
+    ),
+    "model-file": Reader(
+        ".onnx", lambda: [costly.named_so()], _look_at_model, 0.5, costly.of_model_files
+    ),
+    "ort-model": Reader(".ort", _ort_models, ort_operators),
+    "checkpoint": Reader("", _checkpoints, _read_checkpoint, 1.0, costly.of_checkpoints),
+    "manifest": Reader(".json", _manifests, _read_manifest, 1.0, costly.of_manifests),
+    "stranger": Reader(".json", _manifests, _verify, 0.1, _large_extras),
     "recipe": Reader(".toml", lambda: _example("recipe.md"), read_recipe),
     "budgets": Reader(".toml", lambda: _example("formats/budgets.md"), read_budgets),
     "profile": Reader(

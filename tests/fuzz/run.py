@@ -36,14 +36,19 @@ ATHERIS = importlib.util.find_spec("atheris") is not None
 
 
 def corpus(reader: str) -> list[bytes]:
-    """The inputs that are kept for a reader."""
-    return [path.read_bytes() for path in sorted((CORPUS / reader).glob("*"))]
+    """The inputs that are kept for a reader, and those that are made."""
+    kept = [path.read_bytes() for path in sorted((CORPUS / reader).glob("*"))]
+    return [*kept, *READERS[reader].costly()]
+
+
+_LARGEST_SEED = 20_000  # bytes; damaging larger ones takes longer than reading them
 
 
 def inputs(reader: str, count: int, seed: int) -> Iterator[bytes]:
     """Yield the corpus and as many damaged inputs; equal arguments give equal inputs."""
     kept, seeds = corpus(reader), READERS[reader].seeds()
     yield from kept
+    kept = [data for data in kept if len(data) < _LARGEST_SEED]
     rng = random.Random(f"{reader} {seed}")
     for _ in range(count):
         yield mutate([*seeds, *kept] if rng.random() < 0.3 else seeds, rng)
@@ -72,13 +77,16 @@ class Watch:
 
     def __init__(self, reader: str, folder: Path, *, learn: bool) -> None:
         self._reader, self._folder, self._learn = reader, folder, learn
-        self.seeds = [*READERS[reader].seeds(), *corpus(reader)]
+        kept = [data for data in corpus(reader) if len(data) < _LARGEST_SEED]
+        self.seeds = [*READERS[reader].seeds(), *kept]
         self.ends: Counter[str] = Counter()
         self.defects: list[str] = []
-        self._seen = {outcome(reader, data, folder) for data in self.seeds}
+        self._seen: set[str] = set()
+        for data in [*self.seeds, *READERS[reader].costly()]:
+            self.read(data, new=False)
 
-    def read(self, data: bytes) -> None:
-        """Read an input."""
+    def read(self, data: bytes, *, new: bool = True) -> None:
+        """Read an input; of those that are not new the end is noted alone."""
         try:
             mark = outcome(self._reader, data, self._folder)
         except DefectError as error:
@@ -87,8 +95,10 @@ class Watch:
         self.ends[mark.split(" ", 1)[0]] += 1
         if mark not in self._seen:
             self._seen.add(mark)
+            if not new:
+                return
             self.seeds.append(data)
-            if self._learn and len(data) < 20_000:
+            if self._learn and len(data) < _LARGEST_SEED:
                 keep(CORPUS / self._reader, data)
 
     def found(self) -> str:

@@ -7,14 +7,14 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from odtpack.graph import equal_nodes
+from odtpack.graph import graphs
 
 
 def merged(body: str, outputs: str = "float[3] y") -> list[str]:
     """The operators that are left of the nodes of a graph."""
     text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[3] x) => ({outputs}) {{ {body} }}'
     graph = ir.from_proto(onnx.parser.parse_model(text)).graph
-    equal_nodes.merge(graph)
+    graphs.merge(graph)
     onnx.checker.check_model(ir.to_proto(ir.Model(graph, ir_version=9)))
     return [node.op_type for node in graph]
 

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from odtpack.graph import node_inference
-from odtpack.graph.node_inference import Found, NodeInference
+from odtpack.graph import inference
+from odtpack.graph.inference import Found, NodeInference
 
 Make = Callable[[], tuple[int, ir.Node]]
 
@@ -86,19 +86,19 @@ def test_nodes_that_differ_do_not_share_what_was_found(
 ) -> None:
     alone = []
     for make in DIFFERENT[respect]:
-        monkeypatch.setattr(node_inference, "_KNOWN", {})
+        monkeypatch.setattr(inference, "_KNOWN", {})
         alone.append(infer(make))
     if respect != "place of an input":
         assert alone[0] != alone[1]
     for order in itertools.permutations(range(len(alone))):
-        monkeypatch.setattr(node_inference, "_KNOWN", {})
+        monkeypatch.setattr(inference, "_KNOWN", {})
         for index in order:
             assert infer(DIFFERENT[respect][index]) == alone[index]
 
 
 def test_the_same_node_is_inferred_once(monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[object, object] = {}
-    monkeypatch.setattr(node_inference, "_KNOWN", known)
+    monkeypatch.setattr(inference, "_KNOWN", known)
     for _ in range(3):
         assert infer(DIFFERENT["sizes"][0]) == [(ir.DataType.FLOAT, (2, 3))]
     assert len(known) == 1

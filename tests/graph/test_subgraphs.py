@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from odtpack.autodiff.expand import expand
-from odtpack.graph import loop_shapes
+from odtpack.graph import inference
 from odtpack.graph.graphs import dims_of
 from odtpack.model.loading import load_model
 
@@ -55,7 +55,7 @@ def test_carried_shapes_hold_unless_the_body_contradicts(
     state = loop.attributes["body"].as_graph().inputs[2]
     assert known(state) == before
     assert known(loop.outputs[0]) == before
-    assert bool(state.meta.get(loop_shapes.VARIES)) == varies
+    assert bool(state.meta.get(inference.VARIES)) == varies
 
 
 def test_carried_shapes_of_a_loop_in_a_loop() -> None:

@@ -6,7 +6,7 @@ import hashlib
 import struct
 
 from odtpack_runtime.checkpoint.format import CheckpointData
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 
 
 def content_digest(data: CheckpointData) -> str:

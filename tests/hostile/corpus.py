@@ -16,7 +16,6 @@ import numpy as np
 
 from odtpack.build import build_package
 from odtpack.optimizers import AdamW, GroupRule
-from odtpack.package.optimizer_update import Update
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.training.schedules import ScheduleSpec
@@ -32,13 +31,13 @@ _MANIFEST = "manifest.json"
 
 def build_base(folder: Path) -> Path:
     """Build the package that others are made from: groups, a schedule, a self-check."""
-    update = Update(
-        groups=(GroupRule("fc1.*", 0.5, 0.0),),
-        schedule=ScheduleSpec("cosine", {"floor": 0.1}, 0.02),
-    )
+    update = {
+        "groups": (GroupRule("fc1.*", 0.5, 0.0),),
+        "schedule": ScheduleSpec("cosine", {"floor": 0.1}, 0.02),
+    }
     build_package(
         zoo.mlp((4, 3, 2)), folder, loss="cross_entropy", optimizer=AdamW(weight_decay=0.1),
-        update=update, step_model="never",
+        **update, step_model="never",
     )  # fmt: skip
     return folder
 

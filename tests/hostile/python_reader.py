@@ -11,9 +11,8 @@ from typing import Any
 
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 from odtpack_runtime.checkpoint.format import read_checkpoint
-from odtpack_runtime.package.listed_files import read_manifest
 from odtpack_runtime.package.manifest import Manifest
-from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.package import Package, read_manifest
 from tests.hostile.content import content_digest
 
 

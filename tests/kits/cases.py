@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Clip, GroupRule, Lion
-from odtpack.ort.choices import OrtFormat
-from odtpack.package.optimizer_update import Update
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack.choices import OrtFormat
+from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, GroupRule, Lion
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.training.schedules import ScheduleSpec
 from tests.kits import models
 
@@ -106,9 +105,7 @@ def _mlp(optimizer: Any = None, update: Any = None, **run: Any) -> Case:
     build: dict[str, Any] = {"outputs": ["output"]}
     if optimizer is not None:
         build["optimizer"] = optimizer
-    if update is not None:
-        build["update"] = update
-    build |= run.pop("build", {})
+    build |= {**(update or {}), **run.pop("build", {})}
     return Case(models.mlp, _vectors, build, **run)
 
 
@@ -139,13 +136,13 @@ CASES: dict[str, Case] = {
     "adafactor": Case(models.cnn, _images, {"optimizer": Adafactor(weight_decay=0.01)}),
     "lion": _mlp(Lion(), learning_rate=0.001),
     "default_learning_rate": _mlp(learning_rate=None, steps=2),
-    "groups": _mlp(AdamW(weight_decay=0.1), Update(groups=_GROUPS)),
-    "clip_norm": _mlp(update=Update(clip=Clip(norm=0.1))),
-    "clip_norm_groups": _mlp(SGD(weight_decay=0.1), Update(clip=Clip(norm=0.5), groups=_GROUPS)),
-    "clip_value": _mlp(update=Update(clip=Clip(value=0.01))),
+    "groups": _mlp(AdamW(weight_decay=0.1), {"groups": _GROUPS}),
+    "clip_norm": _mlp(update={"clip_norm": 0.1}),
+    "clip_norm_groups": _mlp(SGD(weight_decay=0.1), {"clip_norm": 0.5, "groups": _GROUPS}),
+    "clip_value": _mlp(update={"clip_value": 0.01}),
     "schedule_linear": _mlp(schedule=("linear", {"warmup_steps": 2, "total_steps": 6}, 0.01)),
     "schedule_cosine": _mlp(
-        update=Update(schedule=ScheduleSpec("cosine", {"floor": 0.1}, 0.02)),
+        update={"schedule": ScheduleSpec("cosine", {"floor": 0.1}, 0.02)},
         schedule=("cosine", {"warmup_steps": 1, "total_steps": 5, "floor": 0.1}, 0.02),
     ),
     "schedule_step": _mlp(schedule=("step", {"period": 2, "gamma": 0.5}, 0.01)),
@@ -168,7 +165,7 @@ CASES: dict[str, Case] = {
     "step_sgd": _step(_mlp(SGD(), learning_rate=0.1)),
     "step_sgd_momentum": _step(Case(models.cnn, _images, {"optimizer": SGD(momentum=0.9)})),
     "step_lion": _step(_mlp(Lion(), learning_rate=0.001)),
-    "step_groups": _step(_mlp(AdamW(weight_decay=0.1), Update(groups=_GROUPS))),
+    "step_groups": _step(_mlp(AdamW(weight_decay=0.1), {"groups": _GROUPS})),
     "step_batch_norm": _step(Case(models.mobilenet, _pictures, {"optimizer": SGD()}, 0.001,
                                   steps=3, tolerance=0.1)),
     "step_frozen_int8": _step(_frozen("int8")),

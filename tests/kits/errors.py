@@ -13,7 +13,7 @@ import numpy as np
 
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint.format import IDENTIFIER
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.package.manifest import Manifest
 
 if TYPE_CHECKING:

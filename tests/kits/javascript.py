@@ -38,7 +38,7 @@ def runtime_version() -> str:
 def node(script: str, *arguments: str | Path, options: tuple[str, ...] = ()) -> Any:
     """Run a script on the kit; return the JSON that it prints."""
     command = [str(NODE), *options, str(SCRIPTS / script), str(KIT), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-1000:]
     return json.loads(done.stdout)
 

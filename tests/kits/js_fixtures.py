@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from odtpack.optimizers import make_optimizer
-from odtpack.package.optimizer_update import Clip, Update
 from tests import zoo
 from tests.kits import javascript
 from tests.kits.javascript import save_batch
@@ -22,7 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {},
     "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
     "adafactor": {"optimizer": make_optimizer("adafactor", {})},
-    "clipped": {"update": Update(clip=Clip(norm=0.5))},
+    "clipped": {"clip_norm": 0.5},
 }
 
 

@@ -57,9 +57,8 @@ def run(program: str, *arguments: object, options: tuple[str, ...] = OPTIONS) ->
 
 def finish(words: list[str], **options: Any) -> str:
     """Run a command, which must succeed; return what it prints."""
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=900, check=False, **options
-    )
+    options = {"timeout": 900, **options}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-1000:]
     return done.stdout
 

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 
 LEVELS = {
     "disabled": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,

@@ -18,14 +18,13 @@ import onnxruntime
 import pytest
 
 from odtpack.build import build_package
-from odtpack.optimizers import make_optimizer
-from odtpack.package.optimizer_update import Clip, GroupRule, Update
+from odtpack.optimizers import GroupRule, make_optimizer
 from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_runtime.checkpoint.carry_over import carry_over
 from odtpack_runtime.checkpoint.format import read_checkpoint
+from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.session.options import default_session_options
-from odtpack_simulator.measure.imported_profile import imported_profile
+from odtpack_simulator.measure.measured_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
 from tests import zoo
 from tests.kits import cpp_kit, fuzz_cpp
@@ -46,8 +45,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
     "plain sgd": {"optimizer": make_optimizer("sgd", {})},
     "adafactor": {"optimizer": make_optimizer("adafactor", {})},
-    "clipped": {"update": Update(clip=Clip(norm=0.5))},
-    "groups": {"update": Update(groups=(GroupRule("*bias", 0.1, 0.0),))},
+    "clipped": {"clip_norm": 0.5},
+    "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)},
     "step model": {"step_model": "always"},
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,17 +10,26 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack.build import build_package
 from odtpack.optimizers import AdamW, GroupRule
-from odtpack.package.optimizer_update import Update
-from tests.kits import cpp_kit, models
+from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import PackageFile
+from tests.kits import cpp_kit, models, swift_kit
 from tests.kits.cases import CASES, Case
-from tests.kits.cpp_kit import run, save_batch
+from tests.kits.cpp_stress import (
+    TRIED,
+    calls,
+    cpp_program,
+    longer,
+    swift_program,
+    write_job,
+)
 
 pytestmark = [
     pytest.mark.kits,
     pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
 ]
+TIMES = 20
 ACCUMULATING = Case(
     models.mlp, CASES["adam"].data, {"accumulation_steps": 4, "outputs": ["output"]}
 )
@@ -29,77 +39,112 @@ BATCH_NORM_ACCUMULATING = Case(
 )  # fmt: skip
 
 
-def write_job(case: Case, folder: Path) -> Path:
-    """Build a case's package and write its job, with one batch."""
-    options = {"loss": "cross_entropy", "self_check": False, **case.build}
-    build_package(case.model(), folder / "package", **options)
-    inputs = json.loads((folder / "package" / "manifest.json").read_text())["inputs"]
-    batch = case.data(np.random.default_rng(4), 8)
-    job = {
-        "package": "package",
-        "learning_rate": 0.01,
-        "steps": [save_batch(folder, {i["name"]: a for i, a in zip(inputs, batch, strict=True)})],
-    }
-    path = folder / "job.json"
-    path.write_text(json.dumps(job, default=str))
-    return path
-
-
-def calls(command: str, job: Path, times: int, variant: str = "native") -> None:
-    """Run the program; it checks what it did itself."""
-    done = run("calls", command, job, times, variant=variant)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-4000:]
-
-
-def selects(folder: Path) -> bool:
-    """Whether the step model says which parameters kept their values."""
-    model = onnx.load(folder / "package" / "step_model.onnx")
-    return any(output.name == "update.kept" for output in model.graph.output)
-
-
-@pytest.mark.parametrize("name", ["adam", "step_adamw", "mobilenet_batch_norm"])
-def test_a_session_is_closed_while_another_thread_trains(name: str, tmp_path: Path) -> None:
-    calls("close", write_job(CASES[name], tmp_path), 20)
-
-
-@pytest.mark.parametrize("variant", ["native", "sanitized"])
-def test_two_threads_never_train_at_once(variant: str, tmp_path: Path) -> None:
-    calls("threads", write_job(CASES["adam"], tmp_path), 20, variant)
-
-
-def test_every_call_after_close_is_refused(tmp_path: Path) -> None:
-    calls("closed", write_job(CASES["adam"], tmp_path), 1)
+@pytest.mark.parametrize("name", TRIED)
+def test_what_an_app_may_rely_on(name: str, tmp_path: Path) -> None:
+    command, case = TRIED[name]
+    calls(cpp_program, command, write_job(case, tmp_path), TIMES)
 
 
 @pytest.mark.parametrize(
-    "case",
-    [CASES["adam"], CASES["mobilenet_batch_norm"], ACCUMULATING, BATCH_NORM_ACCUMULATING],
-    ids=["plain", "running statistics", "accumulating", "accumulating running statistics"],
+    ("command", "name"),
+    [
+        ("close", "mobilenet_batch_norm"),
+        ("close", "step_batch_norm"),
+        ("nan", "mobilenet_batch_norm"),
+        ("nan", "step_batch_norm"),
+        ("nan", "step_sgd_momentum"),
+    ],
 )
-def test_a_batch_with_a_nan_changes_nothing(case: Case, tmp_path: Path) -> None:
-    calls("nan", write_job(case, tmp_path), 5)
+def test_networks_of_the_suite(command: str, name: str, tmp_path: Path) -> None:
+    calls(cpp_program, command, write_job(CASES[name], tmp_path), TIMES)
 
 
-@pytest.mark.parametrize("name", ["step_adamw", "step_batch_norm", "step_sgd_momentum"])
-def test_a_step_model_keeps_its_values_at_a_nan(name: str, tmp_path: Path) -> None:
-    job = write_job(CASES[name], tmp_path)
-    if not selects(tmp_path):
-        pytest.skip("the step model has no output update.kept")
-    calls("nan", job, 5)
+@pytest.mark.parametrize("name", ["threads adam", "end adam"])
+def test_two_threads_do_nothing_undefined(name: str, tmp_path: Path) -> None:
+    command, case = TRIED[name]
+    calls(cpp_program, command, write_job(case, tmp_path), TIMES, variant="sanitized")
 
 
-def test_a_gradient_that_overflows_changes_nothing(tmp_path: Path) -> None:
-    calls("gradient", write_job(CASES["adam"], tmp_path), 1)
+@pytest.mark.parametrize(
+    "case", [ACCUMULATING, BATCH_NORM_ACCUMULATING], ids=["plain", "running statistics"]
+)
+@pytest.mark.parametrize("command", ["nan", "end"])
+def test_accumulated_gradients_are_put_back(command: str, case: Case, tmp_path: Path) -> None:
+    if command == "end":
+        case = longer(case, 100_000 if case is ACCUMULATING else 64)
+    calls(cpp_program, command, write_job(case, tmp_path), TIMES)
 
 
-def test_a_step_model_updates_what_is_finite(tmp_path: Path) -> None:
-    job = write_job(CASES["step_sgd"], tmp_path)
-    if not selects(tmp_path):
-        pytest.skip("the step model has no output update.kept")
-    calls("gradient", job, 1)
+def python_says(path: Path) -> str:
+    """What Python's session says of the step that ``calls gradient`` makes."""
+    job = json.loads(path.read_text())
+    package = Package.open(path.parent / job["package"])
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(package.training_model, state, step_model_uri=package.step_model)
+    optimizer = Optimizer(package.optimizer_model, module)
+    batch = []
+    for item in job["steps"][0]["inputs"]:
+        array = np.fromfile(item["file"], item["dtype"]).reshape(item["shape"])
+        batch.append(np.full_like(array, 1e25) if array.dtype == np.float32 else array)
+    for name, value in {"fc1.weight": 1e-30, "fc1.bias": 0, "fc2.weight": 1e25}.items():
+        data = state.parameters[name].data
+        whole = np.arange(data.size).reshape(data.shape) * 7 % 3 == 0
+        data[:] = np.where(whole, np.float32(value), np.float32(value) / 2)
+    assert np.isfinite(optimizer.step_on(*batch)).all()
+    last = module.last_not_finite
+    assert last is not None
+    counts = f"{module.skipped_steps} {optimizer.step_count} {last.code} {last.step}"
+    return " ".join([counts, *last.parameters])
+
+
+@pytest.mark.parametrize("name", ["sgd", "step_sgd"])
+@pytest.mark.parametrize("kit", ["C++", "Swift"])
+def test_a_gradient_that_overflows_is_counted_as_in_python(
+    kit: str, name: str, tmp_path: Path
+) -> None:
+    if kit == "Swift" and (reason := swift_kit.unavailable()):
+        pytest.skip(reason)
+    case = CASES[name]
+    build = {key: value for key, value in case.build.items() if key != "outputs"}
+    job = write_job(dataclasses.replace(case, build=build), tmp_path)
+    program = swift_program if kit == "Swift" else cpp_program
+    said = calls(program, "gradient", job, 1)
+    assert said.split()[:3] == ["1", "1" if name == "step_sgd" else "0", "gradient-not-finite"]
+    assert said == python_says(job)
+
+
+def let_fail(folder: Path) -> None:
+    """Let the step model of a package fail once all running statistics are updated."""
+    package = Package.open(folder)
+    assert package.step_model is not None
+    model = onnx.load(package.step_model)
+    roles = {p["name"]: p["role"] for p in json.loads(package.manifest.to_json())["parameters"]}
+    names = [f"{name}.update.out" for name, role in roles.items() if role == "state"]
+    name = next(f"{name}.update.out" for name, role in roles.items() if role == "trainable")
+    (last,) = (node for node in model.graph.node if name in node.output)
+    last.output[list(last.output).index(name)] = "right"
+    node = onnx.helper.make_node
+    model.graph.node.extend([
+        node("Concat", names, ["statistics"], axis=0),
+        node("ReduceMax", ["statistics"], ["most"]),
+        node("Cast", ["most"], ["wrong"], to=onnx.TensorProto.INT64),
+        node("Reshape", ["right", "wrong"], [name]),
+    ])  # fmt: skip
+    onnx.save(model, package.step_model)
+    files = dataclasses.replace(
+        package.manifest.files, step_model=PackageFile.describe(package.step_model)
+    )
+    changed = dataclasses.replace(package.manifest, files=files).to_json()
+    (folder / "manifest.json").write_text(changed)
+
+
+def test_running_statistics_are_put_back_after_a_step_that_failed(tmp_path: Path) -> None:
+    job = write_job(CASES["step_batch_norm"], tmp_path)
+    let_fail(tmp_path / "package")
+    calls(cpp_program, "fails", job, 3)
 
 
 def test_rates_that_are_negative_or_not_finite_are_refused(tmp_path: Path) -> None:
-    update = Update(groups=(GroupRule("*bias", 10.0, 0.0),))
-    case = Case(models.mlp, CASES["adam"].data, {"optimizer": AdamW(), "update": update})
-    calls("rates", write_job(case, tmp_path), 1)
+    update = {"groups": (GroupRule("*bias", 10.0, 0.0),)}
+    case = Case(models.mlp, CASES["adam"].data, {"optimizer": AdamW(), **update})
+    calls(cpp_program, "rates", write_job(case, tmp_path), 1)

@@ -14,9 +14,8 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.optimizers import SGD, AdamW, GroupRule, Optimizer
-from odtpack.package.optimizer_update import Update
-from odtpack_runtime.package.manifest_files import PackageFile
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import PackageFile
 from tests import zoo
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import measure, run, save_batch
@@ -94,7 +93,7 @@ def test_gradients_take_no_memory(job: dict[str, Any], tmp_path: Path) -> None:
     [
         {"optimizer": SGD()},
         {"optimizer": SGD(momentum=0.9)},
-        {"update": Update(groups=(GroupRule("*bias", 0.1, 0.0),))},
+        {"groups": (GroupRule("*bias", 0.1, 0.0),)},
     ],
 )
 def test_a_step_model_of_another_optimizer_is_refused(

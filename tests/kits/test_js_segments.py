@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.decoder.model import SHAPES, Shape, write_model
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.memory.arena_use import session_use
+from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.memory.planning.held_weights import held_weights
+from odtpack_simulator.memory.planning import held_weights
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import javascript
 from tests.kits.javascript import KIT, NODE, node, save_batch, train

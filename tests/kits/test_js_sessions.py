@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests import zoo
-from tests.kits import javascript, web
-from tests.kits.javascript import SCRIPTS, node
+from tests.kits import javascript, js_stress, web
 from tests.packages.samples import build
 from tests.reports.browser import CHROMIUM, Browser
 
@@ -28,55 +24,17 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A network with running statistics, whose training model returns the loss alone."""
-    model = zoo.mobilenet_v2(size=16, classes=3, width_mult=0.25, batch_norm="train", stages=1)
-    folder = build(tmp_path_factory.mktemp("sessions") / "package", model)
-    content = json.loads((folder / "manifest.json").read_text())
-    assert {each["role"] for each in content["parameters"]} == {"trainable", "state"}
-    assert [each["name"] for each in content["outputs"]] == ["loss"]
-    return folder
+    return build(tmp_path_factory.mktemp("sessions") / "package")
 
 
-def check(found: dict[str, list[Any]]) -> None:
-    """Every round came to the same: the one thing that each key may have."""
-    assert {key: values for key, values in found.items() if len(values) > 1} == {}
-    once = {key: value for key, (value,) in found.items()}
-    not_finite = {"code": "loss-not-finite", "step": 3, "parameters": []}
-    assert once == {
-        "evaluation": [["loss", "output"], ["output"], True],
-        "null tensor": "input-type",
-        "closed during a step": [["ok", "ok", "ok"], True],
-        "after close": ["closed"],
-        "what remains": [1, 0, 2],
-        "during a step": ["busy"],
-        "the step itself": "ok",
-        "two calls change nothing": True,
-        "not finite": ["NaN", True, 2, 1, not_finite],
-        "one of three": True,
-        "stop": ["loss-not-finite", 0, 1],
-    }
-
-
-def test_sessions_in_node(package: Path) -> None:
-    check(node("stress.mjs", package, str(TIMES)))
-
-
-STRESS = """(async () => {
-  const { stress } = await import('/scripts/sessions.mjs');
-  window.results = await stress({ kit, ort, source: '/package', times: %d });
-})().catch((error) => { window.results = { failed: [error.stack] }; }), 1"""
+def test_sessions_in_node() -> None:
+    js_stress.js(TIMES)
 
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_sessions_in_a_browser(package: Path, tmp_path: Path) -> None:
-    folders = {**web.FOLDERS, "package": package, "scripts": SCRIPTS}
-    with Browser(tmp_path, served=True) as browser, web.serve(folders) as address:
-        web.open_kit(browser, f"{address}?threads=1")
-        browser.evaluate(STRESS % TIMES)
-        while not (results := browser.evaluate("window.results")):
-            time.sleep(0.2)
-    check(results)
+def test_sessions_in_a_browser() -> None:
+    js_stress.chromium(TIMES)
 
 
 SECRETS = """(async () => {

@@ -21,14 +21,14 @@ import numpy as np
 import pytest
 
 from odtpack.build import build_package
-from odtpack.optimizers import make_optimizer
-from odtpack.package.optimizer_update import Clip, GroupRule, Update
+from odtpack.optimizers import GroupRule, make_optimizer
 from odtpack_runtime import CheckpointState
-from odtpack_runtime.checkpoint.carry_over import carry_over
-from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
+from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from tests import zoo
+from tests.hostile.checkpoints import many_tensors
 from tests.kits import kotlin_kit
 from tests.kits.kills import KITS, kill_saves
 from tests.kits.kotlin_kit import KIT, ROOT, SOURCES, finish, run, save_batch, train
@@ -46,8 +46,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {"nominal": True},
     "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
     "adafactor": {"optimizer": make_optimizer("adafactor", {})},
-    "clipped": {"update": Update(clip=Clip(norm=0.5))},
-    "groups": {"update": Update(groups=(GroupRule("*bias", 0.1, 0.0),))},
+    "clipped": {"clip_norm": 0.5},
+    "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)},
     "step model": {"step_model": "always"},
 }
 
@@ -95,6 +95,28 @@ def test_the_conformance_suite_passes_to_the_bit(tmp_path: Path) -> None:
     lines = run("conformance", suite).splitlines()
     assert lines == [f"passed {case['name']}" for case in index["cases"]]
     assert len(lines) > 90
+
+
+@pytest.mark.parametrize("kind", ["of the reference", "with digests", "with moments"])
+def test_many_empty_tensors_take_memory_in_proportion_to_the_file(
+    kind: str, tmp_path: Path
+) -> None:
+    """Ten times the file and 64 MiB, as the threat model promises for readers."""
+    path, count = tmp_path / "ck", 300_000
+    nothing = np.zeros(0, np.float32)
+    if kind == "of the reference":
+        path.write_bytes(many_tensors(count))
+    elif kind == "with digests":
+        write_checkpoint(path, CheckpointData({f"p{i}": nothing for i in range(count)}, {}))
+    else:
+        moments = {f"p{i}": [nothing] * 2 for i in range(count // 3)}
+        arrays = dict.fromkeys(moments, nothing)
+        write_checkpoint(
+            path, CheckpointData(arrays, {}, optimizer=OptimizerState(1, 0.5, moments))
+        )
+    most = (10 * path.stat().st_size + (64 << 20)) >> 10
+    found = run("load", path, options=(*kotlin_kit.OPTIONS, f"-Xmx{most}k"))
+    assert found.splitlines()[0] == ("unchecked" if kind == "of the reference" else "checked")
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -337,6 +359,38 @@ def test_the_guide_compiles_and_trains(
     personal = onnxruntime.InferenceSession(tmp_path / "personal.onnx")
     (output,) = personal.run(None, {personal.get_inputs()[0].name: images})
     assert output.shape == (4, 3)
+
+
+SNIPPETS = {
+    "withContext(": "suspend fun stop(session: OrtTrainingSession, batches: Batches)",
+    "newer.path(": "fun goOn(env: OrtEnvironment, newer: TrainingPackage)",
+    '"package-2"': "fun update(publicKey: ByteArray)",
+}
+"""The other pieces of the guides, by what is in them, and functions whose bodies they are."""
+IMPORTS = """
+import ai.onnxruntime.OnnxTensorLike
+import ai.onnxruntime.OrtEnvironment
+import kotlinx.coroutines.*
+import org.odtpack.*
+
+typealias Batches = Iterator<Map<String, OnnxTensorLike>>
+"""
+
+
+def test_the_pieces_of_the_guides_compile(tmp_path: Path) -> None:
+    program = IMPORTS
+    left = dict(SNIPPETS)
+    for guide in sorted((ROOT / "docs" / "guides").glob("*.md")):
+        for piece in re.findall(r"```kotlin\n(.*?)```", guide.read_text(), re.S):
+            if piece.startswith(("import ", "dependencies {", "android {")):
+                continue  # a program, and Gradle
+            (key,) = [each for each in left if each in piece]
+            program += f"\n{left.pop(key)} {{\n{piece}}}\n"
+    assert not left
+    (tmp_path / "pieces.kt").write_text(program)
+    (coroutines,) = (kotlin_kit.BUILD / "tools").glob("kotlinx-coroutines-core-jvm-*.jar")
+    kotlin_kit.compile_kotlin(tmp_path / "out", [tmp_path / "pieces.kt"], coroutines)
+    assert (tmp_path / "out" / "PiecesKt.class").is_file()
 
 
 def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:

@@ -30,6 +30,10 @@ from tests.faults.inject import (
 )
 from tests.kits import kotlin_kit
 from tests.kits.kotlin_kit import run
+from tests.powercut.check import check, kit_paths, recorded_kit
+from tests.powercut.paths import PATHS, look_at_checkpoint
+from tests.powercut.record import STRACE
+from tests.powercut.test_powercut import order
 
 pytestmark = [
     pytest.mark.kits,
@@ -171,3 +175,28 @@ def test_every_fault_of_a_save_leaves_a_whole_checkpoint(
     assert any(hit and (said != "written" or fault == "EPERM") for hit, said in seen)
     if fault in ("EIO", "ENOSPC"):
         assert any(said == "not durable" for _, said in seen) or fault == "ENOSPC"
+
+
+PLAIN = ["write tmp", "sync tmp", "rename tmp ck", "sync ."]
+KEPT = ["write tmp", "sync tmp", "link ck tmp", "rename tmp ck.previous", "rename tmp ck", "sync ."]
+DATA = ["write ck.data", "sync ck.data", "sync ."]
+ORDERS = {
+    "Kotlin": PLAIN,
+    "Kotlin, the one before kept": KEPT,
+    "Kotlin, data outside": [*DATA, *PLAIN],
+    "Kotlin, data outside, the one before kept": [*DATA, *KEPT],
+}
+
+
+@pytest.mark.skipif(STRACE is None, reason="strace records the calls")
+@pytest.mark.parametrize("name", kit_paths("Kotlin"))
+def test_what_a_power_cut_leaves_of_a_save(name: str, tmp_path: Path) -> None:
+    """The old save or the new one whole in each state, and only the new one after success."""
+    calls, start = recorded_kit("Kotlin", name, tmp_path)
+    words = order(calls)
+    if name in ORDERS:
+        assert words[words.index("done 2") + 1 : words.index("done 3")] == ORDERS[name]
+    look = PATHS["export"].look if name.endswith("export") else look_at_checkpoint
+    for model, states, problems in check(start, calls, look, tmp_path / "folder"):
+        assert states > 3, model
+        assert problems == []

@@ -17,7 +17,7 @@ from benchmarks.decoder.model import SHAPES, Shape, write_model
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.memory.arena_use import session_use
+from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import kotlin_kit

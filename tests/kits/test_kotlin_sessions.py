@@ -13,16 +13,17 @@ import pytest
 from onnx import numpy_helper
 
 from odtpack.build import build_package
+from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests.kits import kotlin_kit, models
 from tests.kits.kotlin_kit import run, save_batch
+from tests.kits.stress import TIMES
 from tests.kits.test_kotlin import contents
 
 pytestmark = [
     pytest.mark.kits,
     pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable())),
 ]
-TIMES = 20
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"step_model": "never"},
     "step model": {"step_model": "always"},
@@ -51,11 +52,12 @@ def roots() -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Packages with running statistics; ``roots`` has none."""
+    """Packages with running statistics; those of ``roots`` have none."""
     folder = tmp_path_factory.mktemp("packages")
     for name, options in KINDS.items():
         build_package(models.mobilenet(), folder / name, loss="cross_entropy", **options)
-    build_package(roots(), folder / "roots", loss="cross_entropy", step_model="never")
+    for name, step_model in {"roots": "never", "roots step model": "always"}.items():
+        build_package(roots(), folder / name, loss="cross_entropy", step_model=step_model)
     return {path.name: path for path in folder.iterdir()}
 
 
@@ -88,22 +90,26 @@ def calls(*names: str, **more: Any) -> list[dict[str, Any]]:
     return [{"do": name, "batch": int(rest[0]) if rest else 0, **more} for name, *rest in parts]
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_closing_during_a_step_waits_for_it(
-    name: str, packages: dict[str, Path], batches: dict[str, list[Any]]
-) -> None:
-    task = {"package": packages[name], "batches": batches["pictures"]}
-    lines = run("race", "close", TIMES, json.dumps(task, default=str)).splitlines()
-    assert lines == ["closed true"] * TIMES
+ROUNDS = {
+    "close": "closed true",
+    "busy": "busy true",
+    "nan": "NaN,loss-not-finite true",
+    "closed": "closed true",
+}
+"""What an app does, and what each round must print: codes, and that the state is as it should."""
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_second_call_during_a_step_is_busy(
-    name: str, packages: dict[str, Path], batches: dict[str, list[Any]]
+@pytest.mark.parametrize("kind", ROUNDS)
+def test_again_and_again(
+    kind: str, name: str, packages: dict[str, Path], batches: dict[str, list[Any]]
 ) -> None:
-    task = {"package": packages[name], "batches": batches["pictures"]}
-    lines = run("race", "busy", TIMES, json.dumps(task, default=str)).splitlines()
-    assert lines == ["busy true"] * TIMES
+    """Close during a step, two threads at once, a NaN in a batch, use after close."""
+    task = {"package": packages[name], "batches": batches["pictures"],
+            "calls": [*CALLS, "save", "rate", "linear"]}  # fmt: skip
+    words = kotlin_kit.command("race", kind, TIMES, json.dumps(task, default=str))
+    lines = kotlin_kit.finish(words, timeout=45 * max(TIMES, 20)).splitlines()
+    assert lines == [ROUNDS[kind]] * TIMES
 
 
 def test_every_call_after_close_is_closed_and_the_state_remains(
@@ -180,6 +186,33 @@ def test_a_gradient_that_is_nan_changes_nothing_and_is_named(
     assert (found["skipped"], found["step"]) == (1, 2)
     assert found["last"] == {"code": "gradient-not-finite", "step": 2, "parameters": ["scale"]}
     assert contents(tmp_path / "with") == contents(tmp_path / "without")
+
+
+def test_a_step_model_keeps_what_has_a_nan_and_counts_it_as_python_does(
+    packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    package, data = packages["roots step model"], batches["roots"]
+    found = act(package, data, *calls("batch 0"), {"do": "save", "path": tmp_path / "before"},
+                *calls("batch 2"), {"do": "save", "path": tmp_path / "after"})  # fmt: skip
+    before, after = (contents(tmp_path / name) for name in ("before", "after"))
+    for kind in ("arrays", "moments"):
+        changed = {name for name in before[kind] if before[kind][name] != after[kind][name]}
+        assert changed == {"weight", "bias"}
+    state = CheckpointState.load_checkpoint(package / "checkpoint")
+    module = Module(package / "training_model.onnx", state,
+                    step_model_uri=package / "step_model.onnx")  # fmt: skip
+    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    for batch in (data[0], data[2]):
+        arrays = {name: np.fromfile(each["file"], each["dtype"]).reshape(each["shape"])
+                  for name, each in batch.items()}  # fmt: skip
+        optimizer.step_on(*(arrays[name] for name in module.input_names()))
+    last = module.last_not_finite
+    assert last is not None
+    assert found["skipped"] == module.skipped_steps == 1
+    assert found["step"] == optimizer.step_count == 2
+    assert found["last"] == {
+        "code": last.code, "step": last.step, "parameters": list(last.parameters)
+    }  # fmt: skip
 
 
 def test_the_policy_stop_throws_once_all_is_put_back(

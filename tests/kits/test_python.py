@@ -15,7 +15,7 @@ import pytest
 
 from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, Optimizer
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.package import Package

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from odtpack.build import build_package
-from odtpack.optimizers import Clip, GroupRule, make_optimizer
-from odtpack.package.optimizer_update import Update
+from odtpack.optimizers import GroupRule, make_optimizer
 from odtpack_runtime import (
     CheckpointState,
     Module,
@@ -26,13 +24,14 @@ from odtpack_runtime import (
     Optimizer,
     default_session_options,
 )
-from odtpack_runtime.checkpoint.carry_over import carry_over
 from odtpack_runtime.checkpoint.format import read_checkpoint
-from odtpack_runtime.package.manifest_files import PackageFile
+from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import PackageFile
 from odtpack_runtime.training.loop import loss_of
 from tests import zoo
 from tests.kits import swift_kit
+from tests.kits.cpp_stress import TRIED, calls, swift_program, write_job
 from tests.kits.kills import KITS, kill_saves
 from tests.kits.swift_kit import contents, measure, run, save_batch
 from tests.packages import mutations
@@ -51,8 +50,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
     "plain sgd": {"optimizer": make_optimizer("sgd", {})},
     "adafactor": {"optimizer": make_optimizer("adafactor", {})},
-    "clipped": {"update": Update(clip=Clip(norm=0.5))},
-    "groups": {"update": Update(groups=(GroupRule("*bias", 0.1, 0.0),))},
+    "clipped": {"clip_norm": 0.5},
+    "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)},
     "step model": {"step_model": "always"},
 }
 Batch = dict[str, np.ndarray[Any, Any]]
@@ -353,12 +352,7 @@ def test_a_signature_cannot_be_checked_without_cryptokit(
     assert "code: cryptography-missing" in run("signature", package).stderr
 
 
-@pytest.mark.parametrize("name", ["adamw", "step model"])
-def test_calls_of_a_session(name: str, packages: dict[str, Path]) -> None:
-    """Close during a step, two threads, NaN batches, use after close, 20 times each."""
-    if name == "step model":
-        model = onnx.load(packages[name] / "step_model.onnx", load_external_data=False)
-        if all(output.name != "update.kept" for output in model.graph.output):
-            pytest.skip("the step model has no output update.kept")
-    done = run("calls", packages[name])
-    assert done.stdout.strip() == "20", done.stderr
+@pytest.mark.parametrize("name", TRIED)
+def test_what_an_app_may_rely_on(name: str, tmp_path: Path) -> None:
+    command, case = TRIED[name]
+    calls(swift_program, command, write_job(case, tmp_path), 20)

@@ -20,7 +20,7 @@ import onnxruntime
 
 from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, LRScheduler, Module, Optimizer, default_session_options
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.loop import loss_of

@@ -27,7 +27,7 @@ IMPORTS = {
     "flatbuffers": "/flatbuffers/flatbuffers.js",
     "onnxruntime-web": "/ort/ort.wasm.min.mjs",
 }
-PAGE = f"""<!doctype html><meta charset="utf-8"><title>kit</title>
+PAGE = f"""<!doctype html><meta charset="utf-8"><title>kit</title><link rel="icon" href="data:,">
 <script type="importmap">{json.dumps({"imports": IMPORTS})}</script>
 <script>
 const {{ Memory }} = WebAssembly; // seen by the test that nothing grows

@@ -16,7 +16,7 @@ from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES, make_loss, parse_options
 from odtpack.optimizers import OPTIMIZERS
 from odtpack_runtime.package.manifest import Manifest
-from odtpack_runtime.training.data import load_dataset
+from odtpack_runtime.training.loop import load_dataset
 from scripts.manifest_schema import manifest_schema
 from tests.losses.cases import CASES, normal
 from tests.losses.harness import package, shifted

@@ -11,10 +11,10 @@ import pytest
 from benchmarks.memory_prediction import make_job
 from odtpack.artifacts import OptimType
 from odtpack.build import build_package
-from odtpack.build_spec import BuildSpec
 from odtpack.errors import OdtpackError
 from odtpack.optimizers import SGD
 from odtpack.recipe import read_recipe
+from odtpack.spec import BuildSpec
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.replay import run_training_child
@@ -49,7 +49,7 @@ def test_training_stays_within_it(model: onnx.ModelProto, tmp_path: Path) -> Non
     peak = planned(model, tmp_path / "package")
     assert peak <= budget < usual
     assert said[0].startswith("activations of a step: ")
-    assert any("computed again, +" in sentence for sentence in said[1:])
+    assert any("recomputed, +" in sentence for sentence in said[1:])
     result = run_training_child(job)
     if result.peak_bytes is None:
         pytest.skip("memory is measured on Linux only")

@@ -22,16 +22,18 @@ import pytest
 from benchmarks.memory_prediction import make_job
 from odtpack import losses
 from odtpack.artifacts import OptimType
+from odtpack.errors import OdtpackError
 from odtpack.memory import compile as memory_compile
 from odtpack.memory.compile import input_shapes
 from odtpack.memory.recompute import Choice
 from odtpack.memory.spec import MemorySpec
 from odtpack.memory.timeline import Step
 from odtpack.model.loading import load_model
-from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
+from odtpack.package.task import Graphs, Task
+from odtpack.package.training import build_graphs
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import RESET_NAME
-from odtpack_simulator.memory.allocation import allocate
+from odtpack_simulator.memory.arena import allocate
 from odtpack_simulator.memory.kernel_memory import ALIASES, IN_PLACE
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, load_runtime_graph
@@ -60,8 +62,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def build(model: onnx.ModelProto, memory: MemorySpec | None) -> Graphs:
     names = tuple(trainable_names(model))
-    recipe = TrainingGraphSpec(names, (), losses.make_loss("cross_entropy"), memory=memory)
-    return build_graphs(load_model(model), recipe)
+    loss = losses.make_loss("cross_entropy")
+    return build_graphs(Task(load_model(model), names, (), loss, memory=memory))
 
 
 def least(share: float, graphs: Graphs) -> MemorySpec:
@@ -350,9 +352,9 @@ def test_backward_pass_reads_the_copy_of_what_a_product_transposes(
 
     original = memory_compile.choose
     monkeypatch.setattr(memory_compile, "choose", choose)
-    recipe = TrainingGraphSpec(tuple(names), (), losses.make_loss("mse"))
+    task = Task(load_model(model), tuple(names), (), losses.make_loss("mse"))
     memory = MemorySpec(batch=64, limit=1, slowdown=2.0)
-    found = build_graphs(load_model(model), dataclasses.replace(recipe, memory=memory)).memory
+    found = build_graphs(dataclasses.replace(task, memory=memory)).memory
     assert found is not None
     one = 64 * 64 * 64 * 4
     assert found.after < choices[0].peak + one
@@ -374,11 +376,32 @@ def test_casts_are_computed_again() -> None:
         onnx.numpy_helper.from_array(random.standard_normal((64, 64)).astype(np.float32), f"w{i}")
         for i in range(4)
     )
-    recipe = TrainingGraphSpec(tuple(f"w{i}" for i in range(4)), (), losses.make_loss("mse"))
-    plain = build_graphs(load_model(model), dataclasses.replace(recipe, memory=None))
+    names = tuple(f"w{i}" for i in range(4))
+    task = Task(load_model(model), names, (), losses.make_loss("mse"))
+    plain = build_graphs(dataclasses.replace(task, memory=None))
     least = MemorySpec(batch=4096, limit=1, slowdown=1.0)
-    graphs = build_graphs(load_model(model), dataclasses.replace(recipe, memory=least))
+    graphs = build_graphs(dataclasses.replace(task, memory=least))
     counts = [
         sum(node.op_type == "Cast" for node in each.training.graph) for each in (plain, graphs)
     ]
     assert counts[1] > counts[0]
+
+
+@pytest.mark.parametrize("code", ["models-stall", "models-memory", "models-crash"])
+def test_only_operators_that_are_not_here_leave_a_model_as_it_is(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a hostile model does to the process that loads it ends the build."""
+
+    def fail(*_: object) -> None:
+        raise OdtpackError(reason, "The model is not loaded.")
+
+    monkeypatch.setattr(memory_compile, "_compile", fail)
+    monkeypatch.setattr(memory_compile, "_SMALLEST", 0)
+    model = ir.from_proto(zoo.mlp((6, 5, 3)))
+    reason = "model-not-loadable"
+    assert memory_compile.compile_memory(model, {}, MemorySpec()) is None
+    reason = code
+    with pytest.raises(OdtpackError, match="is not loaded") as caught:
+        memory_compile.compile_memory(model, {}, MemorySpec())
+    assert caught.value.code == code

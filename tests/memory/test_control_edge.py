@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from odtpack.graph.ops import Ops
-from odtpack.memory.control_edge import ControlEdge, SizeNames
+from odtpack.memory.schedule import ControlEdge, SizeNames
 
 LEVELS = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL")
 

@@ -20,7 +20,8 @@ from odtpack.memory import early_masks
 from odtpack.memory.spec import MemorySpec
 from odtpack.memory.timeline import Step
 from odtpack.model.loading import load_model
-from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
+from odtpack.package.task import Graphs, Task
+from odtpack.package.training import build_graphs
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph
 from tests import zoo
 from tests.memory.test_compile import BATCH, ROOT, feeds, run, written
@@ -64,8 +65,8 @@ def network(activation: str) -> onnx.ModelProto:
 
 
 def build(model: onnx.ModelProto, names: tuple[str, ...], memory: MemorySpec | None) -> Graphs:
-    spec = TrainingGraphSpec(names, (), losses.make_loss("cross_entropy"), memory=memory)
-    return build_graphs(load_model(model), spec)
+    loss = losses.make_loss("cross_entropy")
+    return build_graphs(Task(load_model(model), names, (), loss, memory=memory))
 
 
 BIASES = tuple(f"b{i}" for i in range(LAYERS))

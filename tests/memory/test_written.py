@@ -19,7 +19,8 @@ from odtpack.memory.recompute import Choice
 from odtpack.memory.spec import MemorySpec
 from odtpack.memory.timeline import Step
 from odtpack.model.loading import load_model
-from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
+from odtpack.package.task import Graphs, Task
+from odtpack.package.training import build_graphs
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 
 WIDTH = 128
@@ -61,8 +62,8 @@ def gated(layers: int, *, masked: bool = False) -> onnx.ModelProto:
 
 def build(model: onnx.ModelProto, memory: MemorySpec) -> Graphs:
     names = tuple(t.name for t in model.graph.initializer if t.name != "zero")
-    spec = TrainingGraphSpec(names, (), losses.make_loss("cross_entropy"), memory=memory)
-    return build_graphs(load_model(model), spec)
+    loss = losses.make_loss("cross_entropy")
+    return build_graphs(Task(load_model(model), names, (), loss, memory=memory))
 
 
 @pytest.mark.parametrize("masked", [False, True])

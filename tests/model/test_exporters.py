@@ -16,8 +16,7 @@ from odtpack.cli import main
 from odtpack.errors import OdtpackError
 from odtpack.model.exporters import KIND, made_up, module_names
 from odtpack.model.loading import load_model
-from odtpack.package.candidates import candidates
-from odtpack.package.patterns import resolve
+from odtpack.package.parameters import candidates, resolve
 
 RANDOM = np.random.default_rng(0)
 LINEAR = '["/head/MatMul"] h = MatMul(x, "val_1") y = Add("head.bias", h)'

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from odtpack.model.loading import load_model
-from odtpack.model.split_merged import split
+from odtpack.model.shared_tensors import split
 from tests.passes.tools import assert_same, parse, random_feeds
 
 SCOPES = "pkg.torch.onnx.name_scopes"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from odtpack.ort.choices import OrtFormat
+from odtpack.choices import OrtFormat
 from odtpack_runtime.package.package import Package
 from tests.ort.models import package_of
 

@@ -11,7 +11,7 @@ import onnx.parser
 from onnx import numpy_helper
 
 from odtpack.build import build_package
-from odtpack.ort.choices import OrtFormat, Platform, Style
+from odtpack.choices import OrtFormat, Platform, Style
 from odtpack_runtime.package.package import Package
 from tests import zoo
 

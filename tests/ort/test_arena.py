@@ -11,13 +11,12 @@ import pytest
 from odtpack.build import build_package
 from odtpack.ort import arena
 from odtpack_runtime.files.records import InvalidRecordError
-from odtpack_runtime.package.manifest_device import SessionInfo
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.memory.arena_use import session_use
+from odtpack_runtime.package.records import SessionInfo
+from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_arenas, plan_memory
 from odtpack_simulator.replay.job import Job
-from odtpack_simulator.replay.prepare import with_sessions
-from odtpack_simulator.replay.replay import run_training_child
+from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from tests import zoo
 from tests.packaging_tools import batch
 

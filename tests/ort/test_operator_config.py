@@ -14,15 +14,20 @@ import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state
 from onnxruntime.tools.reduced_build_config_parser import parse_config
 
+from odtpack.choices import Format, Mode, OrtFormat, Types
 from odtpack.errors import OdtpackError
-from odtpack.ort.choices import Format, Mode, OrtFormat, Types
 from odtpack.ort.files import add_ort_files
 from odtpack.ort.format import convert_model
-from odtpack.ort.kernel_count import count_kernels
-from odtpack.ort.operator_check import Verdict, check_config
-from odtpack.ort.operator_config import Operator, OperatorConfig, config_of, read_config
-from odtpack.ort.sample_feeds import SampleFeeds
-from odtpack.ort.session_runs import SessionRun, final_graph, runs_of
+from odtpack.ort.operator_config import (
+    Operator,
+    OperatorConfig,
+    Verdict,
+    check_config,
+    config_of,
+    count_kernels,
+    read_config,
+)
+from odtpack.ort.session_runs import SampleFeeds, SessionRun, final_graph, runs_of
 from odtpack_runtime.package.package import Package
 from tests.ort.conftest import Shared
 from tests.ort.models import EVERYTHING, MODELS, half, package_of

@@ -18,12 +18,11 @@ import onnxruntime.tools.ort_format_model
 import pytest
 
 from odtpack.build import build_package
+from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
-from odtpack.ort.choices import OrtFormat, Platform, Style
 from odtpack.ort.files import Inference, add_ort_files
 from odtpack.ort.format import convert_model, convert_models, recorded_level
-from odtpack.ort.sample_feeds import SampleFeeds
-from odtpack.ort.session_runs import TRAINING_MODELS
+from odtpack.ort.session_runs import TRAINING_MODELS, SampleFeeds
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.options import default_session_options

@@ -13,10 +13,9 @@ import pytest
 
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.build import build_package
+from odtpack.choices import OrtFormat
 from odtpack.errors import OdtpackError
-from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Clip, GroupRule, Lion, Optimizer
-from odtpack.ort.choices import OrtFormat
-from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
+from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, GroupRule, Lion, Optimizer
 from odtpack_runtime.training.schedules import ScheduleSpec
 from tests import zoo
 from tests.cli.conftest import Run, assert_refused
@@ -87,16 +86,16 @@ def test_ten_steps_follow_pytorch(name: str, tmp_path: Path) -> None:
         assert answer["eval_loss"] == pytest.approx(theirs.eval_loss, rel=1e-5)
 
 
-OPTIMIZERS: dict[str, tuple[Optimizer, Update, float]] = {
-    "sgd-clip": (SGD(), Update(clip=Clip(norm=0.2)), 0.2),
-    "adamw": (AdamW(), PLAIN_UPDATE, 0.01),
+OPTIMIZERS: dict[str, tuple[Optimizer, dict[str, Any], float]] = {
+    "sgd-clip": (SGD(), {"clip_norm": 0.2}, 0.2),
+    "adamw": (AdamW(), {}, 0.01),
     "adamw-settings": (
         AdamW(weight_decay=0.1, beta1=0.7, beta2=0.95, epsilon=1e-3),
-        Update(clip=Clip(norm=0.2)),
+        {"clip_norm": 0.2},
         0.01,
     ),
-    "adamw-pytorch": (AdamW(weight_decay=0.1, formula="pytorch"), PLAIN_UPDATE, 0.01),
-    "adamw-uncorrected": (AdamW(bias_correction=False, epsilon=1e-3), PLAIN_UPDATE, 0.01),
+    "adamw-pytorch": (AdamW(weight_decay=0.1, formula="pytorch"), {}, 0.01),
+    "adamw-uncorrected": (AdamW(bias_correction=False, epsilon=1e-3), {}, 0.01),
 }
 
 
@@ -116,7 +115,7 @@ def test_both_runtimes_agree(name: str, loss: str, tmp_path: Path) -> None:
     feeds = models.feeds(model, loss, 8)
     np.savez(tmp_path / "data.npz", **feeds)
     options: dict[str, Any] = {
-        "loss": loss, "optimizer": optimizer, "update": update,
+        "loss": loss, "optimizer": optimizer, **update,
         "freeze": ["fc1.bias"], "outputs": ["output"],
     }  # fmt: skip
     build_package(model, tmp_path / "theirs", runtime=TARGET, **options)
@@ -203,9 +202,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "adafactor": ({"optimizer": Adafactor()}, "the optimizer adafactor"),
     "momentum": ({"optimizer": SGD(momentum=0.9)}, "momentum and weight decay of SGD"),
     "decay": ({"optimizer": SGD(weight_decay=0.1)}, "momentum and weight decay of SGD"),
-    "clip-value": ({"update": Update(clip=Clip(value=1.0))}, "clipping by value"),
-    "groups": ({"update": Update(groups=(GroupRule("fc1.*", 0.1),))}, "parameter groups"),
-    "schedule": ({"update": Update(schedule=ScheduleSpec("cosine", {}))}, "a schedule"),
+    "clip-value": ({"clip_value": 1.0}, "clipping by value"),
+    "groups": ({"groups": (GroupRule("fc1.*", 0.1),)}, "parameter groups"),
+    "schedule": ({"schedule": ScheduleSpec("cosine", {})}, "a schedule"),
     "ort-format": ({"ort_format": OrtFormat()}, "ORT format"),
 }
 

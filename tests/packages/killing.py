@@ -23,8 +23,7 @@ from odtpack.build import build_package
 from odtpack.update import signing
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_runtime.files import folder_update
-from odtpack_runtime.package.listed_files import check_nothing_else
-from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.package import Package, check_nothing_else
 from tests import zoo
 from tests.packages.killer import Killer
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from odtpack.build import build_package
-from odtpack_runtime.files.digest import file_sha256
+from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.package.package import Package
 from tests import zoo
 

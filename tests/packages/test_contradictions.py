@@ -17,12 +17,12 @@ import onnx
 import pytest
 
 from odtpack.build import build_package
-from odtpack.ort.choices import OrtFormat, Style
+from odtpack.choices import OrtFormat, Style
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.checkpoint.flatbuffer import Source
-from odtpack_runtime.package.checks.ort_files import ort_operators
+from odtpack_runtime.package.checks import ort_operators
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.package.trust.limits import Limits
+from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
 from tests.fuzz.mutate import mutate
@@ -179,7 +179,7 @@ def test_sizes_come_before_hashes(
     def never(path: Path) -> str:
         raise AssertionError(path)
 
-    monkeypatch.setattr("odtpack_runtime.package.listed_files.file_sha256", never)
+    monkeypatch.setattr("odtpack_runtime.package.package.file_sha256", never)
     for listed in (False, True):
         folder = tmp_path / f"package{listed}"
         shutil.copytree(grouped, folder)

@@ -10,16 +10,15 @@ import onnx
 import pytest
 
 from odtpack.build import build_package
+from odtpack.choices import OrtFormat
 from odtpack.optimizers import SGD, AdamW
-from odtpack.ort.choices import OrtFormat
-from odtpack.update.diff import diff_packages
-from odtpack.update.diff_model import PackageDiff
+from odtpack.update.diff import PackageDiff, diff_packages
 from odtpack.update.diff_text import escape, markdown
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_runtime.files.digest import file_sha256
+from odtpack_runtime.files.atomic import file_sha256
 from tests.packages.samples import build, list_extra, small_model, with_values
 
 

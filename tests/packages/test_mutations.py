@@ -16,9 +16,8 @@ import pytest
 from odtpack.cli import main
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.checkpoint.format import read_checkpoint
-from odtpack_runtime.package.listed_files import check_nothing_else
 from odtpack_runtime.package.manifest import Manifest
-from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.package import Package, check_nothing_else
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.package.verify_models import check_checkpoints, check_models
 from tests.packages import mutations

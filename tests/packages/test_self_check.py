@@ -175,3 +175,11 @@ def test_a_model_that_ends_in_its_loss_has_no_template(tmp_path: Path) -> None:
     with pytest.raises(OdtpackError) as caught:
         write_inference_model(package, {}, tmp_path / "m.onnx")
     assert caught.value.code == "no-outputs"
+
+
+def test_a_domain_that_no_node_is_of_costs_no_self_check(tmp_path: Path) -> None:
+    model = zoo.mlp((12, 8, 3))
+    model.opset_import.append(onnx.helper.make_opsetid("unused.domain", 1))
+    info = checked(tmp_path / "package", model=model)
+    assert info.reason is None
+    assert len(info.losses) > 1

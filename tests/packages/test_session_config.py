@@ -6,12 +6,16 @@ headers (``tests/hostile/config_keys.txt``, of 1.32) and those that stand in the
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +26,8 @@ import pytest
 
 from odtpack_runtime import CheckpointState, Module, OdtpackError
 from odtpack_runtime.package.manifest import Manifest
-from odtpack_runtime.package.manifest_device import SESSION_CONFIG
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import SESSION_CONFIG
 from odtpack_runtime.package.verify import verify_package
 
 HEADERS = Path(__file__).parents[1] / "hostile" / "config_keys.txt"
@@ -105,6 +109,91 @@ def test_no_key_but_ours_is_accepted(
         assert list(opens(copy)) == ["manifest-invalid"] * 3, key
     assert tree(outside) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["outside", "package"]
+
+
+def as_user(user: int, function: Callable[[], object]) -> Any:
+    """Return what a function returns in a process of a user without rights, as JSON has it.
+
+    The process is a copy of this one: an interpreter in root's home is not there for others.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setgid(user)
+                os.setuid(user)
+            found = {"user": os.getuid(), "found": function()}
+        except BaseException:
+            found = {"error": traceback.format_exc()}
+        os.write(writing, json.dumps(found).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as stream:  # noqa: PTH123 - a descriptor
+        answer = json.loads(stream.read())
+    os.waitpid(child, 0)
+    assert "error" not in answer, answer["error"]
+    assert answer["user"] == user != 0
+    return answer["found"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="users are those of POSIX")
+def test_nothing_is_written_by_a_user_without_rights(built: Path) -> None:
+    """It may change none of root's files, and of its own none changes: that is all files there
+    are, but for folders in which everybody may write.
+    """
+    user = 61_000 + os.getpid() % 4_000 if os.getuid() == 0 else os.getuid()
+    with tempfile.TemporaryDirectory(prefix="odtpack-user-") as name:
+        home = Path(name).resolve()
+        package = Path(shutil.copytree(built, home / "package"))
+        (home / "outside").mkdir()
+        (home / "outside" / "mine.txt").write_text("my only copy")
+        assert list(opens(package)) == ["accepted"] * 3  # all is imported now
+
+        def try_keys() -> dict[str, list[str]]:
+            os.chdir(home)
+            found = {}
+            for key in config_keys():
+                with_config(package, {key: str(home / "outside" / "new")})
+                found[key] = list(opens(package))
+            (package / "manifest.json").write_bytes(manifest)
+            return found
+
+        manifest = (package / "manifest.json").read_bytes()
+        with_config(package, {"": ""})
+        assert list(opens(package)) == ["manifest-invalid"] * 3
+        (package / "manifest.json").write_bytes(manifest)
+        if os.getuid() == 0:
+            for path in (home, *home.rglob("*")):
+                os.chown(path, user, user)
+        public = [Path(place) for place in ("/tmp", "/var/tmp", "/dev/shm", "/run/lock")]  # noqa: S108
+        before, others = contents(home), owned(public, user, home)
+        found = as_user(user, try_keys)
+        assert found == dict.fromkeys(config_keys(), ["manifest-invalid"] * 3)
+        assert contents(home) == before
+        assert owned(public, user, home) == others
+        # What a user without rights writes is seen.
+        as_user(user, lambda: (home / "outside" / "new").write_text("1"))
+        assert contents(home) != before
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """Everything below a folder; None for folders."""
+    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def owned(folders: list[Path], user: int, but: Path) -> set[str]:
+    """Files of a user below some folders."""
+    found = set()
+    for folder in folders:
+        for parent, folders_in_it, files in os.walk(folder):
+            for name in (*folders_in_it, *files):
+                path = Path(parent) / name
+                with contextlib.suppress(OSError):  # gone meanwhile
+                    if path.lstat().st_uid == user and but not in (path, *path.parents):
+                        found.add(str(path))
+    return found
 
 
 def test_the_command_refuses_and_writes_nothing(copy: Path, tmp_path: Path) -> None:

@@ -17,10 +17,9 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion
-from odtpack.update.diff import diff_packages
-from odtpack.update.diff_model import Level, Verdict
+from odtpack.update.diff import Level, Verdict, diff_packages
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
-from odtpack_runtime.checkpoint.carry_over import carry_over
+from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.packages.samples import small_model, with_values

@@ -9,7 +9,7 @@ import pytest
 from odtpack.graph.graphs import static_dims
 from odtpack.graph.ops import Ops
 from odtpack.passes import aliases
-from odtpack.passes.accumulate import accumulate
+from odtpack.passes.gradient_buffers import accumulate
 from tests.passes.tools import check, op_types, parse, run
 
 PRODUCT = "g (float[{m}, {k}] a, float[{k}, {n}] b) => ({outputs}) {{ {body} }}"

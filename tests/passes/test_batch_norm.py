@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
 from odtpack.graph.ops import Ops
 from odtpack.passes import batch_norm

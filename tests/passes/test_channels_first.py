@@ -3,7 +3,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from odtpack.passes.layout.channels_first import rewrite
+from odtpack.passes.layout import keep_channels_first
 from tests.passes.tools import assert_same, assert_unchanged, changed, op_types, parse, random_feeds
 
 _SHAPES = (
@@ -46,7 +46,7 @@ def _used(model: ir.Model) -> list[str]:
 )
 def test_what_lies_between_two_products_is_not_transposed(body: str) -> None:
     model = _model(f"{body} {_BACK.format('z', 'y')}")
-    after = changed(rewrite, model)
+    after = changed(keep_channels_first, model)
     assert "Transpose" not in _used(after)
     assert_same(model, after, random_feeds(model, N=5))
 
@@ -57,7 +57,7 @@ def test_sums_per_channel_take_channels_first() -> None:
         "c = ReduceSum <keepdims = 0> (s, samples) k = Size (z)",
         "float[3, N, 4] y, float[3] c, int64 k",
     )
-    after = changed(rewrite, model)
+    after = changed(keep_channels_first, model)
     assert "Transpose" not in _used(after)
     assert _used(after).count("ReduceSum") == 1
     assert_same(model, after, random_feeds(model, N=5))
@@ -68,7 +68,7 @@ def test_other_readers_share_one_transpose() -> None:
         f"z = Relu (pa) {_BACK.format('z', 'y')} e = Exp (z) g = Exp (z)",
         "float[3, N, 4] y, float[N, 3, 2, 2] e, float[N, 3, 2, 2] g",
     )
-    after = changed(rewrite, model)
+    after = changed(keep_channels_first, model)
     assert _used(after).count("Transpose") == 1
     assert_same(model, after, random_feeds(model, N=5))
 
@@ -86,7 +86,7 @@ def test_other_readers_share_one_transpose() -> None:
     ],
 )
 def test_left_alone(body: str, outputs: str) -> None:
-    assert_unchanged(rewrite, _model(body, outputs))
+    assert_unchanged(keep_channels_first, _model(body, outputs))
 
 
 def test_a_plane_of_another_shape_is_not_mixed_up() -> None:
@@ -96,5 +96,5 @@ def test_a_plane_of_another_shape_is_not_mixed_up() -> None:
         "p = Reshape (t, planes) r = Relu (p) f = Reshape (r, flat) "
         "y = Transpose <perm = [1, 0, 2]> (f) }"
     )
-    assert_unchanged(rewrite, model)
+    assert_unchanged(keep_channels_first, model)
     assert op_types(model.graph).count("Transpose") == 2

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from odtpack.autodiff import differentiate
-from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.graph.ops import Ops
 from odtpack.losses import make_loss
 from odtpack.model.loading import load_model
-from odtpack.package.patterns import resolve
-from odtpack.package.training import TrainingGraphSpec, build_graphs
-from odtpack.passes import fake_quant
+from odtpack.package.parameters import resolve
+from odtpack.package.task import Task
+from odtpack.package.training import build_graphs
+from odtpack.passes import patterns
 from tests.autodiff.oracle import add_gradients
 from tests.passes.tools import op_types, outline, parse, run
 
@@ -40,9 +41,11 @@ def pair(dtype: str, shape: str, attributes: str = "", opset: int = 17, zero: bo
 
 def gradients(model: ir.Model, feeds: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
     """y, and the cotangents of x and of the scale."""
-    fake_quant.mark(model.graph)
+    patterns.mark_fake_quant(model.graph)
     assert "FakeQuant" in op_types(model.graph)
-    model, names = add_gradients(model, ["x", "s"], after=lambda _, graph: fake_quant.lower(graph))
+    model, names = add_gradients(
+        model, ["x", "s"], after=lambda _, graph: patterns.lower_fake_quant(graph)
+    )
     assert "FakeQuant" not in op_types(model.graph)
     model.graph.opset_imports.pop(INTERNAL_DOMAIN, None)
     found = run(model, feeds | {"seed_y": SEED})
@@ -119,9 +122,9 @@ def test_without_zero_point_it_is_zero() -> None:
 def test_lowering_restores_the_model() -> None:
     model = pair("int8", "[8]", "<axis = 1>")
     before = outline(model)
-    fake_quant.mark(model.graph)
+    patterns.mark_fake_quant(model.graph)
     assert outline(model) != before
-    fake_quant.lower(model.graph)
+    patterns.lower_fake_quant(model.graph)
     assert outline(model) == before
 
 
@@ -137,7 +140,7 @@ def test_lowering_restores_the_model() -> None:
 def test_what_is_no_pair_stays_and_lets_no_gradient_through(body: str) -> None:
     model = pair("int8", "", body=f"t = Add(s, s) {body}")
     before = outline(model)
-    fake_quant.mark(model.graph)
+    patterns.mark_fake_quant(model.graph)
     assert outline(model) == before
     graph = model.graph
     op, y = Ops(graph), graph.outputs[0]
@@ -153,7 +156,7 @@ def test_a_model_with_simulated_quantization_trains_through_it() -> None:
     { q = QuantizeLinear(w, s, z) r = DequantizeLinear(q, s, z) y = MatMul(x, r) }"""
     model = load_model(onnx.parser.parse_model(text))
     assert resolve(model, (), ()) == (("w",), ())
-    training = build_graphs(model, TrainingGraphSpec(("w",), (), make_loss("mse"))).training
+    training = build_graphs(Task(model, ("w",), (), make_loss("mse"))).training
     assert {node.domain for node in training.graph} == {""}
     assert {"QuantizeLinear", "DequantizeLinear"} <= set(op_types(training.graph))
     w = model.graph.initializers["w"].const_value.numpy()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from odtpack.errors import OdtpackError
-from odtpack.passes import float64_lowering
+from odtpack.passes import precision
 from tests.passes.tools import check, op_types, outline, parse, run
 
 FORWARD = "g (double[N, 4, 7, 6] x) => (double[N, c, h, w] y) {{ {node} }}"
@@ -55,7 +55,7 @@ def test_a_node_is_as_exact_as_double(name: str) -> None:
     text, theirs = NODES[name]
     model = parse(FORWARD.format(node=text))
     assert name.split("-", maxsplit=1)[0] in op_types(model.graph)
-    lowered = float64_lowering.lower(model)
+    lowered = precision.lower(model)
     assert name.split("-", maxsplit=1)[0] not in op_types(lowered.graph)
     check(lowered)
     x = np.random.default_rng(0).standard_normal((2, 4, 7, 6)) * 2
@@ -80,7 +80,7 @@ def test_convolutions(kind: str, groups: int, stride: int, dilation: int) -> Non
     random = np.random.default_rng(1)
     features = 8 if kind == "Conv" else 3 * groups
     x, w, b = (random.standard_normal(s) for s in ((2, 4, 7, 6), (first, inner, 3, 2), (features,)))
-    lowered = float64_lowering.lower(model)
+    lowered = precision.lower(model)
     assert kind not in op_types(lowered.graph)
     given = [torch.from_numpy(each) for each in (x, w, b)]
     strides, dilations = (stride, 1), (dilation, 1)
@@ -93,7 +93,7 @@ def test_convolutions(kind: str, groups: int, stride: int, dilation: int) -> Non
 
 
 def test_erf_on_the_whole_line() -> None:
-    lowered = float64_lowering.lower(parse("g (double[N, 1] x) => (double[N, 1] y) { y = Erf(x) }"))
+    lowered = precision.lower(parse("g (double[N, 1] x) => (double[N, 1] y) { y = Erf(x) }"))
     x = np.concatenate([np.linspace(-8, 8, 4001), [-np.inf, np.inf, 1e-300, 0, 1e300]])
     found = run(lowered, {"x": x[:, None]})["y"][:, 0]
     wanted = np.array([math.erf(value) for value in x])
@@ -104,7 +104,7 @@ def test_float32_is_left_alone() -> None:
     text = FORWARD.replace("double", "float").format(node="e = Erf(x) y = Softplus(e)")
     model = parse(text)
     before = outline(model)
-    assert float64_lowering.lower(model) is model
+    assert precision.lower(model) is model
     assert outline(model) == before
 
 
@@ -116,7 +116,7 @@ def test_one_hot(axis: int) -> None:
         f" <int64 depth = {{4}}> {{ y = OneHot <axis = {axis}>(i, depth, values) }}"
     )
     i, values = np.array([[0, 3, -1], [2, 7, -9]]), np.array([0.1, 0.7])
-    found = run(float64_lowering.lower(model), {"i": i, "values": values})["y"]
+    found = run(precision.lower(model), {"i": i, "values": values})["y"]
     places = np.expand_dims(i, axis if axis >= 0 else 2)
     steps = np.arange(4).reshape([4 if a == axis % 3 else 1 for a in range(3)])
     hot = (places == steps) | (places == steps - 4)
@@ -130,7 +130,7 @@ def test_bodies_are_lowered() -> None:
         " else_branch = b () => (double[3] e) { e = Neg(x) }> }"
     )
     x = np.array([-0.5, 0.25, 2.0])
-    lowered = float64_lowering.lower(model)
+    lowered = precision.lower(model)
     for condition, wanted in ((True, torch.erf(torch.from_numpy(x)).numpy()), (False, -x)):
         found = run(lowered, {"c": np.array(condition), "x": x})["y"]
         np.testing.assert_allclose(found, wanted, rtol=1e-13)
@@ -143,6 +143,6 @@ def test_planes_of_unknown_size_are_refused(node: str) -> None:
     model = parse(f"g (double[N, 4, H, 6] x, double[4, 4, 3, 2] w) => (double[N, c, h, v] y)"
                   f" {{ y = {node} }}")  # fmt: skip
     with pytest.raises(OdtpackError, match=r"\[\?, 4, \?, 6\]") as error:
-        float64_lowering.lower(model)
+        precision.lower(model)
     assert error.value.code == "unsupported-in-double"
     assert "a number in the model" in str(error.value)

@@ -6,9 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.graph.ops import Ops
-from odtpack.passes import gelu
+from odtpack.passes import patterns
 from tests.passes.tools import assert_same, check, op_types, outline, parse, random_feeds
 
 CONSTANTS = f"""
@@ -56,11 +56,11 @@ def test_written_out(change: dict[str, str]) -> None:
         body = body.replace(old, new)
     model = _model(body)
     marked = model.clone()
-    gelu.mark(marked.graph)
+    patterns.mark_gelu(marked.graph)
     (node,) = (node for node in marked.graph if node.op_type != "Constant")
     assert (node.domain, node.op_type) == (INTERNAL_DOMAIN, "Gelu")
     assert marked.graph.outputs[0].name == "y"
-    gelu.lower(Ops(marked.graph, "new/"), marked.graph)
+    patterns.lower_gelu(Ops(marked.graph, "new/"), marked.graph)
     assert INTERNAL_DOMAIN not in {node.domain for node in marked.graph}
     marked.graph.opset_imports.pop(INTERNAL_DOMAIN)
     assert_same(model, check(marked), random_feeds(model, N=7))
@@ -117,8 +117,8 @@ def test_a_part_is_read_elsewhere(name: str) -> None:
 
 def _assert_unchanged(model: ir.Model) -> None:
     before = outline(model)
-    gelu.mark(model.graph)
-    gelu.lower(Ops(model.graph, "new/"), model.graph)
+    patterns.mark_gelu(model.graph)
+    patterns.lower_gelu(Ops(model.graph, "new/"), model.graph)
     assert outline(model) == before
 
 
@@ -134,7 +134,7 @@ def test_two_of_them() -> None:
 
     model = _model(gelu_of("x", "w") + gelu_of("w", "y"))
     marked = model.clone()
-    gelu.mark(marked.graph)
+    patterns.mark_gelu(marked.graph)
     assert op_types(marked.graph).count("Gelu") == 2
-    gelu.lower(Ops(marked.graph, "new/"), marked.graph)
+    patterns.lower_gelu(Ops(marked.graph, "new/"), marked.graph)
     assert_same(model, marked, random_feeds(model, N=2))

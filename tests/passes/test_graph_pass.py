@@ -6,10 +6,10 @@ import onnx_ir as ir
 import pytest
 from onnx_ir.passes import PostconditionError, PreconditionError
 
-from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
 from odtpack.graph.ops import Ops
-from odtpack.passes.graph_pass import ALL, GraphPass, run
+from odtpack.passes.patterns import ALL, GraphPass, run
 
 
 def _model() -> ir.Model:

@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
-from odtpack.passes.keep_epsilon import rewrite
+from odtpack.passes.patterns import keep_epsilon
 from tests.autodiff.oracle import session
 from tests.packaging_tools import open_training
 from tests.passes.tools import assert_unchanged, changed, parse, run
@@ -78,7 +78,7 @@ def test_a_fused_kernel_does_not_take_another_epsilon(kind: str) -> None:
     # Once no release that misreads it is supported, the pass can go.
     read_right = np.allclose(unchanged, expected, rtol=1e-3)
     assert read_right == (kind in right_here()), onnxruntime.__version__
-    after = changed(rewrite, model)
+    after = changed(keep_epsilon, model)
     (found,) = session(ir.to_proto(after), "all").run(None, feeds)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -87,12 +87,12 @@ def test_a_fused_kernel_does_not_take_another_epsilon(kind: str) -> None:
     "body", [LAYER_NORM, RMS_NORM, LAYER_NORM.replace("Pow(d, two)", "Mul(d, d)")]
 )
 def test_what_is_read_right_is_still_fused(body: str) -> None:
-    assert_unchanged(rewrite, parse(f"{HEAD.format(more='')} {{ {FIXED} {body} }}"))
+    assert_unchanged(keep_epsilon, parse(f"{HEAD.format(more='')} {{ {FIXED} {body} }}"))
 
 
 def test_another_sum_is_left_alone() -> None:
     body = "plus = Add(x, bias) root = Sqrt(plus) y = Mul(root, scale)"
-    assert_unchanged(rewrite, parse(f"{HEAD.format(more='')} {{ {body} }}"))
+    assert_unchanged(keep_epsilon, parse(f"{HEAD.format(more='')} {{ {body} }}"))
 
 
 @pytest.mark.parametrize("role", ["requires_grad", "frozen_params"])

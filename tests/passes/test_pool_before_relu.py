@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from odtpack.passes.pool_before_relu import rewrite
+from odtpack.passes.patterns import pool_before_relu
 from tests.passes.tools import assert_same, assert_unchanged, changed, op_types, parse, random_feeds
 
 SHAPE = "float[N, 3, 9, 9]"
@@ -26,7 +26,7 @@ def _model(body: str, outputs: str = "float[N, 3, h, w] y", shape: str = SHAPE):
 def test_swapped(shape: str, attributes: str) -> None:
     outputs = shape.replace("9", "h", 1).replace("9", "w") + " y"
     model = _model(f"r = Relu(x) y = MaxPool <{attributes}> (r)", outputs, shape)
-    after = changed(rewrite, model)
+    after = changed(pool_before_relu, model)
     assert op_types(after.graph) == ["MaxPool", "Relu"]
     pool, relu = after.graph
     assert relu.outputs[0].name == "y"
@@ -40,7 +40,7 @@ def test_two_in_a_row() -> None:
         "a = Relu(x) b = MaxPool <kernel_shape = [2, 2]> (a)"
         "c = Relu(b) y = MaxPool <kernel_shape = [2, 2]> (c)"
     )
-    after = changed(rewrite, model)
+    after = changed(pool_before_relu, model)
     assert op_types(after.graph) == ["MaxPool", "Relu", "MaxPool", "Relu"] or op_types(
         after.graph
     ) == ["MaxPool", "MaxPool", "Relu", "Relu"]
@@ -78,4 +78,4 @@ def test_two_in_a_row() -> None:
     ],
 )
 def test_something_else(body: str, outputs: str) -> None:
-    assert_unchanged(rewrite, _model(body, *([outputs] if outputs else [])))
+    assert_unchanged(pool_before_relu, _model(body, *([outputs] if outputs else [])))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from odtpack.passes.small_conv import rewrite
+from odtpack.passes.layout import small_convolutions
 from tests.passes.tools import assert_same, assert_unchanged, changed, op_types, parse, random_feeds
 
 
@@ -39,7 +39,7 @@ def _model(x: str, w: str, attributes: str = "", bias: str = "", out: str = "N, 
 )
 def test_rewritten(x: str, w: str, attributes: str, bias: bool) -> None:
     model = _model(x, w, attributes, "6" if bias else "")
-    after = changed(rewrite, model)
+    after = changed(small_convolutions, model)
     assert "Conv" not in op_types(after.graph)
     assert {"MatMul", "Gemm"} & set(op_types(after.graph))
     assert after.graph.outputs[0].name == "y"
@@ -48,7 +48,7 @@ def test_rewritten(x: str, w: str, attributes: str, bias: bool) -> None:
 
 def test_a_line() -> None:
     model = _model("N, 5, 9", "6, 5, 1", bias="6", out="N, 6, 9")
-    after = changed(rewrite, model)
+    after = changed(small_convolutions, model)
     assert "Conv" not in op_types(after.graph)
     assert_same(model, after, random_feeds(model, N=3))
 
@@ -67,7 +67,7 @@ def test_a_line() -> None:
     ],
 )
 def test_left_alone(x: str, w: str, attributes: str) -> None:
-    assert_unchanged(rewrite, _model(x, w, attributes))
+    assert_unchanged(small_convolutions, _model(x, w, attributes))
 
 
 def test_a_constant_weight() -> None:
@@ -75,7 +75,7 @@ def test_a_constant_weight() -> None:
         "g (float[N, 2, 3, 3] x) => (float[N, 1, 3, 3] y)"
         "{ w = Constant <value = float[1, 2, 1, 1] {1, 2}> () y = Conv(x, w) }"
     )
-    assert_unchanged(rewrite, model)
+    assert_unchanged(small_convolutions, model)
 
 
 def test_a_computed_weight() -> None:
@@ -83,12 +83,12 @@ def test_a_computed_weight() -> None:
         "g (float[N, 2, 3, 3] x, float[1, 2, 1, 1] v) => (float[N, 1, 3, 3] y)"
         "{ w = Neg(v) y = Conv(x, w) }"
     )
-    assert_unchanged(rewrite, model)
+    assert_unchanged(small_convolutions, model)
 
 
 def test_the_batch_stays_free() -> None:
     model = _model("N, 5, 3, 4", "6, 5, 1, 1")
-    after = changed(rewrite, model)
+    after = changed(small_convolutions, model)
     for size in (1, 4):
         assert_same(model, after, random_feeds(model, N=size))
     assert not isinstance(after.graph.outputs[0].shape[0], int)

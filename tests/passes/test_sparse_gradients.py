@@ -11,8 +11,8 @@ import pytest
 from odtpack.autodiff.backward import SUM_OF_COTANGENTS
 from odtpack.graph.graphs import static_dims
 from odtpack.graph.ops import Ops
-from odtpack.passes import aliases, sparse_gradients
-from odtpack.passes.accumulate import accumulate
+from odtpack.passes import aliases, gradient_buffers
+from odtpack.passes.gradient_buffers import accumulate
 from tests.passes.tools import check, op_types, outline, parse, run
 
 LEVELS = (
@@ -227,7 +227,7 @@ def _sum_feeds() -> dict[str, np.ndarray]:
 def test_merge(name: str) -> None:
     model = _sum(SUMS[name])
     expected = run(model, _sum_feeds())["gradient"]
-    merged = sparse_gradients.merge(Ops(model.graph, "new/"), model.graph.outputs.pop())
+    merged = gradient_buffers.merge(Ops(model.graph, "new/"), model.graph.outputs.pop())
     model.graph.outputs.append(merged)
     used = set(_ancestors(merged))
     assert [n.op_type for n in used].count("ScatterElements") == 1
@@ -257,7 +257,7 @@ def test_what_is_not_merged(terms: str, marked: bool) -> None:
     model = _sum(terms, marked=marked)
     before = outline(model)
     gradient = model.graph.outputs.pop()
-    assert sparse_gradients.merge(Ops(model.graph, "new/"), gradient) is gradient
+    assert gradient_buffers.merge(Ops(model.graph, "new/"), gradient) is gradient
     model.graph.outputs.append(gradient)
     assert outline(model) == before
 
@@ -266,7 +266,7 @@ def _zeros_made(text: str) -> ir.Model:
     model = parse(text, opset=18)
     reset = ir.val("reset", dtype=ir.DataType.BOOL, shape=[1])
     model.graph.inputs.append(reset)
-    sparse_gradients.zeros_at_run_time(Ops(model.graph, "new/"), model.graph, reset)
+    gradient_buffers.zeros_at_run_time(Ops(model.graph, "new/"), model.graph, reset)
     return check(model)
 
 

@@ -6,8 +6,8 @@ import onnx_ir as ir
 import pytest
 
 from odtpack.autodiff import differentiate
-from odtpack.autodiff.registry import INTERNAL_DOMAIN
-from odtpack.autodiff.stop_gradient import lower, stop
+from odtpack.autodiff.backward import lower, stop
+from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.graph.ops import Ops
 
 

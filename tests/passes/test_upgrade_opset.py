@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from odtpack.passes.upgrade_opset import upgrade
+from odtpack.passes.patterns import upgrade
 from tests.passes.tools import assert_same, check, parse, random_feeds
 
 CNN = """

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from tests.kits.kills import KITS
-from tests.powercut.check import check_kit, check_path
+from tests.powercut.check import check_kit, check_path, kit_paths
 from tests.powercut.paths import PATHS
 
 
@@ -31,11 +31,9 @@ def main() -> int:
             if reason := KITS[kit][0]():
                 print(f"{kit:48}  {reason}")
                 continue
-            for outside in (False, True):
-                for keep in (False, True):
-                    label = f"{kit}{', data outside' * outside}{', the one before kept' * keep}"
-                    jobs.append((label, lambda kit=kit, outside=outside, keep=keep: check_kit(
-                        kit, Path(scratch), outside=outside, keep=keep)))  # fmt: skip
+            for name in kit_paths(kit):
+                job = lambda kit=kit, name=name: check_kit(kit, name, Path(scratch))  # noqa: E731
+                jobs.append((name, job))
         for label, job in jobs:
             for model, states, problems in job():
                 print(f"{label:48}  {model:8}  {states:>6}  {len(problems):>6}", flush=True)

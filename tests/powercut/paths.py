@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 
 from odtpack.adapters import AdapterSpec
-from odtpack.adapters.peft_files import read_peft
+from odtpack.adapters.files import read_peft
 from odtpack.build import build_package
 from odtpack.cli import main as odtpack
 from odtpack.optimizers import AdamW
 from odtpack.update.install import install
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint import writer
-from odtpack_runtime.checkpoint.carry_over import carry_over
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files import folder_update
 from odtpack_runtime.files.folder_update import finish_update

@@ -122,7 +122,7 @@ def test_one_option_of_the_recipes_own_loss_and_optimizer(
         ("labelsmoothing = 1\n", (), "recipe-invalid", ("label_smoothing", "recipe.toml:6")),
         ("[optimizer]\nkind = 'sgd'", ("--beta1", 0.5), "option-not-used", ("--beta1",)),
         ("", ("--beta1", 1.5), "bad-hyperparameter", ("beta1",)),
-        ("", ("--accumulate", 0), "bad-accumulation", ("0 batches",)),
+        ("", ("--accumulate", 0), "bad-accumulation", ("accumulation_steps is 0",)),
         ("", ("--onnxruntime", "new"), "bad-version", ("'new'",)),
         ("", ("--onnxruntime", "1.8"), "target-cannot-load", ("1.8", "opset 14")),
         ("[target]\nonnxruntime = '1.7'", (), "target-too-old", ("1.7", "1.8")),
@@ -333,3 +333,24 @@ class TestCacheKey:
 
         monkeypatch.setattr("onnxruntime.InferenceSession", refuse)
         assert len(_keys(folder)) == 64
+
+
+def test_a_recipe_in_the_current_folder_is_found(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    outcome = run("build", "--no-self-check", "--step-model", "never")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert "using recipe.toml" in outcome.err
+    assert Package.open(folder / "package").manifest.loss == "cross_entropy"
+    key = run("cache-key")
+    assert key.out == run("cache-key", "--recipe", "recipe.toml").out
+    monkeypatch.chdir(folder / "package")
+    assert_refused(run("build"), "usage", "MODEL.onnx", "--recipe")
+
+
+def test_a_switch_of_the_recipe_is_turned_off(run: Run, folder: Path, write: Write) -> None:
+    recipe = write("[formats]\nnominal = true\nself_check = false\n")
+    for option, written in (("--nominal", True), ("--no-nominal", False)):
+        assert run("build", "--recipe", recipe, option).code == 0
+        assert (folder / "package" / "nominal_checkpoint").exists() is written

@@ -14,9 +14,7 @@ from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES
 from odtpack.optimizers import OPTIMIZERS
 from odtpack.recipe import BuildSpec, read_recipe
-from odtpack.recipe.option_tables import LossTable, OptimizerTable
-from odtpack.recipe.schema import json_schema
-from odtpack.recipe.update_tables import ScheduleTable
+from odtpack.recipe.schema import LossTable, OptimizerTable, ScheduleTable, json_schema
 from odtpack_runtime.training.schedules import SCHEDULES
 from tests.recipe.conftest import RECIPE, Write
 

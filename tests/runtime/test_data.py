@@ -10,7 +10,7 @@ import pytest
 
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.session.graph_signature import TensorSpec
-from odtpack_runtime.training.data import load_dataset
+from odtpack_runtime.training.loop import load_dataset
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
 SPECS = (TensorSpec("input", F32, (8, 3, "len")), TensorSpec("labels", I64, (8, "len")))

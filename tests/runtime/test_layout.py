@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odtpack_runtime.checkpoint.layout import ALIGNMENT, Layout, address, allocate, view
+from odtpack_runtime.checkpoint.parameters import ALIGNMENT, Layout, address, allocate, view
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=12)
 dtypes = st.sampled_from([np.float32, np.int64, np.uint8, np.bool_])

@@ -243,3 +243,19 @@ def test_a_nominal_checkpoint_is_checked_like_the_others(package: Path) -> None:
     with pytest.raises(OdtpackError) as caught:
         Package.open(package)
     assert caught.value.code == "package-changed"
+
+
+@pytest.mark.parametrize(("depth", "code"), [(60, None), (70, "manifest-invalid"),
+                                             (900, "manifest-invalid")])  # fmt: skip
+def test_options_of_a_loss_that_are_nested_deep(
+    regression: models.Files, depth: int, code: str | None
+) -> None:
+    content = describe(regression.folder)
+    text = json.dumps(content | {"loss_options": {"deep": "NEST"}})
+    text = text.replace('"NEST"', "[" * depth + "]" * depth)
+    if code is None:
+        Manifest.from_json(text.encode(), "manifest.json")
+        return
+    with pytest.raises(OdtpackError) as caught:
+        Manifest.from_json(text.encode(), "manifest.json")
+    assert caught.value.code == code

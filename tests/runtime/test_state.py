@@ -9,7 +9,7 @@ import pytest
 
 from odtpack_runtime import CheckpointState, Module, OdtpackError, UnknownKeyError, WrongTypeError
 from odtpack_runtime.checkpoint.format import CheckpointData
-from odtpack_runtime.checkpoint.layout import ALIGNMENT, address
+from odtpack_runtime.checkpoint.parameters import ALIGNMENT, address
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from tests.runtime import models
 

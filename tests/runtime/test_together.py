@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.together import replace_together, staged_beside
+from odtpack_runtime.files.folder_update import replace_together, staged_beside
 
 NAMES = ("m.onnx", "m.ort", "m.arm.ort")
 

@@ -12,7 +12,7 @@ import onnx.parser
 from onnx import numpy_helper
 
 from odtpack.build import build_package
-from odtpack.ort.choices import OrtFormat
+from odtpack.choices import OrtFormat
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from tests import zoo

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from odtpack_simulator.device.app_footprint import (
+from odtpack_simulator.device.kits import (
+    KITS,
     RUNTIME_LIBRARY_BYTES,
     AppFootprint,
     default_footprint,
+    kit_of,
 )
-from odtpack_simulator.device.kits import KITS, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, Quantity, list_profiles, load_profile
 from odtpack_simulator.result.result import (
     ClassTime,

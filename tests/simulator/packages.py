@@ -14,10 +14,9 @@ import onnx.parser
 
 from odtpack.artifacts import OptimType
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS, RUNTIME_LIBRARY_BYTES
+from odtpack_simulator.device.kits import APP_FOOTPRINTS, RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import DeviceProfile, parse_profile
-from odtpack_simulator.replay.job import Job
-from odtpack_simulator.replay.sample_plan import SamplePlan
+from odtpack_simulator.replay.job import Job, SamplePlan
 from tests import zoo
 from tests.packaging_tools import batch, generate
 from tests.training.tables import tables

@@ -19,7 +19,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
-from odtpack_simulator.memory.layer_order import trained_layers
+from odtpack_simulator.memory.execution_order import trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planned_changes import plan_changes
 from odtpack_simulator.result.result import PlannedChange, SimulationResult

@@ -9,13 +9,12 @@ import onnx.parser
 import pytest
 
 from odtpack.build import build_package
-from odtpack.package.optimizer_update import Update
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import Cosine, ScheduleSpec
 from odtpack_simulator.figures import advice
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.replay.sample_plan import SamplePlan
+from odtpack_simulator.replay.job import SamplePlan
 from odtpack_simulator.simulation import simulate
 from tests.packaging_tools import open_training
 from tests.simulator.packages import make_profile
@@ -41,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tensor = onnx.numpy_helper.from_array(random.standard_normal(shape), name)
         model.graph.initializer.append(tensor)
     build_package(
-        model, folder / "package", loss="mse", update=Update(schedule=SPEC),
+        model, folder / "package", loss="mse", schedule=SPEC,
         accumulation_steps=ACCUMULATE,
     )  # fmt: skip
     np.savez(

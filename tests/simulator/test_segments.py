@@ -17,20 +17,17 @@ from benchmarks.decoder.model import Shape, write_model
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack_runtime import Package
-from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS
-from odtpack_simulator.device.kits import Kit, kit_of
+from odtpack_simulator.device.kits import APP_FOOTPRINTS, Kit, kit_of
 from odtpack_simulator.device.profile import OsClass
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.latency.latency import measure_host
-from odtpack_simulator.memory.arena_use import session_use
+from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_phases import MARGIN
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.memory.planning.whole_graph import whole_graph
-from odtpack_simulator.replay.job import Job, Message
+from odtpack_simulator.memory.planning import whole_graph
+from odtpack_simulator.replay.job import Job, Message, run_digest
 from odtpack_simulator.replay.limits import anonymous_bytes
-from odtpack_simulator.replay.position import run_digest
-from odtpack_simulator.replay.prepare import with_sessions
-from odtpack_simulator.replay.replay import run_training_child
+from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import key_figures, mapped_words
 from odtpack_simulator.result.result import Policy

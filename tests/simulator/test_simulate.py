@@ -19,8 +19,7 @@ from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.replay import limits_search
 from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
 from odtpack_simulator.replay.job import Job
-from odtpack_simulator.replay.progress import Progress
-from odtpack_simulator.replay.replay import ReplayResult
+from odtpack_simulator.replay.replay import Progress, ReplayResult
 from odtpack_simulator.reports.simulation import key_figures
 from odtpack_simulator.result.result import DeviceResult, Policy, SimulationResult, load_result
 from odtpack_simulator.simulation import simulate

@@ -13,7 +13,7 @@ from odtpack.graph.graphs import static_dims
 from odtpack.graph.ops import Ops
 from odtpack.optimizers import SGD, Adam, AdamW, Lion, Optimizer
 from odtpack.passes import aliases
-from odtpack.step import axpy
+from odtpack.step import chunks
 
 STEP, RATE = 3, 0.01
 
@@ -33,11 +33,11 @@ def model_of(formula: Optimizer, dtype: ir.DataType) -> ir.Model:
     op = Ops(graph)
     gradient = op.Gemm(left, right, transA=1)
 
-    def update(op: Ops, values: axpy.Values) -> dict[str, ir.Value]:
+    def update(op: Ops, values: chunks.Values) -> dict[str, ir.Value]:
         given = {**values, "learning_rate": rate, "step": step}
         return formula.write(op, given, formula.weight_decay)
 
-    for name, value in axpy.write(op, kept, gradient, update).items():
+    for name, value in chunks.write_axpy(op, kept, gradient, update).items():
         value.name, value.type, value.shape = f"{name}.out", kept[name].type, ir.Shape(shape)
         graph.outputs.append(value)
     return ir.Model(graph, ir_version=8)

@@ -6,8 +6,9 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,15 +28,15 @@ from odtpack.optimizers import (
     Adafactor,
     Adam,
     AdamW,
-    Clip,
     GroupRule,
     Lion,
 )
 from odtpack.optimizers import (
     Optimizer as Formula,
 )
-from odtpack.package.optimizer_update import PLAIN_UPDATE, Update, resolve_update
-from odtpack.package.training import TrainingGraphSpec, build_graphs
+from odtpack.package.optimizer_update import resolve_update
+from odtpack.package.task import Task
+from odtpack.package.training import build_graphs
 from odtpack.step import chunks
 from odtpack.step import model as step_models
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
@@ -78,12 +79,15 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def package_of(
-    model: onnx.ModelProto, folder: Path, formula: Formula, update: Update = PLAIN_UPDATE
+    model: onnx.ModelProto,
+    folder: Path,
+    formula: Formula,
+    update: Mapping[str, Any] | None = None,
 ) -> Package:
     onnx.save(model, folder / "model.onnx")
     build_package(
         folder / "model.onnx", folder / "package", loss="cross_entropy", optimizer=formula,
-        update=update, step_model="always", freeze=statistic_names(model), self_check=False,
+        **(update or {}), step_model="always", freeze=statistic_names(model), self_check=False,
     )  # fmt: skip
     return Package.open(folder / "package")
 
@@ -207,17 +211,19 @@ def test_what_reads_a_parameter_runs_before_its_update(
         assert read[value] <= place, value
 
 
-FORMULAS: dict[str, tuple[Formula, Update]] = {
-    "adamw": (AdamW(weight_decay=0.01), Update()),
-    "adamw-pytorch": (AdamW(weight_decay=0.1, formula="pytorch"), Update(clip=Clip(value=0.01))),
-    "adam": (Adam(weight_decay=0.01), Update()),
-    "sgd": (SGD(), Update()),
-    "sgd-nesterov": (SGD(momentum=0.9, nesterov=True, weight_decay=0.01), Update()),
-    "lion": (Lion(weight_decay=0.01), Update()),
+FORMULAS: dict[str, tuple[Formula, dict[str, Any]]] = {
+    "adamw": (AdamW(weight_decay=0.01), {}),
+    "adamw-pytorch": (AdamW(weight_decay=0.1, formula="pytorch"), {"clip_value": 0.01}),
+    "adam": (Adam(weight_decay=0.01), {}),
+    "sgd": (SGD(), {}),
+    "sgd-nesterov": (SGD(momentum=0.9, nesterov=True, weight_decay=0.01), {}),
+    "lion": (Lion(weight_decay=0.01), {}),
     "groups": (
         AdamW(weight_decay=0.1),
-        Update(groups=(GroupRule("*norm*", 0.3, 0.0), GroupRule("layers.0.*", 0.7)),
-               decay_vectors=False),
+        {
+            "groups": (GroupRule("*norm*", 0.3, 0.0), GroupRule("layers.0.*", 0.7)),
+            "decay_vectors": False,
+        },
     ),
 }  # fmt: skip
 
@@ -293,21 +299,21 @@ def test_with_a_memory_budget(
     monkeypatch.setattr(step_models, "OWN", 64)
     model = zoo.transformer_encoder(d=64, layers=2, ff=256, opset=14)
     names = tuple(tensor.name for tensor in model.graph.initializer)
-    spec = TrainingGraphSpec(names, (), losses.make_loss("cross_entropy"))
-    kept = build_graphs(load_model(model), spec).memory
+    task = Task(load_model(model), names, (), losses.make_loss("cross_entropy"), optimizer=SGD())
+    kept = build_graphs(task).memory
     assert kept is not None
     limit = MemorySpec(limit=int(share * kept.before), slowdown=1.0)
-    graphs = build_graphs(load_model(model), _with_memory(spec, limit))
+    graphs = build_graphs(dataclasses.replace(task, memory=limit))
     assert graphs.memory is not None
     assert graphs.memory.decisions
-    step = resolve_update(SGD(), Update(), graphs).step_model(graphs)
+    step = resolve_update(task, graphs).step_model(graphs)
     assert step is not None  # every alias was proven on the way
     again = ir.to_proto(step).SerializeToString()
     session = onnxruntime.InferenceSession(again, providers=["CPUExecutionProvider"])
     feeds = _feeds(session, graphs, model)
     outputs = [node.name for node in session.get_outputs()]
     values = dict(zip(outputs, session.run(outputs, feeds), strict=True))
-    plain = build_graphs(load_model(model), _with_memory(spec, None))
+    plain = build_graphs(dataclasses.replace(task, memory=None))
     training = onnxruntime.InferenceSession(
         ir.to_proto(plain.training).SerializeToString(), providers=["CPUExecutionProvider"]
     )
@@ -318,10 +324,6 @@ def test_with_a_memory_budget(
         moved = values[f"{name}{UPDATE}"].reshape(feeds[name].shape)
         expected = feeds[name] - np.float32(0.1) * gradients[f"{name}_grad.accumulation.out"]
         np.testing.assert_allclose(moved, expected, rtol=1e-5, atol=1e-6, err_msg=name)
-
-
-def _with_memory(spec: TrainingGraphSpec, memory: MemorySpec | None) -> TrainingGraphSpec:
-    return dataclasses.replace(spec, memory=memory)
 
 
 def _feeds(session, graphs, model) -> dict[str, np.ndarray]:
@@ -340,18 +342,18 @@ def _feeds(session, graphs, model) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("formula", "update", "steps"),
     [
-        (AdamW(), Update(clip=Clip(norm=1.0)), 1),
-        (Adafactor(), Update(), 1),
-        (AdamW(), Update(), 2),
+        (AdamW(), {"clip_norm": 1.0}, 1),
+        (Adafactor(), {}, 1),
+        (AdamW(), {}, 2),
     ],
 )
 def test_no_step_model_where_all_gradients_are_needed(
-    formula: Formula, update: Update, steps: int, tmp_path: Path
+    formula: Formula, update: dict[str, Any], steps: int, tmp_path: Path
 ) -> None:
     onnx.save(MODELS["mlp"](), tmp_path / "model.onnx")
     manifest = build_package(
         tmp_path / "model.onnx", tmp_path / "package", loss="cross_entropy", optimizer=formula,
-        update=update, accumulation_steps=steps, step_model="always",
+        **update, accumulation_steps=steps, step_model="always",
     )  # fmt: skip
     assert manifest.files.step_model is None
 

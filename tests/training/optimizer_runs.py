@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from odtpack.build import build_package
-from odtpack.optimizers import Adafactor, GroupRule, Optimizer
-from odtpack.package.optimizer_update import Update
+from odtpack.optimizers import Adafactor, Clip, GroupRule, Optimizer
 from tests import zoo
 from tests.packaging_tools import batch, open_training
 from tests.training.formulas import FORMULAS, as_matrix, clipped
@@ -33,13 +32,13 @@ class Run:
     """A package of a small CNN in training: kernels, matrices, vectors, chunks."""
 
     optimizer: Optimizer
-    update: Update
+    update: dict[str, Any]
     folder: Path
 
     def __post_init__(self) -> None:
         model = zoo.cnn(size=8, width=(4, 8), classes=3)
         build_package(
-            model, self.folder, loss="cross_entropy", optimizer=self.optimizer, update=self.update
+            model, self.folder, loss="cross_entropy", optimizer=self.optimizer, **self.update
         )
         self.data = [batch(model, 6, seed=seed, classes=3) for seed in range(4)]
         self.open()
@@ -71,10 +70,12 @@ class Run:
             yield grads, rate, t
 
 
-def group_of(name: str, rank: int, optimizer: Optimizer, update: Update) -> tuple[float, float]:
+def group_of(
+    name: str, rank: int, optimizer: Optimizer, update: dict[str, Any]
+) -> tuple[float, float]:
     """Learning rate scale and decay of a parameter, said a second time."""
-    decay = optimizer.weight_decay if update.decay_vectors or rank > 1 else 0.0
-    if update.groups:
+    decay = optimizer.weight_decay if update.get("decay_vectors", True) or rank > 1 else 0.0
+    if "groups" in update:
         if name.startswith("fc."):
             return 0.25, 0.0
         if name.endswith(".bias"):
@@ -121,10 +122,10 @@ def check_against_torch(run: Run) -> None:
     for grads, rate, _ in run.steps(1, STEPS + 1):
         for name, tensor in tensors.items():
             tensor.grad = torch.tensor(view(grads[name]))
-        if run.update.clip.norm is not None:
-            torch.nn.utils.clip_grad_norm_(tensors.values(), run.update.clip.norm)
-        if run.update.clip.value is not None:
-            torch.nn.utils.clip_grad_value_(tensors.values(), run.update.clip.value)
+        if "clip_norm" in run.update:
+            torch.nn.utils.clip_grad_norm_(tensors.values(), run.update["clip_norm"])
+        if "clip_value" in run.update:
+            torch.nn.utils.clip_grad_value_(tensors.values(), run.update["clip_value"])
         for group in theirs.param_groups:
             group["lr"] = rate * group["scale"]
         theirs.step()
@@ -138,10 +139,11 @@ def check_against_float64(run: Run) -> None:
     exact = {name: value.astype(np.float64) for name, value in run.values().items()}
     start = {name: value.copy() for name, value in exact.items()}
     kept: dict[str, dict[str, np.ndarray]] = {name: {} for name in exact}
+    clip = Clip(run.update.get("clip_norm"), run.update.get("clip_value"))
     formula = FORMULAS[run.kind](run.optimizer)  # type: ignore[operator]
     for grads, rate, t in run.steps(1, STEPS + 1):
         doubles = {name: g.astype(np.float64) for name, g in grads.items()}
-        for name, g in clipped(doubles, run.update.clip).items():
+        for name, g in clipped(doubles, clip).items():
             scale, decay = group_of(name, g.ndim, run.optimizer, run.update)
             exact[name] = formula(exact[name], g, kept[name], rate * scale, t, decay)
         for name, value in run.values().items():

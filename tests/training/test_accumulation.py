@@ -13,7 +13,6 @@ from odtpack import optimizers
 from odtpack.build import build_package
 from odtpack.cli import _fit
 from odtpack.errors import OdtpackError
-from odtpack.package.optimizer_update import Update
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from tests import zoo
@@ -38,9 +37,9 @@ def build(model: onnx.ModelProto, folder: Path, k: int, **options: object) -> Pa
 @pytest.mark.parametrize("name", MODELS)
 def test_small_batches_equal_the_large_one(name: str, k: int, tmp_path: Path) -> None:
     model = MODELS[name]()
-    update = Update(optimizers.Clip(norm=0.5))
-    large = open_training(build(model, tmp_path / "large", 1, update=update))
-    small = open_training(build(model, tmp_path / "small", k, update=update))
+    update = {"clip_norm": 0.5}
+    large = open_training(build(model, tmp_path / "large", 1, **update))
+    small = open_training(build(model, tmp_path / "small", k, **update))
     assert large[1].accumulation_steps == 1
     assert small[1].accumulation_steps == k
     for step in range(10):

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from odtpack import choices
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
-from odtpack.package import storage
+from odtpack.package import parameters as storage
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime import OdtpackError as RuntimeOdtpackError
 from odtpack_runtime.package.package import Package

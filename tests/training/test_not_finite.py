@@ -10,13 +10,12 @@ import onnx.parser
 import pytest
 
 from odtpack.build import build_package
-from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Clip, Lion
+from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion
 from odtpack.optimizers import Optimizer as Formula
-from odtpack.package.optimizer_update import PLAIN_UPDATE, Update
 from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError, Optimizer
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.training.finite import all_finite
 from odtpack_runtime.training.loop import train_step
+from odtpack_runtime.training.parameter_vector import all_finite
 from tests import zoo
 from tests.packaging_tools import batch
 
@@ -28,11 +27,11 @@ OPTIMIZERS = {
 
 def package_of(
     model: onnx.ModelProto, folder: Path, formula: Formula | None = None,
-    update: Update = PLAIN_UPDATE, **options: object,
+    **options: object,
 ) -> Package:  # fmt: skip
     build_package(
         model, folder / "package", **{"loss": "cross_entropy", **options},
-        optimizer=formula or AdamW(), update=update, self_check=False,
+        optimizer=formula or AdamW(), self_check=False,
     )  # fmt: skip
     return Package.open(folder / "package")
 
@@ -97,7 +96,7 @@ def test_a_nan_in_a_batch(tmp_path: Path, name: str, whole: bool) -> None:
 
 def test_clipping_by_the_norm(tmp_path: Path) -> None:
     model = zoo.mlp((20, 16, 10))
-    package = package_of(model, tmp_path, update=Update(clip=Clip(norm=0.1)))
+    package = package_of(model, tmp_path, clip_norm=0.1)
     module, optimizer = opened(package)
     before = contents(module)
     train_step(module, optimizer, [spoilt(batch(model, 8))])
@@ -256,3 +255,102 @@ def test_finite_is_exact(size: int) -> None:
             bad = vector.copy()
             bad[place] = value
             assert not all_finite(bad)
+
+
+def layers(*, rooted: bool = False) -> onnx.ModelProto:
+    """Two matrices, between which a network is cut; with a gradient that is infinite at 0."""
+    bent = "Relu (hidden)" if not rooted else "Sqrt (large)"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        net (float[batch, 40] input) => (float[batch, 40] output) {{
+            hidden = MatMul (input, first)
+            large = Abs (hidden)
+            bent = {bent}
+            output = MatMul (bent, second)
+        }}"""
+    )
+    for index, name in enumerate(("first", "second")):
+        value = np.random.default_rng(index).standard_normal((40, 40), np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    return model
+
+
+def rows(count: int, seed: int = 3) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    return [random.standard_normal((count, 40), np.float32) for _ in range(2)]
+
+
+@pytest.mark.parametrize("harm", ["loss", "gradient"])
+def test_in_segments(tmp_path: Path, harm: str) -> None:
+    """A step that is not finite changes nothing, and what follows is what follows without it."""
+    package = package_of(
+        layers(rooted=harm == "gradient"), tmp_path, segments=True, loss="mse"
+    )  # fmt: skip
+    assert package.manifest.segments is not None
+    feeds = rows(4)
+    bad = spoilt(feeds) if harm == "loss" else [feeds[0].copy(), feeds[1]]
+    if harm == "gradient":
+        bad[0][-1] = 0
+    module, optimizer = opened(package)
+    train_step(module, optimizer, [feeds])
+    before = contents(module)
+    assert np.isfinite(train_step(module, optimizer, [bad])) == (harm == "gradient")
+    assert contents(module) == before
+    assert module.last_not_finite is not None
+    assert module.last_not_finite.code == f"{harm}-not-finite"
+    if harm == "gradient":
+        assert module.last_not_finite.parameters == ("first",)
+    train_step(module, optimizer, [feeds])
+    other, its = opened(package)
+    for _ in range(2):
+        train_step(other, its, [feeds])
+    assert contents(module) == contents(other)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_one_of_three_accumulated_batches_in_segments(tmp_path: Path, place: int) -> None:
+    package = package_of(layers(), tmp_path, segments=True, loss="mse", accumulation_steps=3)
+    parts = [rows(4, seed) for seed in range(3)]
+    module, optimizer = opened(package)
+    bad = [spoilt(part) if i == place else part for i, part in enumerate(parts)]
+    train_step(module, optimizer, bad)
+    other, its = opened(package)
+    train_step(other, its, [part for i, part in enumerate(parts) if i != place])
+    assert contents(module) == contents(other)
+    assert module.skipped_steps == 1
+
+
+@pytest.mark.parametrize("harm", ["loss", "gradient"])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_sample_of_private_training(tmp_path: Path, name: str, harm: str) -> None:
+    """With the same noise the step is, bit by bit, the one without the sample."""
+    model = layers(rooted=harm == "gradient")
+    package = package_of(
+        model, tmp_path, OPTIMIZERS[name], privacy_clip=0.5, privacy_noise=1.0, loss="mse"
+    )
+    feeds = rows(5)
+    bad = [feeds[0].copy(), feeds[1]]
+    bad[0][2] = np.nan if harm == "loss" else 0
+    without = [np.delete(array, 2, axis=0) for array in feeds]
+    found = []
+    for batch_of_step in (bad, without):
+        module, optimizer = opened(package)
+        normal = np.random.default_rng(5).standard_normal
+        for _ in range(2):
+            train_step(module, optimizer, [batch_of_step], noise=normal, expected=5)
+        found.append(contents(module))
+        assert module.skipped_steps == (2 if batch_of_step is bad else 0)
+    assert found[0] == found[1]
+
+
+def test_a_private_batch_without_a_finite_sample(tmp_path: Path) -> None:
+    """What is left of its step is noise, and nothing where there is none."""
+    package = package_of(layers(), tmp_path, SGD(), privacy_clip=0.5, privacy_noise=0.0, loss="mse")
+    module, optimizer = opened(package)
+    before = contents(module)
+    feeds = rows(3)
+    feeds[0][:] = np.nan
+    train_step(module, optimizer, [feeds])
+    after = contents(module)
+    assert {key for key in before if before[key] != after[key]} == {"step"}
+    assert module.skipped_steps == 3

@@ -13,15 +13,13 @@ import torch
 
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
-from odtpack.optimizers import SGD, AdamW, Clip
-from odtpack.package.optimizer_update import Update
+from odtpack.optimizers import SGD, AdamW
 from odtpack.privacy import epsilon
 from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.training.loop import train_step
 from odtpack_runtime.training.private import (
-    Privacy,
     poisson_batches,
     private_gradient,
     secure_normal,
@@ -39,7 +37,7 @@ RATE = 0.5
 
 def package(folder: Path, clip: float = 0.2, noise: float = 0.0, **more: Any) -> Path:
     path = folder / "package"
-    options = {"optimizer": SGD(), "update": Update(privacy=Privacy(clip, noise))} | more
+    options = {"optimizer": SGD(), "privacy_clip": clip, "privacy_noise": noise} | more
     build_package(zoo.mlp(SIZES), path, loss="cross_entropy", **options)
     return path
 
@@ -108,7 +106,7 @@ def test_a_sample_that_is_not_finite_counts_for_nothing(tmp_path: Path) -> None:
 
 
 def test_noise_has_the_deviation_that_it_should(tmp_path: Path) -> None:
-    options = {"loss": "cross_entropy", "update": Update(privacy=Privacy(0.5, 3.0))}
+    options = {"loss": "cross_entropy", "privacy_clip": 0.5, "privacy_noise": 3.0}
     build_package(zoo.mlp((50, 400, 3)), tmp_path / "package", **options)
     _, module, optimizer = open_training(tmp_path / "package")
     assert optimizer.privacy is not None
@@ -179,9 +177,9 @@ def test_a_step_with_gradients_that_are_not_private_is_refused(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        ("mlp", {"update": Update(privacy=Privacy(0.0, 1.0))}, "above 0"),
-        ("mlp", {"update": Update(privacy=Privacy(1.0, float("nan")))}, "0 or more"),
-        ("mlp", {"update": Update(Clip(1.0), privacy=Privacy(1.0, 1.0))}, "not once more"),
+        ("mlp", {"privacy_clip": 0.0, "privacy_noise": 1.0}, "above 0"),
+        ("mlp", {"privacy_clip": 1.0, "privacy_noise": float("nan")}, "0 or more"),
+        ("mlp", {"clip_norm": 1.0, "privacy_clip": 1.0, "privacy_noise": 1.0}, "not once more"),
         ("mlp", {"accumulation_steps": 2}, "sample by sample"),
         ("batch norm", {}, "statistic of whole batches"),
         ("mlp", {"runtime": "ort-training"}, "stock ONNX Runtime"),
@@ -195,7 +193,7 @@ def test_what_cannot_be_private_is_an_error(
     made = zoo.mobilenet_v2(batch_norm="train", stages=1) if norm else zoo.mlp(SIZES)
     if model == "fixed":
         made.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
-    chosen = {"update": Update(privacy=Privacy(1.0, 1.0))} | options
+    chosen = {"privacy_clip": 1.0, "privacy_noise": 1.0} | options
     with pytest.raises(OdtpackError) as caught:
         build_package(made, tmp_path / "package", loss="cross_entropy", **chosen)
     assert caught.value.code == "private-training"

@@ -15,7 +15,7 @@ import pytest
 from odtpack import optimizers
 from odtpack.build import build_package
 from odtpack.model.loading import load_model
-from odtpack.package.digest import model_digest
+from odtpack.package.write import model_digest
 from odtpack_runtime.package.manifest import Manifest
 from tests import zoo
 from tests.sweep import split

@@ -18,7 +18,7 @@ from torch import nn
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
-from odtpack.package.obstacles import find_obstacles
+from odtpack.package.coverage import find_obstacles
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime import OdtpackError as RuntimeOdtpackError
 from tests import zoo

@@ -19,10 +19,10 @@ from onnx_ir.passes import common as common_passes
 from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.errors import OdtpackError
-from odtpack.graph.inline import InlinePass
-from odtpack.model.weights import weight_array
-from odtpack_runtime.apart import stopped, worker
-from odtpack_runtime.apart.ort_log import log_lines
+from odtpack.graph.graphs import InlinePass
+from odtpack.model.shared_tensors import weight_array
+from odtpack_runtime.apart import worker
+from odtpack_runtime.apart.worker import log_lines
 from odtpack_runtime.package.verify import verify_package
 
 FLOAT = TensorProto.FLOAT
@@ -218,7 +218,7 @@ def test_one_process_for_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_stopped_process_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopped, "STOPPED_SECONDS", 1.0)
+    monkeypatch.setattr(worker, "STOPPED_SECONDS", 1.0)
     with worker.worker(start=True) as shared:
         process = shared._process
         assert process is not None

@@ -14,7 +14,7 @@ from odtpack.cli import main
 from odtpack.update.signing import new_key, sign_package
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.package.trust.limits import Limits
+from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
 

@@ -18,7 +18,7 @@ from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.lock import locked
+from odtpack_runtime.files.atomic import locked
 from odtpack_runtime.package.package import Package
 from tests import zoo
 
@@ -65,7 +65,7 @@ def test_two_processes_save_one_checkpoint(tmp_path: Path, threshold: int) -> No
 HOLDER = """
 import sys, time
 from pathlib import Path
-from odtpack_runtime.files.lock import locked
+from odtpack_runtime.files.atomic import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from odtpack.build import build_package
-from odtpack.cli._personal import of_fleet, of_properties, of_simulation
+from odtpack.cli._describe import of_fleet, of_properties, of_simulation
 from odtpack_simulator.values.paths import shown_path
 from tests import zoo
 from tests.cli.conftest import Run, run

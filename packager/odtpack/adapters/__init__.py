@@ -4,6 +4,6 @@ Each kind is a file: which parameters it has on a layer, and what they make of t
 """
 
 from odtpack.adapters.insert import Inserted, insert_adapter
-from odtpack.adapters.spec import AdapterSpec, adapter_spec
+from odtpack.spec import AdapterSpec
 
-__all__ = ["AdapterSpec", "Inserted", "adapter_spec", "insert_adapter"]
+__all__ = ["AdapterSpec", "Inserted", "insert_adapter"]

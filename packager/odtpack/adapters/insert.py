@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.adapters import ia3, look_up, low_rank
+from odtpack.adapters import low_rank
+from odtpack.adapters.files import PREFIX
 from odtpack.adapters.layers import Layer, Use, find_layers
-from odtpack.adapters.peft_files import PREFIX
 from odtpack.adapters.prompt import insert_prompt
-from odtpack.adapters.spec import AdapterSpec
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.model.weights import weight_array
+from odtpack.model.shared_tensors import weight_array
+from odtpack.spec import AdapterSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
     if spec.kind == "prompt":
         name, embedding = insert_prompt(model, spec)
         return Inserted(spec, model, (name,), (embedding,), ())
-    tables = look_up.find_tables(model.graph) if spec.kind == "lora" else []
+    tables = low_rank.find_tables(model.graph) if spec.kind == "lora" else []
     layers, tables = _chosen(model.graph, spec, tables)
     names = (*(layer.name for layer in layers), *(table.name for table in tables))
     if spec.kind == "bitfit":
@@ -78,18 +78,18 @@ def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
         for use in layer.uses:
             _apply(op, layer, use, given, spec)
     for table in tables:
-        arrays = look_up.parameters(table, spec, random)
+        arrays = low_rank.table_parameters(table, spec, random)
         dtype = table.uses[0][1].dtype or ir.DataType.FLOAT
         given = _register(model.graph, table.name, arrays, dtype)
         parameters += [str(value.name) for value in given.values()]
-        look_up.apply(op, table, given, spec)
+        low_rank.apply_to_table(op, table, given, spec)
     feedforward = tuple(layer.name for layer in layers if layer.matches(spec.feedforward))
     return Inserted(spec, infer_shapes(model, new_only=True), tuple(parameters), names, feedforward)
 
 
 def _chosen(
-    graph: ir.Graph, spec: AdapterSpec, tables: Sequence[look_up.Table]
-) -> tuple[list[Layer], list[look_up.Table]]:
+    graph: ir.Graph, spec: AdapterSpec, tables: Sequence[low_rank.Table]
+) -> tuple[list[Layer], list[low_rank.Table]]:
     """The layers, and the tables of embeddings that a pattern names that matches no layer.
 
     A product with a table, which a language model ends in, is no layer beside the table: it has
@@ -129,7 +129,7 @@ def _parameters(
             weight = weight if first.outputs_first else weight.T
         arrays = low_rank.parameters(layer, spec, random, weight)
     else:
-        arrays = ia3.parameters(layer, spec)
+        arrays = low_rank.ia3_parameters(layer, spec)
     return _register(graph, layer.name, arrays, first.data.dtype or ir.DataType.FLOAT)
 
 
@@ -157,9 +157,9 @@ def _apply(op: Ops, layer: Layer, use: Use, given: dict[str, ir.Value], spec: Ad
         return
     if layer.matches(spec.feedforward):
         with op.before(use.node):
-            ia3.apply(op, layer, use, given, spec)
+            low_rank.apply_ia3(op, layer, use, given, spec)
         return
     last = use.end.producer()
     assert last is not None  # noqa: S101 - a layer's node, or the sum after it
     with op.after(last):
-        ia3.apply(op, layer, use, given, spec)
+        low_rank.apply_ia3(op, layer, use, given, spec)

@@ -1,30 +1,21 @@
-"""LoRA and DoRA: the product of two thin matrices beside a frozen weight.
-
-    y = W x + s B A x                                LoRA, Hu et al., 2021
-    y = m / |W + s B A| (W x + s B A x)              DoRA, Liu et al., 2024, rows of length m
-
-A is [rank, in], B is [out, rank], and s = alpha / rank. A is drawn as ``torch.nn.Linear`` draws a
-weight, uniformly up to 1 / sqrt(in), and B is zero, as in PEFT. DoRA's norm of each row takes no
-part in the gradient, as in its section 4.3; it is computed without the sum of the weights:
-
-    |W + s B A|^2 = |W|^2 + 2 s (W A^T) . B + s^2 (B A A^T) . B        (. sums over the rank)
-
-A bias is not scaled.
-"""
+"""LoRA, DoRA and (IA)3, on linear layers and embeddings."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.adapters.layers import Layer, Use
-from odtpack.adapters.spec import AdapterSpec
-from odtpack.autodiff.stop_gradient import stop
-from odtpack.graph.graphs import dims_of
+from odtpack.adapters.layers import Layer, Use, layer_name
+from odtpack.autodiff.backward import stop
+from odtpack.graph.graphs import LOOK_UP, dims_of, is_lifted_constant
 from odtpack.graph.ops import Ops
+from odtpack.model.exporters import module_names
+from odtpack.spec import AdapterSpec
 
 A, B = "lora_A.weight", "lora_B.weight"
 MAGNITUDE = "lora_magnitude_vector"
@@ -131,3 +122,115 @@ def take_place(old: ir.Value, new: ir.Value, readers: Iterable[tuple[ir.Node, in
     name = old.name
     old.name = f"{name}.base"
     new.name = name
+
+
+TABLE_A, TABLE_B = "lora_embedding_A", "lora_embedding_B"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """An embedding; its uses share the table.
+
+    Attributes:
+        name: That of the table in the exported module, without ``.weight``.
+        source: The initializer with the table, or with its codes.
+        rows: How many there are.
+        width: Numbers in a row.
+        uses: What is looked up, and the rows that are found.
+    """
+
+    name: str
+    source: ir.Value
+    rows: int
+    width: int
+    uses: tuple[tuple[ir.Value, ir.Value], ...]
+
+    def matches(self, patterns: Iterable[str]) -> bool:
+        """Whether a pattern matches its name, or that of the stored table."""
+        names = (self.name, str(self.source.name))
+        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def find_tables(graph: ir.Graph) -> list[Table]:
+    """The embeddings of a graph, in the order in which they are read first."""
+    modules = module_names(graph)
+    found: dict[ir.Value, list[tuple[ir.Value, ir.Value]]] = {}
+    for node in graph:
+        gather = _gather(node)
+        source = None if gather is None else gather.inputs[0]
+        ids = None if gather is None else gather.inputs[1]
+        if source is not None and ids is not None:
+            found.setdefault(source, []).append((ids, node.outputs[0]))
+    tables = []
+    for source, uses in found.items():
+        widths = {(dims_of(rows) or (None,))[-1] for _, rows in uses}
+        width, count = widths.pop(), (dims_of(source) or (None,))[0]
+        if not widths and isinstance(width, int) and isinstance(count, int):
+            name = layer_name(str(source.name), modules)
+            tables.append(Table(name, source, count, width, tuple(uses)))
+    return tables
+
+
+def _gather(node: ir.Node) -> ir.Node | None:
+    """The look-up of rows of a stored matrix that ends in a node."""
+    marked = LOOK_UP in node.metadata_props
+    end: ir.Node | None = node
+    while marked and end is not None and end.op_type != "Gather":
+        end = None if end.inputs[0] is None else end.inputs[0].producer()
+    if end is None or end.op_type != "Gather" or end.domain not in ("", "ai.onnx"):
+        return None
+    source = end.inputs[0]
+    if source is None or not source.is_initializer() or len(dims_of(source) or ()) != 2:
+        return None
+    floats = source.dtype is not None and source.dtype.is_floating_point()
+    plain = floats and not is_lifted_constant(source)
+    return end if end.attributes.get_int("axis", 0) == 0 and (plain or marked) else None
+
+
+def table_parameters(
+    table: Table, spec: AdapterSpec, random: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """First values of the parameters on a table, by the end of their names, float64."""
+    return {
+        TABLE_A: np.zeros((spec.rank, table.rows)),
+        TABLE_B: random.standard_normal((table.width, spec.rank)),
+    }
+
+
+def apply_to_table(op: Ops, table: Table, given: Mapping[str, ir.Value], spec: AdapterSpec) -> None:
+    """Let the nodes that read rows of the table read the sum."""
+    for ids, rows in table.uses:
+        last = rows.producer()
+        assert last is not None  # noqa: S101 - a look-up
+        readers = [*rows.uses()]
+        with op.after(last):
+            through = op.Gather(op.transpose(given[TABLE_A], 1, 0), ids, axis=0)
+            added = op.MatMul(through, op.transpose(given[TABLE_B], 1, 0))
+            total = op.Add(rows, op.Mul(added, spec.scaling))
+        take_place(rows, total, readers)
+
+
+FACTORS = "ia3_l"
+
+
+def ia3_parameters(layer: Layer, spec: AdapterSpec) -> dict[str, np.ndarray]:
+    """First values of the parameters on a layer, by the end of their names, float64."""
+    feedforward = layer.matches(spec.feedforward)
+    kernel = [1 for _ in layer.shape[2:]]
+    size = layer.inputs if feedforward else layer.outputs
+    shape = (1, size, *kernel) if kernel or feedforward else (size, 1)
+    return {FACTORS: np.ones(shape)}
+
+
+def apply_ia3(
+    op: Ops, layer: Layer, use: Use, given: Mapping[str, ir.Value], spec: AdapterSpec
+) -> None:
+    """Scale what a layer reads, or what it gives."""
+    factors = given[FACTORS]
+    if len(layer.shape) == 2:
+        factors = op.reshape(factors, -1)
+    if layer.matches(spec.feedforward):
+        use.node.replace_input_with(0, op.Mul(use.data, factors))
+        return
+    readers = [*use.end.uses()]
+    take_place(use.end, op.Mul(use.end, factors), readers)

@@ -10,16 +10,15 @@ import onnx.checker
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack.adapters import look_up
-from odtpack.adapters.ia3 import FACTORS
+from odtpack.adapters import low_rank
+from odtpack.adapters.files import PREFIX, PeftAdapter
 from odtpack.adapters.layers import Layer, find_layers
-from odtpack.adapters.low_rank import MAGNITUDE, A, B
-from odtpack.adapters.peft_files import PREFIX, PeftAdapter
+from odtpack.adapters.low_rank import FACTORS, MAGNITUDE, A, B
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.inference import infer_shapes
 from odtpack.model.loading import load_model
 
-_ENDS = (A, B, MAGNITUDE, FACTORS, look_up.A, look_up.B)
+_ENDS = (A, B, MAGNITUDE, FACTORS, low_rank.TABLE_A, low_rank.TABLE_B)
 
 
 def merge_adapter(path: Path, adapter: PeftAdapter, *, beside: bool = True) -> bytes:
@@ -60,9 +59,9 @@ def merge_adapter(path: Path, adapter: PeftAdapter, *, beside: bool = True) -> b
             whole[name] = value
         else:
             pending.setdefault(name.removesuffix(f".{end}"), {})[end] = value
-    tables = {table.name: table for table in look_up.find_tables(model.graph)}
+    tables = {table.name: table for table in low_rank.find_tables(model.graph)}
     for name, given in pending.items():
-        if name in tables and look_up.A in given:
+        if name in tables and low_rank.TABLE_A in given:
             _merge_table(tables[name], given, adapter, path)
             continue
         if name not in layers:
@@ -124,12 +123,12 @@ def _not_mergeable(source: ir.Value, name: str, path: Path) -> OdtpackError:
 
 
 def _merge_table(
-    table: look_up.Table, given: Mapping[str, np.ndarray], adapter: PeftAdapter, path: Path
+    table: low_rank.Table, given: Mapping[str, np.ndarray], adapter: PeftAdapter, path: Path
 ) -> None:
     """Replace the table of an embedding by W + s (B A)^T."""
     if len(table.source.uses()) != len(table.uses) or table.source.is_graph_output():
         raise _not_mergeable(table.source, table.name, path)
-    a, b = given[look_up.A], given.get(look_up.B, np.empty(0))
+    a, b = given[low_rank.TABLE_A], given.get(low_rank.TABLE_B, np.empty(0))
     if a.shape[1:] != (table.rows,) or b.shape != (table.width, len(a)):
         raise _mismatch(table.name, (table.rows, table.width), path)
     added = a.T.astype(np.float64) @ b.T.astype(np.float64)

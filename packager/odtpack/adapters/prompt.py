@@ -13,13 +13,12 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.adapters.look_up import Table, find_tables
-from odtpack.adapters.low_rank import take_place
-from odtpack.adapters.spec import AdapterSpec
+from odtpack.adapters.low_rank import Table, find_tables, take_place
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
+from odtpack.spec import AdapterSpec
 
 NAME = "prompt_embeddings"
 """Name of the parameter, which is PEFT's."""

@@ -6,7 +6,6 @@ docs/guides/own-operators.md.
 
 import odtpack.autodiff.rules  # noqa: F401  (fills the registry)
 from odtpack.autodiff.backward import differentiate
-from odtpack.autodiff.context import Context
-from odtpack.autodiff.registry import REGISTRY, Registry, non_differentiable, vjp
+from odtpack.autodiff.context import REGISTRY, Context, Registry, non_differentiable, vjp
 
 __all__ = ["REGISTRY", "Context", "Registry", "differentiate", "non_differentiable", "vjp"]

@@ -1,9 +1,4 @@
-"""The backward walk: reverse order, ask the registry, add up, un-broadcast.
-
-It knows no operators. A rule gives the cotangents of a node's inputs, and of what its
-subgraphs read from around them, from those of its outputs; the walk decides which are
-needed and sums the contributions of every use.
-"""
+"""The backward walk: reverse order, ask the registry, add up, un-broadcast."""
 
 from __future__ import annotations
 
@@ -12,11 +7,17 @@ from collections.abc import Callable, Iterable, Mapping
 
 import onnx_ir as ir
 
-from odtpack.autodiff import discards, placement
-from odtpack.autodiff.context import Context
-from odtpack.autodiff.registry import REGISTRY, Registry, Rule, WithCaptured
+from odtpack.autodiff import context, discards
+from odtpack.autodiff.context import (
+    INTERNAL_DOMAIN,
+    REGISTRY,
+    Context,
+    Registry,
+    Rule,
+    WithCaptured,
+)
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import captures, dims_of, reads, subgraphs
+from odtpack.graph.graphs import captures, dims_of, reads, subgraphs, wider
 from odtpack.graph.ops import Ops
 
 SUM_OF_COTANGENTS = "odtpack.sum-of-cotangents"
@@ -140,7 +141,7 @@ def _walk(
         parts = contributions.get(value)
         if not parts:
             return None
-        parts = placement.join(ops, parts)
+        parts = context.join(ops, parts)
         contributions[value] = [functools.reduce(functools.partial(_add, ops), parts)]
         return contributions[value][0]
 
@@ -248,3 +249,47 @@ def _no_gradient(
 def _reaches(graph: ir.Graph, source: ir.Value, node: ir.Node, registry: Registry) -> bool:
     reached = dependents(graph, [source], registry)
     return any(value in reached for value in reads(node))
+
+
+def add_at(
+    op: Ops, shape: ir.Value, indices: ir.Value, updates: ir.Value, axis: int = 0
+) -> ir.Value:
+    """Zeros, plus each of ``updates`` at its index along ``axis``.
+
+    ONNX Runtime adds no float16, so such sums run in float32, and are rounded once.
+
+    Args:
+        op: Writes the nodes; of opset 16 or later.
+        shape: INT64 vector: shape of the result.
+        indices: Indices of the shape of ``updates``.
+        updates: Values to add; the result is of their type.
+        axis: Axis of the result that the indices count along.
+    """
+    dtype = updates.dtype or ir.DataType.FLOAT
+    wide = wider(dtype)
+    summed = op.ScatterElements(
+        op.zeros(shape, wide), indices, op.cast(updates, wide), axis=axis, reduction="add"
+    )
+    return op.cast(summed, dtype)
+
+
+_OP_TYPE = "StopGradient"
+
+
+def stop(op: Ops, value: ir.Value) -> ir.Value:
+    """The same value, a constant to differentiation."""
+    (held,) = op.emit(_OP_TYPE, [value], domain=INTERNAL_DOMAIN)
+    held.type, held.shape = value.type, value.shape
+    return held
+
+
+def lower(graph: ir.Graph) -> None:
+    """Write the operator out."""
+    for node in [*graph]:
+        if node.domain == INTERNAL_DOMAIN and node.op_type == _OP_TYPE:
+            value = node.inputs[0]
+            if value is None:
+                continue
+            ir.convenience.replace_all_uses_with(node.outputs[0], value, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+    graph.opset_imports.pop(INTERNAL_DOMAIN, None)

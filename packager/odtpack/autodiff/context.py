@@ -1,8 +1,10 @@
-"""What a gradient rule sees of its node."""
+"""What a gradient rule sees of its node, and the table of rules."""
 
 from __future__ import annotations
 
 import builtins
+import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -211,3 +213,162 @@ class Context:
             "unsupported-node",
             f"no gradient for node {self.node.name!r} ({self.node.op_type}): {why}",
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class WithCaptured:
+    """Cotangents of a node with subgraphs.
+
+    Attributes:
+        inputs: Cotangent of each input; None for one that has none.
+        captured: Cotangents of values that its subgraphs read from around them.
+    """
+
+    inputs: Sequence[ir.Value | None]
+    captured: Mapping[ir.Value, ir.Value]
+
+
+Cotangents = ir.Value | Sequence[ir.Value | None] | WithCaptured
+RuleFunction = Callable[[Context], Cotangents]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How to differentiate one operator from one opset on.
+
+    Attributes:
+        function: Emits the input cotangents of a node; None for an operator that is
+            declared non-differentiable (its derivative is zero or undefined everywhere).
+        since: First opset of the operator's domain for which the rule holds.
+        broadcasts: The inputs broadcast to the output's shape, so that the walk must
+            sum each cotangent back to the shape of its input.
+    """
+
+    function: RuleFunction | None
+    since: int = 1
+    broadcasts: bool = False
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients flow through the operator."""
+        return self.function is not None
+
+
+class Registry:
+    """Rules by (domain, operator type); the newest one not past the model's opset wins."""
+
+    def __init__(self) -> None:
+        self._rules: dict[tuple[str, str], list[Rule]] = {}
+
+    def add(self, domain: str, op_type: str, rule: Rule) -> None:
+        """Register a rule; registering the same operator and version twice is a bug."""
+        rules = self._rules.setdefault((domain, op_type), [])
+        if any(other.since == rule.since for other in rules):
+            raise ValueError(f"two rules for {domain or 'ai.onnx'}::{op_type} since {rule.since}")
+        rules.append(rule)
+        rules.sort(key=lambda rule: -rule.since)
+
+    def lookup(self, domain: str, op_type: str, opset: int) -> Rule | None:
+        """Return the rule in force at ``opset``, or None if there is none."""
+        domain = "" if domain == "ai.onnx" else domain
+        for rule in self._rules.get((domain, op_type), ()):
+            if rule.since <= opset:
+                return rule
+        return None
+
+    def entries(self) -> list[tuple[str, str, Rule]]:
+        """Return every (domain, operator, rule), sorted."""
+        return [
+            (domain, op_type, rule)
+            for (domain, op_type), rules in sorted(self._rules.items())
+            for rule in reversed(rules)
+        ]
+
+
+REGISTRY = Registry()
+
+# Operators that passes put in before differentiation and write out as plain ones after it.
+INTERNAL_DOMAIN = "odtpack"
+
+
+def vjp(
+    *op_types: str, domain: str = "", since: int = 1, broadcasts: bool = False
+) -> Callable[[RuleFunction], RuleFunction]:
+    """Register the decorated vector-Jacobian product for the named operators."""
+
+    def register(function: RuleFunction) -> RuleFunction:
+        for op_type in op_types:
+            REGISTRY.add(domain, op_type, Rule(function, since, broadcasts))
+        return function
+
+    return register
+
+
+def non_differentiable(*op_types: str, domain: str = "") -> None:
+    """Declare that no gradient flows through the named operators."""
+    for op_type in op_types:
+        REGISTRY.add(domain, op_type, Rule(None))
+
+
+_KEY = "odtpack.placed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """A cotangent and where it lies along one axis of its value."""
+
+    part: ir.Value
+    axis: int
+    start: int
+    stop: int
+    size: int
+
+
+def place(
+    op: Ops, part: ir.Value, before: Sequence[int], after: Sequence[int], sizes: Sequence[object]
+) -> ir.Value:
+    """Pad a part with zeros, and remember it where it is padded along one axis alone.
+
+    Args:
+        op: Writer for the graph.
+        part: Cotangent of the part.
+        before: Zeros in front of each axis.
+        after: Zeros after each axis.
+        sizes: Dimensions of the whole.
+    """
+    whole = op.pad(part, before, after)
+    padded = [axis for axis, pads in enumerate(zip(before, after, strict=True)) if any(pads)]
+    node = whole.producer()
+    if len(padded) == 1 and node is not None:
+        (axis,) = padded
+        size = sizes[axis]
+        if isinstance(size, int):
+            stop = size - after[axis]
+            node.meta[_KEY] = Placed(part, axis, before[axis], stop, size)
+    return whole
+
+
+def join(op: Ops, parts: Sequence[ir.Value]) -> list[ir.Value]:
+    """Replace parts that fill an axis without gap or overlap by their Concat.
+
+    Args:
+        op: Writer for the graph.
+        parts: Cotangents of one value, to be added up.
+
+    Returns:
+        Cotangents with the same sum.
+    """
+    placed: defaultdict[tuple[int, int], list[tuple[Placed, ir.Value]]] = defaultdict(list)
+    for whole in parts:
+        node = whole.producer()
+        found = None if node is None else node.meta.get(_KEY)
+        if isinstance(found, Placed):
+            placed[found.axis, found.size].append((found, whole))
+    for (axis, size), group in placed.items():
+        ordered = sorted((each for each, _ in group), key=lambda each: each.start)
+        starts = [*(each.start for each in ordered), size]
+        if starts == [0, *(each.stop for each in ordered)]:
+            joined = op.join([each.part for each in ordered], axis)
+            replaced = [whole for _, whole in group]
+            return [joined, *(part for part in parts if part not in replaced)]
+    return list(parts)

@@ -21,6 +21,7 @@ import typer
 from odtpack.cli import _console
 from odtpack.cli._supervisor import supervised
 from odtpack.cli.adapter import adapter
+from odtpack.cli.build import build, cache_key
 from odtpack.cli.device.compare import compare
 from odtpack.cli.device.demo import demo
 from odtpack.cli.device.devices import devices
@@ -29,21 +30,11 @@ from odtpack.cli.device.judge import judge
 from odtpack.cli.device.privacy import privacy
 from odtpack.cli.device.simulate import simulate
 from odtpack.cli.device.train import train
+from odtpack.cli.export import config, export, ort
 from odtpack.cli.fleet import fleet
-from odtpack.cli.model.head import head
-from odtpack.cli.model.import_ import import_
-from odtpack.cli.model.init import init
-from odtpack.cli.model.inspect import inspect
-from odtpack.cli.model.ops import ops
-from odtpack.cli.package.build import build
-from odtpack.cli.package.cache_key import cache_key
-from odtpack.cli.package.config import config
-from odtpack.cli.package.diff import diff
-from odtpack.cli.package.export import export
-from odtpack.cli.package.install import install
-from odtpack.cli.package.ort import ort
-from odtpack.cli.package.sign import sign
-from odtpack.cli.package.verify import verify
+from odtpack.cli.inspect import inspect
+from odtpack.cli.model import head, import_, init, ops
+from odtpack.cli.release import diff, install, sign, verify
 
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
@@ -77,12 +68,12 @@ def _root(
 ) -> None:
     """Train on the ONNX Runtime that the app already ships.
 
-    odtpack turns a forward ONNX model into a package that any stock ONNX Runtime trains,
-    and replays that training under the limits of named devices before anything ships.
+    odtpack turns a forward ONNX model into a package that stock ONNX Runtime can train, and
+    replays the training under the limits of named devices before it ships.
 
-    Exit codes: 0 success or within budget, 1 over budget, 2 bad usage or bad input. What
-    inspect, devices, ops, diff and verify find goes to stdout, messages of all commands to
-    stderr; with --json stdout is JSON and nothing else.
+    Exit codes: 0 success or within budget, 1 over budget, 2 bad usage or bad input. Results of
+    inspect, devices, ops, diff and verify go to stdout, messages of all commands to stderr;
+    with --json, stdout is JSON and nothing else.
     """
     if version:
         from odtpack import __version__
@@ -260,14 +251,7 @@ app.add_typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        arguments: Words after ``odtpack``; those of the process by default.
-
-    Returns:
-        The exit code.
-    """
+    """Run one command."""
     if arguments is None:  # a process of its own, which a signal must end whatever it does
         _open_standard_streams()
         return supervised(lambda: _main(sys.argv[1:]), _ended_by)
@@ -311,11 +295,7 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Give a process that was started without standard streams some.
-
-    A file that is opened would take their places, and be written to. What was to go to a closed
-    standard output is refused, as a result would be lost; messages are dropped.
-    """
+    """Give a process that was started without standard streams some."""
     for number, name, flags in (
         (0, "stdin", os.O_RDONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)
     ):  # fmt: skip

@@ -95,13 +95,7 @@ def warn(what: str) -> None:
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str], *, figures: str = "") -> None:
-    """Print a table; the first column is never broken.
-
-    Args:
-        rows: Cells, as many per row as the header has.
-        header: Titles of the columns.
-        figures: Titles, separated by commas, of the columns of figures, which end flush.
-    """
+    """Print a table; the first column is never broken."""
     from rich import box
     from rich.table import Table
 

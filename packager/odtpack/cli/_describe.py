@@ -1,15 +1,62 @@
-"""Words and figures that several commands share."""
+"""Words, figures and warnings that several commands share, and where the bytes of a package go."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from odtpack.cli import _console
+
 if TYPE_CHECKING:
+    from rich.tree import Tree
+
     from odtpack_runtime.package.manifest import Manifest
+    from odtpack_runtime.package.package import Package
+    from odtpack_simulator.fleet.result import FleetResult
+    from odtpack_simulator.reports.sizes import Piece
+    from odtpack_simulator.result.result import SimulationResult
+
+
+_OWN = "odtpack."
+
+
+def of_simulation(result: SimulationResult) -> Iterator[str]:
+    """Yield a sentence for each figure of a result that is of one sample."""
+    data = result.data
+    if data.batch_size == 1:
+        yield (
+            "Batches are of one sample: the losses in the result are those of single samples. "
+            "Keep it as you keep the data, or simulate larger batches."
+        )
+    if data.held_out_samples == 1:
+        yield "One sample is held out: the evaluation in the result is of that sample alone."
+
+
+def of_fleet(result: FleetResult) -> Iterator[str]:
+    """Yield a sentence for each figure of a result that is of one client."""
+    clients = result.fairness.clients if result.fairness is not None else 0
+    if 0 < clients < 20:
+        yield (
+            f"The accuracy of the worst tenth of {clients} clients is that of one. Keep the result "
+            "as you keep the clients' data, or simulate more of them."
+        )
+
+
+def of_properties(names: Iterable[str]) -> Iterator[str]:
+    """Yield a sentence on the properties that an app attached to a checkpoint."""
+    own = sorted(name for name in names if not name.startswith(_OWN))
+    if own:
+        shown = ", ".join(f"'{name[:40]}'" for name in own[:5])
+        more = f" and {len(own) - 5} more" if len(own) > 5 else ""
+        yield (
+            f"The package carries what the app attached to the checkpoint: {shown}{more}. Who gets "
+            "the package reads it; train it from a checkpoint without them if they are a user's."
+        )
+
 
 ROLES = ("trainable", "frozen", "state")
 
@@ -75,3 +122,69 @@ def count_line(role: str, tensors: Sequence[tuple[str, Sequence[int]]]) -> str:
     size = format_bytes(sum(byte_size(*tensor) for tensor in tensors))
     what = "parameter" if len(tensors) == 1 else "parameters"
     return f"{role:<10} {len(tensors):>4} {what}, {elements:,} elements, {size}"
+
+
+_LEAST_SHARE = 0.01  # of a file, below which a part is not shown by itself
+_MOST_PARTS = 8
+_DEPTH = 2
+_WIDTH = 44
+
+
+def show_sizes(package: Package, opened: Path, reports: Sequence[str]) -> dict[str, Any]:
+    """Print the sizes of a package's files and of what is in them, and write reports."""
+    from rich.tree import Tree
+
+    from odtpack_simulator.reports.sizes import package_anatomy, write_size_report
+
+    root = package_anatomy(package, _manifest(package, opened))
+    tree = Tree(_line(root, root.nbytes, 0))
+    for part in root.parts:
+        _grow(
+            tree,
+            part.collapsed(int(part.nbytes * _LEAST_SHARE), _MOST_PARTS, _DEPTH),
+            root.nbytes,
+            1,
+        )
+    _console.console().print(tree, soft_wrap=True)
+    for destination in reports:
+        written = write_size_report(root, destination)
+        _console.status(f"wrote {written}")
+    return root.as_dict()
+
+
+def check_reports(reports: Sequence[str], package: Package | None) -> None:
+    """Refuse a report that cannot be written, before the work."""
+    from odtpack.cli._files import check_writable
+    from odtpack.errors import OdtpackError
+    from odtpack_simulator.reports import parse_destination
+
+    for destination in reports:
+        if package is None:
+            raise OdtpackError(
+                "option-not-used",
+                "--report shows the sizes in a package, and this is not a package",
+                hint="pass the folder of a package, or leave --report out",
+            )
+        check_writable(parse_destination(destination)[1], "--report", outside=package)
+
+
+def _manifest(package: Package, opened: Path) -> Path:
+    if opened.is_file():
+        return opened
+    usual = package.path / "manifest.json"
+    return usual if usual.is_file() else next(package.path.glob("*manifest.json"))
+
+
+def _grow(tree: Tree, part: Piece, total: int, depth: int) -> None:
+    branch = tree.add(_line(part, total, depth))
+    for inner in part.parts:
+        _grow(branch, inner, total, depth + 1)
+
+
+def _line(part: Piece, total: int, depth: int) -> str:
+    """Name, size and share, in columns whatever the depth."""
+    from odtpack_simulator.values.units import format_bytes
+
+    name = _console.clean(part.name)
+    width = max(0, _WIDTH - 4 * depth)
+    return f"{name:<{width}} {format_bytes(part.nbytes):>10} {part.nbytes / total:>7.1%}"

@@ -10,11 +10,7 @@ if TYPE_CHECKING:
 
 
 def budget_that_one_breaks(result: SimulationResult) -> str:
-    """A budget file for the step time between those of the slowest device and of the next.
-
-    Returns:
-        The text; empty where less than two devices have a step time, or two are equally slow.
-    """
+    """A budget file for the step time between those of the slowest device and of the next."""
     from odtpack_simulator.values.units import format_duration, format_limit
 
     steps = [device.latency.step_ms for device in result.devices]

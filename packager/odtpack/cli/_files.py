@@ -19,20 +19,19 @@ if TYPE_CHECKING:
 DEFAULT_HOLDOUT = 0.2
 
 
+def find_recipe(recipe: Path | None, *, wanted: bool) -> Path | None:
+    """The recipe of a command; ``recipe.toml`` in the current folder if one is wanted."""
+    from odtpack.cli import _console
+
+    usual = Path("recipe.toml")
+    if recipe is not None or not wanted or not usual.is_file():
+        return recipe
+    _console.say(f"using {usual}")
+    return usual
+
+
 def check_writable(path: Path, option: str, *, outside: Package | None = None) -> None:
-    """Refuse a destination that cannot be written, before the work whose result it gets.
-
-    A file is created beside it and removed again: what permissions say is not the whole truth.
-
-    Args:
-        path: File to be written or replaced.
-        option: Option that names it, for the message.
-        outside: Package that the file must not change.
-
-    Raises:
-        OdtpackError: Its folder is missing or takes no new file, it is a folder or a device, or
-            it belongs to the package.
-    """
+    """Refuse a destination that cannot be written, before the work whose result it gets."""
     try:
         reason, hint = _objection(path, option, outside)
     except OSError as error:  # the name is too long, or the folder is not readable
@@ -60,11 +59,7 @@ def _objection(path: Path, option: str, outside: Package | None) -> tuple[str, s
 
 
 def check_creatable(folder: Path, option: str) -> None:
-    """Refuse a folder that cannot be made or written to, before the work whose results it gets.
-
-    Raises:
-        OdtpackError: What stands at its place or above it is not a folder, or takes no new file.
-    """
+    """Refuse a folder that cannot be made or written to, before the work whose results it gets."""
     try:
         reason = _obstacle(folder)
     except OSError as error:
@@ -97,11 +92,7 @@ def _refusal(path: Path) -> str:
 
 
 def check_not_input(path: Path, option: str, inputs: Iterable[Path | None]) -> None:
-    """Refuse a destination that is one of the files that are read.
-
-    Raises:
-        OdtpackError: It is.
-    """
+    """Refuse a destination that is one of the files that are read."""
     for each in inputs:
         if each is not None and path.resolve() == each.resolve():
             raise OdtpackError(
@@ -119,18 +110,7 @@ def check_reports(
     judged: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Refuse destinations of reports that cannot be written, or would not be read whole.
-
-    Args:
-        reports: Each a ``FORMAT:PATH``.
-        outside: Package that no report may change.
-        inputs: Files that the command reads.
-        judged: The result that is judged again: only JSON may take its place.
-        as_json: Whether the result goes to standard output as well.
-
-    Raises:
-        OdtpackError: Of the first one that is not ``FORMAT:PATH``, or cannot be written.
-    """
+    """Refuse destinations of reports that cannot be written, or would not be read whole."""
     from odtpack_simulator.reports import STDOUT, parse_destination
 
     read = list(inputs)
@@ -182,15 +162,7 @@ def _files_of(package: Package) -> set[Path]:
 
 
 def check_share(holdout: float | None, *, other: Path | None = None) -> float:
-    """The share of samples to hold out.
-
-    Args:
-        holdout: What the user asked for, or None.
-        other: Further data to evaluate on, which take the place of held-out samples.
-
-    Raises:
-        OdtpackError: Not from 0 to below 1, or both were asked for.
-    """
+    """The share of samples to hold out."""
     if holdout is None:
         return DEFAULT_HOLDOUT if other is None else 0.0
     if not math.isfinite(holdout) or not 0 <= holdout < 1:

@@ -1,4 +1,4 @@
-"""The training loop of ``train`` and ``demo``, on the training runtime."""
+"""Training on the host, for commands: batches, evaluation, schedules, gradients."""
 
 from __future__ import annotations
 
@@ -12,12 +12,92 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from odtpack.cli import _console
 from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, Optimizer
+from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training import loop as training_loop
 from odtpack_runtime.training.loop import Evaluation
+from odtpack_runtime.training.lr_scheduler import PROPERTY
 from odtpack_runtime.training.private import poisson_batches
-from odtpack_simulator.replay.accuracy import accuracy_inputs
+from odtpack_runtime.training.schedules import ScheduleSpec
+from odtpack_simulator.replay.paired_loss import accuracy_inputs
+
+
+def choose_scheduler(
+    optimizer: Optimizer, manifest: Manifest, text: str | None, lr: float | None, steps: int
+) -> LRScheduler | None:
+    """Set the learning rate, and return what changes it from step to step."""
+    properties = optimizer.checkpoint_state.properties
+    if text is None and PROPERTY in properties:
+        resumed = LRScheduler.restore(optimizer)
+        if resumed is None or lr is None:
+            return resumed
+        return LRScheduler(optimizer, resumed.schedule, lr)
+    spec = None
+    if text is not None:
+        spec = None if text == "none" else ScheduleSpec.parse(text)
+    elif manifest.schedule is not None:
+        kind, settings = manifest.schedule.kind, manifest.schedule.settings
+        spec = ScheduleSpec(kind, settings, manifest.schedule.learning_rate)
+    if spec is None:
+        if PROPERTY in properties:
+            del properties[PROPERTY]
+        if lr is not None:
+            optimizer.set_learning_rate(lr)
+        return None
+    rate = lr if lr is not None else spec.learning_rate
+    try:
+        schedule = spec.schedule(optimizer.step_count + steps)
+    except OdtpackError as error:
+        error.hint = f"the training makes {steps} steps: pass a shorter warm-up or more --epochs"
+        raise
+    return LRScheduler(optimizer, schedule, optimizer.get_learning_rate() if rate is None else rate)
+
+
+def report_zero_gradients(package: Path, data: Path) -> list[str]:
+    """Run steps on sample data and warn of the parameters whose gradient stays zero."""
+    from odtpack.errors import OdtpackError
+    from odtpack_runtime.apart import worker as apart
+    from odtpack_runtime.package.package import Package
+
+    opened = Package.open(package)
+    manifest = opened.manifest
+    arrays = opened.load_data(data)
+    samples = len(next(iter(arrays.values())))
+    size = choose_batch_size(opened, None)
+    if fixed_batch(opened) is None:
+        size = min(size, samples)
+    if samples < size:
+        raise OdtpackError(
+            "sample-too-small",
+            f"the sample data have {samples} samples, and the models take batches of {size}",
+            where=str(data),
+            hint=f"pass a file with {size} samples or more",
+        )
+    files = [*(opened.path / file.path for file in manifest.files.all()), data]
+    silent: list[str] = apart.call(
+        "odtpack.cli._fit:find_silent", apart.Limits.of(files), package=str(package),
+        data=str(data), size=size,
+    )  # fmt: skip
+    for name in silent:
+        _console.say(
+            f"warning: the gradient of {name} is zero on {data}: it would not train", style="yellow"
+        )
+    if not silent:
+        count = sum(parameter.role == "trainable" for parameter in manifest.parameters)
+        _console.say(f"  on {data} each of {count} trained parameters gets a gradient")
+    return silent
+
+
+def find_silent(package: str, data: str, size: int) -> list[str]:
+    """The parameters whose gradient stays zero; to be called apart, as it runs the models."""
+    from odtpack_runtime.package.package import Package
+    from odtpack_runtime.package.self_check import zero_gradients
+
+    opened = Package.open(package)
+    return list(zero_gradients(opened, opened.load_data(Path(data)), size))
+
 
 Indices = npt.NDArray[np.int64]
 Data = Mapping[str, np.ndarray]
@@ -32,13 +112,7 @@ class Split:
 
 
 def split(samples: int, share: float, seed: int) -> Split:
-    """Hold out a random share of the samples, the same ones as the simulator does.
-
-    Args:
-        samples: Number of samples.
-        share: Share to hold out, from 0 to below 1; rounded down to whole samples.
-        seed: The same seed holds out the same samples.
-    """
+    """Hold out a random share of the samples, the same ones as the simulator does."""
     count = samples - int(samples * share)
     order = np.random.default_rng([seed, 0]).permutation(samples)
     return Split(train=order[:count], held_out=order[count:])
@@ -51,11 +125,7 @@ def fixed_batch(package: Package) -> int | None:
 
 
 def choose_batch_size(package: Package, wanted: int | None, default: int = 32) -> int:
-    """The batch size to train with.
-
-    Raises:
-        OdtpackError: The models demand another one.
-    """
+    """The batch size to train with."""
     demanded = fixed_batch(package)
     if demanded is None:
         return wanted or default
@@ -125,35 +195,7 @@ def fit(
     scheduler: LRScheduler | None = None,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[Epoch]:
-    """Train, and yield after every epoch.
-
-    Gradients of ``module.accumulation_steps`` batches make one step. What is left of an
-    epoch makes a step too, a smaller one: each batch's gradient counts as in all others, and
-    nothing is carried from one epoch into the next, so that a checkpoint between them is all
-    there is.
-
-    The order of the samples depends on the seed and the number of the epoch alone, so
-    that a resumed training goes on as if it had not been interrupted. It is the order in
-    which the simulator replays. Where the package asks for privacy, each sample is drawn for each
-    batch independently, from the system's entropy, and neither order nor noise can be repeated.
-
-    Args:
-        module: Module in training mode.
-        optimizer: Its optimizer.
-        data: Arrays by name of input.
-        indices: Samples to train on.
-        batch_size: Samples per batch.
-        epochs: Passes over the samples.
-        seed: Seed of the order.
-        whole: Leave out the last batch of an epoch if it is shorter.
-        first_epoch: Number of epochs made before.
-        scheduler: Sets the learning rate after every step.
-        on_step: Called with the batches done and the batches in all.
-
-    Raises:
-        OdtpackError: There are fewer samples than a batch needs, or an epoch ends with
-            parameters that give no finite loss (``diverged``).
-    """
+    """Train, and yield after every epoch."""
     names = module.input_names()
     count = batch_count(len(indices), batch_size, whole=whole)
     if count == 0:

@@ -34,13 +34,15 @@ PACKAGE = typer.Argument(metavar="PKG", show_default=False, help="Folder of the 
 DATA = typer.Option(metavar="DATA.npz", help="One array per input of the model, by its name.")
 EPOCHS = typer.Option(min=1, metavar="N", help="Passes over the data.")
 BATCH_SIZE = typer.Option(min=1, metavar="N", help="Samples per batch.  [default: 32]")
-SEED = typer.Option(min=0, metavar="N", help="Seed of the order and of the held-out share.")
-TRAINERS = typer.Option(min=0, metavar="N", help="Processes that train; 0 for one per core.")
+SEED = typer.Option(min=0, metavar="N", help="Seed of the sample order and the held-out split.")
+TRAINERS = typer.Option(min=0, metavar="N", help="Training processes; 0 for one per core.")
 TRAINED = typer.Option(metavar="CK", help="Trained checkpoint.  [default: the package's]")
-OLD_PACKAGE = typer.Argument(metavar="OLD", show_default=False, help="Package that devices have.")
-BASE_RESULT = typer.Argument(metavar="BASE.json", show_default=False, help="Result that was.")
-HEAD_RESULT = typer.Argument(metavar="HEAD.json", show_default=False, help="Result that is.")
-COMPARISON_FILE = typer.Option(metavar="FILE", help="Write there instead of printing.")
+OLD_PACKAGE = typer.Argument(metavar="OLD", show_default=False, help="Package on the devices now.")
+BASE_RESULT = typer.Argument(metavar="BASE.json", show_default=False, help="Baseline result.")
+HEAD_RESULT = typer.Argument(metavar="HEAD.json", show_default=False, help="New result.")
+COMPARISON_FILE = typer.Option(
+    "--out", "-o", metavar="FILE", help="File for the comparison, instead of standard output."
+)
 LOSS = typer.Option(help="Loss to attach; none if the first output is the loss.")
 LOSS_OPTION = typer.Option(
     metavar="KEY=VALUE",
@@ -50,4 +52,6 @@ LOSS_OPTION = typer.Option(
 AS_JSON = typer.Option("--json", help="Print JSON on stdout.")
 RESULT_AS_JSON = typer.Option("--json", help="Print the result as JSON on stdout.")
 MANIFEST_AS_JSON = typer.Option("--json", help="Print the manifest as JSON on stdout.")
-DEMO_FOLDER = typer.Option(metavar="DIR", help="Folder for everything that the demo writes.")
+DEMO_FOLDER = typer.Option(
+    "--out", "-o", metavar="DIR", help="Folder for everything that the demo writes."
+)

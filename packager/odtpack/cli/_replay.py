@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from odtpack.cli._console import Progress as Shown
-    from odtpack_simulator.replay.progress import Progress
+    from odtpack_simulator.replay.replay import Progress
 
 _WORDS = {
     "predicting": "predict the memory",

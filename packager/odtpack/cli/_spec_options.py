@@ -1,4 +1,4 @@
-"""The options of ``odtpack build``, from the fields of :class:`odtpack.build_spec.BuildSpec`.
+"""The options of ``odtpack build``, declared by :class:`odtpack.spec.BuildSpec`.
 
 This module imports nothing large.
 """
@@ -7,20 +7,34 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from types import NoneType
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from odtpack.build_spec import options
+from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.cli._options import LOSS, LOSS_OPTION, LossName, OptimizerName
-from odtpack.cli._ort import ORT_PLATFORM, ORT_STYLE, StyleChoice
-from odtpack.ort.choices import Platform
-from odtpack.spec.option import Option
+from odtpack.option import Option
+from odtpack.spec import BuildSpec, options
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
+
+
+class StyleChoice(StrEnum):
+    """:class:`odtpack.choices.Style`, or both."""
+
+    FIXED = "fixed"
+    RUNTIME = "runtime"
+    BOTH = "both"
+
+
+ORT_STYLE = typer.Option(help="ORT format: how models are optimized.  [default: fixed]")
+ORT_PLATFORM = typer.Option(
+    help="ORT format: processors to optimize for. May be repeated. Default: a model that runs on "
+    "all."
+)
 
 OPTIMIZER_SETTINGS: Final = {
     "weight_decay": "Weight decay; adam and sgd: an L2 penalty.  [default: 0]",
@@ -31,23 +45,21 @@ OPTIMIZER_SETTINGS: Final = {
 }
 """Settings of optimizers that have an option of their own, and its help."""
 
-# Fields that are given by several options, or by one whose choices come from a registry.
+# Fields that several options make, or one whose choices come from a registry.
 _SEVERAL: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
-    "loss": {"loss": (LossName | None, LOSS)},
-    "loss_options": {"loss_option": (list[str] | None, LOSS_OPTION)},
-    "optimizer": {
-        "optimizer": (OptimizerName | None, typer.Option(help="Optimizer.  [default: adamw]"))
-    },
+    "loss": {"loss": (LossName, LOSS)},
+    "loss_options": {"loss_option": (list[str], LOSS_OPTION)},
+    "optimizer": {"optimizer": (OptimizerName, typer.Option(help="Optimizer.  [default: adamw]"))},
     "optimizer_options": {
         **{
-            name: (float | None, typer.Option(metavar="X", help=text))
+            name: (float, typer.Option(metavar="X", help=text))
             for name, text in OPTIMIZER_SETTINGS.items()
         },
         "optimizer_option": (
-            list[str] | None,
+            list[str],
             typer.Option(
                 metavar="KEY=VALUE",
-                help="Further setting of the optimizer; may be repeated. adamw: formula "
+                help="Further setting of the optimizer. May be repeated. adamw: formula "
                 "(reference, pytorch), bias_correction; sgd: dampening, nesterov; adafactor: "
                 "beta2_decay, epsilon2, clip_threshold.",
             ),
@@ -57,21 +69,17 @@ _SEVERAL: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
         "ort_format": (
             bool,
             typer.Option(
-                "--ort-format", help="Also write ORT format and the operators for a reduced build."
+                "--ort-format", help="Also write ORT format, and the operators for a reduced build."
             ),
         ),
-        "ort_style": (StyleChoice | None, ORT_STYLE),
-        "ort_platform": (list[Platform] | None, ORT_PLATFORM),
+        "ort_style": (StyleChoice, ORT_STYLE),
+        "ort_platform": (list[Platform], ORT_PLATFORM),
     },
 }
 
 
 def takes_spec(before: str) -> Callable[[_Command], _Command]:
-    """Give a command the options of a build, which it takes as keywords.
-
-    Args:
-        before: Parameter of the command in front of which they are listed.
-    """
+    """Give a command the options of a build, which it takes as keywords."""
 
     def decorate(command: _Command) -> _Command:
         signature = inspect.signature(command, eval_str=True)
@@ -88,33 +96,127 @@ def takes_spec(before: str) -> Callable[[_Command], _Command]:
 
 def _parameters() -> Iterator[inspect.Parameter]:
     """The parameters of a command that takes every option, in the order of the fields."""
-    for field, option in options():
-        kinds = _SEVERAL.get(field.name, {})
-        if option.flag:
-            kinds = {field.name: _single(field, option)}
+    for each in options():
+        kinds = _SEVERAL.get(each.name, {})
+        if each.flag:
+            given = typer.Option(
+                each.flag, metavar=each.metavar, help=each.help, show_default=False
+            )
+            kinds = {each.name: (_kind(each), given)}
         for name, (kind, given) in kinds.items():
             yield inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=False if kind is bool else None,
-                annotation=Annotated[kind, given],
+                default=None,
+                annotation=Annotated[kind | None, given],
             )
 
 
-def _single(field: dataclasses.Field[Any], option: Option) -> tuple[Any, Any]:
-    """Type and option of a field that one option gives."""
-    given = typer.Option(option.flag, metavar=option.metavar, help=option.help)
-    kind: Any = field.type
-    if kind is bool:
-        return kind, given
-    parts = [part for part in get_args(kind) if part is not NoneType]
-    if get_origin(kind) is tuple:
-        return list[str] | None, given
-    if get_origin(kind) is not Literal and len(parts) == 1:
-        kind = parts[0]
-    if get_origin(kind) is Literal:
+def _kind(option: Option) -> Any:
+    """What typer reads; a text is for the option to parse."""
+    if option.many:
+        return list[str]
+    if option.choices and option.type is not bool:
         make: Any = StrEnum
-        kind = make(field.name, {each: each for each in get_args(kind)})
-    elif not isinstance(kind, type):
-        kind = str  # a text that _build_options reads
-    return kind | None, given
+        return make(option.name, {each: each for each in option.choices})
+    return option.type if option.is_number or option.type is bool else str
+
+
+def overlay(given: Mapping[str, Any], recipe: BuildSpec | None) -> BuildSpec:
+    """What to build: each option that was given takes the place of the recipe's key."""
+    given = {
+        key: value.value if isinstance(value, StrEnum) else value
+        for key, value in given.items()
+        if value not in (None, (), [])
+    }
+    if recipe is None:
+        for name, key in (("MODEL.onnx", "model"), ("--loss", "loss")):
+            if key not in given:
+                from odtpack.errors import OdtpackError
+
+                raise OdtpackError(
+                    "usage",
+                    f"{name} is missing, and there is no --recipe to name it",
+                    hint="odtpack build --help",
+                )
+        recipe = BuildSpec(model=Path(), loss="")
+    values = {each.name: given[each.name] for each in options() if each.flag and each.name in given}
+    if values.keys() & {"clip_norm", "clip_value"}:
+        values = {"clip_norm": None, "clip_value": None, **values}
+    formats = read_formats(
+        bool(given.get("ort_format")), given.get("ort_style"), given.get("ort_platform")
+    )
+    if formats is not None:
+        values["ort_format"] = formats
+    loss = given.get("loss", recipe.loss)
+    loss_options = dict(recipe.loss_options) if loss == recipe.loss else {}
+    if "loss_option" in given:
+        from odtpack.losses import parse_options
+
+        loss_options |= parse_options(loss, list(given["loss_option"]))
+    if loss != recipe.loss:
+        values.setdefault("loss_inputs", ())
+    kind = given.get("optimizer", recipe.optimizer)
+    settings = dict(recipe.optimizer_options) if kind == recipe.optimizer else {}
+    own = {name: given.get(name) for name in OPTIMIZER_SETTINGS}
+    settings |= read_optimizer_options(kind, own, given.get("optimizer_option", ()))
+    return dataclasses.replace(
+        recipe,
+        model=given.get("model", recipe.model),
+        loss=loss,
+        loss_options=loss_options,
+        optimizer=kind,
+        optimizer_options=settings,
+        **values,
+    )
+
+
+def read_optimizer_options(
+    kind: str, settings: Mapping[str, float | None], options: Iterable[str]
+) -> dict[str, str | float]:
+    """Read the options about an optimizer."""
+    from odtpack.errors import OdtpackError
+
+    given: dict[str, str | float] = {}
+    for name, value in settings.items():
+        if value is None:
+            continue
+        from odtpack.optimizers import OPTIMIZERS
+
+        fields = [field.name for field in dataclasses.fields(OPTIMIZERS[kind])]
+        if name not in fields:
+            option = f"--{name.replace('_', '-')}"
+            raise OdtpackError(
+                "option-not-used",
+                f"{option} is not a setting of the optimizer {kind}",
+                hint=f"leave {option} out; {kind} has {', '.join(sorted(fields))}",
+            )
+        given[name] = value
+    for option in options:
+        name, equals, text = option.partition("=")
+        if not equals or name in given:
+            raise OdtpackError(
+                "bad-option",
+                f"--optimizer-option {option!r} "
+                + ("is a second value" if equals else "is not KEY=VALUE"),
+            )
+        given[name] = text
+    return given
+
+
+def read_formats(
+    wanted: bool, style: StyleChoice | None, platforms: Iterable[Platform] | None
+) -> OrtFormat | None:
+    """Return which files in ORT format to write, None for none."""
+    if not wanted:
+        if style is None and not platforms:
+            return None
+        from odtpack.errors import OdtpackError
+
+        raise OdtpackError(
+            "option-not-used",
+            "--ort-style and --ort-platform say how models in ORT format are made",
+            hint="pass --ort-format too, or leave them out",
+        )
+    styles = tuple(Style) if style is StyleChoice.BOTH else (Style(style or StyleChoice.FIXED),)
+    return OrtFormat(styles, tuple(dict.fromkeys(platforms or ())) or (None,))

@@ -33,15 +33,7 @@ _CODES: Final = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 def supervised(command: Callable[[], int], ended: Callable[[int], None]) -> int:
-    """Run a command in a child of this process, where the system can fork.
-
-    Args:
-        command: The command; returns its exit code.
-        ended: Says which signal ended a command that could not say so itself.
-
-    Returns:
-        The exit code.
-    """
+    """Run a command in a child of this process, where the system can fork."""
     if not hasattr(os, "fork") or threading.active_count() > 1:
         return command()
     read, write = os.pipe()
@@ -144,10 +136,7 @@ def _claim_stderr(pipe: int) -> None:
 
 
 def _show(pipe: int) -> None:
-    """Print each line that libraries write, once, safe to show.
-
-    None begins as one of the command's own does: a name with a line break is several lines here.
-    """
+    """Print each line that libraries write, once, safe to show."""
     log_lines = None
     told: set[str] = set()
     with os.fdopen(pipe, "rb") as stream:

@@ -6,15 +6,6 @@ import onnx
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.contrib import (  # noqa: F401  (fills the table)
-    activation,
-    attention,
-    embedding,
-    group_query,
-    matmul,
-    nbits,
-    normalization,
-)
 from odtpack.contrib.table import DOMAIN, TABLE
 from odtpack.graph.graphs import nodes_of
 from odtpack.graph.inference import infer_shapes

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
+from odtpack.choices import STORAGES
 from odtpack.fit.depth import Freeze
 from odtpack_runtime.training.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
     from odtpack.choices import Storage
     from odtpack.recipe import BuildSpec
-    from odtpack.spec.option import Group
+    from odtpack.spec import Group
 
 Options = tuple[tuple[str, object], ...]
 
@@ -48,7 +49,7 @@ class Candidate:
         optimizer: Name of the optimizer.
         optimizer_options: Its settings that are not the defaults.
         learning_rate: What a constant rate is, or the recipe's schedule starts from.
-        frozen_storage: How large frozen weights are stored; None for float32.
+        storage: How large frozen weights are stored; None for float32.
         memory: The budget that it is built for, where it would not fit without; else None.
     """
 
@@ -59,7 +60,7 @@ class Candidate:
     optimizer: str
     optimizer_options: Options
     learning_rate: float
-    frozen_storage: Storage | None
+    storage: Storage | None
     memory: MemoryBudget | None = None
 
     @property
@@ -76,7 +77,7 @@ class Candidate:
             optimizer=self.optimizer,
             optimizer_options=dict(self.optimizer_options),
             accumulation_steps=self.accumulation_steps,
-            frozen_storage=self.frozen_storage,
+            frozen_storage=self.storage,
         )
         if self.memory is None:
             return settings
@@ -117,8 +118,13 @@ class Candidate:
             self.freeze.title,
             self.optimizer,
             self.learning_rate,
-            self.frozen_storage,
+            self.storage,
         )
+
+
+def storages(base: BuildSpec, *, fixed: bool) -> tuple[Storage | None, ...]:
+    """How frozen weights may be stored: as asked for, if that is fixed."""
+    return (base.frozen_storage,) if fixed else (None, *STORAGES)
 
 
 class Choice(Protocol):

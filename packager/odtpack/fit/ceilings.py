@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES
+from odtpack_simulator.device.kits import RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.figures.limits import Budgets
 from odtpack_simulator.values.units import format_bytes

@@ -17,8 +17,7 @@ import onnx_ir as ir
 
 from odtpack.graph.graphs import reads
 from odtpack.model.exporters import module_names
-from odtpack.package import storage
-from odtpack.package.candidates import candidates
+from odtpack.package.parameters import candidates, is_weight
 
 _MATRIX_RANK = 2
 
@@ -108,7 +107,7 @@ def freezes(model: ir.Model, trained: Sequence[str], frozen: Sequence[str]) -> l
                 patterns(model, chosen),
                 tuple(rest),
                 sum(_size(model.graph.initializers[name]) for name in rest),
-                any(storage.is_weight(value) for value in values),
+                any(is_weight(value) for value in values),
             )
         )
     return choices

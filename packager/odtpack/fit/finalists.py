@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from odtpack.build import build
 from odtpack.fit.candidates import Candidate
 from odtpack.fit.outcome import Choice, DeviceFigures, Objective, Solution
 from odtpack.fit.pareto import Point, beaten_by, on_grid
@@ -67,7 +68,7 @@ def run(candidate: Candidate, simulation: Simulation, folder: Path) -> Simulatio
     )
     (folder / "recipe.toml").write_text(text, encoding="utf-8")
     recipe = read_recipe(folder / "recipe.toml")
-    BuildSpec.of(recipe).build(folder / "package")
+    build(BuildSpec.of(recipe), folder / "package")
     measured = simulate(
         folder / "package",
         simulation.data,
@@ -119,7 +120,7 @@ def choice(candidate: Candidate) -> Choice:
         trained_parameters=candidate.freeze.trained,
         optimizer=candidate.optimizer,
         learning_rate=candidate.learning_rate,
-        frozen_dtype=candidate.frozen_storage or "float32",
+        frozen_dtype=candidate.storage or "float32",
         memory_budget=None if candidate.memory is None else candidate.memory.size,
     )
 

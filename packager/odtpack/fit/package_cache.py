@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from odtpack.build import build
 from odtpack.errors import OdtpackError
 from odtpack.fit.candidates import Candidate
 from odtpack.fit.work import step_work
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.kits import Kit
-from odtpack_simulator.memory.arena_use import session_use
+from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.memory.planning.held_weights import held_weights
+from odtpack_simulator.memory.planning import held_weights
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSpec
@@ -143,7 +144,7 @@ def build_and_plan(order: Order) -> Planned:
     shapes = {name: (order.batch, *shape) for name, shape in order.shapes.items()}
     try:
         if not (folder / "manifest.json").is_file():
-            order.settings.build(folder)
+            build(order.settings, folder)
         package = Package.open(folder)
         uses = {
             session_use(package.manifest, kit)._replace(

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.files.atomic import scratch_folder
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.replay.job import Job
-from odtpack_simulator.replay.prepare import choose_rate, make_job
-from odtpack_simulator.replay.replay import run_training_child
-from odtpack_simulator.replay.sample_plan import SamplePlan
+from odtpack_simulator.replay.job import Job, SamplePlan
+from odtpack_simulator.replay.replay import choose_rate, make_job, run_training_child
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +60,9 @@ def train(trial: Trial) -> Trained:
         return Trained(problem=f"the training was killed: {done.detail}")
     if None in done.losses:
         return Trained(peak_bytes=done.peak_bytes, problem="the loss was not finite")
+    if done.skipped:
+        problem = f"{done.skipped} batches were skipped, the last in {done.not_finite}"
+        return Trained(peak_bytes=done.peak_bytes, problem=problem)
     if done.eval_loss_before is not None and done.eval_loss_after is None:
         return Trained(
             peak_bytes=done.peak_bytes, problem="the loss on held-out samples was not finite"

@@ -23,12 +23,12 @@ from odtpack.fit.replays import Trained, Trial, train
 from odtpack.fit.search_context import SearchContext, make_search_context
 from odtpack.fit.space import SearchConstraints, open_space
 from odtpack.fit.summary import summarize
-from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.files.atomic import scratch_folder
 from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.figures.limits import Budgets
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
-from odtpack_simulator.replay.sample_plan import SamplePlan
+from odtpack_simulator.replay.job import SamplePlan
 from odtpack_simulator.result.result import SimulationResult
 
 if TYPE_CHECKING:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from odtpack.build import build, forward_model
 from odtpack.fit.depth import Freeze, freezes
 from odtpack.model.loading import load_model
-from odtpack.package.patterns import resolve
+from odtpack.package.parameters import resolve
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import TensorSpec
-from odtpack_simulator.replay.prepare import write_data
-from odtpack_simulator.replay.sample_plan import SamplePlan, make_sample_plan
+from odtpack_simulator.replay.job import SamplePlan, make_sample_plan
+from odtpack_simulator.replay.replay import write_data
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSpec
@@ -86,7 +87,7 @@ def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int
     Raises:
         OdtpackError: The model, the recipe or the data are wrong.
     """
-    settings.build(folder / "recipe")
+    build(settings, folder / "recipe")
     package = Package.open(folder / "recipe")
     inputs = tuple(package.manifest.input_specs())
     arrays = package.load_data(data)
@@ -107,7 +108,7 @@ def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int
 
 def _freezes(base: BuildSpec) -> Sequence[Freeze]:
     """What may be frozen; nothing more where the recipe says what is trained, or an adapter is."""
-    model = load_model(base.forward_model(), named=(*base.train, *base.freeze), untie=base.untie)
+    model = load_model(forward_model(base), named=(*base.train, *base.freeze), untie=base.untie)
     read = base.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)
     trained, frozen = resolve(model, base.train, base.freeze, read)
     found = freezes(model, trained, frozen)

@@ -13,9 +13,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from odtpack.choices import STORAGES
 from odtpack.errors import OdtpackError
-from odtpack.fit.candidates import Candidate, Options
+from odtpack.fit.candidates import Candidate, Options, storages
 from odtpack.fit.depth import Freeze
 from odtpack.optimizers import OPTIMIZERS
 
@@ -146,9 +145,8 @@ def open_space(
     said = set() if recipe is None else recipe.table.model_fields_set
     formats = set() if recipe is None else recipe.table.formats.model_fields_set
     sizes, micro_batches = _batches(recipe, wishes, train_samples, fixed_batch)
-    storages: tuple[Storage | None, ...] = (None, *STORAGES)
-    if "frozen_dtype" in formats or base.segments:  # which map frozen weights as they are
-        storages = (base.frozen_storage,)
+    # Segments map frozen weights as they are.
+    stored = storages(base, fixed="frozen_dtype" in formats or base.segments)
     rates = wishes.learning_rates
     if not rates and base.schedule is not None and base.schedule.learning_rate is not None:
         rates = (base.schedule.learning_rate,)
@@ -163,7 +161,7 @@ def open_space(
         options = own if kept else _TRIED.get(kind, ())
         tried = rates or OPTIMIZERS[kind].learning_rates
         optimizers.append((kind, options, tuple(dict.fromkeys(tried))))
-    return Space(sizes, micro_batches, tuple(freezes), tuple(optimizers), storages)
+    return Space(sizes, micro_batches, tuple(freezes), tuple(optimizers), stored)
 
 
 def _batches(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from odtpack.flower.records import as_typed, only_arrays, to_arrays, to_record
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.local_training import Indices, LocalSettings, LocalTrainer
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 REFUSED: Final = 100
 """Code of a Flower error for a client that cannot take part; its reason says why."""
+
+PEAK: Final = "peak-mb"
+"""A metric that not every system tells."""
 
 OPTIMIZER_STATE: Final = "odtpack.optimizer"
 """Record of the context in which a client keeps its optimizer's state from round to round."""
@@ -66,7 +69,7 @@ def client_app(
     Args:
         package: Folder of the package.
         data: Gives a client's data, as :func:`load_dataset
-            <odtpack_runtime.training.data.load_dataset>` loads and checks them. Called in every
+            <odtpack_runtime.training.loop.load_dataset>` loads and checks them. Called in every
             round.
         batch_size: Samples per batch.
         epochs: Passes over the client's samples in a round.
@@ -127,7 +130,7 @@ def client_app(
         }
         peak = _peak_megabytes()
         if peak is not None:
-            metrics["peak-mb"] = peak
+            metrics[PEAK] = peak
         return RecordDict(
             {
                 "arrays": to_record(update.arrays),

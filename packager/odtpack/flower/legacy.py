@@ -14,7 +14,7 @@ import numpy as np
 
 from odtpack.flower.client import REFUSED
 from odtpack.flower.records import crossing, only_arrays, to_record
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 
@@ -38,6 +38,8 @@ def to_arrays(record: ArrayRecord) -> dict[str, Array]:
     for name, array in record.items():
         try:
             arrays[name] = array.numpy()
+            if not isinstance(arrays[name], np.ndarray):  # NumPy opens archives as well
+                raise TypeError("it is not an array")
         except Exception as error:  # NumPy's own, and Flower's, for bytes that are no array
             text = f"The array '{name[:100]}' of a message cannot be read: {error}"
             raise OdtpackError("fleet-arrays", text[:500]) from error

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from odtpack.flower.client import check_config
+from odtpack.flower.client import PEAK, check_config
 from odtpack.flower.records import as_typed, crossing, only_arrays, to_arrays, to_record
-from odtpack_runtime.checkpoint.carry_over import carry_over
-from odtpack_runtime.checkpoint.layout import Array
-from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.checkpoint.parameters import Array
+from odtpack_runtime.checkpoint.state import CheckpointState, carry_over
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.local_training import LocalTrainer
@@ -63,8 +63,9 @@ def guarded(
 ) -> S:
     """Let a strategy aggregate only sound answers, in the order of the clients' numbers.
 
-    Answers that hold NaN, arrays of other names, shapes or types, an update many times as long
-    as the others', or no sound weight are left out and said so; the round goes on with the rest.
+    Answers that hold NaN, arrays of other names, shapes or types, other metrics than most, an
+    update many times as long as the others', or no sound weight are left out and said so; the round
+    goes on with the rest.
     An answer that says that it is from many times as many samples as the others counts as
     ``most_times_weight`` medians. What a strategy is about to send is checked before it goes out.
     Flower gives answers in the order of their arrival, in which sums would differ from run to
@@ -126,13 +127,15 @@ def guarded(
         answers.sort(key=lambda answer: _order(answer[0]))
         kept: list[tuple[Message, dict[str, Array]]] = []
         reasons = refusals(begun, [arrays for _, arrays in answers], most_times_median)
-        for (message, arrays), unsound in zip(answers, reasons, strict=True):
-            reason = unsound or _bad_weight(message, weight)
+        odd = _odd([message for message, _ in answers], weight)
+        for (message, arrays), unsound, other in zip(answers, reasons, odd, strict=True):
+            reason = unsound or other
             if reason is None:
                 kept.append((message, arrays))
             else:
                 say(server_round, message.metadata.src_node_id, reason)
         _cap([message for message, _ in kept], weight, most_times_weight)
+        _drop_unless_of_all([message for message, _ in kept], PEAK)
         if kept and aggregate in ROBUST:
             whole = to_record(ROBUST[aggregate]([arrays for _, arrays in kept]))
             for message, _ in kept:
@@ -141,7 +144,29 @@ def guarded(
         return average(server_round, [*(message for message, _ in kept), *failed])
 
     target.configure_train, target.aggregate_train = configure_train, aggregate_train
+    _guard_evaluations(target, weight, say)
     return strategy
+
+
+def _guard_evaluations(target: Any, weight: str, say: OnRefused) -> None:
+    """Leave answers to evaluations out that cannot be averaged with the others."""
+    average = getattr(target, "aggregate_evaluate", None)
+    if average is None:
+        return
+
+    def aggregate_evaluate(server_round: int, replies: Iterable[Message]) -> Any:
+        answers = list(replies)
+        failed = [message for message in answers if message.has_error()]
+        sound = [message for message in answers if not message.has_error()]
+        kept = []
+        for message, reason in zip(sound, _odd(sound, weight), strict=True):
+            if reason is None:
+                kept.append(message)
+            else:
+                say(server_round, message.metadata.src_node_id, reason)
+        return average(server_round, [*kept, *failed])
+
+    target.aggregate_evaluate = aggregate_evaluate
 
 
 def server_evaluation(
@@ -198,7 +223,7 @@ def carry_to(
     """Write a checkpoint of a newer package with what the federation of an older one learned.
 
     Raises:
-        OdtpackError: As :func:`~odtpack_runtime.checkpoint.carry_over.carry_over`.
+        OdtpackError: As :func:`~odtpack_runtime.checkpoint.state.carry_over`.
     """
     opened = Package.open(package)
     fresh = CheckpointState.load_checkpoint(Package.open(newer).checkpoint)
@@ -219,6 +244,39 @@ def _state(package: Package, arrays: ArrayRecord) -> CheckpointState:
         parameter = state.parameters[name]
         parameter.data = as_typed({name: found[name]}, {name: parameter.data})[name]
     return state
+
+
+def _odd(messages: list[Message], weight: str) -> list[str | None]:
+    """Why each of some answers cannot be averaged with the others, its arrays aside."""
+    usual = Counter(map(_names, messages)).most_common(1)
+    return [
+        _bad_weight(message, weight)
+        or (
+            None
+            if _names(message) == usual[0][0]
+            else "its records or metrics are not those of most answers"
+        )
+        for message in messages
+    ]
+
+
+def _names(message: Message) -> object:
+    """Names of its records and metrics: Flower ends where they are not the same in all answers."""
+    metrics = {
+        (name, key, len(value) if isinstance(value, list) else None)
+        for name, record in message.content.metric_records.items()
+        for key, value in record.items()
+        if key != PEAK
+    }
+    return tuple(message.content.array_records), frozenset(metrics)
+
+
+def _drop_unless_of_all(messages: list[Message], key: str) -> None:
+    """Take a metric away that not every answer has, as not every system tells it."""
+    records = [next(iter(message.content.metric_records.values())) for message in messages]
+    if not all(isinstance(record.get(key), float) for record in records):
+        for record in records:
+            record.pop(key, None)
 
 
 def _bad_weight(message: Message, key: str) -> str | None:

@@ -1,14 +1,18 @@
-"""Reads a graph: dimensions of values, what nodes and subgraphs hold and take, names.
-
-Nothing is written here: :mod:`odtpack.graph.ops` does that.
-"""
+"""Reads a graph: dimensions of values, what nodes and subgraphs hold and take, names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Final
 
+import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common as common_passes
+from onnx_ir.passes.common import inliner
+
+TRAINABLE_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
+"""Kept in float32, or in float64 as soon as one parameter is of that type."""
+
 
 Dims = tuple[int | str | None, ...]
 
@@ -166,3 +170,152 @@ def is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
             return False
         made.update(node.outputs)
     return True
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """The number that a constant of one element holds, else None."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    if tensor is None or tensor.size != 1:
+        return None
+    return float(np.asarray(tensor.numpy()).reshape(-1)[0])
+
+
+def is_scalar(value: ir.Value | None, wanted: float) -> bool:
+    """Whether a value is a constant close to ``wanted``, as float32 goes."""
+    number = scalar(value)
+    return number is not None and bool(np.isclose(number, wanted, rtol=1e-6, atol=0))
+
+
+def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The node that computes ``value``, if it is a standard operator of one of the types."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in op_types:
+        return None
+    return node
+
+
+def split_scalar(node: ir.Node | None, wanted: float) -> ir.Value | None:
+    """The other operand of a commutative node one of whose operands is the constant ``wanted``."""
+    if node is None or len(node.inputs) != 2:
+        return None
+    left, right = node.inputs
+    if is_scalar(right, wanted):
+        return left
+    return right if is_scalar(left, wanted) else None
+
+
+def same_rank(left: ir.Value | None, right: ir.Value | None) -> bool:
+    """Whether two values are known to have as many axes.
+
+    A constant of one element may be written with more axes than what it is combined with,
+    [1, 1, 1], and gives them to the result.
+    """
+    if left is None or right is None or left.shape is None or right.shape is None:
+        return False
+    return left.shape.rank() == right.shape.rank()
+
+
+def private(nodes: Iterable[ir.Node], last: ir.Node) -> bool:
+    """Whether only these nodes read what they compute, apart from the result of ``last``."""
+    inside = set(nodes) | {last}
+    return all(
+        not value.is_graph_output() and all(user in inside for user in value.consumers())
+        for node in inside - {last}
+        for value in node.outputs
+    )
+
+
+def replace(old: ir.Value, new: ir.Value, nodes: Iterable[ir.Node]) -> None:
+    """Let ``new`` take the name and the place of ``old``, and remove ``nodes``, last first."""
+    new.type, new.shape = old.type, old.shape
+    name, old.name = old.name, None
+    new.name = name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    for node in nodes:
+        if node.graph is not None:
+            node.graph.remove(node, safe=True)
+
+
+_PLAIN: Final = {
+    ir.AttributeType.INT,
+    ir.AttributeType.FLOAT,
+    ir.AttributeType.STRING,
+    ir.AttributeType.INTS,
+    ir.AttributeType.FLOATS,
+    ir.AttributeType.STRINGS,
+}
+
+
+def merge(graph: ir.Graph, nodes: Iterable[ir.Node] | None = None) -> None:
+    """Let the first of several equal nodes do for all.
+
+    Args:
+        graph: A sorted graph; changed in place. Its subgraphs stay as they are.
+        nodes: Nodes of it to merge, in its order; all if None.
+    """
+    found: dict[Hashable, ir.Node] = {}
+    for node in list(graph if nodes is None else nodes):
+        key = _key(node)
+        if key is None:
+            continue
+        first = found.setdefault(key, node)
+        if first is node or any(value.is_graph_output() for value in node.outputs):
+            continue
+        for kept, value in zip(first.outputs, node.outputs, strict=True):
+            if kept.shape is None:
+                kept.shape = value.shape
+        ir.convenience.replace_all_uses_with(node.outputs, first.outputs)
+        graph.remove(node, safe=True)
+
+
+def _key(node: ir.Node) -> Hashable:
+    """A key that equal nodes share; None for a node that must not be merged."""
+    attributes = sorted(node.attributes.items())
+    if node.domain or node.op_type in RANDOM_OPERATORS:
+        return None
+    if any(attribute.type not in _PLAIN for _, attribute in attributes):
+        return None
+    return (
+        node.op_type,
+        tuple(node.inputs),
+        tuple(bool(value.name) for value in node.outputs),
+        tuple((name, str(attribute.value)) for name, attribute in attributes),
+    )
+
+
+class InlinePass(common_passes.InlinePass):
+    """onnx-ir's, in time proportional to what it makes.
+
+    That one tries ``name_2``, ``name_3`` and so on for every copy of a value from the start, so
+    that the copies of a function that is called n times take n^2 tries.
+    """
+
+    def _reset(self, model: ir.Model) -> None:
+        super()._reset(model)
+        self._used_value_names = _CountedNames(self._used_value_names)
+        self._used_node_names = _CountedNames(self._used_node_names)
+
+
+class _CountedNames(set[str]):
+    """Names that are taken, and the number at which the search for another goes on."""
+
+    def __init__(self, names: set[str]) -> None:
+        super().__init__(names)
+        self.reached: dict[str, int] = {}
+
+
+def _make_unique_name(name: str, callstack: list[str], used_names: set[str]) -> str:
+    """As onnx-ir's: the same names, found sooner where the set remembers how far it got."""
+    reached = used_names.reached if isinstance(used_names, _CountedNames) else {}
+    candidate, number = name, reached.get(name, 1)
+    if number > 1:
+        candidate = f"{name}_{number}"
+    while candidate in used_names:
+        number += 1
+        candidate = f"{name}_{number}"
+    reached[name] = number
+    used_names.add(candidate)
+    return candidate
+
+
+inliner._make_unique_name = _make_unique_name

@@ -1,21 +1,18 @@
-"""Types and shapes of a model's values, by the onnx library.
-
-``onnx_ir``'s own pass does the same by way of a second model, built from the result and then
-thrown away; most of a build was spent there.
-"""
+"""Types and shapes of a model's values."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Final, NamedTuple
 
 import onnx
+import onnx.checker
+import onnx.defs
 import onnx.shape_inference
 import onnx_ir as ir
 
-from odtpack.graph import loop_shapes
-from odtpack.graph.graphs import dims_of, subgraphs
-from odtpack.graph.node_inference import Found, NodeInference
+from odtpack.graph.graphs import Dims, defined, dims_of, nodes_of, static_dims, subgraphs
 
 _LONGEST_VECTOR = 1 << 24
 _LARGEST_VALUE = 1000  # bytes of an initializer that may be a shape or another small constant
@@ -39,7 +36,7 @@ def infer_shapes(model: ir.Model, *, new_only: bool = False) -> ir.Model:
     """
     if _complete_by_node(model, new_only):
         return model
-    return loop_shapes.infer(model, infer_by_standard)
+    return infer(model, infer_by_standard)
 
 
 def _complete_by_node(model: ir.Model, new_only: bool) -> bool:
@@ -257,3 +254,297 @@ def _vectors_are_short(graph: ir.Graph) -> bool:
         or value.shape[0] <= _LONGEST_VECTOR
         for value in values
     )
+
+
+LARGEST_CONSTANT: Final = (
+    1000  # bytes of an initializer that may be a shape or another small constant
+)
+_PLAIN: Final = {
+    ir.AttributeType.FLOAT,
+    ir.AttributeType.FLOATS,
+    ir.AttributeType.INT,
+    ir.AttributeType.INTS,
+    ir.AttributeType.STRING,
+    ir.AttributeType.STRINGS,
+}
+
+Found = tuple[ir.DataType, Dims | None]
+"""Element type and dimensions; None for an unknown rank, and for each unknown dimension."""
+
+_Input = tuple[ir.DataType | None, Dims | None, bytes | None]
+"""Type, dimensions and, of a small initializer, the bytes of its elements."""
+_Key = tuple[
+    tuple[tuple[str, int], ...], str, str, tuple[object, ...], tuple[_Input | None, ...], int
+]
+
+_KNOWN: Final[dict[_Key, list[Found | None]]] = {}
+"""What was found before. A training model repeats most of its forward model."""
+
+_MOST_KNOWN: Final = 10_000
+
+
+class NodeInference:
+    """Infers nodes of one model in topological order, without data propagation between them.
+
+    Where a value has no type or shape, what was found of it before takes its place.
+
+    Args:
+        opsets: Versions of the operator sets by domain.
+    """
+
+    def __init__(self, opsets: dict[str, int]) -> None:
+        self._opsets = opsets
+        self._imports = [onnx.helper.make_opsetid(*each) for each in opsets.items()]
+        self._of_opsets = tuple(sorted(opsets.items()))
+        self._found: dict[ir.Value, Found] = {}
+        self._descriptions: dict[ir.Value, _Input] = {}  # most values are read several times
+
+    def outputs(self, node: ir.Node) -> list[Found | None]:
+        """Type and shape of each output, as far as they follow from the inputs'.
+
+        None for an output of which nothing is found out, and for every output of a node
+        with subgraphs, whose types come from inside.
+        """
+        if subgraphs(node):
+            return [None] * len(node.outputs)
+        inputs = tuple([self._described(value) for value in node.inputs])
+        attributes = node.attributes.data.values()  # see odtpack.graph.graphs.subgraphs
+        if any(attribute.type not in _PLAIN for attribute in attributes):
+            found = self._infer(node, inputs)
+        else:
+            plain = tuple([(a.name, a.type, _hashable(a.value)) for a in attributes])
+            key = (self._of_opsets, node.op_type, node.domain, plain, inputs, len(node.outputs))
+            known = _KNOWN.get(key)  # once: another thread may clear it
+            if known is None:
+                if len(_KNOWN) >= _MOST_KNOWN:
+                    _KNOWN.clear()
+                known = _KNOWN[key] = self._infer(node, inputs)
+            found = known
+        for value, each in zip(node.outputs, found, strict=True):
+            if each is not None:
+                self._found[value] = each
+                self._descriptions.pop(value, None)
+        return found
+
+    def _described(self, value: ir.Value | None) -> _Input | None:
+        if value is None:
+            return None
+        known = self._descriptions.get(value)
+        if known is None:
+            known = self._descriptions[value] = self._describe(value)
+        return known
+
+    def _describe(self, value: ir.Value) -> _Input:
+        tensor = value.const_value if value.is_initializer() else None
+        if tensor is not None:
+            small = tensor.nbytes <= LARGEST_CONSTANT and tensor.dtype != ir.DataType.STRING
+            return tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes() if small else None
+        dtype, dims = self._found.get(value, (None, None))
+        return value.dtype or dtype, dims if value.shape is None else dims_of(value), None
+
+    def _infer(self, node: ir.Node, inputs: tuple[_Input | None, ...]) -> list[Found | None]:
+        nothing: list[Found | None] = [None] * len(node.outputs)
+        version = self._opsets.get(node.domain, 1)
+        if not onnx.defs.has(node.op_type, version, node.domain):
+            return nothing
+        proto = onnx.NodeProto(op_type=node.op_type, domain=node.domain)
+        types, data = {}, {}
+        for index, given in enumerate(inputs):
+            name = "" if given is None else f"input{index}"
+            proto.input.append(name)
+            if given is None:
+                continue
+            dtype, dims, value = given
+            if dtype is None:
+                return nothing
+            types[name] = onnx.helper.make_tensor_type_proto(int(dtype), dims)
+            if value is not None:
+                sizes = [dim for dim in dims or () if isinstance(dim, int)]
+                data[name] = onnx.TensorProto(data_type=int(dtype), dims=sizes, raw_data=value)
+        proto.output.extend(f"output{index}" for index in range(len(node.outputs)))
+        for attribute in node.attributes.values():
+            proto.attribute.append(ir.serde.serialize_attribute(attribute))
+        try:
+            found = onnx.shape_inference.infer_node_outputs(
+                onnx.defs.get_schema(node.op_type, version, node.domain),
+                proto,
+                types,
+                data,
+                opset_imports=self._imports,
+            )
+        except (
+            onnx.shape_inference.InferenceError,
+            onnx.checker.ValidationError,
+            RuntimeError,
+            ValueError,
+        ):
+            return nothing
+        return [_read(found.get(name)) for name in proto.output]
+
+
+def _hashable(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _read(proto: onnx.TypeProto | None) -> Found | None:
+    if proto is None or not proto.HasField("tensor_type") or not proto.tensor_type.elem_type:
+        return None
+    tensor = proto.tensor_type
+    dims: Dims | None = None
+    if tensor.HasField("shape"):
+        dims = tuple(
+            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+            for dim in tensor.shape.dim
+        )
+    return ir.DataType(tensor.elem_type), dims
+
+
+_ROUNDS = 10
+_SIZE = 5040  # of an axis that is known only when the model runs: it has many divisors
+VARIES = "odtpack.shape_varies"
+"""Set in the meta data of an input of a body that is known to change its shape."""
+
+_OPEN = "odtpack.shape_open"  # the same where nothing is known, lest it is tried again
+
+
+class _State(NamedTuple):
+    """The same carried value before the loop, in a turn, after the turn, and after the loop."""
+
+    first: ir.Value
+    before: ir.Value
+    after: ir.Value
+    last: ir.Value
+
+
+def infer(model: ir.Model, infer_others: Callable[[ir.Model], ir.Model]) -> ir.Model:
+    """Infer shapes, those of carried values included.
+
+    Args:
+        model: Changed in place.
+        infer_others: Infers all shapes but these.
+    """
+    model = infer_others(model)
+    states = [state for state in _states(model) if _is_open(state)]
+    if not states:
+        return model
+    known = {value: value.shape for graph in model.graphs() for value in defined(graph)}
+    guesses: dict[_State, Dims | None] = {}
+    judged = False
+    for _ in range(_ROUNDS):
+        # Of a loop inside a loop the first value gets its shape from a guess about the other.
+        new = [s for s in states if s not in guesses and s.first.shape is not None]
+        guesses |= {state: dims_of(state.first) for state in new}
+        if not new:
+            if not judged:  # these are the shapes of the first turn, assumed or not
+                _mark_varying(states)
+            judged = True
+            found = {state: _common(state, guess) for state, guess in guesses.items()}
+            if found == guesses:
+                break
+            guesses = found
+        _restore(known)
+        for state, dims in guesses.items():
+            if dims is not None:
+                if state.before.shape is None:
+                    state.before.shape = ir.Shape(dims)
+                state.last.shape = ir.Shape(dims)
+        model = infer_others(model)
+    else:
+        _restore(known)
+        guesses = dict.fromkeys(states)
+    for state, dims in guesses.items():
+        if dims is None:
+            state.before.meta[_OPEN] = True
+    return model
+
+
+def _restore(shapes: Mapping[ir.Value, ir.Shape | None]) -> None:
+    for value, shape in shapes.items():
+        value.shape = shape
+
+
+def _mark_varying(states: list[_State]) -> None:
+    for state in states:
+        first, after = dims_of(state.first), dims_of(state.after)
+        if first is None or after is None or dims_of(state.before) != dims_of(state.first):
+            continue
+        pairs = zip(first, after, strict=False)
+        sizes = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
+        if len(first) != len(after) or any(a != b for a, b in sizes):
+            state.before.meta[VARIES] = True
+
+
+def _states(model: ir.Model) -> Iterator[_State]:
+    for node in nodes_of(model.graph):
+        if node.op_type != "Loop" or node.domain not in ("", "ai.onnx"):
+            continue
+        body = node.attributes["body"].as_graph()
+        rows = zip(node.inputs[2:], body.inputs[2:], body.outputs[1:], node.outputs, strict=False)
+        for first, before, after, last in rows:
+            if first is not None:
+                yield _State(first, before, after, last)
+
+
+def may_change(
+    graph: ir.Graph, value: ir.Value, infer_others: Callable[[ir.Model], ir.Model]
+) -> bool:
+    """Whether a carried value may have another shape in another turn.
+
+    Sizes that are known only when the model runs are set to numbers for that: then inference
+    separates what has as many elements as before from what has more.
+
+    Args:
+        graph: The main graph; not changed.
+        value: Input of the body of a Loop in it.
+        infer_others: Infers all shapes but those of carried values.
+    """
+    model = ir.Model(graph, ir_version=8)
+    twin = model.clone()
+    numbers: dict[str, int] = {}
+    for given in twin.graph.inputs:
+        given.shape = _with_numbers(given, numbers, new=True)
+    for inner in twin.graphs():
+        for each in defined(inner) - set(twin.graph.inputs):
+            each.shape = _with_numbers(each, numbers, new=False)
+    states, twins = list(_states(model)), list(_states(twin))
+    for _ in range(_ROUNDS):  # a loop inside a loop begins with what the outer one carries
+        infer_others(twin)
+        unknown = [s for s in twins if static_dims(s.before) is None and static_dims(s.first)]
+        if not unknown:
+            break
+        for state in unknown:
+            state.before.shape = state.last.shape = state.first.shape
+    known = next(other for state, other in zip(states, twins, strict=True) if state.before is value)
+    dims = static_dims(known.first)
+    return dims is None or dims != static_dims(known.before) or dims != static_dims(known.after)
+
+
+def _with_numbers(value: ir.Value, numbers: dict[str, int], *, new: bool) -> ir.Shape | None:
+    """The shape with a number for each size, and None where one is not known."""
+    dims = dims_of(value)
+    if dims is None:
+        return None
+    found = []
+    for axis, dim in enumerate(dims):
+        name = f"{value.name}:{axis}" if dim is None else str(dim)
+        if not isinstance(dim, int) and new:
+            numbers.setdefault(name, _SIZE * (len(numbers) + 1))
+        found.append(dim if isinstance(dim, int) else numbers.get(name))
+    return None if None in found else ir.Shape([dim for dim in found if dim is not None])
+
+
+def _is_open(state: _State) -> bool:
+    if state.before.meta.get(_OPEN) or not isinstance(state.first.type, ir.TensorType):
+        return False
+    return state.before.shape is None or state.last.shape is None
+
+
+def _common(state: _State, guess: Dims | None) -> Dims | None:
+    """The guess without what the values before and after a turn contradict."""
+    for value in (state.before, state.after):
+        dims = dims_of(value)
+        if guess is None or dims is None or len(dims) != len(guess):
+            return None
+        pairs = zip(guess, dims, strict=True)
+        guess = tuple(dim if dim == other else None for dim, other in pairs)
+    return guess

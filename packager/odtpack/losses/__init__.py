@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 
 from odtpack.discovery import declared_classes
 from odtpack.errors import OdtpackError
-from odtpack.losses.common.base import Loss, Target, TargetRole
-from odtpack.losses.common.options import parse, same_type
+from odtpack.losses.common.base import Loss, Target, TargetRole, parse, same_type
 
 __all__ = ["LOSSES", "Loss", "Target", "TargetRole", "make_loss", "parse_options"]
 

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from odtpack.losses.common.base import like
-from odtpack.losses.common.elementwise import Elementwise
-from odtpack.losses.common.options import Numbers
+from odtpack.losses.common.base import Elementwise, Numbers, like
 from odtpack.option import option
 
 if TYPE_CHECKING:

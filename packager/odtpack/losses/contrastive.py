@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from odtpack.losses.common.base import Target, dims, shaped, target_dtype
-from odtpack.losses.common.embeddings import Embeddings, distance
+from odtpack.losses.common.base import Embeddings, Target, dims, distance, shaped, target_dtype
 from odtpack.option import option
 
 if TYPE_CHECKING:

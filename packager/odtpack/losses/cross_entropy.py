@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-from odtpack.losses.common.base import rank
-from odtpack.losses.common.labels import log_softmax
+from odtpack.losses.common.base import log_softmax, rank
 from odtpack.losses.nll import NegativeLogLikelihood
 from odtpack.option import option
 

@@ -6,8 +6,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from odtpack.losses.common.base import Loss, Reduction, Target, like, target_like
-from odtpack.losses.common.labels import label_metadata, label_target
+from odtpack.losses.common.base import (
+    Loss,
+    Reduction,
+    Target,
+    label_metadata,
+    label_target,
+    like,
+    target_like,
+)
 from odtpack.losses.cross_entropy import CrossEntropy
 from odtpack.losses.kl_div import KLDivergence, Teacher
 from odtpack.option import option

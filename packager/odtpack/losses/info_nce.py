@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from odtpack.losses.common.base import Target, dims, shaped
-from odtpack.losses.common.embeddings import LEAST_SQUARE, Embeddings
+from odtpack.losses.common.base import LEAST_SQUARE, Embeddings, Target, dims, shaped
 from odtpack.losses.cross_entropy import CrossEntropy
 from odtpack.option import option
 

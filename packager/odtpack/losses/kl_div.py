@@ -11,12 +11,12 @@ from odtpack.losses.common.base import (
     Target,
     dims,
     like,
+    log_softmax,
     rank,
     require_rank,
     shaped,
     target_like,
 )
-from odtpack.losses.common.labels import log_softmax
 from odtpack.option import option
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-from odtpack.losses.common.base import like
-from odtpack.losses.common.elementwise import Elementwise
+from odtpack.losses.common.base import Elementwise, like
 
 if TYPE_CHECKING:
     import onnx_ir as ir

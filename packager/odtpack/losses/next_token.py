@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from odtpack.losses.common.base import (
-    Loss,
-    Target,
-    dims,
-    require_rank,
-    shaped,
-    whole_numbers,
-)
+from odtpack.losses.common.base import Loss, Target, dims, require_rank, shaped, whole_numbers
 from odtpack.losses.common.vocabulary import head_of, token_terms
 from odtpack.option import option
 

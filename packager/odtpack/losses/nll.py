@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from odtpack.losses.common.base import Loss, Target, dims, rank, shaped
-from odtpack.losses.common.labels import (
+from odtpack.losses.common.base import (
+    Loss,
+    Numbers,
+    Target,
+    dims,
     label_metadata,
     label_target,
+    rank,
     shape_text,
+    shaped,
     without_classes,
 )
-from odtpack.losses.common.options import Numbers
 from odtpack.option import option
 
 if TYPE_CHECKING:

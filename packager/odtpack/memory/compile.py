@@ -16,21 +16,19 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack.errors import OdtpackError
-from odtpack.graph import equal_nodes
+from odtpack.graph import graphs
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
-from odtpack.memory import clone_writer, early_masks, own_buffers
-from odtpack.memory.control_edge import SizeNames
-from odtpack.memory.forward import ancestors, nameable, take_ranks
+from odtpack.memory import clone_writer, early_masks, schedule
+from odtpack.memory.costs import ancestors, nameable, take_ranks
 from odtpack.memory.order import gradients_at_once, weights_late
 from odtpack.memory.recompute import Choice, choose
-from odtpack.memory.schedule import Schedule
+from odtpack.memory.schedule import Schedule, SizeNames
 from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
 from odtpack.memory.timeline import Step
 from odtpack.passes.compact import compact
-from odtpack_runtime.files.scratch import scratch_folder
-from odtpack_simulator.memory.node_names import Labels
-from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
+from odtpack_runtime.files.atomic import scratch_folder
+from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph, load_runtime_graph
 
 _SMALLEST: Final = 1 << 21
 """Bytes that a forward pass computes from which on it is worth to look where they go."""
@@ -51,7 +49,8 @@ def compile_memory(
         or no way to look at the model.
 
     Raises:
-        OdtpackError: A limit is asked for, and ONNX Runtime does not load the model.
+        OdtpackError: A limit is asked for, and ONNX Runtime does not load the model; loading it
+            takes too much memory or time, or crashes.
     """
     if spec.limit is not None:
         return _compile(model, parameters, spec)
@@ -59,7 +58,9 @@ def compile_memory(
         return None
     try:
         return _compile(model, parameters, spec)
-    except OdtpackError:
+    except OdtpackError as error:
+        if error.code != "model-not-loadable":
+            raise
         return None  # operators of the user's, which this process does not have
 
 
@@ -67,13 +68,13 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     shapes = input_shapes(model.graph, spec)
     trial = model.clone()
     # ONNX Runtime merges equal nodes: what is chosen for its step would miss a duplicate.
-    equal_nodes.merge(trial.graph)
+    graphs.merge(trial.graph)
     before = Step(_load(trial, shapes))
     total = sum(before.seconds)
     peak = before.timeline().peak
     op, sizes = Ops(trial.graph, "again/"), SizeNames()
     early = early_masks.compute_early(op, trial.graph, before)
-    own_buffers.rename_sizes(op, trial.graph, before, sizes)
+    schedule.rename_sizes(op, trial.graph, before, sizes)
     Schedule.of(trial.graph, before.timeline(), {}, early).arrange()
     executed = _load(trial, shapes)
     take_ranks(trial.graph, executed)

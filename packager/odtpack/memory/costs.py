@@ -1,20 +1,51 @@
-"""How long an operator takes, to weigh what is computed again against what is kept.
-
-Only ratios count: which of two tensors is cheaper to compute, and which part of a step that is.
-The rates are those of one core of an x86-64 server with AVX-512 running ONNX Runtime; the sums
-over the benchmarks' transformer, ViT and MobileNetV2 are within 20 % of its profiles. A core of a
-phone is two to four times slower in all of them alike. A tensor of a step is read from a cache
-more often than from memory.
-"""
+"""The forward pass of a training model, and how long its operators take."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from odtpack_simulator.memory.operator_work import Tensor, operator_work
-from odtpack_simulator.memory.roofline import SMALL, Roof
-from odtpack_simulator.memory.runtime_graph import Node, Value
+import onnx_ir as ir
+
+from odtpack.graph.graphs import dims_of, reads
+from odtpack_simulator.memory.operator_work import SMALL, Roof, Tensor, operator_work
+from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
+
+
+def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
+    """What the nodes of a graph compute, by name."""
+    return {v.name: v for node in graph for v in node.outputs if v.name}
+
+
+def nameable(graph: ir.Graph) -> frozenset[str]:
+    """Values of a graph that a control edge can be put on: those of a known rank."""
+    return frozenset(n for n, v in named_values(graph).items() if dims_of(v) is not None)
+
+
+def take_ranks(graph: ir.Graph, executed: RuntimeGraph) -> None:
+    """Give values of the forward pass whose rank is unknown the one that ONNX Runtime infers.
+
+    With the sizes that are the same for every batch.
+    """
+    for node in ancestors(graph.outputs[:1]):
+        for value in node.outputs:
+            known = executed.values.get(value.name or "")
+            if value.shape is None and known is not None and known.dims is not None:
+                value.shape = ir.Shape(d if isinstance(d, int) else None for d in known.dims)
+
+
+def ancestors(outputs: Collection[ir.Value]) -> set[ir.Node]:
+    """Nodes that some values need; for the loss those are the forward pass."""
+    found: set[ir.Node] = set()
+    stack = [value.producer() for value in outputs]
+    while stack:
+        node = stack.pop()
+        if node is None or node in found:
+            continue
+        found.add(node)
+        stack += [value.producer() for value in reads(node)]
+    return found
+
 
 _FLOPS: Final = 100e9
 _CONVOLUTION_FLOPS: Final = 60e9
@@ -49,7 +80,7 @@ _NANOSECONDS: Final = {
 accesses make slower than their traffic."""
 
 
-def seconds(node: Node, values: Mapping[str, Value], bandwidth: float = _BANDWIDTH) -> float:
+def node_seconds(node: Node, values: Mapping[str, Value], bandwidth: float = _BANDWIDTH) -> float:
     """Estimated time of one run of a node: of its first branch, or of one turn of its body.
 
     Args:
@@ -60,7 +91,7 @@ def seconds(node: Node, values: Mapping[str, Value], bandwidth: float = _BANDWID
     if node.subgraphs:
         body = next(iter(node.subgraphs.values()))
         inner = {**values, **body.values}
-        return 5 * _NODE_SECONDS + sum(seconds(each, inner, bandwidth) for each in body.nodes)
+        return 5 * _NODE_SECONDS + sum(node_seconds(each, inner, bandwidth) for each in body.nodes)
     if node.op_type in SMALL:
         return _NODE_SECONDS
     inputs, outputs = (

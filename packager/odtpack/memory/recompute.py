@@ -84,7 +84,9 @@ def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collectio
         return found
     # In another order it may come further: as where tensors come from memory.
     values = step.graph.values
-    weights = [costs.seconds(each, values, costs.MEMORY_BANDWIDTH) for each in step.graph.nodes]
+    weights = [
+        costs.node_seconds(each, values, costs.MEMORY_BANDWIDTH) for each in step.graph.nodes
+    ]
     other = _choose(_Search(step, seconds, nameable, weights), limit)
     return min(found, other, key=lambda choice: choice.peak)
 

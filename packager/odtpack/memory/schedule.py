@@ -1,19 +1,96 @@
-"""Puts the nodes of a training model into an order that makes ONNX Runtime execute them as planned.
-
-ONNX Runtime walks depth first from the nodes whose outputs nothing reads, the last in the file
-first, to what they need, the last in the file first. So the file is written from its end: of the
-nodes whose readers are all placed, the one that is executed first comes last.
-"""
+"""Puts nodes into an order that ONNX Runtime executes, and keeps buffers from being held."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
-from odtpack.graph.graphs import reads
-from odtpack.memory.timeline import Timeline
+from odtpack.graph.graphs import dims_of, reads, subgraphs
+from odtpack.graph.ops import Ops
+from odtpack.memory.costs import ancestors
+from odtpack.memory.timeline import Step, Timeline
+from odtpack_runtime.session.graph_signature import RESET_NAME
+from odtpack_simulator.memory.kernel_memory import IN_PLACE
+
+_OWN = "again "
+
+
+def zeros_of(op: Ops, late: ir.Value, rank: int) -> ir.Value:
+    """As many zeros as a shape has axes, once ``late`` exists."""
+    return op.Mul(op.Size(late), op.constant(np.zeros(rank, np.int64)))
+
+
+class SizeNames:
+    """Names of sizes that nothing else in a model has, see :mod:`.own_buffers`.
+
+    Args:
+        numbers: Of the families of names that are still to come.
+    """
+
+    def __init__(self, numbers: Iterator[int] | None = None) -> None:
+        self._numbers = itertools.count() if numbers is None else numbers
+        self._number = next(self._numbers)
+
+    def another(self) -> SizeNames:
+        """Names that differ from these and from those of every call before."""
+        return SizeNames(self._numbers)
+
+    @staticmethod
+    def is_own(size: object) -> bool:
+        """Whether a size has such a name."""
+        return isinstance(size, str) and size.startswith(_OWN)
+
+    def shape(self, value: ir.Value) -> ir.Shape:
+        """The shape of a value whose first axis has a name of its own."""
+        return self.named(dims_of(value) or ())
+
+    def named(self, shape: Sequence[int | str | None], axis: int = 0) -> ir.Shape:
+        """A shape one of whose axes has a name of its own."""
+        dims = list(shape)
+        if dims and dims[axis] != 1:
+            dims[axis] = f"{_OWN}{self._number} {dims[axis] or '?'}"
+        return ir.Shape(dims)
+
+    def open(self, shape: Sequence[int | str | None]) -> ir.Shape:
+        """A shape whose first open axis, if any, has a name of its own."""
+        axes = (axis for axis, dim in enumerate(shape) if not isinstance(dim, int))
+        axis = next(axes, None)
+        return ir.Shape(shape) if axis is None else self.named(shape, axis)
+
+
+class ControlEdge:
+    """Views of values that exist once ``late`` does.
+
+    Args:
+        op: Writer for the graph, which puts nodes where they may stand.
+        late: A value of any type; its last reader may well be this edge.
+        sizes: Names the first axis of the views.
+    """
+
+    def __init__(self, op: Ops, late: ir.Value, sizes: SizeNames) -> None:
+        self._op = op
+        self._late = late
+        self._sizes = sizes
+        self._views: dict[ir.Value, ir.Value] = {}
+        self._shapes: dict[int, ir.Value] = {}
+
+    def view(self, value: ir.Value) -> ir.Value:
+        """The value, once ``late`` exists; itself where its rank is unknown."""
+        dims = dims_of(value)
+        if dims is None:
+            return value
+        if value not in self._views:
+            rank = len(dims)
+            if rank not in self._shapes:
+                self._shapes[rank] = zeros_of(self._op, self._late, rank)
+            view = self._op.Reshape(value, self._shapes[rank])
+            view.type, view.shape = value.type, self._sizes.shape(value)
+            self._views[value] = view
+        return self._views[value]
 
 
 class Schedule:
@@ -107,3 +184,89 @@ def _from_the_end(needs: Sequence[Collection[int]], keys: Sequence[float]) -> li
             if not readers[source]:
                 heapq.heappush(free, (keys[source], source))
     return order[::-1]
+
+
+_LARGE = 1 << 14
+"""Bytes from which on a buffer is worth a view."""
+
+
+def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> None:
+    """Let the backward pass read what it starts from under sizes of other names.
+
+    Args:
+        op: Writer for the training graph.
+        graph: The graph; new nodes go to its end.
+        step: It as ONNX Runtime executes it.
+        names: Makes the names.
+    """
+    forward = ancestors(graph.outputs[:1])
+    reset = next((v for v in graph.inputs if v.name == RESET_NAME), None)
+    if reset is None:
+        return
+    renamed: set[ir.Value] = set()
+    views: dict[ir.Value, ir.Value] = {}
+    shapes: dict[int, ir.Value] = {}
+    flag = op.cast(reset, ir.DataType.INT64)  # what it is, no inference of shapes knows
+    for node in list(graph):
+        if node in forward:
+            _own_sizes(node, step, names)
+            continue
+        if subgraphs(node):
+            continue
+        if any(value in renamed for value in reads(node)):
+            renamed.update(node.outputs)
+            _own_sizes(node, step, names)
+            continue
+        large = any(_nbytes(step, value) >= _LARGE for value in node.outputs)
+        source = next(_sources(node, step), None) if large else None
+        if source is None:
+            continue
+        if source not in views:
+            dims = _dims(source, step)
+            if len(dims) not in shapes:
+                shapes[len(dims)] = op.Mul(flag, op.ints(*[0] * len(dims)))
+            view = op.Reshape(source, shapes[len(dims)])
+            view.type, view.shape = source.type, names.named(dims)
+            views[source] = view
+        for index, value in enumerate(node.inputs):
+            if value is source:
+                node.replace_input_with(index, views[source])
+        renamed.update(node.outputs)
+        _own_sizes(node, step, names)
+
+
+def _own_sizes(node: ir.Node, step: Step, names: SizeNames) -> None:
+    """Give what a node computes sizes that nothing else has but what it may overwrite."""
+    source = dims_of(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    overwrites = not node.domain and node.op_type in IN_PLACE  # its result has its input's shape
+    for value in node.outputs:
+        dims = _dims(value, step)
+        if not dims or value.is_graph_output():
+            continue
+        if dims_of(value) is None and all(isinstance(dim, int) for dim in dims):
+            continue  # ONNX Runtime takes the name over from what it is computed from
+        if overwrites and source and any(map(SizeNames.is_own, source)):
+            value.shape = ir.Shape(source)
+        else:
+            value.shape = names.another().open(dims)
+
+
+def _sources(node: ir.Node, step: Step) -> Iterator[ir.Value]:
+    """What a node reads that is no constant, the largest first."""
+    found = [
+        value
+        for value in node.inputs
+        if value is not None and _dims(value, step) and not value.is_initializer()
+    ]
+    yield from sorted(found, key=lambda value: -_nbytes(step, value))
+
+
+def _dims(value: ir.Value, step: Step) -> tuple[int | str | None, ...]:
+    """Sizes of the axes: what the graph says, or else ONNX Runtime; none where neither does."""
+    known = step.graph.values.get(value.name or "")
+    return dims_of(value) or (known.dims if known is not None else None) or ()
+
+
+def _nbytes(step: Step, value: ir.Value) -> int:
+    known = step.graph.values.get(value.name or "")
+    return 0 if known is None else known.nbytes or 0

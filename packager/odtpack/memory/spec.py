@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from types import NoneType
+from collections.abc import Mapping
 from typing import Final
 
-from odtpack.arguments import check_type
-from odtpack.choices import STOCK, Runtime
+from odtpack.choices import STOCK
 from odtpack.errors import OdtpackError
+from odtpack.spec import BuildSpec
 from odtpack_simulator.values.units import parse_quantity
 
 FREE_SLOWDOWN: Final = 0.05
@@ -31,7 +30,7 @@ class MemorySpec:
         batch: Size of every other open first axis.
         other: Size of every other open axis.
         budget: Bytes that the whole training may take at its peak, see
-            :mod:`odtpack.package.memory_budget`.
+            :mod:`odtpack.package.write`.
         limit: Bytes of activations that a training step may have at its peak, those of the
             sessions' nodes that are added counted; as few as ``slowdown`` allows if None.
         slowdown: Part of the training model's time that computing again may take, by the
@@ -48,53 +47,35 @@ class MemorySpec:
     worth: float = WORTH
 
 
-def read_memory(
-    budget: str | None, batch: int | None, sizes: Sequence[str], runtime: Runtime = STOCK
-) -> MemorySpec:
-    """Read what a recipe or options say.
-
-    Args:
-        budget: A size with its unit, ``"60 MB"``; None for what costs next to no time.
-        batch: Samples at once.
-        sizes: Sizes of other open axes, ``"tokens=128"``.
-        runtime: What is to run the package.
+def read_memory(spec: BuildSpec) -> MemorySpec:
+    """The problem that a specification poses.
 
     Raises:
-        OdtpackError: One of them cannot be read, or is given without a budget.
+        OdtpackError: A size cannot be read, or sizes are given without a budget.
     """
-    if budget is None:
-        if batch is not None or sizes:
+    if spec.memory_budget is None:
+        if spec.memory_batch is not None or spec.memory_sizes:
             raise OdtpackError(
                 "option-not-used",
-                "samples and sizes are given for a memory budget, and there is none",
+                "a batch size and sizes are given for a memory budget, and there is none",
                 hint="add --memory-budget, as in --memory-budget '60 MB'",
             )
         return MemorySpec()
-    if runtime != STOCK:
+    if spec.runtime != STOCK:
         raise OdtpackError(
             "target-cannot", "a memory budget is kept with stock ONNX Runtime only",
             hint="leave --memory-budget or --target out",
         )  # fmt: skip
-    check_type("memory_budget", budget, str, "'60 MB'")
-    check_type("memory_batch", batch, (int, NoneType), "8")
-    if batch is not None and batch < 1:
-        raise OdtpackError("bad-batch-size", f"{batch} samples cannot be trained on at once")
     named = {}
-    for text in sizes:
+    for text in spec.memory_sizes:
         name, _, size = text.rpartition("=")
         if not name or not size.isascii() or not size.isdigit() or int(size) < 1:
             raise OdtpackError(
                 "bad-memory-budget", f"{text!r} is not NAME=SIZE with a size of 1 or more"
             )
         named[name] = int(size)
-    return MemorySpec(named, batch or USUAL_BATCH, budget=_bytes(budget))
-
-
-def _bytes(text: str) -> int:
-    try:
-        return int(parse_quantity(text, "bytes"))
-    except ValueError as error:
-        raise OdtpackError("bad-memory-budget", f"the memory budget {error}") from None
+    budget = int(parse_quantity(spec.memory_budget, "bytes"))
+    return MemorySpec(named, spec.memory_batch or USUAL_BATCH, budget=budget)
 
 
 @dataclasses.dataclass(frozen=True)

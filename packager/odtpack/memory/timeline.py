@@ -14,7 +14,7 @@ from typing import Final
 from odtpack.graph.graphs import RANDOM_OPERATORS
 from odtpack.memory import costs
 from odtpack_runtime.session.graph_signature import RESET_NAME
-from odtpack_simulator.memory.allocation import Allocation, allocate
+from odtpack_simulator.memory.arena import Allocation, allocate
 from odtpack_simulator.memory.kernel_memory import ALIASES
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 from odtpack_simulator.memory.session_memory import BYTES_PER_NODE
@@ -74,7 +74,7 @@ class Step:
             name: index for index, node in enumerate(graph.nodes) for name in node.outputs if name
         }
         self.forward = graph.needed_for(graph.outputs[:1])
-        self.seconds = [costs.seconds(node, graph.values) for node in graph.nodes]
+        self.seconds = [costs.node_seconds(node, graph.values) for node in graph.nodes]
         self._root: dict[str, str] = {}
         for node in graph.nodes:
             if node.op_type in ALIASES and node.domain in ("", "ai.onnx"):

@@ -1,10 +1,4 @@
-"""What PyTorch's exporters do to the names of parameters, and how to find them again.
-
-A linear layer on a sequence is exported as MatMul with the transposed weight, a recurrent
-layer with its gates in another order, a normalization inside the convolution before it:
-the exporters compute these tensors and name them ``onnx::MatMul_324`` or ``val_14``. The
-names that they had in the module follow from what is around them.
-"""
+"""What exporters do to the names and values of parameters, and how to undo it."""
 
 from __future__ import annotations
 
@@ -13,8 +7,81 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
+import numpy as np
 import onnx.defs
 import onnx_ir as ir
+
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_TENSOR = re.compile(r"^(\w+): (?:PARAMETER|BUFFER) target='([^']+)'", re.MULTILINE)
+_CALL = "pkg.torch.onnx.fx_node"
+_ARGUMENT = re.compile(r"%(\w+)")
+
+
+class ExportedParameters:
+    """What the exporter of a graph noted of the module's parameters.
+
+    Args:
+        graph: Forward graph.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._targets = dict(_TENSOR.findall(graph.metadata_props.get(_SIGNATURE, "")))
+        self._names = set(self._targets.values())
+        self._owners = {name.rpartition(".")[0] for name in self._names}
+        self._made_up = made_up(graph)
+
+    def named(self, name: str) -> bool:
+        """Whether the exporter listed a parameter or buffer of this name."""
+        return name in self._names
+
+    def read(self, node: ir.Node, index: int) -> str | None:
+        """The parameter that a node reads at a place among its inputs; None if unknown.
+
+        The same for two places only if they read one parameter of the module.
+        """
+        value = node.inputs[index]
+        if value is None:
+            return None
+        # An Identity or a Transpose may hand on what an exporter made up.
+        made_up = value.name in self._made_up or is_generated(str(value.name))
+        if made_up and fixed_role(node, index) is None:
+            return None  # a factor, or another constant of the exporter
+        called = self._called(node, index, made_up)
+        if called is not None:
+            return called
+        if made_up and (owner := beside(node)) is not None:
+            return owner
+        label = origin(node, index)
+        if label is None or (self._names and label.rpartition(".")[0] not in self._owners):
+            return None  # another name of a module that is listed once
+        return label
+
+    def _called(self, node: ir.Node, index: int, made_up: bool) -> str | None:
+        """Which of the parameters of the call that a node was exported from."""
+        taken = self._taken(node)
+        kind = role(node, index)
+        if made_up or len(taken) > 1:
+            owners = {name.rpartition(".")[0] for name in taken}
+            if node.op_type in RECURRENT and len(owners) == 1:
+                return f"{owners.pop()}.{kind}"  # computed from several parameters of it
+            taken = {each for each in taken if kind is not None and each.endswith(kind)}
+        return taken.pop() if len(taken) == 1 else None
+
+    def bias(self, node: ir.Node) -> str | None:
+        """The one bias that the call takes that a node was exported from."""
+        taken = [name for name in self._taken(node) if name.endswith("bias")]
+        return taken[0] if len(taken) == 1 else None
+
+    def _taken(self, node: ir.Node) -> set[str]:
+        """Parameters that the call takes that a node was exported from."""
+        call = node.metadata_props.get(_CALL, "").partition("](")[2]
+        return {self._targets[a] for a in _ARGUMENT.findall(call) if a in self._targets}
+
+
+def noted(node: ir.Node) -> bool:
+    """Whether torch.export noted the modules around a node."""
+    return SCOPES in node.metadata_props
+
 
 # Names of what they compute from parameters and constants while they export.
 _GENERATED = re.compile(r"(val|tmp)(_\d+)*|onnx::\w+_\d+")
@@ -167,3 +234,47 @@ def _join(scopes: list[str]) -> str:
         for scope, below in zip(scopes, inner, strict=False)
         if scope and not below.startswith(f"{scope}.")
     )
+
+
+_BIAS = 2
+_OPERATORS = ("Conv", "ConvTranspose", "Gemm")
+
+
+def restore(graph: ir.Graph) -> bool:
+    """Give nodes the biases that their calls had; return whether any lacked one.
+
+    Args:
+        graph: Forward graph; changed in place. New initializers have the module's names.
+    """
+    parameters = ExportedParameters(graph)
+    changed = False
+    for node in graph:
+        if node.op_type not in _OPERATORS or any(node.inputs[_BIAS:]):
+            continue
+        name, size = parameters.bias(node), _channels(node)
+        weight = node.inputs[1]
+        if name is None or size is None or weight is None or weight.dtype is None:
+            continue
+        if name not in graph.initializers:
+            tensor = ir.tensor(np.zeros(size, weight.dtype.numpy()), name=name)
+            value = ir.val(name, dtype=weight.dtype, shape=[size], const_value=tensor)
+            value.metadata_props[KIND] = "PARAMETER"
+            graph.register_initializer(value)
+        node.resize_inputs(_BIAS + 1)
+        node.replace_input_with(_BIAS, graph.initializers[name])
+        changed = True
+    return changed
+
+
+def _channels(node: ir.Node) -> int | None:
+    """Number of outputs of a layer, by its weight."""
+    weight = node.inputs[1]
+    tensor = None if weight is None else weight.const_value
+    if tensor is None:
+        return None
+    shape = tensor.shape.numpy()
+    if node.op_type == "Gemm":
+        return shape[0] if node.attributes.get_int("transB", 0) else shape[1]
+    if node.op_type == "ConvTranspose":
+        return shape[1] * node.attributes.get_int("group", 1)
+    return shape[0]

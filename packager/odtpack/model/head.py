@@ -22,8 +22,7 @@ import onnx_ir.passes.common as common_passes
 
 from odtpack.choices import Pool
 from odtpack.errors import OdtpackError
-from odtpack.graph.dtypes import TRAINABLE_TYPES
-from odtpack.graph.graphs import dims_of, used_names
+from odtpack.graph.graphs import TRAINABLE_TYPES, dims_of, used_names
 from odtpack.model.loading import load_model
 
 LOGITS: Final = "logits"

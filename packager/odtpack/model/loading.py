@@ -1,9 +1,9 @@
-"""Reads the user's model; everything about it is checked here, before anything uses it."""
+"""Reads the user's model and checks everything about it before anything uses it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -13,24 +13,22 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack import targets
+from odtpack.contrib import DOMAIN
 from odtpack.errors import OdtpackError
-from odtpack.graph.dtypes import TRAINABLE_TYPES
-from odtpack.graph.graphs import defined, dims_of, is_lifted_constant, mark_constant, nodes_of
-from odtpack.graph.inference import infer_shapes
-from odtpack.graph.inline import InlinePass
-from odtpack.model import (
-    drop_cache,
-    endless,
-    external_data,
-    functions,
-    restore_bias,
-    shared_tensors,
-    source,
-    split_merged,
-    tie_weights,
+from odtpack.graph.graphs import (
+    TRAINABLE_TYPES,
+    InlinePass,
+    defined,
+    dims_of,
+    is_lifted_constant,
+    mark_constant,
+    nodes_of,
 )
+from odtpack.graph.inference import infer_shapes
+from odtpack.graph.ops import Ops
+from odtpack.model import exporters, shared_tensors, source
 from odtpack.model.source import ModelLike
-from odtpack.passes import upgrade_opset
+from odtpack.passes import patterns
 
 __all__ = [
     "CACHE",
@@ -52,14 +50,14 @@ def load_model(
     """Return a checked model with local functions inlined and shapes inferred.
 
     Contributed operators are written in standard ones where :mod:`odtpack.contrib` can, and a
-    key-value cache is left out (see :mod:`odtpack.model.drop_cache`).
+    key-value cache is left out (see :mod:`odtpack.model.loading`).
     Large initializers stay where they are, in the file or in the given model's memory.
 
     Args:
         model: Path of an ONNX file (external data beside it), or a model in memory,
             which is not changed.
         named: Initializers that the caller goes by, which are not taken for folded copies of
-            others (see :mod:`odtpack.model.tie_weights`).
+            others (see :mod:`odtpack.model.shared_tensors`).
         untie: Patterns of shared tensors of which each place gets its own copy (see
             :mod:`odtpack.model.shared_tensors`).
 
@@ -93,7 +91,7 @@ def load_source(
 
     rename_misplaced(given.proto)
     _open_negative_sizes(given.proto.graph)
-    functions.check_functions(given.proto, given.where)
+    check_functions(given.proto, given.where)
     _check(given.proto, given.where)
     try:
         loaded = ir.from_proto(given.proto)
@@ -116,21 +114,21 @@ def load_source(
         transform(loaded)
     _lift_parameters(loaded.graph)
     _write_conditions(loaded.graph)
-    endless.check_loops(loaded.graph, given.where)
+    check_loops(loaded.graph, given.where)
     common_passes.NameFixPass()(loaded)
     _drop_trailing_absent(loaded.graph)
     if not as_stored:
-        restore_bias.restore(loaded.graph)
+        exporters.restore(loaded.graph)
         constants = {n for n, v in loaded.graph.initializers.items() if is_lifted_constant(v)}
-        split_merged.split(loaded.graph, constants)
-    tie_weights.tie(loaded.graph, named)
+        shared_tensors.split(loaded.graph, constants)
+    shared_tensors.tie(loaded.graph, named)
     shared_tensors.untie(loaded.graph, untie)
     _open_declared_sizes(loaded.graph)
     loaded = infer_shapes(loaded)
     inputs = [value for value in loaded.graph.inputs if value.uses()]
-    cache = () if as_stored else drop_cache.drop(loaded.graph)
+    cache = () if as_stored else drop(loaded.graph)
     if needs_blocks(loaded.graph):
-        upgrade_opset.to_blocks(loaded.graph)
+        patterns.to_blocks(loaded.graph)
     loaded = decompose(loaded)
     if cache:
         loaded.meta[CACHE] = (*cache, *_drop_unread(loaded, inputs))
@@ -257,7 +255,7 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
             f"initializer {sparse.values.name!r} is sparse, which odtpack does not read",
             where=where,
         )
-    for tensor in external_data.tensors(proto):
+    for tensor in source.tensors(proto):
         source.check_bytes(tensor, where)
 
 
@@ -291,3 +289,250 @@ def _texts(message: Any) -> Iterator[str | bytes]:
         elif field.type == field.TYPE_MESSAGE:
             for inner in values:
                 yield from _texts(inner)
+
+
+_MOST_TRIPS: Final = 2**24
+"""Without another end: at a microsecond a trip, which no operator is quicker than, 17 seconds."""
+
+
+_WHOLE: Final = {ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64}
+
+
+def check_loops(graph: ir.Graph, where: str) -> None:
+    """Check that no Loop goes on for ever because its condition is always true.
+
+    A trip count that is only a bound, as exporters write 2^63 - 1 for ``while``, is fine where the
+    condition is computed.
+
+    Raises:
+        OdtpackError: ``endless-loop``.
+    """
+    for node in nodes_of(graph):
+        if node.op_type != "Loop" or node.domain not in ("", "ai.onnx") or len(node.inputs) < 2:
+            continue
+        trips, condition = node.inputs[0], node.inputs[1]
+        if condition is not None and _truth(condition) is not True:
+            continue
+        body = node.attributes["body"].as_graph()
+        if len(body.outputs) < 1 or not _stays_true(body):
+            continue
+        number = None if trips is None else _constant(trips)
+        if trips is not None and (number is None or number <= _MOST_TRIPS):
+            continue
+        name = node.name or f"the one that computes {node.outputs[0].name}"
+        raise OdtpackError(
+            "endless-loop",
+            f"the loop {name!r} does not end: its condition is always true, and "
+            + ("it has no trip count" if number is None else f"its trip count is {number:,}"),
+            where=where,
+        )
+
+
+def _stays_true(body: ir.Graph) -> bool:
+    """Whether a body's condition for another trip is true whenever that of its own was."""
+    value = _origin(body.outputs[0])
+    return value in body.inputs[1:2] or _truth(value) is True
+
+
+def _origin(value: ir.Value) -> ir.Value:
+    """What a value is a copy of."""
+    for _ in range(1000):
+        node = value.producer()
+        if node is None or node.op_type not in ("Identity", "Cast") or node.inputs[0] is None:
+            break
+        value = node.inputs[0]
+    return value
+
+
+def _truth(value: ir.Value) -> bool | None:
+    number = _constant(value)
+    return None if number is None else bool(number)
+
+
+def _constant(value: ir.Value) -> int | None:
+    """The only element of a constant; None for what is computed, or has more."""
+    tensor = ir.convenience.get_const_tensor(_origin(value))
+    if tensor is None or tensor.size != 1 or tensor.dtype not in _WHOLE:
+        return None
+    return int(tensor.numpy().item())
+
+
+_ALWAYS_ALLOWED: Final = 10_000
+_TIMES_STORED: Final = 100
+"""How many times the nodes of a file inlining may produce. A layer that is stored once and called
+for each layer of a deep network makes 100 of one."""
+
+_Name = tuple[str, str, str]
+
+
+def check_functions(proto: onnx.ModelProto, where: str) -> None:
+    """Check that inlining makes no more nodes than a file of this size can mean.
+
+    Raises:
+        OdtpackError: ``functions-too-large``; ``bad-function`` if one calls itself.
+    """
+    if not proto.functions:
+        return
+    bodies = {_name(function): function for function in proto.functions}
+    calls: dict[_Name, list[_Name]] = {}
+    sizes: dict[_Name, int] = {}
+    for name, function in bodies.items():
+        sizes[name], calls[name] = _count(function.node, bodies)
+    stored, called = _count(proto.graph.node, bodies)
+    allowed = max(_ALWAYS_ALLOWED, _TIMES_STORED * (stored + sum(sizes.values())))
+    total: dict[_Name, int] = {}
+    for name in _callees_first(calls, where):
+        total[name] = sizes[name] + sum(total[each] for each in calls[name])
+    made = stored + sum(total[each] for each in called)
+    if made > allowed:
+        shown = f"{made:,}" if made < 10**12 else f"2^{made.bit_length() - 1}"
+        raise OdtpackError(
+            "functions-too-large",
+            f"the functions of the model call each other so often that the graph would have "
+            f"{shown} nodes, and {allowed:,} are allowed for a file of its size",
+            where=where,
+        )
+
+
+def _name(function: onnx.FunctionProto) -> _Name:
+    return _domain(function.domain), function.name, getattr(function, "overload", "")
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _count(nodes: object, bodies: dict[_Name, onnx.FunctionProto]) -> tuple[int, list[_Name]]:
+    """The number of nodes, those of subgraphs included, and the functions that they call."""
+    count, called = 0, []
+    for node in _all_nodes(nodes):
+        count += 1
+        name = _domain(node.domain), node.op_type, getattr(node, "overload", "")
+        if name in bodies:
+            called.append(name)
+    return count, called
+
+
+def _all_nodes(nodes: object) -> Iterator[onnx.NodeProto]:
+    waiting = [nodes]
+    while waiting:
+        for node in waiting.pop():  # type: ignore[attr-defined]
+            yield node
+            for attribute in node.attribute:
+                waiting += [graph.node for graph in (attribute.g, *attribute.graphs) if graph.node]
+
+
+def _callees_first(calls: dict[_Name, list[_Name]], where: str) -> Iterator[_Name]:
+    """The functions in an order in which each follows those that it calls."""
+    begun: set[_Name] = set()
+    finished: set[_Name] = set()
+    for first, callees in calls.items():
+        stack = [(first, iter(dict.fromkeys(callees)))] if first not in begun else []
+        begun.add(first)
+        while stack:
+            name, rest = stack[-1]
+            callee = next(rest, None)
+            if callee is None:
+                stack.pop()
+                finished.add(name)
+                yield name
+            elif callee not in begun:
+                begun.add(callee)
+                stack.append((callee, iter(dict.fromkeys(calls[callee]))))
+            elif callee not in finished:
+                raise OdtpackError(
+                    "bad-function",
+                    f"function {callee[1]!r} of the model calls itself",
+                    where=where,
+                )
+
+
+_PAST = {  # inputs with past keys and values, and outputs with them and the new ones
+    (DOMAIN, "GroupQueryAttention"): ((3, 4), (1, 2)),
+    (DOMAIN, "MultiHeadAttention"): ((6, 7), (1, 2)),
+    ("", "Attention"): ((4, 5), (1, 2)),
+}
+_TOKENS = 2  # axis of [batch, heads, tokens, size]
+
+
+def drop(graph: ir.Graph) -> tuple[str, ...]:
+    """Leave out the inputs and outputs of a graph that are a cache.
+
+    An input is one if a node reads it as past keys or values, or a Concat, whose result is an
+    output, puts it in front along the tokens, whose number is open.
+
+    Returns:
+        Names of the inputs that are left out.
+    """
+    found = [value for value in graph.inputs if _is_past(value)]
+    kept = [value for value in graph.inputs if value not in found]
+    if not found or not kept:
+        return ()
+    op = Ops(graph, "cache/")
+    for past in found:
+        presents = _take_out(past)
+        outputs = [value for value in graph.outputs if value not in presents]
+        graph.outputs[:] = outputs or [*graph.outputs]
+        if past.uses():
+            _make_empty(op, graph, past, kept[0])
+    graph.inputs[:] = kept
+    return tuple(str(value.name) for value in found)
+
+
+def _is_past(value: ir.Value) -> bool:
+    dims = dims_of(value)
+    if dims is None or len(dims) != 4 or isinstance(dims[_TOKENS], int):
+        return False
+    if value.is_initializer() or value.is_graph_output():
+        return False
+    return any(_present(node, index) is not None for node, index in value.uses())
+
+
+def _present(node: ir.Node, index: int) -> tuple[ir.Value, ...] | None:
+    """The values that hold the past and new tokens, if a node reads its input as the past."""
+    if node.op_type == "Concat" and node.domain in ("", "ai.onnx"):
+        ahead = index == 0 and len(node.inputs) == 2
+        along = node.attributes.get_int("axis", 0) % 4 == _TOKENS
+        return (node.outputs[0],) if ahead and along and node.outputs[0].is_graph_output() else None
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    inputs, outputs = _PAST.get((domain, node.op_type), ((), ()))
+    if index not in inputs:
+        return None
+    return tuple(node.outputs[i] for i in outputs if i < len(node.outputs))
+
+
+def _take_out(past: ir.Value) -> set[ir.Value]:
+    """Let the nodes that read a past go without it; return what held it with the new tokens."""
+    presents: set[ir.Value] = set()
+    for node, index in [*past.uses()]:
+        held = _present(node, index)
+        if held is None:
+            continue
+        presents.update(held)
+        if node.op_type == "Concat":
+            new = node.inputs[1]
+            assert new is not None  # noqa: S101 - a Concat has no absent inputs
+            new_readers = [*node.outputs[0].uses()]
+            for reader, place in new_readers:
+                reader.replace_input_with(place, new)
+            node.replace_input_with(0, new)
+        else:
+            node.replace_input_with(index, None)
+    return presents
+
+
+def _make_empty(op: Ops, graph: ir.Graph, past: ir.Value, first: ir.Value) -> None:
+    """Put keys or values of no tokens in the place of an input: [batch, heads, 0, size]."""
+    dims = dims_of(past) or ()
+    readers = [*past.uses()]
+    shape = [dim if isinstance(dim, int) else 1 for dim in dims]
+    shape[_TOKENS] = 0
+    dtype = past.dtype or ir.DataType.FLOAT
+    with op.before(graph[0]):
+        empty = op.constant(np.zeros(shape, dtype.numpy()))
+        if not isinstance(dims[0], int):  # as many samples as the first input has
+            batch = op.slice(op.Shape(first), [0], [0], [1])
+            empty = op.Expand(empty, op.Concat(batch, op.ints(*shape[1:]), axis=0))
+    empty.type = past.type
+    for node, index in readers:
+        node.replace_input_with(index, empty)

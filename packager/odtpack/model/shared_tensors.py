@@ -1,18 +1,29 @@
-"""Tensors that several places of a model read, and that therefore train as one."""
+"""Tensors that several places of a model read: tied, merged and transposed weights."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import numpy as np
+import onnx.reference
 import onnx_ir as ir
 
-from odtpack.errors import UnknownNameError
-from odtpack.graph.dtypes import TRAINABLE_TYPES
-from odtpack.graph.graphs import Names, used_names
-from odtpack.model.exported_parameters import ExportedParameters
-from odtpack.model.exporters import matching, module_names
-from odtpack.model.split_merged import Use, separate, separated_from
+from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.graph.graphs import TRAINABLE_TYPES, Names, subgraphs, used_names
+from odtpack.model.exporters import (
+    COMPUTED,
+    ExportedParameters,
+    beside,
+    fixed_role,
+    made_up,
+    matching,
+    module_names,
+    noted,
+    origin,
+    place,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,3 +151,284 @@ def _place(node: ir.Node) -> str:
     if node.op_type in ("Identity", "Transpose") and (readers := node.outputs[0].consumers()):
         node = readers[0]
     return node.name or f"{node.op_type} of {node.outputs[0].name}"
+
+
+_LEFT = re.compile(r"Identity_\d+")
+_SEPARATED = "odtpack.separated_from"
+
+Use = tuple[ir.Node, int]
+
+
+def split(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
+    """Give each place its own copy of a merged parameter; return whether there were any.
+
+    Args:
+        graph: Forward graph; changed in place. New initializers are named after their
+            modules.
+        keep: Names of initializers that stay what they are.
+    """
+    changed = False
+    parameters = ExportedParameters(graph)
+    values = [v for n, v in graph.initializers.items() if n not in keep and _is_merged(v)]
+    for computed in (False, True):  # the names of biases give the products beside them
+        for value in values:
+            changed |= _restore_left(graph, value, parameters, computed)
+    unnamed = made_up(graph)
+    names = Names()
+    for value in values:
+        if not _is_merged(value):
+            continue
+        groups: dict[str, list[Use]] = {}
+        for node, index in value.uses():
+            if not _is_left(node):
+                label = parameters.read(node, index) or ""
+                groups.setdefault(label, []).append((node, index))
+        untold = groups.pop("", [])
+        base = str(value.name) if value.name in groups or untold else next(iter(groups), "")
+        if not {*groups} - {base} or not _are_apart(value, groups, untold, parameters, unnamed):
+            continue
+        names = names or Names(used_names(graph))
+        groups.pop(base, None)
+        for label, places in groups.items():
+            separate(graph, value, places, names.fresh(_name(value, label, unnamed)))
+        changed = True
+    return changed
+
+
+def separate(graph: ir.Graph, value: ir.Value, places: Iterable[Use], name: str) -> ir.Value:
+    """Give places a copy of an initializer, under a name that is free; return it."""
+    tensor = value.const_value
+    array = np.zeros(0) if tensor is None else tensor.numpy()
+    new = ir.Value(
+        name=name, shape=value.shape, type=value.type, const_value=ir.tensor(array, name=name)
+    )
+    new.metadata_props.update(value.metadata_props)
+    new.meta[_SEPARATED] = separated_from(value)
+    graph.register_initializer(new)
+    for node, index in places:
+        node.replace_input_with(index, new)
+    return new
+
+
+def separated_from(value: ir.Value) -> str:
+    """Name of the initializer in the file that a value was part of; its own if it is that."""
+    return str(value.meta.get(_SEPARATED, value.name))
+
+
+def _is_merged(value: ir.Value) -> bool:
+    """Whether a float tensor is read in several places."""
+    tensor = value.const_value
+    if tensor is None or tensor.dtype not in TRAINABLE_TYPES or value.is_graph_output():
+        return False
+    return len(value.uses()) > 1
+
+
+def _restore_left(
+    graph: ir.Graph, value: ir.Value, parameters: ExportedParameters, computed: bool
+) -> bool:
+    """Put parameters in the places of the nodes that the older exporter left of them."""
+    changed = False
+    found: dict[str | None, ir.Value] = {}
+    if str(value.name).startswith(COMPUTED):  # two calls of one module leave what two modules do
+        found = {_computed(value, use): value for use in value.uses() if not _is_left(use[0])}
+    for node, _ in value.uses():
+        if not _is_left(node):
+            continue
+        output = node.outputs[0]
+        name, uses = str(output.name), output.uses()
+        if name.startswith(COMPUTED) != computed:
+            continue
+        if computed:
+            labels = {_computed(value, use) for use in uses}
+            label = labels.pop() if len(labels) == 1 else None
+            if label is None:
+                continue
+            if label in found:
+                output.replace_all_uses_with(found[label])
+            else:
+                output.name = None
+                found[label] = _without_notes(separate(graph, value, uses, name))
+        else:
+            output.name = None
+            _without_notes(separate(graph, value, uses, name))
+        if node.graph is not None:
+            node.graph.remove(node, safe=True)
+        changed = True
+    return changed
+
+
+def _without_notes(value: ir.Value) -> ir.Value:
+    value.metadata_props.clear()
+    return value
+
+
+def _computed(value: ir.Value, use: Use) -> str | None:
+    """Where the older exporter computed a tensor for: one name for all calls of a module."""
+    node, index = use
+    # Parts of one parameter are equal only by holding a single value.
+    return beside(node) or (place(node) if _is_fill(value) else origin(node, index))
+
+
+def _is_left(node: ir.Node) -> bool:
+    """Whether a node is what the older exporter leaves of a merged parameter."""
+    output = node.outputs[0]
+    return (
+        node.op_type == "Identity"
+        and _LEFT.fullmatch(node.name or "") is not None
+        and "/" not in (output.name or "/")
+        and not output.is_graph_output()
+    )
+
+
+def _are_apart(
+    value: ir.Value,
+    groups: Mapping[str, list[Use]],
+    untold: Sequence[Use],
+    parameters: ExportedParameters,
+    unnamed: Collection[str],
+) -> bool:
+    """Whether the groups of places that read a tensor are parameters of their own."""
+    name = str(value.name)
+    if all(parameters.named(label) for label in groups if label != name):
+        return True  # the exporter's own list has them all
+    computed = name.startswith(COMPUTED)
+    factor = name in unnamed and not computed and _is_fill(value)
+    if not value.shape or factor:
+        return False
+    if _is_fill(value):
+        return True
+    if untold or _owner(name) in [_owner(label) for label in groups][1:]:
+        return False  # equal tensors are stored under the first name, a tied one under the last
+    if computed:
+        return True
+    uses = [use for places in groups.values() for use in places]
+    return all(noted(node) for node, _ in uses) and len({(n.op_type, i) for n, i in uses}) == 1
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _is_fill(value: ir.Value) -> bool:
+    """Whether a tensor holds a single value."""
+    tensor = value.const_value
+    array = np.zeros(0) if tensor is None else tensor.numpy()
+    return array.size > 0 and bool(np.ptp(array) == 0)
+
+
+def _name(value: ir.Value, label: str, unnamed: Collection[str]) -> str:
+    """The stem of a name: that in the module, if the tensor is as it was there."""
+    return str(value.name) if value.name in unnamed else label
+
+
+def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
+    """Replace folded transposes of initializers by nodes; return whether there were any.
+
+    Args:
+        graph: Forward graph; changed in place.
+        keep: Names of initializers that stay what they are.
+    """
+    originals: dict[tuple[tuple[int, ...], bytes], list[tuple[ir.Value, np.ndarray]]] = {}
+    copies, unnamed = [], made_up(graph)
+    parameters = ExportedParameters(graph)
+    for value in graph.initializers.values():
+        array = _matrix(value)
+        if array is None:
+            continue
+        if value.name not in unnamed:
+            key = (array.shape[::-1], array[0].tobytes())
+            originals.setdefault(key, []).append((value, array))
+        elif value.name not in keep and not value.is_graph_output():
+            copies.append((value, array))
+    changed = False
+    kept: dict[str, tuple[ir.Value, np.ndarray]] = {}
+    for copy, array in copies:
+        label = _only_label(copy, parameters)
+        if label in kept and np.array_equal(kept[label][1], array):
+            copy.replace_all_uses_with(kept[label][0])
+            graph.initializers.pop(str(copy.name))
+            changed = True
+            continue
+        for original, values in originals.get((array.shape, array[:, 0].tobytes()), ()):
+            # A matrix of zeros equals others by chance.
+            same = np.array_equal(values.T, array) and np.ptp(array) > 0
+            if same and not _trained_apart(original, label, parameters):
+                _replace(graph, copy, original)
+                changed = True
+                break
+        else:
+            if label is not None and parameters.named(label):
+                kept.setdefault(label, (copy, array))
+    return changed
+
+
+def _only_label(copy: ir.Value, parameters: ExportedParameters) -> str | None:
+    """The parameter of the module that all places that read a copy read."""
+    labels = {parameters.read(*use) for use in copy.uses()}
+    return labels.pop() if len(labels) == 1 else None
+
+
+def _trained_apart(original: ir.Value, label: str | None, parameters: ExportedParameters) -> bool:
+    """Whether a matrix and the copy that the exporter made of a parameter are two parameters."""
+    if label is None or label == original.name:
+        return False
+    reads = [(parameters.read(*use), fixed_role(*use)) for use in original.uses()]
+    if label in [read for read, _ in reads]:
+        return False
+    # An embedding may be tied to a layer of another name; a layer has a copy of its own.
+    return parameters.named(label) or any(read and kind for read, kind in reads)
+
+
+def _matrix(value: ir.Value) -> np.ndarray | None:
+    """The values of a float matrix; None for anything else, and for a vector in disguise."""
+    tensor = value.const_value
+    if tensor is None or tensor.dtype not in TRAINABLE_TYPES or len(tensor.shape) != 2:
+        return None
+    array = tensor.numpy()
+    return array if min(array.shape) > 1 else None
+
+
+def _replace(graph: ir.Graph, copy: ir.Value, original: ir.Value) -> None:
+    name = str(copy.name)
+    node = ir.node("Transpose", [original], {"perm": [1, 0]}, name=f"{name}/Transpose")
+    graph.initializers.pop(name)
+    tied = node.outputs[0]
+    tied.type, tied.shape = copy.type, copy.shape
+    copy.replace_all_uses_with(tied)
+    copy.name, tied.name = None, name
+    first = next(iter(graph), None)
+    if first is None:
+        graph.append(node)
+    else:
+        graph.insert_before(first, node)
+
+
+_GROWING = {
+    "CenterCropPad", "Col2Im", "ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad",
+    "RandomNormal", "RandomUniform", "Range", "Resize", "Tile", "Upsample",
+}  # fmt: skip
+
+
+def weight_array(value: ir.Value) -> np.ndarray:
+    """What a value that follows from initializers alone holds.
+
+    Raises:
+        OdtpackError: It follows from something else, too, or by way of an operator whose result
+            may be of any size and take any time (``unknown-weight``).
+    """
+    if value.const_value is not None:
+        return value.const_value.numpy()
+    node = value.producer()
+    if node is None or any(each is None for each in node.inputs):
+        raise OdtpackError("unknown-weight", f"the value of {value.name!r} is not stored")
+    if node.op_type in _GROWING or next(iter(subgraphs(node)), None) is not None:
+        raise OdtpackError(
+            "unknown-weight",
+            f"the value of {value.name!r} is computed by {node.op_type}, which may make any size",
+        )
+    arrays = [weight_array(each) for each in node.inputs if each is not None]
+    opset = node.graph.opset_imports.get("", 21) if node.graph is not None else 21
+    proto = ir.to_proto(node)
+    evaluator = onnx.reference.ReferenceEvaluator(proto, opsets={"": opset})
+    (found,) = evaluator.run(None, dict(zip(proto.input, arrays, strict=True)))
+    return np.asarray(found)

@@ -14,7 +14,7 @@ import onnx.checker
 import onnx.shape_inference
 import onnx_ir as ir
 
-from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.graphs import Names
 from odtpack.graph.inference import infer_shapes

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from odtpack import targets
-from odtpack.autodiff import stop_gradient
+from odtpack.autodiff import backward
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
 from odtpack.model.shared_tensors import copies_of
@@ -18,8 +18,9 @@ from odtpack.onnxblock.accessor import ModelAccessor
 from odtpack.onnxblock.bases import base, current
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.loss import Loss
-from odtpack.package.attach_loss import LossInfo
-from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
+from odtpack.package.task import Graphs, LossInfo, Task
+from odtpack.package.training import build_graphs
+from odtpack.spec import BuildSpec
 
 Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
 
@@ -48,7 +49,7 @@ class ForwardBlock(Block):
         accessor = current(who)
         set_outputs(accessor, result_names(output, who), who)
         model = ir.from_proto(accessor.model)
-        stop_gradient.lower(model.graph)
+        backward.lower(model.graph)
         targets.stamp(model)
         self._model = ir.to_proto(model)
         return output
@@ -120,16 +121,16 @@ class TrainingBlock(Block):
             for wanted in (True, False)
         }
         created = (name for name in accessor.created if name not in self._requires_grad)
-        recipe = TrainingGraphSpec(
+        task = Task(
+            model,
             (*copies_of(model.graph, [n for n in chosen[True] if n not in inputs]), *created),
             copies_of(model.graph, chosen[False]),
             None,
-            results[:1],
-            results[1:],
+            BuildSpec(loss_inputs=results[:1], outputs=results[1:], prediction=False),
             attached=loss_info(accessor, self),
             input_gradients=tuple(name for name in chosen[True] if name in inputs),
         )
-        self._graphs = build_graphs(model, recipe)
+        self._graphs = build_graphs(task)
         accessor.replace(ir.to_proto(self._graphs.training))
         return output
 

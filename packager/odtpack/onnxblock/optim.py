@@ -21,7 +21,7 @@ from odtpack.graph.ops import Ops
 from odtpack.onnxblock.bases import current, empty_base
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.models import ForwardBlock, Parameters, parameters
-from odtpack.package.training import Graphs
+from odtpack.package.task import Graphs
 from odtpack.passes import aliases
 
 __all__ = ["SGD", "AdamW", "AdamWOptimizer", "ClipGradNorm", "Optimizer", "SGDOptimizer"]

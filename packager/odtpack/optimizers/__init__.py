@@ -17,8 +17,14 @@ from odtpack.errors import OdtpackError
 from odtpack.optimizers.adafactor import Adafactor
 from odtpack.optimizers.adam import Adam
 from odtpack.optimizers.adamw import AdamW
-from odtpack.optimizers.common.base import FIRST, SECOND, Optimizer
-from odtpack.optimizers.common.groups import Group, GroupRule, resolve_groups
+from odtpack.optimizers.common.base import (
+    FIRST,
+    SECOND,
+    Group,
+    GroupRule,
+    Optimizer,
+    resolve_groups,
+)
 from odtpack.optimizers.common.model import Clip, optimizer_model
 from odtpack.optimizers.lion import Lion
 from odtpack.optimizers.sgd import SGD

@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from odtpack.optimizers.common.base import (
-    Optimizer,
-    StateVector,
-    Values,
-    keep_factor,
-)
+from odtpack.optimizers.common.base import Optimizer, StateVector, Values, keep_factor
 from odtpack.option import option
 
 if TYPE_CHECKING:

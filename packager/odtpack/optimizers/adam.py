@@ -12,8 +12,9 @@ from odtpack.optimizers.common.base import (
     StateVector,
     Values,
     add_decay,
+    change,
+    moments,
 )
-from odtpack.optimizers.common.moments import change, moments
 from odtpack.option import option
 
 if TYPE_CHECKING:

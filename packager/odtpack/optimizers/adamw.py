@@ -11,9 +11,10 @@ from odtpack.optimizers.common.base import (
     Optimizer,
     StateVector,
     Values,
+    change,
     keep_factor,
+    moments,
 )
-from odtpack.optimizers.common.moments import change, moments
 from odtpack.option import option
 
 if TYPE_CHECKING:

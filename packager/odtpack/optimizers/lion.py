@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from odtpack.optimizers.common.base import (
-    FIRST,
-    Optimizer,
-    StateVector,
-    Values,
-    keep_factor,
-    lerp,
-)
+from odtpack.optimizers.common.base import FIRST, Optimizer, StateVector, Values, keep_factor, lerp
 from odtpack.option import option
 
 if TYPE_CHECKING:

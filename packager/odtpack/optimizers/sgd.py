@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from odtpack.errors import OdtpackError
-from odtpack.optimizers.common.base import (
-    FIRST,
-    Optimizer,
-    StateVector,
-    Values,
-    add_decay,
-)
+from odtpack.optimizers.common.base import FIRST, Optimizer, StateVector, Values, add_decay
 from odtpack.option import option
 
 if TYPE_CHECKING:

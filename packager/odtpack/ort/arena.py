@@ -2,7 +2,7 @@
 
 Of what ONNX Runtime's arena holds a part is not in use: where a freed chunk is too small for the
 next request, or a larger one is taken for it. How much that is hangs on two settings, and on every
-request in an order that is known (:mod:`odtpack_simulator.memory.arena_use`). So settings are
+request in an order that is known (:mod:`odtpack_simulator.memory.arena`). So settings are
 tried on the plan, and the manifest has the best.
 """
 
@@ -13,8 +13,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from odtpack_runtime.package.manifest_device import SessionInfo
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import SessionInfo
 from odtpack_simulator.memory.memory_plan import plan_arenas
 
 _INITIAL_CHUNKS: Final = (None, *(2**20 * size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32)))
@@ -31,13 +31,7 @@ arena open another region, its settings suit the plan and not the kits."""
 def fitted(
     package: Package, shapes: Mapping[str, Sequence[int]], *, step_model: bool
 ) -> SessionInfo:
-    """Return a package's session options with the arena that holds least.
-
-    Args:
-        package: A package whose sessions share an arena.
-        shapes: Shape of one batch of each input; those that are missing, as the manifest says.
-        step_model: Whether to look at steps of the package's step model, where there is one.
-    """
+    """Return a package's session options with the arena that holds least."""
     manifest = package.manifest
     assert manifest.session is not None  # noqa: S101 - it says that sessions share an arena
     sizes = {i.name: shapes.get(i.name, i.shape) for i in manifest.inputs}

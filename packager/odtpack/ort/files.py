@@ -10,18 +10,16 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from odtpack.ort.choices import OrtFormat, Platform, Style, Types
+from odtpack.choices import OrtFormat, Platform, Style, Types
 from odtpack.ort.format import convert_models
-from odtpack.ort.kernel_needs import newest, oldest_runtime
+from odtpack.ort.kernel_needs import newest, oldest_of_files, oldest_runtime
 from odtpack.ort.operator_config import CONFIG_NAME, TYPES_CONFIG_NAME, config_of
-from odtpack.ort.ort_needs import oldest_of_files
 from odtpack.ort.session_runs import INFERENCE_MODEL, SessionRun, final_graph, onnx_models
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.export.inference_model import export_inference_model
 from odtpack_runtime.files.folder_update import update_folder
-from odtpack_runtime.package.listed_files import signature_path
 from odtpack_runtime.package.manifest import ExtraFile, Manifest, PackageFile
-from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.package import Package, signature_path
 
 ORT_ROLES = frozenset({"ort_model", "operators_config", "operators_and_types_config"})
 """Roles of what :func:`write_ort_files` writes."""
@@ -42,23 +40,7 @@ def write_ort_files(
     prefix: str = "",
     custom_op_library: Path | None = None,
 ) -> list[ExtraFile]:
-    """Write models in ORT format and the configurations of operators they need.
-
-    Args:
-        models: Models in ONNX format by their name in the manifest.
-        formats: Which variants of each.
-        folder: Where the files go: ``X.ort`` for ``X.onnx``, or the variant's name, its
-            ``X.required_operators.config``, and for all of them together
-            ``required_operators.config`` and ``required_operators_and_types.config``.
-        prefix: Start of the names of the last two.
-        custom_op_library: Shared library with the models' custom operators.
-
-    Returns:
-        The files as the manifest lists them.
-
-    Raises:
-        OdtpackError: ONNX Runtime cannot convert a model.
-    """
+    """Write models in ORT format and the configurations of operators they need."""
     made: list[ExtraFile] = []
     graphs: dict[str, list[Path]] = {}
     with tempfile.TemporaryDirectory(prefix=".odtpack-", dir=folder) as scratch:
@@ -87,13 +69,7 @@ def write_ort_files(
 
 
 def with_ort_files(manifest: Manifest, made: Sequence[ExtraFile], oldest: str) -> Manifest:
-    """Return a manifest that lists these files in place of those of the same roles.
-
-    Args:
-        manifest: The manifest.
-        made: The files.
-        oldest: The oldest ONNX Runtime that loads all models of the package.
-    """
+    """Return a manifest that lists these files in place of those of the same roles."""
     roles = ORT_ROLES | {file.role for file in made}
     kept = tuple(file for file in manifest.files.extra if file.role not in roles)
     files = dataclasses.replace(manifest.files, extra=(*kept, *made))
@@ -103,20 +79,7 @@ def with_ort_files(manifest: Manifest, made: Sequence[ExtraFile], oldest: str) -
 def add_ort_files(
     package: Package, formats: OrtFormat, inference: Inference | None = None
 ) -> list[ExtraFile]:
-    """Write a package's models in ORT format, replacing those that are there.
-
-    Args:
-        package: The package.
-        formats: Which variants.
-        inference: Inference model to add too; the one that the package has if None.
-
-    Returns:
-        The files as the manifest now lists them.
-
-    Raises:
-        OdtpackError: A model cannot be converted or a file cannot be written. The package
-            is as it was then.
-    """
+    """Write a package's models in ORT format, replacing those that are there."""
     prefix = package.training_model.name.removesuffix("training_model.onnx")
     models = onnx_models(package)
     before = package.manifest
@@ -127,7 +90,9 @@ def add_ort_files(
     with update_folder(package.path, last=package.manifest_name, obsolete=obsolete) as stage:
         if inference is not None:
             out = stage / f"{prefix}{INFERENCE_MODEL}.onnx"
-            export_inference_model(package.eval_model, inference.parameters, out, inference.outputs)
+            export_inference_model(
+                package.eval_model, inference.parameters, out, inference.outputs, apart=True
+            )
             made.append(_entry(out, INFERENCE_MODEL, None))
             models[INFERENCE_MODEL] = out
         made += write_ort_files(models, formats, stage, prefix)

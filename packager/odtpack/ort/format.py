@@ -14,8 +14,8 @@ from typing import Final, Literal
 
 import onnxruntime
 
+from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
-from odtpack.ort.choices import OrtFormat, Platform, Style
 from odtpack_runtime.apart import worker as apart
 
 LEVELS: Final[Mapping[str, onnxruntime.GraphOptimizationLevel]] = {
@@ -39,21 +39,7 @@ def convert_model(
     level: str | None = None,
     custom_op_library: Path | None = None,
 ) -> None:
-    """Write a model in ORT format.
-
-    Args:
-        model: The model, ``.onnx``.
-        out: Where the file goes, replacing one that is there.
-        style: How it is optimized.
-        platform: Processors it is for. Only for amd64 are convolutions laid out in blocks of
-            channels (NCHWc), which other processors have no kernels for.
-        level: Key of :data:`LEVELS`; by default the one that the model's metadata names,
-            and ``all`` if they name none.
-        custom_op_library: Shared library with the model's custom operators.
-
-    Raises:
-        OdtpackError: ONNX Runtime cannot convert the model.
-    """
+    """Write a model in ORT format."""
     optimize_model(
         model,
         out,
@@ -73,19 +59,7 @@ def optimize_model(
     runtime: RuntimeOptimizations | None = None,
     custom_op_library: Path | None = None,
 ) -> None:
-    """Write what a session makes of a model, in ORT format.
-
-    Args:
-        model: The model, ``.onnx``.
-        out: Where the file goes.
-        level: Key of :data:`LEVELS`.
-        platform: Processors it is for.
-        runtime: Record the optimizations that may wait for the runtime, or apply these only.
-        custom_op_library: Shared library with the model's custom operators.
-
-    Raises:
-        OdtpackError: ONNX Runtime cannot convert the model.
-    """
+    """Write what a session makes of a model, in ORT format."""
     library = None if custom_op_library is None else str(custom_op_library.resolve())
     # Apart, as it computes constants.
     apart.call(
@@ -154,20 +128,7 @@ def recorded_level(model: Path) -> str:
 def convert_models(
     models: Sequence[Path], formats: OrtFormat, folder: Path, custom_op_library: Path | None = None
 ) -> dict[Path, tuple[Path, Style, Platform | None]]:
-    """Write every variant of every model.
-
-    Args:
-        models: The models, ``X.onnx``.
-        formats: Which files each becomes.
-        folder: Where the files go.
-        custom_op_library: Shared library with the models' custom operators.
-
-    Returns:
-        For each file, in the order written, its model, style and platform.
-
-    Raises:
-        OdtpackError: ONNX Runtime cannot convert a model.
-    """
+    """Write every variant of every model."""
     written = {}
     for model in models:
         for style, platform in formats.variants():

@@ -1,16 +1,13 @@
-"""The oldest ONNX Runtime that has the kernels of a model, with the types that it needs.
-
-A model whose opset a release knows may still not load there: ``Split`` of opset 13 takes bool
-from 1.14 on, though 1.8 knows that opset. ``kernels.json`` says since which release each CPU
-kernel takes which type; ``scripts/kernel_table.py`` wrote it and says how.
-"""
+"""Which kernels models need, and the oldest release that has them."""
 
 from __future__ import annotations
 
 import functools
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,24 +43,12 @@ class Need:
 
 
 def oldest_runtime(models: Iterable[ir.Model]) -> Need:
-    """Return the oldest release of ONNX Runtime that loads all of some models.
-
-    Raises:
-        OdtpackError: As :func:`odtpack.targets.lowest_target`.
-    """
+    """Return the oldest release of ONNX Runtime that loads all of some models."""
     return newest(need for model in models for need in _of_model(model))
 
 
 def require(version: str, need: Need) -> None:
-    """Check that a release of ONNX Runtime is no older than what is needed.
-
-    Args:
-        version: The release, ``"1.20"`` or ``"1.20.1"``.
-        need: What is needed.
-
-    Raises:
-        OdtpackError: It is older.
-    """
+    """Check that a release of ONNX Runtime is no older than what is needed."""
     if targets.parsed(version) < targets.parsed(need.name):
         raise OdtpackError(
             "target-cannot-load",
@@ -111,15 +96,7 @@ def _of_graph(
 def of_operator(
     domain: str, name: str, version: int, inputs: Types, outputs: Types
 ) -> tuple[Need, ...]:
-    """Return what the kernel of one operator needs; nothing if no kernel is needed.
-
-    Args:
-        domain: Its domain; ``""`` is ai.onnx.
-        name: Its name.
-        version: Opset version in which it last changed.
-        inputs: Types of its inputs.
-        outputs: Types of its outputs.
-    """
+    """Return what the kernel of one operator needs; nothing if no kernel is needed."""
     kernel = _kernels().get(domain or "ai.onnx", {}).get(f"{name};{version}")
     if kernel is None:
         return ()  # folded when it is loaded, or written in other operators
@@ -175,3 +152,48 @@ def _kernels() -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, list[str]]
     content: dict[str, Any] = json.loads(_TABLE.read_bytes())
     kernels: Mapping[str, Any] = content["kernels"]
     return kernels
+
+
+_FORMAT: Final = Need((1, 16), "ORT format of version 6")
+"""The first release that reads what the present converter writes; `make runtimes` holds it."""
+
+
+def oldest_of_files(paths: Iterable[Path]) -> Need:
+    """Return the oldest release of ONNX Runtime that loads files in ORT format."""
+    # Its package must come first: it makes the bindings of the format importable.
+    from onnxruntime.tools.ort_format_model import OperatorTypeUsageManager, OrtFormatModelProcessor
+
+    needs = [_FORMAT]
+
+    class Collects(OperatorTypeUsageManager):  # type: ignore[misc] # it has no types
+        def process_node(self, node: Any, value_name_to_typeinfo: dict[Any, Any]) -> None:
+            domain, name = (node.Domain() or b"").decode(), node.OpType().decode()
+            inputs = [node.Inputs(index) for index in range(node.InputsLength())]
+            outputs = [node.Outputs(index) for index in range(node.OutputsLength())]
+            needs.extend(
+                of_operator(
+                    "" if domain == "ai.onnx" else domain,
+                    name,
+                    node.SinceVersion(),
+                    tuple(_name_of_type(each, value_name_to_typeinfo) for each in inputs),
+                    tuple(_name_of_type(each, value_name_to_typeinfo) for each in outputs),
+                )
+            )
+
+    for path in paths:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # it forgets to close the file
+            OrtFormatModelProcessor(str(path), {}, Collects()).process()
+    return newest(needs)
+
+
+def _name_of_type(value: bytes, known: Mapping[Any, Any]) -> str | None:
+    fbs = "ort_flatbuffers_py.fbs."
+    info = known.get(value)
+    if info is None:
+        return None
+    if info.ValueType() != import_module(f"{fbs}TypeInfoValue").TypeInfoValue.tensor_type:
+        return None
+    tensor = import_module(f"{fbs}TensorTypeAndShape").TensorTypeAndShape()
+    tensor.Init(info.Value().Bytes, info.Value().Pos)
+    return ir.DataType(tensor.ElemType()).name.lower()  # the numbers are those of ONNX

@@ -1,10 +1,4 @@
-"""The operators that a reduced build of ONNX Runtime must contain, as its build reads them.
-
-A line is ``domain;opset;Operator,Operator...``, where opset is the version of the standard in
-which the operator last changed as the model uses it: the build keeps the kernel whose range
-of versions holds it. With types, an operator may be followed by JSON that says which types of
-which input or output it needs. ``!globally_allowed_types;T,T...`` limits all operators at once.
-"""
+"""Operator configurations of reduced builds: written, read, and checked against what runs."""
 
 from __future__ import annotations
 
@@ -12,13 +6,20 @@ import importlib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import onnx
+import onnxruntime
+
+from odtpack.choices import Platform, Types
 from odtpack.errors import OdtpackError
-from odtpack.ort.choices import Types
+from odtpack.ort.format import open_optimized, session_options
+from odtpack.ort.session_runs import SessionRun, final_graph
+from odtpack_runtime.apart import worker as apart
 
 CONFIG_NAME: Final = "required_operators.config"
 TYPES_CONFIG_NAME: Final = "required_operators_and_types.config"
@@ -74,15 +75,7 @@ class OperatorConfig:
 
 
 def config_of(models: Iterable[Path], types: Types = Types.NONE) -> OperatorConfig:
-    """Return what models in ORT format need.
-
-    Args:
-        models: Files in ORT format; their graphs are final.
-        types: How to limit types.
-
-    Raises:
-        OdtpackError: A file is not in ORT format.
-    """
+    """Return what models in ORT format need."""
     # Its package must come first: it makes the bindings of the format importable.
     from onnxruntime.tools.ort_format_model import (
         GloballyAllowedTypesOpTypeImplFilter,
@@ -152,11 +145,7 @@ def _types_of(node: Any, known: Mapping[Any, Any]) -> set[str]:
 
 
 def read_config(path: Path) -> OperatorConfig:
-    """Read a configuration.
-
-    Raises:
-        OdtpackError: ``config-not-found``, or ``config-invalid`` naming the line.
-    """
+    """Read a configuration."""
     try:
         with path.open("rb") as stream:
             data = stream.read(_MAX_BYTES + 1)
@@ -242,3 +231,294 @@ def _invalid(path: Path, line: int | None, why: str) -> OdtpackError:
         f"the configuration is not valid: {why}",
         where=str(path) if line is None else f"{path}:{line}",
     )
+
+
+Feeds = Mapping[str, "np.ndarray[Any, np.dtype[Any]]"]
+
+_ALWAYS_THERE = {("ai.onnx", "Cast", f"{side} 0", "bool") for side in ("inputs", "outputs")}
+"""Types that a build has in any case: every Cast to and from bool, which If and Where need."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one session did.
+
+    Attributes:
+        run: How the model was run.
+        operators: Operators of all its nodes, those of subgraphs included.
+        nodes: How many nodes the main graph has, each of which ran.
+        kernels_run: How many kernels ran, each iteration of a loop counted.
+        types: C++ names of the types that ran, by domain, name and ``inputs`` or ``outputs``
+            and index.
+    """
+
+    run: SessionRun
+    operators: frozenset[Operator]
+    nodes: int
+    kernels_run: int
+    types: frozenset[tuple[str, str, str, str]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of the check.
+
+    Attributes:
+        ran: What was run.
+        missing: What sessions need and the configuration lacks, in words.
+        unused: What the configuration holds and no session needs, in words.
+    """
+
+    ran: tuple[Ran, ...]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the configuration holds what is needed, and nothing else."""
+        return not self.missing and not self.unused
+
+
+def check_config(
+    config: OperatorConfig,
+    runs: Sequence[SessionRun],
+    feeds: Callable[[SessionRun], Feeds],
+    scratch: Path,
+) -> Verdict:
+    """Run models and compare with a configuration."""
+    limited = bool(config.types) or config.allowed_types is not None
+    ran, graphs = [], []
+    for number, run in enumerate(runs):
+        graph = None
+        if limited or run.level is None:
+            graph = final_graph(run, scratch / f"final-{number}.ort")
+            graphs.append(graph)
+        ran.append(_run(run, graph, feeds(run), scratch))
+    needed = frozenset().union(*(each.operators for each in ran))
+    missing = [str(operator) for operator in sorted(needed - config.operators)]
+    unused = [str(operator) for operator in sorted(config.operators - needed)]
+    seen = frozenset().union(*(each.types for each in ran))
+    if config.types:
+        static = _flat(config_of(graphs, Types.OPERATOR).types)
+        given = _flat(config.types)
+        listed = {(domain, name) for domain, name, _, _ in given}
+        tracked = {entry[:3] for entry in given if entry[2] != "custom"}
+        run_types = {entry for entry in seen if entry[:3] in tracked}
+        wanted = {entry for entry in static if entry[:2] in listed} | run_types
+        missing += [_words(entry) for entry in sorted(wanted - given - _ALWAYS_THERE)]
+        unused += [_words(entry) for entry in sorted(given - wanted)]
+    if config.allowed_types is not None:
+        in_graphs = config_of(graphs, Types.GLOBAL).allowed_types or frozenset()
+        wanted_types = in_graphs | {type_ for *_, type_ in seen}
+        missing += [f"type {name}" for name in sorted(wanted_types - config.allowed_types)]
+        unused += [f"type {name}" for name in sorted(config.allowed_types - wanted_types)]
+    return Verdict(tuple(ran), tuple(missing), tuple(unused))
+
+
+def _flat(types: Mapping[tuple[str, str], Mapping[str, Any]]) -> set[tuple[str, str, str, str]]:
+    flat = set()
+    for (domain, name), entry in types.items():
+        for side in ("inputs", "outputs"):
+            for index, names in entry.get(side, {}).items():
+                flat |= {(domain, name, f"{side} {index}", type_) for type_ in names}
+        for triple in entry.get("custom", ()):
+            flat.add((domain, name, "custom", ", ".join(triple)))
+    return flat
+
+
+def _words(entry: tuple[str, str, str, str]) -> str:
+    domain, name, where, type_ = entry
+    return f"{domain};{name}: type {type_} of {where}"
+
+
+def _run(run: SessionRun, graph: Path | None, feeds: Feeds, scratch: Path) -> Ran:
+    """Run a model once, and say which kernels there are and which ran."""
+    saved, given = scratch / "saved.onnx", scratch / "feeds"
+    given.mkdir(exist_ok=True)
+    files = {}
+    for index, (name, array) in enumerate(feeds.items()):
+        files[name] = str(given / f"{index}.npy")
+        # Text as an array of its own type: objects would be pickled.
+        np.save(files[name], array.astype(np.str_) if array.dtype == object else array)
+    profile = Path(
+        apart.call(
+            "odtpack.ort.operator_config:run_profiled",
+            apart.Limits.of([run.path, *files.values()]),
+            model=str(run.path),
+            level=run.level,
+            platform=run.platform and run.platform.value,
+            replay=bool(run.replay),
+            feeds=files,
+            saved=str(saved),
+            profile=str(scratch / "profile"),
+        )
+    )
+    events = [event for event in json.loads(profile.read_bytes()) if event.get("cat") == "Node"]
+    profile.unlink()
+    kernels = [event for event in events if event["name"].endswith("_kernel_time")]
+    if run.level is None:
+        assert graph is not None  # noqa: S101 - made for every model in ORT format
+        operators = config_of([graph]).operators
+        main = main_graph(graph)
+    else:
+        model = onnx.load(saved, load_external_data=False)
+        saved.unlink()
+        opsets = {entry.domain: entry.version for entry in model.opset_import}
+        operators = frozenset(_operators(model.graph, opsets))
+        main = [node.op_type for node in model.graph.node]
+    names = {event["args"]["op_name"] for event in kernels}
+    known = {operator.name for operator in operators}
+    strange = (names - known) | (set(main) - names)
+    if strange:
+        raise OdtpackError(
+            "check-graph-differs",
+            f"what ONNX Runtime ran is not the graph that it saved: {', '.join(sorted(strange))}",
+            where=str(run),
+        )
+    types = frozenset(_types(kernels, operators))
+    return Ran(run, operators, len(main), len(kernels), types)
+
+
+def run_profiled(
+    model: str, level: str | None, platform: str | None, replay: bool,
+    feeds: Mapping[str, str], saved: str, profile: str,
+) -> str:  # fmt: skip
+    """Run a model once and return the path of its profile; to be called apart.
+
+    Args:
+        model: The model.
+        level: Optimization level; None in ORT format.
+        platform: Processors that it is optimized for; None for all.
+        replay: Whether recorded optimizations are applied.
+        feeds: Paths of ``.npy`` files by name of input.
+        saved: Where the optimized model goes, of one with a level.
+        profile: Start of the profile's path.
+    """
+    target = None if platform is None else Platform(platform)
+    options = session_options(level or "all", target)
+    options.enable_profiling = True
+    options.profile_file_prefix = profile
+    if level is not None:
+        options.optimized_model_filepath = saved
+    if replay:
+        options.add_session_config_entry("session.enable_saved_runtime_optimizations", "1")
+    try:
+        session = open_optimized(Path(model), options, target)
+        arrays = {
+            node.name: np.load(feeds[node.name], allow_pickle=False)
+            for node in session.get_inputs()
+        }
+        session.run(None, arrays)
+        return str(session.end_profiling())
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise OdtpackError(
+            "check-run-failed",
+            f"ONNX Runtime cannot run the model for the check: {error}",
+            where=model,
+        ) from error
+
+
+def _operators(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Iterable[Operator]:
+    """Operators of every node, those of subgraphs included."""
+    for node in graph.node:
+        yield Operator(node.domain or "ai.onnx", _since(node, opsets), node.op_type)
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _operators(inner, opsets)
+
+
+def _since(node: onnx.NodeProto, opsets: Mapping[str, int]) -> int:
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    version = opsets[domain]
+    if onnx.defs.has(node.op_type, version, domain):
+        return int(onnx.defs.get_schema(node.op_type, version, domain).since_version)
+    return version  # of ONNX Runtime's own domains there is one version so far
+
+
+def _types(
+    events: Iterable[Mapping[str, Any]], operators: Iterable[Operator]
+) -> Iterable[tuple[str, str, str, str]]:
+    domains: dict[str, set[str]] = {}
+    for operator in operators:
+        domains.setdefault(operator.name, set()).add(operator.domain)
+    for event in events:
+        arguments = event["args"]
+        for side in ("input", "output"):
+            for index, described in enumerate(arguments.get(f"{side}_type_shape", ())):
+                for type_ in described:
+                    for domain in domains[arguments["op_name"]]:
+                        name = CPP_NAMES.get(type_, type_)
+                        yield domain, arguments["op_name"], f"{side}s {index}", name
+
+
+def version() -> str:
+    """Return the version of ONNX Runtime that the check ran on."""
+    return str(onnxruntime.__version__)
+
+
+CPP_NAMES: Final = {
+    "float16": "MLFloat16", "bfloat16": "BFloat16", "string": "std::string",
+    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}  # fmt: skip
+"""Types as a configuration writes them, where ONNX has another name."""
+
+
+def count_kernels(config: OperatorConfig) -> tuple[int, int] | None:
+    """Return how many kernels of this ONNX Runtime's CPU provider a configuration keeps, of all."""
+    from onnxruntime.capi import onnxruntime_pybind11_state
+
+    kernel_defs = getattr(onnxruntime_pybind11_state, "get_all_opkernel_def", None)
+    if kernel_defs is None:
+        return None
+    kernels = [kernel for kernel in kernel_defs() if kernel.provider == "CPUExecutionProvider"]
+    versions: dict[tuple[str, str], list[Operator]] = {}
+    for each in config.operators:
+        versions.setdefault((each.domain, each.name), []).append(each)
+    kept = [
+        kernel
+        for kernel in kernels
+        if any(
+            kernel.version_range[0] <= operator.version <= kernel.version_range[1]
+            and _has_types(kernel.type_constraints, operator, config)
+            for operator in versions.get((kernel.domain or "ai.onnx", kernel.op_name), ())
+        )
+    ]
+    return len(kept), len(kernels)
+
+
+def _has_types(
+    registered: Mapping[str, Collection[str]], operator: Operator, config: OperatorConfig
+) -> bool:
+    """Whether each type that a kernel is registered for may be one that is allowed."""
+    names = {constraint: set(map(_cpp_name, types)) for constraint, types in registered.items()}
+    if config.allowed_types is not None:
+        nameable = {name for types in names.values() for name in types} & _NAMEABLE
+        allowed = config.allowed_types
+        return all(types & allowed for types in names.values() if types <= nameable)
+    entry = config.types.get((operator.domain, operator.name))
+    if not entry:
+        return True
+    domain = "" if operator.domain == "ai.onnx" else operator.domain
+    if not onnx.defs.has(operator.name, operator.version, domain):
+        formals: dict[str, Any] = {}
+    else:
+        schema = onnx.defs.get_schema(operator.name, operator.version, domain)
+        formals = {"inputs": schema.inputs, "outputs": schema.outputs}
+    for side, by_index in entry.items():
+        if side == "custom" or side not in formals:
+            continue
+        for index, allowed_names in by_index.items():
+            formal = formals[side][min(int(index), len(formals[side]) - 1)]
+            types = names.get(formal.type_str) or names.get(formal.name)
+            if types and not types & set(allowed_names):
+                return False
+    return True
+
+
+def _cpp_name(onnx_name: str) -> str:
+    name = onnx_name.removeprefix("tensor(").removesuffix(")")
+    return CPP_NAMES.get(name, name)
+
+
+_NAMEABLE: Final = {"bool", "float", "double", *CPP_NAMES.values()}
+"""What a list of globally allowed types can name."""

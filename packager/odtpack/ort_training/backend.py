@@ -13,9 +13,8 @@ from odtpack.graph.ops import Ops
 from odtpack.ort.kernel_needs import Need
 from odtpack.ort_training import in_place
 from odtpack.ort_training.optimizer import inexpressible, optimizer_model
-from odtpack.package.backend import STOCK, Accumulator, Backend
-from odtpack.package.optimizer_update import OptimizerStep, ResolvedUpdate
-from odtpack.package.training import Graphs
+from odtpack.package.optimizer_update import ResolvedUpdate
+from odtpack.package.task import STOCK, Accumulator, Backend, Graphs, OptimizerStep
 
 NEWEST = targets.Target((1, 19), ir_version=10, opset=21)
 """The last release of onnxruntime-training."""

@@ -12,14 +12,16 @@ from pathlib import Path
 from odtpack.errors import OdtpackError
 from odtpack.gc_pause import paused_collector
 from odtpack.model.loading import load_source
+from odtpack.optimizers import Clip, Optimizer
 from odtpack.ort_training.artifacts import Artifacts, open_artifacts
 from odtpack.ort_training.forward import forward_model
 from odtpack.ort_training.loss import take_loss
 from odtpack.ort_training.optimizer import carried_state, read_optimizer
-from odtpack.package.emit import write_package
-from odtpack.package.optimizer_update import Update, resolve_update
-from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
-from odtpack.package.write import check_folder
+from odtpack.package.optimizer_update import resolve_update
+from odtpack.package.task import Graphs, Task
+from odtpack.package.training import build_graphs
+from odtpack.package.write import Made, check_folder, write_package
+from odtpack.spec import BuildSpec
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.package.manifest import Manifest
 
@@ -60,37 +62,42 @@ def import_artifacts(
         )
         optimizer, clip = read_optimizer(opened.optimizer)
         state = carried_state(opened.checkpoint, optimizer, str(opened.checkpoint_path))
-        graphs = _differentiate(opened)
-        resolved = resolve_update(optimizer, Update(clip=clip), graphs)
+        graphs = _differentiate(opened, optimizer, clip)
+        resolved = resolve_update(graphs.task, graphs)
     except OdtpackError as error:
         error.where = error.where or str(source)
         raise
-    manifest = write_package(
-        graphs,
-        (resolved, resolved.model(graphs)),
-        destination,
-        nominal=opened.nominal,
-        carried=CheckpointData({}, {}, optimizer=state, properties=opened.checkpoint.properties),
-    )
+    assert resolved is not None  # noqa: S101 - there is an optimizer
+    carried = CheckpointData({}, {}, optimizer=state, properties=opened.checkpoint.properties)
+    made = Made(resolved, resolved.model(graphs), carried=carried)
+    manifest = write_package(graphs, made, destination)
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
     return manifest
 
 
-def _differentiate(artifacts: Artifacts) -> Graphs:
+def _differentiate(artifacts: Artifacts, optimizer: Optimizer, clip: Clip) -> Graphs:
     model = load_source(forward_model(artifacts), artifacts.parameters, as_stored=True)
     graph = model.graph
     name = graph.outputs[0].name or ""
-    additional = [value.name or "" for value in graph.outputs[1:]]
+    additional = tuple(value.name or "" for value in graph.outputs[1:])
     found = take_loss(graph)
     read = () if found is None else (found.prediction.name or "", found.target.name or "")
-    recipe = TrainingGraphSpec(
+    spec = BuildSpec(
+        loss_inputs=read,
+        outputs=additional,
+        prediction=False,
+        clip_norm=clip.norm,
+        nominal=artifacts.nominal,
+    )
+    task = Task(
+        model,
         tuple(artifacts.checkpoint.trainable),
         tuple(artifacts.checkpoint.frozen),
         None if found is None else found.loss,
-        read,
-        tuple(additional),
+        spec,
+        optimizer,
     )
-    graphs = build_graphs(model, recipe)
+    graphs = build_graphs(task)
     for each in (graphs.training, graphs.evaluation):
         each.graph.outputs[0].name = name  # its nodes may be new
     return graphs

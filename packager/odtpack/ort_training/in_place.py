@@ -17,9 +17,9 @@ from typing import Final
 
 import onnx_ir as ir
 
-from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
-from odtpack.graph import match
+from odtpack.graph import graphs
 from odtpack.graph.ops import Ops
 from odtpack.passes.batch_norm import OP_TYPE as BATCH_NORM
 from odtpack.passes.batch_norm import count_per_channel
@@ -75,5 +75,5 @@ def lower_batch_norms(op: Ops, graph: ir.Graph) -> None:
         # A layer that is used twice updates its statistics twice, in this order.
         latest[mean], latest[variance] = results[1:3]
         for old, new in zip(node.outputs, (*results, count), strict=True):
-            match.replace(old, new, [])
+            graphs.replace(old, new, [])
         graph.remove(node, safe=True)

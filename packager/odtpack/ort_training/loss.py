@@ -7,7 +7,7 @@ import dataclasses
 import onnx_ir as ir
 
 from odtpack import losses
-from odtpack.graph import match
+from odtpack.graph import graphs
 from odtpack.graph.graphs import dims_of
 
 
@@ -35,7 +35,7 @@ def take_loss(graph: ir.Graph) -> FoundLoss | None:
     if end is None or found is None or graph.outputs[0].uses():
         return None
     inside = _between(graph, end, found)
-    if not match.private(inside, end) or graph.outputs[0] in graph.outputs[1:]:
+    if not graphs.private(inside, end) or graph.outputs[0] in graph.outputs[1:]:
         return None
     graph.outputs[0] = found.prediction
     for node in inside:
@@ -47,21 +47,21 @@ def take_loss(graph: ir.Graph) -> FoundLoss | None:
 
 
 def _recognise(end: ir.Node) -> FoundLoss | None:
-    if match.producer(end.outputs[0], "SoftmaxCrossEntropyLoss") is not None:
+    if graphs.producer(end.outputs[0], "SoftmaxCrossEntropyLoss") is not None:
         return _cross_entropy(end)
     reductions = {"ReduceMean": "mean", "ReduceSum": "sum"}
-    if match.producer(end.outputs[0], *reductions) is None or len(end.inputs) != 1:
+    if graphs.producer(end.outputs[0], *reductions) is None or len(end.inputs) != 1:
         return None
     if end.attributes.get_int("keepdims", 1) or "axes" in end.attributes:
         return None
     options: dict[str, object] = {"reduction": reductions[end.op_type]}
-    terms = match.producer(end.inputs[0], "Pow", "Abs", "Neg")
+    terms = graphs.producer(end.inputs[0], "Pow", "Abs", "Neg")
     if terms is None:
         return None
     if terms.op_type == "Neg":
         return _binary_cross_entropy(terms, options)
-    difference = match.producer(terms.inputs[0], "Sub")
-    if difference is None or (terms.op_type == "Pow" and not match.is_scalar(terms.inputs[1], 2)):
+    difference = graphs.producer(terms.inputs[0], "Sub")
+    if difference is None or (terms.op_type == "Pow" and not graphs.is_scalar(terms.inputs[1], 2)):
         return None
     return _found("mse" if terms.op_type == "Pow" else "l1", options, *difference.inputs)
 
@@ -82,17 +82,17 @@ def _cross_entropy(node: ir.Node) -> FoundLoss | None:
 
 def _binary_cross_entropy(negated: ir.Node, options: dict[str, object]) -> FoundLoss | None:
     """Match -(t log s + (1 - t) log(1 - s)) with s = Sigmoid(x)."""
-    total = match.producer(negated.inputs[0], "Add")
+    total = graphs.producer(negated.inputs[0], "Add")
     if total is None:
         return None
-    positive, negative = (match.producer(value, "Mul") for value in total.inputs)
+    positive, negative = (graphs.producer(value, "Mul") for value in total.inputs)
     if positive is None or negative is None:
         return None
-    log, target = match.producer(positive.inputs[0], "Log"), positive.inputs[1]
-    log_rest = match.producer(negative.inputs[0], "Log")
+    log, target = graphs.producer(positive.inputs[0], "Log"), positive.inputs[1]
+    log_rest = graphs.producer(negative.inputs[0], "Log")
     if log is None or log_rest is None:
         return None
-    sigmoid = match.producer(log.inputs[0], "Sigmoid")
+    sigmoid = graphs.producer(log.inputs[0], "Sigmoid")
     if (
         sigmoid is None
         or _complement(log_rest.inputs[0]) is not sigmoid.outputs[0]
@@ -104,8 +104,8 @@ def _binary_cross_entropy(negated: ir.Node, options: dict[str, object]) -> Found
 
 def _complement(value: ir.Value | None) -> ir.Value | None:
     """X, where the value is 1 - x."""
-    node = match.producer(value, "Sub")
-    return node.inputs[1] if node is not None and match.is_scalar(node.inputs[0], 1) else None
+    node = graphs.producer(value, "Sub")
+    return node.inputs[1] if node is not None and graphs.is_scalar(node.inputs[0], 1) else None
 
 
 def _found(

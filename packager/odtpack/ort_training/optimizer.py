@@ -22,7 +22,7 @@ from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.ort_training.in_place import DOMAIN
 from odtpack.package.optimizer_update import ResolvedUpdate
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 
 ADAMW, PLAIN_SGD, CLIP_NORM = "AdamWOptimizer", "SGDOptimizerV2", "InplaceClipGradNorm"
 _FORMULAS: Final[dict[int, Literal["reference", "pytorch"]]] = {0: PYTORCH, 1: REFERENCE}

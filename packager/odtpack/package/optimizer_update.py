@@ -1,62 +1,21 @@
-"""What happens around an optimizer's formula: clipping, parameter groups, a schedule.
-
-An :class:`Update` speaks of patterns, as the command line does; :func:`resolve_update`
-applies it to the parameters of a model.
-"""
+"""What happens around an optimizer's formula: clipping, parameter groups, a schedule, privacy."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Final, Protocol
+from typing import Any
 
 import onnx_ir as ir
 
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of
 from odtpack.optimizers import Clip, Group, GroupRule, Optimizer, optimizer_model, resolve_groups
-from odtpack.optimizers.common.groups import memory_order
+from odtpack.optimizers.common.base import memory_order
 from odtpack.optimizers.common.model import NO_CLIP
-from odtpack.package.training import Graphs
-from odtpack.passes.accumulate import OUTPUT_SUFFIX
+from odtpack.package.task import Graphs, OptimizerStep, Task
+from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
 from odtpack_runtime.training.private import Privacy
 from odtpack_runtime.training.schedules import ScheduleSpec
-
-
-@dataclasses.dataclass(frozen=True)
-class Update:
-    """How an optimizer is applied.
-
-    Attributes:
-        clip: How gradients are clipped.
-        groups: What holds for which parameters; the first pattern that matches counts.
-        decay_vectors: Whether parameters with less than two axes (biases, the scales of
-            normalizations) decay as matrices do.
-        schedule: Schedule of the learning rate that the package proposes.
-        privacy: What gradients are made private with; None leaves them as they are.
-    """
-
-    clip: Clip = NO_CLIP
-    groups: tuple[GroupRule, ...] = ()
-    decay_vectors: bool = True
-    schedule: ScheduleSpec | None = None
-    privacy: Privacy | None = None
-
-
-PLAIN_UPDATE: Final = Update()
-"""No clipping, one group, no schedule."""
-
-
-class OptimizerStep(Protocol):
-    """What an optimizer step does: a formula of the packager's, or a model that others write."""
-
-    def describe(self) -> dict[str, Any]:
-        """The parts of a manifest that describe it."""
-
-    def model(self, graphs: Graphs) -> ir.Model:
-        """The optimizer model for the parameters of a training model."""
-
-    def step_model(self, graphs: Graphs) -> ir.Model | None:
-        """The training model that also makes the step; None if there is no such model."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +40,7 @@ class ResolvedUpdate:
         )
 
     def step_model(self, graphs: Graphs) -> ir.Model | None:
-        """The training model that updates each parameter with its gradient.
-
-        None where a step needs all gradients at once (clipping by their norm, privacy, Adafactor),
-        those of several batches, or those of inputs.
-        """
+        """The training model that updates each parameter with its gradient."""
         from odtpack.step.model import can_update, step_model
 
         names = {p.name for p in graphs.parameters}
@@ -94,7 +49,7 @@ class ResolvedUpdate:
             for value in graphs.training.graph.outputs
             if str(value.name).endswith(OUTPUT_SUFFIX)
         )
-        if wanted or graphs.accumulation_steps > 1 or self.privacy is not None:
+        if wanted or graphs.task.spec.accumulation_steps > 1 or self.privacy is not None:
             return None
         if not graphs.backend.is_stock or not can_update(self.optimizer, self.clip):
             return None
@@ -117,34 +72,32 @@ class ResolvedUpdate:
         return content
 
 
-def resolve_update(optimizer: Optimizer, update: Update, graphs: Graphs) -> ResolvedUpdate:
-    """Apply an update to the parameters of a model.
-
-    With several groups the training model gets metadata that ask a runtime to lay the
-    parameters out group by group, so that each group is one stretch of memory.
-
-    Raises:
-        OdtpackError: A group's pattern holds for no parameter; the model has no gradients of single
-            samples (``private-training``).
-    """
-    if update.privacy is not None:
-        _check_private(update, graphs)
+def resolve_update(task: Task, graphs: Graphs) -> OptimizerStep | None:
+    """Apply the optimizer, and what goes around its formula, to the parameters of a model."""
+    optimizer, spec = task.optimizer, task.spec
+    if not isinstance(optimizer, Optimizer):
+        return optimizer
+    clip = Clip(spec.clip_norm, spec.clip_value)
+    privacy = None
+    if spec.privacy_clip is not None:
+        privacy = Privacy(spec.privacy_clip, spec.privacy_noise)
+        _check_private(clip, graphs)
     ranks = {
         parameter.name: len(parameter.tensor.shape)
         for parameter in graphs.parameters
         if parameter.role == "trainable"
     }
-    groups = resolve_groups(
-        ranks, update.groups, optimizer.weight_decay, decay_vectors=update.decay_vectors
-    )
+    rules = [GroupRule(*group) for group in spec.groups]
+    decay = optimizer.weight_decay
+    groups = resolve_groups(ranks, rules, decay, decay_vectors=spec.decay_vectors)
     if len(groups) > 1:
         graphs.training.metadata_props["odtpack.parameter_order"] = memory_order(groups)
-    elif groups and groups[0] == Group(1.0, optimizer.weight_decay, tuple(ranks)):
+    elif groups and groups[0] == Group(1.0, decay, tuple(ranks)):
         groups = ()
-    return ResolvedUpdate(optimizer, update.clip, groups, update.schedule, update.privacy)
+    return ResolvedUpdate(optimizer, clip, groups, spec.schedule, privacy)
 
 
-def _check_private(update: Update, graphs: Graphs) -> None:
+def _check_private(clip: Clip, graphs: Graphs) -> None:
     """Check that gradients of single samples can be had, and that nothing else reveals samples."""
     parameters = {parameter.name for parameter in graphs.parameters}
     shapes = {
@@ -159,9 +112,7 @@ def _check_private(update: Update, graphs: Graphs) -> None:
     ]
     statistics = [p.name for p in graphs.parameters if p.role == "state"]
     problem, hint = None, ""
-    if update.privacy is None or not update.privacy.valid:
-        problem = "privacy-clip must be above 0, and privacy-noise 0 or more"
-    elif not graphs.backend.is_stock:
+    if not graphs.backend.is_stock:
         problem = "private gradients need stock ONNX Runtime"
         hint = "leave --target out"
     elif statistics:
@@ -170,10 +121,10 @@ def _check_private(update: Update, graphs: Graphs) -> None:
     elif fixed:
         problem = f"the model's input {fixed[0]!r} does not take single samples"
         hint = "export the model with a free batch size"
-    elif graphs.accumulation_steps > 1:
+    elif graphs.task.spec.accumulation_steps > 1:
         problem = "a private step goes through its batch sample by sample as it is"
         hint = "leave --accumulate out"
-    elif update.clip != NO_CLIP:
+    elif clip != NO_CLIP:
         problem = "gradients are clipped sample by sample, and not once more"
         hint = "leave --clip-norm and --clip-value out"
     if problem is not None:

@@ -1,21 +1,307 @@
-"""The parameters of a package: which there are, how they are stored, how models take them."""
+"""The parameters of a package: which there are, how they are chosen, stored and taken."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.autodiff.backward import influences
 from odtpack.choices import Storage
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.dtypes import TRAINABLE_TYPES
-from odtpack.model.exporters import module_names
-from odtpack.package import storage
+from odtpack.graph.graphs import TRAINABLE_TYPES
+from odtpack.model.exporters import KIND, made_up, matching, module_names
+from odtpack.model.loading import is_lifted_constant
 from odtpack.passes import batch_norm
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
+
+# Inputs that set an operator up: no model trains them, though some have a gradient.
+_SETTINGS = {
+    "BatchNormalization": (3, 4),
+    "CastLike": (1,),
+    "Clip": (1, 2),
+    "Dropout": (1,),
+    "NegativeLogLikelihoodLoss": (2,),
+    "OneHot": (2,),
+    "Pad": (2,),
+    "Range": (0, 1, 2),
+    "Resize": (1, 2),
+    "SoftmaxCrossEntropyLoss": (2,),
+}
+
+# A name as a module gives it; converters write slashes, colons and running numbers.
+_PATH = re.compile(r"(?!.*__\d+$)[A-Za-z_]\w*(\.\w+)*")
+_GUARD = 1e-3  # up to here a number keeps a division or a root from its pole
+# The second input and those beyond are settings, where they are scalars.
+_ARITHMETIC_SETTINGS = ("DequantizeLinear", "Pow", "QuantizeLinear")
+
+_HUGE = 1e30  # beyond lie the values with which masks shut out
+_CHUNK = 1 << 20  # elements that are looked at at once: an initializer may have billions
+
+
+def candidates(model: ir.Model, read: Sequence[str] = ()) -> list[str]:
+    """Initializers that look like parameters, in the order of the model."""
+    return reached(model, look_alikes(model), read)
+
+
+def reached(model: ir.Model, names: Sequence[str], read: Sequence[str] = ()) -> list[str]:
+    """Those of some initializers that a gradient reaches."""
+    graph = model.graph
+    values = [*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs)]
+    starts = [value for value in values if value.name in read] if read else graph.outputs
+    reaching = influences(graph, starts)
+    return [name for name in names if graph.initializers[name] in reaching]
+
+
+def look_alikes(model: ir.Model) -> list[str]:
+    """As :func:`candidates`, whether a gradient reaches them or not."""
+    graph = model.graph
+    state = set(batch_norm.state_names(graph))
+    unnamed = made_up(graph)
+    found = [
+        value
+        for name, value in graph.initializers.items()
+        if name not in state and _looks_trainable(value, name in unnamed)
+    ]
+    stored = [value for value in found if not is_lifted_constant(value)]
+    return [str(value.name) for value in stored or found]
+
+
+def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
+    if value.dtype not in TRAINABLE_TYPES or value.shape is None:
+        return False
+    if value.shape.rank() == 0 and not _is_named_scalar(value):
+        return False
+    if value.metadata_props.get(KIND, "PARAMETER") != "PARAMETER":
+        return False
+    uses = value.uses()
+    if all(use.idx in _SETTINGS.get(use.node.op_type, ()) for use in uses) and uses:
+        return False
+    if value.const_value is None:
+        return False
+    array = value.const_value.numpy()
+    if array.size == 0 or not all(_is_within(part) for part in _parts(array)):
+        return False
+    if array.size > 1 and str(value.name).startswith("onnx::"):  # computed from a parameter
+        return True
+    lifted = is_lifted_constant(value)
+    if not lifted and not unnamed:
+        return True
+    fill = all((part == array.flat[0]).all() for part in _parts(array))  # or a factor
+    if lifted:
+        return not fill
+    counted = all((part == part.round()).all() for part in _parts(array))  # positions, one-hot
+    return not (fill or counted)
+
+
+def _is_within(part: np.ndarray) -> bool:
+    """Whether numbers are finite and shut nothing out; NaN is the largest and the smallest."""
+    return float(part.max()) < _HUGE and float(part.min()) > -_HUGE
+
+
+def _is_named_scalar(value: ir.Value) -> bool:
+    """Whether a scalar is a parameter of a module, as ``logit_scale`` is in CLIP."""
+    if value.metadata_props.get(KIND) == "PARAMETER":
+        return True
+    name = str(value.name)
+    if is_lifted_constant(value) or value.const_value is None or not _PATH.fullmatch(name):
+        return False
+    if name.rpartition(".")[2].lower().startswith(("const", "eps")):
+        return False
+    number = float(value.const_value.numpy())
+    if 0 < abs(number) <= _GUARD or (number > 1 and number.is_integer()):
+        return False
+    uses = value.uses()
+    return all(use.node.op_type not in _ARITHMETIC_SETTINGS or use.idx == 0 for use in uses)
+
+
+def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
+    """An array piece by piece, as flat views."""
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        yield flat[start : start + _CHUNK]
+
+
+_FREEZE = "--freeze"
+
+
+def resolve(
+    model: ir.Model, train: Sequence[str], freeze: Sequence[str], read: Sequence[str] = ()
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Turn patterns into the names to train and the names to freeze."""
+    alike = look_alikes(model)
+    names = reached(model, alike, read)
+    _check_reached(model, alike, names, train)
+    trained = _matched(model, alike, names, train, "--train")
+    frozen = _matched(model, alike, names, freeze, _FREEZE)
+    both = [name for name in trained if name in frozen]
+    if both:
+        raise OdtpackError(
+            "trained-and-frozen",
+            f"{both[0]!r} matches --train {trained[both[0]]!r} and --freeze {frozen[both[0]]!r}",
+        )
+    if not train:
+        trained = {name: "*" for name in names if name not in frozen}
+    elif not freeze:
+        frozen = {name: "*" for name in names if name not in trained}
+    order = {name: place for place, name in enumerate(model.graph.initializers)}
+    return tuple(sorted(trained, key=order.__getitem__)), tuple(
+        sorted(frozen, key=order.__getitem__)
+    )
+
+
+def unreached(model: ir.Model, read: Sequence[str] = ()) -> list[str]:
+    """Initializers that look like parameters, and that no gradient reaches."""
+    alike = look_alikes(model)
+    names = set(reached(model, alike, read))
+    return [name for name in alike if name not in names]
+
+
+def _check_reached(
+    model: ir.Model, alike: Sequence[str], names: Sequence[str], train: Sequence[str]
+) -> None:
+    """Nothing that is asked to train may stand still in silence."""
+    known, original = set(names), module_names(model.graph)
+    for name in alike:
+        for pattern in train:
+            if name not in known and matching(pattern, [name], original):
+                raise OdtpackError(
+                    "not-reached",
+                    f"--train {pattern!r} asks to train {name!r}, but the loss does not depend on "
+                    "it: it would never change",
+                )
+
+
+def _matched(
+    model: ir.Model,
+    alike: Sequence[str],
+    names: Sequence[str],
+    patterns: Sequence[str],
+    option: str,
+) -> dict[str, str]:
+    """Names that match, each with its first pattern."""
+    found: dict[str, str] = {}
+    original = module_names(model.graph)
+    for pattern in patterns:
+        hits = matching(pattern, names, original)
+        if not hits and pattern in model.graph.initializers:
+            hits = [pattern]
+        if not hits and option == _FREEZE and matching(pattern, alike, original):
+            continue  # no gradient reaches them: they stay as they are anyway
+        if not hits:
+            near = ", ".join(repr(original.get(name, name)) for name in names[:4])
+            raise UnknownNameError(
+                "unknown-parameter",
+                f"{option} {pattern!r} matches no parameter of the model",
+                hint=f"its parameters are {near}{', ...' if names[4:] else ''}; "
+                "odtpack inspect MODEL.onnx lists them all",
+            )
+        for name in hits:
+            found.setdefault(name, pattern)
+    return found
+
+
+SMALLEST = 1024
+"""Elements from which on a weight is stored in fewer bytes."""
+
+_LEAST_PER_SCALE = 8  # elements that share a scale: fewer would not pay for it
+_LARGEST_INT8 = 127
+
+# Inputs that are weights: every output sums over many of their elements, or is one of them.
+_WEIGHTS = {
+    "Conv": (1,),
+    "ConvTranspose": (1,),
+    "GRU": (1, 2),
+    "Gather": (0,),
+    "Gemm": (0, 1),
+    "LSTM": (1, 2),
+    "MatMul": (0, 1),
+    "RNN": (1, 2),
+}
+_VIEWS = ("Identity", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A weight as the checkpoint holds it.
+
+    Attributes:
+        values: FLOAT16 or INT8, of the weight's shape.
+        scale: FLOAT, of the weight's rank, one element for each channel and axes of length
+            one besides; the weight is values * scale. None for FLOAT16.
+    """
+
+    values: ir.TensorProtocol
+    scale: ir.TensorProtocol | None = None
+
+
+def is_weight(value: ir.Value) -> bool:
+    """Whether an initializer is a large float32 weight and nothing else."""
+    if value.dtype != ir.DataType.FLOAT or value.shape is None or value.shape.rank() < 2:
+        return False
+    size = value.const_value.size if value.const_value is not None else 0
+    return size >= SMALLEST and bool(value.uses()) and _only_weighs(value)
+
+
+def _only_weighs(value: ir.Value) -> bool:
+    if value.is_graph_output():
+        return False
+    for node, index in value.uses():
+        if node.domain:
+            return False
+        if node.op_type in _VIEWS and index == 0:
+            if not all(_only_weighs(output) for output in node.outputs):
+                return False
+        elif index not in _WEIGHTS.get(node.op_type, ()):
+            return False
+    return True
+
+
+def store(name: str, tensor: ir.TensorProtocol, storage: Storage) -> Stored | None:
+    """Convert a weight, rounding to nearest, ties to even."""
+    array = tensor.numpy()
+    if storage == "float16":
+        with np.errstate(over="ignore"):
+            half = array.astype(np.float16)
+        if not np.array_equal(np.isfinite(half), np.isfinite(array)):
+            largest = float(np.abs(array[np.isfinite(array)]).max())
+            raise OdtpackError(
+                "value-out-of-range",
+                f"frozen parameter {name!r} holds {largest:g}, and float16 ends at 65504",
+                hint="store it as int8 (--frozen-dtype int8), or leave --frozen-dtype out",
+            )
+        return Stored(ir.tensor(half, name=name))
+    if not np.isfinite(array).all():
+        raise OdtpackError(
+            "value-out-of-range",
+            f"frozen parameter {name!r} holds infinity or NaN, which int8 cannot store",
+            hint="leave --frozen-dtype out",
+        )
+    axes = [i for i, n in enumerate(array.shape) if n * _LEAST_PER_SCALE <= array.size]
+    if not axes:
+        return None
+    values, scale = min((_quantized(array, axis) for axis in axes), key=lambda q: _error(array, *q))
+    return Stored(ir.tensor(values, name=name), ir.tensor(scale))
+
+
+def _quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Symmetric quantization with one scale for each index of an axis, float32 throughout."""
+    others = tuple(i for i in range(array.ndim) if i != axis)
+    largest = np.abs(array).max(axis=others, keepdims=True)
+    # A channel of zeros gets a scale, too; so does one whose scale would be denormal.
+    scale = np.maximum(largest / np.float32(_LARGEST_INT8), np.finfo(np.float32).tiny)
+    values = np.clip(np.rint(array / scale), -_LARGEST_INT8, _LARGEST_INT8)
+    return values.astype(np.int8), scale.astype(np.float32)
+
+
+def _error(array: np.ndarray, values: np.ndarray, scale: np.ndarray) -> float:
+    """Sum of the squared differences that a quantization makes."""
+    return float(np.sum(np.square(values * scale - array), dtype=np.float64))
+
 
 SCALE_SUFFIX = ".int8_scale"
 """Ends the name of the scale of a parameter that is stored as int8."""
@@ -55,16 +341,7 @@ class Parameter:
 def choose_parameters(
     graph: ir.Graph, train: Sequence[str], freeze: Sequence[str]
 ) -> tuple[Parameter, ...]:
-    """Return the initializers that become inputs, with their roles, in initializer order.
-
-    Args:
-        graph: The forward graph.
-        train: Names of those to train.
-        freeze: Names of those that are not trained. Running statistics need no name.
-
-    Raises:
-        OdtpackError: A name does not exist, is asked for twice, or cannot be trained.
-    """
+    """Return the initializers that become inputs, with their roles, in initializer order."""
     state = set(batch_norm.state_names(graph))
     for name in sorted(state - set(graph.initializers)):
         raise OdtpackError(
@@ -79,7 +356,7 @@ def choose_parameters(
     wanted = trained | frozen | state
     both = sorted(trained & frozen)
     if both:
-        raise OdtpackError("trained-and-frozen", f"{both[0]!r} is to be trained and frozen at once")
+        raise OdtpackError("trained-and-frozen", f"{both[0]!r} is both trained and frozen")
     parameters = []
     modules = module_names(graph)
     types = (graph.initializers[name].dtype for name in train)
@@ -120,11 +397,7 @@ def _check_trainable(name: str, tensor: ir.TensorProtocol, state: set[str]) -> N
 
 
 def check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Check that gradients are wanted of existing float32 inputs only.
-
-    Raises:
-        OdtpackError: ``unknown-parameter`` or ``dtype-not-trainable``.
-    """
+    """Check that gradients are wanted of existing float32 inputs only."""
     inputs = {value.name: value for value in graph.inputs}
     for name in names:
         if name not in inputs:
@@ -146,8 +419,8 @@ def store_frozen(
     found: list[Parameter] = []
     for parameter in parameters:
         stored = None
-        if parameter.role == "frozen" and storage.is_weight(graph.initializers[parameter.name]):
-            stored = storage.store(parameter.name, parameter.tensor, wanted)
+        if parameter.role == "frozen" and is_weight(graph.initializers[parameter.name]):
+            stored = store(parameter.name, parameter.tensor, wanted)
         if stored is None:
             found.append(parameter)
             continue
@@ -163,17 +436,14 @@ def store_frozen(
         raise OdtpackError(
             "storage-not-used",
             f"the model has no frozen weight to store as {wanted}",
-            hint=f"freeze some of its float32 weights with {storage.SMALLEST} elements or more "
+            hint=f"freeze some of its float32 weights with {SMALLEST} elements or more "
             "(--freeze GLOB), or leave --frozen-dtype out",
         )
     return tuple(found)
 
 
 def lift_parameters(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
-    """Make initializers inputs, so that no constant folding can swallow them.
-
-    An input of another type than the model's own is brought to that in front of everything.
-    """
+    """Make initializers inputs, so that no constant folding can swallow them."""
     inputs: dict[str, ir.Value] = {}
     for parameter in parameters:
         value = graph.initializers.pop(parameter.name, None) or ir.val(parameter.name)

@@ -15,8 +15,9 @@ from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.apart.child import forget_log
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.package.manifest import Manifest, SelfCheckInfo
-from odtpack_runtime.package.manifest_device import SelfCheckInput
+from odtpack_runtime.package.records import SelfCheckInput
 from odtpack_runtime.package.self_check import first_losses, made_up_batch, run_first_that_fits
+from odtpack_runtime.package.trust import STANDARD_DOMAINS
 from odtpack_runtime.session.options import session_options
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
@@ -49,15 +50,7 @@ _NOT_THE_SIZES = {
 
 
 def with_self_check(manifest: Manifest, files: Mapping[str, Path]) -> Manifest:
-    """Return a manifest with a self-check, or with the reason why there is none.
-
-    The figures are rounded to six digits. They come from a run, and so are not part of what a
-    recipe's digest promises.
-
-    Args:
-        manifest: The manifest of the files.
-        files: Paths of the models and the checkpoint by their name in it.
-    """
+    """Return a manifest with a self-check, or with the reason why there is none."""
     info = _reason_without(manifest)
     if info is None:
         limits = apart.Limits.of(files.values())
@@ -99,10 +92,11 @@ def _reason_without(manifest: Manifest) -> SelfCheckInfo | None:
         return _none("it is trained segment by segment")
     if any(item.dtype == "string" for item in manifest.inputs):
         return _none("an input is text")
-    if set(manifest.opsets) - {"", "ai.onnx", "com.microsoft", "ai.onnx.ml"}:
+    used = {domain for domains in manifest.operators.by_model().values() for domain in domains}
+    if used - {"", *STANDARD_DOMAINS}:
         return _none("it needs operators of the user's")
     if manifest.privacy is not None:
-        return _none("the noise of private training is drawn anew each time")
+        return _none("the noise of private training differs each time")
     if not any(item.role == "trainable" for item in manifest.parameters):
         return _none("nothing is trained")
     if sum(item.size_bytes or 0 for item in manifest.parameters) > _LARGEST_BYTES:

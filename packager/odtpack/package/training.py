@@ -1,16 +1,10 @@
-"""Assembles the training and evaluation graphs from a forward graph and a recipe.
-
-Graph conventions are the reference's: inputs are the user's inputs, the target, the
-parameters, a gradient buffer for each trainable parameter and ``lazy_reset_grad``;
-outputs are the loss, additional outputs and the accumulated gradients. Unlike there, the
-accumulated gradient is the output itself, and may be bound to its buffer's memory.
-"""
+"""Assembles the training and evaluation graphs from a forward graph and a specification."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -18,157 +12,218 @@ import onnx_ir as ir
 from odtpack import losses, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
-from odtpack.choices import Storage
-from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import static_dims
+from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.graph.graphs import dims_of, nodes_of, static_dims, subgraphs
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.memory.spec import MemoryReport, MemorySpec
-from odtpack.package import inference_template
-from odtpack.package.attach_loss import LossInfo, attach_loss, return_prediction, value_names
-from odtpack.package.backend import STOCK, Backend, optimization_level
-from odtpack.package.inference_template import InferenceTemplate
 from odtpack.package.parameters import (
     SCALE_SUFFIX,
     Parameter,
     check_inputs,
     choose_parameters,
     lift_parameters,
-    master_type,
     store_frozen,
 )
-from odtpack.passes import aliases, batch_norm, pipeline, sparse_gradients
-from odtpack.passes.accumulate import BUFFER_SUFFIX, OUTPUT_SUFFIX
-from odtpack_runtime.package.manifest import AdapterInfo, SegmentInfo
+from odtpack.package.task import Backend, Graphs, InferenceTemplate, LossInfo, Task
+from odtpack.passes import aliases, batch_norm, gradient_buffers, pipeline
+from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
 from odtpack_runtime.session.graph_signature import (
     COTANGENT_SUFFIX,
     OWN_TYPE_SUFFIX,
     UNSCALED_SUFFIX,
 )
 
+
+def value_names(graph: ir.Graph) -> set[str]:
+    """Names of all values of a graph."""
+    names = {value.name or "" for value in graph.inputs} | set(graph.initializers)
+    return names | {value.name or "" for node in nodes_of(graph) for value in node.outputs}
+
+
+def _find(graph: ir.Graph, name: str, what: str) -> ir.Value:
+    for value in (*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs)):
+        if value.name == name:
+            return value
+    outputs = ", ".join(repr(value.name) for value in graph.outputs)
+    raise UnknownNameError(
+        "unknown-value", f"{what} names {name!r}, which the graph does not have",
+        hint=f"its outputs are {outputs}",
+    )  # fmt: skip
+
+
+def attach_loss(
+    graph: ir.Graph,
+    loss: losses.Loss | None,
+    *,
+    inputs: Sequence[str] = (),
+    additional: Sequence[str] = (),
+    attached: LossInfo | None = None,
+) -> LossInfo:
+    """Append a loss; the graph's outputs become the loss and the additional ones."""
+    extra = [_find(graph, name, "additional_output_names") for name in additional]
+    read = [_find(graph, name, "loss_input_names") for name in inputs]
+    if loss is None:
+        result, info = _own_loss(graph, read, attached), attached or LossInfo()
+    else:
+        result, info = _write_loss(graph, loss, read)
+    if result in extra:
+        raise OdtpackError(
+            "named-twice",
+            f"the loss {result.name!r} is returned anyway",
+            hint=f"leave {result.name!r} out of the additional outputs",
+        )
+    graph.outputs[:] = [result, *extra]
+    return info
+
+
+def _own_loss(graph: ir.Graph, read: Sequence[ir.Value], attached: LossInfo | None) -> ir.Value:
+    if len(read) > 1:
+        raise OdtpackError(
+            "too-many-loss-inputs",
+            f"loss_input_names names {len(read)} values, but no loss reads them",
+            hint="name the value that is the loss, or pass a loss (--loss cross_entropy)",
+        )
+    loss = read[0] if read else graph.outputs[0]
+    dims = static_dims(loss)
+    if dims is None or int(np.prod(dims)) != 1:
+        raise OdtpackError(
+            "loss-not-scalar",
+            f"without a loss the first output must be the loss, a scalar; {loss.name!r} is not"
+            if attached is None
+            else f"the loss must be a scalar; {loss.name!r} is not",
+            hint="pass a loss (--loss cross_entropy), or a model whose first output is one"
+            if attached is None
+            else "take its mean or sum, for example with reduction='mean'",
+        )
+    return loss
+
+
+def _write_loss(
+    graph: ir.Graph, loss: losses.Loss, read: Sequence[ir.Value]
+) -> tuple[ir.Value, LossInfo]:
+    """Write a loss over values of the model, with a graph input for each target that it lacks."""
+    if loss.reduction == "none":
+        raise OdtpackError(
+            "loss-not-scalar",
+            f"{loss.name} with reduction 'none' gives a number for each sample; training needs one",
+        )
+    count = len(loss.reads)
+    values = [*(read or graph.outputs[:count])]
+    if len(values) < count:
+        raise OdtpackError(
+            "too-few-loss-inputs",
+            f"{loss.name} reads {count} values, {', '.join(loss.reads)}; "
+            + (f"{len(read)} are named" if read else f"the model has {len(values)} outputs"),
+            hint="name them in this order as the loss's inputs (--loss-input NAME, repeated)",
+        )
+    targets = loss.targets(values[:count])
+    if len(values) > count + len(targets):
+        wanted = ", ".join([*loss.reads, *(target.name for target in targets)])
+        raise OdtpackError(
+            "too-many-loss-inputs",
+            f"loss_input_names names {len(values)} values; {loss.name} reads at most "
+            f"{count + len(targets)}: {wanted}",
+            hint="leave some out",
+        )
+    taken = value_names(graph)
+    for target in targets[len(values) - count :]:
+        if target.name in taken:
+            raise OdtpackError(
+                "reserved-name",
+                f"the model already has {target.name!r}, the name of the input that the loss adds",
+                hint="rename it in the model; if it is the target, name prediction and target "
+                "as the loss's inputs",
+            )
+        values.append(target.value())
+        graph.inputs.append(values[-1])
+    fixed = loss.fixed(values[:count])
+    op = Ops(graph, "loss/")
+    result = loss.write(op, *values)
+    if result.producer() is None:
+        result = op.Identity(result)
+    result.name, result.shape = op.fresh_name("loss"), ir.Shape(())
+    roles = {
+        value.name or "": target.role
+        for target, value in zip(targets, values[count:], strict=True)
+        if value in graph.inputs
+    }
+    metadata = loss.metadata(values[:count])
+    return result, LossInfo(loss.name, loss.settings(), roles, metadata, fixed)
+
+
+def return_prediction(graph: ir.Graph, name: str) -> bool:
+    """Make the prediction an output, and say so, unless it is one or has no number of classes."""
+    values = {value.name: value for node in graph for value in node.outputs}
+    value = values.get(name)
+    dims = None if value is None or value.is_graph_output() else dims_of(value)
+    if value is None or dims is None or len(dims) < 2 or not isinstance(dims[1], int):
+        return False
+    graph.outputs.append(value)
+    return True
+
+
+def select(
+    graph: ir.Graph, wanted: Sequence[str], loss: str | None, targets: Collection[str]
+) -> list[str]:
+    """The values that inference gives: what neither is the loss nor reads it."""
+    values = {value.name: value for node in graph for value in node.outputs}
+    found = []
+    for name in dict.fromkeys(wanted):
+        read = _read_by(values[name]) if name in values else set()
+        if name != loss and read and not read & ({loss} | set(targets)):
+            found.append(name)
+    return found
+
+
+def detach(
+    graph: ir.Graph, outputs: Sequence[str], parameters: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Leave the named outputs, the inputs that they need, and no value of any parameter."""
+    values = {value.name: value for node in graph for value in node.outputs}
+    graph.outputs[:] = [values[name] for name in outputs]
+    needed = set().union(*(_read_by(value) for value in graph.outputs))
+    for value in list(graph.inputs):
+        if value.name not in needed:
+            graph.inputs.remove(value)
+    used = []
+    for name in list(graph.initializers):
+        if name in parameters:
+            graph.initializers.pop(name).const_value = None
+            used += [name] if name in needed else []
+    graph.inputs[:] = [value for value in graph.inputs if value.name not in used]
+    return tuple(value.name or "" for value in graph.inputs), tuple(used)
+
+
+def _read_by(value: ir.Value) -> set[str | None]:
+    """Names of every value that one is computed from, itself included."""
+    found: set[str | None] = set()
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if value.name in found:
+            continue
+        found.add(value.name)
+        node = value.producer()
+        if node is None:
+            continue
+        inner = (each for subgraph in subgraphs(node) for each in nodes_of(subgraph))
+        for reader in (node, *inner):
+            waiting += [operand for operand in reader.inputs if operand is not None]
+        for subgraph in subgraphs(node):
+            waiting.extend(subgraph.outputs)  # += is not for the container of a graph
+    return found
+
+
 RESET = "lazy_reset_grad"
+
+
 STATE_SUFFIX = ".update.out"
+
+
 _RESERVED = (
     *(BUFFER_SUFFIX, OUTPUT_SUFFIX, STATE_SUFFIX),
     *(OWN_TYPE_SUFFIX, UNSCALED_SUFFIX, SCALE_SUFFIX, COTANGENT_SUFFIX),
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingGraphSpec:
-    """What to train and how.
-
-    Attributes:
-        train: Names of the initializers to train.
-        frozen: Names of the initializers that become inputs, but are not trained.
-        loss: Loss to attach, or None if the model's first output is the loss.
-        loss_inputs: Names of the values that the loss reads: as many as it takes
-            predictions, then, if wanted, values in the place of its target inputs. The
-            first outputs if empty.
-        additional_outputs: Names of further values that both models return.
-        accumulation_steps: Number of batches whose gradients make one optimizer step. Each
-            is divided by it, so that their sum is the gradient of the mean of the losses.
-        attached: What is known of a loss that the model already ends in.
-        input_gradients: Names of inputs whose gradients the training model accumulates,
-            like those of parameters.
-        newest_opset: The newest opset that the loading runtime knows.
-        frozen_storage: How the checkpoint stores large frozen weights; as they are if None.
-        prediction: Whether the evaluation model also returns what the loss compares with
-            labels, so that the share of right ones can be computed.
-        memory: For which shapes, and how far, the training model's memory is made small; None to
-            leave it as it is differentiated.
-        adapter: What the manifest says of the adapter that the model was given.
-        segments: Whether the network is cut into models that run one after the other.
-
-    Raises:
-        OdtpackError: ``accumulation_steps`` is not 1 or more.
-    """
-
-    train: tuple[str, ...]
-    frozen: tuple[str, ...]
-    loss: losses.Loss | None
-    loss_inputs: tuple[str, ...] = ()
-    additional_outputs: tuple[str, ...] = ()
-    accumulation_steps: int = 1
-    attached: LossInfo | None = None
-    input_gradients: tuple[str, ...] = ()
-    newest_opset: int = targets.MAX_OPSET
-    frozen_storage: Storage | None = None
-    prediction: bool = False
-    memory: MemorySpec | None = dataclasses.field(default_factory=MemorySpec)
-    adapter: AdapterInfo | None = None
-    segments: bool = False
-
-    def __post_init__(self) -> None:
-        if self.accumulation_steps < 1:
-            raise OdtpackError(
-                "bad-accumulation",
-                f"gradients of {self.accumulation_steps} batches cannot be accumulated",
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class Segments:
-    """The models that compute a network up to its last segment, see :mod:`.segments.build`.
-
-    Attributes:
-        models: Each model by its name in the package.
-        plan: Which of them run for which segment, in order.
-        tensors: Weights outside of the models, by name, in the order in which they are stored.
-        inputs: What a caller feeds.
-    """
-
-    models: Mapping[str, ir.Model]
-    plan: tuple[SegmentInfo, ...]
-    tensors: Mapping[str, ir.TensorProtocol]
-    inputs: tuple[ir.Value, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Graphs:
-    """The training and evaluation models, the parameters that both take, and their loss.
-
-    ``returns_prediction``: whether the evaluation model returns it besides what both return.
-    ``inference`` is the forward model without them; None if it computes nothing but its loss.
-    ``memory``: what was done to keep the training model's memory small; None if nothing was.
-    ``segments``: what runs before ``training`` and ``evaluation``, which are then the last segment.
-    """
-
-    training: ir.Model
-    evaluation: ir.Model
-    parameters: tuple[Parameter, ...]
-    accumulation_steps: int = 1
-    loss: LossInfo = dataclasses.field(default_factory=LossInfo)
-    backend: Backend = STOCK
-    returns_prediction: bool = False
-    inference: InferenceTemplate | None = None
-    memory: MemoryReport | None = None
-    adapter: AdapterInfo | None = None
-    segments: Segments | None = None
-
-    @property
-    def user_inputs(self) -> list[ir.Value]:
-        """What a caller feeds: neither parameters nor gradient buffers."""
-        if self.segments is not None:
-            return list(self.segments.inputs)
-        known = {parameter.name for parameter in self.parameters}
-        return [value for value in self.evaluation.graph.inputs if value.name not in known]
-
-    @property
-    def models(self) -> tuple[ir.Model, ...]:
-        """Every model that a step or an evaluation runs, but for the optimizer's."""
-        more = () if self.segments is None else self.segments.models.values()
-        return (self.training, self.evaluation, *more)
-
-    @property
-    def opset(self) -> int:
-        """Opset of the training model."""
-        return self.training.graph.opset_imports[""]
-
-    @property
-    def master(self) -> ir.DataType:
-        """Type of the trainable parameters, their gradients and moments."""
-        return master_type({p.tensor.dtype for p in self.parameters if p.role == "trainable"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,43 +248,40 @@ class Prepared:
     returned: bool
 
 
-def prepare(model: ir.Model, recipe: TrainingGraphSpec) -> Prepared:
-    """Attach the loss to a loaded model, and make inputs of its parameters.
-
-    Raises:
-        OdtpackError: As :func:`build_graphs`.
-    """
-    forward = model.clone()
-    pipeline.on_reading(forward, recipe.newest_opset)
-    parameters = choose_parameters(forward.graph, recipe.train, recipe.frozen)
+def prepare(task: Task) -> Prepared:
+    """Attach the loss to a loaded model, and make inputs of its parameters."""
+    spec = task.spec
+    forward = task.model.clone()
+    pipeline.on_reading(forward, targets.newest_opset(spec.onnxruntime))
+    parameters = choose_parameters(forward.graph, task.train, task.frozen)
     _check_names(forward.graph)
-    check_inputs(forward.graph, recipe.input_gradients)
-    prediction = (*recipe.loss_inputs, str(forward.graph.outputs[0].name))[0]
+    check_inputs(forward.graph, task.input_gradients)
+    prediction = (*spec.loss_inputs, str(forward.graph.outputs[0].name))[0]
     plain = forward.clone()
     info = attach_loss(
         forward.graph,
-        recipe.loss,
-        inputs=recipe.loss_inputs,
-        additional=recipe.additional_outputs,
-        attached=recipe.attached,
+        task.loss,
+        inputs=spec.loss_inputs,
+        additional=spec.outputs,
+        attached=task.attached,
     )
     for name in info.fixed:
-        if name in recipe.train:
+        if name in task.train:
             raise OdtpackError(
                 "trained-and-frozen",
-                f"{name!r} is to be trained, and the loss {info.name} lets no gradient through it",
+                f"{name!r} is trained, but the loss {info.name} does not let a gradient through it",
                 hint=f"freeze it (--freeze {name!r}), or leave the loss's option words out",
             )
-    sources = (*recipe.train, *recipe.input_gradients)
+    sources = (*task.train, *task.input_gradients)
     if sources:
         forward = expand(infer_shapes(forward, new_only=True), sources)
     batch_norm.check(forward.graph)
-    if recipe.frozen_storage is not None:
-        parameters = store_frozen(forward.graph, parameters, recipe.frozen_storage)
+    if spec.frozen_storage is not None:
+        parameters = store_frozen(forward.graph, parameters, spec.frozen_storage)
     evaluation = forward.clone()
     returned = (
-        recipe.prediction
-        and (recipe.loss is None or recipe.loss.classifies)
+        spec.prediction
+        and (task.loss is None or task.loss.classifies)
         and "labels" in info.roles.values()
         and return_prediction(evaluation.graph, prediction)
     )
@@ -237,40 +289,34 @@ def prepare(model: ir.Model, recipe: TrainingGraphSpec) -> Prepared:
     return Prepared(forward, evaluation, plain, parameters, info, returned)
 
 
-def build_graphs(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend = STOCK) -> Graphs:
-    """Differentiate a loaded model (see :func:`odtpack.model.loading.load_model`) for a runtime.
-
-    Raises:
-        OdtpackError: A name in the recipe does not exist, is asked for twice, cannot be
-            trained, or is not reached from the loss; or an operator has no gradient.
-    """
-    ready = prepare(model, recipe)
+def build_graphs(task: Task) -> Graphs:
+    """Differentiate a loaded model."""
+    ready = prepare(task)
+    stock = task.backend.is_stock
     forward, evaluation, parameters = ready.forward, ready.evaluation, ready.parameters
     pipeline.for_evaluation(evaluation)
     lift_parameters(evaluation.graph, parameters)
     pipeline.before_gradient(forward)
-    _differentiate(forward, recipe, backend)
+    _differentiate(forward, task)
     properties = properties_of(ready.info)
     level = optimization_level(forward.graph, parameters)
-    finish(forward, "training", properties | of_training(recipe, level))
+    finish(forward, "training", properties | of_training(task, level))
     memory = None
-    if recipe.memory is not None and backend.is_stock:
+    if task.memory is not None and stock:
         from odtpack.memory.compile import compile_memory
 
         shown = {p.name: p.module or p.name for p in parameters}
-        memory = compile_memory(forward, shown, recipe.memory)
+        memory = compile_memory(forward, shown, task.memory)
     return Graphs(
         # The reference distinguishes values by name.
-        pipeline.on_writing(forward, keep_names=not backend.is_stock),
+        pipeline.on_writing(forward, keep_names=not stock),
         pipeline.on_writing(finish(evaluation, "evaluation", properties), keep_names=True),
         parameters,
-        recipe.accumulation_steps,
+        task,
         ready.info,
-        backend,
         ready.returned,
-        _inference(ready.plain, forward.graph, recipe, parameters),
+        _inference(ready.plain, forward.graph, task, parameters),
         memory,
-        recipe.adapter,
     )
 
 
@@ -279,27 +325,27 @@ def properties_of(info: LossInfo) -> dict[str, str]:
     return {"odtpack.format": "1", "odtpack.loss": info.name, **info.metadata}
 
 
-def of_training(recipe: TrainingGraphSpec, level: str) -> dict[str, str]:
+def of_training(task: Task, level: str) -> dict[str, str]:
     """What those of a training model say besides."""
     found = {"odtpack.optimization_level": level}
-    if recipe.accumulation_steps > 1:
-        found["odtpack.accumulation_steps"] = str(recipe.accumulation_steps)
+    if task.spec.accumulation_steps > 1:
+        found["odtpack.accumulation_steps"] = str(task.spec.accumulation_steps)
     return found
 
 
 def _inference(
-    plain: ir.Model, training: ir.Graph, recipe: TrainingGraphSpec, parameters: Sequence[Parameter]
+    plain: ir.Model, training: ir.Graph, task: Task, parameters: Sequence[Parameter]
 ) -> InferenceTemplate | None:
     """The forward model as it was before a loss was attached, for inference."""
-    own_loss = training.outputs[0].name if recipe.loss is None else None
-    beyond = recipe.loss_inputs[len(recipe.loss.reads) :] if recipe.loss is not None else ()
+    own_loss = training.outputs[0].name if task.loss is None else None
+    beyond = task.spec.loss_inputs[len(task.loss.reads) :] if task.loss is not None else ()
     wanted = [value.name or "" for value in plain.graph.outputs]
-    wanted += [*recipe.additional_outputs]
-    names = inference_template.select(plain.graph, wanted, own_loss, beyond)
+    wanted += [*task.spec.outputs]
+    names = select(plain.graph, wanted, own_loss, beyond)
     if not names:
         return None
     pipeline.for_evaluation(plain)
-    inputs, used = inference_template.detach(plain.graph, names, [p.name for p in parameters])
+    inputs, used = detach(plain.graph, names, [p.name for p in parameters])
     model = pipeline.on_writing(finish(plain, "inference", {}), keep_names=True)
     return InferenceTemplate(model, inputs, tuple(names), used)
 
@@ -315,23 +361,23 @@ def _check_names(graph: ir.Graph) -> None:
             )
 
 
-def _differentiate(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend) -> None:
+def _differentiate(model: ir.Model, task: Task) -> None:
     graph = model.graph
     inputs = {value.name: value for value in graph.inputs}
     op = Ops(graph, "grad/")
     loss = graph.outputs[0]
-    names = {*recipe.train, *recipe.input_gradients}
+    names = {*task.train, *task.input_gradients}
     trained = [value for value in graph.inputs if value.name in names]
     gradients: dict[ir.Value, ir.Value] = {}
     if trained:
-        share = 1 / recipe.accumulation_steps
+        share = 1 / task.spec.accumulation_steps
         dtype = (loss.dtype or ir.DataType.FLOAT).numpy()
         seed = op.constant(np.full(static_dims(loss) or (), share, dtype))
         gradients = differentiate(graph, {loss: seed}, trained, op)
     require_reached(trained, gradients)
-    updates = pipeline.after_gradient(op, model, backend.lower_batch_norms)
+    updates = pipeline.after_gradient(op, model, task.backend.lower_batch_norms)
     if trained:
-        accumulate_gradients(graph, op, trained, gradients, backend)
+        accumulate_gradients(graph, op, trained, gradients, task.backend)
     for update in updates:
         # A layer used twice updates its statistics twice, the second time from the first.
         update.update.name = update.name + STATE_SUFFIX
@@ -341,16 +387,12 @@ def _differentiate(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
 
 
 def require_reached(trained: Iterable[ir.Value], gradients: Collection[ir.Value]) -> None:
-    """Check that each of some parameters has a gradient.
-
-    Raises:
-        OdtpackError: ``not-reached``.
-    """
+    """Check that each of some parameters has a gradient."""
     for parameter in trained:
         if parameter not in gradients:
             raise OdtpackError(
                 "not-reached",
-                f"{parameter.name!r} is to be trained, but the loss does not depend on it",
+                f"{parameter.name!r} is trained, but the loss does not depend on it",
                 hint=f"freeze it (--freeze {parameter.name!r}), or check loss_input_names",
             )
 
@@ -374,13 +416,13 @@ def accumulate_gradients(
         if shares[gradient] > 1 or node is None or gradient.is_graph_output():
             gradient = op.Identity(gradient)
         else:
-            gradient = sparse_gradients.merge(op, gradient)
+            gradient = gradient_buffers.merge(op, gradient)
         gradient.name = op.fresh_name(f"{parameter.name}_grad")
         gradient.type, gradient.shape = parameter.type, parameter.shape
         out = accumulate(parameter, gradient, buffer)
         out.name = f"{parameter.name}{OUTPUT_SUFFIX}"
         graph.outputs.append(out)
-    sparse_gradients.zeros_at_run_time(op, graph, reset)
+    gradient_buffers.zeros_at_run_time(op, graph, reset)
 
 
 def finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
@@ -392,3 +434,19 @@ def finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
     model.metadata_props.update(properties)
     targets.stamp(model)
     return model
+
+
+def optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:
+    """The level of ONNX Runtime that suits a training graph, for the runtime to use."""
+    if any(parameter.dtype == ir.DataType.DOUBLE for parameter in parameters):
+        # Beyond it scales become attributes of fused products, which are float32.
+        return "basic"
+    return "all" if any(_has_constant_weight(node) for node in graph) else "extended"
+
+
+def _has_constant_weight(node: ir.Node) -> bool:
+    """Whether ONNX Runtime would repack a convolution's weight at its highest level."""
+    if node.op_type != "Conv" or len(node.inputs) < 2:
+        return False
+    weight = node.inputs[1]
+    return weight is not None and weight.is_initializer()

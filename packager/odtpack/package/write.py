@@ -1,33 +1,505 @@
-"""Writes the artifacts of a forward model: graphs, optimizer, checkpoint, manifest, ORT format."""
+"""Writes the artifacts of a forward model: models, checkpoint, manifest, ORT format."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import enum
+import hashlib
+import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import onnx
 import onnx_ir as ir
 
-from odtpack import optimizers, targets
-from odtpack.choices import Sessions, StepModel
+import odtpack
+from odtpack import targets
+from odtpack.choices import SESSIONS
 from odtpack.errors import OdtpackError, shortened
+from odtpack.graph.graphs import dims_of, nodes_of
+from odtpack.memory.spec import MemoryReport, MemorySpec
+from odtpack.option import options_of
 from odtpack.ort import kernel_needs
-from odtpack.ort.choices import OrtFormat
 from odtpack.ort.files import with_ort_files, write_ort_files
-from odtpack.ort.ort_needs import oldest_of_files
+from odtpack.ort.kernel_needs import Need, oldest_of_files
 from odtpack.ort.session_runs import TRAINING_MODELS
-from odtpack.package.backend import STOCK, Backend
-from odtpack.package.digest import model_digest, recipe_digest
-from odtpack.package.emit import listed_files, write_package
-from odtpack.package.optimizer_update import PLAIN_UPDATE, OptimizerStep, Update, resolve_update
-from odtpack.package.segments.build import build_segments, check_options
-from odtpack.package.training import Graphs, TrainingGraphSpec, build_graphs
-from odtpack_runtime.files.digest import file_sha256
+from odtpack.package.optimizer_update import resolve_update
+from odtpack.package.segments.build import build_segments, check_options, stage_segments
+from odtpack.package.self_check import with_self_check
+from odtpack.package.task import Graphs, OptimizerStep, Task
+from odtpack.package.training import STATE_SUFFIX, build_graphs
+from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
+from odtpack.spec import AdapterSpec, BuildSpec
+from odtpack_runtime.checkpoint.format import CheckpointData
+from odtpack_runtime.checkpoint.parameters import CHUNK_ELEMENTS, Layout
+from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.files.atomic import atomic_write, file_sha256, scratch_folder
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
-from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.manifest import MEANINGS, Manifest, PackageFile
+from odtpack_runtime.package.package import MANIFEST_NAME, Package, read_manifest, signature_path
+from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
+from odtpack_runtime.session.options import usual_session
+from odtpack_runtime.training.optimizer_contract import read_contract
+
+if TYPE_CHECKING:
+    from odtpack_simulator.memory.memory_phases import MemoryPlan, Phase
+
+
+def recipe_digest(model: ir.Model, **settings: object) -> str:
+    """Return the digest of a build."""
+    content = {"model": model_digest(model), **settings}
+    text = json.dumps(_canonical(content), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def model_digest(model: ir.Model) -> str:
+    """Return the digest of a model: of its graph, and of its initializers one by one."""
+    digest = hashlib.sha256()
+    tensors: dict[ir.Value, ir.TensorProtocol] = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None:
+            continue
+        head = [name, tensor.dtype.name, list(tensor.shape.numpy())]
+        digest.update(json.dumps(head).encode())
+        digest.update(_tensor_digest(tensor))
+        tensors[value] = tensor
+    try:
+        for value in tensors:
+            value.const_value = ir.Tensor(np.empty(0, np.float32), name=value.name)
+        proto = ir.to_proto(model)
+    finally:
+        for value, tensor in tensors.items():
+            value.const_value = tensor
+    del proto.graph.value_info[:]  # what shape inference found follows from the rest
+    digest.update(proto.SerializeToString(deterministic=True))
+    return digest.hexdigest()
+
+
+def _tensor_digest(tensor: ir.TensorProtocol) -> bytes:
+    array = tensor.numpy()
+    if array.dtype == object:  # text
+        lines = [item if isinstance(item, bytes) else str(item).encode() for item in array.flat]
+        return hashlib.sha256(json.dumps([line.hex() for line in lines]).encode()).digest()
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return hashlib.sha256(flat.view(np.uint8).data).digest()
+
+
+def _canonical(value: Any) -> Any:
+    """A value as JSON has it, with nothing left out that distinguishes two settings."""
+    if value is None or (
+        isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)
+    ):
+        return value
+    if isinstance(value, enum.Enum):
+        return [type(value).__name__, value.name]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **_canonical(fields)}
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(_canonical, value))
+    if hasattr(value, "SerializeToString"):
+        return hashlib.sha256(value.SerializeToString(deterministic=True)).hexdigest()
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    raise TypeError(f"a setting is a {type(value).__name__}, which has no canonical form")
+
+
+_TEMPLATE = "inference_template"
+_PROTOBUF_LIMIT = 2**31
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What is written besides the graphs.
+
+    Attributes:
+        step: What an optimizer step does.
+        optimizer: The model that makes it.
+        step_model: The training model that also makes it; None to write none.
+        digest: What decided the build, see :mod:`odtpack.package.write`.
+        oldest: The oldest ONNX Runtime that loads the models; found out if None.
+        carried: Checkpoint whose optimizer state and properties the package's takes over.
+    """
+
+    step: OptimizerStep
+    optimizer: ir.Model
+    step_model: ir.Model | None = None
+    digest: str | None = None
+    oldest: Need | None = None
+    carried: CheckpointData | None = None
+
+
+def write_package(graphs: Graphs, made: Made | None, folder: Path) -> Manifest | None:
+    """Write a package into ``folder``, in place of the package or the files of its names."""
+    task, prefix = graphs.task, graphs.task.prefix
+    stock = task.backend.is_stock
+    models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
+    if made is not None:
+        models["optimizer_model"] = made.optimizer
+        if made.step_model is not None:
+            models["step_model"] = made.step_model
+        if graphs.inference is not None and stock:
+            models[_TEMPLATE] = graphs.inference.model
+    name = f"{prefix}{MANIFEST_NAME}"
+    with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
+        staged = _stage(models, graphs, stage, None if made is None else made.carried)
+        segments = (
+            None if graphs.segments is None else stage_segments(graphs.segments, stage, prefix)
+        )
+        if made is None:
+            return None
+        manifest = _manifest(graphs, models, made, staged)
+        if segments is not None:
+            manifest = segments.listed_in(manifest)
+        if graphs.memory is not None and manifest.session and manifest.session.shared_allocator:
+            manifest = _with_fitted_arena(manifest, stage / name, graphs)
+        if task.spec.self_check and stock:
+            manifest = with_self_check(manifest, staged)
+        _write(manifest, stage / name)
+    return manifest
+
+
+def _write(manifest: Manifest, path: Path) -> None:
+    with atomic_write(path) as stream:
+        stream.write(manifest.to_json().encode())
+
+
+def _with_fitted_arena(manifest: Manifest, path: Path, graphs: Graphs) -> Manifest:
+    """A manifest with the arena that suits its package, whose other files are beside ``path``."""
+    from odtpack.memory.compile import input_shapes
+    from odtpack.ort.arena import fitted
+
+    assert graphs.memory is not None  # noqa: S101 - the caller looked
+    spec = graphs.memory.spec
+    _write(manifest, path)
+    # A budget is planned without the step model.
+    session = fitted(
+        Package.open(path),
+        input_shapes(graphs.training.graph, spec),
+        step_model=spec.budget is None,
+    )
+    return dataclasses.replace(manifest, session=session).sealed()
+
+
+def listed_files(folder: Path, name: str) -> set[str]:
+    """The files of the package that lies in a folder to be written, whatever state they are in."""
+    finish_update(folder)
+    path = folder / name
+    try:
+        files = Manifest.from_json(read_manifest(path), name).files.all()
+    except OdtpackError as error:
+        if isinstance(error.__cause__, OSError) and path.is_file():
+            raise  # the disk: the package may be sound, and its files must not stay unlisted
+        return set()  # no package, or a damaged one: its files stay
+    plain = {file.path for file in files if file.path == Path(file.path).name}
+    return plain | {signature_path(path).name}
+
+
+def _stage(
+    models: dict[str, ir.Model], graphs: Graphs, scratch: Path, carried: CheckpointData | None
+) -> dict[str, Path]:
+    """Write every file but the manifest into ``scratch``."""
+    staged, prefix = {}, graphs.task.prefix
+    for key, model in models.items():
+        proto = ir.to_proto(model)
+        if proto.ByteSize() >= _PROTOBUF_LIMIT:
+            raise OdtpackError(
+                "model-too-large",
+                f"the {key.replace('_', ' ')} would exceed 2 GB, the limit of a protobuf file",
+                hint="list the large initializers under --train or --freeze, so that they go "
+                "to the checkpoint",
+            )
+        staged[key] = scratch / f"{prefix}{key}.onnx"
+        with atomic_write(staged[key]) as stream:
+            stream.write(proto.SerializeToString(deterministic=True))
+    arrays = {p.name: p for p in graphs.parameters}
+    data = CheckpointData(
+        {n: p.value() for n, p in arrays.items() if p.role == "trainable"},
+        {n: p.value() for n, p in arrays.items() if p.role != "trainable"},
+    )
+    if carried is not None:
+        data.optimizer, data.properties = carried.optimizer, carried.properties
+    staged["checkpoint"] = scratch / f"{prefix}checkpoint"
+    write_checkpoint(staged["checkpoint"], data)
+    tensors = scratch / f"{prefix}checkpoint.data"
+    if tensors.exists():
+        staged["checkpoint_data"] = tensors
+    if graphs.task.spec.nominal:
+        staged["nominal_checkpoint"] = scratch / f"{prefix}nominal_checkpoint"
+        empty = CheckpointData(
+            {n: np.empty(0, a.dtype) for n, a in data.trainable.items()},
+            {n: np.empty(0, a.dtype) for n, a in data.frozen.items()},
+            nominal=True,
+        )
+        write_checkpoint(staged["nominal_checkpoint"], empty)
+    return staged
+
+
+def _manifest(
+    graphs: Graphs, models: dict[str, ir.Model], made: Made, staged: dict[str, Path]
+) -> Manifest:
+    graph = graphs.training.graph
+    task, backend = graphs.task, graphs.task.backend
+    template = graphs.inference if backend.is_stock else None
+    lowest = (made.oldest or backend.oldest_runtime((*graphs.models, *models.values()))).name
+    inputs, outputs = _inputs(graphs), _outputs(graph)
+    predictions = [
+        _value(value, "prediction") for value in graphs.evaluation.graph.outputs[len(outputs) :]
+    ]
+    roles = [str(item["role"]) for item in (*inputs, *outputs, *predictions)]
+    roles += [parameter.role for parameter in graphs.parameters]
+    layout, offsets = None, dict[str, int]()
+    if backend.is_stock:
+        layout, offsets = _layout(graphs, models["optimizer_model"])
+    content = {
+        "schema_version": 1,
+        "tool": {
+            "odtpack": odtpack.__version__,
+            "onnx": onnx.__version__,
+            "onnx_ir": ir.__version__,
+        },
+        "files": {key: PackageFile.describe(path).as_dict() for key, path in staged.items()},
+        **({} if backend.is_stock else {"target": backend.runtime}),
+        "minimum_onnxruntime": lowest,
+        "ir_version": graphs.training.ir_version,
+        "opsets": dict(sorted(graph.opset_imports.items())),
+        "inputs": inputs,
+        "outputs": outputs,
+        "evaluation_outputs": predictions,
+        "loss": graphs.loss.name,
+        "loss_options": dict(graphs.loss.options) or None,
+        **made.step.describe(),
+        "accumulation_steps": task.spec.accumulation_steps,
+        "parameters": [
+            {
+                "name": p.name,
+                **({"module": p.module} if p.module else {}),
+                "shape": list(p.tensor.shape.numpy()),
+                "dtype": p.dtype.numpy().name,
+                **(
+                    {"model_dtype": p.tensor.dtype.numpy().name}
+                    if p.dtype != p.tensor.dtype
+                    else {}
+                ),
+                **({"scale": p.scale} if p.scale else {}),
+                **({"offset": offsets[p.name]} if p.name in offsets else {}),
+                "role": p.role,
+                "size_bytes": math.prod(p.tensor.shape.numpy()) * p.dtype.numpy().itemsize,
+            }
+            for p in graphs.parameters
+        ],
+        "roles": {role: MEANINGS[role] for role in roles},
+        "operators": _operators(graphs, models),
+        "recipe_digest": made.digest,
+        "session": (
+            usual_session(
+                graphs.training.metadata_props["odtpack.optimization_level"],
+                **SESSIONS[task.spec.sessions],
+            ).as_dict(defaults=False)
+            if backend.is_stock
+            else None
+        ),
+        "layout": layout,
+        **({} if task.adapter is None else {"adapter": task.adapter.as_dict(defaults=False)}),
+        "inference": template
+        and {key: list(getattr(template, key)) for key in ("inputs", "outputs", "parameters")},
+    }
+    return Manifest.from_json(json.dumps(content).encode(), "manifest.json").sealed()
+
+
+def _layout(graphs: Graphs, model: ir.Model) -> tuple[dict[str, object], dict[str, int]]:
+    """What a manifest says of the flat vectors, and where each parameter begins, in elements."""
+    inputs = [value.name or "" for value in model.graph.inputs]
+    contract = read_contract(model.metadata_props, inputs, "optimizer_model.onnx")
+    shapes = {
+        p.name: tuple(p.tensor.shape.numpy()) for p in graphs.parameters if p.role == "trainable"
+    }
+    order = json.loads(graphs.training.metadata_props.get("odtpack.parameter_order", "[]"))
+    dtype = graphs.master.numpy()
+    layout = Layout.pack((name, shapes[name], dtype) for name in order or shapes)
+    content = {
+        "dtype": dtype.name,
+        "elements": layout.nbytes // dtype.itemsize,
+        "run": contract.run,
+        "chunk_elements": CHUNK_ELEMENTS,
+        "inputs": inputs,
+        "state": [
+            {"name": vector.name} | ({} if vector.axes is None else {"axes": list(vector.axes)})
+            for vector in contract.state
+        ],
+    }
+    return content, {slot.name: slot.offset // dtype.itemsize for slot in layout.slots}
+
+
+def _value(value: ir.Value, role: str) -> dict[str, object]:
+    dims = dims_of(value)
+    return {
+        "name": value.name,
+        "dtype": _type_name(value.dtype or ir.DataType.FLOAT),
+        "shape": list(dims or ()),
+        "role": role,
+    }
+
+
+def _inputs(graphs: Graphs) -> list[dict[str, object]]:
+    """The inputs that the caller feeds: neither parameters nor gradient buffers."""
+    inputs = []
+    for value in graphs.user_inputs:
+        role = graphs.loss.roles.get(value.name or "", "data")
+        entry = _value(value, role)
+        for key in ("class_count", "ignore_index"):
+            known = graphs.loss.metadata.get(f"odtpack.{key}")
+            if role == "labels" and known is not None:
+                entry[key] = int(known)
+        inputs.append(entry)
+    return inputs
+
+
+def _type_name(dtype: ir.DataType) -> str:
+    return "string" if dtype == ir.DataType.STRING else dtype.numpy().name
+
+
+def _outputs(graph: ir.Graph) -> list[dict[str, object]]:
+    shown = [
+        value
+        for value in graph.outputs
+        if not (value.name or "").endswith((OUTPUT_SUFFIX, STATE_SUFFIX, COTANGENT_SUFFIX))
+    ]
+    return [_value(v, "additional" if i else "loss") for i, v in enumerate(shown)]
+
+
+def _operators(graphs: Graphs, models: dict[str, ir.Model]) -> dict[str, dict[str, dict[str, int]]]:
+    """Operators of each model; those of all segments are the training and evaluation model's."""
+    found = {key: operators(model.graph) for key, model in models.items() if key != _TEMPLATE}
+    for name, model in () if graphs.segments is None else graphs.segments.models.items():
+        for domain, versions in operators(model.graph).items():
+            for key in ("training_model", *(() if "backward" in name else ("eval_model",))):
+                known = found[key].get(domain, {}) | versions
+                found[key][domain] = dict(sorted(known.items()))
+    return {key: dict(sorted(domains.items())) for key, domains in found.items()}
+
+
+def operators(graph: ir.Graph) -> dict[str, dict[str, int]]:
+    """Operator types in a graph and its subgraphs, by domain, sorted."""
+    used = {(node.domain, node.op_type) for node in nodes_of(graph)}
+    found: dict[str, dict[str, int]] = {}
+    for domain, op_type in used:
+        opset = graph.opset_imports.get(domain, 1)
+        since = opset
+        if onnx.defs.has(op_type, opset, domain):
+            since = onnx.defs.get_schema(op_type, opset, domain).since_version
+        elif domain:
+            since = 1  # contributed operators have one version
+        found.setdefault(domain or "ai.onnx", {})[op_type] = since
+    return {domain: dict(sorted(names.items())) for domain, names in sorted(found.items())}
+
+
+_ANY_TIME: Final = 2.0
+_ATTEMPTS: Final = 8
+_REACHED: Final = 1.05
+"""Times the limit: what is further above it cannot be brought down."""
+_FINEST: Final = 1.02
+"""Times a limit that was not reached: a limit nearer to it is not tried."""
+_SHOWN: Final = 8
+
+
+def build_within(
+    spec: MemorySpec, task: Task, make: Callable[[Task, Graphs], Made | None]
+) -> Graphs:
+    """Build graphs whose training is planned within the budget."""
+    from odtpack.memory.compile import input_shapes
+    from odtpack_simulator.memory.memory_phases import MARGIN
+    from odtpack_simulator.memory.memory_plan import plan_memory
+
+    # Scratch packages are planned, not run.
+    scratch = dataclasses.replace(
+        task, prefix="", spec=dataclasses.replace(task.spec, self_check=False, nominal=False)
+    )
+    budget = int((spec.budget or 0) / (1 + MARGIN))
+
+    def planned(graphs: Graphs) -> MemoryPlan:
+        with scratch_folder("budget") as folder:
+            write_package(graphs, make(scratch, graphs), Path(folder))
+            package = Package.open(Path(folder))
+            shapes = input_shapes(graphs.training.graph, spec)
+            sizes = {i.name: shapes.get(i.name, i.shape) for i in package.manifest.inputs}
+            return plan_memory(package, sizes)  # type: ignore[arg-type]
+
+    asked, haste, reached, out_of_reach = spec, 1, 0, 0
+    for _ in range(_ATTEMPTS):
+        graphs = build_graphs(dataclasses.replace(scratch, memory=asked))
+        plan = planned(graphs)
+        if plan.peak.nbytes <= budget:
+            return dataclasses.replace(graphs, task=task)
+        kept, excess = _kept(graphs, plan), plan.peak.nbytes - budget
+        if asked.limit is not None and kept > _REACHED * asked.limit:
+            out_of_reach = asked.limit
+        else:
+            if kept <= excess:
+                break
+            if asked.limit is not None:
+                haste *= 2  # an arena's peak does not fall by all that a step keeps less
+            reached = kept
+            limit = max(kept - haste * excess, (kept - excess) // 2)
+        if out_of_reach:
+            limit = max(limit, (out_of_reach + reached) // 2)
+            if limit <= _FINEST * out_of_reach:
+                break
+        asked = dataclasses.replace(spec, limit=limit, slowdown=_ANY_TIME)
+    raise _too_small(spec, plan.peak)
+
+
+def _kept(graphs: Graphs, plan: MemoryPlan) -> int:
+    """Bytes of activations at the peak of a training step."""
+    if graphs.memory is not None:
+        return graphs.memory.after
+    steps = (phase for phase in plan.phases if phase.name == "training step")
+    return sum(i.nbytes for phase in steps for i in phase.items if i.kind == "activations")
+
+
+def _too_small(spec: MemorySpec, phase: Phase) -> OdtpackError:
+    from odtpack_simulator.memory.memory_phases import MARGIN
+    from odtpack_simulator.values.units import format_bytes, format_percent
+
+    least = format_bytes(phase.nbytes * (1 + MARGIN))
+    return OdtpackError(
+        "memory-budget-too-small",
+        f"the phase '{phase.name}' takes {least}, the plan's error of {format_percent(MARGIN)} "
+        "included, with every activation recomputed that helps; "
+        f"{format_bytes(spec.budget or 0)} are allowed",
+        hint=f"allow more, a batch size below {spec.batch} (--memory-batch), an optimizer "
+        "that keeps less, or freeze layers",
+    )
+
+
+def sentences(report: MemoryReport) -> Iterator[str]:
+    """What was done, for people: the sum, then the largest decisions."""
+    from odtpack_simulator.values.units import format_bytes, format_duration, format_percent
+
+    yield (
+        f"activations of a step: {format_bytes(report.after)} instead of "
+        f"{format_bytes(report.before)}, for about {format_percent(report.slowdown)} more time in "
+        "the training model"
+    )
+    shown = report.decisions[:_SHOWN]
+    for each in shown:
+        yield (
+            f"{each.name}: {format_bytes(each.nbytes)} recomputed, +{format_duration(each.seconds)}"
+        )
+    rest = report.decisions[_SHOWN:]
+    if rest:
+        nbytes, seconds = sum(r.nbytes for r in rest), sum(r.seconds for r in rest)
+        yield (f"{len(rest)} more: {format_bytes(nbytes)} recomputed, +{format_duration(seconds)}")
+
 
 MANIFEST = "manifest.json"
 
@@ -35,63 +507,23 @@ _WORTH_A_STEP_MODEL: Final = 1 << 18
 """Trainable elements from which on a package has a step model by itself: a MiB of gradients."""
 
 
-@dataclasses.dataclass(frozen=True)
-class FilesSpec:
-    """Which files are written besides the models and the checkpoint.
-
-    Attributes:
-        prefix: Start of every file name.
-        ort_format: Variants of the models in ORT format, and the operators that a reduced
-            build needs.
-        custom_op_library: Shared library with custom operators, for the conversion.
-        nominal: Whether to write a checkpoint without values, too.
-        self_check: Whether to run the first steps, for devices to compare theirs with.
-        sessions: How the package's sessions come by their memory.
-        step_model: Whether to write a training model that also updates the parameters.
-    """
-
-    prefix: str = ""
-    ort_format: OrtFormat | None = None
-    custom_op_library: Path | None = None
-    nominal: bool = False
-    self_check: bool = True
-    sessions: Sessions = "fast"
-    step_model: StepModel = "auto"
+# Options whose effect is in the digest in its resolved form: in the model, the names of the
+# parameters, the loss, the optimizer model or the problem that the memory compiler solves.
+_RESOLVED: Final = {
+    *("model", "head", "train", "freeze", "untie", "loss", "loss_options", "optimizer"),
+    *("optimizer_options", "clip_norm", "clip_value", "privacy_clip", "privacy_noise", "groups"),
+    *("decay_vectors", "schedule", "prediction", "base", "onnxruntime", "adapter"),
+    *(f"adapter_{each.name}" for each in options_of(AdapterSpec)),
+    *("memory_budget", "memory_batch", "memory_sizes"),
+}
 
 
 def write_artifacts(
-    model: ir.Model,
-    recipe: TrainingGraphSpec,
-    optimizer: optimizers.Optimizer | OptimizerStep | None,
-    folder: Path,
-    files: FilesSpec = FilesSpec(),
-    *,
-    update: Update = PLAIN_UPDATE,
-    onnxruntime: str | None = None,
-    backend: Backend = STOCK,
-    remark: Callable[[str], None] | None = None,
+    task: Task, folder: Path, remark: Callable[[str], None] | None = None
 ) -> Manifest | None:
-    """Differentiate a loaded model and write everything that a recipe asks for.
-
-    Args:
-        model: Model as :func:`odtpack.model.loading.load_model` returns it.
-        recipe: What to train and how.
-        optimizer: Formula, or what writes an optimizer model, or None.
-        folder: Destination; created if needed.
-        files: Which files to write.
-        update: Clipping, parameter groups and schedule around a formula.
-        onnxruntime: Version of ONNX Runtime that must load the package; any if None.
-        backend: What is to run the package.
-        remark: Takes a sentence about each thing that a memory budget had computed again.
-
-    Returns:
-        The manifest; None without an optimizer.
-
-    Raises:
-        OdtpackError: Bad input, or a folder that cannot be written. Nothing has been
-            written then.
-    """
-    if files.ort_format and not backend.is_stock:
+    """Differentiate a loaded model and write everything that is asked for."""
+    spec, backend = task.spec, task.backend
+    if spec.ort_format and not backend.is_stock:
         raise OdtpackError(
             "target-cannot",
             "the ORT format is written by this ONNX Runtime, which does not know the operators "
@@ -99,92 +531,83 @@ def write_artifacts(
             hint="convert with onnxruntime-training: "
             "python -m onnxruntime.tools.convert_onnx_models_to_ort FOLDER",
         )
-    if recipe.segments:
-        check_options(recipe, backend, ort_format=files.ort_format is not None)
-    backend.require_opset(model.graph.opset_imports[""])
-
-    def make_optimizer(graphs: Graphs) -> tuple[OptimizerStep, ir.Model] | None:
-        if optimizer is None:
-            return None
-        step = (
-            resolve_update(optimizer, update, graphs)
-            if isinstance(optimizer, optimizers.Optimizer)
-            else optimizer
-        )
-        return step, backend.optimizer_model(step, graphs)
-
-    if recipe.memory is not None and recipe.memory.budget is not None:
-        from odtpack.package.memory_budget import build_within, sentences
-
-        graphs = build_within(
-            recipe.memory,
-            lambda memory: build_graphs(model, dataclasses.replace(recipe, memory=memory), backend),
-            lambda graphs, scratch: write_package(
-                graphs, make_optimizer(graphs), scratch, self_check=False
-            ),
-        )
+    if spec.segments:
+        check_options(task)
+    backend.require_opset(task.model.graph.opset_imports[""])
+    if task.memory is not None and task.memory.budget is not None:
+        graphs = build_within(task.memory, task, _made)
         if graphs.memory is not None and remark is not None:
             for sentence in sentences(graphs.memory):
                 remark(sentence)
-    elif recipe.segments:
-        graphs = build_segments(model, recipe, backend)
     else:
-        graphs = build_graphs(model, recipe, backend)
-    if onnxruntime is not None:
-        targets.require(onnxruntime, graphs.opset)
-    pair = make_optimizer(graphs)
-    step = None if pair is None else _step_model(pair[0], graphs, files.step_model)
-    library = files.custom_op_library
-    digest = recipe_digest(
-        model,
-        parameters={parameter.name: parameter.role for parameter in graphs.parameters},
-        loss=graphs.loss,
-        # What is resolved above, or had no effect, does not decide.
-        recipe=dataclasses.replace(
-            recipe, train=(), frozen=(), loss=None, prediction=graphs.returns_prediction
-        ),
-        runtime=backend.runtime,
-        update=None if pair is None else pair[0].describe(),
-        optimizer=None if pair is None else model_digest(pair[1]),
-        files=dataclasses.replace(files, custom_op_library=None),
-        custom_op_library=None if library is None else file_sha256(library),
-    )
+        graphs = build_segments(task) if spec.segments else build_graphs(task)
+    if spec.onnxruntime is not None:
+        targets.require(spec.onnxruntime, graphs.opset)
+    made = _made(task, graphs)
+    if made is not None:
+        made = dataclasses.replace(
+            made, step_model=_step_model(made.step, graphs), digest=_digest(graphs, made)
+        )
+    models = () if made is None else (made.optimizer, made.step_model)
     oldest = backend.oldest_runtime(
-        [
-            *graphs.models,
-            *(() if pair is None else pair[1:]),
-            *(() if step is None else (step,)),
-        ]
+        [*graphs.models, *(model for model in models if model is not None)]
     )
-    if onnxruntime is not None and backend.is_stock:
-        kernel_needs.require(onnxruntime, oldest)
-    write = functools.partial(
-        write_package, graphs, pair, prefix=files.prefix, nominal=files.nominal,
-        recipe_digest=digest, self_check=files.self_check, oldest=oldest, sessions=files.sessions,
-        step=step,
-    )  # fmt: skip
-    if files.ort_format is None:
-        return write(folder=folder)
+    if made is not None:
+        made = dataclasses.replace(made, oldest=oldest)
+    if spec.onnxruntime is not None and backend.is_stock:
+        kernel_needs.require(spec.onnxruntime, oldest)
+    if spec.ort_format is None:
+        return write_package(graphs, made, folder)
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.
-    prefix = files.prefix
-    name = f"{prefix}{MANIFEST}"
+    name = f"{task.prefix}{MANIFEST}"
     with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
-        manifest = write(folder=stage)
-        models = {key: stage / f"{prefix}{key}.onnx" for key in TRAINING_MODELS}
-        present = {key: path for key, path in models.items() if path.exists()}
-        made = write_ort_files(present, files.ort_format, stage, prefix, library)
-        needed = oldest_of_files(stage / file.path for file in made if file.role == "ort_model")
-        if onnxruntime is not None:
-            kernel_needs.require(onnxruntime, needed)
+        manifest = write_package(graphs, made, stage)
+        paths = {key: stage / f"{task.prefix}{key}.onnx" for key in TRAINING_MODELS}
+        present = {key: path for key, path in paths.items() if path.exists()}
+        files = write_ort_files(
+            present, spec.ort_format, stage, task.prefix, task.custom_op_library
+        )
+        needed = oldest_of_files(stage / file.path for file in files if file.role == "ort_model")
+        if spec.onnxruntime is not None:
+            kernel_needs.require(spec.onnxruntime, needed)
         if manifest is not None:
             least = kernel_needs.newest([oldest, needed]).name
-            manifest = with_ort_files(manifest, made, least)
+            manifest = with_ort_files(manifest, files, least)
             (stage / name).write_bytes(manifest.to_json().encode())
     return manifest
 
 
-def _step_model(update: OptimizerStep, graphs: Graphs, choice: StepModel) -> ir.Model | None:
-    """The step model, if the package is to have one and the update allows it."""
+def _made(task: Task, graphs: Graphs) -> Made | None:
+    """The optimizer and its model; None without an optimizer."""
+    step = resolve_update(task, graphs)
+    return None if step is None else Made(step, task.backend.optimizer_model(step, graphs))
+
+
+def _digest(graphs: Graphs, made: Made) -> str:
+    """What decided the build: what is resolved, and the options that are not."""
+    task, library = graphs.task, graphs.task.custom_op_library
+    plain = (each.name for each in options_of(BuildSpec) if each.name not in _RESOLVED)
+    return recipe_digest(
+        task.model,
+        parameters={parameter.name: parameter.role for parameter in graphs.parameters},
+        loss=graphs.loss,
+        prediction=graphs.returns_prediction,
+        spec={name: getattr(task.spec, name) for name in plain},
+        newest_opset=targets.newest_opset(task.spec.onnxruntime),
+        memory=task.memory,
+        adapter=task.adapter,
+        attached=task.attached,
+        input_gradients=task.input_gradients,
+        prefix=task.prefix,
+        update=made.step.describe(),
+        optimizer=model_digest(made.optimizer),
+        custom_op_library=None if library is None else file_sha256(library),
+    )
+
+
+def _step_model(step: OptimizerStep, graphs: Graphs) -> ir.Model | None:
+    """The step model, if the package is to have one and the step allows it."""
+    choice = graphs.task.spec.step_model
     trained = sum(p.tensor.size for p in graphs.parameters if p.role == "trainable")
     if (
         graphs.segments is not None
@@ -192,22 +615,11 @@ def _step_model(update: OptimizerStep, graphs: Graphs, choice: StepModel) -> ir.
         or (choice == "auto" and trained < _WORTH_A_STEP_MODEL)
     ):
         return None
-    return update.step_model(graphs)
+    return step.step_model(graphs)
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:
-    """Refuse to mix a package with other things.
-
-    Args:
-        folder: Where a package is to go.
-
-    Returns:
-        The folder.
-
-    Raises:
-        OdtpackError: It is a file, or it holds files and no manifest, or its path is one that no
-            file can have, or ONNX Runtime cannot open.
-    """
+    """Refuse to mix a package with other things."""
     path = Path(folder)
     try:
         str(path.resolve()).encode()
@@ -235,7 +647,7 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
     if found and not (path / MANIFEST).is_file():
         raise OdtpackError(
             "folder-not-empty",
-            f"the folder {str(path)!r} holds files that are no package",
+            f"the folder {str(path)!r} is not empty and is not a package",
             hint="choose an empty or a new folder (--out DIR)",
         )
     return path

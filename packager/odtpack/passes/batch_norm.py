@@ -27,10 +27,10 @@ from collections.abc import Hashable
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.registry import INTERNAL_DOMAIN
+from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.autodiff.rules.norm import per_channel, sum_per_channel
 from odtpack.errors import OdtpackError
-from odtpack.graph import match
+from odtpack.graph import graphs
 from odtpack.graph.graphs import dims_of, nodes_of, static_dims, wider
 from odtpack.graph.ops import Ops
 
@@ -220,7 +220,7 @@ class _Writer:
         results = (op.cast(y, dtype), None, None, mean, inv_std, count)
         for old, new in zip(node.outputs, results, strict=True):
             if new is not None:
-                match.replace(old, new, [])
+                graphs.replace(old, new, [])
         if node.graph is not None:
             node.graph.remove(node, safe=True)
 

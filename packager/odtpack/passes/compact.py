@@ -26,7 +26,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack.graph.graphs import Dims, subgraphs
-from odtpack.graph.node_inference import NodeInference
+from odtpack.graph.inference import NodeInference
 from odtpack.graph.ops import Ops
 
 # Bytes from which on a constant is worth the nodes that expand it.

@@ -1,7 +1,7 @@
 """Which passes run, in which order: the list of them all, stage by stage.
 
 Each is a pass of onnx-ir (``requires``, ``call``, ``ensures``), its own or a
-:class:`~odtpack.passes.graph_pass.GraphPass`.
+:class:`~odtpack.passes.patterns.GraphPass`.
 """
 
 from __future__ import annotations
@@ -11,25 +11,13 @@ from collections.abc import Callable
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack.autodiff import stop_gradient, unpack_late
+from odtpack.autodiff import backward, expand
 from odtpack.graph.graphs import drop_unused_constants, is_sorted, turn_dropout_off
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.passes import (
-    batch_norm,
-    fake_quant,
-    float16_fallback,
-    float64_lowering,
-    fuse_layer_norm,
-    gelu,
-    keep_epsilon,
-    pool_before_relu,
-    small_conv,
-    upgrade_opset,
-)
+from odtpack.passes import batch_norm, layout, patterns, precision
 from odtpack.passes.compact import compact
-from odtpack.passes.graph_pass import ALL, GraphPass, ModelPass, run
-from odtpack.passes.layout import channels_first
+from odtpack.passes.patterns import ALL, GraphPass, ModelPass, run
 
 
 def on_reading(model: ir.Model, newest_opset: int) -> None:
@@ -38,9 +26,9 @@ def on_reading(model: ir.Model, newest_opset: int) -> None:
     Raises:
         OdtpackError: It has values of a type that no kernel takes.
     """
-    if newest_opset >= upgrade_opset.TO:
-        run(model, GraphPass(upgrade_opset.upgrade))
-    run(model, GraphPass(float16_fallback.refuse_bfloat16), GraphPass(float16_fallback.widen))
+    if newest_opset >= patterns.TO:
+        run(model, GraphPass(patterns.upgrade))
+    run(model, GraphPass(precision.refuse_bfloat16), GraphPass(precision.widen))
 
 
 def for_evaluation(model: ir.Model) -> None:
@@ -48,7 +36,7 @@ def for_evaluation(model: ir.Model) -> None:
     run(
         model,
         GraphPass(batch_norm.to_evaluation),
-        GraphPass(stop_gradient.lower, lowers=ALL),
+        GraphPass(backward.lower, lowers=ALL),
         GraphPass(turn_dropout_off),
     )
 
@@ -58,11 +46,16 @@ def before_gradient(model: ir.Model) -> None:
     # Rewrites of the forward graph that make its gradient cheaper, each exact.
     changed = [
         run(model, GraphPass(rewrite, Ops(model.graph, "forward/")))
-        for rewrite in (fuse_layer_norm.rewrite, pool_before_relu.rewrite)
+        for rewrite in (patterns.fuse_layer_norm, patterns.pool_before_relu)
     ]
     if any(changed):
         run(model, ModelPass(infer_shapes, new_only=True))
-    run(model, GraphPass(batch_norm.mark), GraphPass(gelu.mark), GraphPass(fake_quant.mark))
+    run(
+        model,
+        GraphPass(batch_norm.mark),
+        GraphPass(patterns.mark_gelu),
+        GraphPass(patterns.mark_fake_quant),
+    )
 
 
 def after_gradient(
@@ -86,13 +79,13 @@ def after_gradient(
 
     run(
         model,
-        GraphPass(small_conv.rewrite, op),
+        GraphPass(layout.small_convolutions, op),
         GraphPass(lower_batch_norms, op),
         GraphPass(lower_the_rest, op, lowers=batch_norm.OP_TYPE),
-        GraphPass(channels_first.rewrite, op),
-        GraphPass(gelu.lower, op, lowers="Gelu"),
-        GraphPass(fake_quant.lower, lowers=fake_quant.OP_TYPE),
-        GraphPass(stop_gradient.lower, lowers=ALL),
+        GraphPass(layout.keep_channels_first, op),
+        GraphPass(patterns.lower_gelu, op, lowers="Gelu"),
+        GraphPass(patterns.lower_fake_quant, lowers=patterns.OP_TYPE),
+        GraphPass(backward.lower, lowers=ALL),
     )
     return updates
 
@@ -108,10 +101,10 @@ def finish(model: ir.Model) -> None:
         model,
         common_passes.RemoveUnusedNodesPass(),
         GraphPass(drop_unused_constants),  # of subgraphs, which that pass leaves
-        GraphPass(keep_epsilon.rewrite, Ops(model.graph, "sum/")),
-        GraphPass(unpack_late.rewrite, Ops(model.graph, "unpack/")),
+        GraphPass(patterns.keep_epsilon, Ops(model.graph, "sum/")),
+        GraphPass(expand.rewrite, Ops(model.graph, "unpack/")),
         common_passes.RemoveUnusedNodesPass(),  # the chains that were copied
-        ModelPass(float64_lowering.lower),
+        ModelPass(precision.lower),
     )
     if not is_sorted(model.graph):
         run(model, common_passes.TopologicalSortPass())

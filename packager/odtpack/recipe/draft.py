@@ -17,7 +17,7 @@ from odtpack.graph.graphs import dims_of
 from odtpack.model.exporters import module_names
 from odtpack.model.loading import load_model
 from odtpack.ort.kernel_needs import oldest_runtime
-from odtpack.package.candidates import candidates
+from odtpack.package.parameters import candidates
 from odtpack.recipe.schema import json_schema
 from odtpack_simulator.values.toml_text import toml_value
 from odtpack_simulator.values.units import format_bytes
@@ -64,7 +64,7 @@ kind = "adamw"               # {optimizers}
 # micro_batch = 8            # samples that the model sees at once
 
 # [memory]
-# budget = "60 MB"           # of training at its peak; what does not fit is computed again
+# budget = "60 MB"           # of training at its peak; activations are recomputed to fit
 
 # [formats]
 # ort = true                 # models in ORT format, too
@@ -93,15 +93,7 @@ _TOKENS_AND_WIDTH: Final = 3  # dimensions of what an encoder returns: batch, to
 
 
 def draft(model: Path, folder: Path) -> str:
-    """The text of a recipe that builds as it is.
-
-    Args:
-        model: Path of the forward model.
-        folder: Where the recipe will lie.
-
-    Raises:
-        OdtpackError: It is not a model that odtpack reads.
-    """
+    """The text of a recipe that builds as it is."""
     loaded = load_model(model)
     names = candidates(loaded)
     modules = _modules(loaded, names)

@@ -46,11 +46,7 @@ class Recipe:
         return None if self.table.package is None else self.path.parent / self.table.package
 
     def budgets(self) -> Budgets | None:
-        """The limits, from the recipe or the file that it names.
-
-        Raises:
-            OdtpackError: The file is absent or wrong.
-        """
+        """The limits, from the recipe or the file that it names."""
         given = self.content.get("budgets")
         if given is None:
             return None

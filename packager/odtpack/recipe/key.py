@@ -13,10 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from odtpack.build_spec import BuildSpec
 from odtpack.errors import OdtpackError, model_not_readable, not_onnx
-from odtpack_runtime.files.atomic import atomic_write
-from odtpack_runtime.files.digest import file_sha256
+from odtpack.spec import BuildSpec
+from odtpack_runtime.files.atomic import atomic_write, file_sha256
 
 _FORMAT: Final = 1
 _MAX_STAMP_BYTES: Final = 2**20
@@ -24,11 +23,7 @@ MANIFEST: Final = "manifest.json"
 
 
 def cache_key(settings: BuildSpec) -> str:
-    """The key of what settings build, in hex.
-
-    Raises:
-        OdtpackError: The model or its external data cannot be read.
-    """
+    """The key of what settings build, in hex."""
     content = {
         "format": _FORMAT,
         "settings": settings.canonical_json(),
@@ -46,11 +41,7 @@ def stamp_path(folder: Path) -> Path:
 
 
 def write_stamp(folder: Path, key: str) -> None:
-    """Note that the package in a folder was built by a key.
-
-    Raises:
-        OdtpackError: The stamp cannot be written.
-    """
+    """Note that the package in a folder was built by a key."""
     files = {}
     for path in sorted(folder.iterdir()):
         if path.is_file():
@@ -62,11 +53,7 @@ def write_stamp(folder: Path, key: str) -> None:
 
 
 def is_current(folder: Path, key: str) -> bool:
-    """Whether the package in a folder was built by a key, and all its files are as they were.
-
-    A file whose size and time of change are those of the stamp counts as intact; one with
-    another time is read.
-    """
+    """Whether the package in a folder was built by a key, and all its files are as they were."""
     content = _read_stamp(stamp_path(folder))
     if content.get("format") != _FORMAT or content.get("key") != key:
         return False
@@ -104,13 +91,13 @@ def _model_digests(path: Path) -> dict[str, str]:
     import google.protobuf.message
     import onnx
 
-    from odtpack.model import protobuf_wire
-    from odtpack.model.external_data import files_beside
+    from odtpack.model import source
+    from odtpack.model.source import files_beside
 
     try:
         content = path.read_bytes()
         proto = onnx.ModelProto()
-        proto.ParseFromString(protobuf_wire.detach(memoryview(content))[0])
+        proto.ParseFromString(source.detach(memoryview(content))[0])
         beside = files_beside(proto, path)
         digests = {"": hashlib.sha256(content).hexdigest()}
         return digests | {str(file.relative_to(path.parent)): file_sha256(file) for file in beside}

@@ -1,72 +1,299 @@
-"""What may stand in a recipe: the tables and keys of ``recipe.toml``."""
+"""What may stand in a recipe: the tables and keys of ``recipe.toml``, and their reference.
+
+Tables are made of what :class:`~odtpack.spec.BuildSpec`, losses and optimizers declare.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar, get_origin
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    StrictBool,
+    Tag,
+    create_model,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 
-from odtpack.build_spec import keys_of
-from odtpack.choices import Pool
-from odtpack.recipe.option_tables import OPTIMIZER_TABLES, LossTable, OptimizerTable
-from odtpack.recipe.ranges import Count, PositiveCount, Switch, Table
-from odtpack.recipe.update_tables import ClipTable, GroupTable, ScheduleTable
+from odtpack.errors import OdtpackError
+from odtpack.losses import LOSSES
+from odtpack.optimizers import OPTIMIZERS
+from odtpack.option import REQUIRED, Bounds, Option, options_of
+from odtpack.spec import Head, keys_of
 from odtpack_simulator.device.profile import OsClass
 from odtpack_simulator.figures.limits import Section, name_limits
+from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.schema_errors import TAG_PREFIX
 
-Pattern = Annotated[str, Field(min_length=1)]
-_Table = TypeVar("_Table", bound=Table)
+_BOUNDS = (
+    ("least", "minimum", "{:g} or more"),
+    ("above", "exclusiveMinimum", "above {:g}"),
+    ("most", "maximum", "at most {:g}"),
+    ("below", "exclusiveMaximum", "below {:g}"),
+)
+"""Bound of an option, its name in JSON Schema, and in words."""
 
 
-def declared(table: str) -> Callable[[type[_Table]], type[_Table]]:
-    """Add the keys to a table that :class:`~odtpack.build_spec.BuildSpec` declares for it.
+class Table(Part):
+    """The base of all tables of a recipe: no other keys, no other types."""
 
-    Args:
-        table: Its name in a recipe; empty for what stands above all tables.
-    """
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
-    def decorate(kind: type[_Table]) -> type[_Table]:
-        fields: dict[str, Any] = {
-            key: (_strict(field), Field(field.default, description=field.metadata["option"].doc))
-            for key, field in keys_of(table)
-        }
-        made = create_model(
-            kind.__name__, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__, **fields
-        )
-        return made
+
+class Range(Bounds):
+    """The numbers that a key takes, for pydantic and in the schema."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Check a value before pydantic converts it."""
+        return core_schema.no_info_before_validator_function(self._read, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The range, as JSON Schema names it."""
+        found = ((name, getattr(self, ours)) for ours, name, _ in _BOUNDS)
+        return {**handler(schema), **{name: bound for name, bound in found if bound is not None}}
+
+    def _read(self, value: Any) -> Any:
+        if not self.hold(value):
+            msg = f"must be {self}, found {str(value)[:40]!r}"
+            raise ValueError(msg)
+        return value
+
+
+Count = Annotated[int, Range(whole=True, least=0)]
+PositiveCount = Annotated[int, Range(whole=True, least=1)]
+Positive = Annotated[float, Range(above=0)]
+NotNegative = Annotated[float, Range(least=0)]
+Text = Annotated[str, Field(min_length=1)]
+
+_Any = TypeVar("_Any", bound=Table)
+
+
+def _field(option: Option) -> tuple[Any, Any]:
+    """Type and declaration of a key, for pydantic: no empty names, no numbers for truth values."""
+    found: Any = StrictBool if option.type is bool else option.type
+    if option.axes is not None or option.is_number:
+        bounds = Range(**dataclasses.asdict(option.bounds))
+        found = Annotated[int if option.type is int else float, bounds]
+    elif option.many:
+        found = tuple[Text, ...]
+    elif option.check is not None:
+        found = Annotated[str, AfterValidator(option.check)]
+    elif option.type is str:
+        found = Text
+    if option.axes is not None:
+        numbers = Annotated[tuple[found, ...], Field(min_length=1)]
+        found = numbers if option.axes == 1 else numbers | found
+    default = ... if option.default is REQUIRED else option.default
+    found = found | None if option.default is None else found
+    return found, Field(default=default, description=option.meaning)
+
+
+def _made(base: type[_Any], name: str, doc: str | None, fields: Mapping[str, Any]) -> type[_Any]:
+    made = create_model(name, __base__=base, __module__=__name__, __doc__=doc, **fields)
+    return made
+
+
+def declared(table: str | type) -> Callable[[type[_Any]], type[_Any]]:
+    """Add the keys to a table that a class declares for it."""
+
+    def decorate(kind: type[_Any]) -> type[_Any]:
+        if isinstance(table, str):
+            keys = keys_of(table)
+        else:
+            keys = [(option.name, option) for option in options_of(table)]
+        fields = {key: _field(option) for key, option in keys}
+        return _made(kind, kind.__name__, kind.__doc__, fields)
 
     return decorate
 
 
-def _strict(field: dataclasses.Field[Any]) -> Any:
-    """The type of a field as a recipe takes it: no empty names, no numbers for truth values."""
-    if field.type is bool:
-        return Switch
-    if get_origin(field.type) is tuple:
-        return tuple[Pattern, ...]
-    check = field.metadata["option"].check
-    return field.type if check is None else Annotated[str, AfterValidator(check)] | None
+def by_kind(value: Any) -> str | None:
+    """The tag of a table whose ``kind`` says which keys it has; None if there is none."""
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return f"{TAG_PREFIX}{kind}" if isinstance(kind, str) else None
 
 
+def _union(tables: Iterable[tuple[str, type[Table]]]) -> Any:
+    tagged = (Annotated[table, Tag(f"{TAG_PREFIX}{kind}")] for kind, table in tables)
+    return Annotated[reduce(or_, tagged), Discriminator(by_kind)]
+
+
+@declared("loss")
+class _Loss(Table, use_attribute_docstrings=False):
+    kind: str
+    reduction: Literal["mean", "sum"] = Field(
+        default="mean", description="How the terms become one number."
+    )
+
+
+@declared("optimizer")
+class _Optimizer(Table, use_attribute_docstrings=False):
+    kind: str
+
+    @model_validator(mode="after")
+    def _check_together(self) -> _Optimizer:
+        """Let the optimizer check what the options must be together."""
+        try:
+            OPTIMIZERS[self.kind](**self.model_dump(exclude={"kind", "decay_vectors"}))
+        except OdtpackError as error:
+            raise ValueError(error.what) from error
+        return self
+
+
+class NoneTable(Table):
+    """The first output is the loss."""
+
+    kind: Literal["none"]
+
+
+def _table(kind: str, base: type[_Any], declared: Any) -> type[_Any]:
+    """The table of a loss or an optimizer, whose options are keys besides those of the base."""
+    fields: dict[str, Any] = {"kind": (Literal[kind], ...)}
+    own = (each for each in options_of(declared) if each.name not in base.model_fields)
+    fields |= {each.name: _field(each) for each in own}
+    return _made(base, f"{declared.__name__}Table", declared.summary, fields)
+
+
+LOSS_TABLES: Mapping[str, type[_Loss]] = {
+    kind: _table(kind, _Loss, each) for kind, each in LOSSES.items()
+}
+OPTIMIZER_TABLES: Mapping[str, type[_Optimizer]] = {
+    kind: _table(kind, _Optimizer, each) for kind, each in OPTIMIZERS.items()
+}
+
+if TYPE_CHECKING:  # which cannot follow what is found when this is imported
+    LossTable: TypeAlias = _Loss
+    OptimizerTable: TypeAlias = _Optimizer
+else:
+    LossTable = _union([("none", NoneTable), *LOSS_TABLES.items()])
+    OptimizerTable = _union(OPTIMIZER_TABLES.items())
+
+
+@declared("clip")
+class ClipTable(Table):
+    """How gradients are clipped; one of the two."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> ClipTable:
+        given = [key for key, _ in keys_of("clip") if getattr(self, key) is not None]
+        if len(given) != 1:
+            msg = "needs one of norm and value, not both"
+            raise ValueError(msg)
+        return self
+
+
+class GroupTable(Table):
+    """Trained parameters with numbers of their own; the first pattern that matches counts."""
+
+    parameters: Text
+    """Pattern of their names."""
+    learning_rate_scale: Positive = 1.0
+    """Factor of the learning rate."""
+    weight_decay: NotNegative | None = None
+    """Weight decay in place of the optimizer's."""
+
+
+class _Schedule(Table):
+    warmup_steps: Count = 0
+    """Steps over which the rate rises from 0."""
+    learning_rate: Positive | None = None
+    """Rate that the factors are of; without it, that of the training."""
+
+
+class _Ending(_Schedule):
+    total_steps: PositiveCount | None = None
+    """Step at which it ends; without it, at the end of the training."""
+
+    @model_validator(mode="after")
+    def _check_end(self) -> _Ending:
+        if self.total_steps is not None and self.total_steps < self.warmup_steps:
+            msg = f"total_steps must be warmup_steps ({self.warmup_steps}) or more"
+            raise ValueError(msg)
+        return self
+
+
+class ConstantTable(_Schedule):
+    """One rate after the warm-up."""
+
+    kind: Literal["constant"]
+
+
+class LinearTable(_Ending):
+    """A straight line to 0."""
+
+    kind: Literal["linear"]
+
+
+class CosineTable(_Ending):
+    """Half a cosine wave."""
+
+    kind: Literal["cosine"]
+    floor: Annotated[float, Range(least=0, most=1)] = 0.0
+    """Factor at the end."""
+
+
+_Gamma = Annotated[float, Range(above=0, most=1)]
+
+
+class StepTable(_Schedule):
+    """A factor after every period."""
+
+    kind: Literal["step"]
+    period: PositiveCount
+    """Steps of a period."""
+    gamma: _Gamma = 0.1
+    """The factor."""
+
+
+class MultiStepTable(_Schedule):
+    """A factor at every milestone."""
+
+    kind: Literal["multistep"]
+    milestones: Annotated[tuple[Count, ...], Field(min_length=1)]
+    """Steps at which the rate changes, rising."""
+    gamma: _Gamma = 0.1
+    """The factor."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> MultiStepTable:
+        if list(self.milestones) != sorted(self.milestones):
+            msg = "milestones must rise"
+            raise ValueError(msg)
+        return self
+
+
+ScheduleTable = Annotated[
+    Annotated[ConstantTable, Tag(f"{TAG_PREFIX}constant")]
+    | Annotated[LinearTable, Tag(f"{TAG_PREFIX}linear")]
+    | Annotated[CosineTable, Tag(f"{TAG_PREFIX}cosine")]
+    | Annotated[StepTable, Tag(f"{TAG_PREFIX}step")]
+    | Annotated[MultiStepTable, Tag(f"{TAG_PREFIX}multistep")],
+    Discriminator(by_kind),
+]
+
+
+@declared(Head)
 class HeadTable(Table):
     """A classification head for an encoder that has none: pooling and a linear layer.
 
     Its parameters are `head.weight` and `head.bias`, its output, `logits`, replaces those of the
     encoder.
     """
-
-    pool: Pool
-    """Mean over the tokens (those of `attention_mask`), the first token, or none for an output
-    `[batch, width]`."""
-    classes: PositiveCount
-    """Number of classes."""
-    seed: Count = 0
-    """Seed of the weight."""
-    input: Pattern | None = None
-    """Output of the encoder that the head reads. Without it, the first that fits."""
 
 
 @declared("parameters")
@@ -124,14 +351,14 @@ class PrivacyTable(Table):
 
 @declared("memory")
 class MemoryTable(Table):
-    """How much memory training may take; what it keeps less of, it computes again."""
+    """How much memory training may take; activations are recomputed to stay within it."""
 
 
 @declared("formats")
 class FormatsTable(Table):
     """What is written besides the ONNX models."""
 
-    ort: Switch = False
+    ort: StrictBool = False
     """Models in ORT format too, and the operators of a reduced build."""
     ort_styles: Annotated[tuple[Literal["fixed", "runtime"], ...], Field(min_length=1)] = ("fixed",)
     """ORT format: optimized once, or with what suits the processor left to the session."""
@@ -145,11 +372,11 @@ class _TargetOptions(Table):
 
 
 class TargetTable(_TargetOptions):
-    """Where the package shall run."""
+    """Where the package is to run."""
 
     platforms: tuple[OsClass, ...] = ()
     """Operating systems: `simulate --recipe` replays on every shipped device that has one."""
-    devices: tuple[Pattern, ...] = ()
+    devices: tuple[Text, ...] = ()
     """Device profiles that `simulate --recipe` replays on, by name or path."""
 
 
@@ -173,9 +400,9 @@ BudgetsKey = Annotated[
 
 
 class _Paths(Table):
-    model: Annotated[str, Field(min_length=1)]
+    model: Text
     """Path of the forward model, from the recipe's folder."""
-    package: Annotated[str, Field(min_length=1)] | None = None
+    package: Text | None = None
     """Folder of the package, from the recipe's folder."""
 
 
@@ -190,7 +417,7 @@ class RecipeFile(_AboveAll):
     head: HeadTable | None = None
     """A classification head for an encoder that has none."""
     loss: LossTable
-    """What is made small."""
+    """The loss to minimize."""
     parameters: ParametersTable = ParametersTable()
     """What is trained and what is frozen."""
     adapter: AdapterTable = AdapterTable()
@@ -212,7 +439,7 @@ class RecipeFile(_AboveAll):
     formats: FormatsTable = FormatsTable()
     """What is written besides the ONNX models."""
     target: TargetTable = TargetTable()
-    """Where the package shall run."""
+    """Where the package is to run."""
     budgets: BudgetsKey | None = None
     """Path of a budget file, from the recipe's folder, or limits."""
 
@@ -224,3 +451,87 @@ def json_schema() -> dict[str, Any]:
         "title": "odtpack recipe",
         **name_limits(RecipeFile.model_json_schema()),
     }
+
+
+_SHOWN_ELSEWHERE = {"budgets"}
+
+
+def reference() -> str:
+    """All tables of a recipe with their keys, what these take, and their defaults."""
+    schema = json_schema()
+    lines = []
+    for title, table in _tables(schema):
+        text = " ".join(str(table.get("description", "")).split())
+        lines += [f"### {title}", "", *([text, ""] if text else [])]
+        lines += ["| key | value | default | option | |", "|---|---|---|---|---|"]
+        above = re.sub(r"[^a-z].*", "", title.strip("`[]"))
+        flags = {key: option.flag for key, option in keys_of(above)}
+        required = table.get("required", ())
+        for key, value in table["properties"].items():
+            default = _default(value, key in required)
+            meaning = " ".join(str(value.get("description", "")).split())
+            flag = f"`{flags[key].replace('/', '`, `')}`" if key in flags else ""
+            lines.append(f"| `{key}` | {_value(value, schema)} | {default} | {flag} | {meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _tables(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield (
+        "Above all tables",
+        {
+            "description": "",
+            "required": schema["required"],
+            "properties": {
+                key: value
+                for key, value in schema["properties"].items()
+                if not list(_models(value, schema)) or key in _SHOWN_ELSEWHERE
+            },
+        },
+    )
+    for key, value in schema["properties"].items():
+        if key in _SHOWN_ELSEWHERE:
+            continue
+        for model in _models(value, schema):
+            kind = model["properties"].get("kind", {}).get("const")
+            title = f"`[[{key}]]`" if value.get("type") == "array" else f"`[{key}]`"
+            yield (f'{title}, `kind = "{kind}"`' if kind else title), model
+
+
+def _models(value: dict[str, Any], schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The tables that a key may hold."""
+    if "$ref" in value:
+        found = schema["$defs"][value["$ref"].rpartition("/")[2]]
+        if "properties" in found:
+            yield found
+    inner = [value["items"]] if "items" in value else []
+    for part in (*value.get("anyOf", ()), *value.get("oneOf", ()), *inner):
+        yield from _models(part, schema)
+
+
+def _value(value: dict[str, Any], schema: dict[str, Any]) -> str:
+    if "const" in value:
+        return f'`"{value["const"]}"`'
+    if "enum" in value:
+        return " or ".join(f'`"{v}"`' if isinstance(v, str) else f"`{v}`" for v in value["enum"])
+    parts = [*value.get("anyOf", ()), *value.get("oneOf", ())]
+    if parts:
+        shown = [_value(part, schema) for part in parts if part.get("type") != "null"]
+        return " or ".join(dict.fromkeys(shown))
+    if value.get("type") == "array":
+        return f"list of {_value(value['items'], schema)}"
+    if "$ref" in value:
+        return "table"
+    bounds = [word.format(value[name]) for _, name, word in _BOUNDS if name in value]
+    names = {"string": "text", "number": "number", "integer": "whole number"}
+    what = names.get(value.get("type", ""), "`true` or `false`")
+    return ", ".join(filter(None, (what, " and ".join(bounds))))
+
+
+def _default(value: dict[str, Any], required: bool) -> str:
+    if required:
+        return "required"
+    default = value.get("default")
+    if default is None or default == []:
+        return "none"
+    return f"`{str(default).lower()}`" if not isinstance(default, str) else f'`"{default}"`'

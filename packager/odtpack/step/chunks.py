@@ -1,25 +1,125 @@
-"""Updates of large parameters, a part of the rows after the other, in one Scan.
-
-The temporaries of an update are as large as what it updates. A Scan cuts its inputs into views and
-has its body write into views of its outputs, so that an update that is bound in place takes the
-temporaries of one part, and its vectors stay in the processor's caches. Where one product computes
-the gradient, the body computes its rows, and the gradient never exists as a whole.
-"""
+"""Updates of an optimizer in chunks, in place of whole tensors."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
-from odtpack.graph import match
-from odtpack.graph.graphs import static_dims
+from odtpack.graph import graphs
+from odtpack.graph.graphs import reads, static_dims
 from odtpack.graph.ops import Ops
-from odtpack.step import axpy
+from odtpack.passes import aliases
+from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
 from odtpack.step.keep import hoist
+
+Values: TypeAlias = "Mapping[str, ir.Value]"
+
+Write: TypeAlias = "Callable[[Ops, Values], dict[str, ir.Value]]"
+"""Writes an update: new values, by name, of some of the values that it gets by name."""
+
+
+def suits(dtype: ir.DataType) -> bool:
+    """Whether products of a type have a kernel for a row that is faster than two passes."""
+    return dtype == ir.DataType.FLOAT
+
+
+def write_axpy(
+    op: Ops, kept: Mapping[str, ir.Value], gradient: ir.Value, update: Write
+) -> dict[str, ir.Value]:
+    """Write an update, with sums like these in one node.
+
+    Args:
+        op: Writer for the graph.
+        kept: The parameter and its state, by name, which results may be written over; [1, N] if
+            their type :func:`suits`.
+        gradient: The gradient, of the same shape.
+        update: Writes the update; ``gradients`` is among what it gets.
+
+    Returns:
+        The new values, by name.
+    """
+    last = next(reversed(op.graph), None)
+    results = update(op, {**kept, "gradients": gradient})
+    if not suits(op.type_of(gradient)):
+        return results
+    nodes = list(itertools.takewhile(lambda node: node is not last, reversed(op.graph)))
+    return _fuse_sums(op, nodes[::-1], {*kept.values(), gradient}, {*kept.values()}, results)
+
+
+def _fuse_sums(
+    op: Ops,
+    nodes: Sequence[ir.Node],
+    rows: Collection[ir.Value],
+    kept: Collection[ir.Value],
+    results: Mapping[str, ir.Value],
+) -> dict[str, ir.Value]:
+    """Rewrite the sums of an update.
+
+    Args:
+        op: Writer for the graph of ``nodes``.
+        nodes: The elementwise nodes of an update, in topological order; changed in place.
+        rows: What they compute from that is no scalar, each [1, N].
+        kept: Those of them that results may be written over.
+        results: What the update gives, by name.
+
+    Returns:
+        The results after the rewrite.
+    """
+    found, instead = set(rows), {value: value for value in results.values()}
+    for node in nodes:
+        if found.isdisjoint(node.inputs):
+            continue
+        found.update(node.outputs)
+        if node.op_type in ("Add", "Sub") and found.issuperset(node.inputs):
+            total = _fuse_sum(op, node, found, kept, instead)
+            if total is not None:
+                found.add(total)
+                if node.outputs[0] in instead:
+                    instead[node.outputs[0]] = total
+    return {name: instead[value] for name, value in results.items()}
+
+
+def _fuse_sum(
+    op: Ops,
+    node: ir.Node,
+    rows: Collection[ir.Value],
+    kept: Collection[ir.Value],
+    results: Collection[ir.Value],
+) -> ir.Value | None:
+    """Write y + k x or y - k x as one node, if ``node`` is one of them."""
+    for place in (1, 0) if node.op_type == "Add" else (1,):
+        product = graphs.producer(node.inputs[place], "Mul")
+        if product is None or not graphs.private([product], node):
+            continue
+        if product.outputs[0] in results:
+            continue
+        scalars = [value for value in product.inputs if value not in rows]
+        factors = [value for value in product.inputs if value in rows and value not in kept]
+        if len(scalars) != 1 or len(factors) != 1 or scalars[0] is None:
+            continue
+        with op.before(node):
+            size = _as_matrix(op, scalars[0], negative=node.op_type == "Sub")
+            total: ir.Value = op.Gemm(size, factors[0], node.inputs[1 - place])
+        graphs.replace(node.outputs[0], total, [node, product])
+        return total
+    return None
+
+
+def _as_matrix(op: Ops, scalar: ir.Value, *, negative: bool) -> ir.Value:
+    """A scalar, or less it, as [1, 1]."""
+    known = ir.convenience.get_const_tensor(scalar)
+    if known is not None:
+        array = known.numpy().reshape(1, 1)
+        return op.constant(np.negative(array) if negative else array)
+    return op.reshape(op.Neg(scalar) if negative else scalar, 1, 1)
+
 
 LARGE: Final = 1 << 18
 """Elements from which on a parameter is updated in parts."""
@@ -63,8 +163,8 @@ def cut(dims: Sequence[int]) -> Cut | None:
     return Cut(dims[0] // rows, rows, width)
 
 
-def write(
-    op: Ops, parts: Cut, vectors: Mapping[str, ir.Value], gradient: ir.Value, update: axpy.Write
+def write_chunks(
+    op: Ops, parts: Cut, vectors: Mapping[str, ir.Value], gradient: ir.Value, update: Write
 ) -> dict[str, ir.Value]:
     """Write an update in parts.
 
@@ -92,7 +192,7 @@ def write(
         flat, rows = product
         if shape != parts.shape:
             rows = inner.reshape(rows, *shape[1:])
-    results = axpy.write(inner, kept, rows, update)
+    results = write_axpy(inner, kept, rows, update)
     for value in results.values():
         value.type, value.shape = ir.TensorType(dtype), ir.Shape(shape[1:])
         body.outputs.append(value)
@@ -145,7 +245,156 @@ def _rows_of_product(
 
 def product_of(gradient: ir.Value) -> ir.Node | None:
     """The one product that computes a gradient, whose rows can be computed part by part."""
-    node = match.producer(gradient, "Gemm")
+    node = graphs.producer(gradient, "Gemm")
     if node is None or len(gradient.uses()) or any(v is not None for v in node.inputs[2:]):
         return None
     return node
+
+
+class Readers:
+    """The nodes of a graph by what they read, and what each needs.
+
+    Args:
+        graph: A training graph without updates; nodes that are added later are not known.
+        parameters: Those of its inputs that are parameters, trained or not.
+    """
+
+    def __init__(self, graph: ir.Graph, parameters: Iterable[ir.Value]) -> None:
+        self._readers: dict[ir.Value, list[ir.Node]] = {}
+        for node in graph:
+            for value in set(reads(node)):
+                self._readers.setdefault(value, []).append(node)
+        self._forms = {*parameters, *graph.initializers.values()}
+        for node in graph:
+            is_view = node.op_type in aliases.VIEWS and node.inputs[0] in self._forms
+            if is_view or all(value in self._forms for value in reads(node)):
+                self._forms.update(node.outputs)
+
+    def of(self, parameter: ir.Value) -> set[ir.Node]:
+        """All nodes that read a parameter, or what is made of it and of other parameters only.
+
+        A form of a parameter, as its transpose, may lie in its memory, and ONNX Runtime may let
+        what reads the form read the parameter in its place.
+        """
+        found: set[ir.Node] = set()
+        stack = [parameter]
+        while stack:
+            for node in self._readers.get(stack.pop(), ()):
+                if node in found:
+                    continue
+                found.add(node)
+                stack += (value for value in node.outputs if value in self._forms)
+        return found
+
+
+def ancestors(values: Iterable[ir.Value]) -> set[ir.Node]:
+    """Nodes that have run once some values exist."""
+    found: set[ir.Node] = set()
+    stack = list(values)
+    while stack:
+        node = stack.pop().producer()
+        if node is not None and node not in found:
+            found.add(node)
+            stack += reads(node)
+    return found
+
+
+def after(op: Ops, nodes: Iterable[ir.Node], value: ir.Value, dims: tuple[int, ...]) -> ir.Value:
+    """A view of a parameter, of the shape ``dims``, that exists once some nodes have run."""
+    found = [next(value for value in node.outputs if value.name) for node in nodes]
+    shape = op.ints(*dims)
+    if found:
+        sizes = [op.Size(late) for late in sorted(found, key=lambda each: str(each.name))]
+        zeros = op.Mul(functools.reduce(op.Add, sizes), op.constant(np.zeros(len(dims), np.int64)))
+        # A zero stands for the size that the axis has.
+        shape = zeros if dims == static_dims(value) else op.Add(zeros, shape)
+    view: ir.Value = op.Reshape(value, shape)
+    view.type, view.shape = value.type, ir.Shape(dims)
+    return view
+
+
+def fresh_gradients(op: Ops, graph: ir.Graph, reset: ir.Value) -> dict[str, ir.Value]:
+    """Take accumulation out of a training graph.
+
+    Args:
+        op: Writer for the graph.
+        graph: The graph; changed in place. Gradient buffers and accumulated gradients are no
+            longer among its inputs and outputs.
+        reset: The input ``lazy_reset_grad``, which nothing is left to choose by.
+
+    Returns:
+        The gradient of each trainable parameter, by its name, in the order of the outputs.
+    """
+    flags = _views(reset)
+    for node in list(graph):
+        if node.op_type == "If" and node.inputs[0] in flags:
+            _inline(op, node)
+    gradients: dict[str, ir.Value] = {}
+    for index, value in reversed(list(enumerate(graph.outputs))):
+        name = str(value.name)
+        if name.endswith(OUTPUT_SUFFIX):
+            del graph.outputs[index]
+            gradients[name.removesuffix(OUTPUT_SUFFIX)] = _gradient(value, flags)
+    for index, value in reversed(list(enumerate(graph.inputs))):
+        if str(value.name).endswith(BUFFER_SUFFIX):
+            for node in {node for node, _ in value.uses()}:
+                _remove_unread(node)
+            del graph.inputs[index]
+    return dict(reversed(gradients.items()))
+
+
+def _views(reset: ir.Value) -> set[ir.Value]:
+    """The flag, and the scalars that are made of it."""
+    found, stack = {reset}, [reset]
+    while stack:
+        for node in stack.pop().consumers():
+            if node.op_type in ("Squeeze", "Reshape") and node.outputs[0] not in found:
+                found.add(node.outputs[0])
+                stack.append(node.outputs[0])
+    return found
+
+
+def _inline(op: Ops, node: ir.Node) -> None:
+    """Put the nodes of the branch for fresh gradients in the place of an If."""
+    branch = node.attributes["then_branch"].as_graph()
+    result = branch.outputs[0]
+    branch.outputs.clear()
+    for name, value in list(branch.initializers.items()):
+        branch.initializers.pop(name)
+        value.name = op.fresh_name(f"update/{name}")
+        op.graph.register_initializer(value)
+    nodes = list(branch)
+    branch.remove(nodes)
+    for each in nodes:
+        for value in each.outputs:
+            if value.name:
+                value.name = op.fresh_name(f"update/{value.name}")
+        each.name = each.outputs[0].name
+    graph = node.graph
+    assert graph is not None  # noqa: S101 - it was found there
+    graph.insert_before(node, nodes)
+    graphs.replace(node.outputs[0], result, [node])
+    other = node.attributes["else_branch"].as_graph()
+    other.outputs.clear()
+    for each in reversed(list(other)):
+        other.remove(each, safe=True)  # what it read from around it is no longer read
+
+
+def _gradient(accumulated: ir.Value, flags: set[ir.Value]) -> ir.Value:
+    """What Add(Where(reset, 0, buffer), gradient) adds; a value that nothing adds to, itself."""
+    add = graphs.producer(accumulated, "Add")
+    kept = None if add is None else graphs.producer(add.inputs[0], "Where")
+    if add is None or kept is None or kept.inputs[0] not in flags:
+        return accumulated
+    gradient = add.inputs[1]
+    assert gradient is not None  # noqa: S101 - an Add has two inputs
+    return gradient
+
+
+def _remove_unread(node: ir.Node) -> None:
+    """Remove a node that nothing needs, and the nodes that read it, which nothing needs either."""
+    for value in node.outputs:
+        for reader in {reader for reader, _ in value.uses()}:
+            _remove_unread(reader)
+    if node.graph is not None:
+        node.graph.remove(node, safe=True)

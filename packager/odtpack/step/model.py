@@ -28,19 +28,17 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack import targets
-from odtpack.graph import equal_nodes
+from odtpack.graph import graphs
 from odtpack.graph.graphs import static_dims, used_names
 from odtpack.graph.ops import Ops
 from odtpack.memory.schedule import Schedule
-from odtpack.optimizers.common.base import Optimizer
-from odtpack.optimizers.common.groups import Group
+from odtpack.optimizers.common.base import Group, Optimizer
 from odtpack.optimizers.common.model import Clip, clipped
 from odtpack.passes import aliases
 from odtpack.passes.compact import compact
-from odtpack.step import axpy, chunks
-from odtpack.step.fresh import fresh_gradients
+from odtpack.step import chunks
+from odtpack.step.chunks import Readers, after, ancestors, fresh_gradients
 from odtpack.step.keep import Keeper
-from odtpack.step.late_reads import Readers, after, ancestors
 from odtpack_runtime.session.graph_signature import (
     KEPT_NAME,
     ORDER_PREFIX,
@@ -100,7 +98,7 @@ def step_model(
     writer.take_place_of(reset)
     common_passes.DeduplicateInitializersPass()(model)
     # Scalars of the formula that several updates compute alike.
-    equal_nodes.merge(graph, (node for node in graph if str(node.name).startswith(_PREFIX)))
+    graphs.merge(graph, (node for node in graph if str(node.name).startswith(_PREFIX)))
     Schedule(graph, places).arrange()
     inputs = {str(value.name): value for value in graph.inputs}
     for value in graph.outputs:
@@ -210,7 +208,7 @@ class _Writer:
         parts = chunks.cut(dims)
         # Not of [O, C, 1, 1]: with a scalar ONNX Runtime computes that one element at a time.
         shape: tuple[int, ...] = (math.prod(dims),) if parts is None else parts.shape
-        if axpy.suits(op.type_of(parameter)):
+        if chunks.suits(op.type_of(parameter)):
             shape = (1, *shape) if parts is None else parts.flat.shape
         vectors = {
             "params": parameter
@@ -226,10 +224,10 @@ class _Writer:
 
         def write(inner: Ops) -> dict[str, ir.Value]:
             if parts is not None:
-                return chunks.write(inner, parts, vectors, gradient, update)
+                return chunks.write_chunks(inner, parts, vectors, gradient, update)
             flat = gradient if shape == dims else inner.reshape(gradient, *shape)
             flat.type, flat.shape = parameter.type, ir.Shape(shape)
-            return axpy.write(inner, vectors, flat, update)
+            return chunks.write_axpy(inner, vectors, flat, update)
 
         good = self._keeper.good(*read)
         results = self._keeper.alone(name, good, vectors, read, write)
@@ -273,7 +271,7 @@ class _Writer:
                 piece.type = parameter.type
                 self._output(piece, name, key, (sizes[names.index(name)],))
 
-    def _formula(self, index: int) -> axpy.Write:
+    def _formula(self, index: int) -> chunks.Write:
         group = self._groups[index]
         decays = {each.weight_decay for each in self._groups}
 

@@ -1,29 +1,383 @@
-"""Compares two packages: files, models, settings, parameters, and what it means for devices."""
+"""What differs between two packages, and what it means for devices."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
-from typing import Any, get_args
+from collections.abc import Collection, Iterator
+from typing import Any, Literal, get_args
 
 import numpy as np
+import onnx
+from pydantic import JsonValue
 
 from odtpack.errors import OdtpackError
-from odtpack.update.compatibility import app_impact, verdict
-from odtpack.update.diff_model import (
-    FileChange,
-    ModelName,
-    OperatorChange,
-    PackageDiff,
-    ParameterChange,
-    ParameterSpec,
-    ValueChange,
-)
 from odtpack_runtime.checkpoint.format import read_checkpoint
-from odtpack_runtime.checkpoint.layout import Array
-from odtpack_runtime.package.manifest import Manifest, PackageFile, ParameterInfo
+from odtpack_runtime.checkpoint.parameters import Array
+from odtpack_runtime.package.manifest import (
+    InputInfo,
+    Manifest,
+    OutputInfo,
+    PackageFile,
+    ParameterInfo,
+)
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.optimizer_contract import StateVector, read_contract
+from odtpack_simulator.values.part import Part
+
+Level = Literal["compatible", "parameters only", "incompatible"]
+ModelName = Literal["training_model", "eval_model", "optimizer_model", "step_model"]
+
+
+class FileChange(Part):
+    """A file of either package. Sizes are bytes, and null where the file does not exist."""
+
+    file: str
+    old_size: int | None
+    new_size: int | None
+    changed: bool
+
+
+class OperatorChange(Part):
+    """Operators of a domain that a model needs anew, or no longer; all if one package lacks it."""
+
+    model: ModelName
+    domain: str
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+class ValueChange(Part):
+    """A setting or version by name. Null where it does not exist."""
+
+    name: str
+    old: JsonValue
+    new: JsonValue
+
+
+class ParameterSpec(Part):
+    """A parameter as a manifest describes it.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its type in the checkpoint.
+        model_dtype: Type that the models compute in, if it is another.
+        role: Whether it is trained, frozen, or changed by training without a gradient.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    model_dtype: str | None = None
+    role: Literal["trainable", "frozen", "state"]
+
+
+class ParameterChange(Part):
+    """A parameter that is not the same in both packages.
+
+    Attributes:
+        name: Its name.
+        old: What it is in the old package; null if it is new.
+        new: What it is in the new package; null if it was removed.
+        elements: Number of elements, if both have the same shape and type.
+        changed_elements: How many of them differ in value.
+        largest_change: Largest absolute difference of an element; null if there is none, or
+            if one of the values is not finite.
+    """
+
+    name: str
+    old: ParameterSpec | None
+    new: ParameterSpec | None
+    elements: int | None = None
+    changed_elements: int | None = None
+    largest_change: float | None = None
+
+
+class Problem(Part):
+    """A trained parameter that has no place in the new package, and why."""
+
+    parameter: str
+    why: str
+
+
+class Verdict(Part):
+    """Whether a device that trained with the old package goes on with the new one.
+
+    Attributes:
+        level: ``compatible``: trained parameters and the optimizer's state go over.
+            ``parameters only``: trained parameters do; the optimizer starts afresh.
+            ``incompatible``: some trained parameter has no place in the new package.
+        opens_as_is: Whether the new models open the old checkpoint itself. Otherwise, or to
+            get new values of frozen parameters, the app loads the new package's checkpoint and
+            takes ``carry_over`` over.
+        reset_reasons: Why the optimizer starts afresh.
+        problems: Trained parameters that have no place.
+        carry_over: Names of the parameters that training changed and whose values go over.
+        starts_fresh: Parameters that the new package trains, and that have no trained value.
+        new_frozen_values: Frozen parameters whose values a device gets from the new package's
+            checkpoint only.
+        notes: What else to think of.
+    """
+
+    level: Level
+    opens_as_is: bool
+    reset_reasons: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    carry_over: tuple[str, ...] = ()
+    starts_fresh: tuple[str, ...] = ()
+    new_frozen_values: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class AppImpact(Part):
+    """What the app must do besides replacing the package.
+
+    Attributes:
+        calls_change: Whether it must feed or read something else.
+        calls: What exactly.
+        reduced_runtime_rebuild: Whether a reduced build of ONNX Runtime, made for the old
+            package, lacks something.
+        reduced_runtime: What exactly.
+        old_minimum_onnxruntime: Lowest version that loads the old models.
+        new_minimum_onnxruntime: Lowest version that loads the new models.
+        newer_onnxruntime_needed: Whether the latter is higher.
+    """
+
+    calls_change: bool
+    calls: tuple[str, ...]
+    reduced_runtime_rebuild: bool
+    reduced_runtime: tuple[str, ...]
+    old_minimum_onnxruntime: str
+    new_minimum_onnxruntime: str
+    newer_onnxruntime_needed: bool
+
+
+class PackageDiff(Part):
+    """The difference between two packages.
+
+    Attributes:
+        schema_version: Version of this schema.
+        same: Whether the manifests say the same, digests of all files included.
+        verdict: Whether trained checkpoints go on.
+        app: What the app must do.
+        old_size: Bytes of the files that the old manifest lists.
+        new_size: Bytes of the files that the new manifest lists.
+        files: Files of either package.
+        operators: Operators added and removed.
+        versions: Opsets, IR version and versions of the tools that differ.
+        settings: Settings of loss, optimizer and schedule that differ.
+        parameters: Parameters that differ.
+        unchanged_parameters: Number of those that do not.
+    """
+
+    schema_version: Literal[1] = 1
+    same: bool
+    verdict: Verdict
+    app: AppImpact
+    old_size: int
+    new_size: int
+    files: tuple[FileChange, ...]
+    operators: tuple[OperatorChange, ...]
+    versions: tuple[ValueChange, ...]
+    settings: tuple[ValueChange, ...]
+    parameters: tuple[ParameterChange, ...]
+    unchanged_parameters: int
+
+
+_TRAINED_ROLES = ("trainable", "state")
+
+
+def verdict(old: Package, new: Package, changed_values: Collection[str]) -> Verdict:
+    """Say whether a checkpoint that was trained with ``old`` goes on with ``new``."""
+    before = {item.name: item for item in old.manifest.parameters}
+    after = {item.name: item for item in new.manifest.parameters}
+    trained = [item for item in before.values() if item.role in _TRAINED_ROLES]
+    problems = tuple(
+        Problem(parameter=item.name, why=why)
+        for item in trained
+        if (why := _misfit(item, after.get(item.name)))
+    )
+    misfits = {problem.parameter for problem in problems}
+    fresh = tuple(
+        item.name
+        for item in after.values()
+        if item.role == "trainable"
+        and (item.name in misfits or _role(before.get(item.name)) != "trainable")
+    )
+    resets = _reset_reasons(old, new, fresh)
+    opens = before.keys() == after.keys() and not any(
+        _misfit(item, after[name])
+        or (item.role == "trainable") != (_role(after[name]) == "trainable")
+        for name, item in before.items()
+    )
+    frozen = tuple(
+        item.name
+        for item in after.values()
+        if item.role == "frozen"
+        and _role(before.get(item.name)) not in _TRAINED_ROLES
+        and (item.name not in before or item.name in changed_values)
+    )
+    return Verdict(
+        level="incompatible" if problems else "parameters only" if resets else "compatible",
+        opens_as_is=opens,
+        reset_reasons=resets,
+        problems=problems,
+        carry_over=tuple(item.name for item in trained if item.name not in misfits),
+        starts_fresh=fresh,
+        new_frozen_values=frozen,
+        notes=tuple(_notes(old.manifest, new.manifest, frozen)),
+    )
+
+
+def app_impact(old: Manifest, new: Manifest) -> AppImpact:
+    """Say what the app must do besides replacing the package."""
+    calls = [
+        *_calls("input", old.inputs, new.inputs),
+        *_calls("output", old.all_outputs, new.all_outputs),
+    ]
+    missing = _new_operators(old, new)
+    least = old.minimum_onnxruntime, new.minimum_onnxruntime
+    return AppImpact(
+        calls_change=bool(calls),
+        calls=tuple(calls),
+        reduced_runtime_rebuild=bool(missing),
+        reduced_runtime=tuple(missing),
+        old_minimum_onnxruntime=least[0],
+        new_minimum_onnxruntime=least[1],
+        newer_onnxruntime_needed=_version(least[1]) > _version(least[0]),
+    )
+
+
+def _misfit(old: ParameterInfo, new: ParameterInfo | None) -> str | None:
+    """Why the value of a parameter has no place, None if it has."""
+    if new is None:
+        return "the new package does not have it"
+    if old.shape != new.shape:
+        return f"its shape changes from {list(old.shape)} to {list(new.shape)}"
+    if old.dtype != new.dtype:
+        return f"its type changes from {old.dtype} to {new.dtype}"
+    return None
+
+
+def _role(parameter: ParameterInfo | None) -> str | None:
+    return None if parameter is None else parameter.role
+
+
+def _reset_reasons(old: Package, new: Package, fresh: Collection[str]) -> tuple[str, ...]:
+    reasons = []
+    kinds = old.manifest.optimizer.kind, new.manifest.optimizer.kind
+    states = _state(old), _state(new)
+    if kinds[0] != kinds[1]:
+        reasons.append(f"the optimizer changes from {kinds[0]} to {kinds[1]}")
+    elif states[0] != states[1]:
+        reasons.append(
+            f"the optimizer keeps {_named(states[1])} per parameter, and kept {_named(states[0])}"
+        )
+    # Without moments there is a step count and a learning rate, which go with any parameters.
+    if fresh and any(states):
+        reasons.append(f"the optimizer has no moments for {_listed(fresh)}")
+    return tuple(reasons)
+
+
+def _state(package: Package) -> tuple[StateVector, ...]:
+    """What the optimizer keeps for every parameter."""
+    model = onnx.load_model(str(package.optimizer_model))
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    inputs = [value.name for value in model.graph.input]
+    return read_contract(metadata, inputs, str(package.optimizer_model)).state
+
+
+def _named(state: tuple[StateVector, ...]) -> str:
+    return ", ".join(vector.name for vector in state) or "nothing"
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = sorted(names)[:3]
+    rest = len(names) - len(shown)
+    return ", ".join(f"'{name}'" for name in shown) + (f" and {rest} more" if rest else "")
+
+
+def _notes(old: Manifest, new: Manifest, frozen: Collection[str]) -> list[str]:
+    notes = []
+    if frozen:
+        notes.append(
+            f"{len(frozen)} frozen parameters have new values; trained parameters were fitted "
+            "to the old ones"
+        )
+    if old.loss != new.loss:
+        notes.append(
+            f"the loss changes from {old.loss} to {new.loss}: its moments were gathered "
+            "with the old one"
+        )
+    same_kind = old.optimizer.kind == new.optimizer.kind
+    if same_kind and old.optimizer != new.optimizer:
+        notes.append("the optimizer continues with other settings")
+    return notes
+
+
+def _new_operators(old: Manifest, new: Manifest) -> list[str]:
+    """Operators that some new model needs and no old model did, or not in that version."""
+    known, needed = (
+        {
+            (f"{domain}.{name}", version)
+            for domains in manifest.operators.by_model().values()
+            for domain, names in domains.items()
+            for name, version in names.items()
+        }
+        for manifest in (old, new)
+    )
+    names = {name for name, _ in known}
+    return sorted(
+        f"{name} of opset {version}" if name in names else name for name, version in needed - known
+    )
+
+
+def _calls(
+    what: str,
+    old: tuple[InputInfo, ...] | tuple[OutputInfo, ...],
+    new: tuple[InputInfo, ...] | tuple[OutputInfo, ...],
+) -> list[str]:
+    """How the inputs or outputs differ for a caller."""
+    before, after = {item.name: item for item in old}, {item.name: item for item in new}
+    found = [f"{what} '{name}' is gone" for name in before if name not in after]
+    found += [
+        f"{what} '{item.name}' is new: {_text(item)}" for item in new if item.name not in before
+    ]
+    for name, item in before.items():
+        if name in after and _differs(item, after[name]):
+            found.append(f"{what} '{name}' changes from {_text(item)} to {_text(after[name])}")
+    common = [name for name in before if name in after]
+    if common != [name for name in after if name in before]:
+        found.append(f"the {what}s are in another order: {', '.join(after)}")
+    return found
+
+
+def _differs(old: InputInfo | OutputInfo, new: InputInfo | OutputInfo) -> bool:
+    """Whether a tensor that fitted the old description may not fit the new one."""
+    if (old.dtype, old.role, len(old.shape)) != (new.dtype, new.role, len(new.shape)):
+        return True
+    if _details(old) != _details(new):
+        return True
+    return any(
+        isinstance(after, int) and before != after
+        for before, after in zip(old.shape, new.shape, strict=True)
+    )
+
+
+def _text(item: InputInfo | OutputInfo) -> str:
+    dims = ", ".join("?" if dim is None else str(dim) for dim in item.shape)
+    parts = [item.role, *(f"{key} {value}" for key, value in _details(item).items())]
+    return f"{item.dtype}[{dims}] ({', '.join(parts)})"
+
+
+def _details(item: InputInfo | OutputInfo) -> dict[str, object]:
+    """What is said of a tensor beyond its type and shape, such as the number of classes."""
+    known = ("name", "dtype", "shape", "role")
+    return {k: v for k, v in item.as_dict().items() if k not in known and v is not None}
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
 
 # What the other parts of the comparison look at; all other keys are settings.
 _STRUCTURE = {

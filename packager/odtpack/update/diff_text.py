@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from odtpack.update.diff_model import PackageDiff, ParameterChange, ParameterSpec, Verdict
+from odtpack.update.diff import PackageDiff, ParameterChange, ParameterSpec, Verdict
 from odtpack_simulator.values.plain_text import clean
 from odtpack_simulator.values.units import format_bytes
 
@@ -29,11 +29,11 @@ class Section:
 def headline(verdict: Verdict) -> str:
     """Say the verdict in one sentence."""
     if verdict.level == "incompatible":
-        return "incompatible: a trained checkpoint does not go on with the new package"
+        return "incompatible: a trained checkpoint cannot be used with the new package"
     how = (
-        "opens as it is"
+        "can be used unchanged"
         if verdict.opens_as_is
-        else "goes on once its parameters are carried over into the new one"
+        else "can be used after its parameters are copied to the new one"
     )
     if verdict.level == "parameters only":
         return f"parameters only: a trained checkpoint {how}, without its optimizer state"

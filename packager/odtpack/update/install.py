@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.digest import file_sha256
+from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
-from odtpack_runtime.package.listed_files import MANIFEST_NAME, SIGNATURE_NAME
 from odtpack_runtime.package.manifest import Manifest, PackageFile, PackageFiles
-from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.package import MANIFEST_NAME, SIGNATURE_NAME, Package
 
 NEEDED: Final = (
     "training_model",

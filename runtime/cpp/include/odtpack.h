@@ -203,8 +203,9 @@ odtpack_error* odtpack_session_create(const OrtEnv* env, const OrtSessionOptions
                                       int32_t threads, const odtpack_package* package,
                                       odtpack_state* state, const odtpack_models* models,
                                       odtpack_session** session);
-/* Wait for the call that runs, and free the models. Later calls are the error `closed`, except for
- * those that read a number; closing twice is allowed. */
+/* Free the models. An evaluation or a training step that runs is ended, which changes nothing, and is
+ * the error `closed`; other calls are waited for. Later calls are the error `closed`, except for those
+ * that read a number; closing twice is allowed. */
 odtpack_error* odtpack_session_close(odtpack_session* session);
 void odtpack_session_release(odtpack_session* session);
 
@@ -229,8 +230,9 @@ int64_t odtpack_session_accumulation_steps(const odtpack_session* session);
 /* Optimizer steps made, those before a resumed checkpoint included. */
 odtpack_error* odtpack_session_step_count(const odtpack_session* session, int64_t* count);
 
-/* A batch whose loss or gradients are not finite changes nothing: the session counts it and goes
- * on, or, if it `stops`, returns the error `loss-not-finite` or `gradient-not-finite`. */
+/* A batch whose loss or gradients are not finite changes nothing, except that a step model updates the
+ * parameters whose gradients are finite if the loss is: the session counts it and goes on, or, if it
+ * `stops`, returns the error `loss-not-finite` or `gradient-not-finite`. */
 odtpack_error* odtpack_session_set_stops_on_not_finite(odtpack_session* session, bool stops);
 int64_t odtpack_session_skipped_steps(const odtpack_session* session);
 /* The last such batch, if there was one: the error's code, the optimizer step, and the names of the

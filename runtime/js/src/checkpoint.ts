@@ -1,15 +1,13 @@
 /** The state of a training: parameters, properties, and what the optimizer carries. */
 import { platform } from '#platform';
 import {
-  type CheckpointData, type OptimizerState, type Property, type PropertyKind,
-  layCheckpoint, payloadBytes, readCheckpoint, readStep,
+  type CheckpointData, type OptimizerState, type Parameter, type Property, type PropertyKind,
+  externalRegion, layCheckpoint, payloadBytes, readCheckpoint, readStep,
 } from './checkpoint_format.js';
 import { OdtpackError, reason } from './errors.js';
 import { inMemory } from './flatbuffer.js';
 import type { FileSource, OpenedCheckpoint } from './platform.js';
-import {
-  bytesOf, type Dims, type DType, type Layout, sameDims, type Stored, type TypedArray,
-} from './tensors.js';
+import { bytesOf, type Layout, sameDims } from './tensors.js';
 
 /** Bytes of tensors up to which a checkpoint is one file; a flatbuffer ends below 2 GiB. */
 const DATA_FILE_ABOVE = 1800 * 2 ** 20;
@@ -26,16 +24,6 @@ export interface SaveOptions {
   keepPrevious?: boolean | FileSystemFileHandle;
   /** Bytes of tensors above which they go to a second file, `<path>.data` (Node). */
   dataFileAbove?: number;
-}
-
-/** One named tensor. `data` and `grad` are the memory that training works on. */
-export interface Parameter {
-  readonly name: string;
-  readonly dtype: DType;
-  readonly requiresGrad: boolean;
-  dims: Dims;
-  data: TypedArray;
-  grad?: TypedArray;
 }
 
 /** Values that the user attaches: int64, float32 or text. */
@@ -80,7 +68,7 @@ export interface FlatState {
 }
 
 export class CheckpointState {
-  readonly parameters = new Map<string, Parameter>();
+  readonly parameters: Map<string, Parameter>;
   readonly properties: Properties;
   optimizer: OptimizerState | undefined;
   flat: FlatState | undefined;
@@ -98,11 +86,7 @@ export class CheckpointState {
   #busy = false;
 
   constructor(data: CheckpointData) {
-    for (const [requiresGrad, tensors] of [[true, data.trainable], [false, data.frozen]] as const) {
-      for (const [name, tensor] of tensors) {
-        this.parameters.set(name, { name, requiresGrad, ...tensor });
-      }
-    }
+    this.parameters = data.parameters;
     this.properties = new Properties(data.properties);
     this.optimizer = data.optimizer;
     this.#nominal = data.nominal;
@@ -177,7 +161,7 @@ export class CheckpointState {
 
   #setParameters(data: CheckpointData, source: FileSource): void {
     if (data.nominal) throw nominal('there are no values in it to load');
-    const found = new Map([...data.trainable, ...data.frozen]);
+    const found = data.parameters;
     const shapeless = this.#nominal && !this.flat;
     const odd = [...new Set([...found.keys(), ...this.parameters.keys()])].find((name) => {
       const have = this.parameters.get(name);
@@ -205,11 +189,8 @@ export class CheckpointState {
   /** The contents of a file; the arrays are the live ones. */
   snapshot(includeOptimizerState: boolean): CheckpointData {
     const all = [...this.parameters.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
-    const part = (requiresGrad: boolean): Map<string, Stored> =>
-      new Map(all.filter((p) => p.requiresGrad === requiresGrad).map((p) => [p.name, p]));
     return {
-      trainable: part(true),
-      frozen: part(false),
+      parameters: new Map(all.map((each) => [each.name, each])),
       nominal: this.#nominal,
       optimizer: includeOptimizerState && !this.#nominal ? this.optimizer : undefined,
       properties: this.properties.values,
@@ -231,10 +212,10 @@ export class CheckpointState {
     await this.alone(async () => {
       const isWhole = async (): Promise<boolean> => read(target).then(() => true, () => false);
       if (isPath(target)) {
-        const saving = { dataFileAbove, isWhole, known: this.#whole, keep: Boolean(keepPrevious) };
-        const layout = (from?: number) => layCheckpoint(data, from);
-        const nbytes = payloadBytes(data);
-        this.#whole = await platform.writeCheckpoint(target, { ...saving, nbytes, layout });
+        this.#whole = await platform.writeCheckpoint(target, {
+          nbytes: payloadBytes(data), layout: (from) => layCheckpoint(data, from), dataFileAbove,
+          keep: Boolean(keepPrevious), known: this.#whole, externalRegion, isWhole,
+        });
         this.#handle = undefined;
         return;
       }

@@ -2,9 +2,11 @@
 import { Builder, type Offset } from 'flatbuffers';
 import { Outline, PREFIX, TEXT_BYTES } from './digest.js';
 import { OdtpackError } from './errors.js';
-import { inMemory, Source, Table, type Tables } from './flatbuffer.js';
-import type { CheckpointParts, OpenedCheckpoint } from './platform.js';
-import { ARRAYS, bytesOf, type DType, product, type Stored, type TypedArray, view } from './tensors.js';
+import { type Bytes, inMemory, Source, Table, type Tables } from './flatbuffer.js';
+import type { CheckpointParts, OpenedCheckpoint, Region } from './platform.js';
+import {
+  ARRAYS, bytesOf, type Dims, type DType, product, type Stored, type TypedArray, view,
+} from './tensors.js';
 
 export type PropertyKind = 'int' | 'float' | 'text';
 export type Property = { readonly kind: PropertyKind; readonly value: bigint | number | string };
@@ -18,10 +20,19 @@ export interface OptimizerState {
   kind?: string | undefined;
 }
 
+/** One named tensor. `data` and `grad` are the memory that training works on. */
+export interface Parameter {
+  readonly name: string;
+  readonly dtype: DType;
+  readonly requiresGrad: boolean;
+  dims: Dims;
+  data: TypedArray;
+  grad?: TypedArray;
+}
+
 /** The contents of a file. In a nominal one only names and types of the parameters count. */
 export interface CheckpointData {
-  trainable: Map<string, Stored>;
-  frozen: Map<string, Stored>;
+  parameters: Map<string, Parameter>;
   nominal: boolean;
   optimizer: OptimizerState | undefined;
   properties: Map<string, Property>;
@@ -47,6 +58,10 @@ export const CODES: Record<DType, number> = {
 const NO_DATA = Object.fromEntries(
   Object.entries(ARRAYS).map(([name, array]) => [name, new array(0)]),
 ) as Record<DType, TypedArray>;
+const DIGEST_TEXT = /^sha256:[0-9a-f]{64}$/;
+/** As a file holds it: its length, the text, a zero byte. */
+const STORED_DIGEST = /G\0\0\0sha256:[0-9a-f]{64}\0/g;
+const SCANNED = 2 ** 16; // bytes of a file that are searched at once
 const KINDS: readonly PropertyKind[] = ['int', 'float', 'text']; // as a file lists them
 const DTYPES = new Map(Object.entries(CODES).map(([name, code]) => [code, name as DType]));
 
@@ -54,7 +69,7 @@ export async function readCheckpoint(opened: OpenedCheckpoint): Promise<Checkpoi
   try {
     const reader = new Reader(opened);
     const data = reader.read();
-    return { ...data, checked: await reader.check() };
+    return { ...data, checked: await reader.check(data.properties) };
   } finally {
     opened.close();
   }
@@ -72,6 +87,30 @@ export function readStep(opened: OpenedCheckpoint): bigint | undefined {
   }
 }
 
+/** Where elements begin and end in the data file, if some lie there; throws if it is damaged. */
+export function externalRegion(bytes: Bytes, where: string): Region | undefined {
+  const root = new Source(bytes, where).root(IDENTIFIER);
+  const module = root.table(1);
+  if (!module?.boolean(3)) return undefined;
+  let [first, end] = [Infinity, 0];
+  const use = (tensors: Tables): void => {
+    for (const tensor of tensors) {
+      const offset = Number(tensor.int64(6, -1n));
+      if (offset < 0) continue;
+      const dtype = DTYPES.get(tensor.int32(3)) ?? tensor.source.fail('a tensor has no known type');
+      first = Math.min(first, offset);
+      const nbytes = product(tensor.int64s(2, MAX_RANK)) * ARRAYS[dtype].BYTES_PER_ELEMENT;
+      end = Math.max(end, offset + nbytes);
+    }
+  };
+  use(module.tables(0));
+  use(module.tables(1));
+  for (const group of root.tables(2)) {
+    for (const entry of group.tables(3)) use(entry.tables(1));
+  }
+  return end ? [first, end] : undefined;
+}
+
 class Reader {
   readonly #source: Source;
   #data: Source | undefined;
@@ -80,9 +119,10 @@ class Reader {
   #externalLeft = 0;
   #outline: Outline | undefined; // of a file with a digest
   #digest = '';
-  #ours = false; // what the reference does not write
-  readonly #titles: string[] = []; // names and owners of the tensors that have a digest
-  readonly #digests: string[] = [];
+  #marked = false; // a tensor carries a digest
+  readonly #shapes = new Map<string, Dims>(); // those of many tensors are one
+  readonly #tables: number[] = []; // positions of the tensors that have a digest
+  readonly #owners: string[] = [];
 
   constructor(readonly opened: OpenedCheckpoint) {
     this.#source = new Source(opened.bytes, opened.where);
@@ -103,18 +143,19 @@ class Reader {
     this.#nominal = module.boolean(2);
     this.#digest = root.string(DIGEST);
     if (this.#digest) this.#outline = new Outline(this.#nominal);
-    this.#ours = root.fields > DIGEST || this.#endsInDigest();
     if (module.boolean(3)) {
-      const data = this.opened.data?.() ?? source.fail('it refers to a data file, not to be had');
+      const data = this.opened.data?.() ?? source.fail('it refers to a data file, which is not here');
       this.#data = new Source(data, this.opened.where, Infinity);
       this.#externalLeft = data.size;
     }
-    const trainable = this.#tensors(module.tables(0));
-    const frozen = this.#tensors(module.tables(1));
-    for (const name of trainable.keys()) {
-      if (frozen.has(name)) source.fail(`parameter '${name}' is both trainable and frozen`);
+    const parameters = new Map<string, Parameter>();
+    for (const field of [0, 1]) {
+      this.#tensors(module.tables(field), '', (name, { dtype, dims, data }) => {
+        if (parameters.has(name)) source.fail(`there are two parameters '${name}'`);
+        parameters.set(name, { name, dtype, requiresGrad: field === 0, dims, data });
+      });
     }
-    const optimizer = this.#optimizer(root, trainable);
+    const optimizer = this.#optimizer(root, parameters);
     const properties = this.#properties(root.table(3));
     const kind = properties.get(OPTIMIZER_PROPERTY);
     if (optimizer && kind) {
@@ -122,54 +163,56 @@ class Reader {
       optimizer.kind = kind.value;
       properties.delete(OPTIMIZER_PROPERTY);
     }
-    return { trainable, frozen, nominal: this.#nominal, optimizer, properties };
-  }
-
-  /** Whether the digest of the whole, which ends a file of ours, is where nothing refers to it. */
-  #endsInDigest(): boolean {
-    const { bytes } = this.#source;
-    if (bytes.size <= TEXT_BYTES) return false;
-    const end = bytes.read(bytes.size - TEXT_BYTES - 1, TEXT_BYTES);
-    return /^sha256:[0-9a-f]{64}$/.test(String.fromCharCode(...end));
+    return { parameters, nominal: this.#nominal, optimizer, properties };
   }
 
   /** Compare with the digests that the file carries; false if it carries none. */
-  async check(): Promise<boolean> {
+  async check(properties: Map<string, Property>): Promise<boolean> {
     if (!this.#outline) {
-      if (this.#ours) this.#source.fail('it has no digest, and odtpack writes none without');
+      if (this.#marked || this.#holdsDigests(properties)) {
+        this.#source.fail('it was written by odtpack, and lacks the digest that it had');
+      }
       return false;
     }
-    const right = await this.#outline.digests();
-    const whole = right.pop();
-    if (this.#digest === whole) return true;
-    const marked = this.#digests.some((said) => said.startsWith(PREFIX));
-    const odd = this.#digests.flatMap((said, i) => {
-      const [name, owner] = this.#titles.slice(2 * i, 2 * i + 2);
-      return marked && said !== right[i] ? `'${name}${owner && ` of ${owner}`}'` : [];
+    if (this.#digest === (await this.#outline.digest())) return true;
+    const again = new Source(this.opened.bytes, this.opened.where);
+    const odd = !this.#marked ? [] : this.#tables.flatMap((position, i) => {
+      const table = again.table(position);
+      if (table.string(DOC_STRING) === this.#outline!.ofTensor(i)) return [];
+      return `'${table.string(0)}${this.#owners[i] && ` of ${this.#owners[i]}`}'`;
     });
     const what = odd.slice(0, 10).join(', ') || 'its names, shapes, optimizer state or properties';
     return this.#source.fail(`what is stored is not what was saved: ${what}`);
   }
 
-  #tensors(tables: Tables, owner = ''): Map<string, Stored> {
-    const tensors = new Map<string, Stored>();
+  /** Whether digests stand in a file that refers to none: two bytes may hide all of them. */
+  #holdsDigests(properties: Map<string, Property>): boolean {
+    const { bytes } = this.#source;
+    let left = [...properties.values()].filter(({ value }) => DIGEST_TEXT.test(`${value}`)).length;
+    for (let at = 0; at < bytes.size; at += SCANNED) {
+      const piece = bytes.read(at, Math.min(SCANNED + TEXT_BYTES + 4, bytes.size - at));
+      left -= new TextDecoder().decode(piece.slice()).match(STORED_DIGEST)?.length ?? 0;
+    }
+    return left < 0;
+  }
+
+  #tensors(tables: Tables, owner: string, take: (name: string, tensor: Stored) => void): void {
     this.#outline?.count(tables.length);
     for (const table of tables) {
       const name = table.string(0);
-      if (!name || tensors.has(name)) {
-        this.#source.fail(`a parameter name, '${name}', is empty or occurs twice`);
-      }
+      if (!name) this.#source.fail('a parameter or moment has no name');
       const tensor = this.#tensor(name, table);
-      tensors.set(name, tensor);
       this.#outline?.tensor(name, CODES[tensor.dtype], tensor.dims, tensor.data);
-      if (this.#nominal) continue;
-      const said = table.string(DOC_STRING);
-      this.#ours ||= said.startsWith(PREFIX);
-      if (!this.#outline) continue;
-      this.#titles.push(name, owner);
-      this.#digests.push(said);
+      if (!this.#nominal) {
+        const said = table.string(DOC_STRING);
+        this.#marked ||= said.startsWith(PREFIX);
+        if (this.#outline) {
+          this.#tables.push(table.position);
+          this.#owners.push(owner);
+        }
+      }
+      take(name, tensor);
     }
-    return tensors;
   }
 
   #tensor(name: string, table: Table): Stored {
@@ -182,10 +225,13 @@ class Reader {
         this.opened.where,
         "convert the model's parameters to float32 before building the package");
     }
-    const dims = table.int64s(2, MAX_RANK);
+    let dims: Dims = table.int64s(2, MAX_RANK);
     if (dims.some((d) => d < 0) || product(dims.map((d) => Math.max(d, 1))) > MAX_ELEMENTS) {
       source.fail(`'${name}' has the impossible shape [${dims}]`);
     }
+    const shape = String(dims);
+    dims = this.#shapes.get(shape) ?? dims;
+    this.#shapes.set(shape, dims);
     const raw = table.vector(RAW_DATA, 1);
     const offset = Number(table.int64(6, -1n));
     if (table.vector(5, 4)) source.fail(`'${name}' holds strings`);
@@ -218,7 +264,9 @@ class Reader {
     return { dtype, dims, data: view(bytes.buffer, dtype, 0, nbytes) };
   }
 
-  #optimizer(root: Table, trainable: Map<string, Stored>): OptimizerState | undefined {
+  #optimizer(
+    root: Table, parameters: ReadonlyMap<string, Parameter>,
+  ): OptimizerState | undefined {
     const tables = root.tables(2);
     this.#outline?.count(tables.length);
     if (!tables.length) return undefined;
@@ -240,39 +288,42 @@ class Reader {
       this.#outline?.text(`group${index}`);
       this.#outline?.int64(step);
       this.#outline?.float32(learningRate);
-      groups.push(this.#moments(table, trainable, moments));
+      groups.push(this.#moments(table, parameters, moments));
     }
     const counts = new Set([...moments.values()].map((own) => own.length));
-    if (moments.size && (moments.size !== trainable.size || counts.size > 1)) {
+    const trained = [...parameters.values()].filter(({ requiresGrad }) => requiresGrad).length;
+    if (moments.size && (moments.size !== trained || counts.size > 1)) {
       this.#source.fail('the optimizer state does not cover all trainable parameters alike');
     }
     return { step: Number(step), learningRate, moments, groups: groups.length > 1 ? groups : [] };
   }
 
-  #moments(group: Table, trainable: Map<string, Stored>, moments: Map<string, Stored[]>): string[] {
+  #moments(
+    group: Table, parameters: ReadonlyMap<string, Parameter>, moments: Map<string, Stored[]>,
+  ): string[] {
     const names: string[] = [];
     const entries = group.tables(3);
     this.#outline?.count(entries.length);
     for (const entry of entries) {
-      const name = entry.string(0);
-      this.#outline?.text(name);
-      const owner = trainable.get(name);
-      if (!owner || moments.has(name)) {
-        this.#source.fail(`the optimizer state of '${name}' occurs twice or has no parameter`);
+      const label = entry.string(0);
+      this.#outline?.text(label);
+      const owner = parameters.get(label);
+      if (!owner?.requiresGrad || moments.has(label)) {
+        this.#source.fail(`the optimizer state of '${label}' occurs twice or has no parameter`);
       }
-      const own = [...this.#tensors(entry.tables(1), name)];
-      for (const [index, [label, moment]] of own.entries()) {
-        const { dims } = moment;
+      const own: Stored[] = [];
+      this.#tensors(entry.tables(1), owner.name, (name, moment) => {
         const fits =
           moment.dtype === owner.dtype &&
-          dims.length === owner.dims.length &&
-          dims.every((size, axis) => size === 1 || size === owner.dims[axis]);
-        if (label !== `momentum${index}` || !fits) {
-          this.#source.fail(`the moment '${label}' of '${name}' has a wrong name, shape or type`);
+          moment.dims.length === owner.dims.length &&
+          moment.dims.every((size, axis) => size === 1 || size === owner.dims[axis]);
+        if (name !== `momentum${own.length}` || !fits) {
+          this.#source.fail(`the moment '${name}' of '${label}' has a wrong name, shape or type`);
         }
-      }
-      moments.set(name, own.map(([, moment]) => moment));
-      names.push(name);
+        own.push(moment);
+      });
+      moments.set(owner.name, own);
+      names.push(owner.name);
     }
     return names;
   }
@@ -312,7 +363,7 @@ export function payloadBytes(data: CheckpointData): number {
 
 function tensorsOf(data: CheckpointData): Stored[] {
   const moments = [...(data.optimizer?.moments.values() ?? [])].flat();
-  return [...data.trainable.values(), ...data.frozen.values(), ...moments];
+  return [...data.parameters.values(), ...moments];
 }
 
 /**
@@ -367,8 +418,10 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number): Chec
     return vector(all.map(tensor));
   };
 
-  const trainable = tensors([...data.trainable]);
-  const frozen = tensors([...data.frozen]);
+  const parameters = (requiresGrad: boolean): Offset =>
+    tensors([...data.parameters].filter(([, each]) => each.requiresGrad === requiresGrad));
+  const trainable = parameters(true);
+  const frozen = parameters(false);
   const module = table(4, () => {
     builder.addFieldOffset(0, trainable, 0);
     builder.addFieldOffset(1, frozen, 0);
@@ -421,8 +474,10 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number): Chec
     file: file.slice(0, elements),
     data: externalFrom === undefined ? [] : pending.map(({ bytes }) => bytes),
     async digests() {
-      const found = await outline.digests();
-      texts.forEach((text, i) => new TextEncoder().encodeInto(found[i]!, text));
+      const whole = await outline.digest();
+      texts.forEach((text, i) => {
+        new TextEncoder().encodeInto(i === texts.length - 1 ? whole : outline.ofTensor(i), text);
+      });
       return file.slice(elements);
     },
   };

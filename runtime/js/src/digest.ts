@@ -13,8 +13,9 @@ const ENCODER = new TextEncoder();
 export class Outline {
   #bytes = new Uint8Array(4096);
   #size = 0;
-  /** Tensors, and where the digest of their elements stands. */
-  readonly #tensors: { readonly at: number; readonly elements: ArrayBufferView }[] = [];
+  #numbers = new DataView(this.#bytes.buffer);
+  readonly #digests: number[] = []; // where those of tensors stand
+  readonly #elements: ArrayBufferView[] = [];
 
   constructor(readonly nominal: boolean) {
     this.#append(ENCODER.encode('odtpack.checkpoint.1'));
@@ -23,22 +24,22 @@ export class Outline {
 
   count(entries: number): void {
     const at = this.#room(4);
-    this.#view().setUint32(at, entries, true);
+    this.#numbers.setUint32(at, entries, true);
   }
 
   int32(value: number): void {
     const at = this.#room(4);
-    this.#view().setInt32(at, value, true);
+    this.#numbers.setInt32(at, value, true);
   }
 
   int64(value: bigint): void {
     const at = this.#room(8);
-    this.#view().setBigInt64(at, value, true);
+    this.#numbers.setBigInt64(at, value, true);
   }
 
   float32(value: number): void {
     const at = this.#room(4);
-    this.#view().setFloat32(at, value + 0, true); // a negative zero is a zero
+    this.#numbers.setFloat32(at, value + 0, true); // a negative zero is a zero
   }
 
   /** A float32 of a file by its bits: a number of JavaScript loses those of a NaN. */
@@ -47,9 +48,10 @@ export class Outline {
   }
 
   text(text: string): void {
-    const encoded = ENCODER.encode(text);
-    this.count(encoded.length);
-    this.#append(encoded);
+    const at = this.#room(4 + 3 * text.length); // as many bytes as it can have
+    const { written } = ENCODER.encodeInto(text, this.#bytes.subarray(at + 4));
+    this.#numbers.setUint32(at, written, true);
+    this.#size = at + 4 + written;
   }
 
   /** A tensor by its type's number in ONNX; the elements are not copied. */
@@ -59,20 +61,24 @@ export class Outline {
     const shape = this.nominal ? [] : dims;
     this.count(shape.length);
     for (const size of shape) this.int64(BigInt(size));
-    this.#tensors.push({ at: this.#room(32), elements: this.nominal ? NOTHING : elements });
+    this.#digests.push(this.#room(32));
+    this.#elements.push(this.nominal ? NOTHING : elements);
   }
 
-  /** The digests as a file holds them: of the tensors that have values, then of the whole. */
-  async digests(): Promise<string[]> {
-    const found: string[] = [];
+  /** The digest of the whole, as a file holds it; those of tensors can be had after that. */
+  async digest(): Promise<string> {
     const ofNothing = await platform.sha256(NOTHING);
-    for (const { at, elements } of this.#tensors) {
+    for (const [i, elements] of this.#elements.entries()) {
       const digest = elements.byteLength ? await platform.sha256(bytesOf(elements)) : ofNothing;
-      this.#bytes.set(digest, at);
-      if (!this.nominal) found.push(PREFIX + hex(digest));
+      this.#bytes.set(digest, this.#digests[i]!);
     }
-    const whole = await platform.sha256(this.#bytes.subarray(0, this.#size));
-    return [...found, PREFIX + hex(whole)];
+    return PREFIX + hex(await platform.sha256(this.#bytes.subarray(0, this.#size)));
+  }
+
+  /** The digest of a tensor, in the order of the file, as it holds it. */
+  ofTensor(index: number): string {
+    const at = this.#digests[index]!;
+    return PREFIX + hex(this.#bytes.subarray(at, at + 32));
   }
 
   #append(bytes: Uint8Array): void {
@@ -88,12 +94,9 @@ export class Outline {
       const larger = new Uint8Array(2 * this.#size);
       larger.set(this.#bytes);
       this.#bytes = larger;
+      this.#numbers = new DataView(larger.buffer);
     }
     return at;
-  }
-
-  #view(): DataView {
-    return new DataView(this.#bytes.buffer);
   }
 }
 

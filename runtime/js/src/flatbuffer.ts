@@ -15,8 +15,8 @@ export interface Bytes {
 const MAX_SIZE = 2 ** 31 - 1;
 const MAX_TABLES = 1_000_000;
 const MAX_FIELDS = 32;
-const BLOCK = 2 ** 16;
-const BLOCKS = 32; // that are kept: tables, their vtables and their names lie apart
+const BLOCK = 2 ** 14; // bytes that are read at once, for numbers and short texts
+const SHORT = 256; // bytes of a text that is worth no decoder
 const DECODER = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
 export function inMemory(bytes: Uint8Array): Bytes {
@@ -24,8 +24,9 @@ export function inMemory(bytes: Uint8Array): Bytes {
 }
 
 export class Source {
-  readonly #tables = new Set<number>();
-  readonly #blocks = new Map<number, DataView>(); // by where they begin, the last used at the end
+  readonly #seen = new Map<number, Uint8Array>(); // where tables begin, as bits, by block
+  #tables = 0;
+  readonly #blocks = new Map<number, DataView>(); // by where they begin; together one file at most
   #last = -1;
   #view: DataView = new DataView(new ArrayBuffer(0));
   #tableBytes = 0;
@@ -66,11 +67,8 @@ export class Source {
     }
     this.#view = this.#blocks.get(start) ??
       asView(this.read(start, Math.min(BLOCK, this.bytes.size - start)));
-    this.#last = start;
-    this.#blocks.delete(start);
     this.#blocks.set(start, this.#view);
-    const [oldest] = this.#blocks.keys();
-    if (this.#blocks.size > BLOCKS) this.#blocks.delete(oldest!);
+    this.#last = start;
     return position - start;
   }
 
@@ -106,12 +104,28 @@ export class Source {
 
   /** A table that something refers to, for the first time. */
   table(position: number): Table {
-    if (this.#tables.has(position)) this.fail(`the table at ${position} occurs twice`);
-    this.#tables.add(position);
-    if (this.#tables.size > MAX_TABLES) this.fail(`it holds more than ${MAX_TABLES} tables`);
+    if (this.#tables++ === MAX_TABLES) this.fail(`it holds more than ${MAX_TABLES} tables`);
+    if (this.#occurs(position)) this.fail(`the table at ${position} occurs twice`);
     const table = new Table(this, position);
     if ((this.#tableBytes += table.size) > this.bytes.size) this.fail('its tables overlap');
     return table;
+  }
+
+  /** The table that the offset at `slot` leads to. */
+  follow(slot: number): Table {
+    return this.table(slot + this.uint32(slot));
+  }
+
+  /** Whether it was asked for this position before. */
+  #occurs(position: number): boolean {
+    const at = position % BLOCK;
+    const start = position - at;
+    const bits = this.#seen.get(start) ?? new Uint8Array(BLOCK / 8);
+    this.#seen.set(start, bits);
+    const bit = 1 << (at & 7);
+    const before = bits[at >> 3]! & bit;
+    bits[at >> 3]! |= bit;
+    return before !== 0;
   }
 
   text(position: number, length: number): string {
@@ -120,6 +134,11 @@ export class Source {
     if (this.#text > this.bytes.size) this.fail('its strings overlap');
     if (this.uint8(position + length)) this.fail(`the text at ${position} does not end`);
     const at = this.#seek(position, length);
+    if (length <= SHORT) {
+      const codes: number[] = [];
+      for (let i = 0; i < length; i++) codes.push(this.#view.getUint8(at + i));
+      if (codes.every((code) => code < 0x80)) return String.fromCharCode(...codes);
+    }
     const { buffer, byteOffset } = this.#view;
     try {
       return DECODER.decode(new Uint8Array(buffer, byteOffset + at, length).slice());
@@ -141,7 +160,14 @@ function asView(bytes: Uint8Array): DataView {
   return new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
 }
 
-export type Tables = Iterable<Table> & { readonly length: number };
+/** The tables of a vector, which are read one after the other. */
+export class Tables {
+  constructor(readonly source: Source, readonly position: number, readonly length: number) {}
+
+  *[Symbol.iterator](): Iterator<Table> {
+    for (let i = 0; i < this.length; i++) yield this.source.follow(this.position + 4 * i);
+  }
+}
 
 /** A table; fields are addressed by their number in the schema. */
 export class Table {
@@ -219,29 +245,22 @@ export class Table {
     if (found.length > limit) {
       this.source.fail(`the vector at ${found.position} has more than ${limit} elements`);
     }
-    const all: number[] = [];
-    for (let i = 0; i < found.length; i++) all.push(Number(this.source.int64(found.position + 8 * i)));
+    const { position, length } = found;
+    const all = new Array<number>(length); // of that size and no larger: there may be many
+    for (let i = 0; i < length; i++) {
+      const at = position + 8 * i;
+      all[i] = this.source.int32(at + 4) * 2 ** 32 + this.source.uint32(at);
+    }
     return all;
   }
 
   table(number: number): Table | undefined {
     const slot = this.field(number, 4);
-    return slot === undefined ? undefined : this.#follow(slot);
+    return slot === undefined ? undefined : this.source.follow(slot);
   }
 
-  /** The tables of a vector, one after the other. */
   tables(number: number): Tables {
     const { position, length } = this.vector(number, 4) ?? { position: 0, length: 0 };
-    const follow = (i: number): Table => this.#follow(position + 4 * i);
-    return {
-      length,
-      *[Symbol.iterator]() {
-        for (let i = 0; i < length; i++) yield follow(i);
-      },
-    };
-  }
-
-  #follow(slot: number): Table {
-    return this.source.table(slot + this.source.uint32(slot));
+    return new Tables(this.source, position, length);
   }
 }

@@ -1,5 +1,6 @@
 export { OdtpackError } from './errors.js';
-export { CheckpointState, type Parameter, type Properties } from './checkpoint.js';
+export { CheckpointState, type Properties } from './checkpoint.js';
+export type { Parameter } from './checkpoint_format.js';
 export type { OptimizerState, PropertyKind } from './checkpoint_format.js';
 export type { FileSource, OnnxRuntime } from './platform.js';
 export type { Manifest, Settings } from './manifest.js';

@@ -73,7 +73,7 @@ const whole = (least: number, most: number): Check<number> =>
 const isCount = isBetween(0, Number.MAX_SAFE_INTEGER);
 const count = check<number>('a whole number', isCount);
 const positive = check<number>('1 or more', isBetween(1, Number.MAX_SAFE_INTEGER));
-/** What multiplies gradients: 0, infinity and less are none as float32 either. */
+/** What multiplies gradients is above 0 and finite, also as float32. */
 const rate = check<number>('a number above 0 in float32', (v) => {
   const near = typeof v === 'number' ? Math.fround(v) : NaN;
   return near > 0 && near < Infinity;

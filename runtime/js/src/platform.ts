@@ -34,6 +34,9 @@ export interface CheckpointParts {
   digests(): Promise<Uint8Array[]>;
 }
 
+/** Where the elements of a checkpoint begin and end in its data file. */
+export type Region = readonly [start: number, end: number];
+
 /** A checkpoint that is to be written. */
 export interface Saving {
   /** Bytes of its tensors; above `dataFileAbove` they go to `<path>.data`. */
@@ -44,6 +47,8 @@ export interface Saving {
   readonly keep: boolean;
   /** The identity of a file that is known to be whole. */
   readonly known: string | undefined;
+  /** What another checkpoint uses of its data file; throws if it is damaged. */
+  externalRegion(bytes: Bytes, where: string): Region | undefined;
   /** Reads the file that is replaced. */
   isWhole(): Promise<boolean>;
 }

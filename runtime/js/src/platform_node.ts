@@ -8,7 +8,7 @@ import { OdtpackError, reason } from './errors.js';
 import type { Bytes } from './flatbuffer.js';
 import type { OnnxRuntime, Platform } from './platform.js';
 import {
-  identity, previousPath, readAt, readInto, refusing, replaceFile, Save, write,
+  identity, inTurn, previousPath, readAt, readInto, refusing, replaceFile, Save, write,
 } from './saves_node.js';
 
 const PAGE = 65536;
@@ -143,7 +143,7 @@ export const platform: Platform = {
 
   writeCheckpoint(path, saving) {
     const target = local(path);
-    return refusing(target, () => new Save(target, saving).run());
+    return refusing(target, () => inTurn(target, () => new Save(target, saving).run()));
   },
 };
 

@@ -109,28 +109,21 @@ export class Graph implements Model {
   }
 
   async run(options?: InferenceSession.RunOptions): Promise<Feeds> {
-    let results: Feeds;
     try {
-      results = (await this.session.run(
+      const results = (await this.session.run(
         this.feeds, this.#fetches as Record<string, Tensor | null>, options,
       )) as Feeds;
+      for (const [name, target] of this.#inPlace ? [] : Object.entries(this.memory)) {
+        const made = Object.hasOwn(results, name) ? bytesOf(results[name]!.data as TypedArray) : [];
+        const own = bytesOf(target.data as TypedArray);
+        if (made.length !== own.length) throw new Error(`'${name}' came back in another size`);
+        own.set(made);
+      }
+      return results;
     } catch (error) {
       throw new OdtpackError('run-failed',
         `ONNX Runtime failed in the middle of a step: ${reason(error)}`, '',
         'gradients or parameters may hold part of the step: load the last checkpoint', error);
     }
-    if (!this.#inPlace) {
-      for (const [name, target] of Object.entries(this.memory)) {
-        const made = Object.hasOwn(results, name) ? bytesOf(results[name]!.data as TypedArray) : [];
-        if (made.length !== (target.data as TypedArray).byteLength) throw otherSize(name);
-        bytesOf(target.data as TypedArray).set(made);
-      }
-    }
-    return results;
   }
-}
-
-function otherSize(name: string): OdtpackError {
-  return new OdtpackError('run-failed', `ONNX Runtime returned '${name}' in another size.`, '',
-    'gradients or parameters may hold part of the step: load the last checkpoint');
 }

@@ -4,16 +4,12 @@ import { randomBytes } from 'node:crypto';
 import { basename, dirname, join } from 'node:path';
 import { promisify } from 'node:util';
 import { OdtpackError, reason } from './errors.js';
-import { Source, type Table } from './flatbuffer.js';
-import type { Saving } from './platform.js';
-import { product } from './tensors.js';
+import type { Region, Saving } from './platform.js';
 
 /** How systems refuse a hard link: FAT and exFAT have none, and Android forbids them. */
 const NO_LINKS = new Set(['EPERM', 'EACCES', 'ENOTSUP', 'EOPNOTSUPP', 'ENOSYS', 'EINVAL', 'EMLINK']);
+const ABSENT = new Set(['ENOENT']);
 const NO_FOLDER_SYNC = new Set(['EINVAL', 'ENOTSUP']);
-const WIDTHS: Partial<Record<number, number>> = { // by onnx.TensorProto.DataType
-  1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8,
-};
 
 /** Which file a path stands for: device, number on it, size, and time of the last change. */
 export function identity(path: string): string | undefined {
@@ -60,8 +56,20 @@ export async function write(
   return position;
 }
 
-/** Where the elements of a checkpoint begin and end in its data file. */
-type Region = readonly [start: number, end: number];
+const turns = new Map<string, Promise<unknown>>();
+
+/** One save to a name after the other: each looks at what the one before left. */
+export async function inTurn<T>(target: string, work: () => Promise<T>): Promise<T> {
+  const name = join(fs.realpathSync(dirname(target)), basename(target));
+  const before = turns.get(name) ?? Promise.resolve();
+  const mine = before.then(work, work);
+  turns.set(name, mine);
+  try {
+    return await mine;
+  } finally {
+    if (turns.get(name) === mine) turns.delete(name);
+  }
+}
 
 /** One save: the file, its data file, and the names of the save before. */
 export class Save {
@@ -133,10 +141,27 @@ export class Save {
 
   /** Find out what is there, and what of it must stay whole until the new file is. */
   async #look(): Promise<void> {
-    this.#current = externalRegion(this.target);
+    this.#current = this.#regionOf(this.target);
     this.#rotates = this.saving.keep && (await this.#isWhole());
     const shared = isSameFile(this.#beforeData, this.#data);
-    this.#kept = shared && !this.#rotates ? externalRegion(this.#before) : undefined;
+    this.#kept = shared && !this.#rotates ? this.#regionOf(this.#before) : undefined;
+  }
+
+  /** What the checkpoint at `path` uses of its data file: nothing if it is absent or damaged. */
+  #regionOf(path: string): Region | undefined {
+    let fd: number | undefined;
+    try {
+      fd = fs.openSync(path, 'r');
+      const stat = fs.fstatSync(fd);
+      if (!stat.isFile()) return undefined;
+      const read = (at: number, length: number): Uint8Array => readAt(fd!, at, length);
+      return this.saving.externalRegion({ size: stat.size, read }, path);
+    } catch (error) {
+      if (error instanceof OdtpackError || isOneOf(ABSENT, error)) return undefined;
+      throw error; // it may be whole
+    } finally {
+      if (fd !== undefined) close(fd);
+    }
   }
 
   /** Whether the file that is replaced may become the save before. */
@@ -354,42 +379,6 @@ function freeRegion(taken: readonly (Region | undefined)[], nbytes: number): num
     start = Math.max(start, end);
   }
   return start;
-}
-
-/** What the checkpoint at `path` uses of its data file, if anything. */
-function externalRegion(path: string): Region | undefined {
-  let fd: number | undefined;
-  try {
-    fd = fs.openSync(path, 'r');
-    const stat = fs.fstatSync(fd);
-    if (!stat.isFile()) return undefined;
-    const bytes = { size: stat.size, read: (at: number, n: number) => readAt(fd!, at, n) };
-    const root = new Source(bytes, path).root('ODTC');
-    const module = root.table(1);
-    if (!module?.boolean(3)) return undefined;
-    let [first, end] = [Infinity, 0];
-    const use = (tensors: Iterable<Table>): void => {
-      for (const tensor of tensors) {
-        const offset = Number(tensor.int64(6, -1n));
-        if (offset < 0) continue;
-        first = Math.min(first, offset);
-        end = Math.max(end, offset + product(tensor.int64s(2, 32)) * WIDTHS[tensor.int32(3)]!);
-      }
-    };
-    use(module.tables(0));
-    use(module.tables(1));
-    for (const group of root.tables(2)) {
-      for (const entry of group.tables(3)) use(entry.tables(1));
-    }
-    return end ? [first, end] : undefined; // which may be NaN: of a type that there is none of
-  } catch (error) {
-    if (error instanceof OdtpackError || (error as NodeJS.ErrnoException).code === 'ENOENT') {
-      return undefined; // absent or damaged: nothing to preserve
-    }
-    throw error; // it may be whole
-  } finally {
-    if (fd !== undefined) close(fd);
-  }
 }
 
 /** Some bytes of a file, or as many as there are. */

@@ -93,6 +93,7 @@ export class Segments {
       }
       return new Segments(ort, manifest, weights, forward, backward, training, evaluation);
     } catch (error) {
+      for (const session of sessions.values()) await session.release();
       file?.close();
       throw error;
     }

@@ -95,20 +95,25 @@ export class TrainingSession {
       : source !== undefined ? await CheckpointState.load(source)
       : await ownCheckpoint(opened);
     checkParameters(manifest, state);
-    const open = async (name: ModelName): Promise<InferenceSession> =>
-      openSession(ort, await opened.model(name, format), name, usual);
-    const training = await open('training_model');
-    const evaluation = models.has('eval_model') ? await open('eval_model') : undefined;
-    const updating = models.has('optimizer_model') ? await open('optimizer_model') : undefined;
-    const segments = manifest.segments &&
-      (await Segments.open(ort, opened, manifest.segments, usual, training, evaluation));
+    const sessions: InferenceSession[] = [];
+    const open = async (name: ModelName): Promise<InferenceSession> => {
+      const session = await openSession(ort, await opened.model(name, format), name, usual);
+      sessions.push(session);
+      return session;
+    };
+    let segments: Segments | undefined;
     try {
+      const training = await open('training_model');
+      const evaluation = models.has('eval_model') ? await open('eval_model') : undefined;
+      const updating = models.has('optimizer_model') ? await open('optimizer_model') : undefined;
+      segments = manifest.segments &&
+        (await Segments.open(ort, opened, manifest.segments, usual, training, evaluation));
       // Nothing has been changed so far: a session that cannot be made leaves the state alone.
       return TrainingSession.#placed(
         ort, opened, state, training, evaluation, updating, segments, onNotFinite,
       );
     } catch (error) {
-      for (const each of [training, evaluation, updating]) await each?.release();
+      for (const each of sessions) await each.release();
       await segments?.release();
       throw error;
     }

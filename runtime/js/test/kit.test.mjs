@@ -22,11 +22,12 @@ const code = (expected) => (error) => {
 
 function state(values, extra = {}) {
   const tensors = Object.entries(values).map(([name, list]) => {
-    return [name, { dtype: 'float32', dims: [list.length], data: Float32Array.from(list) }];
+    const data = Float32Array.from(list);
+    return [name, { name, dtype: 'float32', requiresGrad: true, dims: [list.length], data }];
   });
   return new CheckpointState({
-    trainable: new Map(tensors), frozen: new Map(), nominal: false, optimizer: undefined,
-    properties: new Map(), ...extra,
+    parameters: new Map(tensors), nominal: false, optimizer: undefined, properties: new Map(),
+    ...extra,
   });
 }
 
@@ -100,8 +101,7 @@ test('the save before is kept, gone back to, and not lost to a damaged file', as
 });
 
 test('a nominal state takes its values from another checkpoint of the model', async () => {
-  const none = { dtype: 'float32', dims: [0], data: new Float32Array() };
-  const nominal = state({}, { trainable: new Map([['p', none]]), nominal: true });
+  const nominal = state({ p: [] }, { nominal: true });
   assert.throws(() => nominal.requireValues(), code('nominal-state'));
   const read = await CheckpointState.load(await bytes(await nominal.toBlob()));
   assert.equal(read.isNominal, true);

@@ -12,10 +12,11 @@ const { mkdtempSync, readdirSync, readFileSync, statSync, writeFileSync } = fs;
 const folder = () => mkdtempSync(join(tmpdir(), 'kit-'));
 
 function state(value, size = 1000) {
-  const tensor = { dtype: 'float32', dims: [size], data: new Float32Array(size).fill(value) };
+  const data = new Float32Array(size).fill(value);
+  const tensor = { name: 'p', dtype: 'float32', requiresGrad: true, dims: [size], data };
+  const parameters = new Map([['p', tensor]]);
   return new CheckpointState({
-    trainable: new Map([['p', tensor]]), frozen: new Map(), nominal: false, optimizer: undefined,
-    properties: new Map(),
+    parameters, nominal: false, optimizer: undefined, properties: new Map(),
   });
 }
 
@@ -65,6 +66,19 @@ test('the data of large checkpoints keep two regions', async () => {
   assert.equal(await valueOf(`${path}.previous`), 9);
   await saved.save(path, true, { keepPrevious: true });
   assert.deepEqual(readdirSync(dirname(path)).sort(), ['ck', 'ck.previous']);
+});
+
+test('saves of several states to one name take turns', async () => {
+  const path = join(folder(), 'ck');
+  const other = join(dirname(path), '..', basename(dirname(path)), 'ck'); // the same by another name
+  for (let round = 0; round < 10; round++) {
+    const states = [1, 2, 3, 4].map((value) => state(10 * round + value, 10_000));
+    await Promise.all(states.map((each, i) => {
+      return each.save(i % 2 ? path : other, true, { keepPrevious: true, dataFileAbove: 100 });
+    }));
+    assert.equal(await valueOf(path), 10 * round + 4);
+    assert.equal(await valueOf(`${path}.previous`), 10 * round + 3);
+  }
 });
 
 test('folders, pipes and devices are not replaced', async () => {

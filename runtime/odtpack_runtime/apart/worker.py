@@ -1,20 +1,16 @@
-"""The parent's side: starts the process, asks it, holds it to its limits, and ends it.
-
-ONNX Runtime computes what a model says, and a model may say that it goes on for ever, takes all
-memory, or crashes a kernel. So a build asks a process of its own: one for all that it asks,
-started at the first question, or ahead of it by :meth:`Worker.start`. A question is the name of a
-function and arguments that JSON holds; the answer is what the function returns, or its error.
-"""
+"""Work in a process of its own, with limits."""
 
 from __future__ import annotations
 
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -22,10 +18,108 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from odtpack_runtime.apart.ort_log import log_lines
-from odtpack_runtime.apart.refused import says_refused, too_large
-from odtpack_runtime.apart.stopped import Watch
 from odtpack_runtime.errors import OdtpackError
+
+_ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_LINE: Final = re.compile(
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (?:\[thread:[^\]]*\])?"
+    r"\[(?P<severity>[VIWEF]):[^\]]*\] (?P<text>.*)"
+)
+
+
+def log_lines(text: str) -> Iterator[str]:
+    """The messages of warnings and errors in a log, without colour, time and place in the source.
+
+    They may name nodes of the model: they are foreign text.
+    """
+    for line in _ANSI.sub("", text).splitlines():
+        found = _LINE.match(line)
+        if found is not None and found["severity"] in "WEF":
+            yield found["text"].strip()
+
+
+_ALLOCATION_FAILED = (
+    "bad_alloc",
+    "bad allocation",
+    "failed to allocate",
+    "cannot allocate memory",
+    "std::length_error",
+)
+"""How ONNX Runtime, C++ and the system word that memory was refused, in lower case."""
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an exception, or one that it was raised from, says that memory was refused."""
+    while error is not None:
+        if isinstance(error, MemoryError) or says_refused(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def says_refused(text: str) -> bool:
+    """Whether a message says that memory was refused."""
+    return any(words in text.lower() for words in _ALLOCATION_FAILED)
+
+
+def too_large(limit: int) -> OdtpackError:
+    """Return the error for models that take more memory than they are given."""
+    return OdtpackError(
+        "models-memory", f"A step on the models takes more than {limit / 2**30:.3g} GiB of memory."
+    )
+
+
+STOPPED_SECONDS: Final = 30.0
+"""How long a process may be stopped (SIGSTOP) before what waits for it gives up."""
+
+
+class Watch:
+    """Measures the silence of processes, and how long they have been stopped.
+
+    Args:
+        silence: Seconds that they may be silent.
+        stopped: Seconds that one may be stopped; :data:`STOPPED_SECONDS` if None.
+    """
+
+    def __init__(self, silence: float, stopped: float | None = None) -> None:
+        self._silence = silence
+        self._stopped = STOPPED_SECONDS if stopped is None else stopped
+        self._heard = time.monotonic()
+        self._stopped_since: dict[int, float] = {}
+
+    def heard(self) -> None:
+        """Note a sign of life."""
+        self._heard = time.monotonic()
+
+    def overdue(self, processes: Iterable[int]) -> str:
+        """Why these children are not to be waited for any longer; empty if they are."""
+        now = time.monotonic()
+        since = self._stopped_since
+        self._stopped_since = {pid: since.get(pid, now) for pid in processes if is_stopped(pid)}
+        for pid, start in self._stopped_since.items():
+            if now - start >= self._stopped:
+                return (
+                    f"process {pid} was stopped (SIGSTOP), and not continued in {_s(now - start)}"
+                )
+        if now - self._heard >= self._silence:
+            return f"it was silent for {_s(self._silence)}"
+        return ""
+
+
+def is_stopped(child: int) -> bool:
+    """Whether a signal stopped a child of this process; False where the system does not tell."""
+    if not hasattr(os, "waitid"):
+        return False
+    try:
+        state = os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+    except OSError:  # it has ended
+        return False
+    return state is not None and state.si_pid == child
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:.3g} s"
+
 
 SILENCE_SECONDS: Final = 120.0
 """How long a question may take between two signs of life, of which each training step is one."""

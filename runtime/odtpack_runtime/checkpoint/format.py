@@ -1,43 +1,4 @@
-"""The checkpoint file: data model and reader.
-
-A checkpoint is a flatbuffer with the identifier ``ODTC`` and this schema, the
-one of ONNX Runtime's on-device training, version 2 (field numbers in order)::
-
-    Checkpoint      { version:int32; module_state:ModuleState;
-                      optimizer_groups:[OptimizerGroup]; property_bag:PropertyBag;
-                      digest:string }
-    ModuleState     { requires_grad_params:[Tensor]; frozen_params:[Tensor];
-                      is_nominal_state:bool; has_external_data:bool }
-    OptimizerGroup  { group_name:string; step:int64; initial_learning_rate:float;
-                      optimizer_states:[ParameterOptimizerState] }
-    ParameterOptimizerState { param_name:string; momentums:[Tensor] }
-    PropertyBag     { ints:[IntProperty]; floats:[FloatProperty]; strings:[StringProperty] }
-    IntProperty     { name:string; value:int64 }   FloatProperty { name; value:float }
-    StringProperty  { name:string; value:string }
-    Tensor          { name:string; doc_string:string; dims:[int64]; data_type:int32;
-                      raw_data:[uint8]; string_data:[string]; external_data_offset:int64 = -1 }
-
-All numbers are little-endian. ``raw_data`` is the tensor's elements in row-major
-order. With ``has_external_data`` the elements of a tensor whose
-``external_data_offset`` is not negative lie at that offset of the file
-``<checkpoint>.data`` instead, which must not be a link. In a nominal state
-tensors have a name and a type, and neither dimensions nor data. State
-parameters (running statistics) are stored among ``frozen_params``. Optimizer
-groups are named ``group0``, ``group1`` and so on, and stand at the same step and
-learning rate; the reference knows one. The moments of a parameter are named
-``momentum0``, ``momentum1``, and have its shape with some axes of length 1. The
-property ``odtpack.optimizer`` of a file with optimizer groups is the kind of the
-optimizer, and is not a property of the state.
-
-The reader trusts nothing: see :mod:`odtpack_runtime.checkpoint.flatbuffer`. On top of
-that it requires known element types, sizes that agree with the dimensions,
-unique names, tables that are referred to once, and tensors that together are no larger
-than the file, so that a small file cannot ask for much memory. A file without a
-digest is what the reference wrote: one that holds digests to which nothing refers
-is damaged. The flatbuffer bindings that ship inside
-``onnxruntime.tools`` are not used: they verify nothing, and importing that
-package imports PyTorch wherever it is installed.
-"""
+"""Reads the checkpoint format and checks its digests."""
 
 from __future__ import annotations
 
@@ -48,7 +9,9 @@ import os
 import re
 import struct
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,12 +19,136 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from odtpack_runtime.checkpoint.digest import PREFIX, TEXT_BYTES, Check, Hasher
 from odtpack_runtime.checkpoint.flatbuffer import Source, Table
-from odtpack_runtime.checkpoint.layout import Array, allocate
+from odtpack_runtime.checkpoint.parameters import Array, allocate
 from odtpack_runtime.errors import OdtpackError, WrongTypeError, unreadable
-from odtpack_runtime.files.identity import file_identity
-from odtpack_runtime.files.lock import locked
+from odtpack_runtime.files.atomic import file_identity, locked
+
+PREFIX = "sha256:"
+TEXT_BYTES = len(PREFIX) + 64
+_NAMED = 3  # damaged tensors that a message names
+_APART = 2**16  # bytes from which on a thread costs less than it saves
+_STACK = 2**18  # bytes of its stack: the default of 8 MiB counts where address space is limited
+
+
+Digest = bytes | Callable[[], bytes]
+"""A SHA-256, or what waits for it."""
+
+
+class Hasher(ThreadPoolExecutor):
+    """Hashes tensors in a second thread, while the first reads or writes the next one."""
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=1)
+
+    def digest(self, data: memoryview) -> Digest:
+        """Return the 32 bytes of the SHA-256 of few data; start to hash many."""
+        return hashlib.sha256(data).digest() if len(data) < _APART else self.start(data)
+
+    def start(self, data: memoryview) -> Callable[[], bytes]:
+        """Start to hash, and return what waits for the 32 bytes of the SHA-256."""
+        if len(data) < _APART:
+            return hashlib.sha256(data).digest
+        usual = threading.stack_size(_STACK)
+        try:
+            later = self.submit(hashlib.sha256, data)
+        except RuntimeError:  # no memory for a thread
+            return hashlib.sha256(data).digest
+        finally:
+            threading.stack_size(usual)
+        return lambda: later.result().digest()
+
+
+class Outline:
+    """What the digest of a whole checkpoint is made from, piece by piece.
+
+    Pieces are hashed at once up to the first one that is waited for.
+    """
+
+    def __init__(self, *, nominal: bool) -> None:
+        self._found = hashlib.sha256(b"odtpack.checkpoint.1")
+        self._waiting: list[Digest] = []
+        self.numbers("B", nominal)
+
+    def numbers(self, form: str, *values: float) -> None:
+        """Add numbers in a format of ``struct``, without its sign of byte order."""
+        self._add(struct.pack(f"<{form}", *(value + 0 for value in values)))
+
+    def text(self, value: str) -> None:
+        """Add a text."""
+        data = value.encode()
+        self.numbers("I", len(data))
+        self._add(data)
+
+    def tensor(self, name: str, code: int, dims: tuple[int, ...], digest: Digest) -> None:
+        """Add a tensor: its element type's number in ONNX, and its elements' digest."""
+        self.text(name)
+        self.numbers(f"iI{len(dims)}q", code, len(dims), *dims)
+        self._add(digest)
+
+    def property(self, name: str, value: float | str) -> None:
+        """Add a property."""
+        self.text(name)
+        if isinstance(value, str):
+            self.text(value)
+        else:
+            self.numbers("f" if isinstance(value, float) else "q", value)
+
+    def digest(self) -> bytes:
+        """Wait for the tensors' digests and return that of the whole."""
+        found = self._found.copy()
+        for piece in self._waiting:
+            found.update(_bytes(piece))
+        return found.digest()
+
+    def _add(self, piece: Digest) -> None:
+        if isinstance(piece, bytes) and not self._waiting:
+            self._found.update(piece)
+        else:
+            self._waiting.append(piece)
+
+
+def _bytes(digest: Digest) -> bytes:
+    return digest if isinstance(digest, bytes) else digest()
+
+
+class Check:
+    """Compares what a file holds with the digests that it carries.
+
+    Args:
+        nominal: Whether its tensors have names and types only.
+    """
+
+    def __init__(self, *, nominal: bool) -> None:
+        self.outline = Outline(nominal=nominal)
+        self._tensors: list[tuple[str, str, Digest]] = []
+
+    def tensor(self, title: str, said: str, digest: Digest) -> None:
+        """Add a tensor's name for messages, its doc_string, and the digest of its elements."""
+        self._tensors.append((title, said, digest))
+
+    def difference(self, said: str) -> str | None:
+        """Return what differs from what was saved; empty if nothing, None without digests.
+
+        Args:
+            said: The file's digest of the whole.
+        """
+        marked = any(text.startswith(PREFIX) for _, text, _ in self._tensors)
+        if not said and not marked:
+            return None
+        if said == digest_text(self.outline.digest()):
+            return ""
+        odd = [f"'{name}'" for name, text, get in self._tensors if text != digest_text(_bytes(get))]
+        if not odd or not marked:
+            return "its names, shapes, optimizer state or properties"
+        more = f" and {len(odd) - _NAMED} more" if len(odd) > _NAMED else ""
+        return ", ".join(odd[:_NAMED]) + more
+
+
+def digest_text(digest: bytes) -> str:
+    """Return a digest as a file holds it."""
+    return PREFIX + digest.hex()
+
 
 IDENTIFIER = b"ODTC"
 VERSION = 2
@@ -370,7 +457,7 @@ class _Reader:
         if any((group.integer(1, "q"), group.real(2)) != (step, rate) for group in groups):
             self._source.fail("its optimizer groups stand at different steps or learning rates")
         moments: dict[str, list[Array]] = {}
-        members = [self._moments(group, trainable, moments) for group in groups]
+        members = [self._moments(i, group, trainable, moments) for i, group in enumerate(groups)]
         if moments and (
             moments.keys() != trainable.keys()
             or len({len(of_parameter) for of_parameter in moments.values()}) > 1
@@ -379,11 +466,12 @@ class _Reader:
         return OptimizerState(step, rate, moments, tuple(members) if len(members) > 1 else ())
 
     def _moments(
-        self, group: Table, trainable: dict[str, Array], moments: dict[str, list[Array]]
-    ) -> tuple[str, ...]:
+        self, index: int, group: Table, trainable: dict[str, Array],
+        moments: dict[str, list[Array]],
+    ) -> tuple[str, ...]:  # fmt: skip
         """Add the moments of a group's parameters to ``moments``; return their names."""
         names = []
-        self._check.outline.text(group.string(0))
+        self._check.outline.text(GROUP_NAME.format(index))
         self._check.outline.numbers("qfI", group.integer(1, "q"), group.real(2), group.count(3))
         for entry in group.tables(3):
             name = entry.string(0)

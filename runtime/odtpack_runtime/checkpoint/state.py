@@ -1,35 +1,174 @@
-"""The state of a training run: parameters, properties, and what the optimizer carries.
-
-The API is that of ``onnxruntime.training.api.CheckpointState`` 1.19.2. Where
-that one falls short this one does what was meant: values may be set before a
-:class:`~odtpack_runtime.training.module.Module` exists, ``np.float32(2.0)`` remains a
-float, and a file is replaced whole or not at all.
-"""
+"""The state of a training: loading, recovery, carrying over, saving."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from odtpack_runtime.checkpoint.flatbuffer import Source
 from odtpack_runtime.checkpoint.format import (
+    IDENTIFIER,
     CheckpointData,
+    OptimizerState,
     PropertyValue,
     check_property,
     read_checkpoint,
 )
-from odtpack_runtime.checkpoint.layout import ALIGNMENT, Array, Layout, address, allocate, view
 from odtpack_runtime.checkpoint.one_call import OneCall
-from odtpack_runtime.checkpoint.parameters import Parameter, Parameters, nominal_error
-from odtpack_runtime.checkpoint.recovery import read_last_good
-from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.checkpoint.parameters import (
+    ALIGNMENT,
+    Array,
+    Layout,
+    Parameter,
+    Parameters,
+    address,
+    allocate,
+    nominal_error,
+    view,
+)
+from odtpack_runtime.checkpoint.writer import previous_path, write_checkpoint
 from odtpack_runtime.errors import OdtpackError, UnknownKeyError, WrongTypeError
-from odtpack_runtime.files.identity import Identity, file_identity
+from odtpack_runtime.files.atomic import Identity, file_identity
+
+_HARMED = ("checkpoint-corrupt", "checkpoint-not-found", "checkpoint-unreadable",
+           "checkpoint-version", "checkpoint-dtype")  # fmt: skip
+
+
+def read_last_good(path: str | os.PathLike[str]) -> tuple[CheckpointData, str | None]:
+    """Read a checkpoint, or the one before it if it is damaged or missing.
+
+    Returns:
+        The contents, and None or a sentence that says what was wrong and what was lost.
+
+    Raises:
+        OdtpackError: As :func:`~odtpack_runtime.checkpoint.format.read_checkpoint` of ``path``,
+            if there is no save before it or that one is damaged as well.
+    """
+    before = previous_path(path)
+    try:
+        return read_checkpoint(path), None
+    except OdtpackError as error:
+        if error.code not in _HARMED or not before.is_file():
+            raise
+        try:
+            data = read_checkpoint(before)
+        except OdtpackError as second:
+            error.what += f" The save before it is of no use either: {second.what}"
+            raise error from second
+        return data, f"{error.what} {_lost(Path(path), before, data)}"
+
+
+def _lost(path: Path, before: Path, data: CheckpointData) -> str:
+    """What was loaded, and as far as it is known what was not."""
+    if data.optimizer is None:
+        return f"The save before it was loaded, {before}: what was trained since is lost."
+    step = data.optimizer.step
+    last = _last_step(path)
+    lost = "what was trained since is lost"
+    if last is not None and last > step:
+        lost = f"{last - step} optimizer steps made since are lost"
+    return f"The save before it was loaded, {before}, of optimizer step {step}: {lost}."
+
+
+def _last_step(path: Path) -> int | None:
+    """The optimizer step of a damaged file, if it can still be read."""
+    try:
+        with path.open("rb") as stream:
+            root = Source(stream, "checkpoint", str(path)).root(IDENTIFIER)
+            return next((group.integer(1, "q") for group in root.tables(2)), None)
+    except (OSError, OdtpackError):
+        return None
+
+
+def carry_over(
+    trained: CheckpointState,
+    fresh: CheckpointState,
+    names: Collection[str] | None = None,
+    *,
+    optimizer_state: bool = True,
+) -> CheckpointState:
+    """Bring trained parameters into the state of a newer package.
+
+    Everything else comes from the newer package: frozen parameters with its values, and
+    parameters that the old one did not have. ``odtpack diff OLD NEW`` says which parameters
+    are to be carried over and whether the optimizer's state can be::
+
+        trained = CheckpointState.load_checkpoint("trained.ckpt")
+        fresh = CheckpointState.load_checkpoint("package/checkpoint")
+        state = carry_over(trained, fresh)
+
+    Args:
+        trained: State that was trained with the old package.
+        fresh: State of the new package's checkpoint, before a Module is made of it. It is
+            changed.
+        names: Parameters whose values are taken over, ``verdict.carry_over`` of the diff;
+            by default those that were trained. Running statistics of batch normalization
+            are trained as well, but a checkpoint does not distinguish them from frozen parameters:
+            they must be named.
+        optimizer_state: Also take over step count, learning rate and moments. Without it the
+            optimizer starts afresh.
+
+    Returns:
+        ``fresh``, with the user's properties of ``trained`` as well.
+
+    Raises:
+        OdtpackError: ``carry-over-parameter``: the new package has no such parameter, or one
+            of another shape or type. ``carry-over-optimizer``: it trains parameters that the
+            old one did not train, so that their moments are missing. ``fresh`` is then as
+            it was. ``nominal-state``: one of them has no values.
+    """
+    if names is None:
+        names = trained.arrays(trainable=True)
+    values = {}
+    for name in names:
+        source = trained.parameters[name].data
+        if name not in fresh.parameters:
+            _refuse(f"the new package has no parameter '{name}'")
+        target = fresh.parameters[name].data
+        if (source.shape, source.dtype) != (target.shape, target.dtype):
+            _refuse(
+                f"'{name}' is {source.dtype}{list(source.shape)}, and in the new package "
+                f"{target.dtype}{list(target.shape)}"
+            )
+        values[name] = source
+    state = _optimizer_state(trained, fresh) if optimizer_state else None
+    for name, value in values.items():
+        np.copyto(fresh.parameters[name].data, value)
+    for name, attached in trained.properties:
+        fresh.properties[name] = attached
+    fresh.optimizer = state
+    return fresh
+
+
+def _optimizer_state(trained: CheckpointState, fresh: CheckpointState) -> OptimizerState | None:
+    old = trained.optimizer
+    if old is None:
+        return None
+    if not old.moments:
+        return OptimizerState(old.step, old.learning_rate, {})
+    wanted = fresh.arrays(trainable=True)
+    before = trained.arrays(trainable=True)
+    for name, array in wanted.items():
+        if name not in old.moments or before[name].shape != array.shape:
+            raise OdtpackError(
+                "carry-over-optimizer",
+                f"The optimizer's state does not go over: there is none for '{name}', which the "
+                "new package trains.",
+            )
+    moments = {name: [moment.copy() for moment in old.moments[name]] for name in wanted}
+    return OptimizerState(old.step, old.learning_rate, moments)
+
+
+def _refuse(problem: str) -> None:
+    raise OdtpackError("carry-over-parameter", f"The trained parameters do not go over: {problem}.")
+
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +230,7 @@ class Properties:
 
 @dataclass(frozen=True, slots=True)
 class FlatState:
-    """Memory of a state once a Module placed it: see :mod:`odtpack_runtime.checkpoint.layout`."""
+    """Memory of a state that a Module placed (:mod:`odtpack_runtime.checkpoint.parameters`)."""
 
     trainable: Layout
     frozen: Layout

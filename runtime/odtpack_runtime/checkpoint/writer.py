@@ -32,7 +32,6 @@ from typing import BinaryIO, Literal, cast
 import flatbuffers
 import numpy as np
 
-from odtpack_runtime.checkpoint.digest import TEXT_BYTES, Hasher, Outline, digest_text
 from odtpack_runtime.checkpoint.flatbuffer import Source, Table
 from odtpack_runtime.checkpoint.format import (
     DTYPES,
@@ -40,24 +39,30 @@ from odtpack_runtime.checkpoint.format import (
     IDENTIFIER,
     MAX_RANK,
     OPTIMIZER_PROPERTY,
+    TEXT_BYTES,
     VERSION,
     CheckpointData,
+    Hasher,
     OptimizerState,
+    Outline,
     PropertyValue,
     check_property,
+    digest_text,
     read_once,
 )
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError, unreadable
 from odtpack_runtime.files.atomic import (
     NO_LINKS,
+    Identity,
     atomic_write,
+    file_identity,
+    identity_of,
+    locked,
     start_writing,
     sync_folder,
     temporary_name,
 )
-from odtpack_runtime.files.identity import Identity, file_identity, identity_of
-from odtpack_runtime.files.lock import locked
 
 EXTERNAL_DATA_THRESHOLD = 1800 * 2**20
 """Bytes of tensor data up to which a checkpoint is one file; a flatbuffer ends below 2 GiB."""

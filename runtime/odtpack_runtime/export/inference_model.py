@@ -1,22 +1,24 @@
-"""Write a plain inference model that carries the current parameters."""
+"""Writes the trained model as ONNX or in ORT format."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import onnxruntime
 
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.apart import worker
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
 from odtpack_runtime.export import onnx_wire as wire
 from odtpack_runtime.export.onnx_wire import Node
-from odtpack_runtime.export.ort_conversion import is_ort_format, to_onnx, to_ort
-from odtpack_runtime.export.protobuf_wire import (
+from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.protobuf_wire import (
     BYTES,
     VARINT,
     MalformedError,
@@ -26,8 +28,120 @@ from odtpack_runtime.export.protobuf_wire import (
     number_field,
     size,
 )
-from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX, TensorSpec
+from odtpack_runtime.session.session import first_line
+
+_IDENTIFIER = b"ORTM"
+
+
+def is_ort_format(data: bytes) -> bool:
+    """Whether a file's content is a model in ORT format: a flatbuffer of that identifier."""
+    return data[4:8] == _IDENTIFIER
+
+
+def to_onnx(data: bytes, where: str, *, apart: bool = False) -> bytes:
+    """Return a model in ORT format as ONNX.
+
+    The nodes are those of the file: what the conversion to ORT format fused stays fused, and
+    names that it dropped are gone.
+
+    Args:
+        data: The model.
+        where: Its path, for messages.
+        apart: Whether another process loads it, with limits of time and memory.
+
+    Raises:
+        OdtpackError: ``model-not-loadable`` with ONNX Runtime's reason; of a process of its own
+            also ``models-memory``, ``models-stall`` and ``models-crash``.
+    """
+    return _rewritten(data, "ONNX", where, apart=apart)
+
+
+def to_ort(data: bytes, where: str, *, apart: bool = False) -> bytes:
+    """Return an ONNX model in ORT format, with the fusions that suit every processor.
+
+    Args:
+        data: The model.
+        where: Path of the result, for messages.
+        apart: Whether another process loads it, with limits of time and memory.
+
+    Raises:
+        OdtpackError: ``ort-conversion-failed`` with ONNX Runtime's reason; of a process of its
+            own also ``models-memory``, ``models-stall`` and ``models-crash``.
+    """
+    return _rewritten(data, "ORT", where, apart=apart)
+
+
+def output_specs(data: bytes, where: str, *, apart: bool = False) -> list[TensorSpec]:
+    """Return type and shape of a model's outputs as ONNX Runtime infers them.
+
+    None of a model that it does not load.
+
+    Args:
+        data: The model.
+        where: Its path, for messages.
+        apart: Whether another process loads it, with limits of time and memory.
+
+    Raises:
+        OdtpackError: Of a process of its own: ``models-memory``, ``models-stall`` and
+            ``models-crash``.
+    """
+    found = _ask("describe", data, apart=apart, where=where)
+    return [TensorSpec(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in found]
+
+
+def describe(model: str, where: str) -> list[tuple[str, str, list[int | str | None]]]:
+    """:func:`output_specs` of a file in this process, as JSON has them."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        specs = [TensorSpec.of_node(node, where) for node in session.get_outputs()]
+    except Exception:  # ONNX Runtime's exceptions have no common base
+        return []
+    return [(spec.name, spec.dtype.str, list(spec.shape)) for spec in specs]
+
+
+def rewrite(model: str, out: str, kind: str, where: str) -> None:
+    """Write a model in ``ONNX`` or ``ORT`` format in this process."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = (
+        # No optimization: the model was optimized when it was converted.
+        onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if kind == "ONNX"
+        else onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    )
+    options.optimized_model_filepath = out
+    options.add_session_config_entry("session.save_model_format", kind)
+    options.log_severity_level = 3  # that the file suits this machine only is not so here
+    try:
+        onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise OdtpackError(
+            "model-not-loadable" if kind == "ONNX" else "ort-conversion-failed",
+            f"ONNX Runtime cannot write {where} in {kind} format: {first_line(error)}",
+            where=where,
+            hint="work with the .onnx files of the package",
+        ) from error
+
+
+def _rewritten(data: bytes, kind: str, where: str, *, apart: bool) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result"
+        _ask("rewrite", data, apart=apart, out=str(out), kind=kind, where=where)
+        return out.read_bytes()
+
+
+def _ask(function: str, data: bytes, *, apart: bool, **arguments: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / f"model.{'ort' if is_ort_format(data) else 'onnx'}"
+        model.write_bytes(data)
+        if not apart:
+            return globals()[function](str(model), **arguments)
+        limits = worker.Limits.of([model])
+        return worker.call(f"{__name__}:{function}", limits, model=str(model), **arguments)
+
 
 MAX_MODEL_SIZE = 2**31 - 2**20
 """Bytes: the 2 GiB of one protobuf message, less room for names and sizes."""
@@ -41,6 +155,8 @@ def export_inference_model(
     parameters: Mapping[str, Array],
     destination: str | os.PathLike[str],
     output_names: Sequence[str],
+    *,
+    apart: bool = False,
 ) -> None:
     """Cut the part of an evaluation model that computes some values, and embed its parameters.
 
@@ -53,12 +169,15 @@ def export_inference_model(
             ends in ``.ort``.
         output_names: Values that the evaluation model computes, in the order of
             the new model's outputs.
+        apart: Whether ONNX Runtime loads models in a process of its own, with limits of time and
+            memory.
 
     Raises:
         OdtpackError: ``model-not-loadable`` if ``eval_model`` is no
             model; ``no-outputs``; ``model-too-large``; ``value-out-of-range`` for a parameter
             that the model's own type cannot hold; ``ort-conversion-failed``;
-            ``file-not-written``.
+            ``file-not-written``; with ``apart`` also ``models-memory``, ``models-stall`` and
+            ``models-crash``.
         UnknownNameError: The model computes no value of that name.
     """
     if isinstance(output_names, str) or not all(isinstance(name, str) for name in output_names):
@@ -70,12 +189,12 @@ def export_inference_model(
             hint='module.export_model_for_inferencing("inference.onnx", ["output"])',
         )
     try:
-        model = _load(eval_model)
+        model = _load(eval_model, apart=apart)
         model.keep_only(output_names, str(eval_model))
         values = _in_own_type(model, parameters)
         pieces = model.pieces(values)
         if not all(model.outputs.values()):
-            _describe_outputs(model, b"".join(pieces), str(eval_model))
+            _describe_outputs(model, output_specs(b"".join(pieces), str(eval_model), apart=apart))
             pieces = model.pieces(values)
     except (MalformedError, RecursionError) as error:
         reason = str(error) if isinstance(error, MalformedError) else "it nests too deeply"
@@ -87,7 +206,7 @@ def export_inference_model(
             f"{MAX_MODEL_SIZE}.",
         )
     if Path(destination).suffix == ".ort":
-        pieces = [to_ort(b"".join(pieces), str(destination))]
+        pieces = [to_ort(b"".join(pieces), str(destination), apart=apart)]
     with atomic_write(destination) as stream:
         for piece in pieces:
             stream.write(piece)
@@ -202,14 +321,14 @@ class _Model:
         return [*self.before, *bytes_field(wire.MODEL_GRAPH, graph), *self.after]
 
 
-def _load(path: Path) -> _Model:
+def _load(path: Path, *, apart: bool) -> _Model:
     try:
         data = path.read_bytes()
     except OSError as error:
         _not_loadable(path, error.strerror or str(error), error)
     converted = is_ort_format(data)
     if converted:
-        data = to_onnx(data, str(path))
+        data = to_onnx(data, str(path), apart=apart)
     view = memoryview(data)
     model = _Model()
     graphs: list[memoryview] = []
@@ -254,16 +373,8 @@ def _is_used(piece: memoryview, domains: Iterable[str]) -> bool:
     )
 
 
-def _describe_outputs(model: _Model, data: bytes, where: str) -> None:
-    """Ask ONNX Runtime for type and shape of outputs about which the model says nothing."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    try:
-        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        specs = [TensorSpec.of_node(node, where) for node in session.get_outputs()]
-    except Exception:  # ONNX Runtime's exceptions have no common base
-        return  # a bare name is enough to load the model
+def _describe_outputs(model: _Model, specs: Iterable[TensorSpec]) -> None:
+    """Enter type and shape of outputs about which the model says nothing; a bare name will do."""
     for spec in specs:
         if not model.outputs[spec.name] and spec.dtype in wire.ONNX_TYPES:
             model.outputs[spec.name] = wire.value_info(spec.name, spec.dtype, spec.shape)

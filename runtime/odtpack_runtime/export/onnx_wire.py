@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from odtpack_runtime.checkpoint.layout import Array
-from odtpack_runtime.export.protobuf_wire import (
+from odtpack_runtime.checkpoint.parameters import Array
+from odtpack_runtime.files.protobuf_wire import (
     BYTES,
     VARINT,
     Field,

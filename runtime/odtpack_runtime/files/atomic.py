@@ -1,26 +1,141 @@
-"""Write a file whole or not at all.
-
-The bytes go to a temporary file in the destination's own folder, reach the
-disk (``fsync``), and take the destination's name in one ``rename``; then the
-folder itself is synced, so that the new name survives a power cut. A process
-killed at any moment leaves the old file, or the new one, and never a mixture.
-What such a process leaves under a temporary name is removed by the next
-write to the same destination.
-"""
+"""Files are written whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from odtpack_runtime.errors import OdtpackError
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes in hex; memory does not grow with the file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+Identity = tuple[int, int, int, int]
+"""Device, number on it, size in bytes, and time of the last change in ns."""
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    """Return the identity of a file whose status is known."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def file_identity(path: str | os.PathLike[str]) -> Identity | None:
+    """Return the identity of the file at a path, None if there is none or it cannot be seen."""
+    with suppress(OSError, ValueError):
+        return identity_of(Path(path).stat())
+    return None
+
+
+try:
+    import fcntl
+except ImportError:  # Windows: there a file that is open cannot be replaced in the first place
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process or thread is in a block of the same file or folder.
+
+    The lock is on what lies at ``path`` (flock(2)); no file is made for it, and none is left.
+
+    Args:
+        path: A file or folder that exists. One that cannot be opened, or lies on a file system
+            without locks, is not locked.
+    """
+    descriptor = None
+    if fcntl is not None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:
+            pass  # what is to be done says itself what is wrong with the path
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+try:
+    import fcntl
+except ImportError:  # Windows: there a file of a live process cannot be removed
+    fcntl = None  # type: ignore[assignment]
+
+_START: Final = "odtpack-"
+_LOCK: Final = "owner"
+_FILES: Final = "files"
+
+
+@contextmanager
+def scratch_folder(work: str) -> Iterator[str]:
+    """Make a folder among the system's temporary ones for the length of a block.
+
+    It lies in a folder ``odtpack-WORK-...``, beside a file on which a lock (flock(2)), which the
+    system lifts with the process however it ends, says that the owner lives. Folders whose owner
+    does not are removed first.
+
+    Args:
+        work: What the folder is for.
+    """
+    sweep()
+    with tempfile.TemporaryDirectory(prefix=f"{_START}{work}-") as folder:
+        inner, unlocked = Path(folder) / _FILES, Path(folder) / f"{_LOCK}.new"
+        inner.mkdir()
+        descriptor = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            if fcntl is not None:
+                with contextlib.suppress(OSError):  # a file system without locks
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # Only now: nobody finds it without its lock while the owner lives.
+                    unlocked.rename(Path(folder) / _LOCK)
+            yield str(inner)
+        finally:
+            os.close(descriptor)
+
+
+def sweep() -> None:
+    """Remove the scratch folders of this user whose owner is gone."""
+    with contextlib.suppress(OSError):
+        for folder in list(Path(tempfile.gettempdir()).glob(f"{_START}*")):
+            if fcntl is not None and _is_left(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether a folder is one of :func:`scratch_folder`, of this user, and nobody's work."""
+    try:
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            return False
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return False  # not one of these, or one that is being made or removed
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
 
 UNSYNCED = "written, but it may not survive a power cut"
 """What is true of a file that took its name in a folder that could not be synced."""

@@ -1,13 +1,4 @@
-"""Replace the files of a folder, all of them or none.
-
-New files are written into a stage, a folder of its own. Where the system can swap two
-folders in one step (Linux, macOS) and the old folder holds nothing else, the stage then
-takes the folder's place. Elsewhere a plan of what is to be moved and removed is written beside
-the folder, and the stage is moved into it: from that moment on the update counts as made, and
-the next write of the folder carries on where a killed process stopped. Whoever only reads
-changes nothing: :func:`check_finished` says that a write is unfinished. A plan that came inside
-of a folder means nothing. See docs/adr/0005-packages-are-replaced-whole.md.
-"""
+"""Changes several files of a folder together."""
 
 from __future__ import annotations
 
@@ -26,8 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import UNSYNCED, atomic_write, is_running, sync_folder
-from odtpack_runtime.files.lock import locked
+from odtpack_runtime.files.atomic import UNSYNCED, atomic_write, is_running, locked, sync_folder
 
 _log = logging.getLogger(__name__)
 
@@ -408,3 +398,92 @@ def _exchange(first: Path, second: Path) -> bool:
     else:
         return False
     return bool(code == 0)
+
+
+@contextmanager
+def staged_beside(target: Path) -> Iterator[Path]:
+    """Yield a folder beside a file, for what is to take its place; it goes afterwards.
+
+    Raises:
+        OdtpackError: ``file-not-written``.
+    """
+    try:
+        stage = stage_beside(target)
+    except OSError as error:
+        raise _none_written(target, error) from error
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[Path]:
+    """Let a file take its name, and then those that were made from it.
+
+    Several names cannot change at one instant. The old others go first: at any moment, also
+    after a kill or a power cut, those that are there were made from the first one that is there.
+
+    Args:
+        target: The name of the first.
+        first: The new file; on the same file system, as are the others.
+        others: The new files that were made from it; each gets its own name beside ``target``.
+
+    Returns:
+        The new paths of the others.
+
+    Raises:
+        OdtpackError: ``file-not-written``. The old files are there, unless the message says
+            what was written.
+    """
+    folder, names = target.parent, [path.name for path in others]
+    away: list[tuple[Path, Path]] = []
+    try:
+        for path in (first, *others):
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+        for path in others:
+            old = path.with_name(f"{path.name}.old")
+            if (folder / path.name).is_file():
+                (folder / path.name).replace(old)
+                away.append((old, folder / path.name))
+        _sync(first.parent, folder)
+        first.replace(target)
+    except OSError as error:
+        for old, name in away:
+            with suppress(OSError):
+                old.replace(name)
+        raise _none_written(target, error) from error
+    try:
+        _sync(first.parent, folder)
+        for path in others:
+            path.replace(folder / path.name)
+    except OSError as error:
+        missing = [name for name in names if not (folder / name).exists()]
+        raise OdtpackError(
+            "file-not-written",
+            f"{target} was written, and {', '.join(missing) or 'its folder'} was not: "
+            f"{error.strerror or error}.",
+            where=str(folder),
+        ) from error
+    try:
+        _sync(first.parent, folder)
+    except OSError as error:
+        raise OdtpackError(
+            "file-not-written", f"{target} was {UNSYNCED}: {error.strerror or error}.",
+            where=str(target),
+        ) from error  # fmt: skip
+    return [folder / name for name in names]
+
+
+def _sync(*folders: Path) -> None:
+    """Make renames from one folder into another durable."""
+    for folder in folders:
+        sync_folder(folder)
+
+
+def _none_written(target: Path, error: OSError) -> OdtpackError:
+    return OdtpackError(
+        "file-not-written",
+        f"{target} could not be written: {error.strerror or error}.",
+        where=str(target),
+    )

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 WHOLE_MAX = 2**53 - 1
 """Largest whole number; float64 holds every one up to it."""
@@ -44,7 +44,7 @@ class InvalidRecordError(ValueError):
         path: Keys and indices that lead to it.
     """
 
-    def __init__(self, problem: str, path: Path = ()) -> None:
+    def __init__(self, problem: str, path: KeyPath = ()) -> None:
         super().__init__(problem)
         self.problem = problem
         self.path = path
@@ -67,7 +67,7 @@ class Rule:
     def __init__(self, **keywords: Any) -> None:
         self.keywords = keywords
 
-    def check_count(self, value: Any, path: Path) -> None:
+    def check_count(self, value: Any, path: KeyPath) -> None:
         """Check how many entries a list or an object has, before they are looked at.
 
         Raises:
@@ -77,7 +77,7 @@ class Rule:
         if most is not None and isinstance(value, list | dict) and len(value) > most:
             raise InvalidRecordError(f"it must have {most} entries or fewer", path)
 
-    def check(self, value: Any, path: Path) -> None:
+    def check(self, value: Any, path: KeyPath) -> None:
         """Check a value of the right type.
 
         Raises:
@@ -105,7 +105,7 @@ class Part:
     """The base of all records: no unknown keys or other types, finite numbers, never changed."""
 
     @classmethod
-    def read(cls, content: object, path: Path = ()) -> Self:
+    def read(cls, content: object, path: KeyPath = ()) -> Self:
         """Check what a JSON text held, and return it as a record.
 
         Raises:
@@ -128,7 +128,7 @@ class Part:
         record.check(path)
         return record
 
-    def check(self, path: Path) -> None:
+    def check(self, path: KeyPath) -> None:
         """Check what the annotations do not say.
 
         Raises:
@@ -220,7 +220,7 @@ def _refuse_constant(name: str) -> Any:
     raise InvalidRecordError(f"{name} is not a number of JSON")
 
 
-def read_value(hint: Any, value: Any, path: Path) -> Any:
+def read_value(hint: Any, value: Any, path: KeyPath) -> Any:
     """Check a value against an annotation, and return it.
 
     Raises:
@@ -257,7 +257,7 @@ def read_value(hint: Any, value: Any, path: Path) -> Any:
     return _read_plain(hint, value, path)
 
 
-def _read_union(options: tuple[Any, ...], value: Any, path: Path) -> Any:
+def _read_union(options: tuple[Any, ...], value: Any, path: KeyPath) -> Any:
     if value is None and type(None) in options:
         return None
     options = tuple(option for option in options if option is not type(None))
@@ -280,7 +280,7 @@ def _read_union(options: tuple[Any, ...], value: Any, path: Path) -> Any:
     raise InvalidRecordError(", or ".join(dict.fromkeys(problems)), path)
 
 
-def _read_plain(hint: Any, value: Any, path: Path) -> Any:
+def _read_plain(hint: Any, value: Any, path: KeyPath) -> Any:
     if hint is Any:
         _check_json(value, path)
         return value
@@ -309,7 +309,7 @@ def _whole(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() else value
 
 
-def _check_json(value: Any, path: Path) -> None:
+def _check_json(value: Any, path: KeyPath) -> None:
     if isinstance(value, str):
         _check_text(value, path)
     elif isinstance(value, float) and not math.isfinite(value):
@@ -323,7 +323,7 @@ def _check_json(value: Any, path: Path) -> None:
             _check_json(item, (*path, key))
 
 
-def _check_text(value: str, path: Path) -> None:
+def _check_text(value: str, path: KeyPath) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can write

@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_runtime.export import onnx_wire as wire
 from odtpack_runtime.export.inference_model import MAX_MODEL_SIZE, cast_parameter
-from odtpack_runtime.export.protobuf_wire import (
+from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.protobuf_wire import (
     BYTES,
     MalformedError,
     Piece,
@@ -23,7 +24,6 @@ from odtpack_runtime.export.protobuf_wire import (
     fields,
     size,
 )
-from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.package.manifest import ParameterInfo
 from odtpack_runtime.package.package import Package
 

@@ -16,34 +16,32 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.records import InvalidRecordError, Part, Path, Rule, parse_json
-from odtpack_runtime.package.manifest_base import (
+from odtpack_runtime.files.records import InvalidRecordError, KeyPath, Part, Rule, parse_json
+from odtpack_runtime.package.records import (
     SHA256,
+    AdapterInfo,
+    ClipInfo,
     DType,
+    ExtraFile,
     FixedShape,
+    GroupInfo,
+    InferenceInfo,
     Kind,
+    LayoutInfo,
     Name,
     NonNegativeInt,
+    OptimizerInfo,
+    PackageFile,
+    PackageFiles,
     PositiveInt,
-    Shape,
-)
-from odtpack_runtime.package.manifest_device import (
-    InferenceInfo,
-    LayoutInfo,
+    PrivacyInfo,
+    ScheduleInfo,
     SegmentInfo,
     SegmentsInfo,
     SelfCheckInfo,
     SessionInfo,
+    Shape,
     WeightInfo,
-)
-from odtpack_runtime.package.manifest_files import ExtraFile, PackageFile, PackageFiles
-from odtpack_runtime.package.manifest_training import (
-    AdapterInfo,
-    ClipInfo,
-    GroupInfo,
-    OptimizerInfo,
-    PrivacyInfo,
-    ScheduleInfo,
 )
 from odtpack_runtime.session.graph_signature import TensorSpec
 
@@ -110,7 +108,7 @@ class ParameterInfo(Part):
     size_bytes: NonNegativeInt | None = None
     offset: NonNegativeInt | None = None
 
-    def check(self, path: Path) -> None:
+    def check(self, path: KeyPath) -> None:
         """Check that its size follows from its shape."""
         itemsize = np.dtype(object if self.dtype == "string" else self.dtype).itemsize
         if self.size_bytes not in (None, math.prod(self.shape) * itemsize):
@@ -235,7 +233,7 @@ class Manifest(Part):
     release: NonNegativeInt | None = None
     digest: SHA256 | None = None
 
-    def check(self, path: Path) -> None:
+    def check(self, path: KeyPath) -> None:
         """Check that the parts go together, and the digest."""
         problem = self._problem()
         if problem is None and self.digest not in (None, self._content_digest()):

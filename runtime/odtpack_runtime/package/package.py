@@ -1,25 +1,198 @@
-"""Open a package: a folder with a manifest, three models and a checkpoint."""
+"""Opens a package folder."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from odtpack_runtime.checkpoint.layout import Array
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.checkpoint.parameters import Array
+from odtpack_runtime.errors import OdtpackError, unreadable
+from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.files.folder_update import check_finished
-from odtpack_runtime.package.listed_files import (
-    MANIFEST_NAME,
-    check_file,
-    check_paths,
-    read_manifest,
-)
-from odtpack_runtime.package.manifest import Manifest
-from odtpack_runtime.training.data import load_dataset
+from odtpack_runtime.package.manifest import Manifest, PackageFile
+from odtpack_runtime.training.loop import load_dataset
+
+MANIFEST_NAME = "manifest.json"
+SIGNATURE_NAME = "manifest.sig"
+MAX_MANIFEST_BYTES = 4 * 2**20
+_MOST_PATH_BYTES = 1024
+_MOST_NAME_BYTES = 255
+_TAMPERED = "do not use this package: it was tampered with, or not written by odtpack"
+# Names that Windows gives to devices, whatever stands after the first dot.
+_DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])", re.I)
+
+
+def signature_path(manifest: Path) -> Path:
+    """Return where the detached signature of a manifest lies: beside it."""
+    return manifest.with_name(manifest.name.removesuffix(MANIFEST_NAME) + SIGNATURE_NAME)
+
+
+def read_manifest(path: Path) -> bytes:
+    """Read the bytes of a manifest, as many as one may have.
+
+    Raises:
+        OdtpackError: ``package-path`` for a link, ``package-not-found``, ``manifest-invalid``
+            for too many bytes.
+    """
+    if path.is_symlink():
+        raise OdtpackError(
+            "package-path",
+            f"The manifest {path.name} is a link, which may lead out of the package.",
+            where=str(path),
+        )
+    try:
+        if not path.is_file():  # opening a pipe would wait for somebody to write
+            raise FileNotFoundError(errno.ENOENT, "there is no such file")
+        with path.open("rb") as stream:
+            # Room for as many bytes as are asked for is taken before they are read.
+            size = os.fstat(stream.fileno()).st_size
+            data = stream.read(min(size, MAX_MANIFEST_BYTES) + 1)
+    except OSError as error:
+        raise unreadable("package-not-found", path, error, "check its permissions") from error
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise OdtpackError(
+            "manifest-invalid",
+            f"The manifest has more than {MAX_MANIFEST_BYTES} bytes.",
+            where=str(path),
+            hint=_TAMPERED,
+        )
+    return data
+
+
+def check_paths(root: Path, files: Iterable[PackageFile], manifest: str) -> None:
+    """Check that the paths of a package name its files, each once, on every system.
+
+    Args:
+        root: The package's folder, for messages.
+        files: The files that its manifest lists.
+        manifest: Name of the manifest.
+
+    Raises:
+        OdtpackError: ``package-path``.
+    """
+    taken = {folded_path(name): name for name in (manifest, signature_path(Path(manifest)).name)}
+    for file in files:
+        problem = path_problem(file.path)
+        if problem is None and (other := taken.get(folded_path(file.path))) is not None:
+            problem = f"on some systems is the same file as '{other}'"
+            if other == file.path:
+                problem = "it needs for something else"
+        if problem is not None:
+            raise OdtpackError(
+                "package-path",
+                f"The manifest names the file {file.path!r}, which {problem}.",
+                where=str(root),
+            )
+        taken[folded_path(file.path)] = file.path
+
+
+def folded_path(path: str) -> str:
+    """Return a path as a system that ignores case and the form of accents compares it."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+
+
+def path_problem(path: str) -> str | None:
+    """Return what is wrong with the path of a package's file, None if nothing is."""
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts) or set(path) & set("\\:\0"):
+        return "does not lie inside the package"
+    if any(unicodedata.category(character) in ("Cc", "Cf", "Cs") for character in path) or (
+        set(path) & set('<>"|?*')
+    ):
+        return "holds characters that not every system allows in a name"
+    if len(path.encode()) > _MOST_PATH_BYTES:
+        return f"has more than {_MOST_PATH_BYTES} bytes"
+    if any(len(part.encode()) > _MOST_NAME_BYTES for part in parts):
+        return f"has a name of more than {_MOST_NAME_BYTES} bytes"
+    for part in parts:
+        if part[-1] in " ." or part[0] == " " or _DEVICE.fullmatch(part.split(".")[0].rstrip()):
+            return "is a name that Windows reserves or changes"
+    return None
+
+
+def check_file(root: Path, entry: PackageFile) -> Path:
+    """Return the absolute path of a file of a package, once it is the one described.
+
+    Raises:
+        OdtpackError: ``package-path`` for a link, ``package-incomplete``, ``package-changed``.
+    """
+    path = root.joinpath(*entry.path.split("/"))
+    if any(part.is_symlink() for part in (path, *path.parents) if root in part.parents):
+        raise OdtpackError(
+            "package-path",
+            f"The manifest names the file '{entry.path}', which does not lie inside the package: "
+            "it is reached through a link.",
+            where=str(root),
+        )
+    if not path.is_file():
+        raise OdtpackError(
+            "package-incomplete", f"The package lacks its file '{entry.path}'.", where=str(root)
+        )
+    try:
+        size = path.stat().st_size
+        if size == entry.size_bytes and file_sha256(path) == entry.sha256:
+            return path
+    except OSError as error:
+        raise unreadable_file(root, entry.path, error) from error
+    raise OdtpackError(
+        "package-changed",
+        f"'{entry.path}' is not the file that the manifest describes: "
+        + (
+            "its content differs."
+            if size == entry.size_bytes
+            else f"it has {size} bytes and not {entry.size_bytes}."
+        ),
+        where=str(root),
+    )
+
+
+def unreadable_file(root: Path, name: str, error: OSError) -> OdtpackError:
+    """Return the error for a file of a package that the system does not let one read."""
+    return OdtpackError(
+        "package-incomplete",
+        f"'{name}' cannot be read: {error.strerror or error}.",
+        where=str(root),
+        hint="check its permissions",
+    )
+
+
+def check_nothing_else(root: Path, manifest_name: str, manifest: Manifest) -> None:
+    """Check that a package's folder holds what its manifest lists, and nothing besides.
+
+    Raises:
+        OdtpackError: ``package-unlisted``, naming the first other file, folder or link.
+    """
+    listed = {file.path for file in manifest.files.all()}
+    listed |= {manifest_name, signature_path(Path(manifest_name)).name}
+    folders = {path[:at] for path in listed for at, sign in enumerate(path) if sign == "/"}
+    for path, entry in sorted(_entries(root)):
+        if path in folders and entry.is_dir(follow_symlinks=False):
+            continue
+        if path not in listed or not entry.is_file(follow_symlinks=False):
+            raise OdtpackError(
+                "package-unlisted",
+                f"The package holds {path!r}, which its manifest does not list.",
+                where=str(root),
+            )
+
+
+def _entries(root: Path, start: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield everything below a folder with its path relative to it."""
+    with os.scandir(root / start) as found:
+        entries = list(found)
+    for entry in entries:
+        path = f"{start}/{entry.name}" if start else entry.name
+        yield path, entry
+        if entry.is_dir(follow_symlinks=False):
+            yield from _entries(root, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +306,7 @@ class Package:
         """Load the arrays that the models take, and check them and their labels.
 
         Raises:
-            OdtpackError: As :func:`~odtpack_runtime.training.data.load_dataset`.
+            OdtpackError: As :func:`~odtpack_runtime.training.loop.load_dataset`.
         """
         return load_dataset(
             path,

@@ -1,30 +1,72 @@
-"""Whether training is right on this device: five steps whose losses are known.
-
-A package's manifest holds the losses that its builder saw with a made-up batch. A device that gets
-the same losses, within a tolerance, has an ONNX Runtime and a loop that train rightly.
-"""
+"""Runs a package's models on its own samples and compares the results."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from odtpack_runtime.apart.child import alive
-from odtpack_runtime.apart.refused import out_of_memory
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.apart.worker import out_of_memory
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.manifest import InputInfo, Manifest
-from odtpack_runtime.package.manifest_device import SELF_CHECK_STEPS, SelfCheckInput
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import SELF_CHECK_STEPS, SelfCheckInput
 from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
+
+MOST_STEPS = 8
+
+
+def zero_gradients(
+    package: Package, arrays: Mapping[str, Array], batch_size: int
+) -> tuple[str, ...]:
+    """Run training steps on sample data, without an optimizer, and look at the gradients.
+
+    A gradient that is exactly zero for every element and every sample says that the
+    parameter has no effect where the data lie: a unit that is never active, an embedding
+    that no index names, a branch that is not taken, a value that is rounded away.
+
+    Args:
+        package: The package; it is not changed.
+        arrays: Data by input, as :func:`odtpack_runtime.training.loop.load_dataset` returns them.
+        batch_size: Samples in a step. What does not fill a batch is left out, and steps
+            end after :data:`MOST_STEPS`.
+
+    Returns:
+        Names of the trainable parameters whose accumulated gradient was zero in every step,
+        in the order of the checkpoint.
+
+    Raises:
+        OdtpackError: A step failed, for example because the data do not fit.
+    """
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(package.training_model, state)
+    names = module.input_names()
+    silent = list(state.arrays(trainable=True))
+    samples = len(next(iter(arrays.values())))
+    for start in range(0, min(samples, MOST_STEPS * batch_size) - batch_size + 1, batch_size):
+        module.lazy_reset_grad()
+        module(*(np.ascontiguousarray(arrays[n][start : start + batch_size]) for n in names))
+        silent = [name for name in silent if not _gradient(state, name).any()]
+        alive()
+        if not silent:
+            break
+    return tuple(silent)
+
+
+def _gradient(state: CheckpointState, name: str) -> Array:
+    gradient = state.parameters[name].grad
+    assert gradient is not None  # noqa: S101 - it is trainable, and a Module holds the state
+    return gradient
+
 
 _MULTIPLIER = 2654435761  # 2^32 divided by the golden ratio: neighbours land far apart
 _HALF = 2**23

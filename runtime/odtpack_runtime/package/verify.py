@@ -1,28 +1,169 @@
-"""Verify a package: that it is whole, unaltered, true to its manifest, and that it trains."""
+"""Verifies a package, step by step."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+import onnxruntime
+
+from odtpack_runtime.apart import worker as apart
+from odtpack_runtime.apart.child import alive, forget_log
+from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package.listed_files import (
+from odtpack_runtime.files.atomic import scratch_folder
+from odtpack_runtime.package.contradictions import contradiction
+from odtpack_runtime.package.inference_template import write_inference_model
+from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.manifest_signature import KeyFiles
+from odtpack_runtime.package.package import (
+    Package,
     check_nothing_else,
     check_paths,
+    find_manifest,
     read_manifest,
     signature_path,
 )
-from odtpack_runtime.package.manifest import Manifest
-from odtpack_runtime.package.manifest_signature import KeyFiles
-from odtpack_runtime.package.package import Package, find_manifest
-from odtpack_runtime.package.trust.limits import Limits
-from odtpack_runtime.package.trust.operators import check_operators
-from odtpack_runtime.package.trust.origin import check_release, check_signed
+from odtpack_runtime.package.records import SelfCheckInput
+from odtpack_runtime.package.self_check import made_up_batch, run_first_that_fits, self_check
+from odtpack_runtime.package.trust import Limits, check_operators, check_release, check_signed
 from odtpack_runtime.package.verify_models import check_checkpoints, check_models
-from odtpack_runtime.package.verify_steps import StepFigures, run_steps_apart
+from odtpack_runtime.session.session import open_session
+from odtpack_runtime.training.loop import loss_of, train_step
+from odtpack_runtime.training.module import Module
+from odtpack_runtime.training.optimizer import Optimizer
+
+_SAMPLES = 2
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What the steps on made-up data gave.
+
+    Attributes:
+        onnxruntime: Version that ran them.
+        training_loss: Loss of the first training step; None if it is not finite.
+        evaluation_loss: Loss of the same batch after the optimizer steps, in evaluation mode.
+        shapes: Shape of each input.
+    """
+
+    onnxruntime: str
+    training_loss: float | None
+    evaluation_loss: float | None
+    shapes: dict[str, list[int]]
+
+
+def run_steps_apart(package: Package) -> StepFigures:
+    """Run :func:`run_steps` in a process of its own, as a hostile model may do anything.
+
+    Raises:
+        OdtpackError: What :func:`run_steps` raised; ``models-crash`` if the process ended
+            without a word, ``models-stall`` if it was silent for longer than its limit.
+    """
+    files = [package.path / file.path for file in package.manifest.files.all()]
+    try:
+        found = apart.call(
+            "odtpack_runtime.package.verify:figures_of",
+            apart.Limits.of(files),
+            manifest=str(package.path / package.manifest_name),
+        )
+    except OdtpackError as error:
+        error.where = error.where or str(package.path)
+        raise
+    return StepFigures(**found)
+
+
+def figures_of(manifest: str) -> dict[str, Any]:
+    """:func:`run_steps` of the package of a manifest, as JSON has it."""
+    return asdict(run_steps(Package.open(Path(manifest))))
+
+
+def run_steps(package: Package) -> StepFigures:
+    """Load every model, and make a training, an optimizer and an evaluation step.
+
+    A package with a self-check has to pass that.
+
+    Raises:
+        OdtpackError: A model does not load, does not go with the checkpoint, or does not
+            run with any of the sizes that were tried; ``self-check-failed``.
+    """
+    info = package.manifest.self_check
+    if info is not None and info.reason is None:
+        result = self_check(package)
+        shapes = {item.name: list(item.shape) for item in info.inputs}
+        figures = StepFigures(
+            onnxruntime.__version__, result.losses[0], result.evaluation_loss, shapes
+        )
+    else:
+        figures = run_first_that_fits(package.manifest, _SAMPLES, partial(_steps, package))
+    _load_converted(package)
+    _load_exported(package)
+    return figures
+
+
+def _steps(package: Package, chosen: Sequence[SelfCheckInput]) -> StepFigures:
+    forget_log()
+    batch = made_up_batch(package.manifest.inputs, chosen)
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(package.training_model, state, package.eval_model)
+    optimizer = Optimizer(package.optimizer_model, module)
+    alive()
+    loss = train_step(module, optimizer, [batch])
+    alive()
+    module.eval()
+    return StepFigures(
+        onnxruntime.__version__,
+        _finite(loss),
+        _finite(loss_of(module(*batch))),
+        {item.name: list(item.shape) for item in chosen},
+    )
+
+
+def _load_converted(package: Package) -> None:
+    """Load the models in ORT format that were made for this machine or for all."""
+    here = "arm" if platform.machine().lower() in ("arm64", "aarch64") else "amd64"
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    for file in package.manifest.files.extra:
+        if file.role == "ort_model" and file.platform in (None, here):
+            open_session(package.path / file.path, options)
+            alive()
+
+
+def _load_exported(package: Package) -> None:
+    """Load what the inference template becomes: the manifest says what each parameter is in it.
+
+    Raises:
+        OdtpackError: ``manifest-contradicts`` if it does not load.
+    """
+    file = package.manifest.files.inference_template
+    if file is None:
+        return
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    arrays = {**state.arrays(trainable=True), **state.arrays(trainable=False)}
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    with scratch_folder("verify") as folder:
+        exported = Path(folder) / "model.onnx"
+        write_inference_model(package, arrays, exported)
+        try:
+            open_session(exported, options)
+        except OdtpackError as error:
+            template = package.path / file.path
+            raise contradiction(
+                template, "the types of parameters", "others", "those of an exported model"
+            ) from error
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
 
 
 @dataclass(frozen=True)

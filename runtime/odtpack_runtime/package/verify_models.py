@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
-from odtpack_runtime.checkpoint.layout import Layout
-from odtpack_runtime.package.checks.contradictions import contradiction, same
-from odtpack_runtime.package.checks.onnx_files import (
+from odtpack_runtime.checkpoint.parameters import Layout
+from odtpack_runtime.package.checks import SegmentModels
+from odtpack_runtime.package.contradictions import contradiction, same
+from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.onnx_files import (
     Tensor,
     graphs_of,
     load_model,
@@ -26,8 +28,6 @@ from odtpack_runtime.package.checks.onnx_files import (
     said,
     values_of,
 )
-from odtpack_runtime.package.checks.segments import SegmentModels
-from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import (
     BUFFER_SUFFIX,

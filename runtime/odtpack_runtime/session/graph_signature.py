@@ -1,28 +1,108 @@
-"""What a graph takes and gives: tensor specifications, and the roles of a training graph's names.
-
-A training graph is recognised by its names, which are a contract. Inputs, in
-order: user inputs; every parameter; ``<p>_grad.accumulation.buffer`` for each
-trainable parameter ``p``; ``lazy_reset_grad``. Outputs, in order: user outputs,
-the loss first; ``<p>_grad.accumulation.out`` for each trainable ``p``;
-``<s>.update.out`` for each state ``s`` that the step updates. An evaluation
-graph has user inputs, parameters and user outputs.
-
-A step graph updates trainable parameters as well. It has no gradients; its inputs
-end in ``p.m`` for each trainable ``p`` and what the optimizer keeps of it,
-``update.learning_rate`` and ``update.step``, its outputs in ``X.update.out`` for
-each ``p`` and ``p.m``.
-"""
+"""What a model's inputs and outputs must be."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnxruntime
 
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """Notes of a training model.
+
+    Attributes:
+        class_count: Number of classes that labels may name; None if the model leaves it open.
+        ignored_label: Label of samples that do not count; None if there is none.
+        accumulation_steps: Batches whose gradients make one optimizer step.
+        parameter_order: Trainable parameters in the order that the model asks for in memory;
+            none if it asks for no order.
+    """
+
+    class_count: int | None
+    ignored_label: int | None
+    accumulation_steps: int
+    parameter_order: tuple[str, ...]
+
+    @classmethod
+    def read(
+        cls, session: onnxruntime.InferenceSession, trainable: Collection[str], where: str
+    ) -> ModelMetadata:
+        """Read and check the notes.
+
+        Args:
+            session: The training model.
+            trainable: Names of its trainable parameters.
+            where: Its path, for messages.
+
+        Raises:
+            OdtpackError: ``bad-metadata``.
+        """
+        metadata = session.get_modelmeta().custom_metadata_map
+        class_count, ignored_label, steps = (
+            _whole_number(metadata, key, where)
+            for key in ("odtpack.class_count", "odtpack.ignore_index", "odtpack.accumulation_steps")
+        )
+        if steps is not None and steps < 1:
+            raise OdtpackError(
+                "bad-metadata",
+                f"The model's metadata say odtpack.accumulation_steps = {steps}.",
+                where=where,
+            )
+        return cls(
+            class_count,
+            ignored_label,
+            1 if steps is None else steps,
+            _memory_order(metadata, trainable, where),
+        )
+
+
+def _whole_number(metadata: dict[str, str], key: str, where: str) -> int | None:
+    """Return an integer from a model's metadata, None if it is absent."""
+    text = metadata.get(key)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise OdtpackError(
+            "bad-metadata",
+            f"The model's metadata say {key} = {text!r}, which is not a number.",
+            where=where,
+        ) from None
+
+
+def _memory_order(
+    metadata: dict[str, str], trainable: Collection[str], where: str
+) -> tuple[str, ...]:
+    """Return the order of the trainable parameters in memory, if the model asks for one."""
+    text = metadata.get("odtpack.parameter_order")
+    if text is None:
+        return ()
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        names = None
+    if (
+        not isinstance(names, list)
+        or not all(isinstance(name, str) for name in names)
+        or sorted(names) != sorted(trainable)
+    ):
+        raise OdtpackError(
+            "bad-metadata",
+            "The model's metadata odtpack.parameter_order do not list its trainable parameters.",
+            where=where,
+        )
+    return tuple(names)
+
 
 BUFFER_SUFFIX = "_grad.accumulation.buffer"
 GRADIENT_SUFFIX = "_grad.accumulation.out"
@@ -295,3 +375,96 @@ def model_mismatch(where: str, reason: str) -> OdtpackError:
         where=where,
         hint="use the models and the checkpoint of one package, written by one odtpack build",
     )
+
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSignature:
+    """The inputs and outputs of a step graph, by role.
+
+    Attributes:
+        graph: What it has in common with a training graph; it has no gradients.
+        updates: Shape of the new value of each trainable parameter and of each vector of the
+            optimizer's state, by the name of the input, whose memory it may take. It may cut
+            what it updates into parts: only the number of elements is that of the input.
+        state: Shape of the inputs with the optimizer's state, by name.
+        groups: Number of parameter groups, each with a learning rate.
+        kept: Length of the output that says which trainable parameters kept their values.
+    """
+
+    graph: GraphSignature
+    updates: Mapping[str, Shape]
+    state: Mapping[str, Shape]
+    groups: int
+    kept: int
+
+    @classmethod
+    def read(
+        cls,
+        where: str,
+        inputs: Iterable[Any],
+        outputs: Iterable[Any],
+        trainable: Mapping[str, Array],
+        frozen: Mapping[str, Array],
+    ) -> StepSignature:
+        """Classify a graph's names: takes and raises what :meth:`GraphSignature.read` does."""
+        nodes = {node.name: node for node in inputs}
+        given = {node.name: node for node in outputs if not node.name.startswith(ORDER_PREFIX)}
+        updated = {
+            name.removesuffix(UPDATE_SUFFIX): TensorSpec.of_node(node, where)
+            for name, node in given.items()
+            if name.endswith(UPDATE_SUFFIX) and name.removesuffix(UPDATE_SUFFIX) not in frozen
+        }
+        taken = {name: nodes.get(name) for name in (*updated, RATE_NAME, STEP_NAME)}
+        specs: dict[str, TensorSpec] = {}
+        for name, node in taken.items():
+            if node is None:
+                raise model_mismatch(where, f"it has no input '{name}'")
+            specs[name] = TensorSpec.of_node(node, where)
+        rate, step = specs[RATE_NAME], specs[STEP_NAME]
+        groups = rate.shape[0] if len(rate.shape) == 1 else None
+        if rate.dtype != np.float32 or not isinstance(groups, int) or groups < 1:
+            raise model_mismatch(where, f"its input '{RATE_NAME}' is {rate}")
+        if step.dtype != np.int64 or step.shape != (1,):
+            raise model_mismatch(where, f"its input '{STEP_NAME}' is {step}")
+        kept = given.pop(KEPT_NAME, None)
+        if kept is None:
+            raise model_mismatch(where, f"it has no output '{KEPT_NAME}'")
+        kept_spec = TensorSpec.of_node(kept, where)
+        if kept_spec.dtype != np.bool_ or kept_spec.shape != (len(trainable),):
+            raise model_mismatch(where, f"its output '{KEPT_NAME}' is {kept_spec}")
+        for name, spec in updated.items():
+            sizes = [_size(each) for each in (spec, specs[name])]
+            if None in sizes or sizes[0] != sizes[1] or spec.dtype != specs[name].dtype:
+                raise model_mismatch(where, f"its input '{name}' and its update differ")
+        apart = {RATE_NAME, STEP_NAME, *(name for name in updated if name not in trainable)}
+        graph = GraphSignature.read(
+            where,
+            [node for name, node in nodes.items() if name not in apart],
+            [node for name, node in given.items()
+             if name.removesuffix(UPDATE_SUFFIX) not in updated],
+            trainable,
+            frozen,
+        )  # fmt: skip
+        for name in trainable:
+            if name in graph.parameters and name not in updated:
+                raise model_mismatch(where, f"it does not update '{name}', which is trainable")
+        return cls(
+            graph,
+            {name: _shape(spec) for name, spec in updated.items()},
+            {name: _shape(specs[name]) for name in updated if name not in trainable},
+            groups,
+            len(trainable),
+        )
+
+
+def _shape(spec: TensorSpec) -> Shape:
+    return tuple(dim for dim in spec.shape if isinstance(dim, int))
+
+
+def _size(spec: TensorSpec) -> int | None:
+    """Number of elements, if it is fixed."""
+    shape = _shape(spec)
+    return math.prod(shape) if len(shape) == len(spec.shape) else None

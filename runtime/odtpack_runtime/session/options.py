@@ -11,7 +11,7 @@ import onnxruntime
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.records import InvalidRecordError, parse_json
-from odtpack_runtime.package.manifest_device import SESSION_CONFIG, OptimizationLevel, SessionInfo
+from odtpack_runtime.package.records import SESSION_CONFIG, OptimizationLevel, SessionInfo
 
 _METADATA = 14  # number of the field metadata_props in ModelProto
 _MAX_MANIFEST_BYTES = 4 * 2**20
@@ -30,7 +30,7 @@ def usual_session(optimization_level: str, **memory: bool | int | None) -> Sessi
       the arena that the first run filled: a step of MobileNetV2 takes 139 MiB instead of
       218 without it, as fast.
     - Threads rest between runs, see
-      :data:`~odtpack_runtime.package.manifest_device.SESSION_CONFIG`.
+      :data:`~odtpack_runtime.package.records.SESSION_CONFIG`.
 
     Args:
         optimization_level: What suits the training model. ``extended`` leaves out the layout

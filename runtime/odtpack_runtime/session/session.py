@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from odtpack_runtime.checkpoint.layout import Array, address
+from odtpack_runtime.checkpoint.parameters import Array, address
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.session.graph_signature import TensorSpec, check_labels, check_tensors
+from odtpack_runtime.session.model_file import check_model_file
 
 _INTERRUPTED = f"system error number {errno.EINTR}"
 """How ONNX Runtime says that a signal interrupted it while it opened a file: it does not retry."""
@@ -27,8 +28,9 @@ def open_session(
     """Load an ``.onnx`` or ``.ort`` model for the CPU.
 
     Raises:
-        OdtpackError: ``model-not-found``, ``model-not-readable`` if the system refused, or
-            ``model-not-loadable`` with ONNX Runtime's reason.
+        OdtpackError: ``model-not-found``, ``model-not-readable`` if the system refused,
+            ``model-not-loadable`` with ONNX Runtime's reason; ``model-external-data``,
+            ``bad-metadata``, see :mod:`odtpack_runtime.session.model_file`.
     """
     file = Path(path)
     if not file.is_file():
@@ -42,6 +44,7 @@ def open_session(
             where=str(file),
             hint="move the package to a folder with another name",
         ) from error
+    check_model_file(file)
     problem: Exception | None = None
     for _ in range(3):
         try:

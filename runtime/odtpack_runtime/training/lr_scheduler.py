@@ -6,8 +6,7 @@ import json
 import math
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.training.optimizer import Optimizer
-from odtpack_runtime.training.optimizer_state import to_float32
+from odtpack_runtime.training.optimizer import Optimizer, to_float32
 from odtpack_runtime.training.schedules import LearningRateSchedule, Linear, make_schedule
 
 PROPERTY = "odtpack.schedule"

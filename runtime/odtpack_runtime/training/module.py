@@ -11,8 +11,7 @@ from typing import Any, Self, get_args
 import numpy as np
 import onnxruntime
 
-from odtpack_runtime.checkpoint.layout import Array, view
-from odtpack_runtime.checkpoint.parameters import nominal_error
+from odtpack_runtime.checkpoint.parameters import Array, nominal_error, view
 from odtpack_runtime.checkpoint.state import CheckpointState, FlatState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
 from odtpack_runtime.session.graph_signature import (
@@ -21,19 +20,22 @@ from odtpack_runtime.session.graph_signature import (
     RESET_NAME,
     UPDATE_SUFFIX,
     GraphSignature,
+    ModelMetadata,
+    StepSignature,
     TensorSpec,
     model_mismatch,
 )
-from odtpack_runtime.session.model_metadata import ModelMetadata
 from odtpack_runtime.session.options import default_session_options
-from odtpack_runtime.session.segmented_graph import SegmentedGraph
-from odtpack_runtime.session.segments import Segments, segments_beside
+from odtpack_runtime.session.segments import SegmentedGraph, Segments, segments_beside
 from odtpack_runtime.session.session import BoundGraph, open_session, owned_ortvalue
-from odtpack_runtime.session.step_signature import StepSignature
-from odtpack_runtime.training.finite import NotFinite, NotFinitePolicy, Undo
-from odtpack_runtime.training.parameter_vector import gather, scatter
-from odtpack_runtime.training.state_signature import nominal_shapes, read_signature, roles
-from odtpack_runtime.training.step_graph import StepGraph
+from odtpack_runtime.training.parameter_vector import (
+    NotFinite,
+    NotFinitePolicy,
+    Undo,
+    gather,
+    scatter,
+)
+from odtpack_runtime.training.step_graph import StepGraph, nominal_shapes, read_signature, roles
 
 
 class Module:

@@ -1,13 +1,17 @@
-"""Parameters as one vector, without gaps: what devices and a server exchange."""
+"""All parameters and gradients as flat vectors, and checks of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
-from odtpack_runtime.checkpoint.layout import Array, allocate
+from odtpack_runtime.checkpoint.parameters import Array, allocate, view
+from odtpack_runtime.checkpoint.state import FlatState
 from odtpack_runtime.errors import OdtpackError
 
 
@@ -74,3 +78,128 @@ def _require_fits(array: Array, dtype: np.dtype[Any]) -> None:
             f"A parameter has elements of {array.dtype}, and a flat buffer is {dtype} throughout.",
             hint="pass trainable_only=True",
         )
+
+
+_NORM_ELEMENTS = 8 * 1024
+"""Elements whose squares are summed at once: few enough for a cache, and for one thread (OpenBLAS
+takes several from 10,000 on, which wait for each other): the sum is the same in every run."""
+
+
+def gradient_norm(gradients: npt.NDArray[Any]) -> float:
+    """Return the L2 norm of a flat vector, which an optimizer model that clips by it takes.
+
+    Squares and sum are float64, so that every language has the same float32, whatever the
+    order in which it adds.
+
+    Args:
+        gradients: All gradients, float32 or float64; the gaps between them are zero.
+    """
+    wide = np.empty(min(gradients.size, _NORM_ELEMENTS))
+    total = 0.0
+    for start in range(0, gradients.size, _NORM_ELEMENTS):
+        part = gradients[start : start + _NORM_ELEMENTS]
+        values = wide[: part.size]
+        np.copyto(values, part)
+        total += float(np.dot(values, values))
+    return math.sqrt(total)
+
+
+NotFinitePolicy = Literal["skip", "stop"]
+NotFiniteCode = Literal["loss-not-finite", "gradient-not-finite"]
+
+MOST_NAMES = 10
+"""Parameters that a report names."""
+
+_CHUNK = 1 << 16
+"""Elements that are looked at at once: few enough for a cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotFinite:
+    """A step that was not made, or not for some parameters.
+
+    Attributes:
+        code: ``loss-not-finite``, or ``gradient-not-finite`` with a finite loss.
+        step: The optimizer step that it was, or was to be a part of, from 1.
+        parameters: The first parameters whose gradients are not finite; none if the loss is not.
+    """
+
+    code: NotFiniteCode
+    step: int
+    parameters: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.code == "loss-not-finite":
+            return f"step {self.step:,}: the loss is not finite"
+        more = ", ..." if len(self.parameters) == MOST_NAMES else ""
+        return f"step {self.step:,}: not finite: gradient of {', '.join(self.parameters)}{more}"
+
+    def raise_error(self) -> NoReturn:
+        """Raise it as an error."""
+        raise OdtpackError(
+            self.code,
+            f"The step was undone where it was not finite ({self}).",
+            hint="look for NaN in the batch; where there is none, lower the learning rate",
+        )
+
+
+def all_finite(vector: npt.NDArray[Any]) -> bool:
+    """Whether all elements of a vector are finite, with one pass over it."""
+    return all(
+        np.isfinite(vector[start : start + _CHUNK]).all() for start in range(0, len(vector), _CHUNK)
+    )
+
+
+class Undo:
+    """Keeps what a step of the training model changes, and puts it back.
+
+    Args:
+        flat: Parameters and gradients.
+        statistics: What a step updates without a gradient, as running statistics, by name.
+    """
+
+    def __init__(self, flat: FlatState, statistics: Mapping[str, Array]) -> None:
+        self._flat = flat
+        self._gradients = flat.gradients.view(flat.dtype)
+        self._kept_gradients: Array | None = None
+        self._statistics = [(array, np.empty_like(array)) for array in statistics.values()]
+
+    def keep(self, *, gradients: bool) -> None:
+        """Copy what the next step changes.
+
+        Args:
+            gradients: Whether it adds to gradients; else it replaces them.
+        """
+        for array, kept in self._statistics:
+            np.copyto(kept, array)
+        if gradients:
+            if self._kept_gradients is None:
+                self._kept_gradients = np.empty_like(self._gradients)
+            np.copyto(self._kept_gradients, self._gradients)
+
+    def put_back(self, *, gradients: bool) -> None:
+        """Undo the step; takes what :meth:`keep` was given."""
+        for array, kept in self._statistics:
+            np.copyto(array, kept)
+        if gradients and self._kept_gradients is not None:
+            np.copyto(self._gradients, self._kept_gradients)
+
+    def problem(self, loss: object, step: int, order: Iterable[str]) -> NotFinite | None:
+        """What is not finite after a step of the training model.
+
+        Args:
+            loss: Its loss.
+            step: The optimizer step that it is a part of.
+            order: Parameters in the order in which they are named.
+        """
+        if not np.isfinite(loss).all():  # type: ignore[call-overload]
+            return NotFinite("loss-not-finite", step)
+        if all_finite(self._gradients):
+            return None
+        slots = {slot.name: slot for slot in self._flat.trainable.slots}
+        bad = [
+            name
+            for name in order
+            if name in slots and not all_finite(view(self._flat.gradients, slots[name]).reshape(-1))
+        ]
+        return NotFinite("gradient-not-finite", step, tuple(bad[:MOST_NAMES]))

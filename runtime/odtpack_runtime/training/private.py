@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from odtpack_runtime.checkpoint.layout import Array, view
+from odtpack_runtime.checkpoint.parameters import Array, view
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.training.gradient_norm import gradient_norm
+from odtpack_runtime.training.parameter_vector import gradient_norm
 
 if TYPE_CHECKING:
     from odtpack_runtime.training.module import Module

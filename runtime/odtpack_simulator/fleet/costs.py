@@ -7,21 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.files.atomic import scratch_folder
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, default_footprint
-from odtpack_simulator.device.kits import kit_of
+from odtpack_simulator.device.kits import RUNTIME_LIBRARY_BYTES, default_footprint, kit_of
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.fleet.dataset import FleetData
 from odtpack_simulator.fleet.devices import FleetDevice, carried_device
 from odtpack_simulator.fleet.fleet_file import FleetFile
 from odtpack_simulator.latency.latency import carry, measure_host
-from odtpack_simulator.memory.arena_use import session_use
+from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_phases import MARGIN
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.replay.prepare import choose_rate, make_job, with_sessions, write_data
-from odtpack_simulator.replay.replay import OnMessage
-from odtpack_simulator.replay.sample_plan import make_sample_plan
+from odtpack_simulator.replay.job import make_sample_plan
+from odtpack_simulator.replay.replay import (
+    OnMessage,
+    choose_rate,
+    make_job,
+    with_sessions,
+    write_data,
+)
 from odtpack_simulator.result.result import SimulationResult
 
 OnStage = Callable[[str], None]

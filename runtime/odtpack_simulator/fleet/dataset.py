@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.local_training import Indices
-from odtpack_simulator.replay.sample_plan import HELD_OUT_SHARE
+from odtpack_simulator.replay.job import HELD_OUT_SHARE
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.digest import file_sha256
+from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.availability import NS, make_availability
 from odtpack_simulator.fleet.buffered_clock import BufferedClock

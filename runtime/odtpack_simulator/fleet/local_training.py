@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
@@ -26,7 +26,7 @@ from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
-from odtpack_simulator.replay.accuracy import accuracy_inputs
+from odtpack_simulator.replay.paired_loss import accuracy_inputs
 
 Indices = npt.NDArray[np.int64]
 Arrays = dict[str, Array]

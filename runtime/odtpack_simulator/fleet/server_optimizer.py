@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_simulator.fleet.fleet_file import FederationTable
 from odtpack_simulator.fleet.local_training import Arrays
 

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.availability import NS
 from odtpack_simulator.fleet.dataset import FleetData

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_simulator.fleet.local_training import Arrays, mismatch
 
 MOST_TIMES_MEDIAN: Final = 10.0

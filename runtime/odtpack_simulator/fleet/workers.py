@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from odtpack_runtime.checkpoint.layout import Array
-from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.checkpoint.parameters import Array
+from odtpack_runtime.files.atomic import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.local_training import (
     Arrays,
@@ -32,7 +32,7 @@ from odtpack_simulator.replay.executor import (
     unwrapped,
     worker_lost,
 )
-from odtpack_simulator.replay.prepare import write_data
+from odtpack_simulator.replay.replay import write_data
 
 _PIECES = 4
 """Pieces of work per process and round: few, since each carries the parameters."""

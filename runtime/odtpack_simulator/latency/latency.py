@@ -2,7 +2,7 @@
 
 Operators are carried one group of equal work at a time. The device takes for
 them what this machine took, times the ratio of the two machines' roofs for that
-work (see :mod:`odtpack_simulator.memory.roofline`): an operator that reaches
+work (see :mod:`odtpack_simulator.memory.operator_work`): an operator that reaches
 a third of the roof here is taken to reach a third of it there. The runtime's
 own time, of small operators and around operators, scales with the speed of one
 core, for which a profile has two bounds: the clock, and the rate of a matrix
@@ -25,7 +25,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.device_rates import DeviceRates, device_rates
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.latency.host_timing import HostTiming, OperatorGroup
-from odtpack_simulator.memory.roofline import INT8_PRODUCTS, Roof
+from odtpack_simulator.memory.operator_work import INT8_PRODUCTS, Roof
 from odtpack_simulator.replay.job import Job, Message
 from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child
 from odtpack_simulator.result.result import ClassTime, DeviceLatency, OperatorClass

@@ -1,6 +1,6 @@
 """Make a device profile of this machine, through ONNX Runtime itself.
 
-Rates are measured as :mod:`odtpack_simulator.measure.calibration` measures those of the
+Rates are measured as :mod:`odtpack_simulator.measure.measurements` measures those of the
 host, so that a profile of this machine carries a time over unchanged. Each is repeated:
 the median is the figure, the extremes are its bounds.
 """
@@ -17,10 +17,14 @@ from typing import Final
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import NAME_PATTERN, DeviceProfile
-from odtpack_simulator.measure.allocator import allocator_overhead
-from odtpack_simulator.measure.calibration import copy_bandwidth, gemm_flops
-from odtpack_simulator.measure.host import WaitingClock, measure_storage, this_machine
+from odtpack_simulator.measure.host import (
+    WaitingClock,
+    allocator_overhead,
+    measure_storage,
+    this_machine,
+)
 from odtpack_simulator.measure.measured_profile import Measurements, measured_profile
+from odtpack_simulator.measure.measurements import copy_bandwidth, gemm_flops
 from odtpack_simulator.measure.operators import Operator, bound_operators
 
 MAX_THREADS: Final = 1024

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import onnxruntime
 
-from odtpack_runtime.checkpoint.layout import Array, address, allocate
+from odtpack_runtime.checkpoint.parameters import Array, address, allocate
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.memory.operator_work import Tensor, Work, operator_work
 

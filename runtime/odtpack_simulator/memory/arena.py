@@ -1,32 +1,355 @@
-"""ONNX Runtime's arena: which pages of it a training touches.
-
-A reimplementation of its best-fit allocator with coalescing (``BFCArena``, after TensorFlow's)
-with the way to grow that it has by default. Memory comes from the system in regions, each twice
-as large as the one before, and never goes back while the arena exists. A request
-
-1. is rounded up to :data:`UNIT` bytes;
-2. takes the smallest free chunk that is large enough, of several the one at the lowest address,
-   searched bin by bin: a bin holds chunks of one power of two;
-3. splits that chunk if it is at least twice as large, or :attr:`Arena.max_dead_bytes` larger;
-4. opens a new region if there is no such chunk.
-
-Linux places a region below those before it, which decides between chunks of one size. What is
-freed is joined with free neighbours in its region. A page of a region counts once it was part of
-a chunk: the system gives memory when it is written to. For every :data:`UNIT` bytes of a region
-the arena keeps an index of :data:`_HANDLE_BYTES`, written when it is opened.
-"""
+"""ONNX Runtime's arena, simulated."""
 
 from __future__ import annotations
 
 import bisect
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from odtpack_runtime.package.manifest_device import SessionInfo
-from odtpack_simulator.memory.process_memory import PAGE
+from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.records import SessionInfo
+from odtpack_simulator.device.kits import KITS, STEP_MODEL_KITS, Kit, Sharing
+from odtpack_simulator.memory.kernel_memory import (
+    ALIASES,
+    BEFORE_OUTPUT,
+    FROM_HEAP,
+    in_place_input,
+    workspaces,
+)
+from odtpack_simulator.memory.process_memory import MAPPED_FROM, PAGE
+from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
+
+LARGE = MAPPED_FROM
+"""Allocations from this size on are mapped from the system one by one, and gone when freed."""
+
+_HEADER = 64 + 32  # alignment asked for by ONNX Runtime, and the allocator's own header
+
+
+def allocated_size(nbytes: int) -> int:
+    """Bytes that an allocation of ``nbytes`` takes from the system."""
+    if nbytes <= 0:
+        return 0
+    if nbytes < LARGE:
+        return -(-nbytes // 64) * 64 + _HEADER
+    return -(-(nbytes + _HEADER) // PAGE) * PAGE
+
+
+@dataclass(slots=True)
+class Buffer:
+    """Memory that one or more tensors share, one after the other or as views.
+
+    Attributes:
+        name: The tensor it was allocated for.
+        nbytes: Bytes that its tensors need.
+        first: Index of the node that writes its first tensor.
+        last: Index of the last node during which it exists.
+        tensors: The tensors in it, by name, with the node that writes each.
+    """
+
+    name: str
+    nbytes: int
+    first: int
+    last: int
+    tensors: dict[str, int]
+
+    @property
+    def size(self) -> int:
+        """Bytes taken from the system."""
+        return allocated_size(self.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """Memory while one node runs: all buffers that exist, and the node's working memory.
+
+    ``small`` is the part of ``live`` that lies in the heap: buffers below :data:`LARGE`.
+    ``scratch`` are the buffers of the working memory, in bytes that the kernel asks for, and
+    ``outside`` is the part of it that comes from the heap even where there is an arena.
+    ``scratch_first`` says that the kernel asks for them before it asks for its output.
+    """
+
+    live: int
+    working: int
+    small: int = 0
+    scratch: tuple[int, ...] = ()
+    outside: int = 0
+    scratch_first: bool = False
+
+    @property
+    def total(self) -> int:
+        """Both together, in bytes."""
+        return self.live + self.working
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The buffers of a graph and the memory in use during each node.
+
+    Attributes:
+        buffers: In the order of allocation.
+        uses: One per node, in execution order.
+        unknown: Tensors whose size depends on data, taken to be as large as
+            the largest input of the node that writes them.
+        results: Names of the buffers that are handed to the caller.
+    """
+
+    buffers: tuple[Buffer, ...]
+    uses: tuple[NodeUse, ...]
+    unknown: tuple[str, ...]
+    results: frozenset[str] = frozenset()
+
+    @property
+    def peak(self) -> int:
+        """Most bytes in use at once."""
+        return max((use.total for use in self.uses), default=0)
+
+    @property
+    def heap(self) -> int:
+        """Most bytes of small buffers at once: the heap keeps them when they are freed."""
+        return max((use.small for use in self.uses), default=0)
+
+    def at_peak(self) -> list[int]:
+        """Bytes of each buffer at the node that needs most, those of its kernel included."""
+        if not self.uses:
+            return []
+        index = max(range(len(self.uses)), key=lambda i: self.uses[i].total)
+        return [*(buffer.nbytes for buffer in self.alive(index)), *self.uses[index].scratch]
+
+    def alive(self, index: int) -> list[Buffer]:
+        """Buffers that exist while node ``index`` runs."""
+        return [buffer for buffer in self.buffers if buffer.first <= index <= buffer.last]
+
+
+def allocate(
+    graph: RuntimeGraph,
+    threads: int = 1,
+    *,
+    fresh_outputs: Iterable[str] = (),
+    conditions: Mapping[str, bool] | None = None,
+) -> Allocation:
+    """Plan the buffers of a graph whose inputs lie in memory of the caller.
+
+    Args:
+        graph: The graph in execution order.
+        threads: Intra-operator threads: some kernels' working memory grows with them.
+        fresh_outputs: Graph outputs that get memory of their own in every run; the
+            others lie in memory of the caller, too.
+        conditions: Values of Boolean graph inputs. An ``If`` on one of them takes
+            that branch; of any other ``If`` the more demanding branch counts.
+    """
+    planner = _Planner(graph, threads, {}, conditions or {})
+    return planner.run(frozenset(fresh_outputs))
+
+
+class _Planner:
+    def __init__(
+        self,
+        graph: RuntimeGraph,
+        threads: int,
+        outer: Mapping[str, Value],
+        conditions: Mapping[str, bool],
+    ) -> None:
+        self._graph = graph
+        self._threads = threads
+        self._outer = outer
+        self._conditions = dict(conditions)
+        self._values = {**outer, **graph.values}
+        self._outputs = frozenset(graph.outputs)
+        self._bound = self._outputs
+        self._origin: dict[str, str] = {}  # tensor -> tensor whose buffer it is in
+        # What is not read takes a buffer of its own, until the end.
+        self._read = {name for node in graph.nodes for name in node.reads}
+        self._uses = self._count_uses()
+        self._free: dict[object, list[str]] = {}  # by size, most recently freed last
+        self._buffers: dict[str, Buffer] = {}
+        self._unknown: list[str] = []
+
+    def run(self, fresh_outputs: frozenset[str] = frozenset()) -> Allocation:
+        """Plan all nodes."""
+        self._bound = self._outputs - fresh_outputs
+        for index, node in enumerate(self._graph.nodes):
+            if node.op_type in ALIASES and node.inputs[0] in self._conditions:
+                self._conditions[node.outputs[0]] = self._conditions[node.inputs[0]]
+            for position, name in enumerate(node.outputs):
+                if name:
+                    self._place(index, node, position, name)
+            for name in (*node.inputs, *node.implicit, *node.outputs):
+                if name:
+                    self._release(name)
+        self._find_ends()
+        return Allocation(
+            tuple(self._buffers.values()),
+            tuple(self._measure()),
+            tuple(self._unknown),
+            self._outputs.intersection(self._buffers),
+        )
+
+    def _count_uses(self) -> dict[str, int]:
+        uses: dict[str, int] = defaultdict(int)
+        for name in (*self._graph.inputs, *self._graph.initializers):
+            uses[name] += 1  # the caller's: never free
+        for node in self._graph.nodes:
+            for name in (*node.inputs, *node.implicit, *node.outputs):
+                if name:
+                    uses[name] += 1
+        for name in self._graph.outputs:
+            uses[name] += 1
+        for name in uses.keys() & self._outer.keys():
+            uses[name] += 1  # the same: of the graph around
+        return uses
+
+    def _root(self, name: str) -> str:
+        return self._origin.get(name, name)
+
+    def _place(self, index: int, node: Node, position: int, name: str) -> None:
+        """Choose the buffer of one output."""
+        if name in self._bound:
+            return
+        source = None
+        if name not in self._outputs:
+            is_view = node.op_type in ALIASES and node.domain in ("", "ai.onnx")
+            if name in self._read or is_view:
+                source = self._shared_input(node, position, name) or self._freed(name)
+        if source is None:
+            self._buffers[name] = Buffer(
+                name, self._nbytes(node, name), index, index, {name: index}
+            )
+            return
+        root = self._root(source)
+        self._origin[name] = root
+        self._uses[root] += self._uses[name]
+        if root in self._buffers:
+            self._buffers[root].tensors[name] = index
+
+    def _shared_input(self, node: Node, position: int, name: str) -> str | None:
+        if position != 0 or not node.inputs:
+            return None
+        if node.op_type in ALIASES and node.domain in ("", "ai.onnx"):
+            return node.inputs[0] or None
+        index = in_place_input(node.op_type, node.domain)
+        if index is None or index >= len(node.inputs) or not node.inputs[index]:
+            return None
+        source = node.inputs[index]
+        last = self._uses[self._root(source)] == 1
+        size = self._size_key(source)
+        return source if last and size is not None and size == self._size_key(name) else None
+
+    def _freed(self, name: str) -> str | None:
+        if not self._values[name].dims:  # unknown rank, or a scalar
+            return None
+        freed = self._free.get(self._size_key(name))
+        return freed.pop() if freed else None
+
+    def _size_key(self, name: str) -> object:
+        """What values have in common whose sizes are known to be equal: by number or by name.
+
+        None if nothing is known to be as large.
+        """
+        value = self._values[name]
+        if value.itemsize == 0 or value.dims is None or None in value.dims:
+            return None
+        return value.itemsize, value.dims
+
+    def _release(self, name: str) -> None:
+        root = self._root(name)
+        self._uses[root] -= 1
+        if self._uses[root] == 0 and root in self._buffers and name in self._read:
+            size = self._size_key(root)
+            if size is not None:
+                self._free.setdefault(size, []).append(root)
+
+    def _nbytes(self, node: Node, name: str) -> int:
+        nbytes = self._values[name].nbytes
+        if nbytes is None:
+            self._unknown.append(name)
+            nbytes = max((self._values[i].nbytes or 0 for i in node.inputs if i), default=0)
+        return nbytes
+
+    def _find_ends(self) -> None:
+        """Let every buffer live until its last reader; without one, until the end."""
+        last: dict[str, int] = {}
+        for index, node in enumerate(self._graph.nodes):
+            for name in node.reads:
+                last[self._root(name)] = index
+        end = len(self._graph.nodes) - 1
+        for name, buffer in self._buffers.items():
+            buffer.last = end if name in self._outputs else last.get(name, end)
+
+    def _measure(self) -> list[NodeUse]:
+        """Memory in use during each node."""
+        count = len(self._graph.nodes)
+        change, small_change = [0] * (count + 1), [0] * (count + 1)
+        for buffer in self._buffers.values():
+            for changes in (change, small_change) if buffer.nbytes < LARGE else (change,):
+                changes[buffer.first] += buffer.size
+                changes[buffer.last + 1] -= buffer.size
+        lives, smalls = itertools.accumulate(change), itertools.accumulate(small_change)
+        uses = []
+        for node, live, small in zip(self._graph.nodes, lives, smalls, strict=False):
+            if node.subgraphs:  # which count what their allocations add already
+                working, outside, scratch = self._subgraphs(node)
+            else:
+                scratch = self._scratch(node)
+                working, outside = sum(map(allocated_size, scratch)), 0
+                if node.op_type in FROM_HEAP and node.domain in ("", "ai.onnx"):
+                    scratch, outside = (), working
+            first = node.op_type in BEFORE_OUTPUT and node.domain in ("", "ai.onnx")
+            uses.append(NodeUse(live, working, small, scratch, outside, first))
+        return uses
+
+    def _scratch(self, node: Node) -> tuple[int, ...]:
+        inputs = [self._values[name] for name in node.inputs if name]
+        outputs = [self._values[name] for name in node.outputs if name]
+        return workspaces(
+            node.op_type,
+            node.attributes,
+            [(value.shape, value.itemsize) for value in inputs],
+            [(value.shape, value.itemsize) for value in outputs],
+            self._threads,
+            domain=node.domain,
+        )
+
+    def _subgraphs(self, node: Node) -> tuple[int, int, tuple[int, ...]]:
+        """Memory inside the subgraphs of a node: one branch, or one iteration and its results.
+
+        A branch of ``If`` writes straight into the node's outputs. A loop keeps the state that
+        an iteration returns while it computes the next; ``Loop`` also keeps the slices of its
+        scan outputs until it joins them, where ``Scan`` writes them straight into its outputs.
+
+        Returns:
+            Bytes in all, those of them that no arena gives, and the others, buffer by buffer.
+        """
+        subgraphs = node.subgraphs
+        taken = self._conditions.get(node.inputs[0]) if node.op_type == "If" else None
+        if taken is not None:
+            branch = "then_branch" if taken else "else_branch"
+            subgraphs = {branch: subgraphs[branch]}
+        peak = outside = 0
+        pieces: tuple[int, ...] = ()
+        for graph in subgraphs.values():
+            inner = _Planner(graph, self._threads, self._values, self._conditions).run()
+            self._unknown += inner.unknown
+            around = []
+            if node.op_type in ("Loop", "Scan"):
+                names = graph.outputs
+                if node.op_type == "Scan":  # what it stacks, a turn writes where it belongs
+                    names = names[: len(graph.inputs) - node.attributes["num_scan_inputs"]]
+                returned = [graph.values[name] for name in names if name in graph.values]
+                around += 2 * [value.nbytes or 0 for value in returned]
+            if node.op_type == "Loop":
+                around += [self._values[name].nbytes or 0 for name in node.outputs if name]
+            own = inner.peak + sum(map(allocated_size, around))
+            if own > peak:
+                peak, pieces = own, (*inner.at_peak(), *around)
+            outside = max(outside, *(use.outside for use in inner.uses), 0)
+        return peak, outside, pieces
+
 
 UNIT: Final = 256
 FIRST_REGION_BYTES: Final = 2**20
@@ -170,3 +493,139 @@ def _joined(chunk: Chunk, following: Chunk) -> Chunk:
     if chunk.after is not None:
         chunk.after.before = chunk
     return chunk
+
+
+def sharing_of(session: SessionInfo | None, kit: Kit = "python") -> Sharing:
+    """How the sessions of a package come by their memory in a kit.
+
+    Args:
+        session: What the manifest says.
+        kit: The kit, of which some cannot let sessions share an arena.
+    """
+    if session is None:
+        return "own"
+    if not session.arena:
+        return "none"
+    return "shared" if session.shared_allocator and KITS[kit] else "own"
+
+
+class SessionUse(NamedTuple):
+    """The sessions of a training in a kit: how they come by their memory, and of which models.
+
+    ``step_model``: the package's step model makes the steps, and no gradients are kept.
+    ``weights_bytes``: Frozen weights that the kit holds in memory, as it cannot map their file.
+    """
+
+    sharing: Sharing
+    step_model: bool
+    weights_bytes: int = 0
+
+
+def session_use(manifest: Manifest, kit: Kit = "python") -> SessionUse:
+    """What a kit does with a package."""
+    has = manifest.files.step_model is not None and manifest.accumulation_steps == 1
+    sharing = sharing_of(manifest.session, kit)
+    if sharing == "own" and manifest.segments is not None and not KITS[kit]:
+        sharing = "none"  # an arena for each of so many sessions would hold their peaks at once
+    return SessionUse(sharing, has and kit in STEP_MODEL_KITS)
+
+
+_LARGE_RESULT: Final = 1 << 16
+"""Bytes of a result that no app keeps longer than it must."""
+
+
+class Arenas:
+    """The arenas of the sessions of one process.
+
+    Where a freed chunk is used again depends on every request before it, of a few bytes too, and a
+    region is touched or not. So what a binding does with small results, of which this knows
+    nothing, counts as what takes more: it lets go of them at once, or before the session's next
+    run. Large ones go at once, as in the kits for C++ and Swift.
+
+    Args:
+        sharing: Who has which.
+        session: What the manifest says of an arena that all share.
+        ballast: Bytes that something else takes of that arena first, and keeps.
+    """
+
+    def __init__(self, sharing: Sharing, session: SessionInfo | None, ballast: int = 0) -> None:
+        self._variants = [
+            _Arenas(sharing, session, ballast, keeps_results=keeps) for keeps in (False, True)
+        ]
+
+    @property
+    def resident(self) -> int:
+        """Bytes of the system's memory that they hold, whatever of it is in use."""
+        return max(variant.resident for variant in self._variants)
+
+    def load(self, session: str, copies: Iterable[int]) -> None:
+        """Load a session, whose kernels take so many bytes for as long as it is open."""
+        sizes = list(copies)
+        for variant in self._variants:
+            variant.load(session, sizes)
+
+    def run(self, session: str, plan: Allocation) -> int:
+        """Run a session once: buffers come and go, a kernel's working memory with its node.
+
+        Returns:
+            Bytes that kernels take from the heap at the worst, beyond what the arenas come to hold.
+        """
+        most = max(variant.run(session, plan) for variant in self._variants)
+        return max(0, most - self.resident)
+
+
+class _Arenas:
+    """The arenas of a process that keeps results until a session's next run, or does not."""
+
+    def __init__(
+        self, sharing: Sharing, session: SessionInfo | None, ballast: int, *, keeps_results: bool
+    ) -> None:
+        self._is_shared, self._keeps_results = sharing == "shared", keeps_results
+        self._one = Arena.of(session)
+        self._one.allocate(ballast)
+        self._own: dict[str, Arena] = {}
+        self._results: dict[str, list[Chunk | None]] = {}
+
+    @property
+    def resident(self) -> int:
+        return sum(arena.resident for arena in (self._one, *self._own.values()))
+
+    def load(self, session: str, copies: Iterable[int]) -> None:
+        for nbytes in copies:
+            self._of(session).allocate(nbytes)
+
+    def run(self, session: str, plan: Allocation) -> int:
+        """Run a session once; return the most bytes, those of the heap included, or 0."""
+        most = 0
+        arena = self._of(session)
+        for chunk in self._results.pop(session, []):
+            arena.release(chunk)
+        held: dict[str, Chunk | None] = {}
+        begun: dict[int, list[str]] = {}
+        ended: dict[int, list[str]] = {}
+        sizes = {}
+        for buffer in plan.buffers:
+            sizes[buffer.name] = buffer.nbytes
+            begun.setdefault(buffer.first, []).append(buffer.name)
+            ended.setdefault(buffer.last, []).append(buffer.name)
+        for index, use in enumerate(plan.uses):
+            scratch = [arena.allocate(n) for n in use.scratch] if use.scratch_first else []
+            for name in begun.get(index, ()):
+                held[name] = arena.allocate(sizes[name])
+            if not use.scratch_first:
+                scratch = [arena.allocate(nbytes) for nbytes in use.scratch]
+            for chunk in scratch:
+                arena.release(chunk)
+            if use.outside:
+                most = max(most, self.resident + use.outside)
+            for name in ended.get(index, ()):
+                kept = self._keeps_results and name in plan.results
+                if not kept or sizes[name] >= _LARGE_RESULT:
+                    arena.release(held.pop(name))
+        self._results[session] = list(held.values())
+        return most
+
+    def _of(self, session: str) -> Arena:
+        if self._is_shared:
+            return self._one
+        return self._own.setdefault(session, Arena())

@@ -10,7 +10,7 @@ gradients and moments lie in flat buffers that exist throughout, so the step's p
 theirs, plus one batch, plus the sessions, plus the most that is alive at a node.
 
 The plan is for the session options of the package. Where sessions have an arena, every
-request of a training's life is played through it (:mod:`odtpack_simulator.memory.arena_use`):
+request of a training's life is played through it (:mod:`odtpack_simulator.memory.arena`):
 loading, an evaluation, steps, an evaluation in between. What the arena holds and does not use
 is an item of every phase from then on. Memory patterns are off.
 """
@@ -23,16 +23,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from odtpack_runtime.checkpoint.layout import Layout
+from odtpack_runtime.checkpoint.parameters import Layout
 from odtpack_runtime.package.manifest import Manifest
-from odtpack_runtime.package.manifest_device import OptimizationLevel, SessionInfo
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import OptimizationLevel, SessionInfo
 from odtpack_runtime.session.graph_signature import ORDER_PREFIX, RESET_NAME
 from odtpack_simulator.device.kits import Sharing
-from odtpack_simulator.memory.arena_use import Arenas, sharing_of
+from odtpack_simulator.memory.arena import Arenas, sharing_of
 from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
-from odtpack_simulator.memory.node_names import Labels
-from odtpack_simulator.memory.planning.items import (
+from odtpack_simulator.memory.planning import (
+    Life,
+    Models,
+    Pass,
+    Run,
+    Session,
     batch_items,
     exported,
     flat_layout,
@@ -41,13 +45,12 @@ from odtpack_simulator.memory.planning.items import (
     moved,
     optimizer_contract,
     parameter_items,
+    plan_segments,
     state_items,
     statistics_copy,
     vectors,
 )
-from odtpack_simulator.memory.planning.life import Life, Models, Pass, Run, Session
-from odtpack_simulator.memory.planning.segments import plan_segments
-from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
+from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph, load_runtime_graph
 from odtpack_simulator.memory.session_memory import (
     BYTES_PER_BINDING,
     BYTES_PER_SAVED_TENSOR,
@@ -90,12 +93,12 @@ def plan_memory(
         shapes: Shape of one batch of each user input.
         threads: Intra-operator threads of the sessions.
         sharing: How sessions come by their memory; the package's choice if None. Of a kit:
-            :func:`~odtpack_simulator.memory.arena_use.sharing_of`.
+            :func:`~odtpack_simulator.memory.arena.sharing_of`.
         step_model: Plan steps of the package's step model, which keeps no gradients, and not those
             of the training and the optimizer model; of a kit:
-            :func:`~odtpack_simulator.memory.arena_use.session_use`.
+            :func:`~odtpack_simulator.memory.arena.session_use`.
         weights_bytes: Frozen weights of segments that the kit holds in memory:
-            :func:`~odtpack_simulator.memory.planning.held_weights.held_weights`.
+            :func:`~odtpack_simulator.memory.planning.held_weights`.
         load: Reads the models, so that who plans many times may read each once.
 
     Raises:

@@ -19,8 +19,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from odtpack_runtime.checkpoint.layout import Array
-from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.checkpoint.parameters import Array
+from odtpack_runtime.files.atomic import scratch_folder
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN, Shape
 
 Dim = int | str | None

@@ -1,23 +1,16 @@
-"""Arithmetic and least memory traffic of one run of an operator, from the shapes it saw.
-
-A multiplication with its addition counts as two operations, as in the rates of
-device profiles. Only what grows faster than the tensors is counted: the
-products in convolutions, matrix products, recurrent layers and attention.
-Elementwise work and reductions need a few operations per element at most and
-have no flops here: their tensors' bytes bound them.
-
-Attributes are not needed: a product has as many multiplications as each element
-of its result takes, and the shapes say how many those are.
-"""
+"""Work of operators, and the time it takes at a device's rates."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from odtpack_simulator.memory.kernel_memory import ALIASES, Shape
+
+if TYPE_CHECKING:
+    from odtpack_simulator.result.result import OperatorClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +168,66 @@ _FLOPS: Final[dict[str, Callable[[Tensors, Tensors], float]]] = {
     "RNN": _recurrent,
     "TransposeMatMul": _fused_matmul,
 }
+
+
+COMPUTE_BOUND: Final = frozenset(
+    {
+        *("Conv", "ConvInteger", "ConvTranspose", "FusedConv", "Gemm", "FusedGemm", "MatMul"),
+        *("FusedMatMul", "TransposeMatMul", "MatMulInteger", "Einsum", "Attention"),
+        *("MultiHeadAttention", "GRU", "LSTM", "RNN", "QLinearConv", "QLinearMatMul"),
+        *("GroupQueryAttention", "DeformConv"),
+    }
+)
+"""Operators that are matrix products in one form or another, whatever their shapes."""
+
+INT8_PRODUCTS: Final = frozenset(
+    {
+        *("ConvInteger", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat"),
+        *("QAttention", "QGemm", "QLinearConv", "QLinearMatMul"),
+    }
+)
+"""Products of bytes, for which processors have instructions of their own."""
+
+SMALL: Final = ALIASES | {"Constant", "ConstantOfShape", "Range", "Shape", "Size"}
+"""Operators that read nothing to speak of: their time is the runtime's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """What a machine reaches.
+
+    Attributes:
+        flops: FLOP/s of a large matrix product.
+        bandwidth: Bytes per second of memory traffic, read and written together.
+    """
+
+    flops: float
+    bandwidth: float
+
+    @property
+    def ridge(self) -> float:
+        """FLOP per byte from which on work is compute-bound."""
+        return self.flops / self.bandwidth
+
+    def seconds(self, work: Work) -> float:
+        """The least time of some work: the slower of its arithmetic and its traffic."""
+        return max((work.flops or 0.0) / self.flops, work.moved_bytes / self.bandwidth)
+
+    def bound(self, op_type: str, work: Work, overhead: float = 0.0) -> OperatorClass:
+        """What bounds an operator on this machine.
+
+        Args:
+            op_type: Operator; it decides where the work has no known arithmetic.
+            work: Of one run.
+            overhead: Seconds that the runtime takes for any operator: work that needs
+                less than that is bound by neither roof.
+        """
+        if op_type in SMALL:
+            return "other"
+        unknown = work.flops is None and op_type in COMPUTE_BOUND
+        if not unknown and self.seconds(work) < overhead:
+            return "other"
+        if unknown:
+            return "compute"
+        intense = work.flops is not None and work.flops >= self.ridge * work.moved_bytes
+        return "compute" if intense else "memory"

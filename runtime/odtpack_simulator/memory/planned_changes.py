@@ -20,12 +20,12 @@ import onnx
 import onnx.parser
 from onnx import helper
 
-from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.files.atomic import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
-from odtpack_runtime.package.manifest_device import OptimizationLevel
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import OptimizationLevel
 from odtpack_simulator.device.kits import Sharing
-from odtpack_simulator.memory.layer_order import Layer, drop_gradients, trained_layers
+from odtpack_simulator.memory.execution_order import Layer, drop_gradients, trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
 from odtpack_simulator.result.result import PlannedChange

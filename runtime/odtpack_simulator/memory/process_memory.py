@@ -25,8 +25,8 @@ from pathlib import Path
 
 import onnxruntime
 
-from odtpack_runtime.package.manifest_device import SESSION_CONFIG
-from odtpack_runtime.session.freed_memory import give_back_freed_memory
+from odtpack_runtime.package.records import SESSION_CONFIG
+from odtpack_runtime.session.mapped_weights import give_back_freed_memory
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")

@@ -1,41 +1,129 @@
-"""A model as ONNX Runtime will execute it: its optimized nodes in execution order, with sizes.
-
-Two sessions are made, in a process of their own (:mod:`odtpack_runtime.apart`),
-and none is run. The first saves the graph that ONNX Runtime's optimizers leave
-(``SessionOptions.optimized_model_filepath``), on
-which it plans its buffers with the sizes it knows: symbolic where the model
-leaves them open. The second loads that graph with the sizes of a real batch,
-optimizations off, and lets ONNX Runtime infer every shape.
-
-The order of the nodes, the shapes and the bytes in use at every node are held
-against profiles of real runs by the tests.
-"""
+"""The graph that a session runs."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import onnx
 
 from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.digest import file_sha256
-from odtpack_runtime.files.scratch import scratch_folder
-from odtpack_runtime.package.manifest_device import OptimizationLevel
+from odtpack_runtime.files.atomic import file_sha256, scratch_folder
+from odtpack_runtime.package.records import OptimizationLevel
+from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX
+from odtpack_runtime.session.options import LEVELS
+from odtpack_runtime.session.session import open_session
 from odtpack_simulator.memory.execution_order import rename_in_bodies, sort_saved_model
 from odtpack_simulator.memory.kernel_memory import Shape
-from odtpack_simulator.memory.missing_shapes import (
-    Dims,
-    Typed,
-    fill_in,
-    is_fixed,
-    tensor_type,
-)
+from odtpack_simulator.memory.missing_shapes import Dims, Typed, fill_in, is_fixed, tensor_type
+from odtpack_simulator.memory.process_memory import memory_options
+
+
+def save_optimized(
+    model: str, out: str, threads: int, level: OptimizationLevel, sizes: Mapping[str, int] = {}
+) -> None:
+    """Write what a session makes of a model; to be called apart, as it computes constants.
+
+    Args:
+        model: The model.
+        out: Where it goes.
+        threads: Intra-operator threads.
+        level: How far ONNX Runtime rewrites the model.
+        sizes: Sizes of named dimensions.
+    """
+    options = memory_options(threads)
+    options.graph_optimization_level = LEVELS[level]
+    options.optimized_model_filepath = out
+    for name, size in sizes.items():
+        options.add_free_dimension_override_by_name(name, size)
+    open_session(model, options)
+
+
+class Labels:
+    """Names for people: ``features.3.conv/Clip``, ``grad/features.3.conv/Mul``.
+
+    Args:
+        graph: The graph.
+        parameters: Names of those inputs that are parameters.
+        shown: What to call a parameter, by name, where it has a better name than its own.
+        later: Start of the names of nodes that the first output does not need; in a training
+            graph that is the gradient.
+        gradient: Whether it computes gradients alone: all its nodes are such then.
+    """
+
+    def __init__(
+        self,
+        graph: RuntimeGraph,
+        parameters: Collection[str] = (),
+        *,
+        shown: Mapping[str, str] = MappingProxyType({}),
+        later: str = "",
+        gradient: bool = False,
+    ) -> None:
+        self._fixed = {*graph.inputs, *graph.outputs}
+        producers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs if name}
+        neighbours = _neighbours(graph, producers)
+        layers = _layers(graph, {name: shown.get(name, name) for name in parameters}, neighbours)
+        self._forward = forward = graph.needed_for(() if gradient else graph.outputs[:1])
+        self._nodes: list[str] = []
+        self._values: dict[str, str] = {}
+        for index, (node, layer) in enumerate(zip(graph.nodes, layers, strict=True)):
+            stem = ("" if index in forward else later) + (f"{layer}/" if layer else "")
+            self._nodes.append(stem + node.op_type)
+            inner = (each for subgraph in node.subgraphs.values() for each in subgraph.walk())
+            for each in (*inner, node):
+                self._values.update(dict.fromkeys(each.outputs, stem + each.op_type))
+
+    def node(self, index: int) -> str:
+        """Name of a node by its place in the graph."""
+        return self._nodes[index]
+
+    def is_forward(self, index: int) -> bool:
+        """Whether the first output needs a node."""
+        return index in self._forward
+
+    def value(self, name: str) -> str:
+        """Name of a value: that of its producer, unless it is an input or output."""
+        return name if name in self._fixed else self._values.get(name, name)
+
+
+def _neighbours(graph: RuntimeGraph, producers: dict[str, int]) -> list[list[int]]:
+    """For each node those that it reads from, then those that read from it."""
+    before = [[producers[name] for name in node.reads if name in producers] for node in graph.nodes]
+    after: list[list[int]] = [[] for _ in graph.nodes]
+    for index, sources in enumerate(before):
+        for source in sources:
+            after[source].append(index)
+    return [[*sources, *readers] for sources, readers in zip(before, after, strict=True)]
+
+
+def _layers(
+    graph: RuntimeGraph, parameters: Mapping[str, str], neighbours: list[list[int]]
+) -> list[str]:
+    """The layer of each node; empty where no parameter can be reached."""
+    layers = [""] * len(graph.nodes)
+    queue: deque[int] = deque()
+    for index, node in enumerate(graph.nodes):
+        for name in node.reads:
+            parameter = name.removesuffix(BUFFER_SUFFIX)
+            if parameter in parameters and not layers[index]:
+                shown = parameters[parameter]
+                layers[index] = shown.rpartition(".")[0] or shown
+                queue.append(index)
+    while queue:
+        index = queue.popleft()
+        for other in neighbours[index]:
+            if not layers[other]:
+                layers[other] = layers[index]
+                queue.append(other)
+    return layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +212,7 @@ class RuntimeGraph:
         return frozenset(found)
 
 
-_SAVE: Final = "odtpack_simulator.memory.saved_graph:save_optimized"
+_SAVE: Final = "odtpack_simulator.memory.runtime_graph:save_optimized"
 _RECENT: Final = 8
 _recent: dict[object, RuntimeGraph] = {}
 """The last few graphs that were read, the latest at the end, by all that decides them.

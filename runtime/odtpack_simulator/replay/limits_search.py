@@ -80,6 +80,8 @@ def hold(job: Job, peak: int | None) -> ReplayResult:
         second.detail = f"resumed after it was ended: {second.detail}"
     second.steps_done += first.steps_done
     second.losses = first.losses + second.losses
+    second.skipped += first.skipped
+    second.not_finite = second.not_finite or first.not_finite
     phases = resumed_phases(second.phase_peaks)
     second.phase_peaks = {
         name: max(run.get(name, 0) for run in (first.phase_peaks, phases))

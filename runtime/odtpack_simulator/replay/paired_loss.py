@@ -1,28 +1,73 @@
-"""Did the loss on held-out samples fall, or do these samples only scatter?
-
-Each group of held-out samples is evaluated before and after training, and judged by its own
-difference: how hard a group is cancels out. With w_i the sizes of m groups and d_i their losses
-before minus after, the fall is the weighted mean ``d = sum(w_i d_i) / sum(w_i)``, its standard
-error (Cochran, Sampling Techniques, 3rd ed. 1977, section 6.4; that of a plain mean where all
-groups are of one size)::
-
-    s = sqrt(m / (m - 1) * sum(w_i^2 (d_i - d)^2)) / sum(w_i)
-
-and each end of ``d -+ t s``, with t the 95 % point of Student's distribution of m - 1 degrees
-of freedom (Student 1908, The probable error of a mean, Biometrika 6, 1-25), is passed by chance
-in one of twenty samples.
-"""
+"""Compares results: losses, accuracy and checkpoints."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
+import onnx
+
+from odtpack_runtime.checkpoint.format import CheckpointData
+from odtpack_runtime.checkpoint.parameters import Array
+from odtpack_runtime.package.manifest import Manifest
 
 if TYPE_CHECKING:
     from odtpack_simulator.result.result import HeldOutFall
+
+
+def accuracy_inputs(manifest: Manifest) -> tuple[int | None, int | None]:
+    """Indices of the evaluation's output with a score per class and of the labels, if any."""
+    roles = [item.role for item in manifest.inputs]
+    classes = manifest.class_count
+    if "labels" not in roles or classes is None:
+        return None, None
+    labels = roles.index("labels")
+    rank = len(manifest.inputs[labels].shape)
+    for index, output in enumerate(manifest.all_outputs):
+        scores = output.dtype.startswith("float") and len(output.shape) == rank + 1
+        if output.role != "loss" and scores and output.shape[1] == classes:
+            return index, labels
+    return None, None
+
+
+def first_difference(one: CheckpointData, other: CheckpointData) -> str | None:
+    """What two checkpoints disagree on, bit by bit; None if on nothing.
+
+    Parameters, running statistics and other frozen values, and of the optimizer its step
+    count, learning rate and moments are compared.
+    """
+    left, right = _arrays(one), _arrays(other)
+    if left.keys() != right.keys():
+        return f"{min(left.keys() ^ right.keys())}, which one of them lacks"
+    for name, array in left.items():
+        if array.shape != right[name].shape or not np.array_equal(_bits(array), _bits(right[name])):
+            return name
+    for name in ("step", "learning_rate"):
+        if getattr(one.optimizer, name, None) != getattr(other.optimizer, name, None):
+            return f"the optimizer's {name.replace('_', ' ')}"
+    return None
+
+
+def _arrays(data: CheckpointData) -> dict[str, Array]:
+    moments = data.optimizer.moments if data.optimizer else {}
+    return {
+        **{f"parameter '{name}'": array for name, array in data.trainable.items()},
+        **{f"'{name}', which is not trained": array for name, array in data.frozen.items()},
+        **{
+            f"moment {index} of '{name}'": moment
+            for name, own in moments.items()
+            for index, moment in enumerate(own)
+        },
+    }
+
+
+def _bits(array: Array) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
 
 GROUPS: Final = 64
 """Groups to aim at: more of them narrow the interval by less than 2 %."""
@@ -110,3 +155,38 @@ def _below(t: float, freedom: int) -> float:
         term *= square * index / (index + 1)
     inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
     return (1 + inside) / 2
+
+
+OWN_GENERATOR: Final = frozenset(
+    {
+        *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"),
+        *("RandomUniform", "RandomUniformLike"),
+    }
+)
+"""Operators whose kernel in ONNX Runtime keeps a generator of its own, seeded when it loads."""
+
+
+def unrepeatable_operators(model: str | os.PathLike[str]) -> str | None:
+    """Name a node that draws from a generator inside the session, None if there is none.
+
+    Dropout without the attribute ``seed`` is none: it draws from the process's generator, which
+    ``onnxruntime.set_seed`` sets before every batch.
+
+    Args:
+        model: An ``.onnx`` model.
+    """
+    proto = onnx.load(os.fspath(model), load_external_data=False)
+    for node in _walk([proto.graph.node, *(function.node for function in proto.functions)]):
+        if node.op_type in OWN_GENERATOR:
+            return f"{node.op_type} '{node.name}'"
+        if node.op_type == "Dropout" and any(a.name == "seed" for a in node.attribute):
+            return f"Dropout '{node.name}' with the attribute seed"
+    return None
+
+
+def _walk(bodies: Iterable[Iterable[onnx.NodeProto]]) -> Iterator[onnx.NodeProto]:
+    for body in bodies:
+        for node in body:
+            yield node
+            for attribute in node.attribute:
+                yield from _walk(graph.node for graph in (attribute.g, *attribute.graphs))

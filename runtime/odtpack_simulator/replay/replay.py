@@ -1,12 +1,8 @@
-"""Train a package for real in a process of its own, if asked within a memory limit.
-
-The parent keeps its hands off: it starts the child, reads its messages, and makes
-sure that it ends, whatever happens here. A child that runs out of memory, or is
-killed by the system, is a result.
-"""
+"""Trains a package in a process of its own, within a memory limit if asked."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -16,20 +12,210 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import numpy as np
+
 import odtpack_runtime
-from odtpack_runtime.apart.stopped import Watch
+from odtpack_runtime.apart.worker import Watch
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.optimizer import DEFAULT_LEARNING_RATE
+from odtpack_runtime.training.schedules import LearningRateSchedule, ScheduleSpec
+from odtpack_simulator.memory.arena import SessionUse
 from odtpack_simulator.memory.process_memory import child_environment
-from odtpack_simulator.replay.job import Job, Message
+from odtpack_simulator.replay.job import Job, Message, SamplePlan
 from odtpack_simulator.replay.limits import Limiter, LimitMethod
-from odtpack_simulator.replay.paired_loss import Groups
+from odtpack_simulator.replay.paired_loss import Groups, accuracy_inputs
 from odtpack_simulator.result.result import EvaluationPoint
+from odtpack_simulator.values.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The learning rate: what it starts from, and what it follows."""
+
+    initial: float
+    schedule: LearningRateSchedule | None
+
+
+def choose_rate(manifest: Manifest, learning_rate: float | None, steps: int) -> Rate:
+    """The rate of a training of so many steps, as ``odtpack train`` chooses it.
+
+    Raises:
+        OdtpackError: ``bad-schedule`` if the package's schedule does not fit the training.
+    """
+    proposed, follows = None, None
+    if manifest.schedule is not None:
+        info = manifest.schedule
+        proposed = info.learning_rate
+        try:
+            follows = ScheduleSpec(info.kind, info.settings, proposed).schedule(steps)
+        except OdtpackError as error:
+            error.hint = f"the training makes {steps} steps: replay more epochs"
+            raise
+    rates = (learning_rate, proposed, DEFAULT_LEARNING_RATE)
+    return Rate(next(rate for rate in rates if rate is not None), follows)
+
+
+def evenly_spaced(arrays: Mapping[str, Array], samples: int) -> dict[str, Array]:
+    """So many samples of all, evenly spaced: views, nothing is copied.
+
+    Args:
+        arrays: Inputs with one row per sample each.
+        samples: At most as many as there are.
+    """
+    stride = max(1, len(next(iter(arrays.values()))) // samples)
+    return {name: array[: samples * stride : stride] for name, array in arrays.items()}
+
+
+def write_data(arrays: Mapping[str, Array], folder: Path) -> dict[str, str]:
+    """Write each array where children can map it; return the paths.
+
+    Raises:
+        OdtpackError: ``data-not-written``: the folder has no space left.
+    """
+    data = {}
+    try:
+        for index, (name, array) in enumerate(arrays.items()):
+            path = folder / f"data{index}.npy"
+            np.save(path, array, allow_pickle=False)
+            data[name] = str(path)
+    except OSError as error:  # NumPy's own has no number, where only a part was written
+        size = sum(array.nbytes for array in arrays.values())
+        raise OdtpackError(
+            "data-not-written",
+            f"The data could not be copied to where training processes map them: {error}.",
+            where=str(folder),
+            hint=f"make room for {format_bytes(size)} there, or set TMPDIR to a folder with more",
+        ) from error
+    return data
+
+
+def with_sessions(job: Job, package: Package, use: SessionUse) -> Job:
+    """The job with sessions as a kit has them; the package says what is shared."""
+    step = str(package.step_model) if use.step_model else None
+    return dataclasses.replace(
+        job, sharing=use.sharing, step_model=step, weights_bytes=use.weights_bytes
+    )
+
+
+def make_job(
+    package: Package,
+    data: Mapping[str, str],
+    schedule: SamplePlan,
+    rate: Rate,
+    threads: int,
+    folder: Path,
+) -> Job:
+    """Describe a training to a child.
+
+    Args:
+        package: What is trained.
+        data: For each input, in order, the path of an ``.npy`` file.
+        schedule: Which samples make which batch.
+        rate: The learning rate.
+        threads: Intra-operator threads.
+        folder: Where the child may write.
+
+    Raises:
+        OdtpackError: ``private-training``: its steps go sample by sample, for which there is
+            neither a plan of memory nor a time.
+    """
+    if package.manifest.privacy is not None:
+        raise OdtpackError(
+            "private-training",
+            "Memory and time of private steps, which go sample by sample, are not simulated.",
+            where=str(package.path),
+            hint="simulate the package built without privacy and with a batch size of 1",
+        )
+    logits, labels = accuracy_inputs(package.manifest)
+    return Job(
+        task="train",
+        training_model=str(package.training_model),
+        eval_model=str(package.eval_model),
+        optimizer_model=str(package.optimizer_model),
+        checkpoint=str(package.checkpoint),
+        folder=str(folder),
+        data=dict(data),
+        samples=schedule.samples,
+        batch_size=schedule.batch_size,
+        epochs=schedule.epochs,
+        seed=schedule.seed,
+        full_batches=schedule.full_batches,
+        accumulation_steps=schedule.accumulation_steps,
+        pieces=schedule.pieces,
+        learning_rate=rate.initial,
+        rate_kind=rate.schedule.kind if rate.schedule is not None else None,
+        rate_settings=rate.schedule.settings() if rate.schedule is not None else {},
+        threads=threads,
+        logits=logits,
+        labels=labels,
+        ignored_label=package.manifest.ignored_label,
+    )
+
+
+Stage = Literal["predicting", "timing", "measuring", "replaying"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a simulation is.
+
+    Attributes:
+        stage: What is being done. ``replaying``: under memory limits and with interruptions.
+        detail: On what, or empty.
+        step: Training steps, or replays, done in this stage; 0 where there are none.
+        steps: Their number in this stage; 0 where there are none.
+        loss: Loss of the last step.
+        run: Number of this stage, from 1.
+        runs: Number of stages.
+    """
+
+    stage: Stage
+    detail: str = ""
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
+    run: int = 1
+    runs: int = 1
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class ProgressReporter:
+    """Turns messages of children, and numbers of finished replays, into progress."""
+
+    def __init__(self, progress: OnProgress | None, *, runs: int) -> None:
+        self._progress = progress
+        self._now = Progress("predicting", run=0, runs=runs)
+
+    def begin(self, stage: Stage, detail: str = "", *, steps: int = 0) -> None:
+        """Begin the next stage."""
+        self._tell(Progress(stage, detail, 0, steps, None, self._now.run + 1, self._now.runs))
+
+    def message(self, message: Message) -> None:
+        """Take a child's message; what is not a step is not progress."""
+        if message["event"] == "step":
+            done = self._now.step + 1
+            self._tell(dataclasses.replace(self._now, step=done, loss=message["loss"]))
+
+    def done(self, count: int, of: int) -> None:
+        """Say how many replays of this stage have ended."""
+        self._tell(dataclasses.replace(self._now, step=count, steps=of))
+
+    def _tell(self, now: Progress) -> None:
+        self._now = now
+        if self._progress is not None:
+            self._progress(now)
+
 
 STALL_SECONDS = 900.0
 _POLL_SECONDS = 1.0
@@ -53,6 +239,8 @@ class ReplayResult:
         outcome: ``completed``; or ``killed`` when it ran out of memory or was killed.
         steps_done: Steps made.
         losses: Training loss of each step; None where it was not finite.
+        skipped: Batches whose loss or gradients were not finite.
+        not_finite: What was not, of the last of them.
         steps_ms: Duration of each step in milliseconds.
         eval_loss_before: Mean loss on the held-out samples; None without any.
         eval_loss_after: The same after training.
@@ -76,6 +264,8 @@ class ReplayResult:
     outcome: Literal["completed", "killed"] = "killed"
     steps_done: int = 0
     losses: list[float | None] = field(default_factory=list)
+    skipped: int = 0
+    not_finite: str = ""
     steps_ms: list[float] = field(default_factory=list)
     eval_loss_before: float | None = None
     eval_loss_after: float | None = None
@@ -131,6 +321,8 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
             result.losses.append(message["loss"])
             result.steps_ms.append(message["ms"])
             result.steps_done += 1
+            result.skipped += message["skipped"]
+            result.not_finite = message["reason"] or result.not_finite
         case "out-of-memory":
             result.detail = f"out of memory in {phase}: {message['message']}"
             return _ENDED

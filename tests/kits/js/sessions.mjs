@@ -1,9 +1,9 @@
 // What an app may do with a session, again and again, in Node and in a browser (docs/formats/kits.md,
 // "Using a session"). The caller passes the kit, ONNX Runtime, a package with batch normalization
-// built without `--output`, and how often.
+// built without `--output`, one whose loss is finite and a gradient is not, and how often.
 
-export async function stress({ kit, ort, source, times }) {
-  const open = (options = {}) => kit.TrainingSession.create({ package: source }, { ort, ...options });
+export async function stress({ kit, ort, source, roots, times }) {
+  const open = (options = {}, from = source) => kit.TrainingSession.create({ package: from }, { ort, ...options });
   const first = await open();
   const [input, labels] = first.trainingInputNames;
   const shape = (await kit.TrainingPackage.open(source)).manifest.inputs[0].shape.slice(1);
@@ -35,6 +35,19 @@ export async function stress({ kit, ort, source, times }) {
   note('evaluation', [Object.keys(evaluated), Object.keys(predicted), accuracy === right.length / 8]);
   note('null tensor', await outcome(first.runTrainStep({ ...batch(1), [input]: null })));
   await first.release();
+
+  // The last of three models does not load: the others are freed.
+  let [created, released] = [0, 0];
+  const create = async (...given) => {
+    if (created === 2) throw new Error('it does not load');
+    const session = await ort.InferenceSession.create(...given);
+    created += 1;
+    const release = session.release.bind(session);
+    session.release = () => release(released += 1);
+    return session;
+  };
+  const failing = Object.create(ort, { InferenceSession: { value: { create } } });
+  note('a model that does not load', [await outcome(open({ ort: failing })), created, released]);
 
   for (let round = 0; round < times; round++) {
     // Closed during a step: the step ends, and the state is as after it.
@@ -82,7 +95,20 @@ export async function stress({ kit, ort, source, times }) {
     note('one of three', (await content(alone)) === (await content(other)));
     const stopping = await open({ onNotFinite: 'stop' });
     note('stop', [await outcome(stopping.trainBatch(poisoned)), stopping.stepCount, stopping.skippedSteps]);
-    for (const session of [other, alone, stopping]) await session.release();
+    // A gradient that is not finite, where the package has a step model as well.
+    const [rooted, stopped] = [await open({}, roots), await open({ onNotFinite: 'stop' }, roots)];
+    const fresh = await content(rooted);
+    const feeds = {
+      input: new ort.Tensor('float32', Float32Array.from({ length: 32 }, (_, i) => Math.cos(round + i)), [8, 4]),
+      labels: batch(0)[labels],
+    };
+    const found = rooted.lossOf(await rooted.stepOn(feeds));
+    const again = await rooted.trainBatch(feeds);
+    note('gradient', [Number.isFinite(found) && found === again, (await content(rooted)) === fresh, rooted.stepCount,
+      rooted.skippedSteps, rooted.lastNotFinite]);
+    note('stop at a gradient', [await outcome(stopped.trainBatch(feeds)), (await content(stopped)) === fresh,
+      stopped.stepCount, stopped.skippedSteps]);
+    for (const session of [other, alone, stopping, rooted, stopped]) await session.release();
   }
   return Object.fromEntries(Object.entries(found).map(([key, values]) => [key, [...values].map((each) => JSON.parse(each))]));
 }

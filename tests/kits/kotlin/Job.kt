@@ -86,10 +86,11 @@ fun main(arguments: Array<String>) {
             File(rest[0]), rest[1], rest[2].toLong(), rest[3].toLong(), rest[4].toLong(),
             rest[5].toLong(),
         )
-        "saves" -> saves(rest[0], rest[1].toLong(), rest[2] == "keep")
+        "saves" -> saves(rest[0], rest[1].toLong(), rest[2])
         "load" -> load(rest[0])
         "keep" -> keep(rest[0], rest[1], rest[2].toLong())
         "export" -> export(rest[0], rest[1])
+        "exports" -> exports(rest[0], rest[1], rest[2])
         "damaged" -> damaged(File(rest[0]))
         "hostile" -> hostile(File(rest[0]))
         "read" -> readAll(File(rest[0]))

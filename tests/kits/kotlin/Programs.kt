@@ -101,8 +101,20 @@ fun export(folder: String, path: String) {
     }
 }
 
-/** Save for ever: all elements of all parameters are the property `number`, which counts up. */
-fun saves(path: String, externalAbove: Long, keeps: Boolean) {
+/** Export a package with the parameters of a checkpoint; print 1. */
+fun exports(folder: String, checkpoint: String, path: String) {
+    val state = OrtCheckpointState.loadCheckpoint(checkpoint)
+    OrtTrainingSession.create(env, TrainingPackage.open(folder), state).use {
+        it.exportModelForInference(path, arrayOf("output"))
+    }
+    println(1)
+}
+
+/**
+ * Save for ever: all elements of all parameters are the property `number`, which counts up. [before]
+ * is `keep`, `replace`, or `swap`: keep, with the elements of even numbers inside.
+ */
+fun saves(path: String, externalAbove: Long, before: String) {
     val state = readCheckpoint(path)
     var number = state.properties["number"] as Long
     while (true) {
@@ -113,7 +125,9 @@ fun saves(path: String, externalAbove: Long, keeps: Boolean) {
         }
         state.properties["number"] = number
         try {
-            state.whole = writeCheckpoint(path, state, true, externalAbove, keeps, state.whole)
+            val above = if (before == "swap" && number % 2 == 0L) Long.MAX_VALUE else externalAbove
+            val keeps = before != "replace"
+            state.whole = writeCheckpoint(path, state, true, above, keeps, state.whole)
         } catch (error: OdtpackException) {
             System.err.println(error.errorCode)
             return

@@ -1,4 +1,3 @@
-import ai.onnxruntime.OrtException
 import java.io.File
 import java.util.concurrent.atomic.AtomicInteger
 import kotlin.concurrent.thread
@@ -63,59 +62,108 @@ private fun act(task: Task, json: Json): Any? {
     }
 }
 
-/** The session that made [steps] steps in one thread. */
-private fun alone(json: Json, steps: Int, path: String) = Task(json).run {
+/** What a session's state is as a file. */
+private fun saved(session: OrtTrainingSession): List<Byte> {
+    val file = File.createTempFile("state", ".ckpt")
+    try {
+        session.checkpoint.saveCheckpoint(file.path, true)
+        return file.readBytes().asList()
+    } finally {
+        file.delete()
+    }
+}
+
+/** The state after [steps] steps in one thread. */
+private fun alone(json: Json, steps: Int) = Task(json).run {
     for (step in 1..steps) session.trainBatch(batches[0])
-    session.saveCheckpoint(path, true)
+    saved(session).also { session.close() }
+}
+
+/** Make steps until one is refused for good; add each refusal to [codes]. */
+private fun train(task: Task, steps: AtomicInteger, codes: MutableSet<String>, goesOn: () -> Boolean) {
+    while (goesOn()) {
+        val found = outcome { task.session.trainBatch(task.batches[0]) }.trim('"')
+        if (found.toDoubleOrNull() != null) steps.incrementAndGet()
+        else synchronized(codes) { codes.add(found) }
+        if (found.toDoubleOrNull() == null && found != "busy") return
+    }
+}
+
+private const val PATIENCE = 60_000_000_000 // nanoseconds, for two threads to meet
+
+/** Close a session in the middle of a step, or make steps in two threads at once. */
+private fun race(json: Json, random: Random, closes: Boolean): String {
+    val task = Task(json)
+    val steps = AtomicInteger()
+    val codes = java.util.TreeSet<String>()
+    val until = System.nanoTime() + random.nextLong(20_000_000, 120_000_000)
+    val met = { synchronized(codes) { codes.isNotEmpty() } || System.nanoTime() > until + PATIENCE }
+    val work = List(if (closes) 1 else 2) {
+        thread { train(task, steps, codes) { closes || System.nanoTime() < until || !met() } }
+    }
+    if (closes) {
+        while (System.nanoTime() < until) Thread.sleep(1)
+        task.session.close()
+        task.session.close()
+    }
+    work.forEach(Thread::join)
+    val same = saved(task.session) == alone(json, steps.get()) && steps.get() > 0
+    task.session.close()
+    return "${codes.joinToString(",")} $same"
+}
+
+/** A batch with a NaN after some steps, and all of it again with the policy to stop. */
+private fun notFinite(json: Json, random: Random): String {
+    val task = Task(json)
+    val session = task.session
+    repeat(random.nextInt(6)) { session.trainBatch(task.batches[0]) }
+    val before = saved(session)
+    val step = { // not the one that would use the gradients of the steps before
+        val bad = task.batches[2]
+        val result = if (session.accumulationSteps == 1L) session.stepOn(bad) else session.trainStep(bad)
+        result.use(session::lossOf)
+    }
+    val found = outcome(step)
+    session.onNotFinite = OnNotFinite.STOP
+    val stopped = outcome(step)
+    val same = saved(session) == before && session.skippedSteps == 2L
     session.close()
+    return "${found.trim('"')},${stopped.trim('"')} $same"
+}
+
+/** Each call of a session that is closed, after some steps. */
+private fun afterClose(json: Json, random: Random): String {
+    val task = Task(json)
+    repeat(random.nextInt(6)) { task.session.trainBatch(task.batches[0]) }
+    val before = saved(task.session)
+    task.session.close()
+    val calls = json["calls"].list().map { it.text() }
+    val found = calls.map { name ->
+        val call = Json(
+            mapOf("do" to name, "path" to "/never", "rate" to "0.1", "warmup" to 1.0, "total" to 2.0),
+        )
+        outcome { act(task, call) }.trim('"')
+    }
+    task.session.close()
+    return "${found.toSortedSet().joinToString(",")} ${saved(task.session) == before}"
 }
 
 /**
- * Close a session from another thread in the middle of a step, or make steps in two threads at once;
- * again and again. Prints a line of error codes each time, and whether the state is that of the same
- * number of steps in one thread.
+ * What an app may do with a session, again and again: each time with another one, after steps and
+ * at moments that chance chooses. Prints a line of error codes each time, and whether the state is
+ * what it should be, to the bit.
  */
 internal fun race(kind: String, count: Int, json: Json) {
     val random = Random(7)
-    val saved = File.createTempFile("race", ".ckpt")
-    val wanted = File.createTempFile("race", ".wanted")
     repeat(count) {
-        val task = Task(json)
-        val session = task.session
-        val steps = AtomicInteger()
-        val codes = java.util.TreeSet<String>()
-        val until = System.nanoTime() + random.nextLong(20_000_000, 120_000_000)
-        val work = List(if (kind == "close") 1 else 2) {
-            thread {
-                while (kind == "close" || System.nanoTime() < until) {
-                    try {
-                        session.trainBatch(task.batches[0])
-                        steps.incrementAndGet()
-                    } catch (error: OdtpackException) {
-                        synchronized(codes) { codes.add(error.errorCode) }
-                        if (error.errorCode != "busy") break
-                    } catch (error: OrtException) {
-                        synchronized(codes) { codes.add("foreign:$error") }
-                        break
-                    } catch (error: RuntimeException) {
-                        synchronized(codes) { codes.add("foreign:$error") }
-                        break
-                    }
-                }
-            }
-        }
-        if (kind == "close") {
-            while (System.nanoTime() < until) Thread.sleep(1)
-            session.close()
-            session.close()
-        }
-        work.forEach(Thread::join)
-        session.checkpoint.saveCheckpoint(saved.path, true)
-        alone(json, steps.get(), wanted.path)
-        val same = saved.readBytes().contentEquals(wanted.readBytes()) && steps.get() > 0
-        println("${codes.joinToString(",")} $same")
-        session.close()
+        println(
+            when (kind) {
+                "close" -> race(json, random, true)
+                "busy" -> race(json, random, false)
+                "nan" -> notFinite(json, random)
+                "closed" -> afterClose(json, random)
+                else -> throw IllegalArgumentException(kind)
+            },
+        )
     }
-    saved.delete()
-    wanted.delete()
 }

@@ -40,7 +40,7 @@ func readFiles(_ folder: String) throws {
   let names = try FileManager.default.contentsOfDirectory(atPath: folder)
   for name in names.sorted(by: { $0.utf8.lexicographicallyPrecedes($1.utf8) }) {
     if name.hasSuffix(".ckpt") {
-      report(name) { "ok\t" + sha256(try description(ORTCheckpoint(path: "\(folder)/\(name)"))) }
+      report(name) { "ok\t" + (try digest(ORTCheckpoint(path: "\(folder)/\(name)"))) }
     } else if name.hasSuffix(".json") {
       report(name) {
         let bytes = try content("\(folder)/\(name)")
@@ -50,6 +50,9 @@ func readFiles(_ folder: String) throws {
     }
   }
 }
+
+/// A digest of everything that a checkpoint holds.
+func digest(_ checkpoint: ORTCheckpoint) throws -> String { sha256(try description(checkpoint)) }
 
 /// Everything that a checkpoint holds, a line each.
 private func description(_ checkpoint: ORTCheckpoint) throws -> Data {

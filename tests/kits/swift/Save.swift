@@ -17,6 +17,16 @@ func saveAgain(_ start: String, _ path: String, _ externalAbove: Int) throws {
   try ORTCheckpoint(path: start).save(path, keepPrevious: true, externalAbove: externalAbove)
 }
 
+/// Export the model of `folder`/package with the parameters of 1.ckpt as m.onnx.
+func export(_ folder: String) throws {
+  let session = try ORTTrainingSession(
+    env: ORTEnv(), package: TrainingPackage(path: "\(folder)/package"),
+    checkpoint: ORTCheckpoint(path: "\(folder)/1.ckpt"), threads: 1)
+  try session.exportModelForInference(
+    withOutputPath: "\(folder)/m.onnx", graphOutputNames: ["output"])
+  print(1)
+}
+
 func saveForever(_ path: String, _ externalAbove: Int, _ keepsPrevious: Bool) throws {
   let checkpoint = try ORTCheckpoint(path: path)
   for number in try checkpoint.getIntProperty(withName: "number") + 1 ... .max {

@@ -6,9 +6,10 @@
 //     kit hostile FOLDER, kit read FOLDER  see Readers.swift
 //     kit hostile                          reads what standard input names; see Hostile.swift
 //     kit saves FILE EXTERNAL_ABOVE keep|replace          saves until it is killed
+//     kit export FOLDER                    exports a model; see Save.swift
 //     kit load FILE                        prints whether it is checked, and what was lost
 //     kit keep FROM FILE EXTERNAL_ABOVE    saves over a file, which is kept
-//     kit calls PACKAGE                    see Calls.swift
+//     kit calls COMMAND JOB.json TIMES     see Calls.swift
 //     kit former PACKAGE IMAGES LABELS FOLDER SHAPE...    see Former.swift
 //     kit signature PACKAGE                opens a package that must be signed
 //     kit benchmark FOLDER THREADS [MEMORY_LIMIT_BYTES]
@@ -24,9 +25,10 @@ do {
   case "hostile" where arguments.count > 1: try readHostileCases(arguments[1])
   case "hostile": try readHostile()
   case "read": try readFiles(arguments[1])
-  case "calls": try testCalls(arguments[1])
+  case "calls": try testCalls(arguments[1], arguments[2], Int(arguments[3])!)
   case "saves":
     try saveForever(arguments[1], Int(arguments[2])!, arguments[3] == "keep")
+  case "export": try export(arguments[1])
   case "load": try printLoaded(arguments[1])
   case "keep": try saveAgain(arguments[1], arguments[2], Int(arguments[3])!)
   case "former":

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from odtpack_simulator.campaign.campaign import FIGURES
 from odtpack_simulator.device.profile import list_profiles, load_profile
-from odtpack_simulator.replay.sample_plan import make_sample_plan
+from odtpack_simulator.replay.job import make_sample_plan
 from odtpack_simulator.result.result import DeviceCampaign, Policy
 from tests.simulator.campaigns import MB, campaign, latency, ms, profile, reasons, same, triple
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, default_footprint
+from odtpack_simulator.device.kits import RUNTIME_LIBRARY_BYTES, default_footprint
 from odtpack_simulator.device.profile import AppState, load_profile
 from odtpack_simulator.device_result import AppOnDevice, _memory
-from odtpack_simulator.memory.arena_use import SessionUse
+from odtpack_simulator.memory.arena import SessionUse
 from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
 from odtpack_simulator.replay.limits_search import Peaks
 from odtpack_simulator.result.result import DeviceMemory, Policy

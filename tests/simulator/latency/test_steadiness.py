@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from odtpack_simulator.device.profile import parse_profile
+from odtpack_simulator.latency.host_timing import Steadiness, steadiness
 from odtpack_simulator.latency.latency import HostTiming, carry, measure_host
-from odtpack_simulator.latency.steadiness import Steadiness, steadiness
 from odtpack_simulator.measure.host import WaitingClock, others_seconds
 from odtpack_simulator.result.result import DeviceLatency
 from tests.simulator.packages import Case

@@ -12,7 +12,7 @@ import pytest
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import load_profile, parse_profile, profile_toml
-from odtpack_simulator.measure.imported_profile import imported_profile
+from odtpack_simulator.measure.measured_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
 
 SCHEMA = Path(__file__).parents[3] / "docs/schemas/measurements.schema.json"

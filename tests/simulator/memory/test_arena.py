@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odtpack_runtime.package.manifest_device import SessionInfo
-from odtpack_simulator.memory.arena import FIRST_REGION_BYTES, UNIT, Arena, Chunk
-from odtpack_simulator.memory.arena_use import sharing_of
+from odtpack_runtime.package.records import SessionInfo
+from odtpack_simulator.memory.arena import FIRST_REGION_BYTES, UNIT, Arena, Chunk, sharing_of
 from odtpack_simulator.memory.memory_plan import plan_memory
 from tests.simulator.packages import Case
 

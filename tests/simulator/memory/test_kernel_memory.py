@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from odtpack_simulator.memory.allocation import allocate
+from odtpack_simulator.memory.arena import allocate
 from odtpack_simulator.memory.kernel_memory import ALIASES, IN_PLACE, NCHWC_DOMAIN, workspaces
 from tests.simulator.graphs import load_model
 

@@ -9,8 +9,13 @@ import pytest
 from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.memory.node_names import Labels
-from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value, load_runtime_graph
+from odtpack_simulator.memory.runtime_graph import (
+    Labels,
+    Node,
+    RuntimeGraph,
+    Value,
+    load_runtime_graph,
+)
 from tests import zoo
 
 

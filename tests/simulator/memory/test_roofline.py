@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from odtpack_simulator.measure.calibration import Calibration, calibrate
 from odtpack_simulator.measure.host import clock_hz
+from odtpack_simulator.measure.measurements import Calibration, calibrate
 from odtpack_simulator.measure.operators import (
     CONTROL_FLOW,
     NodeRun,
@@ -20,8 +20,7 @@ from odtpack_simulator.measure.operators import (
     model_runs,
     typical_step,
 )
-from odtpack_simulator.memory.operator_work import Work
-from odtpack_simulator.memory.roofline import COMPUTE_BOUND, SMALL, Roof
+from odtpack_simulator.memory.operator_work import COMPUTE_BOUND, SMALL, Roof, Work
 from odtpack_simulator.replay.child.timing_run import grouped
 
 ROOF = Roof(flops=100e9, bandwidth=20e9)

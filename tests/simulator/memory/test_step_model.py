@@ -10,11 +10,10 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.memory.arena_use import session_use
+from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.job import Job
-from odtpack_simulator.replay.prepare import with_sessions
-from odtpack_simulator.replay.replay import run_training_child
+from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from tests import zoo
 from tests.packaging_tools import batch
 

@@ -12,7 +12,7 @@ import pytest
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.measure.operators import model_runs
-from odtpack_simulator.replay.prepare import write_data
+from odtpack_simulator.replay.replay import write_data
 
 
 @contextmanager

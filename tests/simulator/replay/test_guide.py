@@ -14,7 +14,7 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack_runtime.checkpoint.format import read_checkpoint
-from odtpack_simulator.replay.checkpoint_difference import first_difference
+from odtpack_simulator.replay.paired_loss import first_difference
 from tests import zoo
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "app-developer.md"

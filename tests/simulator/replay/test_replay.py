@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
-from odtpack_runtime.apart import stopped
+from odtpack_runtime.apart import worker
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.job import Job, Message
 from odtpack_simulator.replay.replay import ReplayResult, final_loss, run_child, run_training_child
@@ -300,7 +300,7 @@ class TestEnd:
     @linux
     def test_stopped(self, mlp: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It may be silent for long, but not because somebody stopped it."""
-        monkeypatch.setattr(stopped, "STOPPED_SECONDS", 1.0)
+        monkeypatch.setattr(worker, "STOPPED_SECONDS", 1.0)
         interrupt = Interrupt(lambda pid: os.kill(pid, signal.SIGSTOP))
         job = mlp.job(tmp_path, epochs=200)
         start = time.monotonic()

@@ -15,8 +15,7 @@ import pytest
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_simulator.replay.child import pauses
-from odtpack_simulator.replay.job import Job
-from odtpack_simulator.replay.position import PROPERTY, load_position, run_digest
+from odtpack_simulator.replay.job import PROPERTY, Job, load_position, run_digest
 from odtpack_simulator.replay.replay import run_child, run_training_child
 from tests.simulator.interrupted import long_job
 from tests.simulator.packages import Case

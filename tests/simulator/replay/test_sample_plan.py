@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.session.graph_signature import TensorSpec
-from odtpack_simulator.replay.prepare import evenly_spaced
-from odtpack_simulator.replay.sample_plan import SamplePlan, make_sample_plan
+from odtpack_simulator.replay.job import SamplePlan, make_sample_plan
+from odtpack_simulator.replay.replay import evenly_spaced
 
 FREE = [TensorSpec("input", np.dtype(np.float32), ("batch", 3))]
 FIXED = [TensorSpec("input", np.dtype(np.float32), (4, 3))]

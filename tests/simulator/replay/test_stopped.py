@@ -10,13 +10,13 @@ import time
 
 import pytest
 
-from odtpack_runtime.apart import stopped
+from odtpack_runtime.apart import worker
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.replay.executor import LocalExecutor
 
 
 def test_the_limit_is_below_a_minute() -> None:
-    assert stopped.STOPPED_SECONDS < 60
+    assert worker.STOPPED_SECONDS < 60
 
 
 def _sleep(seconds: float) -> float:
@@ -25,7 +25,7 @@ def _sleep(seconds: float) -> float:
 
 
 def test_a_worker_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopped, "STOPPED_SECONDS", 1.0)
+    monkeypatch.setattr(worker, "STOPPED_SECONDS", 1.0)
 
     def stop() -> None:
         time.sleep(5)

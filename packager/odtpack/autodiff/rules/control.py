@@ -12,10 +12,18 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.bodies import BackwardBody, add_output, may_be_float
-from odtpack.autodiff.context import Context
-from odtpack.autodiff.loops import Form, LoopTurns, ScanTurns, Slices, State, reverse
-from odtpack.autodiff.registry import Cotangents, WithCaptured, vjp
+from odtpack.autodiff.bodies import (
+    BackwardBody,
+    Form,
+    LoopTurns,
+    ScanTurns,
+    Slices,
+    State,
+    add_output,
+    may_be_float,
+    reverse,
+)
+from odtpack.autodiff.context import Context, Cotangents, WithCaptured, vjp
 from odtpack.graph.graphs import dims_of
 
 _LISTS = ("axes", "directions")

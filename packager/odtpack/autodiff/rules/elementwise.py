@@ -1,14 +1,17 @@
-"""Arithmetic and elementary functions. ``dy`` is the cotangent of the output ``y``."""
+"""Arithmetic, elementary functions, activations and softmax. ``dy`` is the cotangent of ``y``."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.context import Context
-from odtpack.autodiff.registry import INTERNAL_DOMAIN, Cotangents, non_differentiable, vjp
+from odtpack.autodiff.context import INTERNAL_DOMAIN, Context, Cotangents, non_differentiable, vjp
 from odtpack.graph.graphs import dims_of
+from odtpack.graph.ops import Ops
 
 # Piecewise constant, boolean or integer results: the derivative is zero or undefined.
 non_differentiable(
@@ -245,3 +248,252 @@ def area_cosine(ctx: Context) -> Cotangents:
 def area_tangent(ctx: Context) -> Cotangents:
     op, x = ctx.op, ctx.x()
     return op.Div(ctx.dy(), op.Sub(1, op.Mul(x, x)))
+
+
+non_differentiable("Hardmax")
+
+
+@vjp("Relu")
+def relu(ctx: Context) -> Cotangents:
+    return ctx.op.Mul(ctx.dy(), ctx.op.heaviside(ctx.y()))
+
+
+@vjp("LeakyRelu")
+def leaky_relu(ctx: Context) -> Cotangents:
+    op, alpha = ctx.op, ctx.float("alpha", 0.01)
+    positive = op.heaviside(_signed_like_input(ctx, alpha))
+    if 0 <= alpha <= 1:
+        return op.Mul(ctx.dy(), op.Max(positive, alpha))
+    return op.Mul(ctx.dy(), op.Add(op.Mul(positive, 1 - alpha), alpha))
+
+
+def _signed_like_input(ctx: Context, alpha: float) -> ir.Value:
+    """The output, which is kept anyway, if it has the input's sign; else the input."""
+    return ctx.y() if alpha > 0 else ctx.x()
+
+
+@vjp("ThresholdedRelu")
+def thresholded_relu(ctx: Context) -> Cotangents:
+    op, alpha = ctx.op, ctx.float("alpha", 1.0)
+    return op.Mul(ctx.dy(), op.heaviside(op.Sub(ctx.x(), alpha)))
+
+
+@vjp("Clip")
+def clip(ctx: Context) -> Cotangents:
+    """The cotangent passes strictly between the bounds, as in PyTorch's ReLU6."""
+    op, y, bounds = ctx.op, ctx.y(), []
+    for index, sign in ((1, 1), (2, -1)):
+        bound, known = ctx.maybe_x(index), ctx.constant(index)
+        if bound is not None and (known is None or known.item() != -sign * math.inf):
+            bounds.append((bound, known, sign))
+    dx = ctx.dy()
+    if len(bounds) == 2 and y.dtype == ir.DataType.FLOAT:
+        dx = op.Mul(dx, _between(op, y, *(bound[:2] for bound in bounds)))
+    elif bounds:
+        masks = [_inside(op, y, *bound) for bound in bounds]
+        dx = op.Mul(dx, functools.reduce(op.Mul, masks))
+    return [dx, _clip_bound(ctx, 1), _clip_bound(ctx, 2)]
+
+
+_Bound = tuple[ir.Value, np.ndarray | None]
+
+
+def _between(op: Ops, y: ir.Value, low: _Bound, high: _Bound) -> ir.Value:
+    """1 where ``y`` lies between both bounds, else 0.
+
+    Masks of one byte an element are a quarter of the memory traffic of two :func:`_inside`.
+    """
+    bound, known = low
+    positive = known is not None and known.item() == 0  # for y is not below the bound
+    above = op.cast(y, ir.DataType.BOOL) if positive else op.Greater(y, bound)
+    return op.cast(op.And(above, op.Less(y, high[0])), ir.DataType.FLOAT)
+
+
+def _inside(op: Ops, y: ir.Value, bound: ir.Value, known: np.ndarray | None, sign: int) -> ir.Value:
+    """1 where ``y`` is on the inner side of one bound (``sign`` 1: above it), else 0.
+
+    A HardSigmoid whose slope is a power of two is exact and takes a single pass.
+    """
+    if known is not None and y.dtype == ir.DataType.FLOAT:
+        value = float(known.reshape(-1)[0])
+        _, exponent = math.frexp(value)
+        slope = 2.0 ** min(126, 126 - exponent)
+        if slope >= 2.0**100:
+            return op.HardSigmoid(y, alpha=sign * slope, beta=-sign * value * slope)
+    distance = op.Sub(y, bound) if sign > 0 else op.Sub(bound, y)
+    return op.heaviside(distance)
+
+
+def _clip_bound(ctx: Context, index: int) -> ir.Value | None:
+    """A bound receives the cotangents of the elements that it holds.
+
+    The output is min(max(x, low), high): where the bounds cross, the upper one holds them all.
+    """
+    if not ctx.needs(index):
+        return None
+    op, x, low, high = ctx.op, ctx.x(), ctx.maybe_x(1), ctx.maybe_x(2)
+    bound = ctx.x(index)
+    raised = x if low is None or index == 1 else op.Max(x, low)
+    beyond = op.Sub(bound, x) if index == 1 else op.Sub(raised, bound)
+    held = op.Mul(ctx.dy(), op.heaviside(beyond))
+    if index == 1 and high is not None:
+        held = op.Mul(held, op.heaviside(op.Sub(high, bound)))
+    return op.reshape_like(op.reduce_sum(op.reshape(held, -1), [0]), bound)
+
+
+@vjp("PRelu", broadcasts=True)
+def prelu(ctx: Context) -> Cotangents:
+    op, x, dy = ctx.op, ctx.x(), ctx.dy()
+    return [
+        op.Mul(dy, op.Where(op.Greater(x, 0), 1, ctx.x(1))) if ctx.needs(0) else None,
+        op.Mul(dy, op.Min(x, 0)) if ctx.needs(1) else None,
+    ]
+
+
+@vjp("Sigmoid")
+def sigmoid(ctx: Context) -> Cotangents:
+    op, y = ctx.op, ctx.y()
+    return op.Mul(ctx.dy(), op.Mul(y, op.Sub(1, y)))
+
+
+@vjp("HardSigmoid")
+def hard_sigmoid(ctx: Context) -> Cotangents:
+    """Slope alpha strictly between the output's bounds 0 and 1."""
+    op, y = ctx.op, ctx.y()
+    inside = op.heaviside(op.Mul(y, op.Sub(1, y)))
+    return op.Mul(ctx.dy(), op.Mul(inside, ctx.float("alpha", 0.2)))
+
+
+@vjp("Elu")
+def elu(ctx: Context) -> Cotangents:
+    """Slope 1 above zero, alpha e^x = y + alpha below."""
+    op, alpha = ctx.op, ctx.float("alpha", 1.0)
+    positive = op.Greater(_signed_like_input(ctx, alpha), 0)
+    return op.Mul(ctx.dy(), op.Where(positive, 1, op.Add(ctx.y(), alpha)))
+
+
+@vjp("Selu")
+def selu(ctx: Context) -> Cotangents:
+    """Slope gamma above zero, gamma alpha e^x = y + gamma alpha below."""
+    op, alpha = ctx.op, ctx.float("alpha", 1.6732631921768188)
+    gamma = ctx.float("gamma", 1.0507010221481323)
+    below = op.Add(ctx.y(), alpha * gamma)
+    return op.Mul(ctx.dy(), op.Where(op.Greater(ctx.x(), 0), gamma, below))
+
+
+@vjp("Softplus")
+def softplus(ctx: Context) -> Cotangents:
+    return ctx.op.Mul(ctx.dy(), ctx.op.Sigmoid(ctx.x()))
+
+
+@vjp("Softsign")
+def softsign(ctx: Context) -> Cotangents:
+    """y = x / (1 + |x|), slope 1 / (1 + |x|)^2."""
+    op = ctx.op
+    scale = op.Add(op.Abs(ctx.x()), 1)
+    return op.Div(ctx.dy(), op.Mul(scale, scale))
+
+
+@vjp("HardSwish")
+def hard_swish(ctx: Context) -> Cotangents:
+    """x * clip(x/6 + 1/2, 0, 1): slope 0, x/3 + 1/2, 1 in the three parts."""
+    op, x = ctx.op, ctx.x()
+    inner = op.Add(op.Mul(x, 1 / 3), 0.5)
+    upper = op.Where(op.Less(x, 3), inner, 1)
+    return op.Mul(ctx.dy(), op.Where(op.Greater(x, -3), upper, 0))
+
+
+@vjp("Gelu")
+@vjp("Gelu", domain=INTERNAL_DOMAIN)
+def gelu(ctx: Context) -> Cotangents:
+    """x Phi(x); slope Phi(x) + x phi(x). With approximate="tanh" see the tanh formula."""
+    op, x, dy = ctx.op, ctx.x(), ctx.dy()
+    if ctx.string("approximate", "none") == "tanh":
+        # y = x/2 (1 + t), t = tanh(c (x + k x^3))
+        c, k = math.sqrt(2 / math.pi), 0.044715
+        square = op.Mul(x, x)
+        t = op.Tanh(op.Mul(op.Mul(x, op.Add(op.Mul(square, k), 1)), c))
+        inner = op.Mul(op.Add(op.Mul(square, 3 * k), 1), c / 2)
+        slope = op.Add(
+            op.Add(op.Mul(t, 0.5), 0.5),
+            op.Mul(op.Mul(x, op.Sub(1, op.Mul(t, t))), inner),
+        )
+        return op.Mul(dy, slope)
+    # x phi(x) = u exp(-u^2 - ln(pi) / 2), u = x / sqrt(2): the constants cost no passes.
+    u = op.Mul(x, math.sqrt(0.5))
+    density = op.Exp(op.Sub(-math.log(math.pi) / 2, op.Mul(u, u)))
+    distribution = _half_plus_half(op, op.Erf(u))
+    return op.Mul(dy, op.Add(distribution, op.Mul(u, density)))
+
+
+def _half_plus_half(op: Ops, value: ir.Value) -> ir.Value:
+    """(value + 1) / 2 for values in [-1, 1]: for float32 in one pass, whose clip never acts."""
+    if value.dtype == ir.DataType.FLOAT:
+        return op.HardSigmoid(value, alpha=0.5, beta=0.5)
+    return op.Add(op.Mul(value, 0.5), 0.5)
+
+
+@vjp("Softmax", since=13)
+def softmax(ctx: Context) -> Cotangents:
+    """dx = y (dy - sum(y dy))."""
+    return _softmax(ctx, [ctx.axis(default=-1)])
+
+
+@vjp("LogSoftmax", since=13)
+def log_softmax(ctx: Context) -> Cotangents:
+    """dx = dy - exp(y) sum(dy)."""
+    return _log_softmax(ctx, [ctx.axis(default=-1)])
+
+
+@vjp("Softmax", since=1)
+def softmax_flat(ctx: Context) -> Cotangents:
+    """Before opset 13 all axes from ``axis`` on are one."""
+    return _softmax(ctx, range(ctx.axis(default=1), ctx.rank(ctx.y())))
+
+
+def _softmax(ctx: Context, axes: Sequence[int]) -> ir.Value:
+    op, y, dy = ctx.op, _kept(ctx, ctx.y()), ctx.dy()
+    return op.Mul(y, op.Sub(dy, op.reduce_sum(op.Mul(y, dy), axes)))
+
+
+def _kept(ctx: Context, y: ir.Value) -> ir.Value:
+    """``y``, with zeros for the NaN of rows that the model discards.
+
+    A row whose scores are all masked with -inf is NaN, and its cotangent is zero.
+    """
+    return ctx.op.Where(ctx.op.IsNaN(y), 0, y) if ctx.discarded else y
+
+
+@vjp("LogSoftmax", since=1)
+def log_softmax_flat(ctx: Context) -> Cotangents:
+    return _log_softmax(ctx, range(ctx.axis(default=1), ctx.rank(ctx.y())))
+
+
+def _log_softmax(ctx: Context, axes: Sequence[int]) -> ir.Value:
+    op, dy = ctx.op, ctx.dy()
+    return op.Sub(dy, op.Mul(_kept(ctx, op.Exp(ctx.y())), op.reduce_sum(dy, axes)))
+
+
+@vjp("Dropout", since=12)
+def dropout(ctx: Context) -> Cotangents:
+    """dy mask / (1 - ratio); the identity where the node does not train."""
+    op, training = ctx.op, ctx.constant(2)
+    if ctx.maybe_x(2) is None or (training is not None and not training.item()):
+        return [ctx.dy(), None, None]
+    dtype = ctx.dtype(ctx.x())
+    kept = op.cast(ctx.extra_output(1, ir.DataType.BOOL, ctx.dims(ctx.x())), dtype)
+    return [op.Mul(ctx.dy(), op.Mul(kept, _dropout_scale(ctx, dtype))), None, None]
+
+
+def _dropout_scale(ctx: Context, dtype: ir.DataType) -> ir.Value | float:
+    """1 / (1 - ratio); 1 where ``training_mode`` turns out false when the model runs."""
+    op, ratio, known, training = ctx.op, ctx.maybe_x(1), ctx.constant(1), ctx.constant(2)
+    if ratio is not None and known is None:
+        scale: ir.Value | float = op.Reciprocal(op.Sub(1, op.cast(ratio, dtype)))
+    else:
+        scale = 1 / (1 - (0.5 if known is None else known.item()))
+    if training is not None:
+        return scale
+    if isinstance(scale, float):
+        scale = op.constant(np.asarray(scale, dtype.numpy()))
+    return op.Where(ctx.x(2), scale, 1)

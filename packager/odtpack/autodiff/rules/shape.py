@@ -1,12 +1,20 @@
-"""Operators that move, cut, join or repeat elements."""
+"""Operators that move, join, cut out, pad or repeat elements."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any, cast
 
-from odtpack.autodiff.context import Context
-from odtpack.autodiff.registry import Cotangents, non_differentiable, vjp
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff import context
+from odtpack.autodiff.backward import add_at
+from odtpack.autodiff.context import Context, Cotangents, non_differentiable, vjp
+from odtpack.autodiff.rules.index import REDUCTION_SINCE
+from odtpack.autodiff.rules.linalg import multiply_axis
 from odtpack.graph.graphs import dims_of
+from odtpack.graph.ops import Ops
 
 non_differentiable(
     "Shape", "Size", "ConstantOfShape", "Constant", "EyeLike",
@@ -85,3 +93,141 @@ def space_to_depth(ctx: Context) -> Cotangents:
 @vjp("Trilu")
 def trilu(ctx: Context) -> Cotangents:
     return [ctx.op.Trilu(ctx.dy(), ctx.maybe_x(1), upper=ctx.int("upper", 1)), None]
+
+
+@vjp("Slice", since=10)
+def slice_(ctx: Context) -> Cotangents:
+    """Zeros around the cotangent, and between its elements where the step is not 1."""
+    op, x, rank, starts = ctx.op, ctx.x(), ctx.rank(ctx.x()), ctx.constant(1)
+    bounds = [ctx.constant(i) if ctx.maybe_x(i) is not None else () for i in (2, 3, 4)]
+    ends, axes, steps = (None if b is None else [int(i) for i in b] for b in bounds)
+    if axes is None or steps is None:
+        return _from_positions(ctx)
+    count = len(axes) or (0 if starts is None else len(starts)) or _length(ctx, ctx.x(1))
+    axes = [axis % rank for axis in axes] or list(range(count))
+    steps = steps or [1] * count
+    sizes = [ctx.dims(x)[axis] for axis in axes]
+    known = [size for size in sizes if isinstance(size, int)]
+    if starts is None or ends is None or len(known) < len(sizes):
+        if any(step != 1 for step in steps):
+            return _from_positions(ctx)
+        return op.Pad(ctx.dy(), _pads_at_run_time(ctx, axes))
+    dx, before, after = ctx.dy(), [0] * rank, [0] * rank
+    for axis, size, *bound in zip(axes, known, starts.tolist(), ends, steps, strict=True):
+        picked = range(size)[slice(*bound)]
+        if picked.step == 1 and picked:
+            before[axis], after[axis] = picked.start, size - picked.stop
+        else:
+            dx = _spread(op, dx, rank, axis, size, picked)
+    return context.place(op, dx, before, after, ctx.dims(x))
+
+
+def _length(ctx: Context, value: ir.Value) -> int:
+    (length,) = ctx.dims(value)
+    if not isinstance(length, int):
+        raise ctx.unsupported(f"the number of elements of {value.name!r} is unknown")
+    return length
+
+
+def _spread(op: Ops, dx: ir.Value, rank: int, axis: int, size: int, picked: range) -> ir.Value:
+    """Element k of ``dx`` goes to ``picked[k]``; the others read a zero put after the last."""
+    after = [int(i == axis) for i in range(rank)]
+    source = np.full(size, len(picked), np.int64)
+    source[list(picked)] = np.arange(len(picked))
+    return op.Gather(op.pad(dx, [0] * rank, after), op.constant(source), axis=axis)
+
+
+def _pads_at_run_time(ctx: Context, axes: list[int]) -> ir.Value:
+    """Pads that undo a Slice of step 1 whose bounds or sizes are not known before."""
+    op = ctx.op
+    shape, short = op.Shape(ctx.x()), op.Shape(ctx.dy())
+    starts = op.cast(ctx.x(1), ir.DataType.INT64)
+    before = [op.ints(0)] * ctx.rank(ctx.x())
+    for i, axis in enumerate(axes):
+        size, start = op.slice(shape, [0], [axis], [axis + 1]), op.slice(starts, [0], [i], [i + 1])
+        start = op.Where(op.Less(start, 0), op.Add(start, size), start)
+        before[axis] = op.Max(op.Min(start, size), 0)
+    front = op.Concat(*before, axis=0)
+    return op.Concat(front, op.Sub(op.Sub(shape, short), front), axis=0)
+
+
+@vjp("Pad", since=11)
+def pad(ctx: Context) -> Cotangents:
+    """Cut the border off again; in the other modes add it to what it was copied from."""
+    op, mode = ctx.op, ctx.string("mode", "constant")
+    if mode != "constant":
+        return _copied_border(ctx, mode)
+    pads, known = ctx.x(1), ctx.constant(1)
+    cut = op.Neg(pads) if known is None else op.constant(-known)
+    dx = op.Pad(ctx.dy(), cut, *([None, ctx.x(3)] if ctx.maybe_x(3) is not None else []))
+    dvalue = None
+    if ctx.needs(2):
+        border = op.Sub(_sum(op, ctx.dy()), _sum(op, dx))
+        dvalue = op.reshape_like(border, ctx.x(2))
+    return [dx, None, dvalue]
+
+
+def _sum(op: Ops, value: ir.Value) -> ir.Value:
+    return op.reduce_sum(op.reshape(value, -1), [0])
+
+
+def _copied_border(ctx: Context, mode: str) -> Cotangents:
+    """Along each axis the product with the 0/1 matrix that says which input was copied."""
+    op, rank, dims, pads = ctx.op, ctx.rank(ctx.x()), ctx.dims(ctx.x()), ctx.constant(1)
+    axes = ctx.constant(3) if ctx.maybe_x(3) is not None else np.arange(rank)
+    if pads is None or axes is None or (pads < 0).any():
+        return _from_positions(ctx, add=True, mode=mode)
+    padded = [row for row in zip(axes % rank, *pads.reshape(2, -1), strict=True) if any(row[1:])]
+    if not all(isinstance(dims[axis], int) for axis, _, _ in padded):
+        return _from_positions(ctx, add=True, mode=mode)
+    dx, dtype = ctx.dy(), ctx.dtype(ctx.x())
+    for axis, before, after in padded:
+        size = ctx.size(ctx.x(), int(axis))
+        source = np.pad(np.arange(size), (before, after), cast("Any", mode))
+        picks = (source[:, None] == np.arange(size)).astype(dtype.numpy())
+        dx = multiply_axis(op, dx, rank, int(axis), picks)
+    return dx
+
+
+def _from_positions(ctx: Context, add: bool = False, mode: str | None = None) -> ir.Value:
+    """For bounds that are known only when the model runs: cut or pad the elements' numbers.
+
+    The node's operator, applied to the number of each element instead of the element,
+    says where every element of the result comes from.
+    """
+    op, x = ctx.op, ctx.x()
+    if add and op.opset < REDUCTION_SINCE:
+        raise ctx.unsupported(
+            f"before opset {REDUCTION_SINCE} its pads and sizes must be known before the model runs"
+        )
+    zero, one = op.constant(np.array(0)), op.constant(np.array(1))
+    numbers = op.Reshape(op.Range(zero, op.Size(x), one), op.Shape(x))
+    node = ctx.node
+    parameters = [None if v is not None and v.dtype == x.dtype else v for v in node.inputs[1:]]
+    (source,) = op.emit(node.op_type, [numbers, *parameters], mode=mode)
+    flat, dy = op.reshape(source, -1), op.reshape(ctx.dy(), -1)
+    if add:
+        return op.reshape_like(add_at(op, op.unsqueeze(op.Size(x), 0), flat, dy), x)
+    zeros = op.reshape(op.zeros(op.Shape(x), ctx.dtype(x)), -1)
+    return op.reshape_like(op.ScatterElements(zeros, flat, dy, axis=0), x)
+
+
+@vjp("Tile")
+def tile(ctx: Context) -> Cotangents:
+    """Fold each axis into (repeat, size) and sum over the repeats."""
+    op, dims = ctx.op, ctx.dims(ctx.x())
+    repeats = ctx.constant(1)
+    if repeats is None or sum(not isinstance(dim, int) for dim in dims) > 1:
+        pairs = op.Concat(op.unsqueeze(ctx.x(1), 1), op.unsqueeze(op.Shape(ctx.x()), 1), axis=1)
+        parts = op.Reshape(ctx.dy(), op.reshape(pairs, -1))
+        return op.reduce_sum(parts, range(0, 2 * len(dims), 2), keepdims=False)
+    folded: list[int] = []
+    axes: list[int] = []
+    for dim, repeat in zip(dims, repeats, strict=True):
+        if repeat != 1:
+            axes.append(len(folded))
+            folded.append(int(repeat))
+        folded.append(dim if isinstance(dim, int) else -1)
+    if not axes:
+        return ctx.dy()
+    return op.reduce_sum(op.reshape(ctx.dy(), *folded), axes, keepdims=False)

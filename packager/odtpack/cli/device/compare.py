@@ -41,12 +41,11 @@ def compare(
     ] = Format.TEXT,
     out: Annotated[Path | None, COMPARISON_FILE] = None,
 ) -> None:
-    """Compare two results of simulate: what became worse, and on which devices.
+    """Compare two results of simulate, and show regressions by device.
 
-    Devices whose verdict changed come first; those on which a figure changed alike share a
-    row, and JSON has each by itself. Times are measurements: a change that they leave open is
-    within noise, and times of different hosts are not compared. Markdown keeps the size of a
-    comment on GitHub.
+    Devices whose verdict changed come first. Devices with equal changes share a row; JSON lists
+    each device. A change of a measured time within its interval is noise, and times of
+    different hosts are not compared. Markdown fits in a comment on GitHub.
     """
     from odtpack_simulator.figures.compare import compare as compare_results
     from odtpack_simulator.figures.limits import read_budgets

@@ -178,6 +178,8 @@ def measure_devices(
     out: Annotated[
         Path,
         typer.Option(
+            "--out",
+            "-o",
             metavar="FILE.toml",
             show_default=False,
             help="File to write; the storage of its folder is measured.",
@@ -252,6 +254,8 @@ def import_device(
     out: Annotated[
         Path | None,
         typer.Option(
+            "--out",
+            "-o",
             metavar="FILE.toml",
             show_default=False,
             help="Profile to write; by default MEASURED.toml in the current folder.",
@@ -295,7 +299,7 @@ def import_device(
     from odtpack_runtime.files.atomic import atomic_write
     from odtpack_simulator.device.profile import load_profile, profile_toml
     from odtpack_simulator.device.profile_check import check_profile
-    from odtpack_simulator.measure.imported_profile import imported_profile
+    from odtpack_simulator.measure.measured_profile import imported_profile
     from odtpack_simulator.measure.measurements import load_measurements
 
     out = out or Path(f"{measured.stem}.toml")

@@ -44,35 +44,37 @@ def fit(
     ] = None,
     budget: Annotated[
         Path | None,
-        typer.Option(metavar="budgets.toml", help="Limits that a candidate must keep."),
+        typer.Option(metavar="budgets.toml", help="Limits that a candidate must meet."),
     ] = None,
     recipe: Annotated[
         Path | None,
         typer.Option(
             metavar="recipe.toml",
-            help="Recipe whose keys are fixed; what it leaves out may vary. Its budgets and "
-            "devices hold where no option says otherwise.",
+            help="Recipe. Its keys are fixed, other settings vary. Options override its budgets "
+            "and devices. Default: recipe.toml, if there is no MODEL.onnx.",
         ),
     ] = None,
     loss: Annotated[LossName | None, LOSS] = None,
     loss_option: Annotated[list[str] | None, LOSS_OPTION] = None,
     freeze: Annotated[
         list[str] | None,
-        typer.Option(metavar="GLOB", help="Parameters to freeze in any case; may be repeated."),
+        typer.Option(
+            metavar="GLOB", help="Parameters that every candidate freezes. May be repeated."
+        ),
     ] = None,
     batch_size: Annotated[
         list[int] | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="Samples of an optimizer step to try, whole and in smaller batches; may be "
-            "repeated.  [default: 16, 32 and 64]",
+            help="Batch size to try, whole and as micro-batches. May be repeated.  [default: 16, "
+            "32 and 64]",
         ),
     ] = None,
     optimizer: Annotated[
         list[OptimizerName] | None,
         typer.Option(
-            help="Optimizer to try; may be repeated.  [default: adamw, sgd with momentum, lion "
+            help="Optimizer to try. May be repeated.  [default: adamw, sgd with momentum, lion "
             "and adafactor]",
         ),
     ] = None,
@@ -87,12 +89,14 @@ def fit(
     trials: Annotated[int, typer.Option(min=1, metavar="N", help="Candidates to train.")] = 24,
     finalists: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="Candidates of these to train to the end and time."),
+        typer.Option(min=1, metavar="N", help="Candidates to train to the end and to time."),
     ] = 6,
     seed: Annotated[
         int,
         typer.Option(
-            min=0, metavar="N", help="Seed of the candidates, of order and held-out share."
+            min=0,
+            metavar="N",
+            help="Seed of the candidates, the sample order and the held-out split.",
         ),
     ] = 0,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of the replays.")] = 1,
@@ -102,8 +106,7 @@ def fit(
             min=0,
             max=4096,
             metavar="N",
-            help="Processes that build and train at a time, 0 for one per core. What is timed "
-            "is timed alone.",
+            help="Parallel build and training processes, 0 for one per core. Timings run alone.",
         ),
     ] = 1,
     ray: Annotated[
@@ -115,6 +118,8 @@ def fit(
     out: Annotated[
         Path | None,
         typer.Option(
+            "--out",
+            "-o",
             metavar="FOLDER",
             help=f"Write recipe-1.toml, recipe-2.toml, ..., {RESULT} and the page {PAGE} here.",
         ),
@@ -129,6 +134,7 @@ def fit(
 
     Exit code 0 if a candidate keeps every budget, 1 if none does, 2 for bad input.
     """
+    from odtpack.cli._files import find_recipe
     from odtpack.cli.device.simulate import load_devices
     from odtpack.errors import OdtpackError
     from odtpack.fit import FitRequest
@@ -143,6 +149,7 @@ def fit(
         raise OdtpackError(
             "usage", "--data is missing: candidates are trained for real", hint="odtpack fit --help"
         )
+    recipe = find_recipe(recipe, wanted=model is None)
     read = None if recipe is None else read_recipe(recipe)
     settings = _settings(read, model, loss, loss_option, freeze)
     names = device or ([] if read is None else read.devices())
@@ -206,7 +213,7 @@ def _settings(
     freeze: list[str] | None,
 ) -> BuildSpec:
     """What recipe and options fix."""
-    from odtpack.cli._build_options import overlay
+    from odtpack.cli._spec_options import overlay
     from odtpack.recipe import BuildSpec
 
     given = {"model": model, "loss": loss, "loss_option": loss_options, "freeze": freeze}

@@ -30,8 +30,8 @@ def judge(
 ) -> None:
     """Judge a result by budgets without measuring again.
 
-    Exit code 0 within budget, 1 over budget, 2 for bad input. Without a budget only what
-    needs none is judged, and a budget to start from is printed.
+    Exit code 0 within budget, 1 over budget, 2 for bad input. Without a budget, only checks
+    that need none are made, and a suggested budget is printed.
     """
     from odtpack.cli._files import check_reports, write_reports
     from odtpack_simulator.figures.judge import judge as judge_result

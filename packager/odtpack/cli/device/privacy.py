@@ -11,25 +11,22 @@ import typer
 
 def privacy(
     noise: Annotated[
-        float, typer.Option(min=0, metavar="S", help="Noise multiplier, as of --privacy-noise.")
+        float, typer.Option(min=0, metavar="S", help="Noise multiplier, as for --privacy-noise.")
     ],
     samples: Annotated[int, typer.Option(min=1, metavar="N", help="Samples to train on.")],
-    batch_size: Annotated[
-        int, typer.Option(min=1, metavar="B", help="Samples that are expected in a batch.")
-    ] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="B", help="Expected batch size.")] = 32,
     epochs: Annotated[int, typer.Option(min=1, metavar="E", help="Passes over the samples.")] = 5,
     delta: Annotated[
         float | None,
         typer.Option(
-            metavar="X", help="Probability of failure to allow.  [default: a tenth of 1 / N]"
+            metavar="X", help="Delta: allowed probability of failure.  [default: a tenth of 1 / N]"
         ),
     ] = None,
 ) -> None:
-    """Print the epsilon of a private training, without training.
+    """Print the epsilon of private training, without training.
 
-    The promise is to each sample: from the trained parameters one can hardly say whether it was
-    trained on. It holds for samples that are drawn independently, as odtpack train does, by
-    Rényi differential privacy (dp-accounting).
+    It bounds what the trained parameters reveal of one sample. It holds if samples are drawn
+    independently, as odtpack train does. Computed by Rényi differential privacy (dp-accounting).
     """
     from odtpack.privacy import epsilon
 

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 OVER_BUDGET = 1
 
-BUDGET = typer.Option(metavar="budgets.toml", help="Limits; exceeding one is exit code 1.")
+BUDGET = typer.Option(metavar="budgets.toml", help="Budgets; exceeding one is exit code 1.")
 REPORT = typer.Option(
     metavar="FORMAT:PATH",
-    help="html, json, junit, markdown or github, a colon and a path, which for all but html may "
-    "be - for standard output; may be repeated.",
+    help="Report to write: html, json, junit, markdown or github, a colon and a path; - is "
+    "standard output (not for html). May be repeated.",
     autocompletion=_completion.reports,
 )
 STRICT = typer.Option(
     "--strict",
-    help="Exit code 1 also where a check could not be judged: an unknown limit, no baseline.",
+    help="Exit code 1 also if a check cannot be judged: unknown limit, or no baseline.",
 )
 
 
@@ -63,7 +63,8 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="recipe.toml",
-            help="Recipe whose budgets, devices and batch hold where no option says otherwise.",
+            help="Recipe with budgets, devices and batch size; options override them. Default: "
+            "recipe.toml, if there is no --device.",
         ),
     ] = None,
     report: Annotated[list[str] | None, REPORT] = None,
@@ -73,14 +74,15 @@ def simulate(
         float | None,
         typer.Option(
             metavar="X",
-            help="Learning rate, that the package's schedule starts from if it has one.  "
-            "[default: that of the schedule, or 0.001]",
+            help="Learning rate; the initial one if the package has a schedule.  [default: from "
+            "the schedule, or 0.001]",
         ),
     ] = None,
     seed: Annotated[int, SEED] = 0,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of the replay.")] = 1,
     state: Annotated[
-        AppState, typer.Option(help="Where the app trains: whose memory and windows hold.")
+        AppState,
+        typer.Option(help="Foreground or background; selects the limits of memory and time."),
     ] = AppState.foreground,
     entitled: Annotated[
         bool,
@@ -92,8 +94,8 @@ def simulate(
     kit: Annotated[
         KitName | None,
         typer.Option(
-            help="What the app trains with, whose use of memory is judged.  [default: the usual "
-            "kit of each device's system]",
+            help="Training kit of the app; its memory use is judged.  [default: the usual kit of "
+            "each device's system]",
             show_default=False,
         ),
     ] = None,
@@ -107,15 +109,16 @@ def simulate(
         ),
     ] = None,
     pieces: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Equal pieces in which the data arrive.")
+        int,
+        typer.Option(min=1, metavar="N", help="Number of equal parts in which the data arrive."),
     ] = 1,
     interruptions: Annotated[
         int,
         typer.Option(
             min=0,
             metavar="N",
-            help="Times that a second training is killed, in steps and in saves, or warned of "
-            "low memory, and resumed; 0 for none.",
+            help="Number of interruptions of a second training: killed in a step or a save, or "
+            "warned of low memory, then resumed.",
         ),
     ] = 3,
     baseline: Annotated[
@@ -125,30 +128,30 @@ def simulate(
         ),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Replays at a time; 0 for one per core.")
+        int, typer.Option(min=0, metavar="N", help="Parallel replays; 0 for one per core.")
     ] = 0,
     ray: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Ray cluster that replays, or 'local'."),
+        typer.Option(metavar="ADDRESS", help="Ray cluster for the replays, or 'local'."),
     ] = None,
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:
     """Replay real training under the limits of devices, and judge it.
 
-    The training runs once for all devices: freely, timed, interrupted and resumed, and in
-    short under every memory limit near its peak. Exit code 0 within budget, 1 over budget,
-    2 for bad input. Without a budget only what is always judged is (the devices' memory
-    limits, finite losses, resumed weights), and a budget to start from is printed.
+    The training runs once for all devices: without limits, timed, interrupted and resumed, and
+    shortened under every memory limit near its peak. Exit code 0 within budget, 1 over budget,
+    2 for bad input. Without a budget, only memory limits of devices, finite losses and resumed
+    weights are judged, and a suggested budget is printed.
     """
     from odtpack.cli import _fit
-    from odtpack.cli._files import check_reports, write_reports
-    from odtpack.cli._personal import of_simulation
+    from odtpack.cli._describe import of_simulation
+    from odtpack.cli._files import check_reports, find_recipe, write_reports
     from odtpack.cli._replay import teller
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.campaign.policy import make_policy
-    from odtpack_simulator.device.app_footprint import default_footprint
+    from odtpack_simulator.device.kits import default_footprint
     from odtpack_simulator.device.profile import list_profiles
     from odtpack_simulator.figures.judge import judge
     from odtpack_simulator.figures.limits import read_budgets
@@ -156,7 +159,8 @@ def simulate(
     from odtpack_simulator.reports.console import print_result
     from odtpack_simulator.result.result import load_result
 
-    # Everything that can be wrong is looked at before anything long runs.
+    # Inputs are checked before anything long runs.
+    recipe = find_recipe(recipe, wanted=not device)
     read = None if recipe is None else read_recipe(recipe)
     profiles = load_devices(device or ([] if read is None else read.devices()))
     budgets = None if budget is None else read_budgets(budget)

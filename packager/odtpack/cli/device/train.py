@@ -28,16 +28,16 @@ def train(
         float | None,
         typer.Option(
             metavar="X",
-            help="Learning rate, that a schedule starts from.  [default: 0.001, that of the "
-            "package's schedule, or that of --resume]",
+            help="Learning rate; the initial one if there is a schedule.  [default: 0.001, or that "
+            "of the package's schedule or of --resume]",
         ),
     ] = None,
     schedule: Annotated[
         str | None,
         typer.Option(
             metavar="KIND[:KEY=X,...]",
-            help="Schedule of the learning rate, as of odtpack build; none for none.  [default: "
-            "that of --resume, or the package's]",
+            help="Schedule of the learning rate, as for odtpack build, or none.  [default: that of "
+            "--resume, or the package's]",
         ),
     ] = None,
     seed: Annotated[int, SEED] = 0,
@@ -45,40 +45,40 @@ def train(
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Share of the samples to evaluate on and not to train on.  [default: 0.2]",
+            help="Share of the samples held out for evaluation.  [default: 0.2]",
         ),
     ] = None,
     evaluation: Annotated[
         Path | None,
-        typer.Option(
-            "--eval", metavar="EVAL.npz", help="Data to evaluate on, in place of --holdout."
-        ),
+        typer.Option("--eval", metavar="EVAL.npz", help="Evaluation data, instead of --holdout."),
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="CK", help="Checkpoint to go on from.  [default: the package's]"),
+        typer.Option(metavar="CK", help="Checkpoint to resume.  [default: the package's]"),
     ] = None,
     delta: Annotated[
         float | None,
         typer.Option(
             metavar="X",
-            help="Private training: probability of failure that the epsilon is printed for.  "
-            "[default: a tenth of 1 / training samples]",
+            help="Private training: delta of the printed epsilon.  [default: a tenth of 1 / "
+            "training samples]",
         ),
     ] = None,
     activations: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder for a temporary file in which a package of segments keeps what lies "
-            "between them, in place of memory.",
+            help="Folder for a temporary file that holds activations between segments, instead of "
+            "memory.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
+            "--out",
+            "-o",
             metavar="CK",
-            help="Where the trained checkpoint goes.  [default: PKG.ckpt, beside the package]",
+            help="Trained checkpoint to write.  [default: PKG.ckpt, beside the package]",
         ),
     ] = None,
     as_json: Annotated[
@@ -87,14 +87,14 @@ def train(
 ) -> None:
     """Train a package on this machine and save a checkpoint.
 
-    The checkpoint holds the optimizer's state, so training goes on from it as if it had
-    not been interrupted. It is written after every epoch: a training that is stopped keeps
-    the epochs that are over. The package itself is not changed. The save before is kept as
-    CK.previous, which --resume CK goes back to, with a warning, if CK came to harm.
+    The checkpoint includes the optimizer's state, so that --resume continues exactly. It is
+    written after every epoch: a stopped training keeps its finished epochs. The package is not
+    changed. The previous save is kept as CK.previous; --resume CK uses it, with a warning, if
+    CK is damaged.
     """
     from odtpack.cli import _fit
     from odtpack.cli._files import check_share, check_writable
-    from odtpack.cli._schedule import choose_scheduler
+    from odtpack.cli._fit import choose_scheduler
     from odtpack.errors import OdtpackError
     from odtpack_runtime import CheckpointState, Optimizer
     from odtpack_runtime.package.package import Package

@@ -18,13 +18,10 @@ if TYPE_CHECKING:
     from odtpack_simulator.fleet.result import FleetResult
     from odtpack_simulator.result.result import SimulationResult
 
-FLEET = typer.Option(
-    "--fleet", metavar="fleet.toml", help="Who takes part, how rounds are run, budgets."
-)
+FLEET = typer.Option("--fleet", metavar="fleet.toml", help="Clients, rounds and budgets.")
 TIMES = typer.Option(
     metavar="RESULT.json",
-    help="Result of odtpack simulate, whose times and memory are taken.  [default: they are "
-    "measured now]",
+    help="Result of odtpack simulate with times and memory.  [default: measured now]",
 )
 CHECKPOINT = "federated.ckpt"
 STATE = "state.npz"
@@ -39,13 +36,15 @@ def run(
     out: Annotated[
         Path | None,
         typer.Option(
+            "--out",
+            "-o",
             metavar="DIR",
             help="Folder for the state after each round and the last checkpoint.  [default: "
             "PKG-fleet, beside the package]",
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the state in the folder.")
+        bool, typer.Option("--resume", help="Continue from the state in the folder.")
     ] = False,
     jobs: Annotated[int, TRAINERS] = 0,
     ray: Annotated[
@@ -58,8 +57,8 @@ def run(
             min=1,
             max=1000,
             metavar="N",
-            help="Seeds to play, from that of the fleet file on: shows what is chance. Budgets "
-            "must be kept with each.",
+            help="Number of seeds, starting from the fleet file's; shows the variation. Budgets "
+            "must be met with each.",
         ),
     ] = 1,
     strict: Annotated[bool, STRICT] = False,
@@ -67,12 +66,11 @@ def run(
 ) -> None:
     """Simulate a federation: clients really train, on a virtual clock of their devices.
 
-    Exit code 0 within the budgets of the fleet file, 1 over one, 2 for bad input. The state
-    is written after every round: a run that was stopped goes on with --resume, to the same
-    bits.
+    Exit code 0 within the budgets of the fleet file, 1 over budget, 2 for bad input. The state
+    is written after every round: --resume continues a stopped run, with bit-identical results.
     """
+    from odtpack.cli._describe import of_fleet
     from odtpack.cli._files import check_not_input, check_reports, write_reports
-    from odtpack.cli._personal import of_fleet
     from odtpack.errors import OdtpackError
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.fleet.availability import make_availability
@@ -83,7 +81,7 @@ def run(
     from odtpack_simulator.reports.console import print_result
     from odtpack_simulator.result.result import load_result
 
-    # Everything that can be wrong is looked at before anything long runs.
+    # Inputs are checked before anything long runs.
     if resume and times is not None:
         raise OdtpackError(
             "fleet-times",

@@ -18,7 +18,7 @@ from odtpack.fit.federated.outcome import FleetFitResult, FleetRung, Tried, figu
 from odtpack.fit.federated.settings import FleetSettings
 from odtpack.fit.halving import REDUCTION, rungs
 from odtpack.fit.pareto import beaten_by, beats, keep
-from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.files.atomic import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.federation import Federation

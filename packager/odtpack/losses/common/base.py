@@ -1,25 +1,24 @@
-"""What every loss shares: options as fields, targets, reduction.
-
-Losses import what writes graphs where they write: recipes read the declarations, and whether a
-package has to be built again is to be known without loading onnx_ir.
-"""
+"""What losses share: targets, options, labels."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
 
 from odtpack.errors import OdtpackError
-from odtpack.losses.common.options import bad_option, numbers, plain
-from odtpack.option import option, options_of
+from odtpack.option import Option, option, options_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from odtpack.graph.graphs import Dims
     from odtpack.graph.ops import Ops
+
 
 Reduction = Literal["mean", "sum", "none"]
 TargetRole = Literal["labels", "target"]
@@ -249,3 +248,184 @@ def reduce(op: Ops, value: ir.Value, reduction: Reduction) -> ir.Value:
     if reduction == "sum":
         return shaped(op.reduce_sum(value, axes, keepdims=False), ())
     return shaped(op.reduce_mean(value, axes, keepdims=False), ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Elementwise(Loss):
+    """A loss with one term for each element of the prediction."""
+
+    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+        """A target of the prediction's shape."""
+        return (target_like(predictions[0]),)
+
+
+def huber(op: Ops, delta: float, prediction: ir.Value, target: ir.Value) -> ir.Value:
+    """With a = |prediction - target| and c = min(a, delta): c (a - c / 2).
+
+    That is a^2 / 2 up to delta and delta (a - delta / 2) beyond; nothing is squared that
+    could overflow.
+    """
+    distance = like(op.Abs(op.Sub(prediction, target)), prediction)
+    near = like(op.Min(distance, delta), prediction)
+    return like(op.Mul(near, op.Sub(distance, op.Mul(near, 0.5))), prediction)
+
+
+Numbers = float | tuple[Any, ...]
+"""A number, or numbers nested as an array is: hashable and comparable, unlike an array."""
+
+
+def parse(text: str) -> object:
+    """Read a value as people type it: ``true``, ``-100``, ``0.1``, ``0.2,0.8`` or a word."""
+    if "," in text:
+        return tuple(_number(part) for part in text.split(",") if part.strip())
+    return {"true": True, "false": False}.get(text, _number(text))
+
+
+def _number(text: str) -> object:
+    if re.fullmatch(r"\s*[+-]?\d{1,18}\s*", text):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def same_type(value: object, usual: object) -> object:
+    """A whole number where the default is one with a fraction: ``margin=1`` is 1.0."""
+    if isinstance(usual, float) and type(value) is int:
+        return float(value)
+    return value
+
+
+def bad_option(loss: str, option: str, value: object, must: str) -> OdtpackError:
+    """The error for a value that an option does not take."""
+    shown = repr(value)
+    return OdtpackError(
+        "bad-loss-option",
+        f"option {option} of {loss} is {shown[:60]}{'...' * (len(shown) > 60)}; it must be {must}",
+        hint="docs/losses.md lists the options of every loss",
+    )
+
+
+def numbers(loss: str, option: Option, value: Any) -> Numbers:
+    """Return an array, list or number as nested tuples.
+
+    Args:
+        loss: Name of the loss.
+        option: The option, which is an array.
+        value: What was given.
+
+    Raises:
+        OdtpackError: It is not an array of finite numbers that the option takes.
+    """
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        array = np.array([])
+    if (option.axes and array.ndim != option.axes) or array.size == 0:
+        raise bad_option(loss, option.name, value, option.range)
+    if not all(option.bounds.hold(number) for number in array.ravel().tolist()):
+        raise bad_option(loss, option.name, value, option.range)
+    nested: Numbers = _nest(array.tolist())
+    return nested
+
+
+def _nest(value: Any) -> Any:
+    return tuple(_nest(part) for part in value) if isinstance(value, list) else value
+
+
+def plain(value: object) -> object:
+    """The value as JSON has it: lists for tuples."""
+    return [plain(part) for part in value] if isinstance(value, tuple) else value
+
+
+def log_softmax(op: Ops, logits: ir.Value) -> tuple[ir.Value, int]:
+    """Log-probabilities of logits [N, C, ...], and the axis on which the classes are."""
+    axes = rank(logits)
+    if op.opset < 13 and axes > 2:
+        # Before opset 13 LogSoftmax takes every axis from `axis` on as one.
+        shape = dims(logits)
+        moved = op.transpose(logits, 0, *range(2, axes), 1)
+        log_p = op.LogSoftmax(moved, axis=axes - 1)
+        return shaped(log_p, (shape[0], *shape[2:], shape[1])), axes - 1
+    log_p = op.LogSoftmax(logits, axis=1)
+    log_p.shape = logits.shape
+    return log_p, 1
+
+
+def label_target(loss: str, prediction: ir.Value) -> Target:
+    """The graph input for class numbers: they drop the class axis of the prediction.
+
+    Raises:
+        OdtpackError: The prediction has fewer than two axes.
+    """
+    require_rank(loss, prediction, "[N, C, ...]", 2, None)
+    shape = dims(prediction)
+    if not isinstance(shape[1], int) and any(isinstance(dim, int) for dim in shape[2:]):
+        raise OdtpackError(
+            "classes-unknown",
+            f"{loss} takes axis 1 of its prediction [N, C, ...] for the classes, and of "
+            f"{prediction.name!r} {shape_text(shape)} that axis has any length: the labels "
+            "cannot be known from it",
+            hint="transpose the output in the model so that the classes are on axis 1, or name "
+            "another value as the loss's input",
+        )
+    return whole_numbers("labels", "labels", without_classes(shape))
+
+
+def label_metadata(prediction: ir.Value, ignore_index: int | None) -> dict[str, str]:
+    """What a runtime needs to check labels."""
+    classes = dims(prediction)[1]
+    found = {}
+    if isinstance(classes, int):
+        found["odtpack.class_count"] = str(classes)
+    if ignore_index is not None:
+        found["odtpack.ignore_index"] = str(ignore_index)
+    return found
+
+
+def shape_text(shape: Dims) -> str:
+    """A shape for people."""
+    return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
+
+
+def without_classes(shape: Dims) -> Dims:
+    """The shape of labels: that of scores [N, C, ...] without axis 1."""
+    return (shape[0], *shape[2:])
+
+
+_EPSILON = 1e-6
+"""Added to every difference, as in PyTorch's pairwise_distance."""
+LEAST_SQUARE = 1e-30
+"""Squared length below which a vector has no direction."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Embeddings(Loss):
+    """A loss that compares embeddings of one length."""
+
+    def check_embeddings(self, predictions: Sequence[ir.Value]) -> None:
+        """Check rank and length of the embeddings.
+
+        Raises:
+            OdtpackError: One has another rank than 2, or their lengths differ.
+        """
+        for value in predictions:
+            require_rank(self.name, value, "[N, D]", 2, 2)
+        widths = {dims(value)[1] for value in predictions}
+        if len({width for width in widths if isinstance(width, int)}) > 1:
+            shown = ", ".join(repr(value.name) for value in predictions)
+            raise OdtpackError(
+                "prediction-shape",
+                f"{self.name} compares embeddings of one length; those of {shown} differ",
+                hint="name other outputs as the loss's inputs",
+            )
+
+
+def distance(op: Ops, first: ir.Value, second: ir.Value, p: int) -> ir.Value:
+    """||first - second + 1e-6||_p over the last axis of [N, D]; slope 0 where it is 0."""
+    difference = op.Add(op.Sub(first, second), _EPSILON)
+    if p == 1:
+        return op.reduce_sum(op.Abs(difference), [1], keepdims=False)
+    squares = op.reduce_sum(op.Mul(difference, difference), [1], keepdims=False)
+    return op.Sqrt(op.Max(squares, LEAST_SQUARE))

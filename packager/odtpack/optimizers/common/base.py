@@ -1,19 +1,90 @@
-"""What every optimizer has in common: where its numbers come from and what it keeps."""
+"""What optimizers share: the formula's interface, moments and groups."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+import json
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from odtpack.errors import OdtpackError
+import numpy as np
+
+from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.option import is_too_large, option, options_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from odtpack.graph.ops import Ops
+
+
+class AdamLike(Protocol):
+    """Hyperparameters that the change reads."""
+
+    @property
+    def beta1(self) -> float:
+        """Decay of the first moment."""
+
+    @property
+    def beta2(self) -> float:
+        """Decay of the second moment."""
+
+    @property
+    def epsilon(self) -> float:
+        """Added to the denominator."""
+
+    @property
+    def bias_correction(self) -> bool:
+        """Whether the moments are corrected for their start at 0."""
+
+
+def moments(
+    op: Ops, values: Values, gradients: ir.Value, beta1: float, beta2: float
+) -> tuple[ir.Value, ir.Value]:
+    """Return both moments after a step."""
+    m = lerp(op, values[FIRST], gradients, beta1)
+    return m, lerp(op, values[SECOND], op.Mul(gradients, gradients), beta2)
+
+
+def change(
+    optimizer: AdamLike,
+    op: Ops,
+    values: Values,
+    m: ir.Value,
+    v: ir.Value,
+    *,
+    scaled_epsilon: bool,
+) -> ir.Value:
+    """Return lr sqrt(u2) / u1 m / (sqrt(v) + epsilon'), where u = 1 - b^t.
+
+    epsilon' is epsilon, or with ``scaled_epsilon`` sqrt(u2) epsilon: the same as dividing
+    sqrt(v) by sqrt(u2) first, with a pass over the vector less.
+    """
+    size = values["learning_rate"]
+    epsilon: ir.Value | float = optimizer.epsilon
+    if optimizer.bias_correction:
+        t = op.cast(values["step"], op.type_of(size))
+        root2 = op.Sqrt(_unbias(op, t, optimizer.beta2))
+        if scaled_epsilon:
+            epsilon = op.Mul(root2, optimizer.epsilon)
+        size = op.Mul(size, op.Div(root2, _unbias(op, t, optimizer.beta1)))
+    direction = op.Div(m, op.Add(op.Sqrt(v), epsilon))
+    return op.Mul(direction, size)
+
+
+def _unbias(op: Ops, t: ir.Value, beta: float) -> ir.Value:
+    """Return 1 - beta^t, of the type of t, [1].
+
+    It is 1 - exp(-2 x) with x = -t ln(beta) / 2, written 2 tanh(x) / (1 + tanh(x)): with
+    b2 = 0.999 a difference of 1 would lose four digits of the first steps in float32, and
+    float64 is what not every runtime has.
+    """
+    half = op.Tanh(op.Mul(t, -math.log(beta) / 2))
+    return op.Div(op.Mul(half, 2.0), op.Add(half, 1.0))
+
 
 FIRST, SECOND = "first_order_moments", "second_order_moments"
 
@@ -123,3 +194,104 @@ def add_decay(
 def lerp(op: Ops, old: ir.Value, new: ir.Value, keep: float) -> ir.Value:
     """Return keep old + (1 - keep) new."""
     return op.Add(op.Mul(old, keep), op.Mul(new, 1 - keep))
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupRule:
+    """What holds for the trained parameters that a pattern matches.
+
+    Attributes:
+        pattern: Shell pattern over names, as of ``--train``.
+        learning_rate_scale: Factor of the learning rate, a float32 above 0; what is to stay where
+            it is is frozen instead.
+        weight_decay: Weight decay in place of the optimizer's; None for the optimizer's.
+
+    Raises:
+        OdtpackError: A number is out of range.
+    """
+
+    pattern: str
+    learning_rate_scale: float = 1.0
+    weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("lr", self.learning_rate_scale), ("decay", self.weight_decay)):
+            if value is not None and not 0 <= value < math.inf:
+                raise OdtpackError(
+                    "bad-group",
+                    f"{name} of the group {self.pattern!r} is {value:g}; it must be 0 or more",
+                )
+        with np.errstate(all="ignore"):
+            scale = np.float32(self.learning_rate_scale)
+        if not 0 < scale < np.inf:
+            raise OdtpackError(
+                "bad-group",
+                f"lr of the group {self.pattern!r} is {self.learning_rate_scale:g}; as a float32 "
+                "it must be above 0 and finite",
+                hint=f"--freeze {self.pattern!r} keeps parameters where they are",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Parameters that are updated alike, by name in the order of the model."""
+
+    learning_rate_scale: float
+    weight_decay: float
+    parameters: tuple[str, ...]
+
+
+def resolve_groups(
+    ranks: Mapping[str, int],
+    rules: Sequence[GroupRule],
+    weight_decay: float,
+    *,
+    decay_vectors: bool = True,
+) -> tuple[Group, ...]:
+    """Divide the trained parameters into groups.
+
+    The first rule whose pattern matches a parameter holds for it, and if none does the
+    optimizer's own numbers. Parameters with equal numbers are one group.
+
+    Args:
+        ranks: Number of axes of each trained parameter, by name in the model's order.
+        rules: What holds for which parameters.
+        weight_decay: Weight decay of the optimizer.
+        decay_vectors: If false, parameters with less than two axes (biases, the scales of
+            normalizations) do not decay, unless a rule gives them a decay.
+
+    Returns:
+        The groups, that of the first parameter first; one if all are updated alike.
+
+    Raises:
+        UnknownNameError: A rule holds for no parameter.
+    """
+    found: dict[tuple[float, float], list[str]] = {}
+    used: set[GroupRule] = set()
+    for name, rank in ranks.items():
+        rule = next((r for r in rules if fnmatchcase(name, r.pattern)), None)
+        decay = weight_decay if decay_vectors or rank > 1 else 0.0
+        scale = 1.0
+        if rule is not None:
+            used.add(rule)
+            scale = rule.learning_rate_scale
+            decay = decay if rule.weight_decay is None else rule.weight_decay
+        found.setdefault((scale, decay), []).append(name)
+    for rule in rules:
+        if rule not in used:
+            taken = any(fnmatchcase(name, rule.pattern) for name in ranks)
+            raise UnknownNameError(
+                "unknown-parameter",
+                f"--group {rule.pattern!r} "
+                + ("comes after groups that match all of its parameters" if taken else
+                   "matches no parameter that is trained"),
+                hint="put the narrower pattern first" if taken
+                else f"these are trained: {', '.join(list(ranks)[:4])}"
+                f"{', ...' if len(ranks) > 4 else ''}",
+            )  # fmt: skip
+    return tuple(Group(scale, decay, tuple(names)) for (scale, decay), names in found.items())
+
+
+def memory_order(groups: Sequence[Group]) -> str:
+    """The names of all parameters, group by group, as JSON for a model's metadata."""
+    return json.dumps([name for group in groups for name in group.parameters])

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from odtpack.errors import OdtpackError
-from odtpack.optimizers.common.base import Optimizer
-from odtpack.optimizers.common.groups import Group
+from odtpack.optimizers.common.base import Group, Optimizer
 from odtpack.option import LARGEST_FLOAT, is_too_large
 from odtpack_runtime.training.optimizer_contract import PRIVACY
 

@@ -1,70 +1,127 @@
-"""Builds the models of a package that trains segment by segment.
-
-Pieces that are alike share two models: one computes their results, the other one computes them
-again and, from the gradient of the result, the gradients of the piece's input and of its
-parameters. Weights are inputs of both.
-"""
+"""Builds and writes the models of a package that trains segment by segment."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff import differentiate, unpack_late
-from odtpack.autodiff.unpack_late import SMALLEST
+from odtpack.autodiff import differentiate, expand
+from odtpack.autodiff.expand import SMALLEST
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import RANDOM_OPERATORS, nodes_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.package import training
-from odtpack.package.backend import Backend, optimization_level
 from odtpack.package.parameters import Parameter, lift_parameters
-from odtpack.package.segments import packed
-from odtpack.package.segments.alike import Outline, differing, outline
-from odtpack.package.segments.cut import cut
-from odtpack.package.segments.rows import split_rows
-from odtpack.package.training import Graphs, TrainingGraphSpec
+from odtpack.package.segments.cut import (
+    Outline,
+    can_be_lifted,
+    cut,
+    differing,
+    outline,
+    packed,
+    split_rows,
+    unpack,
+)
+from odtpack.package.task import Graphs, Segments, Task
+from odtpack.package.training import optimization_level
 from odtpack.passes import pipeline
-from odtpack_runtime.package.manifest import SegmentInfo
+from odtpack_runtime.checkpoint.parameters import ALIGNMENT
+from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.package.manifest import (
+    ExtraFile,
+    Manifest,
+    PackageFile,
+    SegmentInfo,
+    SegmentsInfo,
+    WeightInfo,
+)
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
 
 
-def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend) -> Graphs:
-    """Differentiate a loaded model piece by piece.
+@dataclasses.dataclass(frozen=True)
+class StagedSegments:
+    """Files of segments, and what a manifest says of them."""
 
-    What is built is what :func:`odtpack.package.training.build_graphs` builds in one piece.
+    info: SegmentsInfo
+    files: tuple[ExtraFile, ...]
 
-    Returns:
-        ``training`` and ``evaluation`` are those of the last segment.
+    def listed_in(self, manifest: Manifest) -> Manifest:
+        """The manifest with them."""
+        files = dataclasses.replace(manifest.files, extra=(*manifest.files.extra, *self.files))
+        return dataclasses.replace(manifest, files=files, segments=self.info).sealed()
 
-    Raises:
-        OdtpackError: As there; ``segments-not-found``, ``segments-unsupported``.
-    """
+
+def stage_segments(segments: Segments, folder: Path, prefix: str) -> StagedSegments:
+    """Write the models and the weights into a folder."""
+    paths = []
+    for name, model in segments.models.items():
+        paths.append(folder / f"{prefix}{name}.onnx")
+        with atomic_write(paths[-1]) as stream:
+            stream.write(ir.to_proto(model).SerializeToString(deterministic=True))
+    files = [_listed(path, "segment_model") for path in paths]
+    tensors = []
+    if segments.tensors:
+        weights = folder / f"{prefix}segments.weights"
+        with atomic_write(weights) as stream:
+            for name, tensor in segments.tensors.items():
+                stream.write(bytes(-stream.tell() % ALIGNMENT))
+                tensors.append(
+                    WeightInfo.read(
+                        {
+                            "name": name,
+                            "dtype": tensor.dtype.numpy().name,
+                            "shape": list(tensor.shape.numpy()),
+                            "offset": stream.tell(),
+                        }
+                    )
+                )
+                stream.write(tensor.tobytes())
+        files.append(_listed(weights, "segment_weights"))
+    plan = [
+        dataclasses.replace(
+            each,
+            forward=f"{prefix}{each.forward}.onnx",
+            backward=None if each.backward is None else f"{prefix}{each.backward}.onnx",
+        )
+        for each in segments.plan
+    ]
+    info = SegmentsInfo(
+        weights=weights.name if tensors else None, tensors=tuple(tensors), segments=tuple(plan)
+    )
+    return StagedSegments(info, tuple(files))
+
+
+def _listed(path: Path, role: str) -> ExtraFile:
+    return ExtraFile.read({**PackageFile.describe(path).as_dict(), "role": role})
+
+
+def build_segments(task: Task) -> Graphs:
+    """Differentiate a loaded model piece by piece."""
     # What is frozen lies in the file of weights, and not in the checkpoint.
-    recipe = dataclasses.replace(recipe, frozen=())
-    ready = training.prepare(model, recipe)
+    task = dataclasses.replace(task, frozen=())
+    ready = training.prepare(task)
     parameters = ready.parameters
     _check(ready.forward.graph, parameters)
     for whole in (ready.forward, ready.evaluation):
         split_rows(whole.graph)
     pipeline.drop_unused(ready.forward)
     graph = infer_shapes(ready.forward, new_only=True).graph
-    names = set(recipe.train)
+    names = set(task.train)
     trained = [value for value in graph.inputs if value.name in names]
     *body, last = cut(graph, trained)
     # What a caller feeds and nothing reads is an input all the same.
     unread = [v for v in graph.inputs if not v.uses() and v.name not in names]
-    maker = _Maker(ready.forward, recipe, backend, {value.name for value in unread})
+    maker = _Maker(ready.forward, task, {value.name for value in unread})
     models: dict[str, ir.Model] = {}
     plan: dict[int, SegmentInfo] = {}
     stored: dict[int, list[str]] = {}
     graphs = [_extract(graph, piece.inputs, piece.outputs) for piece in body]
-    outlines = [
-        outline(each, piece, recipe.train) for each, piece in zip(graphs, body, strict=True)
-    ]
+    outlines = [outline(each, piece, task.train) for each, piece in zip(graphs, body, strict=True)]
     groups: dict[str, list[int]] = {}
     for index, each in enumerate(outlines):
         groups.setdefault(each.key, []).append(index)
@@ -93,7 +150,7 @@ def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
     apart = [
         name
         for name, v in head.initializers.items()
-        if _tensor(v).size >= SMALLEST and packed.can_be_lifted(v)
+        if _tensor(v).size >= SMALLEST and can_be_lifted(v)
     ]
     properties = training.properties_of(ready.info)
     level = optimization_level(graph, parameters)
@@ -103,42 +160,36 @@ def build_segments(model: ir.Model, recipe: TrainingGraphSpec, backend: Backend)
     ending = _extract(result, given, [*result.outputs])
     order = [name for index in sorted(stored) for name in stored[index]]
     return Graphs(
-        maker.last(head, apart, last.start, properties | training.of_training(recipe, level)),
+        maker.last(head, apart, last.start, properties | training.of_training(task, level)),
         maker.forward(ending, apart, "evaluation", properties),
         parameters,
-        recipe.accumulation_steps,
+        task,
         ready.info,
-        backend,
         ready.returned,
-        adapter=recipe.adapter,
-        segments=training.Segments(
+        segments=Segments(
             models,
             tuple(plan[index] for index in sorted(plan)),
-            {name: packed.packed(tensors[name]) for name in dict.fromkeys([*order, *apart])},
+            {name: packed(tensors[name]) for name in dict.fromkeys([*order, *apart])},
             tuple(v for v in graph.inputs if v.name not in {p.name for p in parameters}),
         ),
     )
 
 
-def check_options(recipe: TrainingGraphSpec, backend: Backend, *, ort_format: bool) -> None:
-    """Refuse what is not built together with segments.
-
-    Raises:
-        OdtpackError: ``segments-unsupported``.
-    """
-    problem = hint = ""
-    if not backend.is_stock:
+def check_options(task: Task) -> None:
+    """Refuse what is not built together with segments."""
+    spec, problem, hint = task.spec, "", ""
+    if not task.backend.is_stock:
         problem, hint = "onnxruntime-training runs one training model", "leave --target out"
-    elif recipe.memory is not None and recipe.memory.budget is not None:
+    elif spec.memory_budget is not None:
         problem = "a memory budget is kept by one training model"
         hint = "leave --memory-budget out"
-    elif ort_format:
-        problem, hint = "segments are not written in ORT format", "leave --ort out"
-    elif recipe.additional_outputs:
+    elif spec.ort_format is not None:
+        problem, hint = "segments are not written in ORT format", "leave --ort-format out"
+    elif spec.outputs:
         problem, hint = "segments return no further outputs", "leave --output out"
-    elif recipe.frozen_storage is not None:
+    elif spec.frozen_storage is not None:
         problem, hint = "segments map frozen weights as they are", "leave --frozen-dtype out"
-    elif recipe.input_gradients:
+    elif task.input_gradients:
         problem, hint = "segments give no gradients of inputs", "name parameters alone"
     if problem:
         raise OdtpackError("segments-unsupported", problem, hint=f"{hint}, or --segments")
@@ -189,8 +240,7 @@ class _Maker:
     """Makes the models of pieces."""
 
     source: ir.Model
-    recipe: TrainingGraphSpec
-    backend: Backend
+    task: Task
     unread: Collection[str | None]
 
     def forward(
@@ -233,7 +283,7 @@ class _Maker:
         _lift(model.graph, apart, early=True)
         pipeline.before_gradient(model)
         dtype = (model.graph.outputs[0].dtype or ir.DataType.FLOAT).numpy()
-        share = np.full((), 1 / self.recipe.accumulation_steps, dtype)
+        share = np.full((), 1 / self.task.spec.accumulation_steps, dtype)
         self._differentiate(model, Ops(model.graph, "seed/").constant(share), start)
         return self._finished(model, apart, "training", properties)
 
@@ -243,7 +293,7 @@ class _Maker:
     def _differentiate(self, model: ir.Model, seed: ir.Value, start: ir.Value | None) -> None:
         """Add the gradients of the trained parameters and of the start to the outputs."""
         graph = model.graph
-        wanted = {*self.recipe.train, *(() if start is None else (start.name,))}
+        wanted = {*self.task.train, *(() if start is None else (start.name,))}
         sources = [value for value in graph.inputs if value.name in wanted]
         op = Ops(graph, "grad/")
         gradients = differentiate(graph, {graph.outputs[0]: seed}, sources, op)
@@ -254,9 +304,9 @@ class _Maker:
             assert start is not None  # noqa: S101 - its gradient
             value.name = f"{start.name}{COTANGENT_SUFFIX}"
             value.type, value.shape = start.type, start.shape
-        pipeline.after_gradient(op, model, self.backend.lower_batch_norms)
+        pipeline.after_gradient(op, model, self.task.backend.lower_batch_norms)
         if trained:
-            training.accumulate_gradients(graph, op, trained, gradients, self.backend)
+            training.accumulate_gradients(graph, op, trained, gradients, self.task.backend)
         graph.outputs.extend(outward)
 
     def _finished(
@@ -270,15 +320,11 @@ class _Maker:
 
 
 def _lift(graph: ir.Graph, names: Sequence[str], *, early: bool) -> None:
-    """Make inputs of weights, so that one model serves pieces with different ones.
-
-    Early, before anything could rest on their values, but for those whose unpacking must be
-    recognized at the end.
-    """
-    late = unpack_late.find_chains(graph) if early else set()
+    """Make inputs of weights, so that one model serves pieces with different ones."""
+    late = expand.find_chains(graph) if early else set()
     values = [graph.initializers[name] for name in names if name in graph.initializers]
     values = [v for v in values if late.isdisjoint(y for node, _ in v.uses() for y in node.outputs)]
-    packed.unpack(graph, values)
+    unpack(graph, values)
     for value in values:
         graph.initializers.pop(str(value.name))
         value.const_value = None

@@ -1,30 +1,325 @@
-"""Finds where a forward graph can be cut: values that every path from its input to the loss takes.
-
-    x ──► block ──► x1 ──► block ──► x2 ──► head ──► loss          cut at x, x1 and x2
-          ▲                ▲
-    masks, rotary tables ──┘                                       context, computed once
-
-In a network with residual sums these are the sums. They are the post-dominators of what reads the
-input, found as by Cooper, Harvey and Kennedy (2001, A simple, fast dominance algorithm): a graph
-without cycles takes one pass.
-
-What depends on the data and on no parameter, and is read by several pieces, is computed by a piece
-of its own, the prelude; so is the value that the first block reads, for that block to be like the
-others. What depends on constants alone belongs to each piece that reads it.
-"""
+"""Cuts a network into segments: where, which are alike, in which rows, how weights are packed."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.backward import FLOATS, ancestors, dependents, influences
-from odtpack.autodiff.unpack_late import SMALLEST
+from odtpack.autodiff.expand import SMALLEST
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import reads
+from odtpack.graph.graphs import dims_of, mark_constant, reads, static_dims, subgraphs
+from odtpack.graph.ops import Ops
+
+_FOUR_BITS = {ir.DataType.INT4: 8, ir.DataType.UINT4: 0}
+"""Types, and what is added to their numbers."""
+
+
+def can_be_lifted(value: ir.Value) -> bool:
+    """Whether an initializer can be an input: of 4 bits those that are unpacked alone can."""
+    readers = (node.op_type == "DequantizeLinear" for node, _ in value.uses())
+    return value.dtype not in _FOUR_BITS or all(readers)
+
+
+def packed(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """A tensor as a model takes it that :func:`unpack` changed: of 4 bits as UINT8 [n / 2]."""
+    if tensor.dtype not in _FOUR_BITS:
+        return tensor
+
+    def read() -> ir.TensorProtocol:
+        codes = _codes(tensor).reshape(-1)
+        low, high = codes[: -(-codes.size // 2)], codes[-(-codes.size // 2) :]
+        low[: high.size] |= high << 4
+        return ir.tensor(low, name=tensor.name)
+
+    shape = ir.Shape([-(-math.prod(tensor.shape.numpy()) // 2)])
+    return ir.LazyTensor(read, dtype=ir.DataType.UINT8, shape=shape, name=tensor.name)
+
+
+def unpack(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
+    """Let a graph take initializers of 4 bits apart, which become bytes as of :func:`packed`."""
+    op = Ops(graph, "packed/")
+    stored = {value: _tensor(value) for value in values if value.dtype in _FOUR_BITS}
+    for value, tensor in stored.items():
+        stored_as = packed(tensor)
+        value.const_value, value.type = stored_as, ir.TensorType(ir.DataType.UINT8)
+        value.shape = ir.Shape(stored_as.shape.numpy())
+    for node in dict.fromkeys(node for value in stored for node, _ in value.uses()):
+        codes, scale, *rest = [value for value in node.inputs if value is not None]
+        offset = _FOUR_BITS[(stored.get(codes) or _tensor(codes)).dtype]
+        with op.before(node):
+            shift = _shift(op, scale)
+            found = [_unpacked(op, value, shift, stored) for value in (codes, *rest)]
+            if not rest and offset:
+                zero = op.constant(np.full((), offset, np.uint8))
+                found.append(op.Expand(zero, op.Shape(scale)))
+            attributes = {key: each.value for key, each in node.attributes.items()}
+            (result,) = op.emit("DequantizeLinear", [found[0], scale, *found[1:]], **attributes)
+        old = node.outputs[0]
+        result.type, result.shape = old.type, old.shape
+        old.replace_all_uses_with(result, replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+
+
+def _tensor(value: ir.Value) -> ir.TensorProtocol:
+    assert value.const_value is not None  # noqa: S101 - codes are constants
+    return value.const_value
+
+
+def _codes(tensor: ir.TensorProtocol) -> np.ndarray:
+    """The numbers, from 0 on, as UINT8."""
+    return (tensor.numpy().astype(np.int8) + _FOUR_BITS[tensor.dtype]).astype(np.uint8)
+
+
+def _shift(op: Ops, scale: ir.Value) -> ir.Value:
+    """4, which is there when the scales are."""
+    if scale.producer() is None:
+        return op.constant(np.full((), 4, np.uint8))
+    return op.cast(op.Mul(op.Min(op.Size(scale), 1), 4), ir.DataType.UINT8)
+
+
+def _unpacked(
+    op: Ops, value: ir.Value, shift: ir.Value, stored: Mapping[ir.Value, ir.TensorProtocol]
+) -> ir.Value:
+    """Codes of 4 bits as UINT8, from 0 on."""
+    if value not in stored:
+        return op.constant(_codes(_tensor(value)))
+    all_bits = op.constant(np.full((), 255, np.uint8))
+    low = op.BitwiseAnd(value, op.BitShift(all_bits, shift, direction="RIGHT"))
+    both = op.Concat(low, op.BitShift(value, shift, direction="RIGHT"), axis=0)
+    shape = stored[value].shape.numpy()
+    if math.prod(shape) % 2:
+        both = op.slice(both, [0], [0], [math.prod(shape)])
+    return op.reshape(both, *shape)
+
+
+LARGEST_PART = 1 << 20
+"""Elements of a matrix that are unpacked at a time: 4 MiB in float32."""
+
+
+def split_rows(graph: ir.Graph) -> None:
+    """Take the products of a graph apart whose matrices have more elements than that."""
+    op = Ops(graph, "rows/")
+    for node in [*graph]:
+        if node.op_type == "DequantizeLinear" and node.domain == "":
+            _split(op, node)
+
+
+def _split(op: Ops, unpack: ir.Node) -> None:
+    weight = unpack.outputs[0]
+    shape = static_dims(weight)
+    if shape is None or len(shape) != 2 or math.prod(shape) <= LARGEST_PART:
+        return
+    stored = [value for value in unpack.inputs if value is not None]
+    if any(value.const_value is None for value in stored) or len(stored[0].uses()) > 1:
+        return
+    found = _product(weight)
+    if found is None:
+        return
+    product, between = found
+    source, old = product.inputs[0], product.outputs[0]
+    assert source is not None  # noqa: S101 - a product has two
+    sizes = _sizes(unpack, *shape)
+    if len(sizes) == 1:
+        return
+    with op.before(product):
+        parts, start = [], 0
+        for size in sizes:
+            parts.append(_rows(op, unpack, start, size))
+            start += size
+        if between is not None:
+            turned = [op.Transpose(part, perm=[1, 0]) for part in parts]
+            result = op.Concat(*(op.MatMul(source, part) for part in turned), axis=-1)
+        else:
+            cuts = op.split(source, -1, sizes)
+            products = [op.MatMul(x, part) for x, part in zip(cuts, parts, strict=True)]
+            result = functools.reduce(op.Add, products)
+    result.type, result.shape = old.type, old.shape
+    old.replace_all_uses_with(result)
+    for node in (product, between, unpack):
+        if node is not None:
+            op.graph.remove(node, safe=True)
+
+
+def _product(weight: ir.Value) -> tuple[ir.Node, ir.Node | None] | None:
+    """The one product that reads a matrix, and the Transpose between them, if there is one."""
+    between = None
+    while len(weight.uses()) == 1 and not weight.is_graph_output():
+        (reader, index), *_ = weight.uses()
+        if reader.op_type == "MatMul":
+            is_last = index == 1 and not reader.outputs[0].is_graph_output()
+            return (reader, between) if is_last else None
+        if reader.op_type != "Transpose" or between is not None:
+            return None
+        between, weight = reader, reader.outputs[0]
+    return None
+
+
+def _sizes(unpack: ir.Node, rows: int, columns: int) -> list[int]:
+    """Rows of each part: whole blocks, and whole bytes of codes."""
+    unit = math.lcm(_rows_of_scale(unpack), 2)
+    most = max(LARGEST_PART // columns // unit, 1) * unit
+    count = math.ceil(rows / most)
+    size = math.ceil(rows / count / unit) * unit
+    return [min(size, rows - start) for start in range(0, rows, size)]
+
+
+def _rows_of_scale(unpack: ir.Node) -> int:
+    """Rows that share a row of scales."""
+    blocked = unpack.attributes.get_int("axis", 1) == 0
+    return max(unpack.attributes.get_int("block_size", 0), 1) if blocked else 1
+
+
+def _rows(op: Ops, unpack: ir.Node, start: int, size: int) -> ir.Value:
+    """What unpacks some rows of a matrix."""
+    stored = [value for value in unpack.inputs if value is not None]
+    by_column = unpack.attributes.get_int("axis", 1) == 1
+    step = _rows_of_scale(unpack)
+    inputs = [_part(op, stored[0], start, size)]
+    for value in stored[1:]:  # scales and zero points: of rows of blocks, of rows, or of columns
+        rank = len(dims_of(value) or ())
+        shared = rank == 0 or (rank == 1 and by_column)
+        inputs.append(value if shared else _part(op, value, start // step, -(-size // step)))
+    attributes = {key: each.value for key, each in unpack.attributes.items()}
+    result = op.emit("DequantizeLinear", inputs, **attributes)[0]
+    columns = (static_dims(unpack.outputs[0]) or ())[1:]
+    result.type, result.shape = unpack.outputs[0].type, ir.Shape([size, *columns])
+    return result
+
+
+def _part(op: Ops, value: ir.Value, start: int, size: int) -> ir.Value:
+    """An initializer with some rows of another one."""
+    tensor = value.const_value
+    assert tensor is not None  # noqa: S101 - of an initializer
+    name = op.fresh_name(f"{value.name}.rows_{start}")
+    shape = ir.Shape([size, *tensor.shape.numpy()[1:]])
+
+    def read() -> ir.TensorProtocol:
+        rows = np.ascontiguousarray(tensor.numpy()[start : start + size])
+        return ir.Tensor(rows, dtype=tensor.dtype, name=name)
+
+    lazy = ir.LazyTensor(read, dtype=tensor.dtype, shape=shape, name=name)
+    part = ir.val(name, const_value=lazy, type=ir.TensorType(tensor.dtype), shape=shape)
+    op.graph.register_initializer(part)
+    mark_constant(part)
+    return part
+
+
+_LARGEST_COMPARED = 1 << 16
+"""Bytes up to which constants are compared; what is larger is a weight."""
+_WEIGHTS = {
+    *(ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE),
+    *(ir.DataType.INT4, ir.DataType.UINT4),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outline:
+    """The shape of a piece.
+
+    Attributes:
+        key: Equal for pieces that are alike.
+        inputs: Names of its inputs, in the order in which they are met from its outputs.
+        weights: Its initializers that may hold other numbers in a piece that is alike, in order.
+        values: What it gives, and the gradients that go with it, in order.
+    """
+
+    key: str
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def outline(graph: ir.Graph, piece: Piece, trained: Sequence[str]) -> Outline:
+    """Return the shape of a piece."""
+    digest = hashlib.sha256()
+    numbers: dict[ir.Value, int] = {}
+    sizes: dict[str, int] = {}
+    inputs: list[str] = []
+    weights: list[str] = []
+    seen: set[ir.Node] = set()
+
+    def note(*parts: object) -> None:
+        digest.update(repr(parts).encode())
+
+    def meet(value: ir.Value) -> None:
+        """Number an input or an initializer."""
+        numbers[value] = len(numbers)
+        tensor, name = value.const_value, str(value.name)
+        if not value.is_graph_input() and tensor is not None:
+            note("constant", tensor.dtype.name, tuple(tensor.shape.numpy()))
+            if is_weight(tensor) and can_be_lifted(value):
+                weights.append(name)
+            else:
+                note(tensor.tobytes())
+            return
+        inputs.append(name)
+        dims = [
+            sizes.setdefault(dim, len(sizes)) + 0.5 if isinstance(dim, str) else dim
+            for dim in dims_of(value) or ()
+        ]
+        start = piece.start is not None and name == piece.start.name
+        note("input", value.dtype, dims, name in trained, start)
+
+    for output in graph.outputs:
+        stack: list[tuple[ir.Node | None, bool]] = [(output.producer(), False)]
+        while stack:
+            node, ready = stack.pop()
+            if node is None or (node in seen and not ready):
+                continue
+            if not ready:
+                seen.add(node)
+                stack.append((node, True))
+                given = [v for v in reversed(node.inputs) if v is not None]
+                stack.extend((v.producer(), False) for v in given if v not in numbers)
+                continue
+            for value in node.inputs:
+                if value is not None and value not in numbers:
+                    meet(value)
+            if subgraphs(node):
+                note("own", str(node.outputs[0].name))
+            else:
+                note(*sorted(_attribute(each) for each in node.attributes.values()))
+            note(
+                node.domain, node.op_type, [None if v is None else numbers[v] for v in node.inputs]
+            )
+            for value in node.outputs:
+                numbers[value] = len(numbers)
+        if output not in numbers:
+            meet(output)
+        note("output", numbers[output])
+    # Inputs that only subgraphs read; a piece with subgraphs is like no other.
+    inputs += [str(value.name) for value in graph.inputs if value not in numbers]
+    outputs = tuple(str(value.name) for value in graph.outputs)
+    return Outline(digest.hexdigest(), tuple(inputs), tuple(weights), outputs)
+
+
+def is_weight(tensor: ir.TensorProtocol) -> bool:
+    """Whether a constant may hold other numbers in a piece that is alike."""
+    return tensor.dtype in _WEIGHTS or tensor.size >= SMALLEST
+
+
+def differing(
+    outlines: Sequence[Outline], tensors: Mapping[str, ir.TensorProtocol]
+) -> tuple[bool, ...]:
+    """Which weights of pieces that are alike are stored outside of their model."""
+    found = []
+    for names in zip(*(each.weights for each in outlines), strict=True):
+        each = [tensors[name] for name in names]
+        large = each[0].nbytes > _LARGEST_COMPARED or each[0].size >= SMALLEST
+        found.append(large or len({tensor.tobytes() for tensor in each}) > 1)
+    return tuple(found)
+
+
+def _attribute(attribute: ir.Attr) -> str:
+    proto = ir.serde.serialize_attribute(attribute)
+    return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,20 +341,7 @@ class Piece:
 
 
 def cut(graph: ir.Graph, trained: Sequence[ir.Value]) -> list[Piece]:
-    """Cut a graph into pieces, in the order in which they are computed.
-
-    Args:
-        graph: Ends in the loss; sorted, without unused nodes, its parameters being inputs.
-        trained: The inputs to train.
-
-    Returns:
-        The pieces: the prelude, if anything is for it, those in between, and the one that
-        computes the loss.
-
-    Raises:
-        OdtpackError: There is no place to cut (``segments-not-found``), or a parameter is read on
-            both sides of one (``segments-unsupported``).
-    """
+    """Cut a graph into pieces, in the order in which they are computed."""
     loss = graph.outputs[0]
     flow = dependents(graph, trained) & influences(graph, [loss])
     readers = _readers(graph)
@@ -146,10 +428,7 @@ def _stream(
     readers: Mapping[ir.Value, Sequence[ir.Node]],
     constant: Collection[ir.Node],
 ) -> list[ir.Value]:
-    """Values that all data of an input pass through, for the input that has most of them.
-
-    Others, as positions and masks, have few: each block reads what is made of them.
-    """
+    """Values that all data of an input pass through, for the input that has most of them."""
     position = {node: place for place, node in enumerate(graph)}
     given = {value for value in graph.inputs if value not in trained}
     ends = influences(graph, graph.outputs[:1])

@@ -330,12 +330,14 @@ class Gate {
     Gate& gate_;
   };
 
-  /// Let no further call of a session begin, wait for the running one, and then free what it has.
-  template <class Body>
-  void Close(bool& closed, Body free) {
+  /// Let no further call of a session begin, `end` the running one or wait for it, and then `free`
+  /// what it has.
+  template <class End, class Free>
+  void Close(bool& closed, End end, Free free) {
     std::unique_lock<std::mutex> lock(mutex_);
     const bool before = closed;
     closed = true;
+    end();
     left_.wait(lock, [this] { return !busy_; });
     if (before) return;
     busy_ = true;

@@ -56,18 +56,39 @@ class SharedArena {
   bool ours_ = false;
 };
 
+/// Ends the runs of a session that is closed. Not for those that write over what no copy is kept of.
+class Ending {
+ public:
+  void Ask() {
+    asked_ = true;
+    options_.SetTerminate();
+  }
+  const OrtRunOptions* Options() const { return options_; }
+  /// What to say of a run that failed because it was ended.
+  void Check() const {
+    if (asked_) throw Error("closed", "The session was closed, and that ended this call.");
+  }
+
+ private:
+  Ort::RunOptions options_;
+  std::atomic<bool> asked_{false};
+};
+
 /// Arguments of a session's run that stand at fixed addresses; nothing is copied.
 struct Arguments {
   std::vector<const char*> input_names, output_names;
   std::vector<const OrtValue*> inputs;
   std::vector<OrtValue*> outputs;
 
-  void Run(Ort::Session& session, const char* hint) {
-    const Ort::Status status(Ort::GetApi().Run(session, nullptr, input_names.data(), inputs.data(),
-                                               inputs.size(), output_names.data(),
-                                               output_names.size(), outputs.data()));
-    if (!status.IsOK())
-      throw Error("run-failed", "ONNX Runtime: " + status.GetErrorMessage(), "", hint);
+  /// Without an `ending` the run always goes on to its end.
+  void Run(Ort::Session& session, const char* hint, const Ending* ending = nullptr) {
+    const Ort::Status status(
+        Ort::GetApi().Run(session, ending == nullptr ? nullptr : ending->Options(),
+                          input_names.data(), inputs.data(), inputs.size(), output_names.data(),
+                          output_names.size(), outputs.data()));
+    if (status.IsOK()) return;
+    if (ending != nullptr) ending->Check();
+    throw Error("run-failed", "ONNX Runtime: " + status.GetErrorMessage(), "", hint);
   }
 };
 
@@ -154,10 +175,11 @@ class Graph : public Model {
   /// Refers to the package, its `outputs` among it, and to the tensors in `bound`; `hint` says what
   /// to do after a run that failed.
   Graph(Ort::Session session, const Package& package, const std::vector<Spec>& outputs,
-        const Bound& bound,
+        const Bound& bound, const Ending* ending,
         const char* hint = "call LazyResetGrad(): gradients may hold part of the step")
       : session_(std::move(session)),
         inputs_(package.Inputs()),
+        ending_(ending),
         hint_(hint),
         loss_(Zeros(outputs[0].type, {})) {
     for (size_t i = 0; i < session_.GetInputCount(); ++i) {
@@ -184,7 +206,7 @@ class Graph : public Model {
     for (size_t i = 0; i < values.size(); ++i) arguments_.inputs[input_places_[i]] = values[i];
     for (const auto& place : output_places_) arguments_.outputs[place.second] = nullptr;
     if (loss_value_) arguments_.outputs[output_places_[0]] = loss_value_;
-    arguments_.Run(session_, hint_);
+    arguments_.Run(session_, hint_, ending_);
     std::vector<Ort::Value> results;
     for (const auto& place : output_places_) {
       if (place.first > 0 || !loss_value_) {
@@ -227,6 +249,7 @@ class Graph : public Model {
   Ort::AllocatorWithDefaultOptions allocator_;
   Ort::Session session_;
   const std::vector<Spec>& inputs_;
+  const Ending* ending_;
   const char* hint_;
   std::deque<std::string> names_;
   Arguments arguments_;

@@ -118,8 +118,9 @@ class SegmentedGraph : public Model {
  public:
   /// Refers to the segments, the package, its `outputs` among it, and to the tensors in `bound`.
   SegmentedGraph(Segments& segments, const Package& package, const std::vector<Spec>& outputs,
-                 const Bound& bound, bool training)
+                 const Bound& bound, const Ending& ending, bool training)
       : segments_(segments),
+        ending_(ending),
         inputs_(package.Inputs()),
         outputs_(outputs),
         loss_(Zeros(outputs[0].type, {})),
@@ -234,7 +235,7 @@ class SegmentedGraph : public Model {
     }
     segments_.weights.Read(run.pages, [&] {
       run.arguments.Run(*run.part.session,
-                        "call LazyResetGrad(): gradients may hold part of the step");
+                        "call LazyResetGrad(): gradients may hold part of the step", &ending_);
     });
     for (const size_t i : run.made) {
       const End& end = run.part.outputs[i];
@@ -309,6 +310,7 @@ class SegmentedGraph : public Model {
 
   Ort::AllocatorWithDefaultOptions allocator_;
   Segments& segments_;
+  const Ending& ending_;
   const std::vector<Spec>& inputs_;
   const std::vector<Spec>& outputs_;
   Tensor loss_;

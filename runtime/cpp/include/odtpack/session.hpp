@@ -68,17 +68,17 @@ class TrainingSession {
     bound_.Add("lazy_reset_grad", reset_);
     if (segments_) {
       training_ = std::make_unique<detail::SegmentedGraph>(*segments_, package_, package_.Outputs(),
-                                                           bound_, true);
+                                                           bound_, ending_, true);
       if (eval_model) {
         evaluation_ = std::make_unique<detail::SegmentedGraph>(
-            *segments_, package_, package_.EvaluationOutputs(), bound_, false);
+            *segments_, package_, package_.EvaluationOutputs(), bound_, ending_, false);
       }
     } else if (!step_model) {
       MakeTraining(std::move(*first));
     }
     if (evaluation) {
       evaluation_ = std::make_unique<detail::Graph>(std::move(*evaluation), package_,
-                                                    package_.EvaluationOutputs(), bound_);
+                                                    package_.EvaluationOutputs(), bound_, &ending_);
     }
     if (optimizer) {
       optimizer_ =
@@ -100,16 +100,19 @@ class TrainingSession {
   TrainingSession& operator=(const TrainingSession&) = delete;
   ~TrainingSession() { Close(); }
 
-  /// Wait for the call that runs, and free the models; closing twice is allowed. The state remains,
+  /// Free the models; closing twice is allowed. An evaluation or a training step that runs is ended,
+  /// and is the error `closed`: the state is as before it. For other calls this waits, an optimizer
+  /// step and one in the step model among them, which write over what they read. The state remains,
   /// and may be saved. Every later call but those that read a number or names is the error `closed`.
   void Close() {
-    state_.gate->Close(closed_, [this] {
+    const auto free = [this] {
       training_.reset();
       step_.reset();
       evaluation_.reset();
       optimizer_.reset();
       segments_.reset();
-    });
+    };
+    state_.gate->Close(closed_, [this] { ending_.Ask(); }, free);
   }
 
   /// Make an optimizer step on one batch: what TrainStep, OptimizerStep and LazyResetGrad do, and
@@ -181,7 +184,8 @@ class TrainingSession {
     const auto call = Enter();
     on_not_finite_ = policy;
   }
-  /// Steps that changed nothing, as their loss or a gradient was not finite.
+  /// Steps that changed nothing, as their loss or a gradient was not finite; in the step model the
+  /// other parameters of a step whose loss is finite were updated.
   int64_t SkippedSteps() const { return skipped_; }
   /// The last step whose loss or gradient was not finite, if there was one.
   const std::optional<NotFinite>& LastNotFinite() const { return last_not_finite_; }
@@ -311,8 +315,8 @@ class TrainingSession {
   detail::Gate::Call Enter() const { return detail::Gate::Call(*state_.gate, &closed_); }
 
   void MakeTraining(Ort::Session session) {
-    training_ =
-        std::make_unique<detail::Graph>(std::move(session), package_, package_.Outputs(), bound_);
+    training_ = std::make_unique<detail::Graph>(std::move(session), package_, package_.Outputs(),
+                                                bound_, &ending_);
   }
 
   std::vector<Ort::Value> MakeStep(const std::vector<Ort::Value>& inputs) {
@@ -325,10 +329,15 @@ class TrainingSession {
     }
     statistics_.Copy();
     std::fill_n(not_updated_.data.get(), not_updated_.Bytes(), 0);
-    auto results = Optimizer().RunStep(*step_, inputs);
+    std::vector<Ort::Value> results;
+    try {
+      results = Optimizer().RunStep(*step_, inputs);
+    } catch (...) {
+      statistics_.PutBack();
+      throw;
+    }
     if (!detail::AllFinite(results[0])) {
       statistics_.PutBack();
-      ++skipped_;
       Report({"loss-not-finite", StepCount() + 1, {}});
       return results;
     }
@@ -383,7 +392,6 @@ class TrainingSession {
     }
     put_back();
     if (!adds) nothing_ = true;  // the reset remains to be done
-    ++skipped_;
     Report(std::move(odd));
     return results;
   }
@@ -394,8 +402,9 @@ class TrainingSession {
     if (!nothing_) optimizer.Step();
   }
 
-  /// Note a step that was not finite, and stop if that was asked for.
+  /// Count a step that was not finite, and stop if that was asked for.
   void Report(NotFinite odd) {
+    ++skipped_;
     last_not_finite_ = std::move(odd);
     if (on_not_finite_ == OnNotFinite::kSkip) return;
     const NotFinite& last = *last_not_finite_;
@@ -526,6 +535,7 @@ class TrainingSession {
   detail::Tensor reset_ = detail::Zeros(detail::kBool, {1}), not_updated_;
   detail::Kept statistics_, accumulated_;  // what a bad step must not change
   bool nothing_ = false;                   // gradients hold what a bad step left
+  detail::Ending ending_;
   bool closed_ = false, has_step_model_ = false, has_optimizer_ = false;
   OnNotFinite on_not_finite_ = OnNotFinite::kSkip;
   int64_t skipped_ = 0, pending_ = 0;

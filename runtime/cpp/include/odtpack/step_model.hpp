@@ -44,7 +44,7 @@ inline std::unique_ptr<Graph> MakeStepGraph(Ort::Session session, const Package&
   }
   if (!updated.empty())
     ThrowMismatch("the step model does not update '" + updated.begin()->first + "'");
-  return std::make_unique<Graph>(std::move(session), package, package.Outputs(), bound,
+  return std::make_unique<Graph>(std::move(session), package, package.Outputs(), bound, nullptr,
                                  "load the last checkpoint: parameters may hold part of the step");
 }
 

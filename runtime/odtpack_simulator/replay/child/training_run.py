@@ -2,7 +2,7 @@
 
 A training that was interrupted goes on from its last whole checkpoint and makes, from there,
 the same steps with the same bits. Everything that a step depends on is in that one file
-(see :mod:`odtpack_simulator.replay.position`) or a function of the position: the samples of
+(see :mod:`odtpack_simulator.replay.job`) or a function of the position: the samples of
 its batches, and the seed of ONNX Runtime's generator, from which Dropout draws.
 """
 
@@ -21,7 +21,7 @@ import numpy.random  # numpy loads it on first use, which would count as the tra
 import onnxruntime
 
 from odtpack_runtime.checkpoint.format import CheckpointData
-from odtpack_runtime.checkpoint.layout import Array
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.files.atomic import atomic_write
@@ -36,13 +36,14 @@ from odtpack_simulator.memory.process_memory import (
     give_back_memory,
 )
 from odtpack_simulator.replay.child.pauses import OpenFile, stopping_write, wait_to_be_killed
-from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.job import Indices, Job, Position, load_position, run_digest
 from odtpack_simulator.replay.limits import hold_memory, methods_for
 from odtpack_simulator.replay.paired_loss import GROUPS, Groups, pooled
-from odtpack_simulator.replay.position import Position, load_position, run_digest
-from odtpack_simulator.replay.sample_plan import Indices
 
 Send = Callable[..., None]
+
+_MOST_REASON = 1000
+"""Characters of a reason, which names parameters."""
 
 
 class Batches:
@@ -145,10 +146,17 @@ class _Training:
         for indices in itertools.islice(
             job.schedule.steps_from(self._step), job.steps - self._step
         ):
+            module = self._trainer.module
+            before = module.skipped_steps
             loss, seconds = self._trainer.step(indices)
             self._step += 1
             self._mark("step")
-            self._send("step", index=self._step - 1, loss=number(loss), ms=seconds * 1e3)
+            skipped = module.skipped_steps - before
+            reason = str(module.last_not_finite)[:_MOST_REASON] if skipped else ""
+            self._send(
+                "step", index=self._step - 1, loss=number(loss), ms=seconds * 1e3,
+                skipped=skipped, reason=reason,
+            )  # fmt: skip
             if job.pause_at == self._step and job.pause_in_save is None:
                 wait_to_be_killed(self._send, step=self._step, written=None)
             if self._step == job.steps:

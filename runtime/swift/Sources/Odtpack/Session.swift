@@ -75,7 +75,9 @@ public final class ORTTrainingSession {
   }
   deinit { odtpack_session_release(handle) }
 
-  /// Wait for the call that runs, and free the models; closing twice is allowed. The checkpoint
+  /// Free the models; closing twice is allowed. An evaluation or a training step that runs is ended,
+  /// and throws `closed`: the checkpoint is as before it. For other calls this waits, an optimizer
+  /// step and one in the step model among them, which write over what they read. The checkpoint
   /// remains, and may be saved. Every later call but those that read a number or names throws
   /// `closed`.
   public func close() throws { try call(odtpack_session_close(handle)) }
@@ -84,7 +86,8 @@ public final class ORTTrainingSession {
   public func setOnNotFinite(_ policy: OnNotFinite) throws {
     try call(odtpack_session_set_stops_on_not_finite(handle, policy == .stop))
   }
-  /// Steps that changed nothing, as their loss or a gradient was not finite.
+  /// Steps that changed nothing, as their loss or a gradient was not finite; in the step model the
+  /// other parameters of a step whose loss is finite were updated.
   public var skippedSteps: Int { Int(odtpack_session_skipped_steps(handle)) }
   /// The last step whose loss or gradient was not finite. Ask between calls.
   public var lastNotFinite: NotFinite? {

@@ -64,7 +64,10 @@ class OrtTrainingSession private constructor(
     @Volatile
     var onNotFinite = OnNotFinite.SKIP
 
-    /** Training steps whose loss or gradients were not finite, and which changed nothing. */
+    /**
+     * Batches whose loss or gradients were not finite, and which changed nothing. Of one of the step
+     * model's some parameters may have been updated: [lastNotFinite].
+     */
     @Volatile
     var skippedSteps = 0L
         private set
@@ -150,10 +153,9 @@ class OrtTrainingSession private constructor(
             return skipped(result, "loss-not-finite", emptyList())
         }
         val kept = model.kept()
-        val found = if (kept.isEmpty()) null else notFinite("gradient-not-finite", kept)
+        val step = state.optimizer!!.step + 1
         optimizer().advance()
-        if (found != null && onNotFinite == OnNotFinite.STOP) result.use { found.raise() }
-        return result
+        return if (kept.isEmpty()) result else skipped(result, "gradient-not-finite", kept, step)
     }
 
     /**
@@ -267,16 +269,18 @@ class OrtTrainingSession private constructor(
     /** A loss that was not asked for counts as finite: a gradient shows what is wrong with it. */
     private fun hasFiniteLoss(result: Result) = lossIn(result)?.let { valueOf(it).isFinite() } != false
 
-    private fun skipped(result: Result, code: String, names: List<String>): Result {
-        val found = notFinite(code, names)
+    private fun skipped(
+        result: Result,
+        code: String,
+        names: List<String>,
+        step: Long = (state.optimizer?.step ?: 0) + 1,
+    ): Result {
+        val found = NotFinite(code, step, names.take(MOST_NAMES))
+        lastNotFinite = found
         skippedSteps++
         if (onNotFinite == OnNotFinite.STOP) result.use { found.raise() }
         return result
     }
-
-    private fun notFinite(code: String, names: List<String>) =
-        NotFinite(code, (state.optimizer?.step ?: 0) + 1, names.take(MOST_NAMES))
-            .also { lastNotFinite = it }
 
     /**
      * One batch of a whole training: a training step, and after every [accumulationSteps] of them

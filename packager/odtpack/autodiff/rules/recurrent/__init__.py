@@ -1,1 +1,0 @@
-"""Gradients of LSTM, GRU and RNN."""

@@ -1,0 +1,180 @@
+"""Resize, GridSample and AffineGrid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from odtpack.autodiff import sampling
+from odtpack.autodiff.context import Context, Cotangents, vjp
+from odtpack.autodiff.rules.linalg import multiply_axis
+from odtpack.autodiff.sampling import Axis, Kernel, length, weights
+from odtpack.graph.ops import Ops
+
+
+@vjp("Resize", since=11)
+def resize(ctx: Context) -> Cotangents:
+    """All modes are separable: y = M x along each axis, so dx = M^T dy.
+
+    M is a constant where the sizes and the scale of an axis are known; else the graph
+    computes it. Sizes, scales and the region of tf_crop_and_resize receive no gradient.
+    """
+    op, x, rank, dx = ctx.op, ctx.x(), ctx.rank(ctx.x()), ctx.dy()
+    kernel = Kernel.of(ctx)
+    for position, axis in enumerate(_listed(ctx)):
+        old, new = ctx.dims(x)[axis], ctx.dims(ctx.y())[axis]
+        scale = _scale(ctx, position)
+        if scale == 1 or (_stretched(ctx) and old is not None and old == new):
+            continue
+        if axis == 0 and rank > 2 and kernel.mode != "nearest":
+            continue  # of which the runtime resizes no samples
+        region = _region(ctx, position)
+        if (
+            isinstance(old, int)
+            and isinstance(new, int)
+            and not isinstance(scale, ir.Value)
+            and not isinstance(region, ir.Value)
+        ):
+            constant = _known_weights(op, kernel, old, new, scale, region)
+            dx = multiply_axis(op, dx, rank, axis, constant.astype(ctx.dtype(x).numpy()))
+            continue
+        axes = Axis(length(op, x, axis), length(op, ctx.dy(), axis), scale, region)
+        matrix = weights(op, kernel, axes, ctx.dtype(x))
+        last = [i for i in range(rank) if i != axis] + [axis]
+        product = op.MatMul(op.transpose(dx, *last), matrix)
+        dx = op.transpose(product, *(last.index(i) for i in range(rank)))
+    return [dx, None, None, None]
+
+
+def _listed(ctx: Context) -> list[int]:
+    rank = ctx.rank(ctx.x())
+    return [axis % rank for axis in ctx.ints("axes", range(rank))]
+
+
+def _has_scales(ctx: Context) -> bool:
+    return ctx.maybe_x(2) is not None and ctx.dims(ctx.x(2)) != (0,)
+
+
+def _stretched(ctx: Context) -> bool:
+    """Whether each axis has the scale that its sizes say."""
+    policy = ctx.string("keep_aspect_ratio_policy", "stretch")
+    return not _has_scales(ctx) and policy == "stretch"
+
+
+def _scale(ctx: Context, position: int) -> float | ir.Value | None:
+    """Scale of the listed axis ``position``, if it is not what its sizes say."""
+    if _stretched(ctx):
+        return None
+    op, dtype = ctx.op, ctx.dtype(ctx.x())
+    if _has_scales(ctx):
+        scales = ctx.constant(2)
+        if scales is not None:
+            return float(scales[position])
+        return op.cast(op.slice(ctx.x(2), [0], [position], [position + 1]), dtype)
+    axes, sizes, dims = _listed(ctx), ctx.constant(3), ctx.dims(ctx.x())
+    smaller = ctx.string("keep_aspect_ratio_policy", "stretch") == "not_larger"
+    known = [dim for dim in (dims[axis] for axis in axes) if isinstance(dim, int)]
+    if sizes is not None and len(known) == len(axes):
+        ratios = [float(size) / old for size, old in zip(sizes, known, strict=True)]
+        return min(ratios) if smaller else max(ratios)
+    old = op.Gather(op.Shape(ctx.x()), op.ints(*axes), axis=0)
+    ratio = op.Div(op.cast(ctx.x(3), dtype), op.cast(old, dtype))
+    return op.ReduceMin(ratio, keepdims=1) if smaller else op.ReduceMax(ratio, keepdims=1)
+
+
+def _region(ctx: Context, position: int) -> tuple[float, float] | ir.Value | None:
+    """Start and end of the part that tf_crop_and_resize resizes, as shares of the axis."""
+    if ctx.string("coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize":
+        return None
+    count, region = len(_listed(ctx)), ctx.constant(1)
+    if region is not None:
+        return float(region[position]), float(region[count + position])
+    picked = ctx.op.ints(position, count + position)
+    return ctx.op.cast(ctx.op.Gather(ctx.x(1), picked, axis=0), ctx.dtype(ctx.x()))
+
+
+def _known_weights(
+    op: Ops,
+    kernel: Kernel,
+    old: int,
+    new: int,
+    scale: float | None,
+    region: tuple[float, float] | None,
+) -> np.ndarray:
+    """The result [new, old] of the nodes that would compute the weights."""
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": op.opset}, name="weights")
+    inner = Ops(graph)
+    axis = Axis(inner.ints(old), inner.ints(new), scale, region)
+    graph.outputs.append(weights(inner, kernel, axis, ir.DataType.DOUBLE))
+    model = ir.to_proto(ir.Model(graph, ir_version=8))
+    results: Any = ReferenceEvaluator(model).run(None, {})  # its stubs say it may be a dict
+    return np.asarray(results[0])
+
+
+# Names of the modes; opset 20 renamed two of them.
+_MODES = {
+    "nearest": sampling.nearest,
+    "bilinear": sampling.linear,
+    "linear": sampling.linear,
+    "bicubic": sampling.cubic,
+    "cubic": sampling.cubic,
+}
+
+
+@vjp("GridSample", since=16)
+def grid_sample(ctx: Context) -> Cotangents:
+    """x [N, C, ...] read at grid [N, ..., r], whose last axis counts from the last to the first.
+
+    A grid of -1 to 1 spans the plane: from the centre of its first element to that of its
+    last with align_corners, from edge to edge without.
+    """
+    op, x, grid, rank = ctx.op, ctx.x(), ctx.x(1), ctx.rank(ctx.x()) - 2
+    mode, padding = ctx.string("mode", "linear"), ctx.string("padding_mode", "zeros")
+    corners = bool(ctx.int("align_corners", 0))
+    if mode not in _MODES or padding not in ("zeros", "border", "reflection"):
+        raise ctx.unsupported(f"mode {mode!r} with padding_mode {padding!r}")
+    sizes = [sampling.length(op, x, 2 + axis) for axis in range(rank)]
+    places = op.reshape(op.cast(grid, ctx.dtype(x)), 0, -1, rank)
+    scales, axes = [], []
+    for axis, size in enumerate(sizes):
+        length = op.cast(size, ctx.dtype(x))
+        scale = op.Mul(op.Sub(length, 1.0) if corners else length, 0.5)
+        column = op.slice(places, [2], [rank - 1 - axis], [rank - axis])
+        at = op.Add(op.Mul(column, scale), op.Mul(op.Sub(length, 1.0), 0.5))
+        axes.append(_MODES[mode](op, at, size, padding, corners))
+        scales.append(scale)
+    taps = sampling.combine(op, axes, sizes)
+    dy = op.reshape(ctx.dy(), 0, 0, -1)
+    dx = sampling.scatter(op, x, taps, dy) if ctx.needs(0) else None
+    if not ctx.needs(1):
+        return [dx]
+    if mode == "nearest":
+        return [dx, op.zeros(op.shape_of(grid), ctx.dtype(grid))]
+    share = sampling.shares(op, sampling.rows(op, x, taps), dy)
+    found = sampling.position_gradients(op, taps, share)
+    columns = [
+        op.unsqueeze(op.Mul(slope, scale), 2)
+        for slope, scale in zip(found, scales, strict=True)
+        if slope is not None
+    ]
+    dgrid = op.reshape_like(op.Concat(*reversed(columns), axis=2), grid)
+    return [dx, op.cast(dgrid, ctx.dtype(grid))]
+
+
+@vjp("AffineGrid", since=20)
+def affine_grid(ctx: Context) -> Cotangents:
+    """grid [N, P, r] = base [P, r] A^T + b, where theta [N, r, r + 1] is A with b appended.
+
+    The operator itself makes ``base``: it is the grid of the identity.
+    """
+    op, theta, rank = ctx.op, ctx.x(), ctx.size(ctx.x(), 1)
+    dtype = ctx.dtype(theta)
+    identity = op.constant(np.eye(rank, rank + 1, dtype=dtype.numpy())[None])
+    one = op.Concat(op.ints(1), op.slice(ctx.x(1), [0], [1], [rank + 2]), axis=0)
+    base = op.AffineGrid(identity, one, align_corners=ctx.int("align_corners", 0))
+    columns = op.transpose(op.reshape(ctx.dy(), 0, -1, rank), 0, 2, 1)  # [N, r, P]
+    matrix = op.MatMul(columns, op.reshape(base, -1, rank))
+    return [op.Concat(matrix, op.reduce_sum(columns, [2]), axis=2), None]

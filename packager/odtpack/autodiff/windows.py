@@ -1,0 +1,538 @@
+"""Windows on a plane: where each window and each tap lies."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.context import Context
+from odtpack.graph.graphs import Dims
+from odtpack.graph.ops import Ops
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """The spatial side of a convolution; one entry for each spatial axis.
+
+    Attributes:
+        kernel: Kernel sizes.
+        strides: Steps between windows.
+        dilations: Distances between taps.
+        before: Zeros in front of each axis.
+        after: Zeros after each axis.
+        size: Input sizes.
+        out: Output sizes.
+        groups: Number of groups.
+        channels: Input channels.
+        features: Output channels.
+    """
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    size: tuple[int, ...]
+    out: tuple[int, ...]
+    groups: int
+    channels: int
+    features: int
+
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes."""
+        return len(self.kernel)
+
+    @property
+    def spatial(self) -> range:
+        """Axes of the spatial dimensions in [N, C, ...] layout."""
+        return range(2, 2 + self.rank)
+
+    @property
+    def pointwise(self) -> bool:
+        """A kernel of ones, without padding or steps: a matrix product over channels."""
+        ones = (1,) * self.rank
+        return self.kernel == self.strides == ones and not any(self.before + self.after)
+
+    @property
+    def tiles(self) -> bool:
+        """The windows cover the input once: no padding, overlap, gaps or rest."""
+        covered = tuple(o * k for o, k in zip(self.out, self.kernel, strict=True))
+        dense = all(dilation == 1 for dilation in self.dilations)
+        return dense and self.kernel == self.strides and covered == self.size
+
+    @property
+    def depthwise(self) -> bool:
+        """One input and one output channel in each group."""
+        return self.groups == self.channels == self.features and self.groups > 1
+
+    @property
+    def pixels(self) -> int:
+        """Number of output positions of one sample and channel."""
+        return math.prod(self.out)
+
+    def taps(self) -> list[tuple[int, ...]]:
+        """Offset of every kernel element in the padded input, in row-major order."""
+        steps = (range(0, k * d, d) for k, d in zip(self.kernel, self.dilations, strict=True))
+        return list(itertools.product(*steps))
+
+    def tap(
+        self, op: Ops, padded: ir.Value, axes: Sequence[int], offset: Sequence[int]
+    ) -> ir.Value:
+        """The elements of ``padded`` that one tap reads, one for each window."""
+        ends = [start + span for start, span in zip(offset, self.spans(), strict=True)]
+        return op.slice(padded, axes, offset, ends, self.strides)
+
+    def spans(self) -> tuple[int, ...]:
+        """Elements between the first and last window position along each axis, plus one."""
+        return tuple((o - 1) * s + 1 for o, s in zip(self.out, self.strides, strict=True))
+
+
+def _same_pads(total: Sequence[int], upper: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    small, large = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    return (small, large) if upper else (large, small)
+
+
+def conv_windows(ctx: Context) -> Windows:
+    """Read a Conv node.
+
+    Raises:
+        OdtpackError: Channels or spatial sizes are unknown.
+    """
+    weight = _known(ctx, ctx.dims(ctx.x(1)))
+    return _windows(ctx, tuple(weight[2:]), ctx.int("group", 1), weight[0])
+
+
+def pool_windows(ctx: Context) -> Windows:
+    """Read a pooling node: one group for each channel.
+
+    Raises:
+        OdtpackError: Channels or spatial sizes are unknown.
+    """
+    channels = _known(ctx, ctx.dims(ctx.x())[1:])[0]
+    return _windows(ctx, ctx.ints("kernel_shape", ()), channels, channels)
+
+
+def _known(ctx: Context, dims: Dims) -> list[int]:
+    known = [dim for dim in dims if isinstance(dim, int)]
+    if len(known) != len(dims):
+        raise ctx.unsupported("the sizes of its weight must be known")
+    return known
+
+
+def check_lengths(ctx: Context, rank: int, spatial: int) -> None:
+    """Hold the list attributes to the number of spatial axes.
+
+    Args:
+        ctx: A convolution or pool.
+        rank: Length of its kernel.
+        spatial: Number of spatial axes of its input.
+
+    Raises:
+        OdtpackError: One is too long or too short.
+    """
+    lengths = {"kernel_shape": rank, "strides": rank, "dilations": rank, "pads": 2 * rank}
+    for name, wanted in lengths.items():
+        if rank != spatial or len(ctx.ints(name, (0,) * wanted)) != wanted:
+            raise ctx.unsupported(f"its {name} does not go with {spatial} spatial axes")
+
+
+def _windows(ctx: Context, kernel: tuple[int, ...], groups: int, features: int) -> Windows:
+    """auto_pad and ceil_mode are turned into explicit padding: every window lies inside."""
+    channels, *sizes = _known(ctx, ctx.dims(ctx.x())[1:])
+    rank, size = len(kernel), tuple(sizes)
+    check_lengths(ctx, rank, len(size))
+    strides = ctx.ints("strides", (1,) * rank)
+    dilations = ctx.ints("dilations", (1,) * rank)
+    reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
+    if ctx.string("auto_pad", "NOTSET").startswith("SAME") and reach != kernel:
+        raise ctx.unsupported(
+            "with auto_pad and dilations ONNX Runtime has other windows than the standard"
+        )
+    before, after = padding(ctx, kernel, strides, size)
+    out = tuple(
+        _positions(n, b, a, r, s, ctx.int("ceil_mode", 0))
+        for n, b, a, r, s in zip(size, before, after, reach, strides, strict=True)
+    )
+    after = tuple(
+        max(a, (o - 1) * s + r - n - b)
+        for n, b, a, r, s, o in zip(size, before, after, reach, strides, out, strict=True)
+    )
+    return Windows(kernel, strides, dilations, before, after, size, out, groups, channels, features)
+
+
+def padding(
+    ctx: Context, kernel: Sequence[int], strides: Sequence[int], size: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Declared elements of padding before and after each spatial axis."""
+    rank, mode = len(kernel), ctx.string("auto_pad", "NOTSET")
+    if mode in ("SAME_UPPER", "SAME_LOWER"):
+        total = [
+            max(0, (-(-n // s) - 1) * s + k - n)
+            for n, s, k in zip(size, strides, kernel, strict=True)
+        ]
+        return _same_pads(total, mode == "SAME_UPPER")
+    pads = ctx.ints("pads", (0,) * 2 * rank) if mode == "NOTSET" else (0,) * 2 * rank
+    return pads[:rank], pads[rank:]
+
+
+def _positions(size: int, before: int, after: int, reach: int, stride: int, ceil: int) -> int:
+    """Number of windows along one axis; with ``ceil`` the last may start inside and hang over."""
+    count = (size + before + after - reach) // stride + 1
+    if ceil and (size + before + after - reach) % stride and count * stride < size + before:
+        count += 1
+    return count
+
+
+def transposed_convolution(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
+    """Scatter ``dy`` [N, O, out...] through ``w`` [O, C/G, k...] to [N, C, size...]."""
+    # Elements after the last window are read by none; output_padding gives them back.
+    unread = [
+        n + b + a - ((k - 1) * d + span)
+        for n, b, a, k, d, span in zip(
+            win.size, win.before, win.after, win.kernel, win.dilations, win.spans(), strict=True
+        )
+    ]
+    return op.ConvTranspose(
+        dy, w, group=win.groups, strides=win.strides, dilations=win.dilations,
+        pads=[*win.before, *win.after], output_padding=unread,
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenWindows:
+    """The spatial side of a convolution or pool; one entry for each spatial axis.
+
+    Attributes:
+        op: Writes the nodes.
+        kernel: Kernel sizes.
+        strides: Steps between windows.
+        dilations: Distances between taps.
+        before: INT64 vector [rank]: elements of padding in front of each axis.
+        after: The same after each axis, so that the last window ends with it; negative
+            where elements are left over.
+        size: INT64 vector [rank]: sizes of the plane that the windows read.
+        out: INT64 vector [rank]: number of windows along each axis.
+    """
+
+    op: Ops
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: ir.Value
+    after: ir.Value
+    size: ir.Value
+    out: ir.Value
+
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes."""
+        return len(self.kernel)
+
+    def taps(self) -> list[tuple[int, ...]]:
+        """Offset of every kernel element in the padded plane, in row-major order."""
+        steps = (range(0, k * d, d) for k, d in zip(self.kernel, self.dilations, strict=True))
+        return list(itertools.product(*steps))
+
+    def spans(self) -> ir.Value:
+        """Elements between the first and last window position along each axis, plus one."""
+        op = self.op
+        return op.Add(op.Mul(op.Sub(self.out, 1), op.ints(*self.strides)), 1)
+
+    def pad(self, x: ir.Value, value: ir.Value | None = None) -> ir.Value:
+        """``x`` [N, C, size...] with its padding around it, zeros if no value is given."""
+        op, none = self.op, self.op.ints(0, 0)
+        pads = op.Concat(none, self.before, none, self.after, axis=0)
+        return op.Pad(x, pads, *([] if value is None else [value]))
+
+    def tap(self, padded: ir.Value, offset: Sequence[int]) -> ir.Value:
+        """The elements of ``padded`` that one tap reads, one for each window."""
+        op, start = self.op, self.op.ints(*offset)
+        axes = op.ints(*range(2, 2 + self.rank))
+        return op.Slice(padded, start, op.Add(self.spans(), start), axes, op.ints(*self.strides))
+
+    def scatter(self, w: ir.Value, dy: ir.Value, groups: int) -> ir.Value:
+        """Scatter ``dy`` [N, O, out...] through ``w`` [O, C/G, k...] to [N, C, size...]."""
+        op, none = self.op, self.op.ints(0, 0)
+        full = op.ConvTranspose(dy, w, group=groups, strides=self.strides, dilations=self.dilations)
+        end = op.Neg(self.after)
+        return op.Pad(full, op.Concat(none, op.Neg(self.before), none, end, axis=0))
+
+
+def is_open(ctx: Context, value: ir.Value) -> bool:
+    """Whether the channels or a spatial size of ``value`` [N, C, ...] are unknown."""
+    return not all(isinstance(dim, int) for dim in ctx.dims(value)[1:])
+
+
+def spatial_shape(op: Ops, value: ir.Value) -> ir.Value:
+    """INT64 vector of the spatial sizes of ``value`` [N, C, ...]."""
+    return op.slice(op.Shape(value), [0], [2], [1 << 31])
+
+
+def open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
+    """Read a Conv or a pool: its windows lie on its input.
+
+    Raises:
+        OdtpackError: The attributes do not go with the input's rank.
+    """
+    strides, dilations, reach = _steps(ctx, kernel, ctx.rank(ctx.x()) - 2)
+    op, rank, mode = ctx.op, len(kernel), ctx.string("auto_pad", "NOTSET")
+    size, out = spatial_shape(op, ctx.x()), spatial_shape(op, ctx.dy())
+    needed = op.Add(op.Mul(op.Sub(out, 1), op.ints(*strides)), op.ints(*reach))
+    if mode in ("SAME_UPPER", "SAME_LOWER"):
+        before = _same_before(op, _same_total(op, size, kernel, strides), mode)
+    else:
+        pads = ctx.ints("pads", (0,) * 2 * rank) if mode == "NOTSET" else (0,) * 2 * rank
+        before = op.ints(*pads[:rank])
+    after = op.Sub(op.Sub(needed, size), before)
+    return OpenWindows(op, tuple(kernel), strides, dilations, before, after, size, out)
+
+
+def transposed_open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
+    """Read a ConvTranspose: its windows lie on its output.
+
+    Raises:
+        OdtpackError: The attributes do not go with the input's rank.
+    """
+    strides, dilations, reach = _steps(ctx, kernel, ctx.rank(ctx.x()) - 2)
+    op, rank, mode = ctx.op, len(kernel), ctx.string("auto_pad", "NOTSET")
+    size, out = spatial_shape(op, ctx.dy()), spatial_shape(op, ctx.x())
+    needed = op.Add(op.Mul(op.Sub(out, 1), op.ints(*strides)), op.ints(*reach))
+    if mode.startswith("SAME") or "output_shape" in ctx.node.attributes:
+        extra = op.ints(*ctx.ints("output_padding", (0,) * rank))
+        total = op.Max(op.Sub(op.Add(needed, extra), size), op.ints(0))
+        before = _same_before(op, total, mode)
+    else:
+        before = op.ints(*ctx.ints("pads", (0,) * 2 * rank)[:rank])
+    after = op.Sub(op.Sub(needed, size), before)
+    return OpenWindows(op, tuple(kernel), strides, dilations, before, after, size, out)
+
+
+def column_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
+    """Read a Col2Im: its windows lie on its output, as many as fit into it.
+
+    Raises:
+        OdtpackError: The attributes do not go with the kernel's rank.
+    """
+    strides, dilations, reach = _steps(ctx, kernel, len(kernel))
+    op, rank = ctx.op, len(kernel)
+    pads = ctx.ints("pads", (0,) * 2 * rank)
+    before, after = op.ints(*pads[:rank]), op.ints(*pads[rank:])
+    size = spatial_shape(op, ctx.dy())
+    room = op.Sub(op.Add(size, op.Add(before, after)), op.ints(*reach))
+    out = op.Add(op.Div(room, op.ints(*strides)), 1)
+    return OpenWindows(op, tuple(kernel), strides, dilations, before, after, size, out)
+
+
+def _steps(
+    ctx: Context, kernel: Sequence[int], spatial: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Strides, dilations, and how far the taps of one window reach."""
+    rank = len(kernel)
+    check_lengths(ctx, rank, spatial)
+    strides, dilations = (ctx.ints(name, (1,) * rank) for name in ("strides", "dilations"))
+    reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
+    return strides, dilations, reach
+
+
+def _same_total(op: Ops, size: ir.Value, kernel: Sequence[int], strides: Sequence[int]) -> ir.Value:
+    """Padding of both ends with auto_pad; ONNX Runtime's does not know of dilations."""
+    steps = op.ints(*strides)
+    out = op.Div(op.Sub(op.Add(size, steps), 1), steps)
+    reach = op.Add(op.Mul(op.Sub(out, 1), steps), op.ints(*kernel))
+    return op.Max(op.Sub(reach, size), op.ints(0))
+
+
+def _same_before(op: Ops, total: ir.Value, mode: str) -> ir.Value:
+    half = op.Div(total, 2)
+    return half if mode == "SAME_UPPER" else op.Sub(total, half)
+
+
+# Convolutions
+
+
+def weight_gradient(
+    win: OpenWindows, x: ir.Value, dy: ir.Value, groups: int, weight: Sequence[int]
+) -> ir.Value:
+    """DW [O, C/G, k...]: the product of all taps side by side with dY, group by group."""
+    op, taps, (outer, inner, *kernel) = win.op, win.taps(), weight
+    padded = win.pad(x)
+    split = [op.reshape(win.tap(padded, tap), 0, groups, inner, -1) for tap in taps]
+    columns = op.Concat(*split, axis=2) if len(split) > 1 else split[0]
+    rows = op.transpose(op.reshape(dy, 0, groups, outer // groups, -1), 0, 1, 3, 2)
+    summed = op.reduce_sum(op.MatMul(columns, rows), [0], keepdims=False)
+    by_tap = op.reshape(summed, groups, len(taps), inner, outer // groups)
+    return op.reshape(op.transpose(by_tap, 0, 3, 2, 1), outer, inner, *kernel)
+
+
+# Pools: every channel of every sample is a plane [1, ...] of its own
+
+
+def planes(op: Ops, value: ir.Value) -> ir.Value:
+    """View [N, C, ...] as [N C, 1, ...]."""
+    return op.Reshape(value, op.Concat(op.ints(-1, 1), spatial_shape(op, value), axis=0))
+
+
+def scatter_maxima(ctx: Context, win: OpenWindows) -> ir.Value:
+    """DX of MaxPool: split the cotangent among the taps, then one transposed convolution."""
+    op, x, dtype = win.op, ctx.x(), ctx.dtype(ctx.x())
+    y, left = planes(op, ctx.y()), planes(op, ctx.dy())
+    padded = win.pad(planes(op, x), op.constant(np.array(-np.inf, dtype.numpy())))
+    parts = []
+    for tap in win.taps():
+        part = op.Mul(op.cast(op.Equal(win.tap(padded, tap), y), dtype), left)
+        left = op.Sub(left, part)
+        parts.append(part)
+    joined = op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0]
+    select = np.eye(len(parts), dtype=dtype.numpy()).reshape(-1, 1, *win.kernel)
+    dx = win.scatter(op.constant(select), joined, 1)
+    return op.Reshape(dx, op.Shape(x))
+
+
+def scatter_sums(ctx: Context, win: OpenWindows, dy: ir.Value) -> ir.Value:
+    """Give every element of a window the window's ``dy`` [N, C, out...]; [N, C, size...]."""
+    op, dtype = win.op, ctx.dtype(ctx.x())
+    ones = op.constant(np.ones((1, 1, *win.kernel), dtype.numpy()))
+    return op.Reshape(win.scatter(ones, planes(op, dy), 1), op.Shape(ctx.x()))
+
+
+def counts(ctx: Context, win: OpenWindows) -> ir.Value:
+    """Number of elements that each window's mean runs over, [out...] in the type of x."""
+    op, include = win.op, ctx.int("count_include_pad", 0)
+    mode, high = ctx.string("auto_pad", "NOTSET"), win.size
+    if include and mode == "NOTSET":
+        # Padding that ceil_mode adds never counts.
+        high = op.Add(high, op.ints(*ctx.ints("pads", (0,) * 2 * win.rank)[win.rank :]))
+    elif include and mode.startswith("SAME"):
+        total = _same_total(op, win.size, win.kernel, win.strides)
+        high = op.Add(high, op.Sub(total, win.before))
+    axes = []
+    for axis in range(win.rank):
+        number = op.squeeze(op.slice(win.out, [0], [axis], [axis + 1]), 0)
+        first = op.slice(win.before, [0], [axis], [axis + 1])
+        steps = op.Range(op.constant(np.int64(0)), number, op.constant(np.int64(1)))
+        starts = op.Sub(op.Mul(steps, win.strides[axis]), first)
+        low = op.Neg(first) if include else op.ints(0)
+        limit = op.slice(high, [0], [axis], [axis + 1])
+        to_limit, to_low = (_taps_until(win, axis, starts, bound) for bound in (limit, low))
+        others = [other for other in range(win.rank) if other != axis]
+        count = op.Sub(to_limit, to_low)
+        axes.append(op.unsqueeze(count, *others) if others else count)
+    return op.cast(functools.reduce(op.Mul, axes), ctx.dtype(ctx.x()))
+
+
+def _taps_until(win: OpenWindows, axis: int, starts: ir.Value, bound: ir.Value) -> ir.Value:
+    """Number of taps of each window that lie before ``bound``."""
+    op, dilation = win.op, win.dilations[axis]
+    room = op.Max(op.Sub(bound, starts), op.ints(0))
+    taps = op.Div(op.Add(room, dilation - 1), dilation)
+    return op.Min(taps, op.ints(win.kernel[axis]))
+
+
+# Pixels below which a 1x1 convolution takes one product over all samples.
+_FEW_PIXELS = 64
+# Largest T of one channel, in pixels times out pixels.
+_LARGEST_BAND = 64 * 64
+
+
+def suits_pointwise(win: Windows) -> bool:
+    """Whether one product over all samples beats one for each sample."""
+    return win.pointwise and win.groups == 1 and win.pixels < _FEW_PIXELS
+
+
+def suits_depthwise(win: Windows) -> bool:
+    """Whether T is small enough."""
+    small = math.prod(win.size) * win.pixels <= _LARGEST_BAND
+    return win.depthwise and win.rank == 2 and small
+
+
+def channels_first(op: Ops, value: ir.Value, channels: int, pixels: int) -> ir.Value:
+    """View [N, C, p...] as [C, N, P]."""
+    return op.transpose(op.reshape(value, -1, channels, pixels), 1, 0, 2)
+
+
+def samples_first(op: Ops, value: ir.Value, channels: int, size: tuple[int, ...]) -> ir.Value:
+    """View [C, N, P] as [N, C, p...]."""
+    return op.reshape(op.transpose(value, 1, 0, 2), -1, channels, *size)
+
+
+def pointwise(op: Ops, win: Windows, x: ir.Value, w: ir.Value) -> ir.Value:
+    """Y [O, N, P] of a 1x1 convolution."""
+    flat = op.reshape(channels_first(op, x, win.channels, win.pixels), win.channels, -1)
+    y = op.Gemm(op.reshape(w, win.features, win.channels), flat)
+    return op.reshape(y, win.features, -1, win.pixels)
+
+
+def pointwise_input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
+    """DX [N, C, p...] of a 1x1 convolution."""
+    flat = op.reshape(channels_first(op, dy, win.features, win.pixels), win.features, -1)
+    dx = op.Gemm(op.reshape(w, win.features, win.channels), flat, transA=1)
+    return samples_first(op, op.reshape(dx, win.channels, -1, win.pixels), win.channels, win.size)
+
+
+def pointwise_weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
+    """DW [O, C, 1...] of a 1x1 convolution."""
+    left = op.reshape(channels_first(op, dy, win.features, win.pixels), win.features, -1)
+    right = op.reshape(channels_first(op, x, win.channels, win.pixels), win.channels, -1)
+    dw = op.Gemm(left, right, transB=1)
+    return op.reshape(dw, win.features, win.channels, *win.kernel)
+
+
+def depthwise(op: Ops, win: Windows, x: ir.Value, w: ir.Value) -> ir.Value:
+    """Y [C, N, out P] of a depthwise convolution."""
+    bands = _bands(op, win, w, _pattern(win), (math.prod(win.size), win.pixels))
+    return op.MatMul(channels_first(op, x, win.channels, math.prod(win.size)), bands)
+
+
+def depthwise_input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
+    """DX [N, C, p...] of a depthwise convolution: dY times T transposed.
+
+    T transposed is written from the weight anew, with a pattern of its own: sharing T with
+    the forward pass would keep it in memory from there to here.
+    """
+    pattern = _pattern(win).transpose(0, 2, 1)
+    bands = _bands(op, win, w, pattern, (win.pixels, math.prod(win.size)))
+    dx = op.MatMul(channels_first(op, dy, win.channels, win.pixels), bands)
+    return samples_first(op, dx, win.channels, win.size)
+
+
+def depthwise_weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
+    """DW [C, 1, kh, kw] of a depthwise convolution: the taps gathered from X^T dY."""
+    pixels = math.prod(win.size)
+    planes = op.transpose(channels_first(op, x, win.channels, pixels), 0, 2, 1)
+    bands = op.MatMul(planes, channels_first(op, dy, win.channels, win.pixels))
+    flat = op.reshape(bands, win.channels, pixels * win.pixels)
+    pattern = _pattern(win).reshape(math.prod(win.kernel), -1).astype(_numpy(x))
+    weight = op.Gemm(flat, op.constant(pattern), transB=1)
+    return op.reshape(weight, win.channels, 1, *win.kernel)
+
+
+def _bands(
+    op: Ops, win: Windows, w: ir.Value, pattern: np.ndarray, shape: tuple[int, int]
+) -> ir.Value:
+    taps = op.reshape(w, win.channels, math.prod(win.kernel))
+    flat = np.ascontiguousarray(pattern.reshape(pattern.shape[0], -1), _numpy(w))
+    return op.reshape(op.Gemm(taps, op.constant(flat)), win.channels, *shape)
+
+
+def _numpy(value: ir.Value) -> np.dtype:
+    return np.dtype((value.dtype or ir.DataType.FLOAT).numpy())
+
+
+def _pattern(win: Windows) -> np.ndarray:
+    """Constant 0/1 [kh kw, P, out P] that writes the taps onto the bands of T."""
+    height, width = win.size
+    pattern = np.zeros((math.prod(win.kernel), height, width, *win.out), np.float32)
+    for tap, offset in enumerate(win.taps()):
+        for row, column in itertools.product(range(win.out[0]), range(win.out[1])):
+            y = row * win.strides[0] + offset[0] - win.before[0]
+            x = column * win.strides[1] + offset[1] - win.before[1]
+            if 0 <= y < height and 0 <= x < width:
+                pattern[tap, y, x, row, column] = 1
+    return pattern.reshape(math.prod(win.kernel), height * width, win.pixels)

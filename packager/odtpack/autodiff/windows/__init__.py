@@ -1,1 +1,0 @@
-"""Windows over planes: what convolutions, pools and resampling share."""

@@ -1,0 +1,181 @@
+"""``odtpack adapter``: adapters to and from the files of PEFT and ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from odtpack.cli import _console
+from odtpack.cli._options import MODEL, PACKAGE, TRAINED
+
+if TYPE_CHECKING:
+    from odtpack_runtime import CheckpointState
+    from odtpack_runtime.package.package import Package
+
+
+_BASE, _ADAPTER = "base.onnx", "adapter.onnx_adapter"
+
+
+def export(
+    package: Annotated[Path, PACKAGE],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the adapter's files.")
+    ],
+    checkpoint: Annotated[Path | None, TRAINED] = None,
+    onnxruntime: Annotated[
+        bool,
+        typer.Option(
+            "--onnxruntime",
+            help=f"Also write {_ADAPTER}, and {_BASE}, the inference model that takes it.",
+        ),
+    ] = False,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help=f"Output of {_BASE}, as for odtpack export. May be repeated."
+        ),
+    ] = None,
+) -> None:
+    """Write the adapter of a checkpoint as PEFT's files.
+
+    Writes adapter_model.safetensors and adapter_config.json. PEFT does not have bitfit: for it
+    only the files of ONNX Runtime are written.
+    """
+    from odtpack.adapters.files import CONFIG, adapter_of, to_peft, write_peft
+    from odtpack.cli.export import check_state
+    from odtpack.errors import OdtpackError
+    from odtpack_runtime import CheckpointState, Package
+    from odtpack_runtime.files.folder_update import update_folder
+
+    opened = Package.open(package)
+    info = adapter_of(opened)
+    if onnxruntime:
+        opened.require_one_model("ONNX Runtime's file of an adapter")
+    if info.kind == "bitfit" and not onnxruntime:
+        raise OdtpackError(
+            "peft-without-kind",
+            "PEFT has no file for bitfit, which trains biases that the model has",
+            hint="add --onnxruntime for ONNX Runtime's, or write the whole model: odtpack export",
+        )
+    if outputs and not onnxruntime:
+        raise OdtpackError(
+            "option-not-used",
+            f"--outputs names outputs of {_BASE}, which is not written",
+            hint="add --onnxruntime, or leave --outputs out",
+        )
+    if out.exists() and not out.is_dir():
+        raise OdtpackError(
+            "cannot-write", f"--out {str(out)!r} cannot be written: it is a file",
+            hint="name a folder",
+        )  # fmt: skip
+    source = checkpoint or opened.checkpoint
+    state = CheckpointState.load_checkpoint(source)
+    check_state(opened, state, source)
+    written: list[Path] = []
+    # Weights mean something with the settings beside them only: they are replaced as one.
+    with update_folder(out, last=CONFIG if info.kind != "bitfit" else _ADAPTER) as stage:
+        if info.kind != "bitfit":
+            written += write_peft(stage, to_peft(opened, state))
+        if onnxruntime:
+            written += _for_onnxruntime(opened, state, source, stage, outputs or [])
+    for path in written:
+        _console.say(f"wrote {out / path.name}")
+
+
+def _for_onnxruntime(
+    package: Package, state: CheckpointState, source: Path, out: Path, outputs: list[str]
+) -> list[Path]:
+    from odtpack.adapters.files import adapter_of, with_adapter_inputs, write_onnx_adapter
+    from odtpack.cli.export import inference_of
+    from odtpack_runtime import CheckpointState
+    from odtpack_runtime.export.inference_model import export_inference_model
+
+    names = adapter_of(package).parameters
+    values = state.arrays(trainable=True)
+    base, adapter = out / _BASE, out / _ADAPTER
+    model = inference_of(package, outputs, source)
+    export_inference_model(
+        package.eval_model, model.parameters, base, list(model.outputs), apart=True
+    )
+    start = CheckpointState.load_checkpoint(package.checkpoint).arrays(trainable=True)
+    with_adapter_inputs(base, {name: start[name] for name in names})
+    write_onnx_adapter(adapter, {name: values[name] for name in names})
+    return [base, adapter]
+
+
+def import_(
+    package: Annotated[Path, PACKAGE],
+    adapter: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="Folder with adapter_model.safetensors and adapter_config.json."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="CK", help="Checkpoint to write.")],
+) -> None:
+    """Write a checkpoint of a package with the values of a PEFT adapter.
+
+    The package must have been built with an adapter of the same kind, rank and layers.
+    """
+    from odtpack.adapters.files import from_peft, read_peft
+    from odtpack.cli._files import check_writable
+    from odtpack_runtime import CheckpointState, Package
+
+    opened = Package.open(package)
+    check_writable(out, "--out", outside=opened)
+    state = from_peft(opened, read_peft(adapter), adapter)
+    CheckpointState.save_checkpoint(state, out)
+    _console.say(f"wrote {out}")
+    _console.say(f"next: odtpack train {package} --data DATA.npz --resume {out} --out trained.ckpt")
+
+
+def merge(
+    model: Annotated[Path, MODEL],
+    adapter: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of the adapter, as export writes it.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.onnx", help="Model to write.")],
+) -> None:
+    """Fold an adapter into the weights of the forward model that it was trained on."""
+    from odtpack.adapters.files import read_peft
+    from odtpack.adapters.merge import merge_adapter
+    from odtpack.cli._files import check_writable
+    from odtpack_runtime.files.atomic import atomic_write
+
+    check_writable(out, "--out")
+    beside = out.resolve().parent == model.resolve().parent
+    content = merge_adapter(model, read_peft(adapter), beside=beside)
+    with atomic_write(out) as stream:
+        stream.write(content)
+    _console.say(f"wrote {out}")
+
+
+adapter = typer.Typer(
+    no_args_is_help=False,
+    invoke_without_command=True,
+    help="Convert adapters to and from PEFT and ONNX Runtime.",
+    short_help="Convert adapters to and from PEFT and ONNX Runtime.",
+)
+
+
+@adapter.callback()
+def _adapter(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
+
+
+adapter.command(
+    epilog="\b\nExamples:\n"
+    "  odtpack adapter export package --checkpoint trained.ckpt --out adapter\n"
+    "  odtpack adapter export package --checkpoint trained.ckpt --out adapter --onnxruntime"
+)(export)
+adapter.command(
+    name="import",
+    epilog="\b\nExamples:\n  odtpack adapter import package adapter --out start.ckpt",
+)(import_)
+adapter.command(
+    epilog="\b\nExamples:\n  odtpack adapter merge model.onnx adapter --out merged.onnx"
+)(merge)

@@ -1,0 +1,158 @@
+"""``odtpack build`` and ``cache-key``: a package from a forward model."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from odtpack.choices import ORT_TRAINING
+from odtpack.cli import _console
+from odtpack.cli._options import MANIFEST_AS_JSON, MODEL_OR_RECIPES
+from odtpack.cli._spec_options import takes_spec
+
+if TYPE_CHECKING:
+    from odtpack.recipe import BuildSpec
+    from odtpack_runtime.package.manifest import Manifest
+
+
+@takes_spec(before="sample")
+def build(
+    model: Annotated[Path | None, MODEL_OR_RECIPES] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="recipe.toml",
+            help="Recipe. Options override its keys. Default: recipe.toml in the current folder, "
+            "if there is no MODEL.onnx.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="PKG",
+            help="Folder of the package: new, empty, or a package. Default: from the recipe.",
+        ),
+    ] = None,
+    if_changed: Annotated[
+        bool,
+        typer.Option(
+            "--if-changed",
+            help="Do nothing if the package is up to date. Writes PKG.stamp.json beside it.",
+        ),
+    ] = False,
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DATA.npz",
+            help="After the build, run steps on these samples and warn of parameters whose "
+            "gradient is zero.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, MANIFEST_AS_JSON] = False,
+    **given: Any,
+) -> None:
+    """Build a training package from a forward ONNX model.
+
+    Writes training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint and
+    manifest.json. The same model and options give the same bytes, except for files in ORT
+    format, whose initializers ONNX Runtime orders, and the measured losses of the self-check.
+    """
+    from odtpack.cli._files import find_recipe
+    from odtpack.cli._spec_options import overlay
+    from odtpack.recipe import BuildSpec, read_recipe
+
+    if sample is not None and given["runtime"] == ORT_TRAINING:
+        from odtpack.errors import OdtpackError
+
+        raise OdtpackError(
+            "target-cannot",
+            "--sample trains, and this ONNX Runtime cannot train what is built for "
+            "onnxruntime-training",
+            hint="leave --sample or --target out",
+        )
+    recipe = find_recipe(recipe, wanted=model is None)
+    read = None if recipe is None else read_recipe(recipe)
+    spec = overlay({"model": model, **given}, None if read is None else BuildSpec.of(read))
+    folder = out or (None if read is None else read.package)
+    if folder is None:
+        from odtpack.errors import OdtpackError
+
+        raise OdtpackError(
+            "usage", "--out is missing, and no recipe names a package", hint="odtpack build --help"
+        )
+    content = _build_if_changed(spec, folder) if if_changed else _build(spec, folder)
+    if sample is not None:
+        from odtpack.cli._fit import report_zero_gradients
+
+        content["zero_gradients"] = report_zero_gradients(folder, sample)
+    if as_json:
+        _console.print_json({"path": str(folder), **content})
+
+
+def _build(spec: BuildSpec, folder: Path) -> dict[str, Any]:
+    from odtpack.build import build as build_spec
+
+    manifest = build_spec(
+        spec, folder, remark=lambda text: _console.say(f"note: {text}", style="yellow")
+    )
+    print_built(manifest, folder)
+    return manifest.as_dict()
+
+
+def _build_if_changed(spec: BuildSpec, folder: Path) -> dict[str, Any]:
+    """Build unless the package is the one that would be built; what --json shows of it."""
+    from odtpack.errors import OdtpackError
+    from odtpack.recipe.key import MANIFEST, cache_key, is_current, write_stamp
+    from odtpack_runtime.package.manifest import Manifest
+
+    key = cache_key(spec)
+    content = None
+    if is_current(folder, key):
+        name = folder / MANIFEST
+        with suppress(OdtpackError):  # of a schema that this version does not read
+            content = Manifest.from_json(name.read_bytes(), str(name)).as_dict()
+    built = content is None
+    if content is None:
+        content = _build(spec, folder)
+        write_stamp(folder, key)
+    else:
+        _console.say(f"unchanged {folder}", style="bold")
+    _console.say(f"  cache key {key}")
+    return {"built": built, "cache_key": key, **content}
+
+
+def print_built(manifest: Manifest, folder: Path) -> None:
+    """Print what a package holds: parameters by role, and files."""
+    from odtpack.cli._describe import parameter_summary, runtime_text
+    from odtpack_simulator.values.units import format_bytes
+
+    _console.say(f"built {folder}", style="bold")
+    for line in parameter_summary(manifest):
+        _console.say(f"  {line}")
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    width = max(24, *(len(path.name) for path in files))
+    for path in files:
+        _console.say(f"  {path.name:<{width}} {format_bytes(path.stat().st_size):>10}")
+    _console.say(f"  runs on {runtime_text(manifest)}")
+
+
+def cache_key(
+    recipe: Annotated[
+        Path, typer.Option(metavar="recipe.toml", help="Recipe of the package.")
+    ] = Path("recipe.toml"),
+) -> None:
+    """Print the cache key of what a recipe builds, without building it.
+
+    It depends on the keys of the recipe that decide the package, the model and its external
+    data, and the versions of odtpack, onnx, onnx-ir and onnxruntime.
+    """
+    from odtpack.recipe import BuildSpec, read_recipe
+    from odtpack.recipe import key as keys
+
+    sys.stdout.write(keys.cache_key(BuildSpec.of(read_recipe(recipe))) + "\n")

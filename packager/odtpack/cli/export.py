@@ -1,0 +1,458 @@
+"""``odtpack export``, ``ort`` and ``config``: what an app ships of a package."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from odtpack.choices import Format, Mode, Platform, Types
+from odtpack.cli import _console
+from odtpack.cli._options import AS_JSON, PACKAGE, TRAINED
+from odtpack.cli._spec_options import ORT_PLATFORM, ORT_STYLE, StyleChoice, read_formats
+
+if TYPE_CHECKING:
+    from odtpack.choices import OrtFormat
+    from odtpack.ort.files import Inference
+    from odtpack.ort.session_runs import SessionRun
+    from odtpack_runtime import CheckpointState
+    from odtpack_runtime.package.package import Package
+
+
+LOSS_PREFIX = "loss/"
+"""Start of the names of the values that an attached loss adds."""
+
+
+def export(
+    package: Annotated[Path, PACKAGE],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="M.onnx", help="Inference model to write.")
+    ],
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Output of the model: any value of the forward graph. May be repeated. Default: "
+            "the outputs of build --output, or the prediction that the loss reads.",
+        ),
+    ] = None,
+    checkpoint: Annotated[Path | None, TRAINED] = None,
+    ort_format: Annotated[
+        bool, typer.Option("--ort-format", help="Also write ORT format, M.ort.")
+    ] = False,
+    ort_style: Annotated[StyleChoice | None, ORT_STYLE] = None,
+    ort_platform: Annotated[list[Platform] | None, ORT_PLATFORM] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print inputs and outputs as JSON on stdout.")
+    ] = False,
+) -> None:
+    """Write an inference model with the parameters of a checkpoint."""
+    from odtpack.cli._files import check_writable
+    from odtpack_runtime.export.inference_model import export_inference_model
+    from odtpack_runtime.package.package import Package
+    from odtpack_simulator.values.units import format_bytes
+
+    opened = Package.open(package)
+    opened.require_one_model("The export of a model")
+    formats = read_formats(ort_format, ort_style, ort_platform)
+    variants = formats.names(out.stem) if formats is not None else []
+    for path in (out, *(out.with_name(name) for name in variants)):
+        check_writable(path, "--out", outside=opened)
+    model = inference_of(opened, outputs or [], checkpoint)
+    names = list(model.outputs)
+    written: list[Path] = []
+    if formats is None:
+        export_inference_model(opened.eval_model, model.parameters, out, names, apart=True)
+    else:
+        written = _write_with_ort(opened, model, out, formats)
+    _console.say(f"wrote {out} ({format_bytes(out.stat().st_size)}): {', '.join(names)}")
+    stale = out.with_suffix(".ort")
+    if formats is None and stale != out and stale.is_file():
+        _console.say(f"{stale} is an older file of another model: add --ort-format to replace it")
+    for path in written:
+        _console.say(f"wrote {path} ({format_bytes(path.stat().st_size)})")
+    if as_json:
+        content = {
+            "path": str(out),
+            "outputs": names,
+            "checkpoint": str(checkpoint or opened.checkpoint),
+        }
+        ort = {"ort": [str(path) for path in written]} if written else {}
+        _console.print_json({**content, **ort})
+
+
+def _write_with_ort(
+    package: Package, model: Inference, out: Path, formats: OrtFormat
+) -> list[Path]:
+    """Write the model and its variants in ORT format: at any moment those there are its own."""
+    from odtpack.ort.format import convert_models
+    from odtpack_runtime.export.inference_model import export_inference_model
+    from odtpack_runtime.files.folder_update import replace_together, staged_beside
+
+    with staged_beside(out) as stage:
+        made = stage / out.name
+        export_inference_model(
+            package.eval_model, model.parameters, made, list(model.outputs), apart=True
+        )
+        return replace_together(out, made, list(convert_models([made], formats, stage)))
+
+
+def inference_of(package: Package, outputs: list[str], checkpoint: Path | None) -> Inference:
+    """The inference model that options ask for."""
+    from odtpack.ort.files import Inference
+    from odtpack_runtime import CheckpointState
+
+    names = _outputs(package, outputs)
+    source = checkpoint or package.checkpoint
+    state = CheckpointState.load_checkpoint(source)
+    check_state(package, state, source)
+    parameters = {**state.arrays(trainable=True), **state.arrays(trainable=False)}
+    return Inference(tuple(names), parameters)
+
+
+def check_state(package: Package, state: CheckpointState, where: Path) -> None:
+    """Refuse a checkpoint that does not hold the package's parameters."""
+    from odtpack_runtime import OdtpackError
+    from odtpack_runtime.checkpoint.parameters import nominal_error
+
+    if state.is_nominal:
+        raise nominal_error("there are no values to export")
+    arrays = {**state.arrays(trainable=True), **state.arrays(trainable=False)}
+    for item in package.manifest.parameters:
+        array = arrays.get(item.name)
+        if array is not None and (array.shape, array.dtype.name) == (item.shape, item.dtype):
+            continue
+        found = "lacks it" if array is None else f"has {array.dtype}{list(array.shape)}"
+        raise OdtpackError(
+            "model-mismatch",
+            f"the package has a parameter {item.name!r}, {item.dtype}{list(item.shape)}, and the "
+            f"checkpoint {found}",
+            where=str(where),
+        )
+
+
+def _outputs(package: Package, wanted: list[str]) -> list[str]:
+    """Names of the outputs, once the evaluation model is known to compute them from data."""
+    from odtpack_runtime import OdtpackError, UnknownNameError
+
+    available, predictions = forward_values(package)
+    own = [item.name for item in package.manifest.all_outputs if item.role != "loss"]
+    names = wanted or own or predictions
+    near = ", ".join(available[:6]) + (", ..." if len(available) > 6 else "")
+    if not names:
+        raise OdtpackError(
+            "no-outputs",
+            "--outputs is needed: the model includes its loss, which may read any value",
+            where=str(package.path),
+            hint=f"pass --outputs NAME; nearest to the loss are {near}",
+        )
+    for name in names:
+        if name not in available:
+            raise UnknownNameError(
+                "unknown-output",
+                f"--outputs {name!r} is not a value that the model computes from its data",
+                where=str(package.eval_model),
+                hint=f"nearest to the loss are {near}",
+            )
+    return list(dict.fromkeys(names))
+
+
+def forward_values(package: Package) -> tuple[list[str], list[str]]:
+    """What the evaluation model computes without labels or target."""
+    import onnx
+
+    # Its digest is the manifest's, so it is the model that the builder wrote.
+    graph = onnx.load_model(str(package.eval_model)).graph
+    inputs = package.manifest.inputs
+    known = {item.name for item in inputs if item.role == "data"}
+    beyond = {item.name for item in inputs if item.role != "data"}
+    produced: list[str] = []
+    read_by_loss: set[str] = set()
+    for node in graph.node:
+        of_loss = all(name.startswith(LOSS_PREFIX) for name in node.output)
+        if of_loss:
+            read_by_loss.update(node.input)
+        if beyond.intersection(node.input):
+            beyond.update(node.output)
+        elif known.intersection(node.input):
+            known.update(node.output)
+            produced += [] if of_loss else [name for name in node.output if name]
+    return produced[::-1], [name for name in produced if name in read_by_loss]
+
+
+def ort(
+    package: Annotated[Path, PACKAGE],
+    style: Annotated[
+        StyleChoice,
+        typer.Option(
+            help="fixed: fully optimized. runtime: some optimizations are left to the app's "
+            "session, for NNAPI and CoreML."
+        ),
+    ] = StyleChoice.FIXED,
+    platform: Annotated[
+        list[Platform] | None,
+        typer.Option(
+            help="Processors to optimize for. May be repeated. Default: models that run on all."
+        ),
+    ] = None,
+    inference: Annotated[
+        bool, typer.Option("--inference", help="Also add the inference model to the package.")
+    ] = False,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Output of the inference model, as for odtpack export."),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CK", help="Parameters of the inference model.  [default: the package's]"
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the files as JSON on stdout.")
+    ] = False,
+) -> None:
+    """Add the models in ORT format to a package, with the list of operators they need.
+
+    A minimal build of ONNX Runtime reads this format only. Existing files in ORT format are
+    replaced, and the manifest lists the new ones.
+    """
+    from odtpack.errors import OdtpackError
+    from odtpack.ort.files import add_ort_files
+    from odtpack_runtime.files.folder_update import finish_update
+    from odtpack_runtime.package.package import Package
+    from odtpack_simulator.values.units import format_bytes
+
+    if (outputs or checkpoint is not None) and not inference:
+        raise OdtpackError(
+            "option-not-used",
+            "--outputs and --checkpoint say what the inference model is",
+            hint="pass --inference too, or leave them out",
+        )
+    finish_update(package if package.is_dir() else package.parent)
+    opened = Package.open(package)
+    opened.require_one_model("The ORT format")
+    formats = read_formats(True, style, platform)
+    assert formats is not None  # noqa: S101 - they are wanted
+    added = inference_of(opened, outputs or [], checkpoint) if inference else None
+    made = add_ort_files(opened, formats, added)
+    _console.say(f"wrote into {package}", style="bold")
+    width = max(len(file.path) for file in made)
+    for file in made:
+        _console.say(f"  {file.path:<{width}} {format_bytes(file.size_bytes):>10}")
+    if as_json:
+        _console.print_json({"path": str(package), "files": [f.as_dict() for f in made]})
+
+
+_DIFFERS = 1  # exit code, as for a budget that is not met
+
+
+def config(
+    packages: Annotated[
+        list[Path], typer.Argument(metavar="PKG...", show_default=False, help="Packages.")
+    ],
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            help="train: training, evaluation and optimizer model. infer: the exported model."
+        ),
+    ] = Mode.TRAIN,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Configuration file to write."),
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Check this configuration against the kernels that run."),
+    ] = None,
+    types: Annotated[
+        bool, typer.Option("--types/--no-types", help="Limit operators to the types they need.")
+    ] = False,
+    globally_allowed_types: Annotated[
+        bool,
+        typer.Option(
+            "--globally-allowed-types", help="Limit all operators to the types of the models."
+        ),
+    ] = False,
+    file_format: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            help="Files that the app loads; onnx: at any optimization level. Default: ort if the "
+            "package has such files, else onnx.",
+        ),
+    ] = None,
+    platform: Annotated[
+        list[Platform] | None,
+        typer.Option(help="Processors of the devices. May be repeated. Default: all."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DATA.npz", help="Samples for --check.  [default: generated]"),
+    ] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Write the operators that packages need, for a reduced build, or check such a file.
+
+    ONNX Runtime's build takes the file as --include_ops_by_config. The check runs every model
+    with every session option that an app may use, and compares the kernels that ran with the
+    file. Exit code 1 if an operator or type is missing or unused.
+    """
+    _check_options(
+        out,
+        check,
+        limits=types or globally_allowed_types,
+        both=types and globally_allowed_types,
+        data=data is not None,
+    )
+    from odtpack.cli._files import check_writable
+    from odtpack_runtime.apart.worker import worker
+    from odtpack_runtime.package.package import Package
+
+    opened = [Package.open(path) for path in packages]
+    if out is not None:
+        for package in opened:
+            check_writable(out, "--out", outside=package)
+    limit = Types.OPERATOR if types else Types.GLOBAL if globally_allowed_types else Types.NONE
+    with tempfile.TemporaryDirectory() as name, worker():  # one process for all models
+        scratch = Path(name)
+        runs = [
+            _runs(package, mode, file_format, platform or [], scratch / str(index))
+            for index, package in enumerate(opened)
+        ]
+        if out is not None:
+            content = _write(out, [run for some in runs for run in some], limit, scratch)
+        else:
+            assert check is not None  # noqa: S101 - one of them is given
+            content = _check(check, opened, runs, data, scratch)
+    if as_json:
+        _console.print_json(content)
+    if not content.get("passed", True):
+        raise typer.Exit(_DIFFERS)
+
+
+def _check_options(
+    out: Path | None, check: Path | None, *, limits: bool, both: bool, data: bool
+) -> None:
+    from odtpack.errors import OdtpackError
+
+    if (out is None) == (check is None):
+        raise OdtpackError(
+            "out-or-check", "pass either --out to write a configuration, or --check to check one"
+        )
+    if both:
+        raise OdtpackError(
+            "types-twice",
+            "--types limits each operator and --globally-allowed-types all of them alike: ONNX "
+            "Runtime's build takes one or the other",
+        )
+    if check is not None and limits:
+        raise OdtpackError(
+            "option-not-used",
+            "--types and --globally-allowed-types apply to --out, not to --check",
+            hint="leave them out",
+        )
+    if out is not None and data:
+        raise OdtpackError("option-not-used", "--data is for --check")
+
+
+def _runs(
+    package: Package,
+    mode: Mode,
+    file_format: Format | None,
+    platforms: list[Platform],
+    scratch: Path,
+) -> list[SessionRun]:
+    """Every way in which the models of a package are run."""
+    from odtpack.ort.session_runs import INFERENCE_MODEL, onnx_models, runs_of
+    from odtpack_runtime.export.inference_model import export_inference_model
+
+    scratch.mkdir()
+    inference: dict[str, Path] = {}
+    if mode is not Mode.TRAIN and INFERENCE_MODEL not in onnx_models(package):
+        model = inference_of(package, [], None)
+        inference = {INFERENCE_MODEL: scratch / f"{INFERENCE_MODEL}.onnx"}
+        export_inference_model(
+            package.eval_model,
+            model.parameters,
+            inference[INFERENCE_MODEL],
+            model.outputs,
+            apart=True,
+        )
+    return runs_of(package, mode, file_format, platforms, inference, scratch)
+
+
+def _write(out: Path, runs: list[SessionRun], limit: Types, scratch: Path) -> dict[str, Any]:
+    from odtpack.ort.operator_config import config_of, count_kernels
+    from odtpack.ort.session_runs import final_graph
+    from odtpack_runtime.files.atomic import atomic_write
+
+    graphs = [final_graph(run, scratch / f"{index}.ort") for index, run in enumerate(runs)]
+    found = config_of(graphs, limit)
+    names = [f"- {name}" for name in dict.fromkeys(str(run) for run in runs)]
+    with atomic_write(out) as stream:
+        stream.write(found.text(["Operators that run in:", *names]).encode())
+    count = len(found.operators)
+    kernels = count_kernels(found)
+    kept = "" if kernels is None else f", {kernels[0]} of {kernels[1]} kernels"
+    _console.say(f"wrote {out}: {count} operator{'s' if count != 1 else ''}{kept}")
+    return {
+        "path": str(out),
+        "operators": [str(each) for each in sorted(found.operators)],
+        "kernels": None if kernels is None else {"kept": kernels[0], "of": kernels[1]},
+    }
+
+
+def _check(
+    path: Path,
+    packages: list[Package],
+    runs: list[list[SessionRun]],
+    data: Path | None,
+    scratch: Path,
+) -> dict[str, Any]:
+    from odtpack.ort.operator_config import check_config, read_config, version
+    from odtpack.ort.session_runs import SampleFeeds
+
+    held = read_config(path)
+    samples = {
+        run: sample
+        for package, own in zip(packages, runs, strict=True)
+        for sample in (SampleFeeds(package, data),)
+        for run in own
+    }
+    verdict = check_config(
+        held, list(samples), lambda run: samples[run](run.model, run.source), scratch
+    )
+    _console.say(f"ran on ONNX Runtime {version()}", style="bold")
+    for ran in verdict.ran:
+        _console.say(
+            f"  {ran.run}: {ran.nodes} nodes, {ran.kernels_run} kernels ran, "
+            f"{len(ran.operators)} operators"
+        )
+    for title, found in (("missing", verdict.missing), ("unused", verdict.unused)):
+        for each in found:
+            _console.say(f"  {title}  {each}", style="bold")
+    count = len(held.operators)
+    if verdict.passed:
+        _console.say(f"{path}: all {count} operators are needed, and none is missing")
+    else:
+        _console.say(f"{path}: {len(verdict.missing)} missing, {len(verdict.unused)} unused")
+    return {
+        "path": str(path),
+        "onnxruntime": version(),
+        "passed": verdict.passed,
+        "missing": list(verdict.missing),
+        "unused": list(verdict.unused),
+        "runs": [
+            {
+                "run": str(ran.run),
+                "model": ran.run.model,
+                "nodes": ran.nodes,
+                "kernels_run": ran.kernels_run,
+                "operators": [str(operator) for operator in sorted(ran.operators)],
+            }
+            for ran in verdict.ran
+        ],
+    }

@@ -1,0 +1,285 @@
+"""``odtpack head``, ``import``, ``init`` and ``ops``: forward models and what is made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from odtpack.cli import _console
+from odtpack.cli._options import AS_JSON, MANIFEST_AS_JSON, MODEL
+
+if TYPE_CHECKING:
+    from odtpack.package.coverage import Coverage, Obstacle
+
+
+class Pooling(StrEnum):
+    """How the tokens of a sequence become one vector."""
+
+    MEAN = "mean"
+    CLS = "cls"
+    NONE = "none"
+
+
+def head(
+    model: Annotated[Path, MODEL],
+    pool: Annotated[
+        Pooling,
+        typer.Option(
+            help="Mean over the tokens (those of attention_mask), the first token, "
+            "or none for an output [batch, width]."
+        ),
+    ],
+    classes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of classes.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.onnx", help="Model to write.")],
+    seed: Annotated[int, typer.Option(min=0, metavar="S", help="Seed of the new weight.")] = 0,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--input",
+            metavar="NAME",
+            show_default=False,
+            help="Output of the encoder that the head reads. Default: the first that fits.",
+        ),
+    ] = None,
+) -> None:
+    """Add a trainable classification head to an encoder.
+
+    The head is pooling over the tokens and a linear layer, head.weight and head.bias; its
+    output, logits, replaces the encoder's outputs.
+    """
+    from odtpack.cli._files import check_writable
+    from odtpack.model.head import add_head
+    from odtpack_runtime.files.atomic import atomic_write
+
+    check_writable(out, "--out")
+    content = add_head(model, pool.value, classes, seed=seed, name=name)
+    with atomic_write(out) as stream:
+        stream.write(content)
+    _console.say(f"wrote {out}")
+    _console.say(
+        f"next: odtpack build {shlex.quote(str(out))} --out package --loss cross_entropy "
+        "--train 'head.*'"
+    )
+
+
+def import_(
+    artifacts: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            show_default=False,
+            help="Folder that onnxruntime-training's generate_artifacts wrote.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="PKG", help="Folder of the package: new, empty, or a package."
+        ),
+    ],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CK",
+            help="Checkpoint to continue from, for example one that a device saved.  "
+            "[default: that of the folder]",
+        ),
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Prefix of the file names, if the folder has several models."
+        ),
+    ] = None,
+    as_json: Annotated[bool, MANIFEST_AS_JSON] = False,
+) -> None:
+    """Build a training package from artifacts of onnxruntime-training 1.19.
+
+    Parameters, optimizer state and properties come from the checkpoint. Inputs, outputs and
+    parameters keep their names.
+    """
+    from odtpack.cli._describe import of_properties
+    from odtpack.cli.build import print_built
+    from odtpack.ort_training.importing import import_artifacts
+    from odtpack_runtime.checkpoint.format import read_checkpoint
+
+    manifest = import_artifacts(artifacts, out, checkpoint=checkpoint, prefix=prefix)
+    print_built(manifest, out)
+    saved = read_checkpoint(out / manifest.files.checkpoint.path)
+    for sentence in of_properties(saved.properties):
+        _console.warn(sentence)
+    if as_json:
+        _console.print_json({"path": str(out), **manifest.as_dict()})
+
+
+def init(
+    model: Annotated[Path, MODEL],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="recipe.toml", help="Recipe to write.")
+    ] = Path("recipe.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing recipe.")] = False,
+) -> None:
+    """Write a recipe for a forward model, with everything optional commented out.
+
+    It can be built unchanged: odtpack build --recipe recipe.toml. recipe.schema.json beside it
+    lets editors complete and check the keys.
+    """
+    from odtpack.cli._files import check_writable
+    from odtpack.errors import OdtpackError
+    from odtpack.recipe.draft import SCHEMA_NAME, draft, schema_text
+    from odtpack_runtime.files.atomic import atomic_write
+
+    schema = out.with_name(SCHEMA_NAME)
+    for path in (out, schema):
+        check_writable(path, "--out")
+    if out.exists() and not force:
+        raise OdtpackError("recipe-exists", f"the file {str(out)!r} exists")
+    for path, text in ((schema, schema_text()), (out, draft(model, out.parent))):
+        with atomic_write(path) as stream:
+            stream.write(text.encode())
+        _console.say(f"wrote {path}")
+    _console.say(f"next: odtpack build --recipe {shlex.quote(str(out))}")
+
+
+ops = typer.Typer(help="Say which operators a gradient can pass.", no_args_is_help=True)
+
+_OBSTACLES = 1  # exit code, as for a budget that is not met
+
+
+class Way(StrEnum):
+    """How an operator is differentiated, as the support table has it."""
+
+    RULE = "rule"
+    EXPANSION = "expansion"
+    REWRITTEN = "rewritten"
+    NO_GRADIENT = "no gradient"
+    NONE = "none"
+
+
+@ops.command(
+    epilog="\b\nExamples:\n  odtpack ops coverage\n  odtpack ops coverage Conv LSTM\n"
+    "  odtpack ops coverage --how none --json"
+)
+def coverage(
+    operators: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[OPERATOR]...", show_default=False, help="Only these."),
+    ] = None,
+    how: Annotated[Way | None, typer.Option(help="Only those differentiated so.")] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Print the support table: operator, opsets, trainable inputs, how.
+
+    rule: by a rule of its own. expansion: by way of the operators that the standard defines
+    it with. rewritten: replaced by other operators where the patterns of docs/operators.md
+    hold. no gradient: it is constant almost everywhere, so a gradient stops there, as it
+    should. none: a parameter cannot be trained through it.
+    """
+    from odtpack.errors import OdtpackError
+    from odtpack.package.coverage import coverage as table
+
+    _console.results(as_json=as_json)
+    rows = table()
+    known = {row.op_type for row in rows}
+    for name in operators or ():
+        if name not in known:
+            import difflib
+
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+            raise OdtpackError(
+                "unknown-operator",
+                f"there is no operator {name!r}",
+                hint=f"did you mean {', '.join(near)}?" if near else "odtpack ops coverage",
+            )
+    shown = [
+        row
+        for row in rows
+        if (not operators or row.op_type in operators) and (how is None or row.how == how.value)
+    ]
+    cells = [(_name(row), _opsets(row), ", ".join(row.inputs) or "–", row.how) for row in shown]
+    _console.table(cells, ("Operator", "Opsets", "Trainable inputs", "How"))
+    if as_json:
+        _console.print_json({"operators": [dataclasses.asdict(row) for row in shown]})
+
+
+def _name(row: Coverage) -> str:
+    return row.op_type if row.domain == "ai.onnx" else f"{row.domain}.{row.op_type}"
+
+
+def _opsets(row: Coverage) -> str:
+    return ", ".join(map(str, row.opsets)) or "–"
+
+
+@ops.command(
+    epilog="\b\nExamples:\n  odtpack ops check model.onnx\n"
+    "  odtpack ops check model.onnx --train 'head.*' --json"
+)
+def check(
+    model: Annotated[Path, MODEL],
+    train: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Parameters to train, as for build. Default: all."),
+    ] = None,
+    freeze: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Parameters to freeze, as for build."),
+    ] = None,
+    loss_input: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Output that the loss reads. Default: the first."),
+    ] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Say before a build which nodes stand in a gradient's way, and what to do about each.
+
+    The exit code is 0 if every parameter can be trained, 1 if a node stands in the way.
+    """
+    from odtpack.errors import OdtpackError
+    from odtpack.model.loading import load_model
+    from odtpack.package.coverage import find_obstacles
+    from odtpack.package.parameters import resolve
+
+    _console.results(as_json=as_json)
+    loaded = load_model(model, named=(*(train or ()), *(freeze or ())))
+    trained, _ = resolve(loaded, train or (), freeze or ())
+    outputs = [str(value.name) for value in loaded.graph.outputs]
+    for name in loss_input or ():
+        if name not in outputs:
+            raise OdtpackError(
+                "unknown-value",
+                f"the model has no output {name!r}",
+                where=str(model),
+                hint=f"its outputs are {', '.join(outputs)}",
+            )
+    found = find_obstacles(loaded, trained, loss_input or outputs[:1])
+    if found:
+        _print(found)
+    else:
+        count = len(trained)
+        _console.say(f"{count} parameter{'s' if count != 1 else ''}: a gradient reaches each")
+    if as_json:
+        content: dict[str, Any] = {
+            "path": str(model),
+            "trained": list(trained),
+            "obstacles": [dataclasses.asdict(item) for item in found],
+        }
+        _console.print_json(content)
+    if found:
+        raise typer.Exit(_OBSTACLES)
+
+
+def _print(found: list[Obstacle]) -> None:
+    count = len(found)
+    _console.say(f"{count} node{'s' if count != 1 else ''} in the way of a gradient", style="bold")
+    for item in found:
+        _console.say(f"  {item.op_type} (opset {item.opset}), node {item.node}")
+        _console.say(f"    why     {item.why}")
+        shown = ", ".join(item.parameters[:4]) + (", ..." if item.parameters[4:] else "")
+        _console.say(f"    blocks  {shown}")
+        if item.advice:
+            _console.say(f"    to do   {item.advice}")

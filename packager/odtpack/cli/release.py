@@ -1,0 +1,264 @@
+"""``odtpack diff``, ``install``, ``sign`` and ``verify``: a package on its way to devices."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from odtpack.cli import _console
+from odtpack.cli._options import AS_JSON, OLD_PACKAGE, PACKAGE
+
+if TYPE_CHECKING:
+    from odtpack.update.install import Installed
+
+
+class Format(StrEnum):
+    """How the difference is shown."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+
+
+def diff(
+    old: Annotated[Path, OLD_PACKAGE],
+    new: Annotated[
+        Path,
+        typer.Argument(metavar="NEW", show_default=False, help="New package."),
+    ],
+    form: Annotated[
+        Format,
+        typer.Option("--format", help="How to print the difference."),
+    ] = Format.TEXT,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Compare two packages, and say whether devices that trained the old one can continue.
+
+    Shows differences in files, operators, settings, versions, inputs and parameters; what
+    happens to trained checkpoints and to the optimizer's state; whether the app must change
+    its calls; and whether a reduced build of ONNX Runtime must be rebuilt.
+    """
+    from odtpack.update.diff import diff_packages
+    from odtpack.update.diff_text import headline, markdown, sections
+
+    found = diff_packages(old, new)
+    if as_json or form is Format.JSON:
+        _console.print_json(found.model_dump(mode="json"))
+    elif form is Format.MARKDOWN:
+        sys.stdout.buffer.write(f"{markdown(found)}\n".encode())
+        sys.stdout.flush()
+    else:
+        _console.results()
+        _console.say(headline(found.verdict), style="bold")
+        for section in sections(found):
+            _console.say(section.title.lower(), style="bold")
+            if section.header:
+                _console.table(section.rows, section.header, figures=section.figures)
+            else:
+                for row in section.rows:
+                    _console.say(f"  {row[0]}")
+
+
+def install(
+    package: Annotated[Path, PACKAGE],
+    android: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder in the app's assets, for this package alone."),
+    ] = None,
+    ios: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder in the app's resources or bundle, for this package alone."
+        ),
+    ] = None,
+    ort: Annotated[
+        bool,
+        typer.Option("--ort", help="Copy the models in ORT format instead of the ONNX models."),
+    ] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Copy models, checkpoint and manifest of a package into an app.
+
+    Unchanged files are not written again, so that the app's build stays up to date.
+    """
+    from odtpack.errors import OdtpackError
+    from odtpack.update.install import NO_COMPRESS
+    from odtpack.update.install import install as copy
+
+    folders = {"android": android, "ios": ios}
+    wanted = {platform: folder for platform, folder in folders.items() if folder is not None}
+    if not wanted:
+        raise OdtpackError("usage", "--android or --ios is missing", hint="odtpack install --help")
+    done: dict[str, Installed] = {}
+    for platform, folder in wanted.items():
+        done[platform] = copy(package, folder, ort=ort)
+        verb = "installed into" if done[platform].changed else "unchanged"
+        _console.say(f"{verb} {folder}", style="bold")
+    if "android" in done and done["android"].changed:
+        ends = ", ".join(f'"{end}"' for end in NO_COMPRESS)
+        _console.say(
+            "  do not compress them in the APK, so that they can be mapped; in the app's build:"
+        )
+        _console.say(f"  android {{ androidResources {{ noCompress += listOf({ends}) }} }}")
+    if as_json:
+        _console.print_json(
+            {
+                platform: {
+                    "path": str(installed.folder),
+                    "files": list(installed.names),
+                    "changed": installed.changed,
+                    **({"no_compress": list(NO_COMPRESS)} if platform == "android" else {}),
+                }
+                for platform, installed in done.items()
+            }
+        )
+
+
+def sign(
+    package: Annotated[
+        Path | None,
+        typer.Argument(metavar="[PKG]", show_default=False, help="Folder of the package."),
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="KEY.pem", help="Private key: PEM, PKCS #8, Ed25519.", show_default=False
+        ),
+    ] = None,
+    new_key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="KEY.pem",
+            help="Write a new private key here, and its public key beside it, as KEY.pub.",
+            show_default=False,
+        ),
+    ] = None,
+    release: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Release number, for apps that refuse older releases.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Sign a package, or make a key pair; with both, sign with the new key.
+
+    Writes manifest.sig: an Ed25519 signature of the manifest, which holds the hash of every
+    other file. Needs the package cryptography: pip install 'odtpack[sign]'.
+    """
+    from odtpack.errors import OdtpackError
+    from odtpack.update.signing import new_key as make_key
+    from odtpack.update.signing import sign_package
+
+    if package is None and new_key is None:
+        raise OdtpackError("nothing-to-sign", "neither a package to sign nor a new key is named")
+    if (package is None or new_key is not None) and key is not None:
+        raise OdtpackError(
+            "option-not-used",
+            "--key signs a package, and "
+            + ("no package is named" if package is None else "--new-key names another key for it"),
+            hint=f"odtpack sign PKG --key {key}",
+        )
+    if package is None and release is not None:
+        raise OdtpackError(
+            "option-not-used",
+            "--release gives a package its number, and no package is named",
+            hint=f"odtpack sign PKG --release {release} --key key.pem",
+        )
+    if new_key is not None:
+        public = make_key(new_key)
+        _console.say(f"wrote {new_key} (private: keep it to yourself) and {public}")
+    if package is None:
+        return
+    secret = new_key or key
+    if secret is None:
+        raise OdtpackError(
+            "no-key",
+            "a package is signed with a key, and no key is named",
+            hint=f"odtpack sign {package} --key key.pem",
+        )
+    _console.say(f"wrote {sign_package(package, secret, release=release)}")
+
+
+_SIGNATURES = {
+    "valid": "valid",
+    "unchecked": "present, not checked: pass --public-key to check it",
+    "none": "none",
+}
+
+
+def verify(
+    package: Annotated[Path, PACKAGE],
+    public_key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="KEY.pub",
+            help="Public key (PEM, Ed25519) that must verify the signature. May be repeated; one "
+            "must match.",
+            show_default=False,
+        ),
+    ] = None,
+    require_signature: Annotated[
+        bool,
+        typer.Option(
+            "--require-signature",
+            help="Refuse an unsigned package, even without --public-key.",
+        ),
+    ] = False,
+    minimum_release: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Refuse an older release (odtpack sign --release).",
+            show_default=False,
+        ),
+    ] = None,
+    stranger: Annotated[
+        bool,
+        typer.Option(
+            "--stranger",
+            help="Check limits for untrusted packages: disk, memory, sizes, operator domains.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Verify a package.
+
+    Checks the signature, the manifest, the hash of every file, that there are no other files,
+    that models and checkpoint match the manifest, and that the first training steps on
+    generated data give the recorded losses. Exit code 2 reports the first problem.
+    """
+    import dataclasses
+
+    from odtpack_runtime.package.trust import Limits
+    from odtpack_runtime.package.verify import verify_package
+    from odtpack_simulator.values.units import format_bytes
+
+    found = verify_package(
+        package,
+        public_key=public_key or None,
+        require_signature=require_signature,
+        minimum_release=minimum_release,
+        limits=Limits() if stranger else None,
+    )
+    _console.results(as_json=as_json)
+    steps = found.steps
+    shapes = ", ".join(f"{name} {shape}" for name, shape in steps.shapes.items())
+    _console.say(f"verified {found.path}", style="bold")
+    _console.say(f"  files       {found.files} listed, {format_bytes(found.size_bytes)}, no others")
+    _console.say("  models      as the manifest says, and so is the checkpoint")
+    _console.say(f"  steps       run on ONNX Runtime {steps.onnxruntime} with {shapes}")
+    _console.say(f"  signature   {_SIGNATURES[found.signature]}")
+    if found.release is not None:
+        _console.say(f"  release     {found.release}")
+    _console.say(f"  manifest    sha256 {found.manifest_sha256}")
+    for index, what in enumerate(found.checked):
+        _console.say(f"  {'checked' if index == 0 else '':<11} {what}")
+    if as_json:
+        _console.print_json(dataclasses.asdict(found))

@@ -1,0 +1,139 @@
+"""Products, convolutions, activations and normalizations with something fused into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from odtpack.autodiff.context import Context
+from odtpack.contrib.table import (
+    Outputs,
+    activate,
+    asked_for,
+    covers_activation,
+    decomposition,
+    gelu,
+    known_rank,
+    layer_norm,
+    rms_norm,
+)
+
+
+@decomposition("Gelu")
+def exact(ctx: Context) -> Outputs:
+    return gelu(ctx.op, ctx.x(), tanh=False)
+
+
+@decomposition("BiasGelu")
+def bias(ctx: Context) -> Outputs:
+    return gelu(ctx.op, ctx.op.Add(ctx.x(), ctx.x(1)), tanh=False)
+
+
+@decomposition("FastGelu")
+def fast(ctx: Context) -> Outputs:
+    x, shift = ctx.x(), ctx.maybe_x(1)
+    return gelu(ctx.op, x if shift is None else ctx.op.Add(x, shift), tanh=True)
+
+
+@decomposition("QuickGelu")
+def quick(ctx: Context) -> Outputs:
+    """x sigmoid(alpha x)."""
+    op, x = ctx.op, ctx.x()
+    return op.Mul(x, op.Sigmoid(op.Mul(x, ctx.float("alpha", 1.702))))
+
+
+@decomposition("FusedMatMul", "TransposeMatMul")
+def fused_matmul(ctx: Context) -> Outputs | None:
+    """alpha A' B', where ' may transpose the last two axes, or bring the first before the last."""
+    op, operands = ctx.op, []
+    ranks = [known_rank(ctx.x(i)) for i in (0, 1)]
+    for rank, side in zip(ranks, "AB", strict=True):
+        moves = ctx.int(f"trans{side}", 0) or ctx.int(f"transBatch{side}", 0)
+        if moves and (rank is None or rank < 2):
+            return None
+    for i, (rank, side) in enumerate(zip(ranks, "AB", strict=True)):
+        perm = list(range(rank or 0))
+        if ctx.int(f"transBatch{side}", 0):
+            perm = [*perm[1:-1], 0, perm[-1]]
+        if ctx.int(f"trans{side}", 0):
+            perm[-2:] = perm[-1], perm[-2]
+        operands.append(op.transpose(ctx.x(i), *perm))
+    product = op.MatMul(*operands)
+    alpha = ctx.float("alpha", 1.0)
+    return product if alpha == 1 else op.Mul(product, alpha)
+
+
+@decomposition("FusedGemm")
+def fused_gemm(ctx: Context) -> Outputs | None:
+    name = ctx.string("activation", "")
+    parameters = [
+        ctx.float(f"activation_{key}", 0.0)
+        for key in ("alpha", "beta", "gamma")
+        if f"activation_{key}" in ctx.node.attributes
+    ]
+    if not covers_activation(name, len(parameters)):
+        return None
+    (y,) = ctx.op.emit("Gemm", ctx.node.inputs, **_without(ctx, "activation"))
+    return activate(ctx.op, y, name, parameters)
+
+
+@decomposition("FusedConv")
+def fused_conv(ctx: Context) -> Outputs | None:
+    """A convolution, to whose result a fourth input is added before the activation."""
+    op, name = ctx.op, ctx.string("activation", "")
+    parameters = list(ctx.node.attributes.get_floats("activation_params", ()))
+    if name and not covers_activation(name, len(parameters)):
+        return None
+    operands = list(ctx.node.inputs[:3])
+    while operands[-1] is None:
+        operands.pop()
+    (y,) = op.emit("Conv", operands, **_without(ctx, "activation"))
+    added = ctx.maybe_x(3)
+    y = y if added is None else op.Add(y, added)
+    return activate(op, y, name, parameters) if name else y
+
+
+def _without(ctx: Context, prefix: str) -> dict[str, Any]:
+    """Attributes that do not begin with ``prefix``."""
+    found = ctx.node.attributes.items()
+    return {key: value.value for key, value in found if not key.startswith(prefix)}
+
+
+_EPSILON = 1e-12  # of ONNX Runtime's kernels, where the attribute is absent
+_ONNX_EPSILON = 1e-5
+
+
+@decomposition("SkipLayerNormalization")
+def skip_layer_norm(ctx: Context) -> Outputs | None:
+    """Inputs x, skip, scale, bias of the normalization, bias of the sum."""
+    if asked_for(ctx, 1) or asked_for(ctx, 2):
+        return None
+    total = _sum(ctx, ctx.maybe_x(4))
+    epsilon = ctx.float("epsilon", _EPSILON)
+    return [layer_norm(ctx.op, total, ctx.x(2), ctx.maybe_x(3), epsilon), None, None, total]
+
+
+@decomposition("SkipSimplifiedLayerNormalization")
+def skip_rms_norm(ctx: Context) -> Outputs | None:
+    """Inputs x, skip, scale, bias of the sum."""
+    if asked_for(ctx, 1) or asked_for(ctx, 2):
+        return None
+    total = _sum(ctx, ctx.maybe_x(3))
+    epsilon = ctx.float("epsilon", _EPSILON)
+    return [rms_norm(ctx.op, total, ctx.x(2), [-1], epsilon), None, None, total]
+
+
+def _sum(ctx: Context, bias: ir.Value | None) -> ir.Value:
+    total = ctx.op.Add(ctx.x(), ctx.x(1))
+    return total if bias is None else ctx.op.Add(total, bias)
+
+
+@decomposition("SimplifiedLayerNormalization")
+def simplified_layer_norm(ctx: Context) -> Outputs | None:
+    """Root mean square normalization over all axes from ``axis`` on."""
+    axis, rank = ctx.int("axis", -1), known_rank(ctx.x())
+    if asked_for(ctx, 1) or (axis != -1 and rank is None):
+        return None
+    axes = [-1] if axis == -1 or rank is None else list(range(axis % rank, rank))
+    return rms_norm(ctx.op, ctx.x(), ctx.x(1), axes, ctx.float("epsilon", _ONNX_EPSILON))

@@ -1,0 +1,219 @@
+"""A build on its way: what runs the package, what is built for it, and the graphs that are made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import onnx_ir as ir
+
+from odtpack import choices, losses
+from odtpack.graph.ops import Ops
+from odtpack.memory.spec import MemoryReport, MemorySpec
+from odtpack.optimizers import Optimizer
+from odtpack.ort import kernel_needs
+from odtpack.package.parameters import (
+    Parameter,
+    master_type,
+)
+from odtpack.passes import aliases
+from odtpack.passes.gradient_buffers import accumulate
+from odtpack.spec import BuildSpec
+from odtpack_runtime.package.manifest import AdapterInfo, SegmentInfo
+
+
+@dataclasses.dataclass(frozen=True)
+class LossInfo:
+    """What a package says of its loss.
+
+    Attributes:
+        name: Name of the loss; "none" if the model came with one, "custom" for a block.
+        options: Its options in force.
+        roles: Role of each graph input that is one of its targets.
+        metadata: What a runtime must know to check the targets.
+        fixed: Parameters through which it lets no gradient.
+    """
+
+    name: str = "none"
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    roles: Mapping[str, losses.TargetRole] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceTemplate:
+    """The model, the names of its inputs and outputs, and of the parameters that it lacks."""
+
+    model: ir.Model
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+
+Accumulator = Callable[[ir.Value, ir.Value, ir.Value], ir.Value]
+"""Takes a parameter, its gradient and the buffer; returns what the training model returns."""
+
+
+class Backend:
+    """Stock ONNX Runtime, whose callers bind one buffer as input and output.
+
+    Attributes:
+        runtime: Its name.
+    """
+
+    runtime: ClassVar[choices.Runtime] = choices.STOCK
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether this ONNX Runtime runs the models, and the runtimes of this project."""
+        return self.runtime == choices.STOCK
+
+    def require_opset(self, opset: int) -> None:
+        """Check that the runtime loads an opset; stock releases for all of them exist."""
+
+    def oldest_runtime(self, models: Iterable[ir.Model]) -> kernel_needs.Need:
+        """The oldest release that runs all of some models."""
+        return kernel_needs.oldest_runtime(models)
+
+    def lower_batch_norms(self, op: Ops, graph: ir.Graph) -> None:
+        """Replace batch normalizations in training mode by an operator of the runtime's own."""
+
+    def accumulator(self, op: Ops, reset: ir.Value) -> Accumulator:
+        """How gradients are accumulated, see :mod:`odtpack.passes.gradient_buffers`."""
+        flag = op.squeeze(reset, 0)
+
+        def write(parameter: ir.Value, gradient: ir.Value, buffer: ir.Value) -> ir.Value:
+            out = accumulate(op, gradient, buffer, flag)
+            out.type, out.shape = parameter.type, parameter.shape
+            aliases.verify(op.graph, buffer, out)
+            return out
+
+        return write
+
+    def optimizer_model(self, step: OptimizerStep, graphs: Graphs) -> ir.Model:
+        """The model that makes an optimizer step."""
+        return step.model(graphs)
+
+
+STOCK = Backend()
+
+
+class OptimizerStep(Protocol):
+    """What an optimizer step does: a formula of the packager's, or a model that others write."""
+
+    def describe(self) -> dict[str, Any]:
+        """The parts of a manifest that describe it."""
+
+    def model(self, graphs: Graphs) -> ir.Model:
+        """The optimizer model for the parameters of a training model."""
+
+    def step_model(self, graphs: Graphs) -> ir.Model | None:
+        """The training model that also makes the step; None if there is no such model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A loaded model, the specification of its build, and what that resolves to for this model.
+
+    Attributes:
+        model: As :func:`odtpack.model.loading.load_model` returns it.
+        train: Names of the initializers to train.
+        frozen: Names of the initializers that become inputs, but are not trained.
+        loss: Loss to attach, or None if the model's first output is the loss.
+        spec: What is asked for, unchanged.
+        optimizer: Formula, or what writes an optimizer model; None for no optimizer.
+        attached: What is known of a loss that the model already ends in.
+        input_gradients: Names of inputs whose gradients the training model accumulates,
+            like those of parameters.
+        memory: For which shapes, and how far, the training model's memory is made small; None to
+            leave it as it is differentiated.
+        adapter: What the manifest says of the adapter that the model was given.
+        backend: What runs the package.
+        prefix: Start of every file name.
+        custom_op_library: Shared library with custom operators, for the conversion to ORT format.
+    """
+
+    model: ir.Model
+    train: tuple[str, ...]
+    frozen: tuple[str, ...]
+    loss: losses.Loss | None
+    spec: BuildSpec = dataclasses.field(default_factory=lambda: BuildSpec(prediction=False))
+    optimizer: Optimizer | OptimizerStep | None = None
+    attached: LossInfo | None = None
+    input_gradients: tuple[str, ...] = ()
+    memory: MemorySpec | None = dataclasses.field(default_factory=MemorySpec)
+    adapter: AdapterInfo | None = None
+    backend: Backend = STOCK
+    prefix: str = ""
+    custom_op_library: Path | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """The models that compute a network up to its last segment, see :mod:`.segments.build`.
+
+    Attributes:
+        models: Each model by its name in the package.
+        plan: Which of them run for which segment, in order.
+        tensors: Weights outside of the models, by name, in the order in which they are stored.
+        inputs: What a caller feeds.
+    """
+
+    models: Mapping[str, ir.Model]
+    plan: tuple[SegmentInfo, ...]
+    tensors: Mapping[str, ir.TensorProtocol]
+    inputs: tuple[ir.Value, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Graphs:
+    """The training and evaluation models, the parameters that both take, and their loss.
+
+    ``task``: what they were made for.
+    ``returns_prediction``: whether the evaluation model returns it besides what both return.
+    ``inference`` is the forward model without them; None if it computes nothing but its loss.
+    ``memory``: what was done to keep the training model's memory small; None if nothing was.
+    ``segments``: what runs before ``training`` and ``evaluation``, which are then the last segment.
+    """
+
+    training: ir.Model
+    evaluation: ir.Model
+    parameters: tuple[Parameter, ...]
+    task: Task
+    loss: LossInfo = dataclasses.field(default_factory=LossInfo)
+    returns_prediction: bool = False
+    inference: InferenceTemplate | None = None
+    memory: MemoryReport | None = None
+    segments: Segments | None = None
+
+    @property
+    def backend(self) -> Backend:
+        """What runs the package."""
+        return self.task.backend
+
+    @property
+    def user_inputs(self) -> list[ir.Value]:
+        """What a caller feeds: neither parameters nor gradient buffers."""
+        if self.segments is not None:
+            return list(self.segments.inputs)
+        known = {parameter.name for parameter in self.parameters}
+        return [value for value in self.evaluation.graph.inputs if value.name not in known]
+
+    @property
+    def models(self) -> tuple[ir.Model, ...]:
+        """Every model that a step or an evaluation runs, but for the optimizer's."""
+        more = () if self.segments is None else self.segments.models.values()
+        return (self.training, self.evaluation, *more)
+
+    @property
+    def opset(self) -> int:
+        """Opset of the training model."""
+        return self.training.graph.opset_imports[""]
+
+    @property
+    def master(self) -> ir.DataType:
+        """Type of the trainable parameters, their gradients and moments."""
+        return master_type({p.tensor.dtype for p in self.parameters if p.role == "trainable"})

@@ -1,0 +1,369 @@
+"""Accumulates gradients, and keeps gradients of tables sparse."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.backward import SUM_OF_COTANGENTS
+from odtpack.graph import graphs
+from odtpack.graph.graphs import nodes_of, static_dims
+from odtpack.graph.ops import Ops
+
+# Elements from which on entering an If is cheaper than Where. For a matrix that is soon:
+# the Where kernel handles a scalar against axes of length one element by element.
+_LARGE_VECTOR, _LARGE_MATRIX = 1 << 15, 1 << 9
+
+BUFFER_SUFFIX = "_grad.accumulation.buffer"
+OUTPUT_SUFFIX = "_grad.accumulation.out"
+
+
+def accumulate(op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value) -> ir.Value:
+    """Write the accumulation of one gradient.
+
+    Args:
+        op: Writer for the training graph.
+        gradient: Gradient of this step, of the parameter's shape.
+        buffer: Graph input with the gradient accumulated so far, of the same shape.
+        reset: BOOL scalar; true to start afresh.
+
+    Returns:
+        The accumulated gradient.
+    """
+    dims = static_dims(buffer) or ()
+    if int(np.prod(dims)) < (_LARGE_VECTOR if len(dims) <= 1 else _LARGE_MATRIX):
+        return op.Add(op.Where(reset, 0, buffer), gradient)
+    scatter = read(unrounded(gradient))
+    if scatter is not None and not gradient.uses():
+        out = _scattered(op, scatter, buffer, dims, reset)
+        out.type = buffer.type
+        return out
+    product = gradient.producer()
+    # Branches may not share value names with each other or with the main graph.
+    if product is not None and _is_private_gemm(product):
+        fresh = _branch(op, f"{buffer.name}.fresh", gradient, [_like(product)])
+        copy = _like(product)
+        added = _branch(
+            op, f"{buffer.name}.added", gradient, [copy, ir.node("Add", [buffer, copy.outputs[0]])]
+        )
+        op.graph.remove(product)
+    else:
+        keep = ir.node("Identity", [gradient])
+        fresh = _branch(op, f"{buffer.name}.fresh", gradient, [keep])
+        added = _branch(op, f"{buffer.name}.added", gradient, [ir.node("Add", [buffer, gradient])])
+    out = _choose(op, reset, fresh, added)
+    out.type = buffer.type
+    return out
+
+
+def _scattered(
+    op: Ops,
+    scatter: Scatter,
+    buffer: ir.Value,
+    dims: tuple[int, ...],
+    reset: ir.Value,
+) -> ir.Value:
+    """The updates of a scatter added to zeros or to the buffer."""
+    fresh = ir.Graph([], [], nodes=[], name=f"{buffer.name}.fresh")
+    added = ir.Graph([], [], nodes=[], name=f"{buffer.name}.added")
+    outputs = scatter.fresh(op.inside(fresh), dims, reset), scatter.onto(op.inside(added), buffer)
+    for graph, output in zip((fresh, added), outputs, strict=True):
+        output.type, output.shape = buffer.type, buffer.shape
+        graph.outputs.append(output)
+    scatter.remove()
+    return _choose(op, reset, fresh, added)
+
+
+def _choose(op: Ops, reset: ir.Value, fresh: ir.Graph, added: ir.Graph) -> ir.Value:
+    out: ir.Value = op.If(
+        reset,
+        then_branch=ir.AttrGraph("then_branch", fresh),
+        else_branch=ir.AttrGraph("else_branch", added),
+    )
+    return out
+
+
+def _is_private_gemm(node: ir.Node) -> bool:
+    """A product without an addend that nothing else reads."""
+    value = node.outputs[0]
+    return (
+        node.op_type == "Gemm"
+        and not node.domain
+        and all(v is None for v in node.inputs[2:])
+        and not value.uses()
+        and not value.is_graph_output()
+    )
+
+
+def _like(node: ir.Node) -> ir.Node:
+    return ir.node(node.op_type, node.inputs[:2], dict(node.attributes))
+
+
+def _branch(op: Ops, name: str, gradient: ir.Value, nodes: list[ir.Node]) -> ir.Graph:
+    """A subgraph without inputs, which reads outer values, and returns the last node's output."""
+    for node in nodes:
+        node.name = op.fresh_name(name)
+        value = node.outputs[0]
+        value.name, value.type, value.shape = node.name, gradient.type, gradient.shape
+    return ir.Graph([], nodes[-1].outputs, nodes=nodes, name=name)
+
+
+# Zeros of fewer elements may become a constant.
+_LARGE_ZEROS = 1 << 12
+
+# From these sizes on a table is written faster row by row than as zeros that are then copied.
+# Of shorter rows copying each takes longer; of smaller tables nothing is gained.
+_LONG_ROW, _LARGE_TABLE = 16, 1 << 18
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """A ScatterElements that adds to zeros.
+
+    Attributes:
+        node: The node.
+        axis: Axis of the table that the indices count along, not negative.
+        column: Reshape of n indices to [1, .., n, .., 1] along ``axis``, if slice j of the
+            updates goes as a whole to index j; None if each element has an index of its own.
+    """
+
+    node: ir.Node
+    axis: int
+    column: ir.Node | None
+
+    @property
+    def zeros(self) -> ir.Value:
+        """The data of the node: zeros of the table's shape."""
+        return _input(self.node, 0)
+
+    @property
+    def updates(self) -> ir.Value:
+        """What is added."""
+        return _input(self.node, 2)
+
+    def onto(self, op: Ops, data: ir.Value) -> ir.Value:
+        """Add the updates to ``data``, of the shape of the table."""
+        if self.column is None:
+            indices = _input(self.node, 1)
+        else:  # made where they are needed: they are twice as large as the updates
+            indices = op.Expand(self.column.outputs[0], op.Shape(self.updates))
+        return _add_at(op, data, indices, self.updates, self.axis)
+
+    def fresh(self, op: Ops, dims: tuple[int, ...], reset: ir.Value) -> ir.Value:
+        """Add the updates to zeros.
+
+        Args:
+            op: Writer for a branch that is entered only if ``reset`` is true.
+            dims: Shape of the table.
+            reset: BOOL scalar. It makes the zeros, so that nothing folds them.
+        """
+        false = op.Not(reset)
+        zero = op.cast(false, _fill_type(self.zeros.producer()))
+        width = math.prod(dims[1:])
+        if self.column is None or self.axis or width < _LONG_ROW or dims[0] * width < _LARGE_TABLE:
+            return self.onto(op, op.Expand(zero, op.ints(*dims)))
+        return self._by_rows(op, op.reshape(self.column.outputs[0], -1), dims, false, zero)
+
+    def _by_rows(
+        self, op: Ops, numbers: ir.Value, dims: tuple[int, ...], false: ir.Value, zero: ir.Value
+    ) -> ir.Value:
+        """:meth:`fresh` without zeros of the table's shape, for n updates to rows ``numbers``.
+
+        The updates are summed in a table of n + 1 rows, of which row 0 stays zero. ``slots``
+        says which of them each row of the large table is: 0, or 1 + j of the last update j
+        for it.
+        """
+        end = op.Add(op.Shape(numbers), op.ints(1))
+        one = op.constant(np.array(1, np.int64))
+        blank = op.Expand(op.cast(false, ir.DataType.INT64), op.ints(dims[0]))
+        own = op.Range(one, op.squeeze(end, 0), one)
+        slots = op.ScatterElements(blank, numbers, own, axis=0)
+        rows = op.reshape(op.Gather(slots, numbers, axis=0), -1, *[1] * (len(dims) - 1))
+        indices = op.Expand(rows, op.Shape(self.updates))
+        none = op.Expand(zero, op.Concat(end, op.ints(*dims[1:]), axis=0))
+        summed = _add_at(op, none, indices, self.updates, 0)
+        y: ir.Value = op.Gather(summed, slots, axis=0)
+        return y
+
+    def remove(self) -> None:
+        """Take the node, which is not read, out of its graph, and what only it needed."""
+        for node in (self.node, *(value.producer() for value in self.node.inputs[:2] if value)):
+            if node is not None and node.graph is not None and not node.outputs[0].uses():
+                node.graph.remove(node, safe=True)
+
+
+def read(value: ir.Value) -> Scatter | None:
+    """The scatter that computes a value which nothing but one node may read, if one does."""
+    node = graphs.producer(value, "ScatterElements")
+    if node is None or value.is_graph_output() or len(value.uses()) > 1:
+        return None
+    if node.attributes.get_string("reduction", "none") != "add" or not _is_zeros(_input(node, 0)):
+        return None
+    axis = node.attributes.get_int("axis", 0)
+    return None if axis < 0 else Scatter(node, axis, _column(node, axis))
+
+
+def unrounded(gradient: ir.Value) -> ir.Value:
+    """The float32 value that a float32 gradient of float16 numbers was before it was rounded.
+
+    Models in float16 train copies of their parameters in float32. ONNX Runtime adds float16
+    in float32; between the two there is no need to round. Casts that are no longer read
+    are left to the pass that removes such nodes.
+    """
+    outer = graphs.producer(gradient, "Cast")
+    inner = None if outer is None else graphs.producer(outer.inputs[0], "Cast")
+    if inner is None or len(inner.outputs[0].uses()) > 1:
+        return gradient
+    value = _input(inner, 0)
+    return value if value.dtype == gradient.dtype == ir.DataType.FLOAT else gradient
+
+
+def merge(op: Ops, gradient: ir.Value) -> ir.Value:
+    """Write a gradient that is a sum, some of whose terms are scatters, without zeros.
+
+    Args:
+        op: Writer for the training graph.
+        gradient: Gradient of one parameter and of nothing else.
+
+    Returns:
+        The gradient: ``gradient`` itself, if there is nothing to merge.
+    """
+    adds, terms = _terms(gradient)
+    scatters = [scatter for scatter in map(read, terms) if scatter is not None]
+    if not adds or not scatters:
+        return gradient
+    nodes = {scatter.node for scatter in scatters}
+    others = [term for term in terms if term.producer() not in nodes]
+    with op.before(adds[0]):
+        total = functools.reduce(op.Add, others) if others else scatters[0].zeros
+        rowwise: dict[int, list[Scatter]] = {}
+        for scatter in scatters:
+            if scatter.column is None:
+                total = scatter.onto(op, total)
+            else:
+                rowwise.setdefault(scatter.axis, []).append(scatter)
+        for axis, alike in rowwise.items():
+            total = _together(op, alike, axis, total)
+    graphs.replace(gradient, total, adds)
+    for scatter in scatters:
+        scatter.remove()
+    return total
+
+
+def zeros_at_run_time(op: Ops, graph: ir.Graph, reset: ir.Value) -> None:
+    """Compute large zeros that scatters start from in every run, instead of storing them.
+
+    Args:
+        op: Writer for the graph.
+        graph: The training graph, its subgraphs included.
+        reset: Graph input, BOOL [1]. Nothing knows it before the model runs.
+    """
+    found = {
+        node: dims
+        for scatter in list(nodes_of(graph))
+        if (node := _origin(scatter)) is not None and (dims := _large(node)) is not None
+    }
+    if not found:
+        return
+    with op.before(graph.node(0)):
+        false = op.And(reset, op.Not(reset))
+        zero = {dtype: op.cast(false, dtype) for dtype in {_fill_type(node) for node in found}}
+    for node, dims in found.items():
+        with op.before(node):
+            zeros = op.Expand(zero[_fill_type(node)], op.ints(*dims))
+        graphs.replace(node.outputs[0], zeros, [node])
+
+
+def _add_at(op: Ops, data: ir.Value, indices: ir.Value, updates: ir.Value, axis: int) -> ir.Value:
+    y: ir.Value = op.ScatterElements(data, indices, updates, axis=axis, reduction="add")
+    return y
+
+
+def _together(op: Ops, scatters: list[Scatter], axis: int, data: ir.Value) -> ir.Value:
+    """The updates of all scatters, which have columns, added to ``data`` in one pass."""
+    if len(scatters) == 1:
+        return scatters[0].onto(op, data)
+    updates = op.Concat(*(scatter.updates for scatter in scatters), axis=axis)
+    columns = [scatter.column for scatter in scatters if scatter.column is not None]
+    numbers = op.Concat(*(column.outputs[0] for column in columns), axis=axis)
+    # A view of the same shape, by which :func:`read` knows a column.
+    column = op.Reshape(numbers, columns[0].inputs[1])
+    return _add_at(op, data, op.Expand(column, op.Shape(updates)), updates, axis)
+
+
+def _terms(total: ir.Value) -> tuple[list[ir.Node], list[ir.Value]]:
+    """Additions that a value consists of, the last first, and what they add up."""
+    adds: list[ir.Node] = []
+    terms: list[ir.Value] = []
+    stack = [total]
+    while stack:
+        value = stack.pop()
+        node = graphs.producer(value, "Add")
+        shared = value.is_graph_output() or (value is not total and len(value.uses()) > 1)
+        if node is None or SUM_OF_COTANGENTS not in node.meta or shared:
+            terms.append(value)
+        else:
+            adds.append(node)
+            stack += [_input(node, 1), _input(node, 0)]
+    return adds, terms
+
+
+def _column(node: ir.Node, axis: int) -> ir.Node | None:
+    """The :attr:`Scatter.column` of a node, if its indices are one repeated over each slice."""
+    expand = graphs.producer(node.inputs[1], "Expand")
+    shape = None if expand is None else graphs.producer(expand.inputs[1], "Shape")
+    if expand is None or shape is None or shape.inputs[0] is not node.inputs[2]:
+        return None
+    reshape = graphs.producer(expand.inputs[0], "Reshape")
+    dims = None if reshape is None else _constant(reshape.inputs[1])
+    if reshape is None or dims is None:
+        return None
+    wanted = np.where(np.arange(dims.size) == axis, -1, 1)
+    return reshape if np.array_equal(dims, wanted) else None
+
+
+def _is_zeros(value: ir.Value | None) -> bool:
+    node = graphs.producer(value, "ConstantOfShape")
+    if node is None:
+        return False
+    fill = node.attributes.get_tensor("value", None)
+    return fill is None or not np.any(np.asarray(fill.numpy()))
+
+
+def _origin(node: ir.Node) -> ir.Node | None:
+    """The node that writes the zeros that a scatter starts from."""
+    if node.op_type != "ScatterElements" or node.domain:
+        return None
+    value: ir.Value | None = _input(node, 0)
+    while (view := graphs.producer(value, "Reshape")) is not None:
+        value = view.inputs[0]
+    return graphs.producer(value, "ConstantOfShape") if _is_zeros(value) else None
+
+
+def _large(zeros: ir.Node) -> tuple[int, ...] | None:
+    """The shape of zeros, if it is known and large."""
+    dims = _constant(zeros.inputs[0])
+    if dims is None or math.prod(dims.tolist()) < _LARGE_ZEROS:
+        return None
+    return tuple(dims.tolist())
+
+
+def _fill_type(zeros: ir.Node | None) -> ir.DataType:
+    fill = None if zeros is None else zeros.attributes.get_tensor("value", None)
+    return ir.DataType.FLOAT if fill is None else fill.dtype
+
+
+def _constant(value: ir.Value | None) -> np.ndarray | None:
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else np.asarray(tensor.numpy())
+
+
+def _input(node: ir.Node, index: int) -> ir.Value:
+    value = node.inputs[index]
+    if value is None:
+        raise TypeError(f"{node.op_type} without input {index}")
+    return value

@@ -1,1 +1,0 @@
-"""Passes that choose in which order of axes values lie in memory."""

@@ -1,0 +1,423 @@
+"""Recognizes what exporters write out: layer normalization, GELU, simulated quantization."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import onnx_ir as ir
+from onnx_ir import passes
+
+from odtpack.autodiff.context import INTERNAL_DOMAIN, Context
+from odtpack.autodiff.rules.reduce import reduced_axes
+from odtpack.graph import graphs
+from odtpack.graph.graphs import dims_of, nodes_of, subgraphs
+from odtpack.graph.ops import Ops
+
+ALL: Final = "*"
+"""Every internal operator."""
+
+
+class GraphPass(passes.InPlacePass):
+    """A pass over the main graph, in place.
+
+    Args:
+        rewrite: Changes the graph, which it takes after the writer if there is one. It
+            returns whether it changed something; None counts as yes.
+        op: Writer, which several passes may share: they share its constants then.
+        lowers: Internal operator, or :data:`ALL`, of which no node is left afterwards.
+    """
+
+    def __init__(
+        self, rewrite: Callable[..., object], op: Ops | None = None, *, lowers: str | None = None
+    ) -> None:
+        self._rewrite = rewrite if op is None else functools.partial(rewrite, op)
+        self._op = op
+        self._lowers = lowers
+        self._name = f"{rewrite.__module__}.{rewrite.__qualname__}"
+
+    def __str__(self) -> str:
+        return self._name
+
+    def requires(self, model: ir.Model) -> None:
+        """The writer writes into the graph of this model."""
+        if self._op is not None and self._op.graph is not model.graph:
+            raise passes.PreconditionError(f"{self} has a writer for another graph")
+
+    def call(self, model: ir.Model) -> passes.PassResult:
+        """Rewrite the graph."""
+        return passes.PassResult(model, self._rewrite(model.graph) is not False)
+
+    def ensures(self, model: ir.Model) -> None:
+        """No node is left of the operator that it lowers."""
+        for node in model.graph if self._lowers else ():
+            if node.domain == INTERNAL_DOMAIN and self._lowers in (node.op_type, ALL):
+                raise passes.PostconditionError(f"{self} left a node {node.op_type}")
+
+
+class ModelPass(passes.InPlacePass):
+    """A pass over a whole model, in place, from a function that takes and returns it."""
+
+    def __init__(self, rewrite: Callable[..., ir.Model], **options: Any) -> None:
+        self._rewrite = functools.partial(rewrite, **options)
+
+    def call(self, model: ir.Model) -> passes.PassResult:
+        """Rewrite the model."""
+        return passes.PassResult(self._rewrite(model), modified=True)
+
+
+def run(model: ir.Model, *sequence: passes.PassBase) -> bool:
+    """Run passes one after the other; return whether one changed the model.
+
+    Unlike onnx-ir's ``Sequential`` it lets errors through as they are: they are for the user.
+    """
+    changed = False
+    for each in sequence:
+        changed |= each(model).modified
+    return changed
+
+
+_SINCE = 17
+
+
+def fuse_layer_norm(op: Ops, graph: ir.Graph) -> bool:
+    """Rewrite every layer normalization; return whether there was one."""
+    if op.opset < _SINCE:
+        return False
+    changed = False
+    for node in list(graph):
+        # The operator's epsilon is a float32, and so may its statistics be: not for doubles.
+        if node.outputs[0].dtype == ir.DataType.DOUBLE:
+            continue
+        if node.graph is graph and node.op_type == "Add" and not node.domain:
+            changed = _rewrite_one(op, node) or changed
+    return changed
+
+
+def _rewrite_one(op: Ops, add: ir.Node) -> bool:
+    for scaled, bias in (add.inputs, reversed(add.inputs)):
+        scale_node = graphs.producer(scaled, "Mul")
+        if scale_node is None:
+            continue
+        for normal, scale in (scale_node.inputs, reversed(scale_node.inputs)):
+            found = _normalized(op, normal)
+            if found is None or scale is None or bias is None:
+                continue
+            x, axis, epsilon, nodes = found
+            if not _is_row(scale, x, axis) or not _is_row(bias, x, axis):
+                continue
+            if not graphs.private([*nodes, scale_node], add) or not graphs.same_rank(
+                x, add.outputs[0]
+            ):
+                continue
+            with op.before(add):
+                y = op.LayerNormalization(x, scale, bias, axis=axis, epsilon=epsilon)
+            graphs.replace(add.outputs[0], y, [add, scale_node, *nodes])
+            return True
+    return False
+
+
+def _normalized(
+    op: Ops, value: ir.Value | None
+) -> tuple[ir.Value, int, float, list[ir.Node]] | None:
+    """(x, first normalized axis, epsilon, nodes from last to first) of d / sqrt(var + eps)."""
+    divide = graphs.producer(value, "Div")
+    if divide is None:
+        return None
+    centered = divide.inputs[0]
+    root = graphs.producer(divide.inputs[1], "Sqrt")
+    plus = graphs.producer(root.inputs[0], "Add") if root else None
+    subtract = graphs.producer(centered, "Sub")
+    if root is None or plus is None or subtract is None or centered is None:
+        return None
+    operands = [(v, graphs.scalar(w)) for v, w in (plus.inputs, reversed(plus.inputs))]
+    variance, epsilon = next(((v, e) for v, e in operands if e is not None), (None, None))
+    mean_square = graphs.producer(variance, "ReduceMean")
+    square = graphs.producer(mean_square.inputs[0], "Pow", "Mul") if mean_square else None
+    mean = graphs.producer(subtract.inputs[1], "ReduceMean")
+    x = subtract.inputs[0]
+    if mean_square is None or square is None or mean is None or x is None or epsilon is None:
+        return None
+    if mean.inputs[0] is not x or square.inputs[0] is not centered:
+        return None
+    is_square = (
+        graphs.is_scalar(square.inputs[1], 2.0)
+        if square.op_type == "Pow"
+        else square.inputs[1] is centered
+    )
+    axis = _trailing_axis(op, mean, x)
+    if not is_square or axis is None or axis != _trailing_axis(op, mean_square, x):
+        return None
+    return x, axis, epsilon, [divide, root, plus, mean_square, square, subtract, mean]
+
+
+def _trailing_axis(op: Ops, node: ir.Node, x: ir.Value) -> int | None:
+    """First of the reduced axes, if they are the last ones and are kept."""
+    dims = dims_of(x)
+    if dims is None or not node.attributes.get_int("keepdims", 1):
+        return None
+    axes = reduced_axes(Context(node, op, [], []))
+    return axes[0] if axes and axes == list(range(axes[0], len(dims))) else None
+
+
+def _is_row(value: ir.Value, x: ir.Value, axis: int) -> bool:
+    """Whether a scale or bias has exactly the normalized shape."""
+    dims, whole = dims_of(value), dims_of(x)
+    # Two sizes that are unknown need not be equal.
+    known = dims is not None and None not in dims
+    return known and whole is not None and dims == whole[axis:]
+
+
+def mark_gelu(graph: ir.Graph) -> None:
+    """Replace every written-out GELU by the internal operator."""
+    for erf in list(graph):
+        if erf.op_type != "Erf" or erf.domain or erf.graph is not graph:
+            continue
+        found = _find(erf)
+        if found is None:
+            continue
+        x, nodes = found
+        last = nodes[0]
+        new = ir.node("Gelu", [x], domain=INTERNAL_DOMAIN, name=last.name)
+        graph.insert_before(last, new)
+        graphs.replace(last.outputs[0], new.outputs[0], nodes)
+
+
+def _find(erf: ir.Node) -> tuple[ir.Value, list[ir.Node]] | None:
+    """(x, nodes from last to first) of the GELU around an Erf."""
+    inner = graphs.producer(erf.inputs[0], "Div", "Mul")
+    plus = _only_user(erf, "Add")
+    if inner is None or plus is None:
+        return None
+    if inner.op_type == "Div":
+        x = inner.inputs[0] if graphs.is_scalar(inner.inputs[1], math.sqrt(2)) else None
+    else:
+        x = graphs.split_scalar(inner, math.sqrt(0.5))
+    if x is None or graphs.split_scalar(plus, 1.0) is not erf.outputs[0]:
+        return None
+    # Two products follow, with x and with 1/2, in either order, or x/2 comes from outside.
+    first = _only_user(plus, "Mul")
+    if first is None:
+        return None
+    other = next((v for v in first.inputs if v is not plus.outputs[0]), None)
+    if other is not x and not graphs.is_scalar(other, 0.5):
+        half = graphs.producer(other, "Mul")
+        if half is None or graphs.split_scalar(half, 0.5) is not x:
+            return None
+        nodes = [first, plus, erf, inner, half]
+    else:
+        second = _only_user(first, "Mul")
+        if second is None:
+            return None
+        last = next((v for v in second.inputs if v is not first.outputs[0]), None)
+        if {other is x, last is x} != {True, False}:
+            return None
+        if not graphs.is_scalar(other if last is x else last, 0.5):
+            return None
+        nodes = [second, first, plus, erf, inner]
+    found = graphs.private(nodes, nodes[0]) and graphs.same_rank(x, nodes[0].outputs[0])
+    return (x, nodes) if found else None
+
+
+def _only_user(node: ir.Node, op_type: str) -> ir.Node | None:
+    """The one node that reads a node's output, if it is a standard operator of that type."""
+    users = list(node.outputs[0].consumers())
+    if len(users) != 1 or users[0].domain or users[0].op_type != op_type:
+        return None
+    return users[0]
+
+
+def lower_gelu(op: Ops, graph: ir.Graph) -> None:
+    """Write the internal operators out again."""
+    for node in list(graph):
+        if node.op_type == "Gelu" and node.domain == INTERNAL_DOMAIN:
+            x = node.inputs[0]
+            with op.before(node):
+                # Div, not Mul: the gradient has the Mul, and a shared node would keep the
+                # runtime from fusing these five.
+                grown = op.Add(op.Erf(op.Div(x, math.sqrt(2))), 1.0)
+                y = op.Mul(op.Mul(x, grown), 0.5)
+            graphs.replace(node.outputs[0], y, [node])
+
+
+OP_TYPE = "FakeQuant"
+
+_BOUNDS = {
+    ir.DataType.INT4: (-8, 7),
+    ir.DataType.UINT4: (0, 15),
+    ir.DataType.INT8: (-128, 127),
+    ir.DataType.UINT8: (0, 255),
+    ir.DataType.INT16: (-(2**15), 2**15 - 1),
+    ir.DataType.UINT16: (0, 2**16 - 1),
+}
+_WHERE = {"axis": 1, "block_size": 0}  # attributes that say where a scale applies
+
+
+def mark_fake_quant(graph: ir.Graph) -> None:
+    """Replace every pair's DequantizeLinear by the internal operator."""
+    for node in list(graph):
+        if node.op_type != "DequantizeLinear" or node.domain:
+            continue
+        levels = node.inputs[0]
+        quantize = graphs.producer(levels, "QuantizeLinear")
+        if quantize is None or levels is None or not _is_pair(quantize, node):
+            continue
+        low, high = _BOUNDS[levels.dtype or ir.DataType.UINT8]
+        new = ir.node(
+            OP_TYPE,
+            [*quantize.inputs[:2], _zero_point(quantize), levels],
+            {"low": low, "high": high},
+            domain=INTERNAL_DOMAIN,
+            name=node.name,
+        )
+        new.attributes.update(node.attributes)
+        graph.insert_before(node, new)
+        graphs.replace(node.outputs[0], new.outputs[0], [node])
+
+
+def _is_pair(quantize: ir.Node, dequantize: ir.Node) -> bool:
+    return (
+        quantize.outputs[0].dtype in _BOUNDS
+        and quantize.inputs[1] is dequantize.inputs[1]
+        and _zero_point(quantize) is _zero_point(dequantize)
+        and all(
+            quantize.attributes.get_int(name, default)
+            == dequantize.attributes.get_int(name, default)
+            for name, default in _WHERE.items()
+        )
+    )
+
+
+def _zero_point(node: ir.Node) -> ir.Value | None:
+    return node.inputs[2] if len(node.inputs) > 2 else None
+
+
+def lower_fake_quant(graph: ir.Graph) -> None:
+    """Put the DequantizeLinear nodes back."""
+    for node in list(graph):
+        if node.op_type != OP_TYPE or node.domain != INTERNAL_DOMAIN:
+            continue
+        _, scale, zero, levels = node.inputs
+        new = ir.node(
+            "DequantizeLinear", [levels, scale] + [zero] * (zero is not None), name=node.name
+        )
+        kept = {k: v for k, v in node.attributes.items() if k not in ("low", "high")}
+        new.attributes.update(kept)
+        graph.insert_before(node, new)
+        graphs.replace(node.outputs[0], new.outputs[0], [node])
+
+
+def keep_epsilon(op: Ops, graph: ir.Graph) -> None:
+    """Rewrite every sum that would be misread, in subgraphs too."""
+    for add in list(nodes_of(graph)):
+        if add.op_type != "Add" or add.domain not in ("", "ai.onnx"):
+            continue
+        if not any(user.op_type == "Sqrt" for user in add.outputs[0].consumers()):
+            continue
+        for variance, epsilon in (add.inputs, reversed(add.inputs)):
+            mean = graphs.producer(variance, "ReduceMean")
+            if mean is None or epsilon is None or _is_read(add, mean, epsilon):
+                continue
+            with op.before(add):
+                total = op.Sub(variance, op.Neg(epsilon))
+            graphs.replace(add.outputs[0], total, [add])
+            break
+
+
+def _is_read(add: ir.Node, mean: ir.Node, epsilon: ir.Value) -> bool:
+    """Whether the fused kernel computes what these nodes do."""
+    power = graphs.producer(mean.inputs[0], "Pow")
+    if power is not None and not graphs.is_scalar(power.inputs[1], 2.0):
+        return False
+    value: ir.Value | None = epsilon
+    while (cast := graphs.producer(value, "Cast", "Identity")) is not None:
+        value = cast.inputs[0]
+    return epsilon is add.inputs[1] and graphs.scalar(value) is not None
+
+
+def pool_before_relu(op: Ops, graph: ir.Graph) -> bool:
+    """Swap every such pair; return whether there was one."""
+    changed = False
+    for pool in list(graph):
+        if pool.op_type != "MaxPool" or pool.domain or len(pool.outputs) > 1:
+            continue
+        relu = graphs.producer(pool.inputs[0], "Relu")
+        if relu is None or not graphs.private([relu], pool):
+            continue
+        x, pooled = relu.inputs[0], pool.outputs[0]
+        with op.before(pool):
+            y = op.emit("MaxPool", [x], **{k: a.value for k, a in pool.attributes.items()})[0]
+            y.shape = pooled.shape
+            new = op.Relu(y)
+        graphs.replace(pooled, new, [pool, relu])
+        changed = True
+    return changed
+
+
+_FROM, TO = 13, 17
+
+
+def upgrade(graph: ir.Graph) -> bool:
+    """Stamp opset 17 on a graph of opset 13 to 16 if its meaning stays; return whether."""
+    opset = graph.opset_imports[""]
+    if not _FROM <= opset < TO or _changed_meaning(graph, opset):
+        return False
+    graph.opset_imports[""] = TO
+    return True
+
+
+def _changed_meaning(graph: ir.Graph, opset: int) -> bool:
+    for node in graph:
+        if node.domain in ("", "ai.onnx"):
+            # RoiAlign's default coordinates moved by half a pixel (16); the training mode
+            # of BatchNormalization turned from a count of outputs into an attribute (14).
+            if node.op_type == "RoiAlign":
+                return True
+            if node.op_type == "BatchNormalization" and opset < 14 and len(node.outputs) > 1:
+                return True
+        if any(_changed_meaning(subgraph, opset) for subgraph in subgraphs(node)):
+            return True
+    return False
+
+
+BLOCKS = 21
+"""The opset whose DequantizeLinear takes 4 bits and blocks."""
+
+_REDUCTIONS = {  # whose axes became an input in 18
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean",
+    "ReduceMin", "ReduceProd", "ReduceSumSquare",
+}  # fmt: skip
+_CHANGED = {"DFT", "GridSample", "GroupNormalization", "Resize", "Scatter", "Upsample"}
+
+
+def to_blocks(graph: ir.Graph) -> bool:
+    """Write a graph of opset 17 to 20 as one of opset 21 if its meaning stays; return whether."""
+    upgrade(graph)
+    if not TO <= graph.opset_imports[""] < BLOCKS or _changes_before_21(graph):
+        return False
+    if graph.opset_imports[""] < 18:
+        _reduce_by_inputs(Ops(graph, "axes/"), graph)
+    graph.opset_imports[""] = BLOCKS
+    return True
+
+
+def _changes_before_21(graph: ir.Graph) -> bool:
+    for node in graph:
+        if node.domain in ("", "ai.onnx"):
+            if node.op_type in _CHANGED or (node.op_type == "Split" and len(node.inputs) < 2):
+                return True
+            if any(node.op_type in _REDUCTIONS for sub in subgraphs(node) for node in sub):
+                return True  # where axes would have to be written too
+        if any(_changes_before_21(subgraph) for subgraph in subgraphs(node)):
+            return True
+    return False
+
+
+def _reduce_by_inputs(op: Ops, graph: ir.Graph) -> None:
+    for node in graph:
+        if node.op_type in _REDUCTIONS and "axes" in node.attributes:
+            axes = node.attributes.pop("axes").as_ints()
+            node.resize_inputs(2)
+            node.replace_input_with(1, op.ints(*axes))

@@ -1,0 +1,331 @@
+"""Writes out what ONNX Runtime has no float16 or double kernel for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.autodiff.context import Context
+from odtpack.autodiff.rules import convolution, pooling
+from odtpack.autodiff.windows import Windows, conv_windows, pool_windows
+from odtpack.errors import OdtpackError
+from odtpack.graph import graphs
+from odtpack.graph.graphs import dims_of, nodes_of
+from odtpack.graph.inference import infer_shapes
+from odtpack.graph.ops import Ops
+
+_RECURRENT = ("GRU", "LSTM", "RNN")
+_POSITIONED = ("AffineGrid", "DeformConv", "GridSample", "MaxRoiPool", "RoiAlign")
+_WIDENED_REDUCTIONS = ("ScatterElements", "ScatterND")
+
+
+def widen(graph: ir.Graph) -> None:
+    """Put casts around every such node that reads float16; types must be known."""
+    op = Ops(graph, "half/")
+    for node in list(graph):
+        half = [v is not None and v.dtype == ir.DataType.FLOAT16 for v in node.inputs]
+        if node.domain or not any(half) or not _is_widened(node):
+            continue
+        with op.before(node):
+            operands = [
+                _cast(op, value) if narrow and value is not None else value
+                for value, narrow in zip(node.inputs, half, strict=True)
+            ]
+            attributes = {key: attribute.value for key, attribute in node.attributes.items()}
+            results = op.emit(node.op_type, operands, outputs=len(node.outputs), **attributes)
+            for old, new in zip(node.outputs, results, strict=True):
+                if not old.name:
+                    new.name = old.name
+                    continue
+                new.shape = old.shape
+                graphs.replace(old, op.cast(new, ir.DataType.FLOAT16), [])
+        graph.remove(node, safe=True)
+
+
+def _cast(op: Ops, value: ir.Value) -> ir.Value:
+    wide = op.cast(value, ir.DataType.FLOAT)
+    wide.shape = value.shape
+    return wide
+
+
+def _is_widened(node: ir.Node) -> bool:
+    if node.op_type in _WIDENED_REDUCTIONS:
+        return node.attributes.get_string("reduction", "none") != "none"
+    return node.op_type in (*_RECURRENT, *_POSITIONED)
+
+
+def refuse_bfloat16(graph: ir.Graph) -> None:
+    """Refuse a type for which ONNX Runtime has no kernels on a processor."""
+    values = (*graph.initializers.values(), *graph.inputs)
+    for value in (*values, *(y for node in nodes_of(graph) for y in node.outputs)):
+        if value.dtype == ir.DataType.BFLOAT16:
+            raise OdtpackError(
+                "bfloat16-not-supported",
+                f"{value.name!r} is of type BFLOAT16, for which ONNX Runtime has no kernels on a "
+                "processor",
+            )
+
+
+Writer = Callable[[Ops, Context], ir.Value]
+
+# From here on erf is 1 to the last digit, and 40 nodes integrate to 15 digits up to here.
+_ERF_END, _ERF_NODES = 6.0, 40
+
+
+def lower(model: ir.Model) -> ir.Model:
+    """Rewrite nodes of type DOUBLE; anything else is left as it is.
+
+    Raises:
+        OdtpackError: A node whose windows depend on sizes that are unknown, or in another form
+            that is not written out.
+    """
+    if not any(_is_lowered(node) for node in nodes_of(model.graph)):
+        return model
+    model = infer_shapes(model)  # of what the gradient added, too
+    op = Ops(model.graph, "double/")
+    for node in list(nodes_of(model.graph)):
+        if _is_lowered(node):
+            with op.before(node):
+                y = _write(op, node)
+            graphs.replace(node.outputs[0], y, [node])
+    return model
+
+
+def _is_lowered(node: ir.Node) -> bool:
+    if node.domain and (node.domain, node.op_type) != ("com.microsoft", "Gelu"):
+        return False
+    index = 2 if node.op_type == "OneHot" else 0  # whose type is that of its values
+    if node.op_type not in _WRITERS or index >= len(node.inputs):
+        return False
+    value = node.inputs[index]
+    return value is not None and value.dtype == ir.DataType.DOUBLE
+
+
+def _write(op: Ops, node: ir.Node) -> ir.Value:
+    try:
+        return _WRITERS[node.op_type](op, Context(node, op, [], []))
+    except OdtpackError as error:
+        sizes = ", ".join(_dims_text(value) for value in node.inputs if value is not None)
+        raise OdtpackError(
+            "unsupported-in-double",
+            f"node {node.name!r} ({node.op_type}, inputs of shape {sizes}): ONNX Runtime has no "
+            "float64 kernel for it, and this form of it is not written out with others",
+        ) from error
+
+
+def _dims_text(value: ir.Value) -> str:
+    dims = dims_of(value)
+    if dims is None:
+        return "?"
+    return f"[{', '.join(str(dim) if isinstance(dim, int) else '?' for dim in dims)}]"
+
+
+def _conv(op: Ops, ctx: Context) -> ir.Value:
+    """Taps side by side [N, G, T C/G, P], and one product with the weight of each group."""
+    win, x, w, bias = conv_windows(ctx), ctx.x(), ctx.x(1), ctx.maybe_x(2)
+    inner, outer = win.channels // win.groups, win.features // win.groups
+    padded = op.pad(x, [0, 0, *win.before], [0, 0, *win.after])
+    parts = [
+        op.reshape(win.tap(op, padded, win.spatial, tap), -1, win.groups, inner, win.pixels)
+        for tap in win.taps()
+    ]
+    columns = op.Concat(*parts, axis=2)
+    weight = op.transpose(op.reshape(w, win.groups, outer, inner, len(parts)), 0, 1, 3, 2)
+    weight = op.reshape(weight, win.groups, outer, len(parts) * inner)
+    y = op.reshape(op.MatMul(weight, columns), -1, win.features, *win.out)
+    return y if bias is None else op.Add(y, op.reshape(bias, -1, *[1] * win.rank))
+
+
+def _conv_transpose(op: Ops, ctx: Context) -> ir.Value:
+    """One product for each group, whose rows are spread over the taps and added up.
+
+    ``win`` are the windows of the convolution whose gradient this is, from Y to X.
+    """
+    win, x, w, bias = convolution.read_windows(ctx), ctx.x(), ctx.x(1), ctx.maybe_x(2)
+    taps = win.taps()
+    inner, outer = win.features // win.groups, win.channels // win.groups
+    weight = op.transpose(op.reshape(w, win.groups, inner, outer * len(taps)), 0, 2, 1)
+    samples = op.reshape(x, -1, win.groups, inner, win.pixels)
+    product = op.reshape(op.MatMul(weight, samples), -1, win.channels, len(taps), *win.out)
+    cut = op.split(product, 2, [1] * len(taps)) if len(taps) > 1 else (product,)
+    parts = [
+        _placed(op, win, op.reshape(part, -1, win.channels, *win.out), tap)
+        for part, tap in zip(cut, taps, strict=True)
+    ]
+    total = op.Sum(*parts) if len(parts) > 1 else parts[0]
+    ends = [b + n for b, n in zip(win.before, win.size, strict=True)]
+    y = op.slice(total, win.spatial, win.before, ends)
+    return y if bias is None else op.Add(y, op.reshape(bias, -1, *[1] * win.rank))
+
+
+def _placed(op: Ops, win: Windows, value: ir.Value, tap: tuple[int, ...]) -> ir.Value:
+    """One element for each window, at the place in the padded input that a tap reads."""
+    lengths = list(win.out)
+    for axis, stride in enumerate(win.strides):
+        if stride == 1:
+            continue
+        rank, at = 2 + win.rank, 2 + axis
+        after = [0] * (rank + 1)
+        after[at + 1] = stride - 1
+        wide = op.pad(op.unsqueeze(value, at + 1), [0] * (rank + 1), after)
+        lengths[axis] *= stride
+        value = op.reshape(wide, -1, win.channels, *lengths)
+    spans = win.spans()
+    if spans != tuple(lengths):
+        value = op.slice(value, win.spatial, [0] * win.rank, spans)
+    whole = [b + n + a for b, n, a in zip(win.before, win.size, win.after, strict=True)]
+    after = [w - t - s for w, t, s in zip(whole, tap, spans, strict=True)]
+    return op.pad(value, [0, 0, *tap], [0, 0, *after])
+
+
+def _average_pool(op: Ops, ctx: Context) -> ir.Value:
+    win = pool_windows(ctx)
+    padded = op.pad(ctx.x(), [0, 0, *win.before], [0, 0, *win.after])
+    taps = [win.tap(op, padded, win.spatial, tap) for tap in win.taps()]
+    share = 1.0 / pooling.counts(ctx, win)
+    return op.Mul(op.Sum(*taps), op.constant(share[None, None]))
+
+
+def _lp_pool(op: Ops, ctx: Context) -> ir.Value:
+    win = pool_windows(ctx)
+    padded = op.pad(_power(op, ctx), [0, 0, *win.before], [0, 0, *win.after])
+    return _root(op, ctx, op.Sum(*(win.tap(op, padded, win.spatial, tap) for tap in win.taps())))
+
+
+def _global_lp_pool(op: Ops, ctx: Context) -> ir.Value:
+    return _root(op, ctx, op.reduce_sum(_power(op, ctx), range(2, ctx.rank(ctx.x()))))
+
+
+def _power(op: Ops, ctx: Context) -> ir.Value:
+    return op.Pow(op.Abs(ctx.x()), float(ctx.int("p", 2)))
+
+
+def _root(op: Ops, ctx: Context, total: ir.Value) -> ir.Value:
+    return op.Pow(total, 1 / ctx.int("p", 2))
+
+
+def _global_average(op: Ops, ctx: Context) -> ir.Value:
+    return op.reduce_mean(ctx.x(), range(2, ctx.rank(ctx.x())))
+
+
+def _global_maximum(op: Ops, ctx: Context) -> ir.Value:
+    axes = range(2, ctx.rank(ctx.x()))
+    if op.opset >= 18:
+        return op.ReduceMax(ctx.x(), op.ints(*axes))
+    return op.ReduceMax(ctx.x(), axes=list(axes))
+
+
+def _erf(op: Ops, ctx: Context) -> ir.Value:
+    return _erf_of(op, ctx.x(), ctx.rank(ctx.x()))
+
+
+def _erf_of(op: Ops, value: ir.Value, rank: int) -> ir.Value:
+    low, high = (op.constant(np.float64(end)) for end in (-_ERF_END, _ERF_END))
+    x = op.Clip(value, low, high)
+    nodes, weights = np.polynomial.legendre.leggauss(_ERF_NODES)
+    squares = op.unsqueeze(op.Mul(x, x), rank)
+    # From [-1, 1] to [0, 1].
+    bells = op.Exp(op.Mul(squares, op.constant(-(((nodes + 1) / 2) ** 2))))
+    integral = op.MatMul(bells, op.constant(weights / math.sqrt(math.pi)))
+    return op.Mul(x, integral)
+
+
+def _gelu(op: Ops, ctx: Context) -> ir.Value:
+    x = ctx.x()
+    if ctx.string("approximate", "none") == "tanh":
+        cube = op.Mul(op.Mul(x, op.Mul(x, x)), 0.044715)
+        bend = op.Tanh(op.Mul(op.Add(x, cube), math.sqrt(2 / math.pi)))
+    else:
+        bend = _erf_of(op, op.Mul(x, math.sqrt(0.5)), ctx.rank(x))
+    return op.Mul(op.Mul(x, 0.5), op.Add(bend, 1.0))
+
+
+def _instance_normalization(op: Ops, ctx: Context) -> ir.Value:
+    x, rank = ctx.x(), ctx.rank(ctx.x())
+    axes, column = range(2, rank), [-1, *[1] * (rank - 2)]
+    centered = op.Sub(x, op.reduce_mean(x, axes))
+    variance = op.reduce_mean(op.Mul(centered, centered), axes)
+    deviation = op.Sqrt(op.Add(variance, ctx.float("epsilon", 1e-5)))
+    gain = op.Div(op.reshape(ctx.x(1), *column), deviation)
+    return op.Add(op.Mul(centered, gain), op.reshape(ctx.x(2), *column))
+
+
+def _one_hot(op: Ops, ctx: Context) -> ir.Value:
+    indices, depth = (op.cast(ctx.x(index), ir.DataType.INT64) for index in (0, 1))
+    hot = op.OneHot(indices, depth, op.ints(0, 1), axis=ctx.int("axis", -1))
+    off, on = (op.slice(ctx.x(2), [0], [index], [index + 1]) for index in (0, 1))
+    return op.Where(op.Equal(hot, op.ints(1)), on, off)
+
+
+def _mean(op: Ops, ctx: Context) -> ir.Value:
+    operands = [value for value in ctx.node.inputs if value is not None]
+    return op.Mul(op.Sum(*operands), 1 / len(operands))
+
+
+def _hard_sigmoid(op: Ops, ctx: Context) -> ir.Value:
+    line = op.Add(op.Mul(ctx.x(), ctx.float("alpha", 0.2)), ctx.float("beta", 0.5))
+    return op.Min(op.Max(line, 0.0), 1.0)
+
+
+def _leaky_relu(op: Ops, ctx: Context) -> ir.Value:
+    x = ctx.x()
+    return op.Where(op.Less(x, 0.0), op.Mul(x, ctx.float("alpha", 0.01)), x)
+
+
+def _prelu(op: Ops, ctx: Context) -> ir.Value:
+    x = ctx.x()
+    return op.Where(op.Less(x, 0.0), op.Mul(x, ctx.x(1)), x)
+
+
+def _elu(op: Ops, ctx: Context) -> ir.Value:
+    x = ctx.x()
+    below = op.Mul(op.Sub(op.Exp(op.Min(x, 0.0)), 1.0), ctx.float("alpha", 1.0))
+    return op.Where(op.Less(x, 0.0), below, x)
+
+
+def _selu(op: Ops, ctx: Context) -> ir.Value:
+    x, alpha = ctx.x(), ctx.float("alpha", 1.6732631921768188)
+    below = op.Mul(op.Sub(op.Exp(op.Min(x, 0.0)), 1.0), alpha)
+    return op.Mul(op.Where(op.Less(x, 0.0), below, x), ctx.float("gamma", 1.0507010221481323))
+
+
+def _hard_swish(op: Ops, ctx: Context) -> ir.Value:
+    x = ctx.x()
+    return op.Mul(x, op.Min(op.Max(op.Add(op.Mul(x, 1 / 6), 0.5), 0.0), 1.0))
+
+
+def _softsign(op: Ops, ctx: Context) -> ir.Value:
+    return op.Div(ctx.x(), op.Add(op.Abs(ctx.x()), 1.0))
+
+
+def _softplus(op: Ops, ctx: Context) -> ir.Value:
+    """max(x, 0) + log(1 + exp(-|x|)), which never overflows."""
+    x = ctx.x()
+    return op.Add(op.Max(x, 0.0), op.Log(op.Add(op.Exp(op.Neg(op.Abs(x))), 1.0)))
+
+
+_WRITERS: dict[str, Writer] = {
+    "AveragePool": _average_pool,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Elu": _elu,
+    "Erf": _erf,
+    "Gelu": _gelu,
+    "GlobalAveragePool": _global_average,
+    "GlobalLpPool": _global_lp_pool,
+    "GlobalMaxPool": _global_maximum,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "InstanceNormalization": _instance_normalization,
+    "LeakyRelu": _leaky_relu,
+    "LpPool": _lp_pool,
+    "Mean": _mean,
+    "OneHot": _one_hot,
+    "PRelu": _prelu,
+    "Selu": _selu,
+    "Softplus": _softplus,
+    "Softsign": _softsign,
+}

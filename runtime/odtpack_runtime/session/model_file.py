@@ -1,0 +1,93 @@
+"""What a model may not ask of ONNX Runtime: other files, memory, options of the session.
+
+A tensor with external data names a file, by any path in older releases, and since 1.22 may name
+memory of the process (``*/_ORT_MEM_ADDR_/*``); the entry ``ort_config`` of the metadata sets
+options where ``ORT_LOAD_CONFIG_FROM_MODEL`` is set.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Final
+
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.protobuf_wire import BYTES, VARINT, Field, MalformedError, fields
+
+_LOCATION, _CONFIG = b"location", b"ort_config"
+
+_METADATA: Final = ("model", 14)
+_INNER: Final = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {},
+}
+"""Messages of onnx.proto that lead to tensors, by number of the field."""
+_TENSOR_NAME, _EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 8, 13, 14, 1
+
+
+def check_model_file(path: Path) -> None:
+    """Refuse a model that asks for what is not in it.
+
+    A file in ORT format cannot: ONNX Runtime reads no external data of it when it infers.
+
+    Raises:
+        OdtpackError: ``model-external-data``; ``bad-metadata``; ``model-not-loadable`` for a file
+            that may hold either and is not a model.
+    """
+    try:
+        with path.open("rb") as stream, mmap.mmap(
+            stream.fileno(), 0, access=mmap.ACCESS_READ
+        ) as content:  # fmt: skip
+            # Most models are not taken apart: both are asked for by a name.
+            if content[4:8] == b"ORTM" or content.find(_LOCATION) == content.find(_CONFIG) == -1:
+                return
+            data = content[:]
+    except (OSError, ValueError):  # not readable or empty, as ONNX Runtime will say
+        return
+    try:
+        _check(memoryview(data), path)
+    except MalformedError as error:
+        raise OdtpackError(
+            "model-not-loadable", f"{path} is not an ONNX model: {error}.", where=str(path)
+        ) from error
+
+
+def _check(data: memoryview, path: Path) -> None:
+    waiting = [("model", 0, len(data))]
+    while waiting:
+        message, start, end = waiting.pop()
+        for found in fields(data, start, end):
+            if found.kind == BYTES and (inner := _INNER[message].get(found.number)):
+                waiting.append((inner, found.body, found.end))
+            elif (message, found.number) == _METADATA and found.kind == BYTES:
+                if _CONFIG in _texts(data, found, 1):
+                    raise OdtpackError(
+                        "bad-metadata",
+                        f"The metadata of {path.name} hold ort_config, options that its session "
+                        "would take.",
+                        where=str(path),
+                    )
+            elif message == "tensor" and (
+                (found.number == _EXTERNAL_DATA and found.kind == BYTES)
+                or (found.number, found.kind, found.value) == (_DATA_LOCATION, VARINT, _EXTERNAL)
+            ):
+                names = _texts(data, Field(0, BYTES, start, start, end, 0), _TENSOR_NAME)
+                name = b"".join(names[-1:]).decode(errors="replace")
+                raise OdtpackError(
+                    "model-external-data",
+                    f"{path.name} reads its tensor {name!r} from another file, and the models of "
+                    "a package hold what they need.",
+                    where=str(path),
+                )
+
+
+def _texts(data: memoryview, message: Field, number: int) -> list[bytes]:
+    """Texts of a message's fields of a number."""
+    inside = fields(data, message.body, message.end)
+    return [bytes(data[f.body : f.end]) for f in inside if f.number == number and f.kind == BYTES]

@@ -1,0 +1,573 @@
+"""Plans of whole graphs and of segments."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+import numpy as np
+import onnx
+
+from odtpack_runtime.checkpoint.parameters import CHUNK_ELEMENTS, Layout
+from odtpack_runtime.package.manifest import Manifest, ParameterInfo
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import SegmentsInfo
+from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX, GRADIENT_SUFFIX, RESET_NAME
+from odtpack_runtime.session.segments import segment_name
+from odtpack_runtime.training.optimizer import state_layout
+from odtpack_runtime.training.optimizer_contract import OptimizerContract, matrix, read_contract
+from odtpack_simulator.device.kits import MAPPING_KITS, Kit
+from odtpack_simulator.memory.arena import Allocation, Arenas, allocate, allocated_size
+from odtpack_simulator.memory.kernel_memory import Shape
+from odtpack_simulator.memory.memory_phases import Item
+from odtpack_simulator.memory.missing_shapes import Dims
+from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph
+from odtpack_simulator.memory.session_memory import arena_copies, constant_bytes, loading_bytes
+from odtpack_simulator.result.result import TimelinePoint
+
+GRADIENT: Final = "gradient of "
+"""Begins the name of the item that is a parameter's gradient."""
+
+
+def vectors(contract: OptimizerContract, layout: Layout) -> dict[str, tuple[int, ...]]:
+    """Shapes of the vectors in the largest run of the optimizer model."""
+    if contract.by_parameter:
+        largest = max((slot.shape for slot in layout.slots), key=math.prod)
+        shapes = {vector.name: vector.bound_shape(largest) for vector in contract.state}
+        return {**shapes, **dict.fromkeys(("params", "gradients"), matrix(largest))}
+    dtype = layout.slots[0].dtype if layout.slots else np.dtype(np.float32)
+    elements = max(1, layout.nbytes // dtype.itemsize)
+    if not contract.whole:
+        elements = min(CHUNK_ELEMENTS, elements)
+    names = (vector.name for vector in contract.state)
+    return dict.fromkeys(("params", "gradients", *names), (elements,))
+
+
+def optimizer_contract(package: Package) -> OptimizerContract:
+    """How the optimizer model is run."""
+    model = onnx.load(str(package.optimizer_model), load_external_data=False)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    names = [value.name for value in model.graph.input]
+    return read_contract(metadata, names, str(package.optimizer_model))
+
+
+def flat_layout(manifest: Manifest) -> Layout:
+    """Layout of all trainable parameters."""
+    trainable = [p for p in manifest.parameters if p.role == "trainable"]
+    return Layout.pack((p.name, p.shape, np.dtype(p.dtype)) for p in trainable)
+
+
+def state_items(contract: OptimizerContract, layout: Layout) -> Iterable[Item]:
+    """What the optimizer keeps, a vector each."""
+    for index in range(len(contract.state)):
+        nbytes = state_layout(layout, contract, index).nbytes
+        yield Item(f"moment {index + 1} of all parameters", nbytes, "optimizer_state")
+
+
+def moved(layout: Layout, copies: int) -> Iterable[Item]:
+    """What is moved into a flat buffer exists twice, one parameter's after the other's."""
+    largest = max(layout.slots, key=lambda slot: slot.nbytes, default=None)
+    if largest is not None and copies:
+        nbytes = copies * allocated_size(largest.nbytes)
+        yield Item(f"{largest.name} as it was read", nbytes, "parameters")
+
+
+def _slots(parameters: Iterable[ParameterInfo]) -> Iterable[tuple[str, int]]:
+    """Each parameter with the bytes it takes in a flat buffer, the gap after it included."""
+    for parameter in parameters:
+        dtype = np.dtype(parameter.dtype)
+        yield parameter.name, Layout.pack([(parameter.name, parameter.shape, dtype)]).nbytes
+
+
+def parameter_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
+    """All parameters."""
+    return (Item(name, nbytes, "parameters") for name, nbytes in _slots(parameters))
+
+
+def gradient_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
+    """Gradients of the trained ones."""
+    trainable = (p for p in parameters if p.role == "trainable")
+    return (Item(f"{GRADIENT}{name}", nbytes, "gradients") for name, nbytes in _slots(trainable))
+
+
+def statistics_copy(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
+    """What a step whose loss is not finite is undone with: a copy of the running statistics."""
+    slots = _slots(p for p in parameters if p.role == "state")
+    if nbytes := sum(nbytes for _, nbytes in slots):
+        yield Item("copy of the running statistics", nbytes, "parameters")
+
+
+def gradients_copy(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
+    """The same where a step adds to gradients, from the first such step on."""
+    if nbytes := sum(item.nbytes for item in gradient_items(parameters)):
+        yield Item("copy of the accumulated gradients", nbytes, "gradients")
+
+
+def exported(manifest: Manifest) -> Iterable[Item]:
+    """The inference template, three times while its outputs are chosen, and a parameter's copy.
+
+    That is the largest of those that the model holds in another type.
+    """
+    template = manifest.files.inference_template
+    if template is None or manifest.inference is None:
+        return
+    yield Item("inference template", 3 * template.size_bytes, "activations")
+    converted = (
+        math.prod(p.shape) * 4
+        for p in manifest.parameters
+        if p.name in manifest.inference.parameters and (p.scale or p.model_dtype)
+    )
+    yield Item("a parameter in the model's type", max(converted, default=0), "activations")
+
+
+def batch_items(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> Iterable[Item]:
+    """One batch of every input."""
+    for spec in manifest.input_specs():
+        nbytes = int(np.prod(shapes[spec.name], dtype=np.int64)) * spec.dtype.itemsize
+        yield Item(spec.name, allocated_size(nbytes), "inputs")
+
+
+def held_weights(package: Package, kit: Kit, *, fetched: bool) -> int:
+    """Bytes of frozen weights that a training holds in memory.
+
+    Args:
+        package: The package; of one with one training model its constants are in the sessions.
+        kit: What the app trains with. JavaScript's reads the weights of a segment when it runs,
+            into memory for the segment with the most.
+        fetched: Whether all of them lie in memory as well, as in a page.
+
+    Returns:
+        0 where they are mapped from their file.
+    """
+    info = package.manifest.segments
+    if info is None or kit in MAPPING_KITS:
+        return 0
+    sizes = {each.name: each.nbytes for each in info.tensors}
+    inputs: dict[str, list[str]] = {}
+
+    def read_by(model: str, names: Mapping[str, str]) -> int:
+        if model not in inputs:
+            graph = onnx.load(str(package.path / model), load_external_data=False).graph
+            inputs[model] = [value.name for value in graph.input]
+        return sum(sizes.get(segment_name(names, own), 0) for own in inputs[model])
+
+    runs = [(each.forward, each.names) for each in info.segments]
+    runs += [(each.backward, each.names) for each in info.segments if each.backward is not None]
+    runs += [(model.name, {}) for model in (package.training_model, package.eval_model)]
+    most = max(read_by(model, names) for model, names in runs)
+    return most + (sum(sizes.values()) if fetched else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A model, loaded; ``arena`` says whether it has one."""
+
+    name: str
+    graph: RuntimeGraph
+    nbytes: int
+    arena: bool = False
+
+    def items(self) -> list[Item]:
+        """What it takes from when it is loaded."""
+        constants = constant_bytes(self.graph, arena=self.arena)
+        return [
+            Item(f"{self.name} session", self.nbytes, "session"),
+            Item(f"constants of the {self.name} session", constants, "session"),
+        ]
+
+    def loading(self) -> Item:
+        """What it takes besides, while it is loaded."""
+        return Item(
+            f"loading constants of the {self.name} session", loading_bytes(self.graph), "session"
+        )
+
+    def plan(
+        self, threads: int, fresh_outputs: Iterable[str], conditions: Mapping[str, bool]
+    ) -> Allocation:
+        """Buffers of one run; see :func:`~odtpack_simulator.memory.arena.allocate`."""
+        fresh = set(fresh_outputs)
+        outputs = [name for name in self.graph.outputs if name in fresh]
+        return allocate(self.graph, threads, fresh_outputs=outputs, conditions=conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a session, and what its nodes and values are called; own names without labels."""
+
+    session: Session
+    plan: Allocation
+    labels: Labels | None = None
+
+    def at_peak(self, heap: int | None) -> list[Item]:
+        """Buffers and working memory at the node that needs most; see :meth:`alive`."""
+        uses = self.plan.uses
+        if not uses:
+            return []
+        return self.alive(heap, max(range(len(uses)), key=lambda i: uses[i].total - uses[i].small))
+
+    def alive(self, heap: int | None, index: int) -> list[Item]:
+        """Buffers and working memory at a node.
+
+        Without an arena small buffers lie in the heap, which keeps them: it stands at its highest
+        throughout. In an arena (``heap`` is None) they count by themselves.
+        """
+        labels = self.labels
+        items = [
+            Item(
+                stable_name(labels.value(buffer.name) if labels else buffer.name),
+                buffer.size if heap is not None else buffer.nbytes,
+                "activations",
+            )
+            for buffer in self.plan.alive(index)
+        ]
+        node, use = self.session.graph.nodes[index], self.plan.uses[index]
+        if use.working:
+            name = labels.node(index) if labels else f"{stable_name(node.name)} ({node.op_type})"
+            items.append(Item(f"working memory of {name}", use.working, "activations"))
+        if heap is not None:
+            items.append(Item("kept by the heap", heap - use.small, "activations"))
+        return items
+
+    def first_step(self, heap: int, gradients: Sequence[Item]) -> list[Item]:
+        """The most of the first step, in which a gradient takes memory once it is written."""
+        uses = self.plan.uses
+        written = {
+            name.removesuffix(GRADIENT_SUFFIX): index
+            for index, node in enumerate(self.session.graph.nodes)
+            for name in node.outputs
+            if name.endswith(GRADIENT_SUFFIX)
+        }
+        items = [(written.get(item.name.removeprefix(GRADIENT), 0), item) for item in gradients]
+        grown = [0] * len(uses)
+        for index, item in items:
+            grown[index] += item.nbytes
+        grown = list(itertools.accumulate(grown))
+        index = max(
+            range(len(grown)), key=lambda i: grown[i] + uses[i].total - uses[i].small, default=0
+        )
+        return [*(item for at, item in items if at <= index), *self.alive(heap, index)]
+
+    def points(
+        self, base: int, start: int, part: Literal["update"] | None = None
+    ) -> Iterable[TimelinePoint]:
+        """Memory while each node runs, above ``base`` bytes; needs labels."""
+        assert self.labels is not None  # noqa: S101 - what is drawn has names
+        nodes = zip(self.session.graph.nodes, self.plan.uses, strict=True)
+        for index, (node, use) in enumerate(nodes):
+            yield TimelinePoint(
+                index=start + index,
+                node=self.labels.node(index),
+                op_type=node.op_type,
+                live_bytes=base + use.total - use.small,
+                part=part or ("forward" if self.labels.is_forward(index) else "backward"),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What computes a batch once: a run of one session, or of several in turn.
+
+    Attributes:
+        runs: In their order.
+        kept: Values between them whose memory stays from the first time on.
+        passing: Values between them that exist while the pass is under way.
+    """
+
+    runs: tuple[Run, ...]
+    kept: tuple[Item, ...] = ()
+    passing: tuple[Item, ...] = ()
+
+    @property
+    def heap(self) -> int:
+        """Most bytes of small buffers at once, of any run."""
+        return max((run.plan.heap for run in self.runs), default=0)
+
+    @property
+    def ends(self) -> int:
+        """Inputs and outputs of all runs."""
+        graphs = [run.session.graph for run in self.runs]
+        return sum(len(graph.inputs) + len(graph.outputs) for graph in graphs)
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The sessions of a network, and what they compute.
+
+    Attributes:
+        training: Sessions that training needs, in the order in which they are loaded.
+        evaluation: Those that evaluation needs besides.
+        afresh: A batch of which gradients begin.
+        adding: A batch whose gradients are added to others.
+        held_out: An evaluation.
+    """
+
+    training: tuple[Session, ...]
+    evaluation: tuple[Session, ...]
+    afresh: Pass
+    adding: Pass
+    held_out: Pass
+
+
+class Life:
+    """Phases of an app's life, in their order, with what its arenas have come to hold.
+
+    Args:
+        arenas: Those of its sessions.
+        heap: Where there are none, bytes of small buffers that the heap keeps; None with arenas.
+    """
+
+    def __init__(self, arenas: Arenas, heap: int | None) -> None:
+        self.phases: dict[str, tuple[Item, ...]] = {}
+        self._arenas, self._heap = arenas, heap
+
+    def load(self, sessions: Iterable[Session]) -> None:
+        """Load sessions, some of whose kernels take memory from the arena."""
+        for session in sessions:
+            if session.arena:
+                self._arenas.load(session.name, arena_copies(session.graph))
+
+    def run(self, name: str, items: Sequence[Item], work: Pass) -> None:
+        """Compute a batch, with ``items`` around it."""
+        most, buffers = 0, list[Item]()
+        for run in work.runs:
+            outside = self._arenas.run(run.session.name, run.plan)
+            most = max(most, self._arenas.resident + outside)
+            buffers = max(buffers, run.at_peak(self._heap), key=_sum)
+        self._add(name, [*items, *work.passing, *buffers], most - _sum(buffers))
+
+    def add(self, name: str, items: Sequence[Item]) -> None:
+        """Add a phase in which nothing is computed, or replace what it was like the first time."""
+        self._add(name, items, self._arenas.resident)
+
+    def _add(self, name: str, items: Sequence[Item], held: int) -> None:
+        kept = [] if self._heap is not None else [Item("kept by the arena", held, "activations")]
+        self.phases[name] = (*items, *kept)
+
+
+def _sum(items: Iterable[Item]) -> int:
+    return sum(item.nbytes for item in items)
+
+
+def stable_name(name: str) -> str:
+    """A name without the number that ONNX Runtime's optimizers append, other in every session."""
+    return re.sub(r"_token_\d+$", "", name)
+
+
+class OpenSession(Protocol):
+    """Reads a model with these shapes of its inputs."""
+
+    def __call__(self, name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> Session:
+        """Return its session."""
+
+
+def plan_segments(
+    package: Package,
+    info: SegmentsInfo,
+    shapes: Mapping[str, Sequence[int]],
+    threads: int,
+    load: OpenSession,
+) -> Models:
+    """Plan the passes of a package of segments.
+
+    Args:
+        package: The package.
+        info: What its manifest says of segments.
+        shapes: Shape of one batch of each user input.
+        threads: Intra-operator threads of the sessions.
+        load: Reads a model.
+
+    Raises:
+        OdtpackError: A model does not load, or a shape does not fit.
+    """
+    models = _Models(package, info, threads, load)
+    afresh, adding = (
+        _trained(models, info, package.training_model.name, shapes, afresh=afresh)
+        for afresh in (True, False)
+    )
+    held_out = _PassOf(models, shapes)
+    for segment in info.segments:
+        held_out.run(segment.forward, segment.names)
+    held_out.run(package.eval_model.name, {}, ends=True)
+    names = [name for name in info.files() if name != info.weights]
+    training = [models.sessions[name] for name in (*names, package.training_model.name)]
+    evaluation = models.sessions[package.eval_model.name]
+    return Models(tuple(training), (evaluation,), afresh, adding, held_out.done())
+
+
+def _trained(
+    models: _Models,
+    info: SegmentsInfo,
+    training: str,
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    afresh: bool,
+) -> Pass:
+    """A batch forth and back."""
+    work = _PassOf(models, shapes, {RESET_NAME: afresh})
+    for segment in info.segments:
+        work.run(segment.forward, segment.names)
+    work.run(training, {}, ends=True)
+    for segment in reversed(info.segments):
+        if segment.backward is not None:
+            work.run(segment.backward, segment.names, gradient=True)
+    return work.done()
+
+
+class _Models:
+    """The models, each read once for every set of sizes.
+
+    Attributes:
+        sessions: A session of each model that was asked for, by its file.
+    """
+
+    def __init__(
+        self, package: Package, info: SegmentsInfo, threads: int, load: OpenSession
+    ) -> None:
+        self.threads = threads
+        self.sessions: dict[str, Session] = {}
+        self._folder, self._load = package.path, load
+        self._inputs: dict[str, set[str]] = {}
+        self._read: dict[object, Session] = {}
+        manifest = package.manifest
+        self._modules = manifest.module_names()
+        self._parameters = {p.name for p in manifest.parameters} | {t.name for t in info.tensors}
+
+    def session(
+        self, file: str, names: Mapping[str, str], known: Mapping[str, Shape]
+    ) -> tuple[Session, dict[str, Shape]]:
+        """The session of a segment, and the shapes of what it is fed by the model's names."""
+        if file not in self._inputs:
+            graph = onnx.load(str(self._folder / file), load_external_data=False).graph
+            self._inputs[file] = {value.name for value in graph.input}
+        called = {own: segment_name(names, own) for own in self._inputs[file]}
+        fed = {own: known[name] for own, name in sorted(called.items()) if name in known}
+        key = file, tuple(fed.items())
+        if key not in self._read:
+            self._read[key] = self._load(Path(file).stem, self._folder / file, fed)
+            self.sessions.setdefault(file, self._read[key])
+        return self._read[key], fed
+
+    def labels(self, session: Session, names: Mapping[str, str], *, gradient: bool) -> Labels:
+        """What the nodes of a segment are called: by the layers that this segment is."""
+        called = {own: segment_name(names, own) for own in session.graph.inputs}
+        own = {own: name for own, name in called.items() if name in self._parameters}
+        shown = {own: self._modules.get(name, name) for own, name in own.items()}
+        return Labels(session.graph, own, shown=shown, later="grad/", gradient=gradient)
+
+
+class _PassOf:
+    """A pass as it is put together.
+
+    Args:
+        models: The models.
+        shapes: Shapes of the user inputs.
+        conditions: Values of Boolean inputs.
+    """
+
+    def __init__(
+        self,
+        models: _Models,
+        shapes: Mapping[str, Sequence[int]],
+        conditions: Mapping[str, bool] | None = None,
+    ) -> None:
+        self._models, self._conditions = models, conditions or {}
+        self._known: dict[str, Shape] = {name: tuple(shape) for name, shape in shapes.items()}
+        self._runs: list[Run] = []
+        self._kept: dict[str, int] = {}
+        self._passing: dict[str, int] = {}
+        self._turn = 1
+
+    def done(self) -> Pass:
+        """The pass."""
+        return Pass(tuple(self._runs), _items(self._kept), _items(self._passing))
+
+    def run(
+        self, file: str, names: Mapping[str, str], *, gradient: bool = False, ends: bool = False
+    ) -> None:
+        """Add a run of a segment.
+
+        Args:
+            file: Its model.
+            names: What is called differently in the segment.
+            gradient: It is a backward model.
+            ends: It is the last one, which returns the outputs of all.
+        """
+        session, fed = self._models.session(file, names, self._known)
+        values = session.graph.values
+        sizes: dict[str, int] = {}
+        for own, given in fed.items():
+            sizes |= {
+                dim: size
+                for dim, size in zip(values[own].dims or (), given, strict=False)
+                if isinstance(dim, str)
+            }
+        fresh: list[str] = []
+        for index, own in enumerate(session.graph.outputs):
+            name, value = segment_name(names, own), values[own]
+            if name.endswith(GRADIENT_SUFFIX) or (ends and index == 0):
+                continue  # in memory of its own
+            shape: Shape | None
+            returned = ends and not name.endswith(COTANGENT_SUFFIX)
+            if name.endswith(COTANGENT_SUFFIX):
+                shape = self._known.get(name.removesuffix(COTANGENT_SUFFIX))
+                self._turn = 3 - self._turn
+                called = f"gradient between segments {self._turn}"
+            else:
+                shape = None if returned else _sized(value.dims, sizes)
+                called = f"value {name}"
+            held = self._passing if returned else self._kept
+            if shape is None:
+                shape = value.shape
+                fresh.append(own)
+            if shape is not None:
+                self._known[name] = shape
+                nbytes = allocated_size(math.prod(shape) * value.itemsize)
+                held[called] = max(held.get(called, 0), nbytes)
+        plan = session.plan(self._models.threads, fresh, self._conditions)
+        labels = self._models.labels(session, names, gradient=gradient)
+        self._runs.append(Run(session, plan, labels))
+
+
+def _sized(dims: Dims | None, sizes: Mapping[str, int]) -> Shape | None:
+    """The shape that follows from the sizes of inputs; None if it does not."""
+    shape = [sizes.get(dim) if isinstance(dim, str) else dim for dim in dims or (None,)]
+    known = tuple(size for size in shape if size is not None)
+    return known if len(known) == len(shape) else None
+
+
+def _items(values: Mapping[str, int]) -> tuple[Item, ...]:
+    return tuple(Item(name, nbytes, "activations") for name, nbytes in values.items())
+
+
+def whole_graph(package: Package) -> onnx.GraphProto:
+    """Return the graph of the training model, behind the nodes of the segments before it.
+
+    It is there to be walked through. Without segments it is the training model's; with them it
+    has no gradients but those of the last, and neither inputs nor constants.
+    """
+    last = onnx.load(str(package.training_model), load_external_data=False).graph
+    info = package.manifest.segments
+    if info is None:
+        return last
+    whole = onnx.GraphProto()
+    for number, segment in enumerate(info.segments):
+        path = package.path / segment.forward
+        graph = onnx.load(str(path), load_external_data=False).graph
+        ends = {value.name for value in (*graph.input, *graph.output)}
+        for node in graph.node:
+            copy = whole.node.add()
+            copy.CopyFrom(node)
+            for names in (copy.input, copy.output):
+                names[:] = [
+                    segment_name(segment.names, name)
+                    if name in ends or not name
+                    else f"{number}/{name}"
+                    for name in names
+                ]
+    whole.node.extend(last.node)
+    return whole

@@ -1,1 +1,0 @@
-"""The parts of a plan of memory: sessions, their runs, and what lies around them."""

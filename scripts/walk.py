@@ -1,0 +1,166 @@
+"""The way of one model through the files of a build, in visits.
+
+    python -m scripts.walk [--walk] [--every-call]
+
+Traces a build of a small network with ``sys.setprofile``. A call from one file into another that
+passes a model, a graph or a specification on is a visit; consecutive calls into one file are one
+visit, and a loop is walked through once. A file that was visited before is revisited. Leaves stand
+apart: files that import no other file of ours but ``errors``. With ``--every-call`` calls that
+pass a node or a value on count too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from odtpack import build
+from odtpack.package.task import Graphs, Task
+from odtpack.spec import BuildSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = {"packager": ("odtpack",), "runtime": ("odtpack_runtime", "odtpack_simulator")}
+
+
+def files() -> dict[str, set[str]]:
+    """Each file of ours by its path, with the files that it imports, ``errors`` left out."""
+    modules = {
+        ".".join(path.relative_to(ROOT / base).with_suffix("").parts): path
+        for base, packages in SOURCES.items()
+        for package in packages
+        for path in (ROOT / base / package).rglob("*.py")
+    }
+    found = {}
+    for path in modules.values():
+        names = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
+        known = {f"{name}.__init__" if f"{name}.__init__" in modules else name for name in names}
+        found[str(path)] = {
+            str(modules[name])
+            for name in known & modules.keys()
+            if name not in ("odtpack.errors", "odtpack.__init__") and "errors" not in name
+        }
+    return found
+
+
+PASSED = (ir.Model, ir.Graph, onnx.ModelProto, onnx.GraphProto, Task, Graphs, BuildSpec)
+
+
+class Walk:
+    """Collects the visits of a thread while it is traced.
+
+    Attributes:
+        visits: Paths, in order.
+    """
+
+    def __init__(self, shown: set[str], passed: tuple[type, ...]) -> None:
+        self.visits: list[str] = []
+        self._shown, self._passed = shown, passed
+        self._sites = collections.defaultdict[FrameType, set[tuple[int, str]]](set)
+        self._last: dict[FrameType, str] = {}
+        self._muted: FrameType | None = None
+
+    def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
+        """Take an event of ``sys.setprofile``."""
+        if event == "return":
+            self._sites.pop(frame, None)
+            self._last.pop(frame, None)
+            if frame is self._muted:
+                self._muted = None
+        path = frame.f_code.co_filename
+        if event != "call" or self._muted is not None or path not in self._shown:
+            return
+        code = frame.f_code
+        given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+        if code.co_name == "<module>" or not any(isinstance(each, self._passed) for each in given):
+            return
+        caller = frame.f_back
+        while caller is not None and caller.f_code.co_filename not in self._shown:
+            caller = caller.f_back
+        if caller is None or caller.f_code.co_filename == path:
+            if not self.visits:
+                self.visits.append(path)
+            return
+        site = (caller.f_lineno, path)
+        if site in self._sites[caller]:
+            self._muted = frame  # the loop's next round
+            return
+        self._sites[caller].add(site)
+        if self._last.get(caller) != path and self.visits[-1:] != [path]:
+            self.visits.append(path)
+        self._last[caller] = path
+
+
+def model() -> onnx.ModelProto:
+    """Two layers, of which one is trained with a batch of any size."""
+    return onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        mlp (float[N, 4] x) => (float[N, 2] logits)
+        <float[3, 4] w1 = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2},
+         float[3] b1 = {0.1, 0.2, 0.3}, float[2, 3] w2 = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6},
+         float[2] b2 = {0.1, 0.2}> {
+            h = Gemm <transB = 1> (x, w1, b1)
+            r = Relu (h)
+            logits = Gemm <transB = 1> (r, w2, b2)
+        }"""
+    )
+
+
+def trace(shown: set[str], passed: tuple[type, ...] = PASSED) -> list[str]:
+    """The files that a build visits, in order."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(model(), path)
+        options = {"loss": "cross_entropy", "train": ["w*", "b*"]}
+        build.build_package(path, Path(folder) / "warm", **options)  # type: ignore[arg-type]
+        walk = Walk(shown, passed)
+        sys.setprofile(walk)
+        try:
+            build.build_package(path, Path(folder) / "package", **options)  # type: ignore[arg-type]
+        finally:
+            sys.setprofile(None)
+    return walk.visits
+
+
+def main() -> None:
+    """Print visits and revisits by file, then the leaves."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--walk", action="store_true", help="print the visits in their order")
+    parser.add_argument("--every-call", action="store_true", help="count every call")
+    given = parser.parse_args()
+    imported = files()
+    leaves = {path for path, names in imported.items() if not names}
+    passed = (object,) if given.every_call else PASSED
+    everything = trace(set(imported), passed)
+    visits = trace(imported.keys() - leaves, passed)
+
+    def name(path: str) -> str:
+        return Path(path).relative_to(ROOT).as_posix().partition("/")[2]
+
+    if given.walk:
+        for path in visits:
+            print(name(path))
+    for path, count in collections.Counter(visits).most_common():
+        print(f"{count:>5}  {name(path)}")
+    seen = sorted(map(name, leaves & set(everything)))
+    print(
+        f"\n{len(visits)} visits, {len(visits) - len(set(visits))} of them revisits, leaves apart"
+    )
+    print(f"{len(seen)} leaves were visited: {', '.join(seen)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What the guides show of the C++ and Swift kits besides their programs compiles as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.kits import cpp_kit, swift_kit
+
+pytestmark = pytest.mark.kits
+GUIDES = cpp_kit.ROOT / "docs" / "guides"
+# The declarations of <openssl/evp.h> that the guide uses.
+OPENSSL = """
+struct EVP_PKEY;
+struct EVP_MD_CTX;
+struct EVP_PKEY_CTX;
+struct EVP_MD;
+struct ENGINE;
+extern "C" {
+EVP_MD_CTX* EVP_MD_CTX_new();
+void EVP_MD_CTX_free(EVP_MD_CTX*);
+int EVP_DigestVerifyInit(EVP_MD_CTX*, EVP_PKEY_CTX**, const EVP_MD*, ENGINE*, EVP_PKEY*);
+int EVP_DigestVerify(EVP_MD_CTX*, const unsigned char*, size_t, const unsigned char*, size_t);
+}
+EVP_PKEY* PublicKey();
+"""
+CPP = """#include <odtpack/odtpack.hpp>
+{openssl}
+{signature}
+void CarryOver(const Ort::Env& env, const odtpack::Package& newer) {{
+{newer}}}
+void Update(const odtpack::Package::SignatureCheck& is_signed) {{
+{update}}}
+{former}
+void Formerly(const Ort::CheckpointState& state) {{
+  Ort::CheckpointState::SaveCheckpoint(state, "trained.ckpt", true);
+}}
+"""
+SWIFT = """import Foundation
+func carryOver(_ env: ORTEnv, _ newer: TrainingPackage) throws {{
+{newer}}}
+func update(_ publicKey: Data) throws {{
+{update}}}
+"""
+
+
+def fragments(guide: str, language: str) -> list[str]:
+    """Blocks of a guide that are not files."""
+    text = (GUIDES / guide).read_text()
+    blocks = re.findall(r"^([^\n]*)\n\n```(\w+)\n(.*?)^```$", text, re.M | re.S)
+    return [code for before, name, code in blocks if name == language and before[:1] != "`"]
+
+
+@pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
+def test_what_the_guides_show_in_cpp_compiles(tmp_path: Path) -> None:
+    signature, newer, former = fragments("cpp.md", "cpp")
+    (update,) = fragments("updates.md", "cpp")
+    source = tmp_path / "guides.cpp"
+    source.write_text(CPP.format(openssl=OPENSSL, signature=signature, newer=newer, update=update,
+                                 former=former))  # fmt: skip
+    done = subprocess.run(
+        ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-I", cpp_kit.KIT / "include", "-isystem",
+         cpp_kit.DEPENDENCIES / "include", source],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable()))
+def test_what_the_guides_show_in_swift_compiles(tmp_path: Path) -> None:
+    (newer,) = fragments("swift.md", "swift")
+    (update,) = fragments("updates.md", "swift")
+    source = tmp_path / "guides.swift"
+    source.write_text(SWIFT.format(newer=newer, update=update))
+    kit = sorted((swift_kit.KIT / "Sources" / "Odtpack").glob("*.swift"))
+    swift_kit.in_toolchain("swiftc", "-typecheck", *swift_kit.IMPORTS, *kit, source)

@@ -1,0 +1,64 @@
+"""What reading a hostile checkpoint takes in Node: the bound of docs/threat-model.md."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odtpack_runtime.checkpoint.format import CheckpointData
+from tests.fuzz.guard import MEMORY_BYTES
+from tests.hostile.checkpoints import many_tensors, plain, shared_table, written
+from tests.kits import javascript
+from tests.kits.javascript import node
+from tests.runtime.checkpoint_samples import Foreign
+
+COUNT = 300_000
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.skipif(sys.platform != "linux", reason="the most memory is read from /proc"),
+    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
+]
+
+
+def states(count: int) -> bytes:
+    """So many empty tensors, each with an entry of the optimizer that has no moments."""
+    made = Foreign()
+    dims = made.b.CreateNumpyVector(np.array((0,), np.int64))
+    names = [("UOffsetTRelative", made.b.CreateString(f"p{index}")) for index in range(count)]
+    tensors = [
+        made.table({0: name, 2: ("UOffsetTRelative", dims), 3: ("Int32", 1)}) for name in names
+    ]
+    entries = made.vector([made.table({0: name}) for name in names])
+    label = ("UOffsetTRelative", made.b.CreateString("group0"))
+    group = made.table({0: label, 1: ("Int64", 1), 3: ("UOffsetTRelative", entries)})
+    return made.finish(tensors, groups=made.vector([group]))
+
+
+def properties(count: int) -> bytes:
+    """So many numbers of the user's."""
+    values = {f"p{index}": index for index in range(count)}
+    return written(CheckpointData({}, {}, properties=dict(values)))
+
+
+@pytest.mark.parametrize(
+    ("make", "count", "outcome"),
+    [
+        (many_tensors, COUNT, COUNT),
+        (states, COUNT // 2, COUNT // 2),
+        (properties, COUNT, 0),
+        (shared_table, 3 * COUNT, "checkpoint-corrupt"),
+    ],
+)
+def test_reading_takes_memory_in_proportion_to_the_file(
+    make: Callable[[int], bytes], count: int, outcome: int | str, tmp_path: Path
+) -> None:
+    small, file = tmp_path / "small", tmp_path / "file"
+    small.write_bytes(written(plain()))
+    file.write_bytes(make(count))
+    found, grown = node("memory.mjs", small, file)
+    assert found == outcome
+    assert grown <= 10 * file.stat().st_size + MEMORY_BYTES
