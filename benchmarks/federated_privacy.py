@@ -36,7 +36,7 @@ def prepare(folder: Path, clients: int) -> dict[str, Any]:
     import numpy as np
 
     from odtpack_runtime.package.package import Package
-    from odtpack_simulator.fleet.dataset import load_fleet_data
+    from odtpack_simulator.fleet.population import load_fleet_data
     from tests.fleet.fleets import write_digits
 
     write_digits(folder, width=(16, 32))

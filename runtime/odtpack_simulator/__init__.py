@@ -25,16 +25,20 @@ if TYPE_CHECKING:
     from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
     from odtpack_simulator.figures.judge import judge
     from odtpack_simulator.figures.limits import Budgets, parse_budgets, read_budgets
+    from odtpack_simulator.figures.simulated import all_figures
     from odtpack_simulator.figures.suggest import suggest_budget
     from odtpack_simulator.reports import write_report
     from odtpack_simulator.result.result import Policy, SimulationResult, load_result
     from odtpack_simulator.simulation import simulate
+    from odtpack_simulator.values.figure import Figure
 
 __all__ = [
     "Budgets",
     "DeviceProfile",
+    "Figure",
     "Policy",
     "SimulationResult",
+    "all_figures",
     "judge",
     "list_profiles",
     "load_profile",
@@ -49,11 +53,13 @@ __all__ = [
 _HOMES = {
     "figures.limits": ("Budgets", "parse_budgets", "read_budgets"),
     "figures.judge": ("judge",),
+    "figures.simulated": ("all_figures",),
     "figures.suggest": ("suggest_budget",),
     "device.profile": ("DeviceProfile", "list_profiles", "load_profile"),
     "reports": ("write_report",),
     "result.result": ("Policy", "SimulationResult", "load_result"),
     "simulation": ("simulate",),
+    "values.figure": ("Figure",),
 }
 
 

@@ -61,7 +61,7 @@ from odtpack_simulator.result.result import (
 )
 from odtpack_simulator.tasks import InterruptTask, SettleTask, Task, run_task
 from odtpack_simulator.values.paths import shown_path
-from odtpack_simulator.values.wilson import wilson_interval
+from odtpack_simulator.values.statistics import wilson_interval
 
 MOST_STEPS: Final = 10_000
 """Steps that are really made: of a longer training a part is trained, and the rest follows."""

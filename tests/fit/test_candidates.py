@@ -13,10 +13,9 @@ import pytest
 from odtpack.build import build
 from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
-from odtpack.fit.candidates import Candidate, spread
 from odtpack.fit.recipe_text import Surroundings, recipe_text
 from odtpack.fit.search_context import SearchContext
-from odtpack.fit.space import SearchConstraints, Space, open_space
+from odtpack.fit.space import Candidate, SearchConstraints, Space, open_space, spread
 from odtpack.recipe import BuildSpec, Recipe, read_recipe
 from odtpack_runtime.training.schedules import ScheduleSpec
 from tests.fit.conftest import Files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from odtpack.fit.ceilings import Ceiling, memory_ceiling, size_ceiling
+from odtpack.fit.package_cache import Ceiling, memory_ceiling, size_ceiling
 from odtpack_simulator.device.kits import RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.figures.judge import judge

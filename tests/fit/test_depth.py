@@ -11,7 +11,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from odtpack.fit.depth import MOST_FREEZES, freezes, layers
+from odtpack.fit.space import MOST_FREEZES, freezes, layers
 from odtpack.model.loading import load_model
 from odtpack.package.parameters import candidates, resolve
 from tests import zoo

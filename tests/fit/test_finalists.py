@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from odtpack.fit.candidates import Candidate
-from odtpack.fit.depth import Freeze
 from odtpack.fit.finalists import compared, costs, objectives, reasons, solution
 from odtpack.fit.outcome import FitResult, Solution
+from odtpack.fit.space import Candidate, Freeze
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.result.result import DeviceCampaign, NotJudged, SimulationResult

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from odtpack.fit.candidates import Candidate
-from odtpack.fit.ceilings import Ceiling
-from odtpack.fit.depth import Freeze
 from odtpack.fit.halving import Runner, halve, rungs
-from odtpack.fit.package_cache import Planned
-from odtpack.fit.replays import Trained
+from odtpack.fit.package_cache import Ceiling, Planned
+from odtpack.fit.search_context import Trained
+from odtpack.fit.space import Candidate, Freeze
 
 
 def runner(number: int, *, peak: int = 100, work: float = 1.0, cost: str = "") -> Runner:

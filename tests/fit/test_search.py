@@ -14,8 +14,7 @@ from odtpack.errors import OdtpackError
 from odtpack.fit import FitProgress, FitRequest, fit
 from odtpack.fit.package_cache import PackageCache
 from odtpack.fit.page import render_fit
-from odtpack.fit.replays import Trained, Trial, train
-from odtpack.fit.search_context import SearchContext, make_search_context
+from odtpack.fit.search_context import SearchContext, Trained, Trial, make_search_context, train
 from odtpack.recipe import BuildSpec, Recipe, read_recipe
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.figures.judge import judge

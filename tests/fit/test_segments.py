@@ -12,9 +12,9 @@ import pytest
 
 from odtpack.build import build
 from odtpack.fit import FitRequest, fit
+from odtpack.fit.package_cache import step_work
 from odtpack.fit.search_context import make_search_context
 from odtpack.fit.space import SearchConstraints
-from odtpack.fit.work import step_work
 from odtpack.recipe import BuildSpec
 from odtpack_runtime import Package
 from odtpack_simulator.device.kits import kit_of

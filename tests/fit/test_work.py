@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 
 from odtpack.build import build_package
-from odtpack.fit.work import _flops, _graph_work, step_work
+from odtpack.fit.package_cache import _flops, _graph_work, step_work
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
 from tests import zoo

@@ -12,13 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odtpack_simulator.fleet.availability import NS
-from odtpack_simulator.fleet.buffered_clock import BufferedClock
 from odtpack_simulator.fleet.devices import IDEAL, FleetDevice
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FederationTable, FleetFile
-from odtpack_simulator.fleet.population import Population
-from odtpack_simulator.fleet.round_clock import ENDS, PlayedRound, RoundClock
+from odtpack_simulator.fleet.population import NS, Population
+from odtpack_simulator.fleet.round_clock import ENDS, BufferedClock, PlayedRound, RoundClock
 from odtpack_simulator.fleet.updates import discounted
 from tests.fleet.fleets import device, fleet_of, toy_data, write_digits
 from tests.fleet.test_round_clock import clock_of, fleets, phones

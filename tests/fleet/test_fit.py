@@ -11,9 +11,15 @@ import jsonschema
 import pytest
 
 from odtpack.cli import main
-from odtpack.fit.federated import FleetFitRequest, FleetFitResult, fit_fleet
-from odtpack.fit.federated.outcome import Tried, figures_of
-from odtpack.fit.federated.settings import FleetSettings, fleet_space
+from odtpack.fit.federated import (
+    FleetFitRequest,
+    FleetFitResult,
+    FleetSettings,
+    Tried,
+    figures_of,
+    fit_fleet,
+    fleet_space,
+)
 from odtpack_runtime import OdtpackError
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetFile

@@ -11,11 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odtpack_runtime import OdtpackError
-from odtpack_simulator.fleet.availability import NS
-from odtpack_simulator.fleet.draws import shuffled, uniforms
-from odtpack_simulator.fleet.flash_trace import read_trace
 from odtpack_simulator.fleet.fleet_file import parse_fleet, read_fleet
-from odtpack_simulator.fleet.population import Population
+from odtpack_simulator.fleet.population import NS, Population, read_trace, shuffled, uniforms
 from tests.fleet.fleets import fleet_of, toy_data
 
 GOOD = """seed = 1

@@ -14,7 +14,7 @@ import pytest
 
 from odtpack.cli import main
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.fleet.costs import devices_of_result
+from odtpack_simulator.fleet.devices import devices_of_result
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.figures import judge_fleet
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, read_fleet

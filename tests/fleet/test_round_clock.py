@@ -11,12 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odtpack_simulator.fleet.availability import NS, make_availability
-from odtpack_simulator.fleet.buffered_clock import BufferedClock
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.fleet_file import FleetFile
-from odtpack_simulator.fleet.population import Population
-from odtpack_simulator.fleet.round_clock import ENDS, NEVER_STARTED, PlayedRound, RoundClock
+from odtpack_simulator.fleet.population import NS, Population, make_availability
+from odtpack_simulator.fleet.round_clock import (
+    ENDS,
+    NEVER_STARTED,
+    BufferedClock,
+    PlayedRound,
+    RoundClock,
+)
 from tests.fleet.fleets import device, fleet_of, toy_data
 
 DATA = toy_data()

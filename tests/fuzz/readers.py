@@ -42,8 +42,8 @@ from odtpack_runtime.training.loop import load_dataset
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.figures.limits import read_budgets
 from odtpack_simulator.fleet.federation import Federation
-from odtpack_simulator.fleet.flash_trace import read_trace
 from odtpack_simulator.fleet.fleet_file import read_fleet
+from odtpack_simulator.fleet.population import read_trace
 from odtpack_simulator.fleet.result import load_fleet_result
 from odtpack_simulator.measure.measured_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from odtpack.build import build_package
-from odtpack.fit.replays import Trial, train
+from odtpack.fit.search_context import Trial, train
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.replay.replay import run_training_child
 from odtpack_simulator.simulation import simulate

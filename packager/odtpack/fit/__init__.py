@@ -1,13 +1,13 @@
 """Searches what a recipe leaves open for the trade-offs that keep the budgets.
 
-``depth`` finds the layers that can be frozen, ``space`` what may vary and ``candidates`` one
-choice of it; ``workshop`` builds packages and plans their memory, ``halving`` trains them
-for ever more epochs, ``finalists`` simulates what is left, and ``pareto`` compares.
-``search`` puts these together. docs/adr/0006-how-fit-searches.md says why it is done so.
+``space`` says what may vary and what a candidate chose of it, ``package_cache`` builds packages
+and plans their memory, ``halving`` trains them for ever more epochs and keeps the Pareto fronts,
+``finalists`` simulates what is left. ``search`` puts these together, and ``federated`` does the
+same for the settings of a federation. docs/adr/0006-how-fit-searches.md says why.
 """
 
-from odtpack.fit.candidates import Candidate
 from odtpack.fit.outcome import FitResult
 from odtpack.fit.search import FitProgress, FitRequest, fit
+from odtpack.fit.space import Candidate
 
 __all__ = ["Candidate", "FitProgress", "FitRequest", "FitResult", "fit"]

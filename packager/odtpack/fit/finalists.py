@@ -1,18 +1,29 @@
-"""Trains what is left to the end, as ``odtpack simulate`` does, and reads its figures."""
+"""Trains what is left to the end, as odtpack simulate does, and puts what was found together."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from odtpack.build import build
-from odtpack.fit.candidates import Candidate
-from odtpack.fit.outcome import Choice, DeviceFigures, Objective, Solution
-from odtpack.fit.pareto import Point, beaten_by, on_grid
+from odtpack.fit.halving import Point, beaten_by, on_grid
+from odtpack.fit.outcome import (
+    DeviceFigures,
+    Dimension,
+    Dropped,
+    FitResult,
+    Objective,
+    Rung,
+    Solution,
+    choice,
+)
 from odtpack.fit.recipe_text import Surroundings, recipe_text
+from odtpack.fit.search_context import SearchContext
+from odtpack.fit.space import Candidate, Space
 from odtpack.recipe import BuildSpec, read_recipe
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.figures.judge import judge
@@ -20,9 +31,11 @@ from odtpack_simulator.figures.limits import Budgets
 from odtpack_simulator.result.result import DeviceResult, NotJudged, SimulationResult
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.figure import Check
+from odtpack_simulator.values.units import format_bytes
 
 if TYPE_CHECKING:
     from odtpack_simulator.values.units import Interval
+
 
 MEMORY_TOLERANCE: Final = 0.01
 TIME_TOLERANCE: Final = 0.05
@@ -107,21 +120,6 @@ def solution(candidate: Candidate, result: SimulationResult) -> Solution:
         devices=[_figures(device) for device in result.devices],
         failed=[check for check in result.checks if check.status == "fail"],
         miss=max(misses) if misses else None,
-    )
-
-
-def choice(candidate: Candidate) -> Choice:
-    """A candidate as the result stores it."""
-    return Choice(
-        batch_size=candidate.batch_size,
-        micro_batch=candidate.micro_batch,
-        frozen=candidate.freeze.title,
-        freeze=list(candidate.freeze.patterns),
-        trained_parameters=candidate.freeze.trained,
-        optimizer=candidate.optimizer,
-        learning_rate=candidate.learning_rate,
-        frozen_dtype=candidate.storage or "float32",
-        memory_budget=None if candidate.memory is None else candidate.memory.size,
     )
 
 
@@ -235,3 +233,106 @@ def compared(
         ranked = solutions[i].model_copy(update={"beaten_by": numbers})
         (rest if numbers else best).append(ranked)
     return best, rest
+
+
+def summarize(
+    simulated: Sequence[tuple[Candidate, SimulationResult]],
+    ground: SearchContext,
+    around: Surroundings,
+    *,
+    model: str,
+    devices: list[str],
+    epochs: int,
+    space: Space,
+    candidates: int,
+    looked_at: int,
+    rungs: list[Rung],
+    left: Sequence[Dropped],
+) -> FitResult:
+    """The result of a search; see :class:`~odtpack.fit.outcome.FitResult` for the arguments.
+
+    Args:
+        simulated: The finalists with their judged results.
+        ground: What all candidates share.
+        around: What the recipes hold besides the settings.
+        model: See FitResult, as what follows.
+        devices: See model.
+        epochs: See model.
+        space: See model.
+        candidates: See model.
+        looked_at: See model.
+        rungs: See model.
+        left: See model.
+    """
+    solutions = {c.number: solution(c, result) for c, result in simulated}
+    wanted, unknown = objectives(
+        list(solutions.values()), reasons(result for _, result in simulated)
+    )
+    kept = [solutions[c.number] for c, result in simulated if not result.over_budget]
+    best, beaten = compared(kept, wanted)
+    over = [solutions[c.number] for c, result in simulated if result.over_budget]
+    over.sort(key=lambda each: (each.miss or 0.0, each.number))
+    by_number = {candidate.number: candidate for candidate, _ in simulated}
+
+    def with_recipes(found: Sequence[Solution]) -> list[Solution]:
+        return [
+            each.model_copy(
+                update={"recipe": _recipe(by_number[each.number], each, index, ground, around)}
+            )
+            for index, each in enumerate(found, 1)
+        ]
+
+    return FitResult(
+        tool_version=_version(),
+        model=model,
+        devices=devices,
+        epochs=epochs,
+        seed=ground.seed,
+        samples=ground.samples,
+        held_out_samples=ground.whole.held_out_samples,
+        space=_dimensions(space),
+        candidates=candidates,
+        looked_at=looked_at,
+        rungs=rungs,
+        objectives=wanted,
+        not_judged=unknown,
+        pareto=with_recipes(best),
+        beaten=with_recipes(beaten),
+        over_budget=with_recipes(over),
+        left=sorted(left, key=lambda each: each.number),
+    )
+
+
+def _recipe(
+    candidate: Candidate, found: Solution, index: int, ground: SearchContext, around: Surroundings
+) -> str:
+    metric = "" if found.metric is None else f"accuracy {found.metric:.4g}, "
+    remark = (
+        f"Found by odtpack fit, candidate {candidate.number}: {metric}"
+        f"peak memory {format_bytes(found.peak_bytes)}."
+    )
+    own = dataclasses.replace(around, package=f"{around.package}-{index}", remark=(remark,))
+    return recipe_text(candidate.settings(ground.base), candidate.batch_size, own)
+
+
+def _dimensions(space: Space) -> list[Dimension]:
+    micro = {size for sizes in space.micro_batches.values() for size in sizes}
+    values: dict[str, list[str]] = {
+        "batch_size": [str(size) for size in space.batch_sizes],
+        "micro_batch": [str(size) for size in sorted(micro)],
+        "frozen": [each.title for each in space.freezes],
+        "optimizer": [kind for kind, _, _ in space.optimizers],
+        "learning_rate": [
+            f"{kind}: {', '.join(f'{rate:g}' for rate in rates)}"
+            for kind, _, rates in space.optimizers
+        ],
+        "frozen_dtype": [each or "float32" for each in space.storages],
+    }
+    return [Dimension(name=name, values=each) for name, each in values.items()]
+
+
+def _version() -> str:
+    try:
+        return metadata.version("odtpack")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"

@@ -3,7 +3,7 @@
 Jamieson and Talwalkar (2016), Non-stochastic best arm identification and hyperparameter
 optimization, https://arxiv.org/abs/1502.07943, with a reduction factor of 3. There is more
 than one objective here, so that "better" is decided by the fronts of
-:func:`odtpack.fit.pareto.fronts`, as in Schmucker et al. (2021), Multi-objective asynchronous
+:func:`fronts`, as in Schmucker et al. (2021), Multi-objective asynchronous
 successive halving, https://arxiv.org/abs/2106.12639. All that decides repeats exactly: the
 metric, the planned memory, and the work that is counted in the graph.
 """
@@ -15,13 +15,97 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from odtpack.fit.candidates import Candidate
-from odtpack.fit.ceilings import Ceiling
-from odtpack.fit.finalists import choice
-from odtpack.fit.outcome import Dropped, Rung
-from odtpack.fit.package_cache import Planned
-from odtpack.fit.pareto import Point, beats, keep
-from odtpack.fit.replays import Trained
+from odtpack.fit.outcome import Dropped, Rung, choice
+from odtpack.fit.package_cache import Ceiling, Planned
+from odtpack.fit.search_context import Trained
+from odtpack.fit.space import Candidate
+
+Point = tuple[float, ...]
+
+
+def on_grid(value: float, tolerance: float) -> float:
+    """The cell of a cost on a logarithmic grid.
+
+    Args:
+        value: 0 or more; infinite and NaN stay out of reach.
+        tolerance: Width of a cell as a share of the value; 0 for no grid.
+    """
+    if not math.isfinite(value):
+        return math.inf
+    if tolerance == 0 or value <= 0:
+        return value if tolerance == 0 else -math.inf
+    return float(math.floor(math.log(value) / math.log1p(tolerance)))
+
+
+def beats(one: Point, other: Point) -> bool:
+    """Whether a point is nowhere worse than another, and somewhere better."""
+    return all(a <= b for a, b in zip(one, other, strict=True)) and one != other
+
+
+def pareto(points: Sequence[Point]) -> list[int]:
+    """Indices of the points that no other one beats, in their order; equal ones all stay."""
+    return fronts(points)[0] if points else []
+
+
+def beaten_by(points: Sequence[Point]) -> list[list[int]]:
+    """For each point the members of the Pareto set that beat it; none for the set's own.
+
+    Every other point is beaten by at least one of them: beating is a partial order, and there
+    are finitely many points.
+    """
+    best = pareto(points)
+    return [[i for i in best if beats(points[i], point)] for point in points]
+
+
+def fronts(points: Sequence[Point]) -> list[list[int]]:
+    """The points sorted by how often one must take the Pareto set away to lay them bare.
+
+    Non-dominated sorting, Deb et al. (2002), A fast and elitist multiobjective genetic
+    algorithm: NSGA-II, section III.A.
+    """
+    count = len(points)
+    beating: list[list[int]] = [[] for _ in range(count)]
+    betters = [0] * count
+    for i in range(count):
+        for j in range(count):
+            if beats(points[i], points[j]):
+                beating[i].append(j)
+                betters[j] += 1
+    found = []
+    front = [i for i in range(count) if betters[i] == 0]
+    while front:
+        found.append(front)
+        bare = []
+        for i in front:
+            for j in beating[i]:
+                betters[j] -= 1
+                if betters[j] == 0:
+                    bare.append(j)
+        front = sorted(bare)
+    return found
+
+
+def keep(points: Sequence[Point], count: int) -> list[int]:
+    """Indices of so many points to go on with, in their order.
+
+    Whole fronts as long as there is room. Of the front that does not fit as a whole the
+    objectives choose in turns, each the point that is best for it, the first one first.
+    """
+    kept: list[int] = []
+    for front in fronts(points):
+        rest = list(front)
+        if len(kept) + len(rest) <= count:
+            kept += rest
+            continue
+        turn = 0
+        while len(kept) < count:
+            best = min(rest, key=lambda i: (points[i][turn], points[i]))
+            rest.remove(best)
+            kept.append(best)
+            turn = (turn + 1) % len(points[best])
+        break
+    return sorted(kept)
+
 
 REDUCTION: Final = 3
 

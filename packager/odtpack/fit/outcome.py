@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
+from odtpack.fit.space import Candidate
 from odtpack_simulator.result.result import Bytes, Count, Loss, NonNegative, NotJudged
 from odtpack_simulator.values.figure import Check, Text, Verdict
 from odtpack_simulator.values.part import Part
@@ -42,6 +43,21 @@ class Choice(Part):
     """How large frozen weights are stored."""
     memory_budget: Text | None = None
     """What it computes again for, to fit in; null where it fits as it is."""
+
+
+def choice(candidate: Candidate) -> Choice:
+    """A candidate as the result stores it."""
+    return Choice(
+        batch_size=candidate.batch_size,
+        micro_batch=candidate.micro_batch,
+        frozen=candidate.freeze.title,
+        freeze=list(candidate.freeze.patterns),
+        trained_parameters=candidate.freeze.trained,
+        optimizer=candidate.optimizer,
+        learning_rate=candidate.learning_rate,
+        frozen_dtype=candidate.storage or "float32",
+        memory_budget=None if candidate.memory is None else candidate.memory.size,
+    )
 
 
 class DeviceFigures(Part):

@@ -4,23 +4,151 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from odtpack.build import build
 from odtpack.errors import OdtpackError
-from odtpack.fit.candidates import Candidate
-from odtpack.fit.work import step_work
+from odtpack.fit.space import Candidate
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.kits import Kit
+from odtpack_simulator.device.kits import RUNTIME_LIBRARY_BYTES, Kit
+from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.figures.limits import Budgets
 from odtpack_simulator.memory.arena import session_use
-from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.memory_plan import plan_memory, step_graphs
 from odtpack_simulator.memory.planning import held_weights
+from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
+from odtpack_simulator.values.units import format_bytes
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSpec
     from odtpack_simulator.replay.executor import Executor, OnDone
+
+
+_FLOPS_PER_BYTE: Final = 8.0
+"""Balance of a small core: about 8 single-precision operations for each byte it can move."""
+
+_VECTORS: Final = 6.0
+"""Reads and writes of a parameter's four bytes by an optimizer with two moments."""
+
+
+def step_work(package: Package, shapes: Mapping[str, Sequence[int]], *, threads: int = 1) -> float:
+    """The work of an optimizer step, in bytes: moved ones, and arithmetic in their place.
+
+    Matrix products and convolutions count two operations for each multiplication and
+    addition. The bodies of loops count once.
+
+    Args:
+        package: The package; every optimizer step runs its training model, or all its segments,
+            ``accumulation_steps`` times.
+        shapes: Shape of one batch of each user input.
+        threads: Intra-operator threads of the session.
+
+    Raises:
+        OdtpackError: The model does not load, or a shape does not fit.
+    """
+    graphs = step_graphs(package, shapes, threads)
+    manifest = package.manifest
+    work = sum(_graph_work(graph, {}) for graph in graphs)
+    trained = sum(math.prod(p.shape) for p in manifest.parameters if p.role == "trainable")
+    return manifest.accumulation_steps * work + 4 * _VECTORS * trained
+
+
+def _graph_work(graph: RuntimeGraph, outer: Mapping[str, tuple[tuple[int, ...], int]]) -> float:
+    """Bytes and operations of every node; ``outer`` are shapes and sizes around the graph."""
+    known = dict(outer)
+    for value in graph.values.values():
+        if value.shape is not None:
+            known[value.name] = value.shape, value.itemsize
+    total = 0.0
+    for node in graph.nodes:
+        names = [name for name in (*node.inputs, *node.outputs) if name in known]
+        moved = sum(math.prod(known[name][0]) * known[name][1] for name in names)
+        total += moved + _flops(node, known) / _FLOPS_PER_BYTE
+        total += sum(_graph_work(inner, known) for inner in node.subgraphs.values())
+    return total
+
+
+def _flops(node: Node, known: Mapping[str, tuple[tuple[int, ...], int]]) -> float:
+    """Operations of a product; 0 for other operators, and where a shape is unknown."""
+    used = [known.get(name, (None, 0))[0] for name in (*node.inputs[:2], *node.outputs[:1])]
+    if len(used) < 3 or any(shape is None for shape in used):
+        return 0.0
+    left, right, out = (tuple(shape or ()) for shape in used)
+    kind = node.op_type.removeprefix("Fused")
+    if kind in ("MatMul", "Gemm") and left:
+        transposed = node.attributes.get("transA", 0)
+        return 2.0 * math.prod(out) * (left[-2] if transposed and len(left) > 1 else left[-1])
+    if kind == "Conv" and right:
+        return 2.0 * math.prod(out) * math.prod(right[1:])
+    if kind == "ConvTranspose" and right:
+        return 2.0 * math.prod(left) * math.prod(right[1:])
+    return 0.0
+
+
+PLAN_ERROR: Final = 0.1
+"""How far the memory plan may be from what is measured, as a share of it.
+
+Median and largest error over the models of docs/benchmarks.md are below 4 %; packages whose
+interpreter is most of the process are predicted too low, which drops nothing here.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ceiling:
+    """A limit in bytes.
+
+    Attributes:
+        limit: Most bytes allowed.
+        of: What sets it, for people.
+    """
+
+    limit: float
+    of: str
+
+    def excess(self, count: float) -> float:
+        """By which share of the limit a number of bytes is over it; 0 or less within it."""
+        return count / self.limit - 1.0 if self.limit > 0 else float("inf")
+
+    def describe(self, what: str, count: float) -> str:
+        """A sentence about a figure that is over it."""
+        limit = format_bytes(self.limit)
+        return f"{what} {format_bytes(count)} is over the {limit} of {self.of}"
+
+
+def memory_ceiling(profiles: Sequence[DeviceProfile], budgets: Budgets) -> Ceiling | None:
+    """The lowest limit on peak memory that is an error to exceed; None if there is none."""
+    found = []
+    for profile in profiles:
+        granted = profile.memory_limit_bytes()
+        others = budgets.footprint_of(profile).nbytes + RUNTIME_LIBRARY_BYTES
+        if granted is not None:
+            found.append(Ceiling(max(0, granted - others), profile.title))
+        for limit, where in _errors(profile, budgets, "peak_memory"):
+            found.append(Ceiling(limit, where))
+        for share, where in _errors(profile, budgets, "memory_headroom"):
+            if granted is not None:
+                found.append(Ceiling(max(0, granted * (1 - share / 100) - others), where))
+    return min(found, key=lambda each: each.limit, default=None)
+
+
+def size_ceiling(profiles: Sequence[DeviceProfile], budgets: Budgets) -> Ceiling | None:
+    """The lowest limit on a package's size that is an error to exceed; None if there is none."""
+    found = [
+        Ceiling(limit, where)
+        for profile in profiles
+        for limit, where in _errors(profile, budgets, "package_size")
+    ]
+    return min(found, key=lambda each: each.limit, default=None)
+
+
+def _errors(profile: DeviceProfile, budgets: Budgets, key: str) -> Iterator[tuple[float, str]]:
+    """Limits of one metric on a device that are errors to exceed, and where they stand."""
+    for placed in budgets.for_device(profile.name, profile.os).get(key, ()):
+        if placed.level == "error" and placed.kind == "absolute":
+            yield placed.limit, placed.location
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +185,7 @@ class Planned:
         folder: Its folder.
         peak_bytes: Predicted peak memory of training it.
         package_bytes: Bytes of its files.
-        work: Work of an optimizer step, see :mod:`odtpack.fit.work`.
+        work: Work of an optimizer step, see :mod:`odtpack.fit.package_cache`.
         problem: Why it could not be built; the figures are 0 then.
     """
 

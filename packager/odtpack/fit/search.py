@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from odtpack.errors import OdtpackError
 from odtpack.fit import finalists
-from odtpack.fit.candidates import Candidate, MemoryBudget, spread
-from odtpack.fit.ceilings import PLAN_ERROR, Ceiling, memory_ceiling, size_ceiling
-from odtpack.fit.finalists import Simulation
+from odtpack.fit.finalists import Simulation, summarize
 from odtpack.fit.halving import Runner, halve, rungs
 from odtpack.fit.outcome import Dropped, FitResult
-from odtpack.fit.package_cache import PackageCache, Planned
+from odtpack.fit.package_cache import (
+    PLAN_ERROR,
+    Ceiling,
+    PackageCache,
+    Planned,
+    memory_ceiling,
+    size_ceiling,
+)
 from odtpack.fit.recipe_text import Surroundings
-from odtpack.fit.replays import Trained, Trial, train
-from odtpack.fit.search_context import SearchContext, make_search_context
-from odtpack.fit.space import SearchConstraints, open_space
-from odtpack.fit.summary import summarize
+from odtpack.fit.search_context import SearchContext, Trained, Trial, make_search_context, train
+from odtpack.fit.space import Candidate, MemoryBudget, SearchConstraints, open_space, spread
 from odtpack_runtime.files.atomic import scratch_folder
 from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import DeviceProfile

@@ -1,26 +1,318 @@
 """What may vary: all that the recipe and the options leave open.
 
 A key that stands in the recipe is fixed. To add a dimension, such as another way to save
-memory, give :class:`~odtpack.fit.candidates.Candidate` an attribute, set it in
+memory, give :class:`~odtpack.fit.space.Candidate` an attribute, set it in
 ``package_settings``, and enumerate its values in :meth:`Space.candidates`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import glob
+import hashlib
 import itertools
+import json
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.choices import STORAGES
 from odtpack.errors import OdtpackError
-from odtpack.fit.candidates import Candidate, Options, storages
-from odtpack.fit.depth import Freeze
+from odtpack.graph.graphs import reads
+from odtpack.model.exporters import module_names
 from odtpack.optimizers import OPTIMIZERS
+from odtpack.package.parameters import candidates, is_weight
+from odtpack_runtime.training.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
     from odtpack.choices import Storage
     from odtpack.recipe import BuildSpec, Recipe
+    from odtpack.spec import Group
+
+
+_MATRIX_RANK = 2
+
+MOST_FREEZES = 4
+"""Depths that are tried, with that of freezing nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Freeze:
+    """A choice of what to freeze besides what the recipe freezes.
+
+    Attributes:
+        title: What it freezes, for people.
+        patterns: For ``freeze`` in a recipe; empty for nothing more.
+        names: Parameters that are still trained.
+        trained: Number of their elements.
+        storable: Whether a frozen weight is large enough for another storage.
+    """
+
+    title: str
+    patterns: tuple[str, ...]
+    names: tuple[str, ...]
+    trained: int
+    storable: bool
+
+
+def layers(model: ir.Model, names: Collection[str]) -> list[tuple[str, ...]]:
+    """The parameters by layer, that nearest to the inputs first.
+
+    Args:
+        model: As :func:`odtpack.model.loading.load_model` returns it.
+        names: Names of the parameters to order, all of them initializers.
+    """
+    graph = model.graph
+    wanted = {graph.initializers[name] for name in names}
+    constants = set(graph.initializers.values())
+    # What a value is computed of if no data enter it: a weight may be transposed before use.
+    carried: dict[ir.Value, frozenset[ir.Value]] = {
+        value: frozenset({value} if value in wanted else ()) for value in constants
+    }
+    depth: dict[ir.Value, int] = dict.fromkeys(
+        (value for value in graph.inputs if value not in constants), 0
+    )
+    found: dict[ir.Value, int] = {}
+    for node in graph:
+        operands = list(reads(node))
+        parameters = frozenset().union(*(carried.get(value, ()) for value in operands))
+        if not any(value in depth for value in operands):
+            carried.update(dict.fromkeys(node.outputs, parameters))
+            continue
+        begins = any(_rank(value) >= _MATRIX_RANK for value in parameters)
+        here = max(depth.get(value, 0) for value in operands) + begins
+        depth.update(dict.fromkeys(node.outputs, here))
+        for value in parameters:
+            found[value] = min(here, found.get(value, here))
+    # A vector in front of the first matrix, such as a normalization of the input.
+    levels = [(max(1, found.get(value, 1)), value) for value in graph.initializers.values()]
+    return [
+        tuple(str(value.name) for at, value in levels if at == level and value in wanted)
+        for level in sorted({at for at, value in levels if value in wanted})
+    ]
+
+
+def _rank(value: ir.Value) -> int:
+    return 0 if value.shape is None else value.shape.rank()
+
+
+def freezes(model: ir.Model, trained: Sequence[str], frozen: Sequence[str]) -> list[Freeze]:
+    """Nothing, the first layers in a few steps, and all but the last.
+
+    Args:
+        model: As :func:`odtpack.model.loading.load_model` returns it.
+        trained: Parameters that the recipe trains and that may be frozen.
+        frozen: Parameters that it freezes.
+    """
+    found = layers(model, trained)
+    count = len(found)
+    steps = sorted({0, *(round((count - 1) * i / (MOST_FREEZES - 1)) for i in range(MOST_FREEZES))})
+    choices = []
+    for step in steps if count > 1 else [0]:
+        chosen = [name for layer in found[:step] for name in layer]
+        rest = [name for layer in found[step:] for name in layer]
+        values = (model.graph.initializers[name] for name in (*chosen, *frozen))
+        choices.append(
+            Freeze(
+                _title(step, count),
+                patterns(model, chosen),
+                tuple(rest),
+                sum(_size(model.graph.initializers[name]) for name in rest),
+                any(is_weight(value) for value in values),
+            )
+        )
+    return choices
+
+
+def _title(step: int, count: int) -> str:
+    if step == 0:
+        return "nothing"
+    return "all but the head" if step == count - 1 else f"first {step} of {count} layers"
+
+
+def _size(value: ir.Value) -> int:
+    return 0 if value.const_value is None else value.const_value.size
+
+
+def patterns(model: ir.Model, chosen: Iterable[str]) -> tuple[str, ...]:
+    """The shortest list of patterns that match these parameters and no other one.
+
+    A module of which all is chosen becomes ``module.*``, in the names of the module that the
+    model was exported from.
+    """
+    original = module_names(model.graph)
+    wanted = set(chosen)
+    names = candidates(model)
+    found: list[str] = []
+    for name in (name for name in names if name in wanted):
+        shown = original.get(name, name)
+        if any(fnmatchcase(name, each) or fnmatchcase(shown, each) for each in found):
+            continue
+        parts = shown.split(".")
+        prefixes = (".".join(parts[:count]) for count in range(1, len(parts)))
+        globs = (f"{glob.escape(prefix)}.*" for prefix in prefixes)
+        fitting = (each for each in globs if _matched(each, names, original) <= wanted)
+        found.append(next(fitting, glob.escape(shown)))
+    return tuple(found)
+
+
+def _matched(pattern: str, names: Sequence[str], original: dict[str, str]) -> set[str]:
+    return {
+        name
+        for name in names
+        if fnmatchcase(name, pattern) or fnmatchcase(original.get(name, name), pattern)
+    }
+
+
+Options = tuple[tuple[str, object], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryBudget:
+    """How much memory a candidate may take, which would take more: it computes again.
+
+    Attributes:
+        size: The budget as a recipe has it, ``"60 MB"``.
+        sizes: Sizes of open axes that it is for, ``"tokens=128"``.
+    """
+
+    size: str
+    sizes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One choice of everything that may vary.
+
+    Attributes:
+        number: Its place among all candidates of the space, from 1.
+        batch_size: Samples of an optimizer step.
+        micro_batch: Samples that the model sees at once; a divisor of ``batch_size``.
+        freeze: What is frozen besides what the recipe freezes.
+        optimizer: Name of the optimizer.
+        optimizer_options: Its settings that are not the defaults.
+        learning_rate: What a constant rate is, or the recipe's schedule starts from.
+        storage: How large frozen weights are stored; None for float32.
+        memory: The budget that it is built for, where it would not fit without; else None.
+    """
+
+    number: int
+    batch_size: int
+    micro_batch: int
+    freeze: Freeze
+    optimizer: str
+    optimizer_options: Options
+    learning_rate: float
+    storage: Storage | None
+    memory: MemoryBudget | None = None
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Training steps of an optimizer step."""
+        return self.batch_size // self.micro_batch
+
+    def package_settings(self, base: BuildSpec) -> BuildSpec:
+        """Everything that decides how its package computes; the learning rate does not."""
+        settings = dataclasses.replace(
+            base,
+            freeze=(*base.freeze, *self.freeze.patterns),
+            groups=tuple(group for group in base.groups if self._has(group, base)),
+            optimizer=self.optimizer,
+            optimizer_options=dict(self.optimizer_options),
+            accumulation_steps=self.accumulation_steps,
+            frozen_storage=self.storage,
+        )
+        if self.memory is None:
+            return settings
+        return dataclasses.replace(
+            settings,
+            memory_budget=self.memory.size,
+            memory_batch=self.micro_batch,
+            memory_sizes=self.memory.sizes,
+        )
+
+    def _has(self, group: Group, base: BuildSpec) -> bool:
+        """Whether a parameter group still has parameters, of which the first pattern decides."""
+        if not self.freeze.patterns:
+            return True  # a group that has none without freezing more is a mistake to be reported
+        firsts = (
+            next((each for each in base.groups if fnmatchcase(name, each[0])), None)
+            for name in self.freeze.names
+        )
+        return any(first is group for first in firsts)
+
+    def settings(self, base: BuildSpec) -> BuildSpec:
+        """Its package with the learning rate, as the recipe to paste has it."""
+        schedule = base.schedule or ScheduleSpec("constant", {})
+        schedule = dataclasses.replace(schedule, learning_rate=self.learning_rate)
+        return dataclasses.replace(self.package_settings(base), schedule=schedule)
+
+    def cost_key(self, base: BuildSpec) -> str:
+        """What decides its memory and time: equal for candidates that differ in the rate only."""
+        text = self.package_settings(base).canonical_json()
+        content = json.dumps([text, self.batch_size, self.micro_batch])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def aspects(self) -> tuple[object, ...]:
+        """What it chose in each dimension, for spreading candidates evenly."""
+        return (
+            self.batch_size,
+            self.accumulation_steps,
+            self.freeze.title,
+            self.optimizer,
+            self.learning_rate,
+            self.storage,
+        )
+
+
+def storages(base: BuildSpec, *, fixed: bool) -> tuple[Storage | None, ...]:
+    """How frozen weights may be stored: as asked for, if that is fixed."""
+    return (base.frozen_storage,) if fixed else (None, *STORAGES)
+
+
+class Choice(Protocol):
+    """One point of a space that is searched."""
+
+    def aspects(self) -> tuple[object, ...]:
+        """What it chose in each dimension."""
+        ...
+
+
+C = TypeVar("C", bound=Choice)
+
+
+def spread(candidates: Sequence[C], first: C | None, seed: int) -> Iterator[C]:
+    """All candidates, each next one such that what was chosen rarely comes up.
+
+    The order is that of a shuffle by the seed in which, again and again, the candidate comes
+    first whose choices occurred least so far, summed over the dimensions: however few are
+    taken, every value of every dimension is among them about equally often.
+
+    Args:
+        candidates: The space.
+        first: The one to begin with, of ``candidates``; None for no matter which.
+        seed: Seed of the shuffle.
+    """
+    order = np.random.default_rng([seed, 2]).permutation(len(candidates))
+    waiting = [candidates[index] for index in order]
+    if first is not None:
+        waiting.remove(first)
+        waiting.insert(0, first)
+    counts: Counter[tuple[int, object]] = Counter()
+    while waiting:
+        # min() takes the first of equals, so that the shuffle breaks ties.
+        chosen = min(waiting, key=lambda each: sum(counts[a] for a in enumerate(each.aspects())))
+        if not counts:
+            chosen = waiting[0]
+        counts.update(enumerate(chosen.aspects()))
+        waiting.remove(chosen)
+        yield chosen
+
 
 _TRIED: Final[dict[str, Options]] = {
     "adamw": (),
@@ -135,7 +427,7 @@ def open_space(
         base: What the recipe and the options say.
         recipe: The recipe, if there is one.
         wishes: What the options fix.
-        freezes: Choices of what to freeze, see :func:`odtpack.fit.depth.freezes`.
+        freezes: Choices of what to freeze, see :func:`odtpack.fit.space.freezes`.
         train_samples: Samples to train on: no larger batch is tried.
         fixed_batch: Size of every batch if the model fixes it.
 

@@ -184,9 +184,8 @@ def fleet_data(
 
 @functools.cache
 def _population(fleet: str, package: str, data: str) -> tuple[Any, Mapping[str, Array]]:
-    from odtpack_simulator.fleet.dataset import load_fleet_data
     from odtpack_simulator.fleet.fleet_file import read_fleet
-    from odtpack_simulator.fleet.population import Population
+    from odtpack_simulator.fleet.population import Population, load_fleet_data
 
     settings = read_fleet(fleet)
     loaded = load_fleet_data(Package.open(package), data, settings.seed)

@@ -16,6 +16,9 @@ from fractions import Fraction
 from operator import attrgetter
 from typing import Any, Final, Literal
 
+from pydantic import ValidationError
+
+from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.campaign.virtual_clock import (
     NEVER,
     NS_PER_DAY,
@@ -34,6 +37,7 @@ from odtpack_simulator.result.result import (
     Policy,
 )
 from odtpack_simulator.values.quantities import Unknown
+from odtpack_simulator.values.schema_errors import first_problem
 from odtpack_simulator.values.units import Interval, format_duration
 
 NS: Final = 10**9
@@ -357,3 +361,16 @@ def _put_energy(
             name,
             [s * getattr(course, attribute) for s, course in zip(shares, courses, strict=True)],
         )
+
+
+def make_policy(**values: Any) -> Policy:
+    """The policy of these values, see :class:`~odtpack_simulator.result.result.Policy`.
+
+    Raises:
+        OdtpackError: ``bad-policy``: a value is out of its range.
+    """
+    try:
+        return Policy(**values)
+    except ValidationError as error:
+        key, problem = first_problem(error, Policy)
+        raise OdtpackError("bad-policy", f"--{key.replace('_', '-')} {problem}") from error

@@ -17,9 +17,6 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.fleet.availability import NS, make_availability
-from odtpack_simulator.fleet.buffered_clock import BufferedClock
-from odtpack_simulator.fleet.dataset import FleetData, load_fleet_data
 from odtpack_simulator.fleet.devices import IDEAL, FleetDevice
 from odtpack_simulator.fleet.fleet_file import FleetFile
 from odtpack_simulator.fleet.local_training import (
@@ -29,20 +26,32 @@ from odtpack_simulator.fleet.local_training import (
     LocalUpdate,
     ModelEvaluation,
 )
-from odtpack_simulator.fleet.population import Population
+from odtpack_simulator.fleet.population import (
+    NS,
+    FleetData,
+    Population,
+    load_fleet_data,
+    make_availability,
+)
 from odtpack_simulator.fleet.result import FleetResult, RoundRecord
 from odtpack_simulator.fleet.round_clock import (
     ENDS,
+    BufferedClock,
     End,
     PlayedRound,
     RoundClock,
     Visit,
     count_ends,
 )
-from odtpack_simulator.fleet.server_optimizer import ServerOptimizer
 from odtpack_simulator.fleet.state import FleetState, StateRecord, visit_rows
 from odtpack_simulator.fleet.summary import summarize
-from odtpack_simulator.fleet.updates import capped, discounted, refusals, weighted_mean
+from odtpack_simulator.fleet.updates import (
+    ServerOptimizer,
+    capped,
+    discounted,
+    refusals,
+    weighted_mean,
+)
 from odtpack_simulator.fleet.workers import ClientPool, Group
 from odtpack_simulator.replay.executor import RayExecutor
 

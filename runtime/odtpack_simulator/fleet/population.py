@@ -1,22 +1,383 @@
-"""The clients of a fleet, each a function of the seed and its number: nothing is stored."""
+"""Who takes part: the population, what its clients have, and when they are available."""
 
 from __future__ import annotations
 
+import bisect
+import calendar
+import functools
+import hashlib
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.fleet.draws import shuffled, uniform, uniforms
-from odtpack_simulator.fleet.fleet_file import FleetFile
+from odtpack_runtime.package.package import Package
+from odtpack_simulator.fleet.fleet_file import HOURS, FleetFile
+from odtpack_simulator.fleet.local_training import Indices
+from odtpack_simulator.replay.job import HELD_OUT_SHARE
+from odtpack_simulator.values.textfile import read_bounded
 
-if TYPE_CHECKING:
-    from odtpack_simulator.fleet.dataset import FleetData
-    from odtpack_simulator.fleet.local_training import Indices
+Numbers = npt.NDArray[np.uint64]
+Uniforms = npt.NDArray[np.float64]
+
+
+@functools.lru_cache(maxsize=4096)
+def _key(words: tuple[int, ...]) -> np.uint64:
+    return np.uint64(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+
+
+def uniforms(words: tuple[int, ...], numbers: npt.NDArray[np.int64]) -> Uniforms:
+    """Numbers from 0 to below 1, one for each client.
+
+    The mixing function is that of SplitMix64 (Steele, Lea and Flood 2014).
+
+    Args:
+        words: Seed and purpose.
+        numbers: Numbers of the clients.
+    """
+    with np.errstate(over="ignore"):
+        x = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        x += _key(words)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def uniform(words: tuple[int, ...], number: int) -> float:
+    """The same for one client."""
+    return float(uniforms(words, np.array([number], np.int64))[0])
+
+
+def shuffled(words: tuple[int, ...], start: int, stop: int, count: int) -> npt.NDArray[np.int64]:
+    """Places ``start`` to ``stop`` of an order of the numbers from 0 to below ``count``.
+
+    No memory but that of the answer: number ``k`` of the order is ``(a k + b) mod count``, where
+    a has no factor in common with the count. Clients are derived from their numbers by a mixing
+    function, so that such a set of them is as good as any.
+    """
+    key = int(_key(words))
+    step = key % count or 1
+    while math.gcd(step, count) != 1:
+        step += 1
+    offset = (key >> 32) % count
+    # Below 2**60: counts are at most 10**9.
+    places = np.arange(start, min(stop, count), dtype=np.int64)
+    return (places * (step % count) + offset) % count
+
+
+NS: Final = 10**9
+_HOUR: Final = 3600 * NS
+_NOON: Final = 12
+_STREAMS: Final = {"idle": 11, "charging": 12, "unmetered": 13}
+_MINUTES: Final = 10
+ABSENCE: Final = {"idle": "in use", "charging": "not charging", "unmetered": "on a metered network"}
+"""Why a device is absent while a condition does not hold."""
+
+Clients = npt.NDArray[np.int64]
+
+
+class Availability(Protocol):
+    """When clients may train."""
+
+    def absences(self, clients: Clients, now: int) -> dict[str, npt.NDArray[np.bool_]]:
+        """For each reason, which of the clients are absent by it now, and by none before it."""
+        ...
+
+    def leaves(self, client: int, now: int, until: int) -> int | None:
+        """When a client that is there now no longer is; None if not before ``until``."""
+        ...
+
+
+@dataclass(frozen=True)
+class HourModel:
+    """The model by the hour; times are nanoseconds from the first midnight.
+
+    Attributes:
+        seed: Seed of the fleet.
+        shares: Per required condition the share of devices in each hour of the day.
+    """
+
+    seed: int
+    shares: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+
+    def absences(self, clients: Clients, now: int) -> dict[str, npt.NDArray[np.bool_]]:
+        """See :class:`Availability`."""
+        absent: dict[str, npt.NDArray[np.bool_]] = {}
+        gone = np.zeros(len(clients), np.bool_)
+        if not self.shares:
+            return absent
+        hours = (now + self._shifts(clients)) // _HOUR
+        for name, shares in self.shares.items():
+            fails = ~gone & (self._levels(name, clients, hours) >= shares[hours % HOURS])
+            absent[ABSENCE[name]] = fails
+            gone |= fails
+        return absent
+
+    def leaves(self, client: int, now: int, until: int) -> int | None:
+        """See :class:`Availability`."""
+        if not self.shares:
+            return None
+        number = np.array([client], np.int64)
+        shift = int(self._shifts(number)[0])
+        hour = (now + shift) // _HOUR + 1
+        while hour * _HOUR - shift < until:
+            at = np.array([hour])
+            for name, shares in self.shares.items():
+                if self._levels(name, number, at)[0] >= shares[hour % HOURS]:
+                    return hour * _HOUR - shift
+            hour += 1
+        return None
+
+    def _shifts(self, clients: Clients) -> Clients:
+        minutes = uniforms((self.seed, _MINUTES), clients) * (_HOUR - 1)
+        return minutes.astype(np.int64)
+
+    def _levels(self, name: str, clients: Clients, hours: Clients) -> Uniforms:
+        days = (hours - _NOON) // HOURS
+        levels = np.empty(len(clients))
+        for day in np.unique(days):  # two at most: clients are less than an hour apart
+            chosen = days == day
+            # Days are counted from the noon before the first midnight.
+            words = (self.seed, _STREAMS[name], int(day) + 1)
+            levels[chosen] = uniforms(words, clients[chosen])
+        return levels
+
+
+def make_availability(fleet: FleetFile) -> Availability:
+    """What a fleet file asks for.
+
+    Raises:
+        OdtpackError: The trace cannot be read.
+    """
+    table = fleet.population.availability
+    if table.trace is not None:
+        return read_trace(table.trace, fleet.population.requires, fleet.seed)
+    shares: dict[str, npt.NDArray[np.float64]] = {
+        name: np.array(hours)
+        for name in dict.fromkeys(fleet.population.requires)
+        if (hours := getattr(table, name)) is not None
+    }
+    return HourModel(fleet.seed, shares)
+
+
+MAX_TRACE_BYTES: Final = 1024 * 1024 * 1024
+_DEVICE: Final = 14
+_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
+_DAY: Final = 86_400
+_METERED: Final = frozenset({"unknown", "2g", "3g", "4g", "5g"})
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTrace:
+    """One device: seconds from a midnight in which its trace begins and ends, and is ready."""
+
+    begin: int
+    end: int
+    ready: tuple[tuple[int, int], ...]
+
+    def folded(self, seconds: int) -> int:
+        """The second of the trace that stands for a second of the simulation."""
+        return (seconds - self.begin) % (self.end - self.begin) + self.begin
+
+    def ready_until(self, seconds: int) -> int | None:
+        """When the stretch ends in which the device is ready at this second; None if it is not."""
+        now = self.folded(seconds)
+        index = bisect.bisect_right(self.ready, now, key=lambda stretch: stretch[0]) - 1
+        if index < 0 or now >= self.ready[index][1]:
+            return None
+        return seconds + self.ready[index][1] - now
+
+
+@dataclass(frozen=True)
+class FlashTrace:
+    """The availability of clients, each of whom is one of the recorded devices."""
+
+    devices: tuple[DeviceTrace, ...]
+    seed: int
+
+    def absences(self, clients: Clients, now: int) -> dict[str, npt.NDArray[np.bool_]]:
+        """See :class:`~odtpack_simulator.fleet.population.Availability`."""
+        of = self._devices(clients)
+        used = np.unique(of)
+        ready = np.zeros(len(self.devices), np.bool_)
+        ready[used] = [
+            self.devices[index].ready_until(now // NS) is not None for index in used.tolist()
+        ]  # fmt: skip
+        return {"not ready by its trace": ~ready[of]}
+
+    def leaves(self, client: int, now: int, until: int) -> int | None:
+        """See :class:`~odtpack_simulator.fleet.population.Availability`."""
+        device = self.devices[int(self._devices(np.array([client], np.int64))[0])]
+        end = device.ready_until(now // NS)
+        leaving = now if end is None else end * NS
+        return leaving if leaving < until else None
+
+    def _devices(self, clients: Clients) -> Clients:
+        share = uniforms((self.seed, _DEVICE), clients)
+        return (share * len(self.devices)).astype(np.int64)
+
+
+def read_trace(path: str, requires: Collection[str], seed: int) -> FlashTrace:
+    """Read a file of traces.
+
+    Args:
+        path: The file.
+        requires: Conditions under which a device is ready.
+        seed: Seed by which clients are given their device.
+
+    Raises:
+        OdtpackError: ``fleet-trace``: it is not one, or no device in it is ever ready; and as
+            :func:`~odtpack_simulator.values.textfile.read_bounded`.
+    """
+    data = read_bounded(Path(path), limit=MAX_TRACE_BYTES, code="trace", what="trace of states")
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(path, f"it is not JSON: {str(error)[:200]}") from error
+    if not isinstance(content, dict) or not content:
+        raise _wrong(path, "it is not an object with an entry for each device")
+    devices = []
+    for name, entry in content.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("messages"), str):
+            raise _wrong(path, f"device {name[:60]!r} has no text 'messages'")
+        try:
+            device = _device(entry["messages"], requires)
+        except ValueError as error:
+            raise _wrong(path, f"device {name[:60]!r}: {str(error)[:200]}") from error
+        if device is not None:
+            devices.append(device)
+    if not any(device.ready for device in devices):
+        raise _wrong(path, f"no device is ever {' and '.join(requires) or 'recorded'}")
+    return FlashTrace(tuple(devices), seed)
+
+
+def _device(messages: str, requires: Collection[str]) -> DeviceTrace | None:
+    """A device from its messages; None of one that has less than two times.
+
+    Raises:
+        ValueError: A line is not a time, a tab and a state, or times go back.
+    """
+    holds = {"idle": False, "charging": False, "unmetered": False}
+    ready: list[tuple[int, int]] = []
+    begin = now = None
+    since: int | None = None
+    for line in messages.splitlines():
+        if not line.strip():
+            continue
+        moment, tab, state = line.strip().partition("\t")
+        if not tab:
+            raise ValueError(f"{line[:60]!r} is not a time, a tab and a state")
+        # UTC for all: only differences and the hour of the day matter.
+        at = calendar.timegm(time.strptime(moment.strip(), _FORMAT))
+        if now is not None and at < now:
+            raise ValueError(f"{moment[:40]} comes after a later time")
+        now = at
+        begin = at if begin is None else begin
+        _take(state.strip().lower(), holds)
+        good = all(holds[name] for name in requires)
+        if good and since is None:
+            since = at
+        elif not good and since is not None:
+            if at > since:
+                ready.append((since, at))
+            since = None
+    if begin is None or now is None or now == begin:
+        return None
+    if since is not None and now > since:
+        ready.append((since, now))
+    midnight = begin - begin % _DAY
+    shifted = tuple((first - midnight, last - midnight) for first, last in ready)
+    return DeviceTrace(begin - midnight, now - midnight, shifted)
+
+
+def _take(state: str, holds: dict[str, bool]) -> None:
+    if state in ("battery_charged_on", "battery_charged_off"):
+        holds["charging"] = state.endswith("_on")
+    elif state in ("screen_lock", "screen_unlock"):
+        holds["idle"] = state == "screen_lock"
+    elif state == "wifi" or state in _METERED:
+        holds["unmetered"] = state == "wifi"
+    elif state == "phone_off":
+        holds.update(dict.fromkeys(holds, False))
+
+
+def _wrong(path: str, problem: str) -> OdtpackError:
+    return OdtpackError(
+        "fleet-trace", f"the trace of states is wrong: {problem}", where=path
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FleetData:
+    """Samples that clients draw from.
+
+    Attributes:
+        arrays: By name of input; the first axis counts samples.
+        train: Samples that clients have.
+        held_out: Samples that the server evaluates on, a fifth.
+        classes: For each class the training samples of it; empty where there are no labels.
+        digest: SHA-256 of the arrays.
+    """
+
+    arrays: Mapping[str, Array]
+    train: Indices
+    held_out: Indices
+    classes: tuple[Indices, ...]
+    digest: str
+
+
+def load_fleet_data(package: Package, path: str | os.PathLike[str], seed: int) -> FleetData:
+    """Load and split the data of a fleet, as ``odtpack train`` splits them.
+
+    Raises:
+        OdtpackError: As :meth:`~odtpack_runtime.package.package.Package.load_data`;
+            ``too-few-samples`` if none would be held out.
+    """
+    return split_data(package.load_data(path), seed, where=os.fspath(path))
+
+
+def split_data(arrays: Mapping[str, Array], seed: int, *, where: str = "the data") -> FleetData:
+    """Split samples; see :func:`load_fleet_data`."""
+    samples = len(next(iter(arrays.values())))
+    held_out = int(samples * HELD_OUT_SHARE)
+    if not held_out:
+        raise OdtpackError(
+            "too-few-samples",
+            f"The data have {samples} samples, and a fifth of them is held out.",
+            where=where,
+            hint="give at least 5 samples",
+        )
+    order = np.random.default_rng([seed, 0]).permutation(samples)
+    train = order[: samples - held_out]
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes() if array.dtype.kind != "U" else str(array.tolist()).encode())
+    return FleetData(
+        arrays,
+        train,
+        order[samples - held_out :],
+        _by_class(arrays.get("labels"), train),
+        digest.hexdigest(),
+    )
+
+
+def _by_class(labels: Array | None, train: Indices) -> tuple[npt.NDArray[np.int64], ...]:
+    if labels is None or labels.ndim != 1 or labels.dtype.kind != "i" or labels.min() < 0:
+        return ()
+    own = labels[train]
+    return tuple(train[own == label] for label in range(int(labels.max()) + 1))
+
 
 _MODEL: Final = 20
 _SAMPLES: Final = 21

@@ -9,12 +9,10 @@ import numpy as np
 
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.fleet.availability import NS
-from odtpack_simulator.fleet.dataset import FleetData
 from odtpack_simulator.fleet.devices import FleetDevice, unmeasured
 from odtpack_simulator.fleet.fleet_file import FleetFile
 from odtpack_simulator.fleet.local_training import LocalSettings, ModelEvaluation
-from odtpack_simulator.fleet.population import Population
+from odtpack_simulator.fleet.population import NS, FleetData, Population
 from odtpack_simulator.fleet.result import (
     DeviceOutcome,
     Fairness,

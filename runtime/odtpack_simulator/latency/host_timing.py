@@ -13,7 +13,7 @@ from odtpack_simulator.measure.host import BUSY, ENOUGH_STEPS, QUIET_SHARE
 from odtpack_simulator.measure.measurements import Calibration
 from odtpack_simulator.memory.operator_work import Work
 from odtpack_simulator.result.result import HostLatency, OperatorClass, OperatorCost
-from odtpack_simulator.values.order_statistics import quantile_interval
+from odtpack_simulator.values.statistics import quantile_interval
 from odtpack_simulator.values.units import Interval
 
 MOST_WAITING: Final = 0.5

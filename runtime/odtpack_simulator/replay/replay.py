@@ -247,7 +247,7 @@ class ReplayResult:
         metric_before: Accuracy on the held-out samples; None if not defined.
         metric_after: The same after training.
         metric_counts: Labels that it counts as right, and all that it counts: see
-            :func:`~odtpack_simulator.values.wilson.wilson_interval` for what they prove.
+            :func:`~odtpack_simulator.values.statistics.wilson_interval` for what they prove.
         groups_before: Losses of held-out samples in ever smaller groups, see
             :func:`~odtpack_simulator.replay.paired_loss.held_out_fall`.
         groups_after: The same after training.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odtpack_simulator.values.order_statistics import quantile, quantile_interval
+from odtpack_simulator.values.statistics import quantile, quantile_interval
 
 
 @pytest.mark.parametrize(

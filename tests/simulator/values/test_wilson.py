@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odtpack_simulator.values.wilson import wilson_interval
+from odtpack_simulator.values.statistics import wilson_interval
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def simulate(
     from odtpack.cli._replay import teller
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
-    from odtpack_simulator.campaign.policy import make_policy
+    from odtpack_simulator.campaign.campaign import make_policy
     from odtpack_simulator.device.kits import default_footprint
     from odtpack_simulator.device.profile import list_profiles
     from odtpack_simulator.figures.judge import judge

@@ -13,8 +13,7 @@ from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON
 from odtpack.cli.fleet.run import FLEET, TIMES, devices_of
 
 if TYPE_CHECKING:
-    from odtpack.fit.federated import FleetFitResult
-    from odtpack.fit.federated.outcome import Tried
+    from odtpack.fit.federated import FleetFitResult, Tried
 
 NOTHING_FITS: Final = 1
 
@@ -75,8 +74,7 @@ def fit(
 
     Exit code 0 if one keeps every budget, 1 if none does, 2 for bad input.
     """
-    from odtpack.fit.federated import FleetFitRequest, fit_fleet
-    from odtpack.fit.federated.settings import fleet_space
+    from odtpack.fit.federated import FleetFitRequest, fit_fleet, fleet_space
     from odtpack_simulator.fleet.federation import Federation
     from odtpack_simulator.fleet.fleet_file import read_fleet
     from odtpack_simulator.replay.executor import default_jobs

@@ -73,10 +73,10 @@ def run(
     from odtpack.cli._files import check_not_input, check_reports, write_reports
     from odtpack.errors import OdtpackError
     from odtpack_runtime.package.package import Package
-    from odtpack_simulator.fleet.availability import make_availability
     from odtpack_simulator.fleet.federation import Federation
     from odtpack_simulator.fleet.figures import join_seeds, judge_fleet
     from odtpack_simulator.fleet.fleet_file import read_fleet
+    from odtpack_simulator.fleet.population import make_availability
     from odtpack_simulator.replay.executor import RayExecutor, default_jobs
     from odtpack_simulator.reports.console import print_result
     from odtpack_simulator.result.result import load_result
@@ -151,7 +151,7 @@ def devices_of(
     federation: Federation, before: SimulationResult | None, progress: _console.Progress
 ) -> list[FleetDevice]:
     """The fleet's models of device, with the costs of a result of simulate or as measured now."""
-    from odtpack_simulator.fleet.costs import devices_of_result, measure_devices
+    from odtpack_simulator.fleet.devices import devices_of_result, measure_devices
 
     package, batch = federation.package, federation.largest_batch
     if before is not None:

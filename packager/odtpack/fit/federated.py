@@ -1,32 +1,233 @@
-"""Successive halving over federations: many settings for a few rounds, the better ones for more.
-
-As :mod:`odtpack.fit.halving` does it for packages. A federation that goes on does so from its state
-after its last round, so that no round is played twice.
-"""
+"""Searches how a federation is run: clients a round, local epochs, learning rate."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from odtpack.fit.candidates import spread
-from odtpack.fit.federated.outcome import FleetFitResult, FleetRung, Tried, figures_of
-from odtpack.fit.federated.settings import FleetSettings
-from odtpack.fit.halving import REDUCTION, rungs
-from odtpack.fit.pareto import beaten_by, beats, keep
+from pydantic import Field
+
+from odtpack.errors import OdtpackError
+from odtpack.fit.finalists import TIME_TOLERANCE
+from odtpack.fit.halving import REDUCTION, Point, beaten_by, beats, keep, on_grid, rungs
+from odtpack.fit.space import SearchConstraints, spread
 from odtpack_runtime.files.atomic import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.federation import Federation
-from odtpack_simulator.fleet.figures import join_seeds, judge_fleet
-from odtpack_simulator.fleet.fleet_file import FleetFile
+from odtpack_simulator.fleet.figures import fleet_figures, join_seeds, judge_fleet, seed_runs
+from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile
 from odtpack_simulator.fleet.result import FleetResult
 from odtpack_simulator.host_result import tool_version
 from odtpack_simulator.replay.executor import LocalExecutor
+from odtpack_simulator.result.result import Count, Loss, NonNegative
+from odtpack_simulator.values.figure import Text
+from odtpack_simulator.values.part import Part
+
+
+@dataclasses.dataclass(frozen=True)
+class FleetSettings:
+    """One way to run a federation.
+
+    Attributes:
+        number: Its number in the space, from 1.
+        clients: Answers that a round waits for; with a buffer, clients at a time.
+        epochs: Passes of a client over its samples.
+        learning_rate: Of a client's steps.
+    """
+
+    number: int
+    clients: int
+    epochs: int
+    learning_rate: float
+
+    def aspects(self) -> tuple[object, ...]:
+        """What it chose in each dimension."""
+        return (self.clients, self.epochs, self.learning_rate)
+
+    def of(self, fleet: FleetFile) -> FleetFile:
+        """A fleet run this way. ``minimum`` and ``buffer`` keep their share of the clients."""
+        table = fleet.federation
+
+        def shared(count: int) -> int:
+            return max(1, round(count * self.clients / table.clients))
+
+        federation = {
+            "clients": self.clients,
+            "minimum": shared(table.minimum),
+            "buffer": None if table.buffer is None else shared(table.buffer),
+        }
+        training = {"epochs": self.epochs, "learning_rate": self.learning_rate}
+        return fleet.model_copy(
+            update={
+                "federation": table.model_copy(update=federation),
+                "training": fleet.training.model_copy(update=training),
+            }
+        )
+
+
+def fleet_space(
+    fleet: FleetFile,
+    clients: Sequence[int] = (),
+    epochs: Sequence[int] = (),
+    learning_rates: Sequence[float] = (),
+) -> list[FleetSettings]:
+    """Every combination; what the fleet file says stands first where nothing else is asked for.
+
+    Args:
+        fleet: The fleet file.
+        clients: Clients a round to try; by default those of the file, twice and half as many.
+        epochs: Likewise.
+        learning_rates: By default that of the file, three times it and a third.
+
+    Raises:
+        OdtpackError: A value that no fleet file may have.
+    """
+    SearchConstraints(learning_rates=tuple(learning_rates))
+    there = fleet.population.clients
+    if any(count > there for count in clients):
+        raise OdtpackError(
+            "bad-fleet-settings",
+            f"{max(clients)} clients a round are more than the {there} of the population",
+        )
+    usual, passes = fleet.federation.clients, fleet.training.epochs
+    rate = fleet.training.learning_rate
+    near = [count for count in (usual, 2 * usual, usual // 2) if 1 <= count <= there]
+    return [
+        FleetSettings(number, *chosen)
+        for number, chosen in enumerate(
+            itertools.product(
+                dict.fromkeys(clients or near or [usual]),
+                dict.fromkeys(epochs or (passes, 2 * passes, max(1, passes // 2))),
+                dict.fromkeys(learning_rates or (rate, _digits(3 * rate), _digits(rate / 3))),
+            ),
+            1,
+        )
+    ]
+
+
+def _digits(value: float) -> float:
+    """A number that people would write."""
+    return float(f"{value:.2g}")
+
+
+_SHA256: Final = "^[0-9a-f]{64}$"
+
+
+class Figures(Part):
+    """What a federation came to; means over its seeds, traffic and energy over devices as well.
+
+    Attributes:
+        accuracy: On the held-out samples; null for a package that does not classify.
+        loss: On the held-out samples; null if not finite.
+        days: Simulated days until the accuracy of the budgets, else of all rounds; null for never.
+        took_part: Share of the population with an answer averaged at least once.
+        traffic_bytes: Up and down, of a device that was chosen.
+        energy_j: Of a device that was chosen; null if unknown.
+    """
+
+    accuracy: float | None
+    loss: Loss
+    days: NonNegative | None
+    took_part: NonNegative
+    traffic_bytes: NonNegative
+    energy_j: NonNegative | None
+
+    def costs(self) -> Point:
+        """Error or loss, days, traffic and energy, each on its grid; what is unknown is worst."""
+        quality = self.loss if self.accuracy is None else 1.0 - self.accuracy
+        others = (self.days, self.traffic_bytes, self.energy_j)
+        return (
+            math.inf if quality is None else quality,
+            *(math.inf if each is None else on_grid(each, TIME_TOLERANCE) for each in others),
+        )
+
+
+class Tried(Part):
+    """One way to run the federation, and what it came to in so many rounds.
+
+    Attributes:
+        number: Its number in the space.
+        clients: Answers that a round waits for; with a buffer, clients at a time.
+        epochs: Passes of a client over its samples.
+        learning_rate: Of a client's steps.
+        rounds: Rounds that it was played for.
+        figures: What it came to.
+        failed: The budgets that it does not keep, in words.
+        reason: Why it did not go on to all rounds.
+        beaten_by: Numbers of those that are nowhere worse, and somewhere better.
+    """
+
+    number: Count
+    clients: Count
+    epochs: Count
+    learning_rate: NonNegative
+    rounds: Count
+    figures: Figures
+    failed: list[Text] = Field(default_factory=list)
+    reason: Text | None = None
+    beaten_by: list[Count] = Field(default_factory=list)
+
+
+class FleetRung(Part):
+    """So many settings were played for so many rounds, and so many of them kept."""
+
+    rounds: Count
+    played: Count
+    kept: Count
+
+
+class FleetFitResult(Part):
+    """What was found. ``best`` keep every budget, and no other one that does beats them.
+
+    Attributes:
+        manifest_sha256: Of the package.
+        fleet_digest: Of the fleet file.
+        candidates: Settings in the space.
+        seeds: Seeds with which those that were played to the end were.
+        rungs: How the others were dropped.
+        best: The best accuracy first.
+        beaten: They keep every budget as well.
+        over_budget: Played to the end, and over a budget.
+        left: Not played to the end.
+    """
+
+    schema_version: Literal[1] = 1
+    tool_version: Text
+    manifest_sha256: str = Field(pattern=_SHA256)
+    fleet_digest: str = Field(pattern=_SHA256)
+    candidates: Count
+    seeds: Count
+    rungs: list[FleetRung]
+    best: list[Tried]
+    beaten: list[Tried]
+    over_budget: list[Tried]
+    left: list[Tried]
+
+
+def figures_of(result: FleetResult, budgets: FleetBudgets) -> Figures:
+    """The figures of a federation, as far as it was played."""
+    found = {each.metric: each.value for each in fleet_figures(result, budgets.accuracy)}
+    runs = seed_runs(result)
+    losses = [run.points[-1].loss if run.points else run.loss_before for run in runs]
+    known = [loss for loss in losses if loss is not None]
+    days = found["days"]
+    if budgets.accuracy is None:
+        days = statistics.fmean(run.points[-1].day if run.points else 0.0 for run in runs)
+    return Figures(
+        accuracy=found["accuracy"],
+        loss=statistics.fmean(known) if len(known) == len(losses) else None,
+        days=days,
+        took_part=found["participation"] or 0.0,
+        traffic_bytes=found["traffic"] or 0.0,
+        energy_j=found["energy"],
+    )
+
 
 _GROWING: Final = frozenset({"traffic_per_device", "energy_per_device"})
 """Checks that can only get worse with more rounds."""
