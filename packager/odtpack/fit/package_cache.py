@@ -226,11 +226,7 @@ class PackageCache:
         self._planned: dict[tuple[str, int], Planned] = {}
 
     def plan(
-        self,
-        candidates: Sequence[Candidate],
-        executor: Executor,
-        *,
-        on_done: OnDone | None = None,
+        self, candidates: Sequence[Candidate], executor: Executor, *, on_done: OnDone | None = None
     ) -> list[Planned]:
         """Build and plan what was not built and planned before.
 

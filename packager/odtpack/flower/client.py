@@ -160,9 +160,7 @@ def client_number(context: Context) -> int:
 
 
 def fleet_data(
-    fleet: str | os.PathLike[str],
-    package: str | os.PathLike[str],
-    data: str | os.PathLike[str],
+    fleet: str | os.PathLike[str], package: str | os.PathLike[str], data: str | os.PathLike[str]
 ) -> Callable[[Context], Data]:
     """The data of the clients of a fleet file, for a ClientApp in Flower's simulation.
 

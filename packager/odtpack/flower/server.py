@@ -202,9 +202,7 @@ def server_evaluation(
 
 
 def save_checkpoint(
-    package: str | os.PathLike[str],
-    arrays: ArrayRecord,
-    destination: str | os.PathLike[str],
+    package: str | os.PathLike[str], arrays: ArrayRecord, destination: str | os.PathLike[str]
 ) -> None:
     """Write a checkpoint of the package with the parameters that the federation came to.
 

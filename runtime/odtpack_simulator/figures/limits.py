@@ -175,12 +175,7 @@ def _schema(metric: Metric[Subject]) -> dict[str, Any]:
         "additionalProperties": False,
     }
     one = [*values, table]
-    several = {
-        "type": "array",
-        "items": {"anyOf": one},
-        "minItems": 1,
-        "maxItems": MAX_LIMITS,
-    }
+    several = {"type": "array", "items": {"anyOf": one}, "minItems": 1, "maxItems": MAX_LIMITS}
     return {"anyOf": [*one, several]}
 
 

@@ -162,11 +162,7 @@ class Federation:
         """
         if resume and state_path is not None:
             state = FleetState.load(
-                state_path,
-                self.run,
-                self.initial,
-                self.server.begin(self.initial),
-                self.fleet,
+                state_path, self.run, self.initial, self.server.begin(self.initial), self.fleet
             )
             if len(state.record.devices) != len(self.devices):
                 raise OdtpackError(
@@ -316,10 +312,7 @@ class Federation:
             "flights": list(played.flights),
         }
         if evaluated is not None:
-            changes |= {
-                "class_right": list(evaluated.right),
-                "class_total": list(evaluated.total),
-            }
+            changes |= {"class_right": list(evaluated.right), "class_total": list(evaluated.total)}
         state.record = state.record.model_copy(update=changes)
 
     def _evaluate_last(self, state: FleetState) -> None:

@@ -309,9 +309,7 @@ def compare_fleets(
                 validated=each.device.validated,
                 presence="both" if both else "new" if name in now else "removed",
                 figures=changes(
-                    METRICS,
-                    _device_figures(base, before[name]),
-                    _device_figures(head, now[name]),
+                    METRICS, _device_figures(base, before[name]), _device_figures(head, now[name])
                 )
                 if both
                 else [],

@@ -90,10 +90,7 @@ class DeviceShare(_Table):
 class DataTable(_Table):
     """What a client has to learn from. Drawn with replacement from the samples to train on."""
 
-    samples: Annotated[
-        tuple[Samples, Samples],
-        BeforeValidator(_pair),
-    ] = (32, 32)
+    samples: Annotated[tuple[Samples, Samples], BeforeValidator(_pair)] = (32, 32)
     """Samples of a client: a number, or `[least, most]`, between which they are spread evenly."""
     dirichlet: float | None = Field(default=None, gt=0, le=1e6)
     """Label skew: each client's shares of the classes are drawn from a Dirichlet distribution with

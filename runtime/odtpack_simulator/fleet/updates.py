@@ -105,8 +105,7 @@ def trimmed_mean(answers: Sequence[Mapping[str, Array]], share: float = TRIMMED_
     """
     cut = min(math.ceil(share * len(answers)), (len(answers) - 1) // 2)
     return _by_element(
-        answers,
-        lambda stack: np.sort(stack, axis=0)[cut : len(stack) - cut].mean(axis=0),
+        answers, lambda stack: np.sort(stack, axis=0)[cut : len(stack) - cut].mean(axis=0)
     )
 
 

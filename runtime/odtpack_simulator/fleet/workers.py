@@ -123,9 +123,7 @@ class ClientPool:
         self._folder.close()
 
     def train(
-        self,
-        groups: Sequence[Group],
-        on_client: OnClient | None = None,
+        self, groups: Sequence[Group], on_client: OnClient | None = None
     ) -> list[LocalUpdate]:
         """Train clients.
 
@@ -222,10 +220,5 @@ def _updates(
 ) -> Iterator[LocalUpdate]:
     for number, indices in group.clients:
         yield trainer.train(
-            group.arrays,
-            data,
-            indices,
-            settings,
-            round_number=group.round_number,
-            client=number,
+            group.arrays, data, indices, settings, round_number=group.round_number, client=number
         )

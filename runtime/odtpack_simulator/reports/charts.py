@@ -409,12 +409,7 @@ def event_row(events: Sequence[tuple[float, float]], outline: str) -> Markup:
         element("line", x1=0, x2="100%", y1=middle, y2=middle, class_="grid"),
         *(
             element(
-                "line",
-                x1=percent(back),
-                x2=percent(end),
-                y1=middle,
-                y2=middle,
-                class_="whisker",
+                "line", x1=percent(back), x2=percent(end), y1=middle, y2=middle, class_="whisker"
             )
             for end, back in events
         ),

@@ -390,9 +390,7 @@ def _stage(interval: Interval | None) -> tuple[str, str]:
     return figure, ends if known else ""
 
 
-def _operators(
-    result: SimulationResult,
-) -> tuple[list[dict[str, Any]], list[charts.RooflinePoint]]:
+def _operators(result: SimulationResult) -> tuple[list[dict[str, Any]], list[charts.RooflinePoint]]:
     """The largest operators as rows; those whose arithmetic and traffic are known as points."""
     ordered = sorted(
         result.latency_host.by_operator, key=lambda cost: (-cost.total_ms, cost.op_type)

@@ -261,9 +261,7 @@ def path(
     return element("path", d="".join(text), class_=style, vector_effect="non-scaling-stroke")
 
 
-def _thinned(
-    points: Sequence[tuple[float, float] | None],
-) -> Sequence[tuple[float, float] | None]:
+def _thinned(points: Sequence[tuple[float, float] | None]) -> Sequence[tuple[float, float] | None]:
     """At most about ``MAX_POINTS`` points: lowest and highest of each stretch, in order."""
     if len(points) <= MAX_POINTS:
         return points

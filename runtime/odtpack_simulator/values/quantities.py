@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.schema_errors import TAG_PREFIX

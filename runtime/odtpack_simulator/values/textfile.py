@@ -25,11 +25,7 @@ def read_bounded(path: Path, *, limit: int, code: str, what: str) -> bytes:
     """
     if not path.is_file():
         kind = "is not a regular file" if path.exists() else "does not exist"
-        raise OdtpackError(
-            f"{code}-missing",
-            f"the {what} {path.name!r} {kind}",
-            where=str(path),
-        )
+        raise OdtpackError(f"{code}-missing", f"the {what} {path.name!r} {kind}", where=str(path))
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
