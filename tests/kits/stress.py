@@ -14,7 +14,6 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,49 +51,35 @@ def kotlin(times: int) -> None:
 
 def js(times: int) -> None:
     """In Node."""
-    from tests.kits import javascript
+    from tests.kits import javascript, js_stress
 
     _need(javascript.unavailable())
-    _run_tests(times, "test_js_sessions.py::test_sessions_in_node")
+    js_stress.js(times)
 
 
 def chromium(times: int) -> None:
     """In a browser."""
-    from tests.kits import javascript
+    from tests.kits import javascript, js_stress
     from tests.reports.browser import CHROMIUM
 
     _need(javascript.unavailable() or (None if CHROMIUM else "no Chromium on this machine"))
-    _run_tests(times, "test_js_sessions.py::test_sessions_in_a_browser")
+    js_stress.chromium(times)
 
 
 def cpp(times: int) -> None:
-    """With and without running statistics and a step model; the program checks itself."""
-    from tests.kits import cpp_kit
-    from tests.kits.cases import CASES
-    from tests.kits.test_cpp_calls import calls, write_job
+    """With and without running statistics and a step model."""
+    from tests.kits import cpp_kit, cpp_stress
 
     _need(cpp_kit.unavailable())
-    for name in ("adam", "mobilenet_batch_norm", "step_adamw"):
-        with tempfile.TemporaryDirectory(prefix="odtpack-stress-") as folder:
-            job = write_job(CASES[name], Path(folder))
-            for command in ("close", "threads", "nan", "closed"):
-                for _ in range(times if command == "closed" else 1):
-                    calls(command, job, times)
+    cpp_stress.cpp(times)
 
 
 def swift(times: int) -> None:
-    """A plain package and one with a step model; the program does each 20 times."""
-    from odtpack.build import build_package
-    from tests.kits import models, swift_kit
+    """The same program as for C++, through the C interface."""
+    from tests.kits import cpp_stress, swift_kit
 
     _need(swift_kit.unavailable())
-    for step_model in ("never", "always"):
-        with tempfile.TemporaryDirectory(prefix="odtpack-stress-") as folder:
-            package = Path(folder) / "package"
-            build_package(models.mlp(), package, loss="cross_entropy", step_model=step_model)
-            for _ in range(-(-times // 20)):
-                done = swift_kit.run("calls", package)
-                assert done.stdout.strip() == "20", done.stderr[-4000:]
+    cpp_stress.swift(times)
 
 
 KITS: dict[str, Callable[[int], None]] = {

@@ -97,6 +97,24 @@ def test_the_data_file_holds_two_regions_however_often_is_saved(tmp_path: Path) 
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("above", [INSIDE, OUTSIDE])
+def test_two_processes_save_one_checkpoint(above: int, tmp_path: Path) -> None:
+    path = tmp_path / "ck"
+    state = CheckpointData({"p": np.full(50_000, 1, np.float32)}, {}, properties={"number": 1})
+    write_checkpoint(path, state)
+    words = kotlin_kit.command("resave", path, above, *[path] * 150)
+    processes = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in processes:
+        assert process.communicate(timeout=600)[0].split() == ["written"] * 150
+    for name in (path, tmp_path / "ck.previous"):
+        data = read_checkpoint(name)
+        assert data.checked
+        assert set(data.trainable["p"]) == {data.properties["number"]}
+    assert not list(tmp_path.glob(".*"))
+    if above == OUTSIDE:
+        assert (tmp_path / "ck.data").stat().st_size == 2 * 4 * 50_000
+
+
 def test_what_is_not_a_file_is_not_replaced(tmp_path: Path) -> None:
     path, pipe = tmp_path / "ck", tmp_path / "pipe"
     write(path, 1)

@@ -15,7 +15,8 @@ from onnx import numpy_helper
 from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint.format import read_checkpoint
-from tests.kits import kotlin_kit, models
+from tests import zoo
+from tests.kits import kotlin_kit
 from tests.kits.kotlin_kit import run, save_batch
 from tests.kits.stress import TIMES
 from tests.kits.test_kotlin import contents
@@ -55,7 +56,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Packages with running statistics; those of ``roots`` have none."""
     folder = tmp_path_factory.mktemp("packages")
     for name, options in KINDS.items():
-        build_package(models.mobilenet(), folder / name, loss="cross_entropy", **options)
+        model = zoo.mobilenet_v2(size=16, classes=3, width_mult=0.25, batch_norm="train", stages=1)
+        build_package(model, folder / name, loss="cross_entropy", **options)
     for name, step_model in {"roots": "never", "roots step model": "always"}.items():
         build_package(roots(), folder / name, loss="cross_entropy", step_model=step_model)
     return {path.name: path for path in folder.iterdir()}
@@ -68,7 +70,7 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {"pictures": [], "roots": []}
     for number in range(4):
         folder = tmp_path_factory.mktemp("batch")
-        image = rng.standard_normal((4, 3, 32, 32), dtype=np.float32)
+        image = rng.standard_normal((4, 3, 16, 16), dtype=np.float32)
         values = rng.uniform(0.5, 1.5, (4, 4)).astype(np.float32)
         if number == 2:
             image[1, 0, 3, 4], values[2, 1] = np.nan, 0

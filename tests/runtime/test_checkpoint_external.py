@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,22 @@ def test_the_data_file_goes_when_it_is_not_needed(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "c", CheckpointData({"w": np.ones(50, np.float32)}, {}))
     write_checkpoint(tmp_path / "c", CheckpointData({"w": np.ones(5, np.float32)}, {}))
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+
+
+def test_the_data_of_another_process_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process saves with a data file between a save without one and its tidying."""
+    path, lock = tmp_path / "c", writer.locked
+    other = CheckpointData({"w": np.full(50, 7, np.float32)}, {})
+    write_checkpoint(path, CheckpointData({"w": np.ones(50, np.float32)}, {}))
+
+    def late(locked: Path) -> AbstractContextManager[None]:
+        monkeypatch.setattr(writer, "locked", lock)
+        write_checkpoint(path, other)
+        return lock(locked)
+
+    monkeypatch.setattr(writer, "locked", late)
+    write_checkpoint(path, CheckpointData({"w": np.ones(5, np.float32)}, {}))
+    assert_same(other, read_checkpoint(path))
 
 
 def test_a_missing_or_short_data_file_is_an_error(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import onnx
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
+from odtpack.contrib import attention, elementary, nbits  # noqa: F401  (fills the table)
 from odtpack.contrib.table import DOMAIN, TABLE
 from odtpack.graph.graphs import nodes_of
 from odtpack.graph.inference import infer_shapes

@@ -141,7 +141,8 @@ class _Save:
             written = self._finish(stream)
         if self._current is not None or self._kept is not None:
             with suppress(OSError), locked(self._data_path):
-                self._data_path.unlink()
+                if self._in_place():  # another process may have saved meanwhile
+                    self._data_path.unlink()
         return written
 
     def outside(self) -> Identity:

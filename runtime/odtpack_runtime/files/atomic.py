@@ -174,7 +174,7 @@ def atomic_write(
     """
     target = Path(path)
     _refuse_special(target)
-    _remove_stale(target)
+    remove_stale(target)
     temporary = temporary_name(target)
     try:
         # The usual mode less the umask is what an ordinary open() gives; mkstemp's
@@ -302,7 +302,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _remove_stale(target: Path) -> None:
+def remove_stale(target: Path) -> None:
     """Remove temporary files that processes which no longer run left for ``target``."""
     if os.name != "posix":  # os.kill(pid, 0) asks nothing elsewhere: on Windows it kills
         return

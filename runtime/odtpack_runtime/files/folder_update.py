@@ -17,7 +17,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import UNSYNCED, atomic_write, is_running, locked, sync_folder
+from odtpack_runtime.files.atomic import (
+    UNSYNCED,
+    atomic_write,
+    is_running,
+    locked,
+    remove_stale,
+    sync_folder,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -132,6 +139,7 @@ def finish_update(folder: str | os.PathLike[str]) -> None:
     if os.path.lexists(_plan_path(target)):
         with locked(target):
             _finish(target)
+    remove_stale(_plan_path(target))
     with suppress(OSError):
         _remove_stale(target.parent, f".{target.name}.")
 

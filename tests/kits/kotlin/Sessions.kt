@@ -102,7 +102,8 @@ private fun race(json: Json, random: Random, closes: Boolean): String {
         thread { train(task, steps, codes) { closes || System.nanoTime() < until || !met() } }
     }
     if (closes) {
-        while (System.nanoTime() < until) Thread.sleep(1)
+        // Not before the first step is made, which a machine that is busy may do late.
+        while (System.nanoTime() < until || steps.get() == 0 && !met()) Thread.sleep(1)
         task.session.close()
         task.session.close()
     }

@@ -93,7 +93,7 @@ internal class CheckpointReader(
     fun read(): State = try {
         readState()
     } finally {
-        data?.close()
+        data?.let { synchronized(DataFiles) { it.close() } }
     }
 
     private fun readState(): State {

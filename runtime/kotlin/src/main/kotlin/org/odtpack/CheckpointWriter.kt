@@ -44,8 +44,8 @@ private class Save(
     path: String,
     private val state: State,
     withOptimizer: Boolean,
-    keepPrevious: Boolean,
-    known: Any?,
+    private val keepPrevious: Boolean,
+    private val known: Any?,
 ) {
     private val target = File(path)
     private val dataFile = File("$path.data")
@@ -53,11 +53,18 @@ private class Save(
     private val beforeData = File("${before.path}.data")
     private val optimizer = state.optimizer.takeIf { withOptimizer && !state.nominal }
 
-    /** What must stay whole in the data file until the new checkpoint is. */
-    private val current = regionOf(target)
-    private val rotates = keepPrevious && isWhole(known)
-    private val kept = if (!rotates && isSame(beforeData, dataFile)) regionOf(before) else NOTHING
     private val hadBeforeData = beforeData.exists()
+
+    /** What must stay whole in the data file until the new checkpoint is. */
+    private var current = NOTHING
+    private var kept = NOTHING
+    private var rotates = false
+
+    private fun look() {
+        current = regionOf(target)
+        rotates = keepPrevious && isWhole(known)
+        kept = if (!rotates && isSame(beforeData, dataFile)) regionOf(before) else NOTHING
+    }
 
     fun write(externalAbove: Long): Any? {
         val tensors = state.parameters.values.map { it.value } +
@@ -65,21 +72,57 @@ private class Save(
         val total = tensors.sumOf { if (state.nominal) 0L else it.data.capacity().toLong() }
         val isFile = !target.isDirectory && (target.isFile || !target.exists())
         if (total > externalAbove && isFile) return outside(total)
+        look()
         val writer = CheckpointWriter(state, optimizer, null)
         val written = replace(writer) { writer.writePayload(it) }
-        if (!current.isEmpty() || !kept.isEmpty()) dataFile.delete()
+        if (!current.isEmpty() || !kept.isEmpty()) removeData(written)
         return written
     }
 
-    /** Write the elements into the data file, and then the file that refers to them. */
-    private fun outside(total: Long): Any? {
-        if (isLink(dataFile)) notWritten(dataFile, IOException("it is a link"))
-        val fresh = !dataFile.exists()
-        val size = dataFile.length()
-        var inPlace = false
+    /** Remove the data file, once no other process writes to it, if this save is still the last. */
+    private fun removeData(written: Any?) = synchronized(DataFiles) {
         try {
-            requireLinks()
-            RandomAccessFile(dataFile, "rw").use { data ->
+            RandomAccessFile(dataFile, "rw").use {
+                lock(it.channel)
+                if (identity(target) == written) dataFile.delete()
+            }
+        } catch (_: IOException) { // nothing refers to it
+        }
+    }
+
+    private fun outside(total: Long): Any? = synchronized(DataFiles) {
+        if (isLink(dataFile)) notWritten(dataFile, IOException("it is a link"))
+        try {
+            while (true) attempt(total)?.let { return it[0] }
+        } catch (error: IOException) {
+            notWritten(dataFile, error)
+        }
+    }
+
+    /**
+     * Write the elements into the data file, and then the file that refers to them. Null if another
+     * process saved before this one had the lock. What was there is read before: to close a file
+     * lifts the locks that this process has on it.
+     */
+    private fun attempt(total: Long): List<Any?>? {
+        val files = listOf(target, before, dataFile)
+        val found = files.map(::identity)
+        look()
+        requireLinks()
+        val fresh = dataFile.createNewFile()
+        val data = try {
+            RandomAccessFile(dataFile, "rw")
+        } catch (error: IOException) {
+            if (fresh) dataFile.delete()
+            throw error
+        }
+        data.use {
+            val expected = if (fresh) found.dropLast(1) + identity(dataFile) else found
+            lock(data.channel)
+            if (files.map(::identity) != expected) return null
+            val size = data.length()
+            var inPlace = false
+            try {
                 val start = freeRegion(total)
                 val writer = CheckpointWriter(state, optimizer, start)
                 data.channel.position(start)
@@ -89,26 +132,21 @@ private class Save(
                 val written = replace(writer) { }
                 inPlace = true
                 val stays = if (rotates) current else kept
-                try { // nobody reads what is behind the end
-                    data.setLength(maxOf(start + total, if (stays.isEmpty()) 0 else stays.last + 1))
-                } catch (_: IOException) {
-                }
-                return written
+                shorten(data, maxOf(start + total, if (stays.isEmpty()) 0 else stays.last + 1))
+                return listOf(written)
+            } catch (error: NotDurable) {
+                inPlace = true
+                throw error
+            } finally {
+                if (!inPlace && fresh) dataFile.delete() else if (!inPlace) shorten(data, size)
             }
-        } catch (error: NotDurable) {
-            inPlace = true
-            throw error
-        } catch (error: IOException) {
-            notWritten(dataFile, error)
-        } finally {
-            if (!inPlace && fresh) dataFile.delete()
-            else if (!inPlace && dataFile.length() > size) shorten(size)
         }
     }
 
-    private fun shorten(size: Long) = try {
-        RandomAccessFile(dataFile, "rw").use { it.setLength(size) }
-    } catch (_: IOException) { // what is behind the end does no harm
+    /** Cut off what nobody reads. */
+    private fun shorten(data: RandomAccessFile, size: Long) = try {
+        if (data.length() > size) data.setLength(size) else Unit
+    } catch (_: IOException) { // it does no harm
     }
 
     /** Write the file, which takes its name; [payload] are the elements that are inside it. */

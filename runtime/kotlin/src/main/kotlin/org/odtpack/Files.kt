@@ -5,7 +5,9 @@ import java.io.IOException
 import java.io.RandomAccessFile
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
+import java.nio.channels.ClosedChannelException
 import java.nio.channels.FileChannel
+import java.nio.channels.FileLockInterruptionException
 import java.nio.file.AccessDeniedException
 import java.nio.file.FileSystemException
 import java.nio.file.Files
@@ -181,6 +183,18 @@ internal fun forceFolder(folder: File) {
     } catch (_: LinkageError) { // Android before 26
     } catch (error: IOException) { // a file system that syncs no folders
         if (error.message !in setOf("Invalid argument", "Operation not supported")) throw error
+    }
+}
+
+/** Held while a data file is locked, or one is closed: locks are those of a process. */
+internal object DataFiles
+
+/** Lock a file for this process until it is closed, on file systems that have locks. */
+internal fun lock(file: FileChannel) {
+    try {
+        file.lock()
+    } catch (error: IOException) {
+        if (error is FileLockInterruptionException || error is ClosedChannelException) throw error
     }
 }
 
