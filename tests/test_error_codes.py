@@ -19,6 +19,10 @@ READ = ("missing", "unreadable", "too-large")
 KINDS = ("budgets", "fleet", "measurements", "profile", "recipe", "result", "trace")
 # Raised with a code that is computed, by file.
 COMPUTED = {
+    "packager/odtpack/option.py": {
+        *("bad-accumulation", "bad-adapter", "bad-batch-size", "bad-hyperparameter"),
+        *("bad-memory-budget", "bad-version", "private-training"),
+    },
     "packager/odtpack/artifacts.py": {
         *("bad-loss", "bad-optimizer", "bad-requires-grad", "bad-frozen-params"),
         *("bad-loss-input-names", "bad-additional-output-names"),
