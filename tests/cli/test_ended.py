@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 from odtpack.build import build_package
-from odtpack_runtime.files.atomic import scratch_folder, sweep
+from odtpack_runtime.files.scratch import scratch_folder, sweep
 from tests.trust.test_endless import loop, model
 
 LIMIT = 2.0

@@ -22,7 +22,7 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import InlinePass
 from odtpack.model.shared_tensors import weight_array
 from odtpack_runtime.apart import worker
-from odtpack_runtime.apart.worker import log_lines
+from odtpack_runtime.apart.ort_log import log_lines
 from odtpack_runtime.package.verify import verify_package
 
 FLOAT = TensorProto.FLOAT

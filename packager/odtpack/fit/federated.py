@@ -16,7 +16,7 @@ from odtpack.errors import OdtpackError
 from odtpack.fit.finalists import TIME_TOLERANCE
 from odtpack.fit.halving import REDUCTION, Point, beaten_by, beats, keep, on_grid, rungs
 from odtpack.fit.space import SearchConstraints, spread
-from odtpack_runtime.files.atomic import scratch_folder
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.federation import Federation

@@ -26,7 +26,7 @@ from odtpack.fit.package_cache import (
 from odtpack.fit.recipe_text import Surroundings
 from odtpack.fit.search_context import SearchContext, Trained, Trial, make_search_context, train
 from odtpack.fit.space import Candidate, MemoryBudget, SearchConstraints, open_space, spread
-from odtpack_runtime.files.atomic import scratch_folder
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.figures.limits import Budgets

@@ -12,7 +12,7 @@ from odtpack.fit.space import Freeze, freezes
 from odtpack.model.loading import load_model
 from odtpack.package.parameters import resolve
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import scratch_folder
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import TensorSpec
 from odtpack_simulator.replay.job import Job, SamplePlan, make_sample_plan

@@ -27,7 +27,7 @@ from odtpack.memory.schedule import Schedule, SizeNames
 from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
 from odtpack.memory.timeline import Step
 from odtpack.passes.compact import compact
-from odtpack_runtime.files.atomic import scratch_folder
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph, load_runtime_graph
 
 _SMALLEST: Final = 1 << 21

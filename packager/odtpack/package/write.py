@@ -37,8 +37,9 @@ from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.parameters import CHUNK_ELEMENTS, Layout
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_runtime.files.atomic import atomic_write, file_sha256, scratch_folder
+from odtpack_runtime.files.atomic import atomic_write, file_sha256
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import MEANINGS, Manifest, PackageFile
 from odtpack_runtime.package.package import MANIFEST_NAME, Package, read_manifest, signature_path
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX

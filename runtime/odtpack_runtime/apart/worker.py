@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import re
 import subprocess
 import sys
 import tempfile
@@ -18,25 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from odtpack_runtime.apart.ort_log import log_lines
 from odtpack_runtime.errors import OdtpackError
-
-_ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_LINE: Final = re.compile(
-    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (?:\[thread:[^\]]*\])?"
-    r"\[(?P<severity>[VIWEF]):[^\]]*\] (?P<text>.*)"
-)
-
-
-def log_lines(text: str) -> Iterator[str]:
-    """The messages of warnings and errors in a log, without colour, time and place in the source.
-
-    They may name nodes of the model: they are foreign text.
-    """
-    for line in _ANSI.sub("", text).splitlines():
-        found = _LINE.match(line)
-        if found is not None and found["severity"] in "WEF":
-            yield found["text"].strip()
-
 
 _ALLOCATION_FAILED = (
     "bad_alloc",

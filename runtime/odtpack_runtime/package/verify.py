@@ -18,7 +18,7 @@ from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.apart.child import alive, forget_log
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import scratch_folder
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.contradictions import contradiction
 from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.manifest import Manifest

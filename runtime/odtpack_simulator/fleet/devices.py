@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import scratch_folder
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.campaign.campaign import device_times, watts_above_idle
 from odtpack_simulator.campaign.virtual_clock import NEVER, DeviceTimes, Session, play_session

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from odtpack_runtime.checkpoint.parameters import Array
-from odtpack_runtime.files.atomic import scratch_folder
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.local_training import (
     Arrays,

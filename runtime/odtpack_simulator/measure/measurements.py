@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import scratch_folder
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.device.profile import OsClass
 from odtpack_simulator.measure.host import clock_hz, spread
 from odtpack_simulator.measure.operators import Operator, bound_operators, model_runs, typical_step

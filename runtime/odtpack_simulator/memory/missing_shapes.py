@@ -20,7 +20,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from odtpack_runtime.checkpoint.parameters import Array
-from odtpack_runtime.files.atomic import scratch_folder
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN, Shape
 
 Dim = int | str | None

@@ -20,7 +20,7 @@ import onnx
 import onnx.parser
 from onnx import helper
 
-from odtpack_runtime.files.atomic import scratch_folder
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import OptimizationLevel

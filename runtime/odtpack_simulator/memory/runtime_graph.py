@@ -15,7 +15,8 @@ import onnx
 
 from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import file_sha256, scratch_folder
+from odtpack_runtime.files.atomic import file_sha256
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.records import OptimizationLevel
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX
 from odtpack_runtime.session.options import LEVELS

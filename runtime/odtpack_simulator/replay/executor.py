@@ -30,7 +30,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from odtpack_runtime.apart.worker import Watch
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import scratch_folder
+from odtpack_runtime.files.scratch import scratch_folder
 
 T = TypeVar("T")
 R = TypeVar("R")
