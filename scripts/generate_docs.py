@@ -15,7 +15,7 @@ from odtpack.recipe.draft import schema_text
 from odtpack.recipe.schema import reference
 from odtpack.update.diff import PackageDiff
 from odtpack_runtime.error_codes import error_codes
-from odtpack_simulator.device.kits import APP_FOOTPRINTS, RUNTIME_LIBRARY_BYTES
+from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS, RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.device.profile_check import check_profile
 from odtpack_simulator.figures.compare import Comparison

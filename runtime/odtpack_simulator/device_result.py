@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from odtpack_simulator.campaign.campaign import run_campaign
-from odtpack_simulator.device.kits import RUNTIME_LIBRARY_BYTES, AppFootprint, Kit
+from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, AppFootprint
+from odtpack_simulator.device.kits import Kit
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.latency.latency import HostTiming, carry
 from odtpack_simulator.memory.arena import SessionUse

@@ -21,7 +21,8 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.kits import AppFootprint, FootprintOf, default_footprint, kit_of
+from odtpack_simulator.device.app_footprint import AppFootprint, FootprintOf, default_footprint
+from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.device_result import AppOnDevice, device_result
 from odtpack_simulator.figures.judge import judge as judge_without_budgets

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from odtpack.fit.package_cache import Ceiling, memory_ceiling, size_ceiling
-from odtpack_simulator.device.kits import RUNTIME_LIBRARY_BYTES
+from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets

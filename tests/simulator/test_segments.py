@@ -17,7 +17,8 @@ from benchmarks.decoder.model import Shape, write_model
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack_runtime import Package
-from odtpack_simulator.device.kits import APP_FOOTPRINTS, Kit, kit_of
+from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS
+from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import OsClass
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.latency.latency import measure_host

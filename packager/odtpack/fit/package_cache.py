@@ -13,7 +13,8 @@ from odtpack.build import build
 from odtpack.errors import OdtpackError
 from odtpack.fit.space import Candidate
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.kits import RUNTIME_LIBRARY_BYTES, Kit
+from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES
+from odtpack_simulator.device.kits import Kit
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.figures.limits import Budgets
 from odtpack_simulator.memory.arena import session_use

@@ -26,7 +26,7 @@ from odtpack.graph.graphs import (
 )
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.model import exporters, shared_tensors, source
+from odtpack.model import exporters, external_data, shared_tensors, source
 from odtpack.model.source import ModelLike
 from odtpack.passes import patterns
 
@@ -255,7 +255,7 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
             f"initializer {sparse.values.name!r} is sparse, which odtpack does not read",
             where=where,
         )
-    for tensor in source.tensors(proto):
+    for tensor in external_data.tensors(proto):
         source.check_bytes(tensor, where)
 
 

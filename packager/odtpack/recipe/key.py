@@ -91,13 +91,12 @@ def _model_digests(path: Path) -> dict[str, str]:
     import google.protobuf.message
     import onnx
 
-    from odtpack.model import source
-    from odtpack.model.source import files_beside
+    from odtpack.model.external_data import detach, files_beside
 
     try:
         content = path.read_bytes()
         proto = onnx.ModelProto()
-        proto.ParseFromString(source.detach(memoryview(content))[0])
+        proto.ParseFromString(detach(memoryview(content))[0])
         beside = files_beside(proto, path)
         digests = {"": hashlib.sha256(content).hexdigest()}
         return digests | {str(file.relative_to(path.parent)): file_sha256(file) for file in beside}

@@ -1,14 +1,15 @@
-"""The kits, and what an app around them takes."""
+"""The libraries that train in an app: which one a system's apps use, and what sessions share.
+
+This module imports nothing large, for the command line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from odtpack_simulator.device.profile import DeviceProfile, OsClass
-from odtpack_simulator.values.quantities import SourceKind
+if TYPE_CHECKING:
+    from odtpack_simulator.device.profile import OsClass
 
 Kit = Literal["kotlin", "swift", "cpp", "js", "python"]
 """A kit of odtpack: the binding of ONNX Runtime that an app trains through."""
@@ -47,62 +48,3 @@ _OF_SYSTEM: Final[dict[OsClass, Kit]] = {
 def kit_of(system: OsClass) -> Kit:
     """The kit that an app of this system is taken to train with, unless the user names one."""
     return _OF_SYSTEM[system]
-
-
-@dataclass(frozen=True, slots=True)
-class AppFootprint:
-    """Bytes that an app holds without the training and without ONNX Runtime's library.
-
-    Attributes:
-        nbytes: How many.
-        kind: How they are known; None where the app's budgets say so.
-        source: By whom, or on what basis.
-    """
-
-    nbytes: int
-    kind: SourceKind | None
-    source: str
-
-
-RUNTIME_LIBRARY_BYTES: Final = 7_800_000
-"""What ONNX Runtime's library takes before any model is loaded: relocated pages (0.55 MB) and its
-environment with the schemas of all operators (7.25 MB), anonymous memory. Measured with 1.32.0 on
-x86-64 Linux over the C API; a build with fewer operators takes less."""
-
-_PHONE: Final = 150_000_000
-_SERVICE: Final = 20_000_000
-_BUDGET: Final = "; measure yours and say so with app_footprint in the budgets"
-_SERVICE_SOURCE: Final = (
-    "a Python process that has imported NumPy and ONNX Runtime holds 27 MB on x86-64 Linux, of "
-    f"which 8 MB are ONNX Runtime's{_BUDGET}"
-)
-
-APP_FOOTPRINTS: Final = MappingProxyType[OsClass, AppFootprint]({
-    "android": AppFootprint(
-        _PHONE,
-        "assumed",
-        "Google publishes no typical figure; its checklist for Android (Go edition) allowed an app "
-        f"50 MB and a game 150 MB (stackoverflow.com/questions/49405960): the larger{_BUDGET}",
-    ),
-    "ios": AppFootprint(
-        _PHONE, "assumed", f"Apple publishes no typical figure; that of Android is taken{_BUDGET}"
-    ),
-    "web": AppFootprint(
-        0,
-        "published",
-        "the limit is that of the WebAssembly memory, in which nothing of the page lies "
-        "(WebAssembly specification, linear memory)",
-    ),
-    "linux": AppFootprint(_SERVICE, "measured", _SERVICE_SOURCE),
-    "macos": AppFootprint(_SERVICE, "assumed", f"as on Linux: {_SERVICE_SOURCE}"),
-    "windows": AppFootprint(_SERVICE, "assumed", f"as on Linux: {_SERVICE_SOURCE}"),
-})  # fmt: skip
-"""What is taken for an app of each system where its budgets do not say."""
-
-FootprintOf = Callable[[DeviceProfile], AppFootprint]
-"""Says what the app holds on a device."""
-
-
-def default_footprint(profile: DeviceProfile) -> AppFootprint:
-    """What is taken for an app of the device's system."""
-    return APP_FOOTPRINTS[profile.os]

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from odtpack_simulator.device.kits import RUNTIME_LIBRARY_BYTES, AppFootprint
+from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, AppFootprint
 from odtpack_simulator.device.profile import list_profiles
 from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.checks import device_checks, package_checks

@@ -30,7 +30,7 @@ from pydantic import (
 )
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.device.kits import AppFootprint, default_footprint
+from odtpack_simulator.device.app_footprint import AppFootprint, default_footprint
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.metric import Metric
 from odtpack_simulator.figures.simulated import METRICS

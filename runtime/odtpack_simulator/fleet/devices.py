@@ -14,7 +14,8 @@ from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.campaign.campaign import device_times, watts_above_idle
 from odtpack_simulator.campaign.virtual_clock import NEVER, DeviceTimes, Session, play_session
-from odtpack_simulator.device.kits import RUNTIME_LIBRARY_BYTES, default_footprint, kit_of
+from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, default_footprint
+from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import AppState, DeviceProfile, load_profile
 from odtpack_simulator.fleet.fleet_file import FleetFile
 from odtpack_simulator.fleet.population import FleetData

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.device.kits import APP_FOOTPRINTS, RUNTIME_LIBRARY_BYTES, default_footprint
+from odtpack_simulator.device.app_footprint import (
+    APP_FOOTPRINTS,
+    RUNTIME_LIBRARY_BYTES,
+    default_footprint,
+)
 from odtpack_simulator.device.profile import list_profiles, load_profile
 from odtpack_simulator.figures.compare import compare
 from odtpack_simulator.figures.judge import judge

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from odtpack_simulator.device.kits import RUNTIME_LIBRARY_BYTES, default_footprint
+from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, default_footprint
 from odtpack_simulator.device.profile import AppState, load_profile
 from odtpack_simulator.device_result import AppOnDevice, _memory
 from odtpack_simulator.memory.arena import SessionUse

@@ -151,7 +151,7 @@ def simulate(
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.campaign.campaign import make_policy
-    from odtpack_simulator.device.kits import default_footprint
+    from odtpack_simulator.device.app_footprint import default_footprint
     from odtpack_simulator.device.profile import list_profiles
     from odtpack_simulator.figures.judge import judge
     from odtpack_simulator.figures.limits import read_budgets
