@@ -146,13 +146,13 @@ class _Training:
         for indices in itertools.islice(
             job.schedule.steps_from(self._step), job.steps - self._step
         ):
-            module = self._trainer.module
-            before = module.skipped_steps
+            before = self._trainer.module.skipped_steps
             loss, seconds = self._trainer.step(indices)
             self._step += 1
             self._mark("step")
-            skipped = module.skipped_steps - before
-            reason = str(module.last_not_finite)[:_MOST_REASON] if skipped else ""
+            # No name for the module: a memory warning drops it, and it would stay alive.
+            skipped = self._trainer.module.skipped_steps - before
+            reason = str(self._trainer.module.last_not_finite)[:_MOST_REASON] if skipped else ""
             self._send(
                 "step", index=self._step - 1, loss=number(loss), ms=seconds * 1e3,
                 skipped=skipped, reason=reason,
