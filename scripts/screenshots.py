@@ -23,7 +23,7 @@ from pathlib import Path
 
 from odtpack.cli.device.demo import FAILING_BUDGET, exit_words
 from odtpack_simulator.figures.judge import judge
-from odtpack_simulator.figures.limits import read_budgets
+from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.reports.html_report import Again, render_html
 from odtpack_simulator.result.result import load_result
 from tests.reports.browser import Browser
@@ -68,7 +68,7 @@ def demo_page() -> bytes:
     """The page of the stored run of ``odtpack demo``, as that draws it."""
     result = load_result(DEMO / "report.json")
     budget = DEMO / FAILING_BUDGET
-    failing = judge(result, read_budgets(budget))
+    failing = judge(result, parse_budgets(budget.read_bytes(), f"build/demo/{budget.name}"))
     return render_html(result, again=Again(failing, budget.read_text("utf-8"), exit_words(failing)))
 
 
