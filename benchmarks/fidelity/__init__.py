@@ -1,1 +1,1 @@
-"""How well predictions agree with measurements, on models that no constant was fitted to."""
+"""How well predictions agree with measurements, on held-out models."""

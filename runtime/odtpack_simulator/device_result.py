@@ -27,7 +27,7 @@ class AppOnDevice:
         profile: The device.
         policy: How the app trains.
         kit: What it trains with.
-        sessions: How the kit's sessions come by their memory, and of which models they are.
+        sessions: How the kit's sessions allocate memory, and of which models they are.
         footprint: What the app holds besides the training.
     """
 

@@ -496,7 +496,7 @@ def _joined(chunk: Chunk, following: Chunk) -> Chunk:
 
 
 def sharing_of(session: SessionInfo | None, kit: Kit = "python") -> Sharing:
-    """How the sessions of a package come by their memory in a kit.
+    """How the sessions of a package allocate memory in a kit.
 
     Args:
         session: What the manifest says.
@@ -510,7 +510,7 @@ def sharing_of(session: SessionInfo | None, kit: Kit = "python") -> Sharing:
 
 
 class SessionUse(NamedTuple):
-    """The sessions of a training in a kit: how they come by their memory, and of which models.
+    """The sessions of a training in a kit: how they allocate memory, and of which models.
 
     ``step_model``: the package's step model makes the steps, and no gradients are kept.
     ``weights_bytes``: Frozen weights that the kit holds in memory, as it cannot map their file.

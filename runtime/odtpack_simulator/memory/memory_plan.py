@@ -92,7 +92,7 @@ def plan_memory(
         package: The package.
         shapes: Shape of one batch of each user input.
         threads: Intra-operator threads of the sessions.
-        sharing: How sessions come by their memory; the package's choice if None. Of a kit:
+        sharing: How sessions allocate memory; the package's choice if None. Of a kit:
             :func:`~odtpack_simulator.memory.arena.sharing_of`.
         step_model: Plan steps of the package's step model, which keeps no gradients, and not those
             of the training and the optimizer model; of a kit:
@@ -118,7 +118,7 @@ class ArenaPlans:
     Attributes:
         manifest: The package's.
         layout: Where parameters lie in the flat vectors.
-        sharing: How sessions come by their memory.
+        sharing: How sessions allocate memory.
         models: Sessions and passes of the network.
         optimizer: The session of the optimizer model.
         update: Its pass; None where a step model updates the parameters.

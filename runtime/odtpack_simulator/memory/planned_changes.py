@@ -64,7 +64,7 @@ def plan_changes(
         package: The package.
         shapes: Shape of one batch of each user input.
         threads: Intra-operator threads of the sessions.
-        sharing: How sessions come by their memory; the package's choice if None.
+        sharing: How sessions allocate memory; the package's choice if None.
         step_model: Whether the app trains with the package's step model. Packages with fewer
             gradients or another optimizer are planned with the other two models all the same.
         weights_bytes: Frozen weights of segments that the kit holds in memory.

@@ -73,7 +73,7 @@ class Job:
             memory is low. The training then saves, frees everything and starts anew from the
             checkpoint, in the same process.
         step_model: Path of the step model, if it makes the steps; None for the other two.
-        sharing: How sessions come by their memory, as in a kit; the package's choice if None.
+        sharing: How sessions allocate memory, as in a kit; the package's choice if None.
         weights_bytes: Memory that is taken for frozen weights, which the kit holds there.
         calibration: What this machine reached before with as many threads: the ``calibration``
             of a message ``timed``, which another timing takes over. None to measure it.

@@ -303,7 +303,7 @@ class MemoryInfo(Part):
     """Memory of the training step, device-independent.
 
     Of several kits in a result (see :class:`DeviceMemory`) it is that of the one that needs most:
-    ``sharing`` says how its sessions come by their memory; null in results of earlier versions.
+    ``sharing`` says how its sessions allocate memory; null in results of earlier versions.
     ``mapped_bytes`` are those of frozen weights in a file that is mapped: clean pages, which the
     system drops and reads again, and which no limit of memory is about. They are no part of
     any other figure; null where all weights are in memory.
