@@ -12,7 +12,12 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.package.manifest import Manifest, PackageFile, PackageFiles
-from odtpack_runtime.package.package import MANIFEST_NAME, SIGNATURE_NAME, Package
+from odtpack_runtime.package.package import (
+    MANIFEST_NAME,
+    SIGNATURE_NAME,
+    Package,
+    unreadable_file,
+)
 
 NEEDED: Final = (
     "training_model",
@@ -125,9 +130,15 @@ def _manifest(package: Package, files: PackageFiles) -> dict[str, bytes]:
     if files != package.manifest.files:
         reduced = dataclasses.replace(package.manifest, files=files)
         return {MANIFEST_NAME: reduced.to_json().encode()}
-    own = (MANIFEST_NAME, SIGNATURE_NAME)
-    paths = [package.path / name for name in own]
-    return {path.name: path.read_bytes() for path in paths if path.is_file()}
+    found = {}
+    for name in (MANIFEST_NAME, SIGNATURE_NAME):
+        try:
+            found[name] = (package.path / name).read_bytes()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise unreadable_file(package.path, name, error) from error
+    return found
 
 
 def _present(folder: Path) -> set[str]:
