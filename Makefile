@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test sweep fuzz fuzz-kit faults powercut kills soak stress kits swift web-demo distribution federated fleet-demo llm-demo check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits swift web-demo distribution federated fleet-demo llm-demo check format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
 	@echo "make test    set up, then run the tests"
-	@echo "make sweep   the many cases of which make test runs representatives"
+	@echo "make sweep   the many cases of which make test runs representatives; make sweep-sample: every"
+	@echo "             third case of each test, as CI does"
 	@echo "make fuzz    hostile inputs for every reader, for MINUTES=5, and 20,000 files that each kit reads"
 	@echo "             as Python does; make fuzz-kit: inputs for the C++ kit's readers"
 	@echo "make faults  system calls that fail, in every action; make kills: SIGKILL in saves, in each kit"
@@ -45,6 +46,9 @@ test: $(VENV)/.ready-full
 
 sweep: $(VENV)/.ready-full
 	@$(PYTEST) -m "sweep and not runtimes and not kits and not federated"
+
+sweep-sample: export ODTPACK_SWEEP_EVERY = 3
+sweep-sample: sweep
 
 # Where atheris is installed (pip install 'odtpack[fuzz]'), coverage guides it.
 MINUTES ?= 5

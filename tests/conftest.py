@@ -29,12 +29,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the slowest tests to make sweep: ``scripts/slow_tests.py`` chooses them."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the slowest tests to make sweep: ``scripts/slow_tests.py`` chooses them.
+
+    With ODTPACK_SWEEP_EVERY=3 each test function of the sweep keeps every third of its cases.
+    """
     slow = set(Path(__file__).with_name("slow_tests.txt").read_text("utf-8").splitlines())
+    every = int(os.environ.get("ODTPACK_SWEEP_EVERY", "1"))
+    cases: collections.Counter[str] = collections.Counter()
+    left_out = set()
     for item in items:
         if item.nodeid in slow:
             item.add_marker("sweep")
+        if every > 1 and item.get_closest_marker("sweep"):
+            function = item.nodeid.partition("[")[0]
+            if cases[function] % every:
+                left_out.add(item)
+            cases[function] += 1
+    if left_out:
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish() -> None:
