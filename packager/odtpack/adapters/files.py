@@ -22,6 +22,8 @@ from odtpack_runtime.files.folder_update import check_finished
 from odtpack_runtime.package.manifest import AdapterInfo, Manifest
 from odtpack_runtime.package.package import Package
 
+# PEFT's files of an adapter: ``adapter_model.safetensors`` and ``adapter_config.json``.
+
 CONFIG: Final = "adapter_config.json"
 TENSORS: Final = "adapter_model.safetensors"
 PREFIX: Final = "base_model.model."
@@ -205,6 +207,13 @@ def _config(path: Path) -> dict[str, Any]:
     return content
 
 
+# ONNX Runtime's own adapters: a base model with inputs for them, and ``.onnx_adapter`` files.
+#
+# An app loads the base once, and names an adapter for each run: ``RunOptions.add_active_adapter``
+# (``OrtRunOptions`` in other languages). The inputs have the values of an adapter that changes
+# nothing where none is named.
+
+
 def write_onnx_adapter(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write tensors as ``.onnx_adapter``, by the names of the base's inputs.
 
@@ -260,6 +269,9 @@ def with_adapter_inputs(model: Path, defaults: Mapping[str, np.ndarray]) -> None
         raise OdtpackError("model-too-large", "the base model would exceed 2 GB", where=str(model))
     with atomic_write(model) as stream:
         stream.write(proto.SerializeToString(deterministic=True))
+
+
+# Carries an adapter out of a package's checkpoint into PEFT's files, and back.
 
 
 def adapter_of(package: Package) -> AdapterInfo:

@@ -17,6 +17,19 @@ from odtpack.graph.ops import Ops
 from odtpack.model.exporters import module_names
 from odtpack.spec import AdapterSpec
 
+# LoRA and DoRA: the product of two thin matrices beside a frozen weight.
+#
+#     y = W x + s B A x                                LoRA, Hu et al., 2021
+#     y = m / |W + s B A| (W x + s B A x)              DoRA, Liu et al., 2024, rows of length m
+#
+# A is [rank, in], B is [out, rank], and s = alpha / rank. A is drawn as ``torch.nn.Linear`` draws a
+# weight, uniformly up to 1 / sqrt(in), and B is zero, as in PEFT. DoRA's norm of each row takes no
+# part in the gradient, as in its section 4.3; it is computed without the sum of the weights:
+#
+#     |W + s B A|^2 = |W|^2 + 2 s (W A^T) . B + s^2 (B A A^T) . B        (. sums over the rank)
+#
+# A bias is not scaled.
+
 A, B = "lora_A.weight", "lora_B.weight"
 MAGNITUDE = "lora_magnitude_vector"
 
@@ -127,6 +140,14 @@ def take_place(old: ir.Value, new: ir.Value, readers: Iterable[tuple[ir.Node, in
 TABLE_A, TABLE_B = "lora_embedding_A", "lora_embedding_B"
 
 
+# LoRA on embeddings: the product of two thin matrices beside a frozen table.
+#
+#     y = W[ids] + s (A^T)[ids] B^T
+#
+# A is [rank, rows of the table] and zero, B is [width, rank] and drawn from a normal distribution,
+# as in PEFT, whose names they have. There is no dropout.
+
+
 @dataclasses.dataclass(frozen=True)
 class Table:
     """An embedding; its uses share the table.
@@ -209,6 +230,13 @@ def apply_to_table(op: Ops, table: Table, given: Mapping[str, ir.Value], spec: A
             total = op.Add(rows, op.Mul(added, spec.scaling))
         take_place(rows, total, readers)
 
+
+# (IA)3: a factor for each channel of a layer (Liu et al., 2022).
+#
+#     y = l * (W x + b)        or, on feedforward layers,        y = W (l * x) + b
+#
+# l begins as one. Its shape is PEFT's: [out, 1], and [1, in] on feedforward layers; of a
+# convolution [1, out, 1, 1] and [1, in, 1, 1].
 
 FACTORS = "ia3_l"
 

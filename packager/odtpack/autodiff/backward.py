@@ -20,6 +20,12 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import captures, dims_of, reads, subgraphs, wider
 from odtpack.graph.ops import Ops
 
+# The backward walk: reverse order, ask the registry, add up, un-broadcast.
+#
+# It knows no operators. A rule gives the cotangents of a node's inputs, and of what its
+# subgraphs read from around them, from those of its outputs; the walk decides which are
+# needed and sums the contributions of every use.
+
 SUM_OF_COTANGENTS = "odtpack.sum-of-cotangents"
 """Metadata of an Add that sums cotangents of one value, which are all of its shape."""
 
@@ -251,6 +257,9 @@ def _reaches(graph: ir.Graph, source: ir.Value, node: ir.Node, registry: Registr
     return any(value in reached for value in reads(node))
 
 
+# Adds values at indices, which may repeat.
+
+
 def add_at(
     op: Ops, shape: ir.Value, indices: ir.Value, updates: ir.Value, axis: int = 0
 ) -> ir.Value:
@@ -272,6 +281,11 @@ def add_at(
     )
     return op.cast(summed, dtype)
 
+
+# A value that gradients do not flow through, for losses that bring their own gradient.
+#
+# Before differentiation: odtpack.StopGradient(x), which has x's value and no gradient. After
+# it, and in evaluation models, its readers read x.
 
 _OP_TYPE = "StopGradient"
 

@@ -27,6 +27,20 @@ from odtpack.graph.graphs import (
 )
 from odtpack.graph.ops import Ops
 
+# Differentiates the body of a control-flow operator into a body of its own.
+#
+# The backward nodes of a body read values of the forward body, which they cannot see from
+# where they end up. Each such value is either handed over, as one more output of the forward
+# body, or computed again from others that are:
+#
+# 1. what an element-wise operator or a view computes from available values is computed again;
+# 2. so is what does not change from turn to turn, which would be stored once for each;
+# 3. everything else, matrix products above all, is handed over, if its shape is the same in
+#    every turn: outputs of turns are stacked;
+# 4. otherwise it is computed again, from whatever that takes.
+#
+# What is drawn at random is never drawn again: rule 3 holds for it, or there is no gradient.
+
 # Operators that take no longer than reading what they return.
 _CHEAP = {
     "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Concat", "Constant", "ConstantOfShape", "Cos",
@@ -284,6 +298,13 @@ def _rewire(graph: ir.Graph, mapping: Mapping[ir.Value, ir.Value]) -> None:
     for index, value in enumerate(graph.outputs):
         if value in mapping:
             graph.outputs[index] = mapping[value]
+
+
+# Writes the backward loop of a Loop or a Scan.
+#
+# It goes over the turns of the forward loop in reverse order, and carries the cotangents of
+# what that carried and the sums of the cotangents of what every turn reads from around it.
+# The forward loop hands over what its turns computed as further scan outputs.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -628,6 +649,17 @@ def _carried(ctx: Context, loop: Form) -> list[State]:
         if not isinstance(state.first.type, ir.TensorType):
             raise ctx.unsupported(f"it carries {state.before.name!r}, which is not a tensor")
     return carried
+
+
+# Takes sums of matrix products over turns out of a backward loop.
+#
+# A weight that every turn multiplies by gets in each turn the cotangent p' q, of rows p of
+# the forward body and rows q of the backward body, and
+#
+#     sum over turns of p' q  =  P' Q,  the rows of all turns one below the other.
+#
+# One product of many rows is several times faster than many of few rows, each followed by an
+# addition of the size of the weight; and P often is stacked anyway.
 
 
 @dataclasses.dataclass(frozen=True)

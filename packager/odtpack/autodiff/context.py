@@ -14,6 +14,8 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import Dims, dims_of
 from odtpack.graph.ops import Ops
 
+# What a gradient rule sees of its node.
+
 Differentiate = Callable[
     [ir.Graph, Mapping[ir.Value, ir.Value], Iterable[ir.Value], Ops], dict[ir.Value, ir.Value]
 ]
@@ -215,6 +217,12 @@ class Context:
         )
 
 
+# The table of gradient rules, keyed by domain, operator and since-version.
+#
+# For every operator there are three answers: a rule, declared non-differentiable, or
+# none, which the walk turns into an error that names the node.
+
+
 @dataclasses.dataclass(frozen=True)
 class WithCaptured:
     """Cotangents of a node with subgraphs.
@@ -309,6 +317,12 @@ def non_differentiable(*op_types: str, domain: str = "") -> None:
     for op_type in op_types:
         REGISTRY.add(domain, op_type, Rule(None))
 
+
+# Cotangents that fill a part of their value: joined, not padded with zeros and added.
+#
+# Where a model cuts a value into pieces, by Slice or by Gather with one index, as exporters
+# write the q, k and v of an attention, each piece brings back a cotangent of its own part.
+# Together they are one Concat, without a tensor of zeros for each and the sum of them.
 
 _KEY = "odtpack.placed"
 

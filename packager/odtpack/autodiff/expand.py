@@ -18,6 +18,13 @@ from odtpack.graph.graphs import InlinePass, captures, dims_of, nodes_of, reads,
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 
+# Replaces operators that have no gradient rule by what they are defined as.
+#
+# The ONNX specification defines many operators as functions of others (Celu, Mish,
+# GroupNormalization, Attention, ...), and a model may bring functions of its own. A body in
+# place of its call is differentiated like any other part of the graph, so that such an
+# operator needs a rule only where that is quicker or more stable than its body.
+
 _DOMAIN = "odtpack.body"  # of the functions that exist for the length of one expansion
 
 # Operators that the same attributes mean something else for from this opset on. All other
@@ -242,6 +249,12 @@ def _complete_calls(model: ir.Model, nodes: Iterable[ir.Node]) -> None:
             value.name = value.name or None
 
 
+# Replaces tensor sequences whose members are known by the members themselves.
+#
+# Exporters write chunk, split, unbind, stack and lists of tensors with sequence operators:
+# SplitToSequence and SequenceAt, SequenceConstruct and ConcatFromSequence. Where lengths and
+# positions are constants these are a Split and a Concat, which have gradients.
+
 Members = tuple[ir.Value, ...]
 _LARGEST = 4096  # members of a sequence; a longer one is left as it is
 
@@ -413,6 +426,20 @@ _READERS: dict[str, Callable[[_Node], ir.Value | None]] = {
     "ConcatFromSequence": _concat,
 }
 
+
+# Unpacks a weight of few bits for each node that reads it, when that node is at work.
+#
+# A weight W = DequantizeLinear(codes, scales) is read by the forward pass and by the gradient of
+# its input. As one value it would lie in float32 from the one to the other, and with it all other
+# weights. Each reader gets a chain of nodes of its own:
+#
+#     y  = MatMul(x, W)               y  = MatMul(x, DequantizeLinear(codes, scales * one(x)))
+#     dx = MatMul(dy, W^T)       ->   dx = MatMul(dy, Transpose(DequantizeLinear(codes,
+#                                                                        scales * one(dy))))
+#
+# one(v) is 1, computed from the number of v's elements. So ONNX Runtime neither merges the chains,
+# which read different scales, nor runs one before v is there, nor takes MatMulNBits in its place,
+# which would round x to 8 bits.
 
 SMALLEST = 256
 """Elements from which on it pays to store a weight in few bits, and to unpack it late."""

@@ -14,6 +14,16 @@ from odtpack.autodiff.context import Context
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
 
+# Reading a plane at fractional positions, and the derivatives of that.
+#
+# Along each axis a sample is a sum over a few neighbouring elements ("taps") whose weights
+# depend on the position: one for nearest, two for linear, four for cubic interpolation. The
+# taps of several axes multiply. Everything here runs on all samples at once:
+#
+# - N planes of C channels and any number of axes, P samples in each plane;
+# - positions [N, P, 1] along one axis, in elements of the plane;
+# - K taps of each sample, [N, P, K], as row-major indices into the flat plane.
+
 _KEYS = -0.75  # parameter of the cubic kernel: that of ONNX Runtime and PyTorch
 
 
@@ -101,8 +111,7 @@ def _last(op: Ops, like: ir.Value, size: ir.Value) -> ir.Value:
 
 
 def _clip(op: Ops, value: ir.Value, last: ir.Value) -> ir.Value:
-    zero = op.constant(np.zeros(1, (value.dtype or ir.DataType.FLOAT).numpy()))
-    return op.Min(op.Max(value, zero), last)
+    return op.Min(op.Max(value, _zero(op, value.dtype or ir.DataType.FLOAT)), last)
 
 
 def _move_inside(
@@ -187,6 +196,11 @@ def position_gradients(op: Ops, taps: Taps, share: ir.Value) -> tuple[ir.Value |
     )
 
 
+# The weights with which Resize interpolates along one axis.
+#
+# Formulas of the operator's specification, and ONNX Runtime's where that leaves room: the
+# antialiasing filter, and the identity along an axis of scale 1 in a cropped image.
+
 _NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 _COORDINATES = (
     "half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "asymmetric", "align_corners",
@@ -263,10 +277,10 @@ def weights(op: Ops, kernel: Kernel, axis: Axis, dtype: ir.DataType) -> ir.Value
     if kernel.antialias:
         result = _filtered(op, kernel, at, axis, scale)
     elif kernel.mode == "linear":
-        distance = op.Abs(op.Sub(_clip_from_zero(op, at, last), columns))
+        distance = op.Abs(op.Sub(_clip(op, at, last), columns))
         result = op.Max(op.Sub(1.0, distance), _zero(op, dtype))
     elif kernel.mode == "nearest":
-        near = _clip_from_zero(op, _round(op, at, kernel.nearest_mode), last)
+        near = _clip(op, _round(op, at, kernel.nearest_mode), last)
         result = op.cast(op.Equal(near, columns), dtype)
     else:
         result = _cubic(op, kernel, at, columns, last)
@@ -325,7 +339,7 @@ def _cubic(op: Ops, kernel: Kernel, at: ir.Value, columns: ir.Value, last: ir.Va
     taps = op.Add(op.Floor(at), op.constant(np.array([-1, 0, 1, 2], dtype.numpy())))
     values, inside = (
         _keys(op, op.Abs(op.Sub(at, taps)), kernel.cubic),
-        _clip_from_zero(op, taps, last),
+        _clip(op, taps, last),
     )
     if kernel.exclude_outside:
         values = _normalize(op, op.Mul(values, op.cast(op.Equal(taps, inside), dtype)))
@@ -367,7 +381,7 @@ def _filtered(op: Ops, kernel: Kernel, at: ir.Value, axis: Axis, scale: ir.Value
         values = op.Max(op.Sub(1.0, distance), _zero(op, dtype))
     else:
         values = _keys(op, distance, kernel.cubic)
-    inside = _clip_from_zero(op, elements, last)
+    inside = _clip(op, elements, last)
     if kernel.exclude_outside:
         values = op.Mul(values, op.cast(op.Equal(inside, elements), dtype))
     hits = op.Equal(op.unsqueeze(inside, 1), _numbers(op, axis.old, dtype))  # [wide, old]
@@ -392,7 +406,3 @@ def _vector(op: Ops, value: float | tuple[float, ...] | ir.Value, dtype: ir.Data
 
 def _zero(op: Ops, dtype: ir.DataType) -> ir.Value:
     return op.constant(np.zeros(1, dtype.numpy()))
-
-
-def _clip_from_zero(op: Ops, value: ir.Value, last: ir.Value) -> ir.Value:
-    return op.Min(op.Max(value, _zero(op, value.dtype or ir.DataType.FLOAT)), last)

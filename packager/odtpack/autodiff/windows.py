@@ -15,6 +15,8 @@ from odtpack.autodiff.context import Context
 from odtpack.graph.graphs import Dims
 from odtpack.graph.ops import Ops
 
+# The spatial side of convolutions and pools: where each window and each tap lies.
+
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
@@ -203,6 +205,13 @@ def transposed_convolution(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> 
         dy, w, group=win.groups, strides=win.strides, dilations=win.dilations,
         pads=[*win.before, *win.after], output_padding=unread,
     )  # fmt: skip
+
+
+# Windows on a plane whose size is known only when the model runs.
+#
+# The counterpart of :mod:`odtpack.autodiff.windows`: the arithmetic on sizes that is done
+# there before the model runs is written into the graph here, on INT64 vectors of one number for
+# each spatial axis. It needs neither the number of samples nor that of channels.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -434,6 +443,18 @@ def _taps_until(win: OpenWindows, axis: int, starts: ir.Value, bound: ir.Value) 
     taps = op.Div(op.Add(room, dilation - 1), dilation)
     return op.Min(taps, op.ints(win.kernel[axis]))
 
+
+# Convolutions on small planes as matrix products.
+#
+# Late layers of a mobile network have planes of 7x7 or less. There the kernels for Conv
+# with a weight that is not a constant, and for ConvTranspose, spend their time on overhead.
+#
+# - A 1x1 convolution is W [O, C] times X [C, N P], one product over all samples.
+# - A depthwise convolution is, for each channel, X [N, P] times T [P, out P], a matrix that
+#   holds the kernel's taps on its bands. T is the product of the weight with a constant 0/1
+#   matrix, and so its gradient is one too.
+#
+# The gradient rule for Conv and the pass that rewrites the forward node share this module.
 
 # Pixels below which a 1x1 convolution takes one product over all samples.
 _FEW_PIXELS = 64

@@ -21,6 +21,10 @@ from odtpack.contrib.table import (
 from odtpack.graph.graphs import dims_of, mark_constant
 from odtpack.graph.ops import Ops
 
+# Attention with its projections, masks and caches, as ONNX Runtime's CPU kernels read them.
+#
+# Shapes: B samples, N heads, S queries, T keys (past ones included), sizes H of a head.
+
 _FILTER = -10000.0
 
 
@@ -163,6 +167,15 @@ def _causal(op: Ops, heads: _Heads) -> ir.Value:
     return op.LessOrEqual(_range(op, heads.k), op.unsqueeze(places, 1))
 
 
+# Grouped-query attention, the one operator that decoders of onnxruntime-genai's builder share.
+#
+# A model that trains has no cache: a sequence starts empty, and each token sees itself and those
+# before it. Padding goes to the end, where no token that counts sees it; what the kernel returns
+# for padding itself is undefined. So the numbers of tokens (``seqlens_k``) do not matter.
+#
+# Shapes: B samples, S tokens, N heads of queries, G of them for each of M heads of keys and values,
+# sizes H of a head.
+
 _UNREAD = {  # inputs, and what they make of the operator
     11: "a sink of each head takes part in its softmax (head_sink)",
     12: "its cache is quantized",
@@ -296,6 +309,8 @@ def _by_rows(op: Ops, bias: ir.Value, shared: int, groups: int) -> ir.Value:
     length = op.slice(op.Shape(bias), [0], [3], [4])
     return op.Reshape(bias, op.Concat(op.ints(0, shared, -1), length, axis=0))
 
+
+# Embeddings: of words and positions, and by rotation.
 
 _EPSILON = 1e-12
 

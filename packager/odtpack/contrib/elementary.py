@@ -19,6 +19,8 @@ from odtpack.contrib.table import (
     rms_norm,
 )
 
+# Activations with a bias or a gate.
+
 
 @decomposition("Gelu")
 def exact(ctx: Context) -> Outputs:
@@ -41,6 +43,9 @@ def quick(ctx: Context) -> Outputs:
     """x sigmoid(alpha x)."""
     op, x = ctx.op, ctx.x()
     return op.Mul(x, op.Sigmoid(op.Mul(x, ctx.float("alpha", 1.702))))
+
+
+# Matrix products and convolutions with transposition or activation.
 
 
 @decomposition("FusedMatMul", "TransposeMatMul")
@@ -99,6 +104,10 @@ def _without(ctx: Context, prefix: str) -> dict[str, Any]:
     found = ctx.node.attributes.items()
     return {key: value.value for key, value in found if not key.startswith(prefix)}
 
+
+# Normalizations with a skip connection or without a mean.
+#
+# Means and inverse deviations, which some of them return for training, are not covered.
 
 _EPSILON = 1e-12  # of ONNX Runtime's kernels, where the attribute is absent
 _ONNX_EPSILON = 1e-5

@@ -10,9 +10,15 @@ import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 from onnx_ir.passes.common import inliner
 
+# Element types in which a parameter may be stored and trained.
+
 TRAINABLE_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 """Kept in float32, or in float64 as soon as one parameter is of that type."""
 
+
+# Reads a graph: dimensions of values, what nodes and subgraphs hold and take, names.
+#
+# Nothing is written here: :mod:`odtpack.graph.ops` does that.
 
 Dims = tuple[int | str | None, ...]
 
@@ -172,6 +178,9 @@ def is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
     return True
 
 
+# Small questions that several passes ask of a graph.
+
+
 def scalar(value: ir.Value | None) -> float | None:
     """The number that a constant of one element holds, else None."""
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
@@ -236,6 +245,8 @@ def replace(old: ir.Value, new: ir.Value, nodes: Iterable[ir.Node]) -> None:
             node.graph.remove(node, safe=True)
 
 
+# Merges nodes that compute the same, as ONNX Runtime's optimizers do.
+
 _PLAIN: Final = {
     ir.AttributeType.INT,
     ir.AttributeType.FLOAT,
@@ -281,6 +292,9 @@ def _key(node: ir.Node) -> Hashable:
         tuple(bool(value.name) for value in node.outputs),
         tuple((name, str(attribute.value)) for name, attribute in attributes),
     )
+
+
+# Inlines the functions of a model, in time proportional to what that makes.
 
 
 class InlinePass(common_passes.InlinePass):

@@ -14,8 +14,13 @@ import onnx_ir as ir
 
 from odtpack.graph.graphs import Dims, defined, dims_of, nodes_of, static_dims, subgraphs
 
+# Types and shapes of a model's values, by the onnx library.
+#
+# ``onnx_ir``'s own pass does the same by way of a second model, built from the result and then
+# thrown away; most of a build was spent there.
+
 _LONGEST_VECTOR = 1 << 24
-_LARGEST_VALUE = 1000  # bytes of an initializer that may be a shape or another small constant
+_LARGEST_CONSTANT: Final = 1000  # bytes of an initializer that may be a shape or another small one
 
 
 def infer_shapes(model: ir.Model, *, new_only: bool = False) -> ir.Model:
@@ -174,7 +179,7 @@ def _without_large_initializers(graph: ir.Graph) -> Iterator[None]:
         tensor = value.const_value
         if value not in known:
             graph.inputs.append(value)
-        if tensor is None or tensor.nbytes > _LARGEST_VALUE:
+        if tensor is None or tensor.nbytes > _LARGEST_CONSTANT:
             del graph.initializers[name]
     try:
         yield
@@ -256,9 +261,12 @@ def _vectors_are_short(graph: ir.Graph) -> bool:
     )
 
 
-LARGEST_CONSTANT: Final = (
-    1000  # bytes of an initializer that may be a shape or another small constant
-)
+# What the standard finds out about one node's outputs from its inputs alone.
+#
+# Training graphs repeat themselves: the same operator with the same attributes meets inputs
+# of the same types and shapes in every layer. So each such node is inferred once, and the
+# whole takes a fraction of what inference of the model takes.
+
 _PLAIN: Final = {
     ir.AttributeType.FLOAT,
     ir.AttributeType.FLOATS,
@@ -337,7 +345,7 @@ class NodeInference:
     def _describe(self, value: ir.Value) -> _Input:
         tensor = value.const_value if value.is_initializer() else None
         if tensor is not None:
-            small = tensor.nbytes <= LARGEST_CONSTANT and tensor.dtype != ir.DataType.STRING
+            small = tensor.nbytes <= _LARGEST_CONSTANT and tensor.dtype != ir.DataType.STRING
             return tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes() if small else None
         dtype, dims = self._found.get(value, (None, None))
         return value.dtype or dtype, dims if value.shape is None else dims_of(value), None
@@ -398,6 +406,12 @@ def _read(proto: onnx.TypeProto | None) -> Found | None:
         )
     return ir.DataType(tensor.elem_type), dims
 
+
+# Shapes of what a Loop carries, which the standard's shape inference leaves open.
+#
+# The standard lets a carried value change its shape from turn to turn, so that inference
+# forgets it even where it stays the same. Here it is assumed to stay that of the first value,
+# and the assumption is given up, axis by axis, where the body contradicts it.
 
 _ROUNDS = 10
 _SIZE = 5040  # of an axis that is known only when the model runs: it has many divisors

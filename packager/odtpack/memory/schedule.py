@@ -16,6 +16,17 @@ from odtpack.memory.timeline import Step, Timeline
 from odtpack_runtime.session.graph_signature import RESET_NAME
 from odtpack_simulator.memory.kernel_memory import IN_PLACE
 
+# Edges that copy nothing and make ONNX Runtime execute one node after another.
+#
+# A view of a value that exists only after another one does:
+#
+#     Reshape(value, Size(late) * [0, ..., 0])
+#
+# A zero in the shape of a Reshape is the size that the axis has, so this is the value itself, in
+# the same memory. ONNX Runtime's optimizers cannot know that: Size is neither folded (Shape is,
+# where sizes are known) nor merged, on no optimization level, and so nodes that read different
+# views are not merged by its elimination of common subexpressions.
+
 _OWN = "again "
 
 
@@ -91,6 +102,13 @@ class ControlEdge:
             view.type, view.shape = value.type, self._sizes.shape(value)
             self._views[value] = view
         return self._views[value]
+
+
+# Puts the nodes of a training model into an order that makes ONNX Runtime execute them as planned.
+#
+# ONNX Runtime walks depth first from the nodes whose outputs nothing reads, the last in the file
+# first, to what they need, the last in the file first. So the file is written from its end: of the
+# nodes whose readers are all placed, the one that is executed first comes last.
 
 
 class Schedule:
@@ -185,6 +203,20 @@ def _from_the_end(needs: Sequence[Collection[int]], keys: Sequence[float]) -> li
                 heapq.heappush(free, (keys[source], source))
     return order[::-1]
 
+
+# Keeps ONNX Runtime from holding the memory of the forward pass for the backward pass.
+#
+# Its planner gives a tensor the buffer of one that is no longer needed if both are known to be of
+# the same size, by number or by the name of a size, and the buffer stays allocated in between. A
+# gradient has the size of its value: it would get the buffer of some activation that was freed long
+# ago, or of the one that is computed again; the form of a weight that a gradient needs would get
+# that of the forward pass. Names are compared as names, so the backward pass reads values under
+# another name of the same size: through a view (:mod:`.control_edge`) whose first axis has a name
+# of its own. The zeros of its shape are a flag times zeros: of Size, inference of shapes would know
+# the number, and with it the view's sizes where they are numbers. What the backward pass computes
+# has names of its own, too: else the gradients of one layer would hold their memory for those of
+# the next. Only what an operator may write over its input, as activations may, keeps the name of
+# that input.
 
 _LARGE = 1 << 14
 """Bytes from which on a buffer is worth a view."""

@@ -11,6 +11,14 @@ import numpy as np
 import onnx.defs
 import onnx_ir as ir
 
+# Which parameter of the module a node reads, by what an exporter noted.
+#
+# Exporters store equal tensors once, so that the name of an initializer does not say which
+# parameters it stands for. torch.export lists the parameters of the module in the metadata of
+# the graph, each tied one once, and beside each node the call that it was exported from, with
+# the parameters that the call takes. Where that is missing, the module around the node and the
+# place among its inputs tell, see :func:`odtpack.model.exporters.origin`.
+
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _TENSOR = re.compile(r"^(\w+): (?:PARAMETER|BUFFER) target='([^']+)'", re.MULTILINE)
 _CALL = "pkg.torch.onnx.fx_node"
@@ -82,6 +90,13 @@ def noted(node: ir.Node) -> bool:
     """Whether torch.export noted the modules around a node."""
     return SCOPES in node.metadata_props
 
+
+# What PyTorch's exporters do to the names of parameters, and how to find them again.
+#
+# A linear layer on a sequence is exported as MatMul with the transposed weight, a recurrent
+# layer with its gates in another order, a normalization inside the convolution before it:
+# the exporters compute these tensors and name them ``onnx::MatMul_324`` or ``val_14``. The
+# names that they had in the module follow from what is around them.
 
 # Names of what they compute from parameters and constants while they export.
 _GENERATED = re.compile(r"(val|tmp)(_\d+)*|onnx::\w+_\d+")
@@ -235,6 +250,14 @@ def _join(scopes: list[str]) -> str:
         if scope and not below.startswith(f"{scope}.")
     )
 
+
+# Puts back the biases that PyTorch's exporter left out because they were zero.
+#
+# Of a fresh model it drops the bias of a product or a convolution whose values are all zero,
+# as those of an attention's output projection are. The module trains it all the same. The call
+# that torch.export noted beside the node still has it:
+#
+#     y = Gemm(x, weight)   ->   y = Gemm(x, weight, out_proj.bias)
 
 _BIAS = 2
 _OPERATORS = ("Conv", "ConvTranspose", "Gemm")

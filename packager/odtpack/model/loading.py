@@ -30,6 +30,8 @@ from odtpack.model import exporters, external_data, shared_tensors, source
 from odtpack.model.source import ModelLike
 from odtpack.passes import patterns
 
+# Reads the user's model; everything about it is checked here, before anything uses it.
+
 __all__ = [
     "CACHE",
     "ModelLike",
@@ -291,6 +293,10 @@ def _texts(message: Any) -> Iterator[str | bytes]:
                 yield from _texts(inner)
 
 
+# Refuses loops of which the graph itself says that they do not end.
+#
+# Whether any other loop ends is found out by running it, under a limit of time.
+
 _MOST_TRIPS: Final = 2**24
 """Without another end: at a microsecond a trip, which no operator is quicker than, 17 seconds."""
 
@@ -356,6 +362,12 @@ def _constant(value: ir.Value) -> int | None:
         return None
     return int(tensor.numpy().item())
 
+
+# What inlining a model's functions will produce: counted before it is done.
+#
+# A function that calls another twice doubles it, level by level: forty levels in four kilobytes
+#   make
+# 10^12 nodes.
 
 _ALWAYS_ALLOWED: Final = 10_000
 _TIMES_STORED: Final = 100
@@ -446,6 +458,16 @@ def _callees_first(calls: dict[_Name, list[_Name]], where: str) -> Iterator[_Nam
                     where=where,
                 )
 
+
+# Leaves out the key-value cache of a decoder: in training every sequence starts empty.
+#
+# Exporters give a decoder the keys and values of earlier tokens as inputs, one pair for each block,
+# and the longer ones as outputs. Attention reads them, or a Concat puts them before the new ones:
+#
+#     present = Concat(past, new)     ->  new
+#     GroupQueryAttention(q, k, v, past_key, past_value, ...)  ->  without the two
+#
+# What else reads the past, be it the number of its tokens, reads an empty one.
 
 _PAST = {  # inputs with past keys and values, and outputs with them and the new ones
     (DOMAIN, "GroupQueryAttention"): ((3, 4), (1, 2)),

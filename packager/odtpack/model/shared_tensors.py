@@ -25,6 +25,8 @@ from odtpack.model.exporters import (
     place,
 )
 
+# Tensors that several places of a model read, and that therefore train as one.
+
 
 @dataclasses.dataclass(frozen=True)
 class SharedTensor:
@@ -152,6 +154,23 @@ def _place(node: ir.Node) -> str:
         node = readers[0]
     return node.name or f"{node.op_type} of {node.outputs[0].name}"
 
+
+# Undoes what merges parameters: that they were equal when the model was exported.
+#
+# PyTorch's exporters store equal tensors once. Of a model that was not trained yet, all
+# layer normalizations have a scale of ones and a bias of zeros, and all layers of an
+# nn.TransformerEncoder, which copies the one that it is given, have the same weights. Trained
+# as it stands, they would stay one. What the exporter noted distinguishes the places, see
+# :mod:`odtpack.model.exporters`:
+#
+#     LayerNormalization(x, norm1.weight)        LayerNormalization(x, norm1.weight)
+#     LayerNormalization(y, norm1.weight)   ->   LayerNormalization(y, norm2.weight)
+#
+# The older exporter leaves the merged parameter's name on the output of an Identity; a
+# parameter that is tied in the module has one name there, and no Identity. A module that is
+# used twice keeps its one parameter, and what is tied in the module stays tied: without a note
+# of the exporter, only tensors that hold a single value are separated by the modules around
+# their nodes, since nothing but chance would tie them. :func:`untie` separates the rest.
 
 _LEFT = re.compile(r"Identity_\d+")
 _SEPARATED = "odtpack.separated_from"
@@ -321,6 +340,21 @@ def _name(value: ir.Value, label: str, unnamed: Collection[str]) -> str:
     return str(value.name) if value.name in unnamed else label
 
 
+# Undoes what separates tied weights: the transpose that an exporter folded.
+#
+# A module whose embedding is also its output projection reads one weight twice, once as it
+# is and once transposed. PyTorch's exporters compute the transpose and store it as a second
+# initializer: trained as it stands, the model would no longer be tied. The copy is known by
+# its made-up name and by its values, which are those of another initializer bit by bit:
+#
+#     y = MatMul(x, copy)   ->   copy = Transpose(weight)  y = MatMul(x, copy)
+#
+# Values may be equal because one module was copied from the other. What the exporter noted
+# distinguishes them, see :mod:`odtpack.model.exporters`. Where it noted that two copies are
+# of one parameter, which a module that is used twice may leave, one copy takes the place of
+# both.
+
+
 def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
     """Replace folded transposes of initializers by nodes; return whether there were any.
 
@@ -402,6 +436,8 @@ def _replace(graph: ir.Graph, copy: ir.Value, original: ir.Value) -> None:
     else:
         graph.insert_before(first, node)
 
+
+# Values of a stored weight, however it is stored: as it is, transposed, cast or quantized.
 
 _GROWING = {
     "CenterCropPad", "Col2Im", "ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad",

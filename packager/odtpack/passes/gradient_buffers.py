@@ -18,6 +18,22 @@ from odtpack.graph.ops import Ops
 # the Where kernel handles a scalar against axes of length one element by element.
 _LARGE_VECTOR, _LARGE_MATRIX = 1 << 15, 1 << 9
 
+# Gradient accumulation: out = gradient if lazy_reset_grad else buffer + gradient.
+#
+# 1. A small gradient: Add(Where(reset, 0, buffer), gradient). Two nodes of about a
+#    microsecond; Where also clears a buffer that holds NaN after a diverged step.
+# 2. A large gradient: If(reset) then Identity(gradient) else Add(buffer, gradient). An If
+#    costs ten microseconds to enter, and saves a pass over buffer and gradient.
+# 3. A large gradient that one Gemm computes: the Gemm moves into both branches, so that a
+#    fresh gradient is written straight into its buffer, without a copy and without memory
+#    of its own. (Adding through Gemm's C would save a pass more, but a kernel may write its
+#    output before it reads C, and here they share memory.)
+# 4. A large gradient that adds rows at indices, as an embedding's does: If(reset) then the
+#    rows are added to zeros, else straight into the buffer. Then a step that accumulates
+#    touches nothing but those rows.
+#
+# In each case the output may be bound to the memory of the buffer (:mod:`.aliases`).
+
 BUFFER_SUFFIX = "_grad.accumulation.buffer"
 OUTPUT_SUFFIX = "_grad.accumulation.out"
 
@@ -111,6 +127,21 @@ def _branch(op: Ops, name: str, gradient: ir.Value, nodes: list[ir.Node]) -> ir.
         value.name, value.type, value.shape = node.name, gradient.type, gradient.shape
     return ir.Graph([], nodes[-1].outputs, nodes=nodes, name=name)
 
+
+# Gradients of tables: rows added at indices, without zeros as large as the table.
+#
+# The gradient of an embedding is ScatterElements(zeros, indices, rows), adding. ONNX Runtime
+# folds zeros of a constant shape into a constant as large as the table: the session keeps it,
+# and a model that is saved after optimization stores it. Instead
+#
+# 1. what several uses of a table add up to is scattered at once, and onto the gradient of
+#    those uses that are not lookups (:func:`merge`);
+# 2. a gradient that is nothing but a scatter goes straight into its buffer
+#    (:meth:`Scatter.onto`), or starts afresh (:meth:`Scatter.fresh`), see :mod:`.accumulate`;
+# 3. zeros that remain are computed in every run (:func:`zeros_at_run_time`).
+#
+# ScatterElements runs in one thread and in the order of the indices. It copies its data, unless
+# the output is the same memory, and then touches only the places that it adds to.
 
 # Zeros of fewer elements may become a constant.
 _LARGE_ZEROS = 1 << 12

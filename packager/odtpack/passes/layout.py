@@ -15,6 +15,21 @@ from odtpack.graph.graphs import static_dims
 from odtpack.graph.ops import Ops
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX
 
+# Keeps channels in front through what lies between convolutions written as products.
+#
+# A convolution on a small plane is a product with channels first, [C, N, P], and transposes its
+# result to [N, C, h, w] (:mod:`odtpack.autodiff.windows`); the next one transposes it
+# back. What lies between them, activations, masks, residual sums, normalizations, does not mind:
+#
+# 1. An elementwise node whose operands are such results, numbers or [C, 1, 1] works on what
+#    they were before their transposes.
+# 2. So does an inference-mode normalization, as [1, C, N P].
+# 3. A sum over space, and then over samples, is one over both, which lie together.
+# 4. A transpose back to channels first is gone.
+#
+# A node is left as it is if its result is read by others alone: then it would be transposed
+# instead of its operand.
+
 _ELEMENTWISE = {
     *("Add", "Sub", "Mul", "Div", "Clip", "Relu", "HardSigmoid", "HardSwish", "Sigmoid"),
     *("Cast", "Greater", "Less", "And"),
@@ -203,6 +218,12 @@ def _swaps(node: ir.Node) -> bool:
 def _ints(value: ir.Value | None) -> list[int]:
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     return [] if tensor is None else [int(i) for i in tensor.numpy().reshape(-1)]
+
+
+# Rewrites forward convolutions on small planes as matrix products (autodiff.planes).
+#
+# Runs after differentiation, whose rule for Conv takes the same form there. Convolutions
+# whose weight is a constant are left alone: the runtime repacks those for its own kernels.
 
 
 def small_convolutions(op: Ops, graph: ir.Graph) -> None:

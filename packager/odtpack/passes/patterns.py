@@ -16,6 +16,8 @@ from odtpack.graph import graphs
 from odtpack.graph.graphs import dims_of, nodes_of, subgraphs
 from odtpack.graph.ops import Ops
 
+# Passes of onnx-ir that are made of functions.
+
 ALL: Final = "*"
 """Every internal operator."""
 
@@ -78,6 +80,15 @@ def run(model: ir.Model, *sequence: passes.PassBase) -> bool:
         changed |= each(model).modified
     return changed
 
+
+# Recognizes a layer normalization that an exporter wrote out, and writes one node.
+#
+#     mean = ReduceMean(x, last axes);  d = Sub(x, mean)
+#     y = Add(Mul(Div(d, Sqrt(Add(ReduceMean(Pow(d, 2) or Mul(d, d)), epsilon))), scale), bias)
+#
+# becomes LayerNormalization(x, scale, bias), whose gradient reads only x and two numbers a
+# row. Written out, differentiation would keep five tensors of the size of x. The operator
+# stands in the standard since opset 17; older models are left alone.
 
 _SINCE = 17
 
@@ -170,6 +181,15 @@ def _is_row(value: ir.Value, x: ir.Value, axis: int) -> bool:
     return known and whole is not None and dims == whole[axis:]
 
 
+# Gives a GELU that an exporter wrote out the gradient of the whole.
+#
+#     y = x (1 + erf(x / sqrt 2)) / 2, in any order of the factors
+#
+# is replaced by an internal operator before differentiation (:func:`mark`), so that its
+# gradient reads only x, and written out again after it (:func:`lower`), in the order that
+# ONNX Runtime fuses into one kernel. Written out, differentiation would keep three tensors.
+
+
 def mark_gelu(graph: ir.Graph) -> None:
     """Replace every written-out GELU by the internal operator."""
     for erf in list(graph):
@@ -242,6 +262,17 @@ def lower_gelu(op: Ops, graph: ir.Graph) -> None:
             graphs.replace(node.outputs[0], y, [node])
 
 
+# Recognizes simulated quantization, so that it can be trained through.
+#
+#     QuantizeLinear(x, scale, zero) -> DequantizeLinear(levels, scale, zero)
+#
+# Before differentiation :func:`mark` replaces the second of such a pair by an internal
+# operator FakeQuant(x, scale, zero, levels), whose gradient rule is the straight-through
+# estimator; :func:`lower` puts it back after it. The forward pass rounds as before.
+#
+# A pair must agree in scale, zero point, axis and block size, and its integer type must have
+# at most 16 bits. No gradient passes any other QuantizeLinear.
+
 OP_TYPE = "FakeQuant"
 
 _BOUNDS = {
@@ -309,6 +340,18 @@ def lower_fake_quant(graph: ir.Graph) -> None:
         graphs.replace(node.outputs[0], new.outputs[0], [node])
 
 
+# Keeps ONNX Runtime from fusing a normalization whose epsilon it does not read.
+#
+# Where a model writes a layer or an RMS normalization out, ONNX Runtime makes one kernel of
+#
+#     Div(d, Sqrt(Add(ReduceMean(Pow(d, 2)), epsilon)))
+#
+# Before 1.32 it takes epsilon from the second operand of the Add if that is a constant, and 1e-5
+# otherwise; of a vector it takes the first element. At the exponent it does not look to this day.
+# Epsilon is no constant where it is a parameter of the package. Written as a Sub of its negative
+# the sum is the same number, and is not fused.
+
+
 def keep_epsilon(op: Ops, graph: ir.Graph) -> None:
     """Rewrite every sum that would be misread, in subgraphs too."""
     for add in list(nodes_of(graph)):
@@ -337,6 +380,13 @@ def _is_read(add: ir.Node, mean: ir.Node, epsilon: ir.Value) -> bool:
     return epsilon is add.inputs[1] and graphs.scalar(value) is not None
 
 
+# Moves a Relu after the MaxPool that alone reads it.
+#
+# max(relu(a), relu(b)) = relu(max(a, b)), and so are the gradients: the maximum passes its
+# cotangent on exactly if it is positive. On the pooled plane the Relu and its mask touch a
+# quarter of the elements, and the large plane is read once less.
+
+
 def pool_before_relu(op: Ops, graph: ir.Graph) -> bool:
     """Swap every such pair; return whether there was one."""
     changed = False
@@ -357,6 +407,14 @@ def pool_before_relu(op: Ops, graph: ir.Graph) -> bool:
 
 
 _FROM, TO = 13, 17
+
+
+# Reads a model of opset 13 to 16 as one of opset 17.
+#
+# From 13 to 17 the standard grew types, attributes with the old meaning as default, and new
+# operators; what an existing model means did not change, but for two operators. In return
+# gradients may use LayerNormalization and scatters that add. Every runtime since ONNX
+# Runtime 1.12 (2022) loads opset 17.
 
 
 def upgrade(graph: ir.Graph) -> bool:

@@ -17,6 +17,14 @@ from odtpack.graph.graphs import dims_of, nodes_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 
+# Runs in float32 what ONNX Runtime, or its gradient, has no float16 kernel for.
+#
+# - Recurrent layers. The layer's parameters remain float16 in the model.
+# - Scatters that add, multiply or take extrema.
+# - What reads planes at positions: ONNX Runtime computes those in float32, and so must their
+#   gradients, as float16 does not distinguish neighbouring elements beyond 2048.
+# - AffineGrid, whose function body ONNX Runtime fails to run in float16.
+
 _RECURRENT = ("GRU", "LSTM", "RNN")
 _POSITIONED = ("AffineGrid", "DeformConv", "GridSample", "MaxRoiPool", "RoiAlign")
 _WIDENED_REDUCTIONS = ("ScatterElements", "ScatterND")
@@ -68,6 +76,15 @@ def refuse_bfloat16(graph: ir.Graph) -> None:
                 "processor",
             )
 
+
+# Writes out what ONNX Runtime has no kernel for in double, with operators that it has one for.
+#
+# Its convolutions, averages, Erf and most activations take float32 only. The last pass on every
+# graph, so that nodes of the model and of its gradient are treated alike.
+#
+# - Convolutions are matrix products over shifted slices ("taps") of the padded input.
+# - Erf is an integral of a smooth function, by Gauss and Legendre's rule:
+#   erf(x) = 2 x / sqrt(pi) times the integral of exp(-x^2 t^2) over t from 0 to 1.
 
 Writer = Callable[[Ops, Context], ir.Value]
 

@@ -22,6 +22,17 @@ from odtpack.model.loading import mark_constant
 from odtpack.model.source import release_pages
 from odtpack.passes.patterns import to_blocks
 
+# How numbers become codes of 8 or 4 bits, and how a graph makes numbers of them again.
+#
+# int8    w = scale[out] code                 one scale for each output, codes from -127 to 127
+# int4    w = scale[out, block] code          codes from -8 to 7; the largest number is -8 scales
+# nf4     w = scale[out, block] table[code]   16 quantiles of a normal distribution (Dettmers et
+#   al.,
+#                                             2023, QLoRA, appendix E)
+#
+# A block is 32 (nf4: 64) weights of one output that follow each other along the inputs, or fewer
+# where that does not divide their number.
+
 NF4 = np.array(
     [
         -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
@@ -109,6 +120,8 @@ def write(op: Ops, codes: Codes, values: ir.Value, scales: ir.Value) -> ir.Value
     blocks = op.reshape(looked_up, *split)
     return op.reshape(op.Mul(blocks, op.unsqueeze(scales, codes.axis + 1)), *codes.values.shape)
 
+
+# Stores the weights of frozen linear layers and look-up tables of a model in few bits.
 
 _BLOCKED_OPSET = 21  # of DequantizeLinear with 4 bits and blocks
 

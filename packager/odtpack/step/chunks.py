@@ -19,6 +19,11 @@ from odtpack.passes import aliases
 from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
 from odtpack.step.keep import hoist
 
+# Writes k x + y, with a scalar k, in one node: ``Gemm([[k]], x, y)``, one pass over memory.
+#
+# Add and Mul, or Sub and Mul, are two, and ONNX Runtime's kernels for them are not as wide as those
+# for products. A Gemm may be written over its third factor, not over the second.
+
 Values: TypeAlias = "Mapping[str, ir.Value]"
 
 Write: TypeAlias = "Callable[[Ops, Values], dict[str, ir.Value]]"
@@ -120,6 +125,13 @@ def _as_matrix(op: Ops, scalar: ir.Value, *, negative: bool) -> ir.Value:
         return op.constant(np.negative(array) if negative else array)
     return op.reshape(op.Neg(scalar) if negative else scalar, 1, 1)
 
+
+# Updates of large parameters, a part of the rows after the other, in one Scan.
+#
+# The temporaries of an update are as large as what it updates. A Scan cuts its inputs into views
+# and has its body write into views of its outputs, so that an update that is bound in place takes
+# the temporaries of one part, and its vectors stay in the processor's caches. Where one product
+# computes the gradient, the body computes its rows, and the gradient never exists as a whole.
 
 LARGE: Final = 1 << 18
 """Elements from which on a parameter is updated in parts."""
@@ -251,6 +263,13 @@ def product_of(gradient: ir.Value) -> ir.Node | None:
     return node
 
 
+# Who still reads a parameter when its gradient is complete.
+#
+# The gradient of a layer's input is a product with its weight, which the weight's own gradient does
+# not wait for; a weight that is used twice, a value that is computed again, may be read later
+# still. An update that is written over the parameter has to wait for all of them.
+
+
 class Readers:
     """The nodes of a graph by what they read, and what each needs.
 
@@ -311,6 +330,9 @@ def after(op: Ops, nodes: Iterable[ir.Node], value: ir.Value, dims: tuple[int, .
     view: ir.Value = op.Reshape(value, shape)
     view.type, view.shape = value.type, ir.Shape(dims)
     return view
+
+
+# A training model whose gradients start afresh in every run: without what accumulates them.
 
 
 def fresh_gradients(op: Ops, graph: ir.Graph, reset: ir.Value) -> dict[str, ir.Value]:

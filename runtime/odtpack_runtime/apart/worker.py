@@ -20,6 +20,8 @@ from typing import IO, Any, Final
 from odtpack_runtime.apart.ort_log import log_lines
 from odtpack_runtime.errors import OdtpackError
 
+# Whether an error means that memory was refused.
+
 _ALLOCATION_FAILED = (
     "bad_alloc",
     "bad allocation",
@@ -50,6 +52,8 @@ def too_large(limit: int) -> OdtpackError:
         "models-memory", f"A step on the models takes more than {limit / 2**30:.3g} GiB of memory."
     )
 
+
+# Whether processes that are waited for do not go on: silent for too long, or stopped.
 
 STOPPED_SECONDS: Final = 30.0
 """How long a process may be stopped (SIGSTOP) before what waits for it gives up."""
@@ -102,6 +106,13 @@ def is_stopped(child: int) -> bool:
 def _s(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
+
+# The parent's side: starts the process, asks it, holds it to its limits, and ends it.
+#
+# ONNX Runtime computes what a model says, and a model may say that it goes on for ever, takes all
+# memory, or crashes a kernel. So a build asks a process of its own: one for all that it asks,
+# started at the first question, or ahead of it by :meth:`Worker.start`. A question is the name of a
+# function and arguments that JSON holds; the answer is what the function returns, or its error.
 
 SILENCE_SECONDS: Final = 120.0
 """How long a question may take between two signs of life, of which each training step is one."""

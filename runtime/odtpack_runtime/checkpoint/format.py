@@ -24,6 +24,28 @@ from odtpack_runtime.checkpoint.parameters import Array, allocate
 from odtpack_runtime.errors import OdtpackError, WrongTypeError, unreadable
 from odtpack_runtime.files.atomic import file_identity, locked
 
+# The digest of a checkpoint: whether it still holds what was saved, and if not, what differs.
+#
+# Each tensor carries the SHA-256 of its elements in its ``doc_string``, and the root table that of
+# the whole in its field ``digest``, both as ``sha256:`` and 64 hex digits. ONNX Runtime's own
+# training passes over them, and writes none: a file without either was not written here, and is
+# not checked. The whole is a SHA-256 over an outline, all numbers little-endian, text as its
+# number of bytes (uint32) and UTF-8, lists as their length (uint32) and their entries, in the
+# order of the file::
+#
+#     outline   "odtpack.checkpoint.1", is_nominal_state uint8, [tensor] trainable, [tensor] frozen,
+#               [group], [int property], [float property], [text property]
+#     tensor    name, data_type int32, [int64] dims, 32 bytes SHA-256 of the elements
+#     group     name, step int64, initial_learning_rate float32, [state]
+#     state     param_name, [tensor] momentums
+#     property  name, value: int64, float32 or text
+#
+# Where a file leaves out a field its default counts, and a negative zero counts as zero, because
+# a writer may take it for the default.
+#
+# It protects against damage, not against forgery: a program that can change a file can change its
+# digest.
+
 PREFIX = "sha256:"
 TEXT_BYTES = len(PREFIX) + 64
 _NAMED = 3  # damaged tensors that a message names
@@ -149,6 +171,46 @@ def digest_text(digest: bytes) -> str:
     """Return a digest as a file holds it."""
     return PREFIX + digest.hex()
 
+
+# The checkpoint file: data model and reader.
+#
+# A checkpoint is a flatbuffer with the identifier ``ODTC`` and this schema, the
+# one of ONNX Runtime's on-device training, version 2 (field numbers in order)::
+#
+#     Checkpoint      { version:int32; module_state:ModuleState;
+#                       optimizer_groups:[OptimizerGroup]; property_bag:PropertyBag;
+#                       digest:string }
+#     ModuleState     { requires_grad_params:[Tensor]; frozen_params:[Tensor];
+#                       is_nominal_state:bool; has_external_data:bool }
+#     OptimizerGroup  { group_name:string; step:int64; initial_learning_rate:float;
+#                       optimizer_states:[ParameterOptimizerState] }
+#     ParameterOptimizerState { param_name:string; momentums:[Tensor] }
+#     PropertyBag     { ints:[IntProperty]; floats:[FloatProperty]; strings:[StringProperty] }
+#     IntProperty     { name:string; value:int64 }   FloatProperty { name; value:float }
+#     StringProperty  { name:string; value:string }
+#     Tensor          { name:string; doc_string:string; dims:[int64]; data_type:int32;
+#                       raw_data:[uint8]; string_data:[string]; external_data_offset:int64 = -1 }
+#
+# All numbers are little-endian. ``raw_data`` is the tensor's elements in row-major
+# order. With ``has_external_data`` the elements of a tensor whose
+# ``external_data_offset`` is not negative lie at that offset of the file
+# ``<checkpoint>.data`` instead, which must not be a link. In a nominal state
+# tensors have a name and a type, and neither dimensions nor data. State
+# parameters (running statistics) are stored among ``frozen_params``. Optimizer
+# groups are named ``group0``, ``group1`` and so on, and stand at the same step and
+# learning rate; the reference knows one. The moments of a parameter are named
+# ``momentum0``, ``momentum1``, and have its shape with some axes of length 1. The
+# property ``odtpack.optimizer`` of a file with optimizer groups is the kind of the
+# optimizer, and is not a property of the state.
+#
+# The reader trusts nothing: see :mod:`odtpack_runtime.checkpoint.flatbuffer`. On top of
+# that it requires known element types, sizes that agree with the dimensions,
+# unique names, tables that are referred to once, and tensors that together are no larger
+# than the file, so that a small file cannot ask for much memory. A file without a
+# digest is what the reference wrote: one that holds digests to which nothing refers
+# is damaged. The flatbuffer bindings that ship inside
+# ``onnxruntime.tools`` are not used: they verify nothing, and importing that
+# package imports PyTorch wherever it is installed.
 
 IDENTIFIER = b"ODTC"
 VERSION = 2

@@ -12,6 +12,18 @@ import numpy.typing as npt
 
 from odtpack_runtime.errors import OdtpackError, UnknownKeyError
 
+# Where every parameter lies inside one contiguous buffer.
+#
+# Trainable parameters lie in one buffer of float32, or of float64, in the order
+# of the training model's inputs; their gradients and each of the optimizer's
+# moments lie in buffers of the same layout, so that one offset serves all of them
+# and the optimizer may run over the whole vector without knowing its parts.
+# Frozen parameters and state (running statistics) each have memory of their own.
+#
+# Every tensor starts at a multiple of 64 bytes: one cache line, and the widest
+# vector load. The gaps between tensors hold zeros and stay zero, because every
+# optimizer maps a zero parameter with a zero gradient and zero moments to zero.
+
 ALIGNMENT = 64
 """Bytes; every buffer, and every tensor within one, starts at a multiple of it."""
 
@@ -87,6 +99,9 @@ def address(array: Array) -> int:
 
 def _round_up(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+# The parameters of a state: named tensors whose memory training works on.
 
 
 class Parameter:

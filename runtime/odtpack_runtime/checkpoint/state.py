@@ -37,6 +37,8 @@ from odtpack_runtime.checkpoint.writer import previous_path, write_checkpoint
 from odtpack_runtime.errors import OdtpackError, UnknownKeyError, WrongTypeError
 from odtpack_runtime.files.atomic import Identity, file_identity
 
+# Go back to the save before one that is damaged.
+
 _HARMED = ("checkpoint-corrupt", "checkpoint-not-found", "checkpoint-unreadable",
            "checkpoint-version", "checkpoint-dtype")  # fmt: skip
 
@@ -85,6 +87,9 @@ def _last_step(path: Path) -> int | None:
             return next((group.integer(1, "q") for group in root.tables(2)), None)
     except (OSError, OdtpackError):
         return None
+
+
+# Take what was trained with one package to the next one.
 
 
 def carry_over(
@@ -169,6 +174,13 @@ def _optimizer_state(trained: CheckpointState, fresh: CheckpointState) -> Optimi
 def _refuse(problem: str) -> None:
     raise OdtpackError("carry-over-parameter", f"The trained parameters do not go over: {problem}.")
 
+
+# The state of a training run: parameters, properties, and what the optimizer carries.
+#
+# The API is that of ``onnxruntime.training.api.CheckpointState`` 1.19.2. Where
+# that one falls short this one does what was meant: values may be set before a
+# :class:`~odtpack_runtime.training.module.Module` exists, ``np.float32(2.0)`` remains a
+# float, and a file is replaced whole or not at all.
 
 _log = logging.getLogger(__name__)
 

@@ -31,6 +31,10 @@ from odtpack_runtime.files.protobuf_wire import (
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX, TensorSpec
 from odtpack_runtime.session.session import first_line
 
+# Models in ORT format and back, by ONNX Runtime itself: it writes what it has loaded.
+#
+# Loading computes constants, and a stranger's may take for ever: a command asks another process.
+
 _IDENTIFIER = b"ORTM"
 
 
@@ -142,6 +146,8 @@ def _ask(function: str, data: bytes, *, apart: bool, **arguments: str) -> Any:
         limits = worker.Limits.of([model])
         return worker.call(f"{__name__}:{function}", limits, model=str(model), **arguments)
 
+
+# Write a plain inference model that carries the current parameters.
 
 MAX_MODEL_SIZE = 2**31 - 2**20
 """Bytes: the 2 GiB of one protobuf message, less room for names and sizes."""

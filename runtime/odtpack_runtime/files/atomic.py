@@ -15,6 +15,8 @@ from typing import BinaryIO
 
 from odtpack_runtime.errors import OdtpackError
 
+# The SHA-256 of a file.
+
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes in hex; memory does not grow with the file.
@@ -25,6 +27,8 @@ def file_sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
+
+# Which file a name stands for: whether it is still the one that was read or written.
 
 Identity = tuple[int, int, int, int]
 """Device, number on it, size in bytes, and time of the last change in ns."""
@@ -46,6 +50,9 @@ try:
     import fcntl
 except ImportError:  # Windows: there a file that is open cannot be replaced in the first place
     fcntl = None  # type: ignore[assignment]
+
+
+# One process at a time: a lock that the system lifts when its process ends, however it ends.
 
 
 @contextmanager
@@ -72,11 +79,14 @@ def locked(path: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-try:
-    import fcntl
-except ImportError:  # Windows: there a file of a live process cannot be removed
-    fcntl = None  # type: ignore[assignment]
-
+# Write a file whole or not at all.
+#
+# The bytes go to a temporary file in the destination's own folder, reach the
+# disk (``fsync``), and take the destination's name in one ``rename``; then the
+# folder itself is synced, so that the new name survives a power cut. A process
+# killed at any moment leaves the old file, or the new one, and never a mixture.
+# What such a process leaves under a temporary name is removed by the next
+# write to the same destination.
 
 UNSYNCED = "written, but it may not survive a power cut"
 """What is true of a file that took its name in a folder that could not be synced."""

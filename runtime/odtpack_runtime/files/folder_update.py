@@ -26,6 +26,16 @@ from odtpack_runtime.files.atomic import (
     sync_folder,
 )
 
+# Replace the files of a folder, all of them or none.
+#
+# New files are written into a stage, a folder of its own. Where the system can swap two
+# folders in one step (Linux, macOS) and the old folder holds nothing else, the stage then
+# takes the folder's place. Elsewhere a plan of what is to be moved and removed is written beside
+# the folder, and the stage is moved into it: from that moment on the update counts as made, and
+# the next write of the folder carries on where a killed process stopped. Whoever only reads
+# changes nothing: :func:`check_finished` says that a write is unfinished. A plan that came inside
+# of a folder means nothing. See docs/adr/0005-packages-are-replaced-whole.md.
+
 _log = logging.getLogger(__name__)
 
 _INSIDE = ".odtpack-update"
@@ -406,6 +416,9 @@ def _exchange(first: Path, second: Path) -> bool:
     else:
         return False
     return bool(code == 0)
+
+
+# Replace files that belong together, in a folder that holds other things as well.
 
 
 @contextmanager

@@ -14,6 +14,11 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX, GRADIENT_SUFFIX
 from odtpack_runtime.session.segments import segment_name
 
+# Which operators a model in ORT format has, read without ONNX Runtime.
+#
+# The format is ``onnxruntime/core/flatbuffers/schema/ort.fbs``; the numbers below are those of its
+# fields. A model optimized at run time also names operators that may take the place of others.
+
 _IDENTIFIER = b"ORTM"
 _SESSION_MODEL, _MODEL_GRAPH = 1, 7
 _INITIALIZERS, _NODES, _OPTIMIZATIONS = 0, 2, 8
@@ -83,6 +88,8 @@ def _check_inside(tensor: Table, path: Path) -> None:
             where=str(path),
         )
 
+
+# The models of a package's segments, read as the one model that they make up.
 
 Operators = dict[str, dict[str, int]]
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from odtpack_runtime.errors import OdtpackError
 
+# Comparisons of what a file holds with what the manifest says of it.
+
 
 def same(where: Path, what: str, found: object, said: object) -> None:
     """Check that a file holds what the manifest says.

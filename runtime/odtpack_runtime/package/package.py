@@ -20,6 +20,8 @@ from odtpack_runtime.files.folder_update import check_finished
 from odtpack_runtime.package.manifest import Manifest, PackageFile
 from odtpack_runtime.training.loop import load_dataset
 
+# The files of a package: paths that mean the same file everywhere, and nothing unlisted.
+
 MANIFEST_NAME = "manifest.json"
 SIGNATURE_NAME = "manifest.sig"
 MAX_MANIFEST_BYTES = 4 * 2**20
@@ -193,6 +195,9 @@ def _entries(root: Path, start: str = "") -> Iterator[tuple[str, os.DirEntry[str
         yield path, entry
         if entry.is_dir(follow_symlinks=False):
             yield from _entries(root, path)
+
+
+# Open a package: a folder with a manifest, three models and a checkpoint.
 
 
 @dataclass(frozen=True, slots=True)

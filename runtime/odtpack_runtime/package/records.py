@@ -25,6 +25,8 @@ from odtpack_runtime.files.records import (
 from odtpack_runtime.training.private import Privacy
 from odtpack_runtime.training.schedules import ScheduleSpec
 
+# The kinds of values that the parts of a manifest are made of.
+
 Name = Annotated[str, Rule(minLength=1)]
 Kind = Annotated[str, Rule(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
 """Name of a loss or an optimizer: a builder may have more of them."""
@@ -84,6 +86,9 @@ Shape = Annotated[tuple[NonNegativeInt | Name | None, ...], ShapeRule()]
 FixedShape = Annotated[tuple[NonNegativeInt, ...], ShapeRule()]
 Rate = Annotated[float, Float32Rule()]
 """A learning rate, or what one is multiplied by."""
+
+
+# The files of a package, as its manifest lists them.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +165,8 @@ class PackageFiles(Part):
         """Return every file."""
         return (*self.named().values(), *self.extra)
 
+
+# What a runtime must know beside the models: sessions, memory, segments, a check.
 
 OptimizationLevel = Literal["disabled", "basic", "extended", "all"]
 
@@ -364,6 +371,9 @@ class SegmentsInfo(Part):
             raise InvalidRecordError("there must be a segment", path)
         if self.tensors and self.weights is None:
             raise InvalidRecordError("weights need a file", path)
+
+
+# How a package is trained, as its manifest says it: optimizer, clipping, groups, schedule.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,8 @@ from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 
+# Find parameters that would train in silence: marked as trainable, with a gradient of zero.
+
 MOST_STEPS = 8
 
 
@@ -67,6 +69,11 @@ def _gradient(state: CheckpointState, name: str) -> Array:
     assert gradient is not None  # noqa: S101 - it is trainable, and a Module holds the state
     return gradient
 
+
+# Whether training is right on this device: five steps whose losses are known.
+#
+# A package's manifest holds the losses that its builder saw with a made-up batch. A device that
+# gets the same losses, within a tolerance, has an ONNX Runtime and a loop that train rightly.
 
 _MULTIPLIER = 2654435761  # 2^32 divided by the golden ratio: neighbours land far apart
 _HALF = 2**23

@@ -15,6 +15,8 @@ from odtpack_runtime.package.manifest_signature import SIGNATURE_BYTES, KeyFiles
 from odtpack_runtime.package.onnx_files import graphs_of, load_model
 from odtpack_runtime.package.package import Package, signature_path
 
+# What a package from somebody else may ask of a device before anything of it is loaded.
+
 STANDARD_DOMAINS = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
 """Operators of these domains are ONNX Runtime's own; others need a library beside it."""
 
@@ -100,6 +102,8 @@ def _beyond(problem: str, where: str) -> OdtpackError:
     return OdtpackError("package-limits", problem, where=where)
 
 
+# The operators of every model that a package holds, whatever its manifest says of them.
+
 _WRITTEN_BY_OPTIMIZERS = ("com.microsoft.nchwc", "com.ms.internal.nhwc")
 """Domains that ONNX Runtime's own optimizer uses in a model in ORT format."""
 
@@ -136,6 +140,9 @@ def check_operators(package: Package, domains: Collection[str]) -> None:
 def _onnx_operators(path: Path) -> set[tuple[str, str]]:
     graphs = graphs_of(load_model(path))
     return {(node.domain or "ai.onnx", node.op_type) for _, nodes in graphs for node in nodes}
+
+
+# Where a package comes from: who signed it, and which release it is.
 
 
 def check_release(manifest: Manifest, minimum: int, where: str) -> None:

@@ -40,6 +40,8 @@ from odtpack_runtime.training.loop import loss_of, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 
+# Run every model of a package once on made-up data, in a process of its own.
+
 _SAMPLES = 2
 
 
@@ -164,6 +166,9 @@ def _load_exported(package: Package) -> None:
 
 def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
+
+
+# Verify a package: that it is whole, unaltered, true to its manifest, and that it trains.
 
 
 @dataclass(frozen=True)

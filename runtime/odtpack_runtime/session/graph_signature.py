@@ -14,6 +14,8 @@ import onnxruntime
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 
+# What the builder notes in a training model for the runtime: its ``odtpack.`` metadata.
+
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
@@ -103,6 +105,20 @@ def _memory_order(
         )
     return tuple(names)
 
+
+# What a graph takes and gives: tensor specifications, and the roles of a training graph's names.
+#
+# A training graph is recognised by its names, which are a contract. Inputs, in
+# order: user inputs; every parameter; ``<p>_grad.accumulation.buffer`` for each
+# trainable parameter ``p``; ``lazy_reset_grad``. Outputs, in order: user outputs,
+# the loss first; ``<p>_grad.accumulation.out`` for each trainable ``p``;
+# ``<s>.update.out`` for each state ``s`` that the step updates. An evaluation
+# graph has user inputs, parameters and user outputs.
+#
+# A step graph updates trainable parameters as well. It has no gradients; its inputs
+# end in ``p.m`` for each trainable ``p`` and what the optimizer keeps of it,
+# ``update.learning_rate`` and ``update.step``, its outputs in ``X.update.out`` for
+# each ``p`` and ``p.m``.
 
 BUFFER_SUFFIX = "_grad.accumulation.buffer"
 GRADIENT_SUFFIX = "_grad.accumulation.out"
@@ -376,6 +392,8 @@ def model_mismatch(where: str, reason: str) -> OdtpackError:
         hint="use the models and the checkpoint of one package, written by one odtpack build",
     )
 
+
+# What a step graph takes and gives: a training graph that updates the parameters itself.
 
 Shape = tuple[int, ...]
 

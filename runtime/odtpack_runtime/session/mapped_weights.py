@@ -19,6 +19,8 @@ from odtpack_runtime.checkpoint.parameters import Array, address
 from odtpack_runtime.errors import OdtpackError, unreadable
 from odtpack_runtime.package.records import WeightInfo
 
+# Memory that was freed, and that the C allocator keeps for itself.
+
 
 def give_back_freed_memory() -> None:
     """Let the C allocator return freed memory to the system, where it can.
@@ -29,6 +31,9 @@ def give_back_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
+
+
+# A file in which values between segments wait for the way back, in place of memory.
 
 
 class ActivationFile:
@@ -98,6 +103,8 @@ class ActivationFile:
             hint="choose a folder that exists and has space, or keep them in memory",
         )
 
+
+# The frozen weights of a network in segments, mapped from their file.
 
 _MOST_RESIDENT: Final = 16 * 2**20
 """Bytes of weights that a run of a segment may keep in memory until its end."""

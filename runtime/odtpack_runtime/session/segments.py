@@ -26,6 +26,8 @@ from odtpack_runtime.session.mapped_weights import ActivationFile, MappedWeights
 from odtpack_runtime.session.options import manifest_beside
 from odtpack_runtime.session.session import UserInputs, open_session, owned_ortvalue, run_failed
 
+# The models of a network in segments: their sessions, and what inputs and outputs are called.
+
 
 class Segments:
     """The sessions of a package's segments, and what their inputs and outputs are called.
@@ -206,6 +208,14 @@ def segments_beside(model: str | os.PathLike[str]) -> tuple[SegmentsInfo, tuple[
     except (InvalidRecordError, LookupError, TypeError) as error:
         raise segments_invalid(str(error), str(model)) from error
     return info, inputs
+
+
+# Run a network segment by segment: models one after the other, and back in reverse.
+#
+# Between two segments lies one value, which is kept from the way there for the way back; inside a
+# segment everything is computed a second time. Weights are inputs of the models, bound where they
+# lie in a file that is mapped, so that a model serves all segments that are alike and the pages of
+# weights are the system's to drop. They are given back to it after each run of a segment.
 
 
 class _Run:

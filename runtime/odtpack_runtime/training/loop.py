@@ -21,6 +21,12 @@ from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_runtime.training.private import Normal, private_gradient, secure_normal
 
+# Load training data: an ``.npz`` file with one array per input of the model.
+#
+# Data come from outside: nothing is unpickled, no array is allocated before its
+# declared size has been checked, and every value is checked before training sees
+# it, because a NaN or a label that does not exist spoils a model silently.
+
 MAX_BYTES = 2 * 2**30
 """Bytes of all needed arrays together that :func:`load_dataset` takes by default."""
 
@@ -193,6 +199,9 @@ def _check(arrays: dict[str, Array], inputs: Sequence[TensorSpec], where: str) -
                 f"Array '{name}' holds NaN or infinity, first in sample {row}.",
                 where=where,
             )
+
+
+# The training loop: one optimizer step, and an evaluation, over batches.
 
 
 def train_step(

@@ -37,6 +37,8 @@ from odtpack_runtime.training.parameter_vector import MOST_NAMES, NotFinite, gra
 from odtpack_runtime.training.private import Privacy
 from odtpack_runtime.training.step_graph import StepGraph
 
+# Give an optimizer's state its place in memory, and take over what a checkpoint holds of it.
+
 DEFAULT_LEARNING_RATE = 0.001
 
 Memory = npt.NDArray[np.uint8]
@@ -156,6 +158,9 @@ def to_float32(value: float) -> float:
             hint=f"take for example {DEFAULT_LEARNING_RATE}",
         )
     return rate
+
+
+# Change the parameters by their gradients.
 
 
 class Optimizer:

@@ -14,6 +14,8 @@ from odtpack_runtime.checkpoint.parameters import Array, allocate, view
 from odtpack_runtime.checkpoint.state import FlatState
 from odtpack_runtime.errors import OdtpackError
 
+# Parameters as one vector, without gaps: what devices and a server exchange.
+
 
 def gather(arrays: Sequence[Array], dtype: np.dtype[Any]) -> Array:
     """Return a copy of parameters as one vector of ``dtype``.
@@ -80,6 +82,8 @@ def _require_fits(array: Array, dtype: np.dtype[Any]) -> None:
         )
 
 
+# The norm of all gradients together.
+
 _NORM_ELEMENTS = 8 * 1024
 """Elements whose squares are summed at once: few enough for a cache, and for one thread (OpenBLAS
 takes several from 10,000 on, which wait for each other): the sum is the same in every run."""
@@ -103,6 +107,10 @@ def gradient_norm(gradients: npt.NDArray[Any]) -> float:
         total += float(np.dot(values, values))
     return math.sqrt(total)
 
+
+# Steps whose loss or gradients are not finite: seen, and undone.
+#
+# One NaN in a sample would make every parameter NaN, and every loss after it.
 
 NotFinitePolicy = Literal["skip", "stop"]
 NotFiniteCode = Literal["loss-not-finite", "gradient-not-finite"]

@@ -21,6 +21,8 @@ from odtpack_runtime.session.graph_signature import (
 from odtpack_runtime.session.segments import SegmentedGraph
 from odtpack_runtime.session.session import BoundGraph
 
+# What models take and give, read against the parameters of a state.
+
 
 def read_signature(
     state: CheckpointState,
@@ -76,6 +78,9 @@ def nominal_shapes(
                     raise model_mismatch(where, f"the shape of '{node.name}' is not known")
                 shapes.setdefault(node.name, tuple(node.shape))
     return shapes
+
+
+# A step model on the memory of its parameters and of the optimizer's state.
 
 
 class StepGraph:

@@ -16,6 +16,14 @@ from odtpack_simulator.result.result import HostLatency, OperatorClass, Operator
 from odtpack_simulator.values.statistics import quantile_interval
 from odtpack_simulator.values.units import Interval
 
+# Whether a machine was quiet enough for its times to mean something.
+#
+# Other programs disturb a timing in two ways. They take the processor, which the steps
+# then wait for; and they share caches, memory or, in a virtual machine, the core itself,
+# which makes everything slower without any waiting. The first shows in what each step
+# waited, the second in a calibration before and one after the steps, and, where it was
+# there all the time, in what other programs computed meanwhile.
+
 MOST_WAITING: Final = 0.5
 """Share of waiting above which even processor times say nothing: caches were lost too often."""
 LEAST_STEPS: Final = 3
@@ -121,6 +129,8 @@ def steadiness(
         note=f"{BUSY}, which widens the interval: {seen}{loaded}" if seen else "",
     )
 
+
+# What a timing child measured on this machine, and what follows from it for a step here.
 
 _MOST_ADDED: Final = 3.0
 """What a profile adds to a node with long shapes, over what it adds to one with short ones.

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import NAME_PATTERN, DeviceProfile, OsClass
-from odtpack_simulator.measure.host import BUSY, OS_NAMES, TENSORS, Machine, StorageTiming
+from odtpack_simulator.measure.allocator import TENSORS
+from odtpack_simulator.measure.host import BUSY, OS_NAMES, Machine, StorageTiming
 from odtpack_simulator.measure.measurements import (
     DeviceMeasurements,
     Figure,
@@ -27,6 +28,8 @@ from odtpack_simulator.measure.measurements import (
     whole_mebibytes,
 )
 from odtpack_simulator.values.schema_errors import first_problem
+
+# The profile that a kit's measurements of a phone make, with bounds from their own spread.
 
 _LONG_ENOUGH: Final = 300.0
 """Seconds of load after which a phone has shown how it throttles."""
@@ -204,6 +207,8 @@ def _throttling(sustained: Sustained | None, source: str) -> Figure:
     }
     return {"sustained_fraction": fraction, "time_to_throttle": figure}
 
+
+# The profile that measurements of a machine make: every figure with its bounds and source.
 
 _MOST_WAITED: Final = 0.05
 _RESERVE: Final = 512 * 2**20

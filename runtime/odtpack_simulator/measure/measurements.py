@@ -23,6 +23,8 @@ from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.schema_errors import first_problem
 from odtpack_simulator.values.textfile import read_bounded
 
+# Figures of a device profile as they are written: rounded, with kind and source.
+
 Figure = dict[str, Any]
 
 
@@ -59,6 +61,11 @@ def whole_mebibytes(count: int, kind: str, source: str) -> Figure:
     """A size in whole MiB, rounded down: a limit must not be more than what is there."""
     return {"value": float(count // 2**20), "unit": "MiB", "kind": kind, "source": source}
 
+
+# What the benchmark of a training kit wrote on a device: read, and checked before it is used.
+#
+# ``docs/formats/measurements.md`` describes the file; ``docs/schemas/measurements.schema.json``
+# is made from this declaration. The file comes from a phone, through whatever carried it here.
 
 MAX_MEASUREMENTS_BYTES: Final = 2**20
 _MOST_VALUES: Final = 10_000
@@ -178,6 +185,12 @@ def _whole(digits: str) -> int | float:
     """A whole number; one of many digits is beyond every bound, and slow to read."""
     return int(digits) if len(digits) < 40 else float("inf")
 
+
+# What this machine reaches through ONNX Runtime: rates and the runtime's own costs.
+#
+# Measured on single operators on memory that is already there: a large matrix
+# product, a large copy, and chains of operators with nothing to do. A rate is the
+# best of many runs, as is usual for what a machine can reach (STREAM does so).
 
 _GEMM_SIZES: Final = (256, 512, 1024)
 _COPY_ELEMENTS: Final = 16 * 2**20  # 64 MiB: several times any cache of a phone

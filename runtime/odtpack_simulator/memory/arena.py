@@ -25,6 +25,24 @@ from odtpack_simulator.memory.kernel_memory import (
 from odtpack_simulator.memory.process_memory import MAPPED_FROM, PAGE
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 
+# Which buffers ONNX Runtime allocates for a graph, and from which node to which they live.
+#
+# A reimplementation of its sequential allocation planner. Going through the nodes
+# in execution order, an output
+#
+# 1. that is a graph output lies in memory of the caller, or stays to the end of the run;
+# 2. of an operator that only looks at its input otherwise (``Reshape``) is its
+#    input's buffer;
+# 3. of an operator that may work in place takes its input's buffer, if this node
+#    is the last to read it and sizes agree;
+# 4. takes the most recently freed buffer of the same shape and element size,
+#    symbolic sizes compared by name;
+# 5. gets a buffer of its own.
+#
+# A buffer is allocated when its first tensor is computed, and freed after the last
+# node that reads any tensor in it: between two tensors that share it by rule 4 it
+# stays allocated. What is not read is freed only at the end of the run.
+
 LARGE = MAPPED_FROM
 """Allocations from this size on are mapped from the system one by one, and gone when freed."""
 
@@ -351,6 +369,23 @@ class _Planner:
         return peak, outside, pieces
 
 
+# ONNX Runtime's arena: which pages of it a training touches.
+#
+# A reimplementation of its best-fit allocator with coalescing (``BFCArena``, after TensorFlow's)
+# with the way to grow that it has by default. Memory comes from the system in regions, each twice
+# as large as the one before, and never goes back while the arena exists. A request
+#
+# 1. is rounded up to :data:`UNIT` bytes;
+# 2. takes the smallest free chunk that is large enough, of several the one at the lowest address,
+#    searched bin by bin: a bin holds chunks of one power of two;
+# 3. splits that chunk if it is at least twice as large, or :attr:`Arena.max_dead_bytes` larger;
+# 4. opens a new region if there is no such chunk.
+#
+# Linux places a region below those before it, which decides between chunks of one size. What is
+# freed is joined with free neighbours in its region. A page of a region counts once it was part of
+# a chunk: the system gives memory when it is written to. For every :data:`UNIT` bytes of a region
+# the arena keeps an index of :data:`_HANDLE_BYTES`, written when it is opened.
+
 UNIT: Final = 256
 FIRST_REGION_BYTES: Final = 2**20
 _LARGEST_GROWTH: Final = 2**30
@@ -493,6 +528,14 @@ def _joined(chunk: Chunk, following: Chunk) -> Chunk:
     if chunk.after is not None:
         chunk.after.before = chunk
     return chunk
+
+
+# What the arenas of a training's sessions hold from one part of an app's life to the next.
+#
+# An arena gives nothing back before the last of its sessions is closed. So what counts is the
+# order of all requests, those of every session that shares it: run after run what
+# :mod:`odtpack_simulator.memory.arena` planned. Constants, and most copies that kernels
+# rearrange, are no part of it: ONNX Runtime reserves memory for each by itself.
 
 
 def sharing_of(session: SessionInfo | None, kit: Kit = "python") -> Sharing:

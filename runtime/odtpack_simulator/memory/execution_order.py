@@ -9,6 +9,11 @@ import onnx
 from odtpack_runtime.package.manifest import Manifest, ParameterInfo
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX, GRADIENT_SUFFIX
 
+# Which trained parameters lie near the input, and a training model that leaves some of them out.
+#
+# A layer begins at every trained matrix or filter, in the order in which data first meet them;
+# vectors (biases, scales of normalizations) belong to the layer before them.
+
 _MATRIX_RANK = 2
 
 Layer = tuple[ParameterInfo, ...]
@@ -65,6 +70,19 @@ def _keep(field: object, items: Iterable[object]) -> None:
     copies = list(items)
     del field[:]  # type: ignore[attr-defined]
     field.extend(copies)  # type: ignore[attr-defined]
+
+
+# The order in which ONNX Runtime executes the nodes of a graph.
+#
+# ONNX Runtime numbers nodes as they stand in the file and walks depth first from
+# the nodes whose outputs are not read, the last of them first, to what they need,
+# the producer with the highest number first; a node comes after everything that
+# it needs (``GraphViewer``, its default order). The order in the file matters only
+# through the numbers.
+#
+# An optimized model that ONNX Runtime saves has its nodes in this order, if the
+# optimizers changed anything. If not, it is saved as it was. Names of values may
+# appear in it twice, outside and inside a body.
 
 
 def execution_order(graph: onnx.GraphProto) -> list[int]:

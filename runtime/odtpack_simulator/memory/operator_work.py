@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     from odtpack_simulator.result.result import OperatorClass
 
 
+# Arithmetic and least memory traffic of one run of an operator, from the shapes it saw.
+#
+# A multiplication with its addition counts as two operations, as in the rates of
+# device profiles. Only what grows faster than the tensors is counted: the
+# products in convolutions, matrix products, recurrent layers and attention.
+# Elementwise work and reductions need a few operations per element at most and
+# have no flops here: their tensors' bytes bound them.
+#
+# Attributes are not needed: a product has as many multiplications as each element
+# of its result takes, and the shapes say how many those are.
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """Shape of a tensor and bytes per element (0 for text)."""
@@ -169,6 +181,16 @@ _FLOPS: Final[dict[str, Callable[[Tensors, Tensors], float]]] = {
     "TransposeMatMul": _fused_matmul,
 }
 
+
+# The roofline: how long work takes at least on a machine, and what bounds it.
+#
+# A machine computes at most so many operations and moves at most so many bytes
+# per second. Work takes at least as long as the slower of the two needs, and the
+# ridge point, their ratio, parts what arithmetic bounds from what memory bounds:
+# S. Williams, A. Waterman, D. Patterson, "Roofline: An Insightful Visual
+# Performance Model for Multicore Architectures", CACM 52 (4), 2009. The roofs
+# here are calibrated: not a data sheet's peaks, but what a large matrix product
+# and a large copy reach.
 
 COMPUTE_BOUND: Final = frozenset(
     {

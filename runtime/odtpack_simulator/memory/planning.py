@@ -30,6 +30,8 @@ from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph
 from odtpack_simulator.memory.session_memory import arena_copies, constant_bytes, loading_bytes
 from odtpack_simulator.result.result import TimelinePoint
 
+# What lies in memory throughout a training or a part of it: parameters, moments, a batch.
+
 GRADIENT: Final = "gradient of "
 """Begins the name of the item that is a parameter's gradient."""
 
@@ -132,6 +134,9 @@ def batch_items(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> Iter
         yield Item(spec.name, allocated_size(nbytes), "inputs")
 
 
+# Frozen weights of segments that a kit holds in memory, as it cannot map their file.
+
+
 def held_weights(package: Package, kit: Kit, *, fetched: bool) -> int:
     """Bytes of frozen weights that a training holds in memory.
 
@@ -161,6 +166,9 @@ def held_weights(package: Package, kit: Kit, *, fetched: bool) -> int:
     runs += [(model.name, {}) for model in (package.training_model, package.eval_model)]
     most = max(read_by(model, names) for model, names in runs)
     return most + (sum(sizes.values()) if fetched else 0)
+
+
+# Phases of an app's life in their order, each with what is in use at its worst moment.
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +366,15 @@ def stable_name(name: str) -> str:
     return re.sub(r"_token_\d+$", "", name)
 
 
+# The passes of a network that is trained segment by segment.
+#
+# What :class:`~odtpack_runtime.session.segments.SegmentedGraph` does is played through: the models
+# run in their order and, in training, back. A value between two of them has memory of the caller's,
+# which stays, and which training and evaluation share. If its size does not follow from those of
+# the inputs, ONNX Runtime finds memory in its arena first, and it is copied. Two cotangents take
+# turns. Weights are pages of a mapped file and no part of the plan.
+
+
 class OpenSession(Protocol):
     """Reads a model with these shapes of its inputs."""
 
@@ -542,6 +559,9 @@ def _sized(dims: Dims | None, sizes: Mapping[str, int]) -> Shape | None:
 
 def _items(values: Mapping[str, int]) -> tuple[Item, ...]:
     return tuple(Item(name, nbytes, "activations") for name, nbytes in values.items())
+
+
+# The nodes of a network in one graph, be it one model or several.
 
 
 def whole_graph(package: Package) -> onnx.GraphProto:

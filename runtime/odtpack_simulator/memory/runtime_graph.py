@@ -26,6 +26,8 @@ from odtpack_simulator.memory.kernel_memory import Shape
 from odtpack_simulator.memory.missing_shapes import Dims, Typed, fill_in, is_fixed, tensor_type
 from odtpack_simulator.memory.process_memory import memory_options
 
+# What a session of ONNX Runtime makes of a model, as a file.
+
 
 def save_optimized(
     model: str, out: str, threads: int, level: OptimizationLevel, sizes: Mapping[str, int] = {}
@@ -45,6 +47,13 @@ def save_optimized(
     for name, size in sizes.items():
         options.add_free_dimension_override_by_name(name, size)
     open_session(model, options)
+
+
+# What to call the nodes and values of a graph in a report.
+#
+# The training and the optimizer model of a package have short names without a meaning. What a
+# node belongs to is found in the graph: the layer whose parameters it reads, or that of the
+# node nearest to it.
 
 
 class Labels:
@@ -125,6 +134,19 @@ def _layers(
                 layers[other] = layers[index]
                 queue.append(other)
     return layers
+
+
+# A model as ONNX Runtime will execute it: its optimized nodes in execution order, with sizes.
+#
+# Two sessions are made, in a process of their own (:mod:`odtpack_runtime.apart`),
+# and none is run. The first saves the graph that ONNX Runtime's optimizers leave
+# (``SessionOptions.optimized_model_filepath``), on
+# which it plans its buffers with the sizes it knows: symbolic where the model
+# leaves them open. The second loads that graph with the sizes of a real batch,
+# optimizations off, and lets ONNX Runtime infer every shape.
+#
+# The order of the nodes, the shapes and the bytes in use at every node are held
+# against profiles of real runs by the tests.
 
 
 @dataclass(frozen=True, slots=True)

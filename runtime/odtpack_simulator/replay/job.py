@@ -26,6 +26,12 @@ from odtpack_runtime.training.schedules import make_schedule
 from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.replay.limits import METHODS, LimitMethod
 
+# What a child process is asked to do, and what it reports while it does it.
+#
+# A job is a JSON file; messages are JSON objects, one per line. Both name plain
+# values only. The parent writes jobs and checks nothing else but messages, which
+# come from a process that runs a model it did not write.
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -210,6 +216,18 @@ Numbers that are not finite are null.
 """
 
 
+# Where a training stands, kept in its checkpoint: one atomic file holds all there is to go on.
+#
+# The position is one property of the state, a line of JSON::
+#
+#     {"optimizer_step": 24, "run": "5f0c...", "step": 24}
+#
+# ``step`` is the number of optimizer steps that this training has made. Batches, epoch and
+# piece of the data follow from it and the seed (:class:`Schedule.steps_from
+# <odtpack_simulator.replay.job.Schedule.steps_from>`); the learning rate follows from the
+# optimizer's own count, which must be ``optimizer_step``. ``run`` is a digest of what is
+# trained: a checkpoint of another package or another training is refused.
+
 PROPERTY: Final = "odtpack.simulator.position"
 
 _HINT = "remove it to begin the training anew"
@@ -300,6 +318,8 @@ def _bad(problem: str, where: str) -> OdtpackError:
         hint=_HINT,
     )
 
+
+# Which samples make up each batch: a function of the seed and nothing else.
 
 HELD_OUT_SHARE = 0.2
 """Share of the samples that training does not see."""

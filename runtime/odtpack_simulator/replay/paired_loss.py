@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from odtpack_simulator.result.result import HeldOutFall
 
 
+# The metric of a classifier: the share of labels that the highest score names.
+
+
 def accuracy_inputs(manifest: Manifest) -> tuple[int | None, int | None]:
     """Indices of the evaluation's output with a score per class and of the labels, if any."""
     roles = [item.role for item in manifest.inputs]
@@ -32,6 +35,9 @@ def accuracy_inputs(manifest: Manifest) -> tuple[int | None, int | None]:
         if output.role != "loss" and scores and output.shape[1] == classes:
             return index, labels
     return None, None
+
+
+# Compare two checkpoints bit by bit.
 
 
 def first_difference(one: CheckpointData, other: CheckpointData) -> str | None:
@@ -68,6 +74,20 @@ def _arrays(data: CheckpointData) -> dict[str, Array]:
 def _bits(array: Array) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
+
+# Did the loss on held-out samples fall, or do these samples only scatter?
+#
+# Each group of held-out samples is evaluated before and after training, and judged by its own
+# difference: how hard a group is cancels out. With w_i the sizes of m groups and d_i their losses
+# before minus after, the fall is the weighted mean ``d = sum(w_i d_i) / sum(w_i)``, its standard
+# error (Cochran, Sampling Techniques, 3rd ed. 1977, section 6.4; that of a plain mean where all
+# groups are of one size)::
+#
+#     s = sqrt(m / (m - 1) * sum(w_i^2 (d_i - d)^2)) / sum(w_i)
+#
+# and each end of ``d -+ t s``, with t the 95 % point of Student's distribution of m - 1 degrees
+# of freedom (Student 1908, The probable error of a mean, Biometrika 6, 1-25), is passed by chance
+# in one of twenty samples.
 
 GROUPS: Final = 64
 """Groups to aim at: more of them narrow the interval by less than 2 %."""
@@ -156,6 +176,8 @@ def _below(t: float, freedom: int) -> float:
     inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
     return (1 + inside) / 2
 
+
+# Which nodes of a model draw random numbers that no seed from outside repeats.
 
 OWN_GENERATOR: Final = frozenset(
     {

@@ -36,6 +36,8 @@ from odtpack_simulator.replay.paired_loss import Groups, accuracy_inputs
 from odtpack_simulator.result.result import EvaluationPoint
 from odtpack_simulator.values.units import format_bytes
 
+# From a package and data to the training that a child process is asked to do.
+
 
 @dataclass(frozen=True, slots=True)
 class Rate:
@@ -161,6 +163,8 @@ def make_job(
     )
 
 
+# What a simulation reports while it runs.
+
 Stage = Literal["predicting", "timing", "measuring", "replaying"]
 
 
@@ -216,6 +220,12 @@ class ProgressReporter:
         if self._progress is not None:
             self._progress(now)
 
+
+# Train a package for real in a process of its own, if asked within a memory limit.
+#
+# The parent keeps its hands off: it starts the child, reads its messages, and makes
+# sure that it ends, whatever happens here. A child that runs out of memory, or is
+# killed by the system, is a result.
 
 STALL_SECONDS = 900.0
 _POLL_SECONDS = 1.0

@@ -13,14 +13,9 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import DeviceProfile, parse_profile, profile_toml
 from odtpack_simulator.device.profile_check import check_profile
 from odtpack_simulator.measure import device as measuring
+from odtpack_simulator.measure.allocator import allocator_overhead
 from odtpack_simulator.measure.device import Effort, conv_flops, measure_device
-from odtpack_simulator.measure.host import (
-    CoreGroup,
-    Machine,
-    allocator_overhead,
-    measure_storage,
-    this_machine,
-)
+from odtpack_simulator.measure.host import CoreGroup, Machine, measure_storage, this_machine
 from odtpack_simulator.measure.measured_profile import Measurements, measured_profile
 from odtpack_simulator.values.quantities import Quantity, ThreadedQuantity, Unknown
 

@@ -15,6 +15,14 @@ from odtpack.autodiff.rules.norm import sum_per_channel
 from odtpack.autodiff.windows import Windows, conv_windows, transposed_convolution
 from odtpack.graph.ops import Ops
 
+# Convolutions.
+#
+# ONNX has no operator for a convolution's weight gradient, and writing it as a convolution
+# with swapped axes runs at a third of the speed of a matrix product. So it is written as
+# matrix products over shifted slices ("taps") of the padded input; which of the three
+# forms is quickest depends on the channels, and ``docs/adr/0002-conv-gradients.md`` has the
+# measurements behind the thresholds.
+
 Form = Callable[[Ops, Windows, ir.Value, ir.Value], ir.Value]
 
 # Below this many input channels in a group the taps are joined before one product:
@@ -163,6 +171,23 @@ def _grouped(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     return op.reshape(op.transpose(by_tap, 0, 3, 2, 1), *shape)
 
 
+# Depthwise convolutions as products with banded matrices.
+#
+# A depthwise convolution has too little arithmetic for each element to run fast as a
+# convolution. Written as matrix products it does more arithmetic, on the zeros of a band,
+# but in the one kernel that runs at full speed:
+#
+# - rows: each row is multiplied by a Toeplitz matrix T_i [W, out W] for each kernel row i,
+#   and the rows of all samples are stacked;
+# - dots: of a wide row most of the band is computed in vain; the weight gradient of a tap is the
+#   scalar product of the output gradient and the plane, shifted;
+# - taps: wider still, where windows are steps apart, each tap is a shifted product and a sum.
+#
+# (Small planes are the matter of :mod:`odtpack.autodiff.windows`.)
+#
+# T is itself a product of the weight with a constant 0/1 matrix, so that its gradient is
+# one too. ``docs/adr/0002-conv-gradients.md`` has the measurements behind the thresholds.
+
 # Widest row for the form by rows.
 _WIDEST_ROW = 64
 # Narrowest row for the weight gradient by dots.
@@ -310,6 +335,9 @@ def _sum_of_taps(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     return op.reshape(op.join(sums, 1), win.channels, 1, *win.kernel)
 
 
+# Transposed convolution: the gradients of a convolution with input and output swapped.
+
+
 @vjp("ConvTranspose")
 def conv_transpose(ctx: Context) -> Cotangents:
     """X is scattered to Y through the windows of a convolution; dX is that convolution of dY."""
@@ -368,6 +396,9 @@ def read_windows(ctx: Context) -> Windows:
         kernel, strides, dilations, before, after, size, out, groups,
         channels=ctx.size(y, 1), features=ctx.size(w, 0),
     )  # fmt: skip
+
+
+# Deformable convolution: a convolution whose taps are read at positions that are learnt.
 
 
 @vjp("DeformConv", since=19)

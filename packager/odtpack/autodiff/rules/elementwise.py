@@ -45,6 +45,9 @@ non_differentiable(
 non_differentiable("StopGradient", domain=INTERNAL_DOMAIN)
 
 
+# Arithmetic and elementary functions. ``dy`` is the cotangent of the output ``y``.
+
+
 @vjp("Identity")
 def identity(ctx: Context) -> Cotangents:
     return ctx.dy()
@@ -251,6 +254,9 @@ def area_tangent(ctx: Context) -> Cotangents:
 
 
 non_differentiable("Hardmax")
+
+
+# Activations and softmax. Masks come from the output where they can: it is kept anyway.
 
 
 @vjp("Relu")

@@ -16,6 +16,12 @@ from odtpack.graph.ops import Ops
 
 non_differentiable("NonZero")
 
+# Operators that pick elements by index: the cotangent is added where it came from.
+#
+# ScatterND would be the natural adjoint, but ONNX Runtime runs it in parallel over the
+# indices without a lock: where an index repeats, as tokens do in a batch, additions are
+# lost. ScatterElements runs in one thread and loses none.
+
 REDUCTION_SINCE = 16  # opset in which ScatterElements learnt to add
 
 
@@ -227,6 +233,12 @@ def reverse_sequence(ctx: Context) -> Cotangents:
     axes = {"batch_axis": ctx.int("batch_axis", 1), "time_axis": ctx.int("time_axis", 0)}
     return [ctx.op.ReverseSequence(ctx.dy(), ctx.x(1), **axes), None]
 
+
+# Operators that write elements by index.
+#
+# Where an index repeats without a reduction, which element is written last is undefined, and
+# so is the gradient. Sums, products and extrema over repeated indices have exact gradients,
+# also where factors are zero; elements that are an extremum together share the cotangent.
 
 Parts = tuple[ir.Value | None, ir.Value | None]  # cotangents of data and of updates
 

@@ -11,6 +11,8 @@ import onnx_ir as ir
 from odtpack.autodiff.context import Context, Cotangents, vjp
 from odtpack.graph.ops import Ops
 
+# Matrix products.
+
 
 def swap_last(op: Ops, value: ir.Value, rank: int) -> ir.Value:
     """Transpose the last two axes."""
@@ -100,6 +102,15 @@ def gemm(ctx: Context) -> Cotangents:
     return [da, db, dc]
 
 
+# Sums of products: the cotangent of an operand is again a sum of products.
+#
+# Y = Einsum(A, B, ..., "a,b->y") gives dA = Einsum(dY, B, ..., "y,b->a"). What that leaves out:
+#
+# - a label that only this operand has was summed over: its cotangent is constant there;
+# - a label along which this operand has length 1 and others are longer is summed over;
+# - a label that stands twice in an operand reads a diagonal: beside it the cotangent is zero.
+
+
 @vjp("Einsum", since=12)
 def einsum(ctx: Context) -> Cotangents:
     *terms, output = _terms(ctx)
@@ -187,6 +198,9 @@ def _terms(ctx: Context) -> list[str]:
         )
     spare = [label for label in string.ascii_letters if label not in left][: max(free, default=0)]
     return [term.replace("...", "".join(spare)) for term in (*terms, output)]
+
+
+# Determinants.
 
 
 @vjp("Det", since=11)

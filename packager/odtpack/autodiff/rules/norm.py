@@ -14,6 +14,11 @@ from odtpack.autodiff.rules.reduce import count_averaged
 from odtpack.graph.graphs import wider
 from odtpack.graph.ops import Ops
 
+# Normalizations.
+#
+# Symbols: ``xhat`` is the normalized input, ``g`` its cotangent dy * scale, and a bar is a
+# mean over the normalized axes. All of them share dx = inv_std (g - g_bar - xhat (g xhat)_bar).
+
 
 @vjp("LayerNormalization", since=17)
 def layer_normalization(ctx: Context) -> Cotangents:
@@ -207,6 +212,13 @@ def local_response_normalization(ctx: Context) -> Cotangents:
 
 # Integers in, integers out: parameters before them cannot be trained through them.
 non_differentiable("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul")
+
+# Quantization.
+#
+# Rounding has no useful slope, and QuantizeLinear, whose result is an integer, none at all.
+# Followed by a DequantizeLinear of the same scale it simulates quantization; ``passes.fake_quant``
+# recognizes such pairs, and the straight-through estimator differentiates them: as if
+# rounding were the identity. The cotangent passes where the level is representable.
 
 Spread = Callable[[ir.Value], ir.Value]
 

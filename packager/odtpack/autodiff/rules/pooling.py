@@ -21,6 +21,8 @@ from odtpack.autodiff.windows import (
 )
 from odtpack.graph.ops import Ops
 
+# Pooling. A maximum gives its cotangent to the first element that attains it.
+
 MANY_TAPS = 16
 """Kernel elements beyond which MaxPool's indices are quicker than comparing with each."""
 _TOO_MANY_TAPS = 1024  # to write nodes for each
@@ -202,6 +204,9 @@ def global_max_pool(ctx: Context) -> Cotangents:
     return op.Mul(hits, op.Div(ctx.dy(), op.reduce_sum(hits, axes)))
 
 
+# Pools that take the p-norm of what they see: y = (sum |x|^p)^(1/p).
+
+
 @vjp("LpPool", since=2)
 def lp_pool(ctx: Context) -> Cotangents:
     """dx = sign(x) |x|^(p-1) times the sum of dy y^(1-p) over the windows that see x."""
@@ -239,6 +244,9 @@ def _share(ctx: Context) -> ir.Value:
     return op.Where(zero, 0, share)
 
 
+# Operators that put elements or patches onto a plane: MaxUnpool and Col2Im.
+
+
 @vjp("MaxUnpool", since=9)
 def max_unpool(ctx: Context) -> Cotangents:
     """Each element reads the cotangent of where it was put, as in PyTorch.
@@ -262,6 +270,10 @@ def col_to_im(ctx: Context) -> Cotangents:
     joined = op.Concat(*taps, axis=2) if len(taps) > 1 else taps[0]
     return [op.reshape_like(joined, ctx.x()), None, None]
 
+
+# Pools over regions: RoiAlign and MaxRoiPool.
+#
+# The regions receive no gradient, as in PyTorch: detectors train them by losses of their own.
 
 _REDUCTION_SINCE = 16  # opset from which ScatterElements adds
 

@@ -13,6 +13,13 @@ from odtpack.autodiff.context import Context, Cotangents, vjp
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
 
+# Activation functions inside recurrent operators, with their slopes.
+#
+# Names, default parameters and the order in which parameters are taken from the attributes
+# are those of ONNX Runtime's CPU kernels, since they compute the forward pass. Where they
+# differ from the specification (``ThresholdedRelu`` and ``Affine`` without parameters), a
+# gradient by the specification would be that of another function.
+
 _TAKES_ALPHA = {"affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu"}
 _TAKES_BETA = {"affine", "scaledtanh", "hardsigmoid"}
 _DEFAULT_ALPHA = {"leakyrelu": 0.01, "hardsigmoid": 0.2, "elu": 1.0}
@@ -205,6 +212,12 @@ def _unknown(ctx: Context, name: str) -> Exception:
     )
 
 
+# The cells: what an RNN, a GRU and an LSTM do in one step, differentiated.
+#
+# Symbols: a is the input of a gate's activation function, a prime its slope there, ``before``
+# and ``after`` say on which side of a step a state is, and k_.. are factors that do not depend
+# on the cotangents, and are computed for all steps before the loop.
+
 Functions = tuple[GateFunction, ...]
 
 
@@ -351,6 +364,12 @@ def value_and_slope(op: Ops, f: GateFunction, a: ir.Value) -> tuple[ir.Value, ir
 _I, _O, _FORGET, _G = range(4)  # order of the gates
 
 
+# The LSTM cell, differentiated; symbols as in ``recurrent_cells``.
+#
+# c = forget before + i g and h = o k(c), where the gates i, o and forget may look at the cell
+# through peepholes: at the state before the step, and o at that after it.
+
+
 def lstm_cell(direction: Direction, functions: Functions) -> Found:
     """Cotangents of one direction of an LSTM.
 
@@ -469,6 +488,13 @@ def _cell(direction: Direction, gates: Gates, functions: Functions, peepholes: _
         k_f = op.Mul(before, f.slope(op, a[1], forget))
     return _Cell(before, after, forget, k_i, k_f, op.Mul(i, dblock))
 
+
+# What RNN, LSTM and GRU have in common: one direction of a node, and a loop over its steps.
+#
+# Shapes: T steps, B sequences, I inputs, H hidden units, G gates. The state before and after
+# each step is known from the output Y, so that everything but the recursion of the
+# cotangents is computed for all steps at once, in rows [T B, ...]; only the recursion runs
+# in a Scan.
 
 Step = tuple[Sequence[ir.Value], Sequence[ir.Value]]
 Body = Callable[..., Step]
@@ -721,6 +747,15 @@ class Direction:
 
 def _inner(op: Ops, like: ir.Value, dims: Sequence[int | str | None]) -> ir.Value:
     return ir.val(op.fresh_name("step"), like.dtype, list(dims))
+
+
+# RNN, LSTM and GRU.
+#
+# The forward node stays as it is, with its fused kernel. The rules compute the gates of all
+# steps again, from the states in Y, as matrix products over all steps; carry the cotangents
+# from step to step in a Scan whose body is one matrix product (two where a GRU resets before
+# it) and a few elementwise operators; and end with one product over all steps for each
+# gradient.
 
 
 @vjp("RNN", since=7)

@@ -15,6 +15,11 @@ from odtpack.graph.ops import Ops
 
 non_differentiable("ArgMax", "ArgMin")
 
+# Reductions. The cotangent is first given back the axes that the reduction removed.
+#
+# Axes that are known only when the model runs are given back by reducing once more with
+# ``keepdims``: the operator itself says which they are.
+
 Axes = Sequence[int] | None
 
 
@@ -174,6 +179,11 @@ def cumulative_product(ctx: Context) -> Cotangents:
 
 
 non_differentiable("MelWeightMatrix")
+
+# Fourier transforms: linear, so that the gradient is the adjoint transform.
+#
+# With complex numbers as pairs, the adjoint of y_k = sum_n x_n exp(-2 pi i k n / N) is
+# sum_k y_k exp(+2 pi i k n / N), which is N times the inverse transform.
 
 _AXIS_INPUT_SINCE = 20
 

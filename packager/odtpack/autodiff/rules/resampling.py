@@ -14,6 +14,8 @@ from odtpack.autodiff.rules.linalg import multiply_axis
 from odtpack.autodiff.sampling import Axis, Kernel, length, weights
 from odtpack.graph.ops import Ops
 
+# Resize: along each axis a product with the matrix of interpolation weights.
+
 
 @vjp("Resize", since=11)
 def resize(ctx: Context) -> Cotangents:
@@ -113,6 +115,8 @@ def _known_weights(
     results: Any = ReferenceEvaluator(model).run(None, {})  # its stubs say it may be a dict
     return np.asarray(results[0])
 
+
+# Sampling at positions that the model computes: GridSample, and AffineGrid, which makes them.
 
 # Names of the modes; opset 20 renamed two of them.
 _MODES = {

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from odtpack.graph.ops import Ops
 
 
+# What every loss shares: options as fields, targets, reduction.
+#
+# Losses import what writes graphs where they write: recipes read the declarations, and whether a
+# package has to be built again is to be known without loading onnx_ir.
+
 Reduction = Literal["mean", "sum", "none"]
 TargetRole = Literal["labels", "target"]
 
@@ -250,6 +255,9 @@ def reduce(op: Ops, value: ir.Value, reduction: Reduction) -> ir.Value:
     return shaped(op.reduce_mean(value, axes, keepdims=False), ())
 
 
+# What losses share that compare prediction and target element by element.
+
+
 @dataclasses.dataclass(frozen=True)
 class Elementwise(Loss):
     """A loss with one term for each element of the prediction."""
@@ -269,6 +277,8 @@ def huber(op: Ops, delta: float, prediction: ir.Value, target: ir.Value) -> ir.V
     near = like(op.Min(distance, delta), prediction)
     return like(op.Mul(near, op.Sub(distance, op.Mul(near, 0.5))), prediction)
 
+
+# Options of losses: read from text, and made comparable.
 
 Numbers = float | tuple[Any, ...]
 """A number, or numbers nested as an array is: hashable and comparable, unlike an array."""
@@ -339,6 +349,9 @@ def plain(value: object) -> object:
     return [plain(part) for part in value] if isinstance(value, tuple) else value
 
 
+# What losses over scores of classes [N, C, ...] share.
+
+
 def log_softmax(op: Ops, logits: ir.Value) -> tuple[ir.Value, int]:
     """Log-probabilities of logits [N, C, ...], and the axis on which the classes are."""
     axes = rank(logits)
@@ -393,6 +406,8 @@ def without_classes(shape: Dims) -> Dims:
     """The shape of labels: that of scores [N, C, ...] without axis 1."""
     return (shape[0], *shape[2:])
 
+
+# What losses over embeddings share: what belongs together shall lie together.
 
 _EPSILON = 1e-6
 """Added to every difference, as in PyTorch's pairwise_distance."""

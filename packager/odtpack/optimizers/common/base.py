@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from odtpack.graph.ops import Ops
 
 
+# What Adam and AdamW share: two moments, and the change that follows from them.
+
+
 class AdamLike(Protocol):
     """Hyperparameters that the change reads."""
 
@@ -87,6 +90,8 @@ def _unbias(op: Ops, t: ir.Value, beta: float) -> ir.Value:
 
 
 FIRST, SECOND = "first_order_moments", "second_order_moments"
+
+# What every optimizer has in common: where its numbers come from and what it keeps.
 
 Values: TypeAlias = "Mapping[str, ir.Value]"
 
@@ -194,6 +199,9 @@ def add_decay(
 def lerp(op: Ops, old: ir.Value, new: ir.Value, keep: float) -> ir.Value:
     """Return keep old + (1 - keep) new."""
     return op.Add(op.Mul(old, keep), op.Mul(new, 1 - keep))
+
+
+# Parameter groups: which parameters get another learning rate or weight decay.
 
 
 @dataclasses.dataclass(frozen=True)
