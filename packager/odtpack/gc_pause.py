@@ -23,6 +23,11 @@ class _Collector:
 @contextmanager
 def paused_collector() -> Iterator[None]:
     """Keep the collector from running inside a ``with`` block, or a function so decorated."""
+    # A graph is hundreds of thousands of small objects that all stay alive. Each collection walked
+    # through them to find nothing: a third of the time of a build, which was not linear for that
+    # reason. What is left is handed to the collector as old objects: as young ones all would be
+    # walked through at the next allocation, a fifth of the time of a build. A program that froze
+    # its own objects keeps them frozen; the build's cannot be told from them and stay young.
     was_enabled = gc.isenabled()
     if was_enabled and _Collector.left_behind:
         gc.collect()

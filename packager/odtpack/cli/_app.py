@@ -296,6 +296,8 @@ def _main(arguments: Sequence[str]) -> int:
 
 def _open_standard_streams() -> None:
     """Give a process that was started without standard streams some."""
+    # A file that is opened would take their places, and be written to. A result for a closed
+    # standard output would be lost, so it is refused; messages are dropped.
     for number, name, flags in (
         (0, "stdin", os.O_RDONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)
     ):  # fmt: skip

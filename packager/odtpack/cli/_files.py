@@ -32,6 +32,7 @@ def find_recipe(recipe: Path | None, *, wanted: bool) -> Path | None:
 
 def check_writable(path: Path, option: str, *, outside: Package | None = None) -> None:
     """Refuse a destination that cannot be written, before the work whose result it gets."""
+    # A file is created beside it and removed again: permissions do not say everything.
     try:
         reason, hint = _objection(path, option, outside)
     except OSError as error:  # the name is too long, or the folder is not readable

@@ -196,6 +196,11 @@ def fit(
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[Epoch]:
     """Train, and yield after every epoch."""
+    # What is left of an epoch makes a smaller step: each batch's gradient counts as in all others,
+    # and nothing is carried from one epoch into the next. The order of the samples depends only on
+    # the seed and the epoch's number, so that a resumed training is bit-identical, and the
+    # simulator replays in that order. A private training draws each sample for each batch
+    # independently, from the system's entropy, and cannot be repeated.
     names = module.input_names()
     count = batch_count(len(indices), batch_size, whole=whole)
     if count == 0:

@@ -137,6 +137,8 @@ def _claim_stderr(pipe: int) -> None:
 
 def _show(pipe: int) -> None:
     """Print each line that libraries write, once, safe to show."""
+    # No line begins as one of the command's own does: a name with a line break is several lines
+    # here.
     log_lines = None
     told: set[str] = set()
     with os.fdopen(pipe, "rb") as stream:

@@ -263,7 +263,7 @@ class FleetFitRequest:
 
 @dataclasses.dataclass(frozen=True)
 class _Trial:
-    """A federation to play, or to go on with, up to a round."""
+    """A federation to play, or to continue, up to a round."""
 
     package: Path
     data: Path

@@ -86,7 +86,7 @@ def fronts(points: Sequence[Point]) -> list[list[int]]:
 
 
 def keep(points: Sequence[Point], count: int) -> list[int]:
-    """Indices of so many points to go on with, in their order.
+    """Indices of so many points to continue, in their order.
 
     Whole fronts as long as there is room. Of the front that does not fit as a whole the
     objectives choose in turns, each the point that is best for it, the first one first.

@@ -65,7 +65,7 @@ def guarded(
 
     Answers that hold NaN, arrays of other names, shapes or types, other metrics than most, an
     update many times as long as the others', or no sound weight are left out and said so; the round
-    goes on with the rest.
+    continues with the rest.
     An answer that says that it is from many times as many samples as the others counts as
     ``most_times_weight`` medians. What a strategy is about to send is checked before it goes out.
     Flower gives answers in the order of their arrival, in which sums would differ from run to

@@ -40,6 +40,8 @@ def convert_model(
     custom_op_library: Path | None = None,
 ) -> None:
     """Write a model in ORT format."""
+    # Only for amd64 are convolutions laid out in blocks of channels (NCHWc): other processors have
+    # no kernels for that.
     optimize_model(
         model,
         out,

@@ -465,6 +465,8 @@ CPP_NAMES: Final = {
 
 def count_kernels(config: OperatorConfig) -> tuple[int, int] | None:
     """Return how many kernels of this ONNX Runtime's CPU provider a configuration keeps, of all."""
+    # As its build does: a kernel whose range of versions holds that of an operator is kept, and,
+    # where the configuration limits types, one that is registered for an allowed type.
     from onnxruntime.capi import onnxruntime_pybind11_state
 
     kernel_defs = getattr(onnxruntime_pybind11_state, "get_all_opkernel_def", None)

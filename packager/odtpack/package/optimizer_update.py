@@ -41,6 +41,8 @@ class ResolvedUpdate:
 
     def step_model(self, graphs: Graphs) -> ir.Model | None:
         """The training model that updates each parameter with its gradient."""
+        # Not where a step needs all gradients at once (clipping by their norm, privacy, Adafactor),
+        # those of several batches, or those of inputs.
         from odtpack.step.model import can_update, step_model
 
         names = {p.name for p in graphs.parameters}

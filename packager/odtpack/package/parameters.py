@@ -45,6 +45,11 @@ _CHUNK = 1 << 20  # elements that are looked at at once: an initializer may have
 
 def candidates(model: ir.Model, read: Sequence[str] = ()) -> list[str]:
     """Initializers that look like parameters, in the order of the model."""
+    # They are float tensors that a gradient reaches. Running statistics, settings of an operator,
+    # masks, buffers by the exporter's note and constants are not, unless the model keeps everything
+    # in constants. A scalar is one where the exporter noted it as a parameter, or where its name is
+    # as a module gives it and it is neither an exponent, nor a whole factor, nor a small number
+    # that guards a division or a root.
     return reached(model, look_alikes(model), read)
 
 
@@ -59,6 +64,7 @@ def reached(model: ir.Model, names: Sequence[str], read: Sequence[str] = ()) -> 
 
 def look_alikes(model: ir.Model) -> list[str]:
     """As :func:`candidates`, whether a gradient reaches them or not."""
+    # It reads the values of all initializers, which may take gigabytes.
     graph = model.graph
     state = set(batch_norm.state_names(graph))
     unnamed = made_up(graph)
@@ -133,6 +139,9 @@ def resolve(
     model: ir.Model, train: Sequence[str], freeze: Sequence[str], read: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Turn patterns into the names to train and the names to freeze."""
+    # Without `train` everything is trained that is not frozen, without `freeze` everything is
+    # frozen that is not trained. With both, what neither matches stays a constant inside the
+    # models.
     alike = look_alikes(model)
     names = reached(model, alike, read)
     _check_reached(model, alike, names, train)

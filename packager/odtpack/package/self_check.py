@@ -51,6 +51,7 @@ _NOT_THE_SIZES = {
 
 def with_self_check(manifest: Manifest, files: Mapping[str, Path]) -> Manifest:
     """Return a manifest with a self-check, or with the reason why there is none."""
+    # The figures come from a run, so they are not part of what a recipe's digest promises.
     info = _reason_without(manifest)
     if info is None:
         limits = apart.Limits.of(files.values())

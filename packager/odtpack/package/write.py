@@ -59,6 +59,8 @@ def recipe_digest(model: ir.Model, **settings: object) -> str:
 
 def model_digest(model: ir.Model) -> str:
     """Return the digest of a model: of its graph, and of its initializers one by one."""
+    # It does not depend on where the model came from, nor on whether its values lay in files of
+    # their own.
     digest = hashlib.sha256()
     tensors: dict[ir.Value, ir.TensorProtocol] = {}
     for name, value in model.graph.initializers.items():

@@ -54,6 +54,8 @@ def write_stamp(folder: Path, key: str) -> None:
 
 def is_current(folder: Path, key: str) -> bool:
     """Whether the package in a folder was built by a key, and all its files are as they were."""
+    # A file whose size and time of change are those of the stamp counts as intact; one with another
+    # time is read.
     content = _read_stamp(stamp_path(folder))
     if content.get("format") != _FORMAT or content.get("key") != key:
         return False

@@ -100,7 +100,7 @@ class Problem(Part):
 
 
 class Verdict(Part):
-    """Whether a device that trained with the old package goes on with the new one.
+    """Whether a device that trained with the old package can continue with the new one.
 
     Attributes:
         level: ``compatible``: trained parameters and the optimizer's state go over.
@@ -187,7 +187,7 @@ _TRAINED_ROLES = ("trainable", "state")
 
 
 def verdict(old: Package, new: Package, changed_values: Collection[str]) -> Verdict:
-    """Say whether a checkpoint that was trained with ``old`` goes on with ``new``."""
+    """Say whether a checkpoint that was trained with ``old`` can be used with ``new``."""
     before = {item.name: item for item in old.manifest.parameters}
     after = {item.name: item for item in new.manifest.parameters}
     trained = [item for item in before.values() if item.role in _TRAINED_ROLES]

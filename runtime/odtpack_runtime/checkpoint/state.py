@@ -103,7 +103,7 @@ def carry_over(
 
     Everything else comes from the newer package: frozen parameters with its values, and
     parameters that the old one did not have. ``odtpack diff OLD NEW`` says which parameters
-    are to be carried over and whether the optimizer's state can be::
+    to carry over, and whether the optimizer's state can be carried over::
 
         trained = CheckpointState.load_checkpoint("trained.ckpt")
         fresh = CheckpointState.load_checkpoint("package/checkpoint")

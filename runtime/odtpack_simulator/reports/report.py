@@ -88,7 +88,7 @@ class Cell:
     """What one device has to say on one topic.
 
     Attributes:
-        state: Verdict of its worst check; None where nothing was to be judged.
+        state: Verdict of its worst check; None where there is nothing to judge.
         figure: The figure that stands for the topic.
         words: What the check says of it, short: ``over 100 ms``, ``within 60 s``.
         detail: The message of the check, or why there is no figure.

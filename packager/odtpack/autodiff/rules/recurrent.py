@@ -676,7 +676,7 @@ class Direction:
             states: Carried from step to step, [B, H] each.
             sequences: What a step reads, [T, B, width] each.
             body: Receives a writer, a state for each of ``states`` and a slice for each of
-                ``sequences``; returns the new states and what is to be stacked.
+                ``sequences``; returns the new states and the values to stack.
 
         Returns:
             The last states, then the stacked values [T, B, width].

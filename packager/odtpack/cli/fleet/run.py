@@ -85,7 +85,7 @@ def run(
     if resume and times is not None:
         raise OdtpackError(
             "fleet-times",
-            "--resume goes on with the times that the run began with",
+            "--resume uses the times that the run began with",
             hint="leave out --times",
         )
     settings = read_fleet(fleet_file)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from odtpack.graph.ops import Ops
 
-_LOWEST = float(np.finfo(np.float32).min)
-
 
 @dataclasses.dataclass(frozen=True)
 class Head:

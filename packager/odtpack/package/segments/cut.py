@@ -105,6 +105,7 @@ LARGEST_PART = 1 << 20
 
 def split_rows(graph: ir.Graph) -> None:
     """Take the products of a graph apart whose matrices have more elements than that."""
+    # A matrix that is read by anything else, as DoRA's norms read it, stays whole.
     op = Ops(graph, "rows/")
     for node in [*graph]:
         if node.op_type == "DequantizeLinear" and node.domain == "":
@@ -429,6 +430,7 @@ def _stream(
     constant: Collection[ir.Node],
 ) -> list[ir.Value]:
     """Values that all data of an input pass through, for the input that has most of them."""
+    # Others, such as positions and masks, have few: each block reads what is made of them.
     position = {node: place for place, node in enumerate(graph)}
     given = {value for value in graph.inputs if value not in trained}
     ends = influences(graph, graph.outputs[:1])

@@ -143,7 +143,7 @@ private class Save(
         }
     }
 
-    /** Cut off what nobody reads. */
+    /** Cut off the end of the file, which no checkpoint refers to. */
     private fun shorten(data: RandomAccessFile, size: Long) = try {
         if (data.length() > size) data.setLength(size) else Unit
     } catch (_: IOException) { // it does no harm
