@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from odtpack_runtime.checkpoint.parameters import Array
-from odtpack_simulator.measure.measurements import operator_seconds, runtime_costs
+from odtpack_simulator.measure.calibration import operator_seconds, runtime_costs
 from odtpack_simulator.replay.child.timing_run import open_trainer, profiled_step, whole_steps
 from odtpack_simulator.replay.child.training_run import Batches
 from odtpack_simulator.replay.job import Indices, Job

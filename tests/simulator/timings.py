@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from odtpack_simulator.latency.latency import HostTiming
-from odtpack_simulator.measure.measurements import Calibration
+from odtpack_simulator.measure.calibration import Calibration
 
 GIGA = 1e9
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from odtpack_runtime.apart.child import alive
-from odtpack_runtime.apart.worker import out_of_memory
+from odtpack_runtime.apart.refused import out_of_memory
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError

@@ -6,13 +6,15 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from odtpack_runtime.checkpoint.parameters import Array
-from odtpack_simulator.fleet.fleet_file import FederationTable
 from odtpack_simulator.fleet.local_training import Arrays, mismatch
+
+if TYPE_CHECKING:
+    from odtpack_simulator.fleet.fleet_file import FederationTable
 
 MOST_TIMES_MEDIAN: Final = 10.0
 """An update is refused that is so many times as long as the median of its round."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from odtpack_simulator.measure.calibration import Calibration
 from odtpack_simulator.measure.host import BUSY, ENOUGH_STEPS, QUIET_SHARE
-from odtpack_simulator.measure.measurements import Calibration
 from odtpack_simulator.memory.operator_work import Work
 from odtpack_simulator.result.result import HostLatency, OperatorClass, OperatorCost
 from odtpack_simulator.values.statistics import quantile_interval

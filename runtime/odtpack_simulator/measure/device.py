@@ -18,9 +18,9 @@ from typing import Final
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import NAME_PATTERN, DeviceProfile
 from odtpack_simulator.measure.allocator import allocator_overhead
+from odtpack_simulator.measure.calibration import copy_bandwidth, gemm_flops
 from odtpack_simulator.measure.host import WaitingClock, measure_storage, this_machine
 from odtpack_simulator.measure.measured_profile import Measurements, measured_profile
-from odtpack_simulator.measure.measurements import copy_bandwidth, gemm_flops
 from odtpack_simulator.measure.operators import Operator, bound_operators
 
 MAX_THREADS: Final = 1024

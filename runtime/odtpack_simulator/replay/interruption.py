@@ -25,7 +25,8 @@ from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.replay.job import Job, Message, load_position, run_digest
-from odtpack_simulator.replay.paired_loss import first_difference, unrepeatable_operators
+from odtpack_simulator.replay.paired_loss import first_difference
+from odtpack_simulator.replay.random_operators import unrepeatable_operators
 from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, run_training_child
 from odtpack_simulator.result.result import Interruption, InterruptionInfo
 from odtpack_simulator.values.units import format_bytes

@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
+from odtpack_simulator.measure.calibration import Calibration, calibrate
 from odtpack_simulator.measure.host import clock_hz
-from odtpack_simulator.measure.measurements import Calibration, calibrate
 from odtpack_simulator.measure.operators import (
     CONTROL_FLOW,
     NodeRun,

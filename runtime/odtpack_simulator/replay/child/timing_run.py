@@ -26,6 +26,7 @@ from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.session.session import open_session
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
+from odtpack_simulator.measure.calibration import Calibration, calibrate, rates
 from odtpack_simulator.measure.host import (
     ENOUGH_STEPS,
     QUIET_SHARE,
@@ -34,7 +35,6 @@ from odtpack_simulator.measure.host import (
     others_seconds,
     stolen_seconds,
 )
-from odtpack_simulator.measure.measurements import Calibration, calibrate, rates
 from odtpack_simulator.measure.operators import NodeRun, model_runs, typical_step
 from odtpack_simulator.replay.child.training_run import Batches, Send, Trainer
 from odtpack_simulator.replay.job import Indices, Job
@@ -55,7 +55,7 @@ def time_steps(job: Job, send: Send) -> None:
 
     Sends ``timed`` with
 
-    - ``calibration``: the fields of :class:`~odtpack_simulator.measure.measurements.Calibration`;
+    - ``calibration``: the fields of :class:`~odtpack_simulator.measure.calibration.Calibration`;
     - ``first_step_ms``, ``steps_ms``, and ``waited_ms``, what each of these waited;
       ``rates_after``: matrix rate and copy bandwidth after them; ``stolen_share``,
       ``others_share`` (of the cores that the steps leave free) and ``load_average``;
