@@ -225,12 +225,13 @@ def _package_limits(
 ) -> list[Check]:
     """Checks of the package's figures, by the budgets of all or of one device."""
     found = []
+    base = NO_BASELINE if baseline is None else figures_of(baseline)
     for figure in figures_of(result):
         checks = limit_checks(
             METRICS,
             [figure],
             limits,
-            NO_BASELINE if baseline is None else figures_of(baseline),
+            base,
             lambda metric, limit: metric.advise(Subject(result, device), limit),
         )
         for check, placed in zip(checks, limits.get(figure.metric, ()), strict=True):
