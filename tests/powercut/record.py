@@ -66,7 +66,8 @@ def record(
             start_new_session=True,
         ) as process:  # fmt: skip
             assert process.stdout is not None
-            for _ in range(saves or 0):
+            # strace writes a call down after it returned: the next number says that it has.
+            for _ in range(saves + 1 if saves else 0):
                 process.stdout.readline()
             if saves:
                 os.killpg(process.pid, signal.SIGKILL)
