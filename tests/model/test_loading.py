@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import onnx.parser
-import pytest
+from pathlib import Path
 
+import numpy as np
+import onnx.parser
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper
+
+from odtpack import optimizers
+from odtpack.build import build_package
 from odtpack.graph.graphs import dims_of
 from odtpack.model.loading import load_model
+from odtpack_runtime import CheckpointState, Module, Optimizer
 
 
 def test_a_vector_declared_absurdly_long_is_not_propagated() -> None:
@@ -20,6 +28,63 @@ def test_a_vector_declared_absurdly_long_is_not_propagated() -> None:
         """
     )
     assert load_model(model).graph.outputs[0].name == "y"
+
+
+def test_annotations_that_contradict_the_graph_do_not_count() -> None:
+    """ONNX Runtime ignores them. Believed, they leave out a sum over the samples, in silence."""
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[5, 6] x, float[5] t) => (float y)
+        <float[1, 4] h, float[1, 4] b, float[7, 7, 7] s, int32[3] d, float e, float[5, 4] u>
+        {
+            h = MatMul(x, w)
+            b = Add(h, bias)
+            s = ReduceSum<keepdims = 0>(b, one)
+            d = Sub(s, t)
+            e = Mul(d, d)
+            u = Custom(e)
+            y = ReduceMean<keepdims = 0>(e)
+        }
+        """
+    )
+    for name, array in {
+        "w": np.ones((6, 4), np.float32), "bias": np.zeros(4, np.float32), "one": np.array([1])
+    }.items():  # fmt: skip
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    model.graph.node[5].domain = "custom"
+    model.opset_import.add(domain="custom", version=1)
+    graph = load_model(model).graph
+    shapes = {value.name: dims_of(value) for node in graph for value in node.outputs}
+    assert shapes["h"] == shapes["b"] == (5, 4)
+    assert shapes["s"] == shapes["d"] == shapes["e"] == (5,)
+    assert shapes["u"] == (5, 4)  # nothing else says what the operator makes
+    assert {value.dtype for node in graph for value in node.outputs} == {ir.DataType.FLOAT}
+
+
+def test_a_bias_behind_a_wrong_annotation_has_the_right_gradient(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[5, 3] x) => (float[5, 4] y) <float[1, 4] h, float[1, 4] y>
+        { h = MatMul(x, w)
+          y = Add(h, bias) }
+        """
+    )
+    rng = np.random.default_rng(2)
+    w, bias, x = (rng.normal(size=s).astype(np.float32) for s in ((3, 4), (4,), (5, 3)))
+    target = rng.normal(size=(5, 4)).astype(np.float32)
+    for name, array in {"w": w, "bias": bias}.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    build_package(model, tmp_path, loss="mse", optimizer=optimizers.SGD(), self_check=False)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state)
+    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(1.0)
+    module(x, target)
+    optimizer.step()
+    expected = bias - (2 * (x @ w + bias - target) / 20).sum(axis=0)
+    np.testing.assert_allclose(state.parameters["bias"].data, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_absent_inputs_at_the_end_of_a_node_are_dropped() -> None:

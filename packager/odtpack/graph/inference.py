@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -56,53 +56,16 @@ def _complete_by_node(model: ir.Model, new_only: bool) -> bool:
     """
     inference = NodeInference(dict(model.graph.opset_imports))
     _type_initializers(model.graph)
-    sizes = frozenset[str]() if new_only else _names_of_sizes(model.graph.inputs)
-    complete = True
+    known = _is_known if new_only else _is_static
     for node in model.graph:
         if subgraphs(node):
-            complete = False
-        if not complete and not sizes:
             return False
-        known = _is_known if new_only else _is_static
-        settled = all(v.dtype is not None and known(v.shape) for v in node.outputs if v.name)
-        if settled and not _loses_size(node, sizes):
+        if all(v.dtype is not None and known(v.shape) for v in node.outputs if v.name):
             continue
         for value, found in zip(node.outputs, inference.outputs(node), strict=True):
-            if found is not None:
-                _open_stale_sizes(value, found, sizes)
-            if complete and value.name and not _complete(value, found):
-                complete = False
-    return complete
-
-
-def _names_of_sizes(values: Iterable[ir.Value]) -> frozenset[str]:
-    return frozenset(d for value in values for d in dims_of(value) or () if isinstance(d, str))
-
-
-def _loses_size(node: ir.Node, sizes: Collection[str]) -> bool:
-    """Whether a size of the inputs is in no output: by the operator, or by a stale shape."""
-    if not sizes:
-        return False
-    known = _names_of_sizes(value for value in node.inputs if value is not None)
-    return not known.intersection(sizes) <= _names_of_sizes(node.outputs)
-
-
-def _open_stale_sizes(value: ir.Value, found: Found, sizes: Collection[str]) -> None:
-    """Drop a declared number where the node computes as many as an input has, any number.
-
-    So it is where the inputs of an exported model were made dynamic, and the shapes after
-    them left as they were. ONNX Runtime only warns of that, but a mean over the axis, or a
-    sum back to a broadcast shape, would be differentiated for the wrong number.
-    """
-    known, dims = dims_of(value), found[1]
-    if known is None or dims is None or len(known) != len(dims):
-        return
-    opened = tuple(
-        new if isinstance(old, int) and new in sizes else old
-        for old, new in zip(known, dims, strict=True)
-    )
-    if opened != known:
-        value.shape = ir.Shape(opened)
+            if value.name and not _complete(value, found):
+                return False
+    return True
 
 
 def _complete(value: ir.Value, found: Found | None) -> bool:
@@ -243,10 +206,14 @@ def _is_static(shape: ir.Shape | None) -> bool:
     return shape is not None and all(isinstance(dim, int) for dim in shape)
 
 
+def is_known(dim: int | str | None) -> bool:
+    """Whether a size is a number or has a name, other than what inference makes up."""
+    return isinstance(dim, int) or (dim is not None and not dim.startswith("unk__"))
+
+
 def _is_known(shape: ir.Shape | None) -> bool:
-    """Whether every size is a number or has a name, other than what inference makes up."""
     return shape is not None and all(
-        isinstance(dim, int) or (dim.value and not dim.value.startswith("unk__")) for dim in shape
+        isinstance(dim, int) or is_known(dim.value or None) for dim in shape
     )
 
 

@@ -24,7 +24,7 @@ from odtpack.graph.graphs import (
     mark_constant,
     nodes_of,
 )
-from odtpack.graph.inference import infer_shapes
+from odtpack.graph.inference import infer_shapes, is_known
 from odtpack.graph.ops import Ops
 from odtpack.model import exporters, external_data, shared_tensors, source
 from odtpack.model.source import ModelLike
@@ -126,7 +126,7 @@ def load_source(
     shared_tensors.tie(loaded.graph, named)
     shared_tensors.untie(loaded.graph, untie)
     _open_declared_sizes(loaded.graph)
-    loaded = infer_shapes(loaded)
+    loaded = _infer_anew(loaded)
     inputs = [value for value in loaded.graph.inputs if value.uses()]
     cache = () if as_stored else drop(loaded.graph)
     if needs_blocks(loaded.graph):
@@ -135,6 +135,30 @@ def load_source(
     if cache:
         loaded.meta[CACHE] = (*cache, *_drop_unread(loaded, inputs))
     return loaded
+
+
+def _infer_anew(model: ir.Model) -> ir.Model:
+    """Infer types and shapes from inputs and weights; annotations fill in what stays unknown.
+
+    An annotation that contradicts the graph would give a wrong gradient: ONNX Runtime ignores it.
+    """
+    declared = {}
+    for value in [output for node in nodes_of(model.graph) for output in node.outputs]:
+        declared[value] = value.type, dims_of(value)
+        value.type, value.shape = None, None
+    model = infer_shapes(model)
+    filled = False
+    for value, (type_, dims) in declared.items():
+        if value.type is None and type_ is not None:
+            value.type, filled = type_, True
+        found = dims_of(value)
+        if value.type != type_ or dims is None or len(found or dims) != len(dims):
+            continue
+        pairs = zip(found or (None,) * len(dims), dims, strict=True)
+        merged = [new if is_known(new) else old for new, old in pairs]
+        if merged != list(found or ()) or found is None:
+            value.shape, filled = ir.Shape(merged), True
+    return infer_shapes(model) if filled else model
 
 
 def _drop_unread(model: ir.Model, read: Sequence[ir.Value]) -> list[str]:
