@@ -149,6 +149,25 @@ def test_times_within_the_noise_only_warn() -> None:
         assert ("scatters" in check.message) == (level == "warn")
 
 
+@pytest.mark.parametrize("other_host", [False, True])
+def test_a_count_has_no_noise_and_is_compared_across_hosts(other_host: bool) -> None:
+    """28.9 % more bytes a day are more, however much the host's times scatter."""
+    base, head = slower(1.0, spread=0.4), slower(1.0, spread=0.4)
+    if other_host:
+        host = base.host.model_copy(update={"cpu": "Another processor"})
+        base = base.model_copy(update={"host": host})
+    device = head.devices[0]
+    assert device.campaign is not None
+    assert device.campaign.written_bytes_per_day is not None
+    more = device.campaign.written_bytes_per_day.scaled(1.289)
+    campaign = device.campaign.model_copy(update={"written_bytes_per_day": more})
+    head = head.model_copy(update={"devices": [device.model_copy(update={"campaign": campaign})]})
+    for key in ("written_per_day", "sessions", "repeated_steps"):
+        check, _ = against(head, base, key, '"+5 %"')
+        assert check.level == "error"
+        assert check.status == ("fail" if key == "written_per_day" else "pass")
+
+
 def test_measured_memory_repeats_within_200_kb() -> None:
     base = with_memory(measured_peak_bytes=100_000_000)
     for extra, level in ((200_000, "warn"), (200_001, "error")):
