@@ -167,3 +167,57 @@ def test_cross_entropy_refuses_classes_of_any_number(tmp_path: Path) -> None:
         build_package(model, tmp_path / "package", loss="cross_entropy")
     assert caught.value.code == "classes-unknown"
     assert "[batch, sequence, 5]" in caught.value.what
+
+
+def test_a_bias_of_one_element_in_a_file_of_constants(tmp_path: Path) -> None:
+    """All weights are Constant nodes, and one number alone is also what a factor looks like."""
+    model = _model("""g (float[N, 1, 4, 4] x) => (float[N, 1, 2, 2] y) {
+        w = Constant<value = float[1, 1, 3, 3] {1, 2, 3, 4, 5, 6, 7, 8, 9}>()
+        b = Constant<value = float[1] {0}>()
+        half = Constant<value = float[1] {0.5}>()
+        c = Conv(x, w, b) y = Mul(c, half) }""")
+    manifest = build_package(model, tmp_path / "package", loss="mse")
+    assert _roles(manifest) == {"w": "trainable", "b": "trainable"}
+
+
+def test_a_matrix_in_a_constant_beside_initializers_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """g (float[N, 2] x) => (float[N, 2] y) {
+        last = Constant<value = float[2, 2] {1, 2, 3, 4}>()
+        h = MatMul(x, w) y = MatMul(h, last) }"""
+    path = tmp_path / "model.onnx"
+    onnx.save(_model(text, w=(2, 2)), path)
+    words = ["build", str(path), "--loss", "mse", "--out"]
+    assert main([*words, str(tmp_path / "package")]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "last: a Constant node at the place of a weight" in said
+    assert "--train 'last' trains it" in said
+    assert main([*words, str(tmp_path / "both"), "--train", "last", "--train", "w"]) == 0
+    assert "a Constant node" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("row", [True, False])
+def test_a_row_that_shuts_out_does_not_make_a_mask_of_a_table(row: bool, tmp_path: Path) -> None:
+    model = _model(
+        """g (int64[N] x) => (float[N, 2] y) { h = Gather(table, x) y = MatMul(h, w) }""",
+        table=(4, 3), w=(3, 2),
+    )  # fmt: skip
+    table = numpy_helper.to_array(model.graph.initializer[0]).copy()
+    table[2, None if row else 1] = -np.inf
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(table, "table"))
+    assert candidates(load_model(model)) == (["table", "w"] if row else ["w"])
+
+
+def test_scales_of_every_rank_are_settings() -> None:
+    model = _model(
+        """g (float[N, 3] x) => (float[N, 2] y) <int8[2] zero = {0, 0}> {
+            q = QuantizeLinear<axis = 1>(h, scale, zero)
+            y = DequantizeLinear<axis = 1>(q, bias_scale, zero)
+            h = MatMul(x, w) }""",
+        w=(3, 2), scale=(2,), bias_scale=(2,),
+    )  # fmt: skip
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend([nodes[2], *nodes[:2]])
+    assert candidates(load_model(model)) == ["w"]

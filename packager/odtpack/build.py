@@ -31,7 +31,7 @@ from odtpack.model.shared_tensors import shared_tensors
 from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from odtpack.option import options_of
 from odtpack.ort_training.backend import backend_for
-from odtpack.package.parameters import resolve, unreached
+from odtpack.package.parameters import constants_like_weights, resolve, unreached
 from odtpack.package.task import Task
 from odtpack.package.write import check_folder, write_artifacts
 from odtpack.quantized import quantize_base
@@ -240,6 +240,13 @@ def _remarks(
         )
     for name in unreached(model, read):
         yield f"{name} is not reached from the loss: it stays a constant"
+    left = [name for name in constants_like_weights(model) if name not in trained]
+    if left:
+        more = f" and {len(left) - 3} more" if left[3:] else ""
+        yield (
+            f"{', '.join(left[:3])}{more}: a Constant node at the place of a weight, in a model "
+            f"whose weights are initializers, stays a constant; --train {left[0]!r} trains it"
+        )
     assumed = None if loss is None else _assumption(model, loss, read)
     if assumed is not None:
         yield assumed

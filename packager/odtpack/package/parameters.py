@@ -24,10 +24,12 @@ _SETTINGS = {
     "BatchNormalization": (3, 4),
     "CastLike": (1,),
     "Clip": (1, 2),
+    "DequantizeLinear": (1, 2),
     "Dropout": (1,),
     "NegativeLogLikelihoodLoss": (2,),
     "OneHot": (2,),
     "Pad": (2,),
+    "QuantizeLinear": (1, 2),
     "Range": (0, 1, 2),
     "Resize": (1, 2),
     "SoftmaxCrossEntropyLoss": (2,),
@@ -37,7 +39,16 @@ _SETTINGS = {
 _PATH = re.compile(r"(?!.*__\d+$)[A-Za-z_]\w*(\.\w+)*")
 _GUARD = 1e-3  # up to here a number keeps a division or a root from its pole
 # The second input and those beyond are settings, where they are scalars.
-_ARITHMETIC_SETTINGS = ("DequantizeLinear", "Pow", "QuantizeLinear")
+_ARITHMETIC_SETTINGS = ("Pow",)
+# Inputs that are weights and biases, whatever their values: a bias may have one element.
+_LAYERS = {
+    "Conv": (1, 2),
+    "ConvTranspose": (1, 2),
+    "Gemm": (1, 2),
+    "GRU": (1, 2, 3),
+    "LSTM": (1, 2, 3),
+    "RNN": (1, 2, 3),
+}
 
 _HUGE = 1e30  # beyond lie the values with which masks shut out
 _CHUNK = 1 << 20  # elements that are looked at at once: an initializer may have billions
@@ -84,13 +95,14 @@ def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
         return False
     if value.metadata_props.get(KIND, "PARAMETER") != "PARAMETER":
         return False
-    uses = value.uses()
-    if all(use.idx in _SETTINGS.get(use.node.op_type, ()) for use in uses) and uses:
+    if _is_used_as(value, _SETTINGS):
         return False
     if value.const_value is None:
         return False
     array = value.const_value.numpy()
-    if array.size == 0 or not all(_is_within(part) for part in _parts(array)):
+    if array.size == 0:
+        return False
+    if not all(_is_within(part) for part in _parts(array)) and not _is_table(value, array):
         return False
     if array.size > 1 and str(value.name).startswith("onnx::"):  # computed from a parameter
         return True
@@ -99,7 +111,7 @@ def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
         return True
     fill = all((part == array.flat[0]).all() for part in _parts(array))  # or a factor
     if lifted:
-        return not fill
+        return not fill or _is_used_as(value, _LAYERS)
     counted = all((part == part.round()).all() for part in _parts(array))  # positions, one-hot
     return not (fill or counted)
 
@@ -107,6 +119,20 @@ def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
 def _is_within(part: np.ndarray) -> bool:
     """Whether numbers are finite and shut nothing out; NaN is the largest and the smallest."""
     return float(part.max()) < _HUGE and float(part.min()) > -_HUGE
+
+
+def _is_used_as(value: ir.Value, places: Mapping[str, Sequence[int]]) -> bool:
+    """Whether every use is at one of the given inputs of an operator."""
+    uses = value.uses()
+    return bool(uses) and all(use.idx in places.get(use.node.op_type, ()) for use in uses)
+
+
+def _is_table(value: ir.Value, array: np.ndarray) -> bool:
+    """Whether whole rows shut out, as of an embedding, and not single elements, as of a mask."""
+    if array.ndim < 2 or not _is_used_as(value, {"Gather": (0,)}):
+        return False
+    out = np.abs(array.reshape(len(array), -1)) >= _HUGE
+    return bool((out.all(axis=1) | ~out.any(axis=1)).all()) and not out.all()
 
 
 def _is_named_scalar(value: ir.Value) -> bool:
@@ -168,6 +194,22 @@ def unreached(model: ir.Model, read: Sequence[str] = ()) -> list[str]:
     alike = look_alikes(model)
     names = set(reached(model, alike, read))
     return [name for name in alike if name not in names]
+
+
+def constants_like_weights(model: ir.Model) -> list[str]:
+    """Constant nodes at the place of a weight, where initializers are the weights."""
+    places = {"MatMul": (0, 1), **_LAYERS}
+    found = [
+        value
+        for value in model.graph.initializers.values()
+        if is_lifted_constant(value)
+        and value.shape is not None
+        and value.shape.rank() > 1
+        and _is_used_as(value, places)
+        and _looks_trainable(value, unnamed=False)
+    ]
+    alike = look_alikes(model) if found else ()
+    return [str(value.name) for value in found if value.name not in alike]
 
 
 def _check_reached(
