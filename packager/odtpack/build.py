@@ -25,8 +25,9 @@ from odtpack.errors import OdtpackError
 from odtpack.gc_pause import paused_collector
 from odtpack.losses import Loss, make_loss
 from odtpack.memory.spec import read_memory
+from odtpack.model import old_opsets
 from odtpack.model.head import add_head
-from odtpack.model.loading import CACHE, ModelLike, load_model
+from odtpack.model.loading import CACHE, CONVERTED_FROM, ModelLike, load_model
 from odtpack.model.shared_tensors import shared_tensors
 from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from odtpack.option import options_of
@@ -159,6 +160,9 @@ def build(
             forward_model(spec), named=(*spec.train, *spec.freeze), untie=spec.untie
         )
         cache, wanted = loaded.meta.get(CACHE, ()), spec.train
+        old = loaded.meta.get(CONVERTED_FROM)
+        if remark is not None and old is not None:
+            remark(f"the model has opset {old}, and is converted to {old_opsets.NEWEST}")
         if spec.base is not None:
             if adapter is None and not wanted:
                 raise OdtpackError(

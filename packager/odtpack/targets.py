@@ -58,9 +58,8 @@ def lowest_target(opset: int) -> Target:
     if opset < MIN_OPSET:
         raise OdtpackError(
             "opset-too-old",
-            f"the model uses opset {opset}; odtpack differentiates opset {MIN_OPSET} and newer",
-            hint=f"export it again with opset {MIN_OPSET} or newer, or convert it with "
-            "onnx.version_converter.convert_version(model, 17)",
+            f"the model uses opset {opset}; odtpack reads opset 7 and newer",
+            hint=f"export it again with opset {MIN_OPSET} or newer",
         )
     for target in TARGETS:
         if target.opset >= opset:

@@ -113,7 +113,7 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str, str]] = {
     ),
     "prefix is a path": (linear, {"prefix": "a/b"}, "bad-prefix", "'a/b'"),
     "no library": (linear, {"custom_op_library": "ops.so"}, "library-not-found", "'ops.so'"),
-    "old opset": (lambda: linear(opset=11), {}, "opset-too-old", "opset 11"),
+    "old opset": (lambda: linear(opset=6), {}, "opset-too-old", "opset 6"),
     "new opset": (lambda: linear(opset=29), {}, "opset-too-new", "opset 29"),
     "target is an input": (
         lambda: linear(inputs=", float[N, 2] target"),

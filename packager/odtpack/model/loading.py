@@ -26,7 +26,7 @@ from odtpack.graph.graphs import (
 )
 from odtpack.graph.inference import infer_shapes, is_known
 from odtpack.graph.ops import Ops
-from odtpack.model import exporters, external_data, shared_tensors, source
+from odtpack.model import exporters, external_data, old_opsets, shared_tensors, source
 from odtpack.model.source import ModelLike
 from odtpack.passes import patterns
 
@@ -34,6 +34,7 @@ from odtpack.passes import patterns
 
 __all__ = [
     "CACHE",
+    "CONVERTED_FROM",
     "ModelLike",
     "check_texts",
     "infer_shapes",
@@ -44,6 +45,8 @@ __all__ = [
 ]
 CACHE = "odtpack.cache"
 """Metadata of a loaded model: the inputs that were left out with its key-value cache."""
+CONVERTED_FROM = "odtpack.converted"
+"""Metadata of a loaded model: the opset that its file has, if it was converted."""
 
 
 def load_model(
@@ -95,6 +98,7 @@ def load_source(
     _open_negative_sizes(given.proto.graph)
     check_functions(given.proto, given.where)
     _check(given.proto, given.where)
+    converted = old_opsets.convert(given.proto, given.arrays, given.where)
     try:
         loaded = ir.from_proto(given.proto)
     except ir.serde.SerdeError as error:
@@ -103,6 +107,8 @@ def load_source(
             f"the model is damaged: {str(error).splitlines()[0]}",
             where=given.where,
         ) from error
+    if converted is not None:
+        loaded.meta[CONVERTED_FROM] = converted
     _name_standard_domain(loaded.graph.opset_imports)
     for function in loaded.functions.values():
         _name_standard_domain(function.opset_imports)
@@ -260,7 +266,7 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
     if opset is None:
         raise OdtpackError("no-opset", "the model imports no standard operators", where=where)
-    targets.lowest_target(opset)
+    targets.lowest_target(targets.MIN_OPSET if opset in old_opsets.CONVERTED else opset)
     check_texts(proto, where)
     try:
         if proto.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
