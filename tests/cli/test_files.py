@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,12 @@ def test_nothing_is_trained_for_a_report_that_cannot_be_written(
     outcome = run(*command, "--loss", "cross_entropy", "--out", path)
     assert_refused(outcome, "cannot-write", str(path))
     assert tree(tmp_path) == {"file": b"mine"}
+
+
+def test_what_a_killed_check_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    left = tmp_path / f".m.onnx.{process.pid}-0123456789ab.tmp"
+    left.touch()
+    check_writable(tmp_path / "m.onnx", "--out")
+    assert list(tmp_path.iterdir()) == []

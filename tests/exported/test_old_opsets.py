@@ -17,7 +17,8 @@ from tests.exported.export import export
 from tests.exported.subjects import SUBJECTS
 from tests.sweep import split
 
-NAMES = ["siamese", "translator", "window-transformer"]
+NAMES = ["keyword-gru", "lstm", "mobilenet-v3", "bert", "recommender", "siamese", "translator",
+         "window-transformer"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", split(NAMES, lambda name: name == "siamese"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import atomic_write, temporary_name
+from odtpack_runtime.files.atomic import atomic_write, remove_stale, temporary_name
 
 if TYPE_CHECKING:
     from odtpack_runtime.package.package import Package
@@ -82,6 +82,7 @@ def _obstacle(folder: Path) -> str:
 
 def _refusal(path: Path) -> str:
     """Why no file can be created beside a path; empty where it can. The file is removed again."""
+    remove_stale(path)  # also what a killed process left of this very check
     probe = temporary_name(path)
     try:
         os.close(os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
