@@ -120,6 +120,15 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def kept_processes() -> Iterator[None]:
+    """Processes that answered for one package answer for the next: ``tests/kept_processes.py``."""
+    from tests import kept_processes
+
+    with kept_processes.kept():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def one_job() -> Iterator[None]:
     """Work that names no number of jobs is done in this process.
 
