@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the slowest tests to make sweep: ``scripts/slow_tests.py`` chooses them.
 
-    With ODTPACK_SWEEP_EVERY=3 each test function of the sweep keeps every third of its cases.
+    With ODTPACK_SWEEP_EVERY=5 each test function of the sweep keeps every fifth of its cases.
     """
     slow = set(Path(__file__).with_name("slow_tests.txt").read_text("utf-8").splitlines())
     every = int(os.environ.get("ODTPACK_SWEEP_EVERY", "1"))
