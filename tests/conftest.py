@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the slowest tests to make sweep: ``scripts/slow_tests.py`` chooses them.
 
-    With ODTPACK_SWEEP_EVERY=3 each test function of the sweep keeps every third of its cases.
+    With ODTPACK_SWEEP_EVERY=5 each test function of the sweep keeps every fifth of its cases.
     """
     slow = set(Path(__file__).with_name("slow_tests.txt").read_text("utf-8").splitlines())
     every = int(os.environ.get("ODTPACK_SWEEP_EVERY", "1"))
@@ -116,6 +116,15 @@ def one_thread() -> Iterator[None]:
         sys.modules["torch"].set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnxruntime.InferenceSession, "__init__", alone)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kept_processes() -> Iterator[None]:
+    """Processes that answered for one package answer for the next: ``tests/kept_processes.py``."""
+    from tests import kept_processes
+
+    with kept_processes.kept():
         yield
 
 

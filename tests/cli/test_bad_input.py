@@ -184,8 +184,8 @@ class TestSimulate:
         return "simulate", shared.package, "--data", shared.data, *more
 
     def test_unknown_device(self, refused: Refused, shared: Shared) -> None:
-        arguments = self.arguments(shared, "--device", "pixel-8b")
-        refused(arguments, "device-unknown", "'pixel-8b'", "'pixel-8a'", "odtpack devices list")
+        arguments = self.arguments(shared, "--device", "pixel-8ax")
+        refused(arguments, "device-unknown", "'pixel-8ax'", "'pixel-8a'", "odtpack devices list")
 
     def test_no_device(self, refused: Refused, shared: Shared) -> None:
         refused(self.arguments(shared), "no-device", "--device", "google/pixel-8a")

@@ -21,6 +21,7 @@ from tests.hostile.checkpoints import many_tensors, plain, shared_table, written
 from tests.hostile.compare import damaged, wrong_decisions
 from tests.hostile.content import content_digest
 from tests.hostile.corpus import INDEX, write_corpus
+from tests.once import made_once
 from tests.runtime.checkpoint_samples import sample
 
 LEAST = 300
@@ -28,9 +29,7 @@ LEAST = 300
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hostile") / "corpus"
-    write_corpus(folder)
-    return folder
+    return made_once(tmp_path_factory, "hostile-corpus", write_corpus)
 
 
 def test_the_index(corpus: Path) -> None:

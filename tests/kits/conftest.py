@@ -10,6 +10,7 @@ import pytest
 from tests.kits import cpp_kit, swift_kit
 from tests.kits.ran import RAN, Ran
 from tests.kits.vectors import write_suite
+from tests.once import made_once
 
 _ran = Ran()
 _NATIVE = {"cpp": cpp_kit, "swift": swift_kit}
@@ -17,9 +18,7 @@ _NATIVE = {"cpp": cpp_kit, "swift": swift_kit}
 
 @pytest.fixture(scope="session")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("kits") / "vectors"
-    write_suite(folder)
-    return folder
+    return made_once(tmp_path_factory, "suite", write_suite)
 
 
 @pytest.fixture(params=_NATIVE)

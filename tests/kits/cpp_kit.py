@@ -11,9 +11,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from tests.kits import harness
 
 ROOT = Path(__file__).parents[2]
+save_batch = harness.save_batch
 KIT = ROOT / "runtime" / "cpp"
 DEPENDENCIES = ROOT / "build" / "cpp-deps"
 SANITIZE = "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
@@ -109,13 +110,3 @@ def measure(job: dict[str, Any], folder: Path, variant: str = "native") -> dict[
     done = run("measure", path, variant=variant)
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(done.stdout))
-
-
-def save_batch(folder: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """Write a batch as jobs name it; paths are absolute."""
-    inputs = []
-    for name, array in arrays.items():
-        path = folder / f"{name}.bin"
-        array.tofile(path)
-        inputs.append({"name": name, "dtype": str(array.dtype), "shape": array.shape, "file": path})
-    return {"inputs": inputs}

@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from tests.kits import harness
 
 ROOT = Path(__file__).parents[2]
+save_batch = harness.save_arrays
 KIT = ROOT / "runtime" / "js"
 SCRIPTS = Path(__file__).parent / "js"
 NODES = os.pathsep.join([str(ROOT / "build" / "node" / "bin"), os.environ.get("PATH", "")])
@@ -63,16 +64,6 @@ def train(task: dict[str, Any], where: str, *, collect: bool = False) -> dict[st
         options = ("--expose-gc",) if collect else ()
         return dict(node("training.mjs", text, options=options))
     return dict(json.loads(python("tests.kits.python_training", text)))
-
-
-def save_batch(folder: Path, **arrays: np.ndarray) -> dict[str, dict[str, Any]]:
-    """Write a batch as the tasks of training name it."""
-    data = {}
-    for name, array in arrays.items():
-        path = folder / f"{name}.bin"
-        array.tofile(path)
-        data[name] = {"file": str(path), "dtype": str(array.dtype), "shape": list(array.shape)}
-    return data
 
 
 def reader() -> list[str]:

@@ -14,6 +14,7 @@ from odtpack.optimizers import make_optimizer
 from tests import zoo
 from tests.kits import javascript
 from tests.kits.javascript import save_batch
+from tests.once import made_once
 from tests.packages.samples import build
 
 STEPS = 20
@@ -51,8 +52,11 @@ def batch(tmp_path_factory: pytest.TempPathFactory, packages: dict[str, Path]) -
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The conformance suite, written by Python on the version of ONNX Runtime that Node has."""
-    folder = tmp_path_factory.mktemp("suite") / "vectors"
-    javascript.python("tests.kits.vectors", "--out", folder)
+    folder = made_once(
+        tmp_path_factory,
+        "suite-of-node",
+        lambda folder: javascript.python("tests.kits.vectors", "--out", folder),
+    )
     assert json.loads((folder / "index.json").read_text())["onnxruntime"] == (
         javascript.runtime_version()
     )

@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from tests.kits import harness
 
 ROOT = Path(__file__).parents[2]
+save_batch = harness.save_arrays
 KIT = ROOT / "runtime" / "kotlin"
 CLASSES = KIT / "target" / "classes"
 SOURCES = Path(__file__).parent / "kotlin"
@@ -90,13 +91,3 @@ def train(task: dict[str, Any], where: str) -> dict[str, Any]:
     if where == "kotlin":
         return dict(json.loads(run("train", text)))
     return dict(json.loads(python("tests.kits.python_training", text)))
-
-
-def save_batch(folder: Path, **arrays: np.ndarray[Any, Any]) -> dict[str, dict[str, Any]]:
-    """Write a batch as the tasks of training name it."""
-    data = {}
-    for name, array in arrays.items():
-        path = folder / f"{name}.bin"
-        array.tofile(path)
-        data[name] = {"file": str(path), "dtype": str(array.dtype), "shape": list(array.shape)}
-    return data

@@ -12,10 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from odtpack_runtime.checkpoint.format import read_checkpoint
-
 ROOT = Path(__file__).parents[2]
 KIT = ROOT / "runtime" / "swift"
 CORE = ROOT / "runtime" / "cpp"  # the kit is a layer over it
@@ -114,30 +110,3 @@ def measure(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     done = run("measure", path)
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(done.stdout))
-
-
-def save_batch(folder: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """Write a batch as jobs name it; paths are absolute."""
-    folder.mkdir()
-    inputs = []
-    for name, array in arrays.items():
-        path = folder / f"{name}.bin"
-        array.tofile(path)
-        inputs.append({"name": name, "dtype": str(array.dtype), "shape": array.shape, "file": path})
-    return {"inputs": inputs}
-
-
-def contents(path: Path) -> dict[str, Any]:
-    """Everything that a checkpoint says, with arrays as bytes."""
-    data = read_checkpoint(path)
-    optimizer = data.optimizer
-    arrays = {**data.trainable, **data.frozen}
-    moments = optimizer.moments if optimizer else {}
-    return {
-        "arrays": {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()},
-        "trained": sorted(data.trainable),
-        "moments": {name: [m.tobytes() for m in own] for name, own in moments.items()},
-        "optimizer": optimizer
-        and (optimizer.step, optimizer.learning_rate, optimizer.groups, optimizer.kind),
-        "properties": data.properties,
-    }

@@ -17,18 +17,15 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from odtpack.build import build_package
-from odtpack.optimizers import GroupRule, make_optimizer
-from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.session.options import default_session_options
 from odtpack_simulator.measure.measured_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
-from tests import zoo
-from tests.kits import cpp_kit, fuzz_cpp
-from tests.kits.cpp_kit import KIT, ROOT, make, measure, run, save_batch
+from tests.kits import cpp_kit, fuzz_cpp, harness
+from tests.kits.cpp_kit import KIT, ROOT, make, measure, run
+from tests.kits.harness import OPTIONS, STEPS, contents, passes, train
 from tests.kits.kills import KITS, kill_saves
 from tests.kits.measured import measurements
 from tests.packages import mutations
@@ -39,89 +36,7 @@ pytestmark = [
     pytest.mark.kits,
     pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
 ]
-STEPS = 20
-OPTIONS: dict[str, dict[str, Any]] = {
-    "adamw": {"nominal": True},
-    "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
-    "plain sgd": {"optimizer": make_optimizer("sgd", {})},
-    "adafactor": {"optimizer": make_optimizer("adafactor", {})},
-    "clipped": {"clip_norm": 0.5},
-    "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)},
-    "step model": {"step_model": "always"},
-}
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Packages of a small network for several optimizers."""
-    folder = tmp_path_factory.mktemp("packages")
-    model = zoo.cnn(size=8, width=(4, 8), classes=3)
-    for name, each in OPTIONS.items():
-        build_package(model, folder / name, loss="cross_entropy", **each)
-    return {name: folder / name for name in OPTIONS}
-
-
-@pytest.fixture(scope="module")
-def batches(packages: dict[str, Path]) -> list[dict[str, np.ndarray[Any, Any]]]:
-    """Three batches of noise with labels, the last one smaller."""
-    image = json.loads((packages["adamw"] / "manifest.json").read_text())["inputs"][0]
-    rng = np.random.default_rng(3)
-    return [
-        {
-            image["name"]: rng.standard_normal((size, *image["shape"][1:]), dtype=np.float32),
-            "labels": rng.integers(0, 3, size),
-        }
-        for size in (8, 8, 5)
-    ]
-
-
-@pytest.fixture
-def job(batches: list[dict[str, np.ndarray[Any, Any]]], tmp_path: Path) -> dict[str, Any]:
-    """Steps on the batches in turn, and an evaluation, on one thread."""
-    steps = []
-    for index, batch in enumerate(batches):
-        (tmp_path / str(index)).mkdir()
-        steps.append(save_batch(tmp_path / str(index), batch))
-    return {"steps": steps, "evaluation": steps[0], "count": STEPS, "threads": 1,
-            "learning_rate": 0.01}  # fmt: skip
-
-
-def train(
-    package: Path, batches: list[dict[str, np.ndarray[Any, Any]]], count: int, save: Path,
-    checkpoint: Path | None = None,
-) -> tuple[list[float], float]:  # fmt: skip
-    """What a job does, in Python; returns the losses of the steps and of the evaluation."""
-    state = CheckpointState.load_checkpoint(checkpoint or package / "checkpoint")
-    model = package / "training_model.onnx"
-    options = default_session_options(model, threads=1)
-    module = Module(model, state, package / "eval_model.onnx", session_options=options)
-    optimizer = Optimizer(package / "optimizer_model.onnx", module)
-    optimizer.set_learning_rate(0.01)
-    losses = []
-    for step in range(count):
-        losses.append(float(module(*batches[step % len(batches)].values())))
-        optimizer.step()
-        module.lazy_reset_grad()
-    evaluated = module.eval()(*batches[0].values())
-    loss = float(evaluated[0] if isinstance(evaluated, tuple) else evaluated)
-    CheckpointState.save_checkpoint(state, save, include_optimizer_state=True)
-    return losses, loss
-
-
-def contents(path: Path) -> dict[str, Any]:
-    """Everything that a checkpoint says, with arrays as bytes."""
-    data = read_checkpoint(path)
-    optimizer = data.optimizer
-    arrays = {**data.trainable, **data.frozen}
-    moments = optimizer.moments if optimizer else {}
-    return {
-        "arrays": {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()},
-        "trained": sorted(data.trainable),
-        "moments": {name: [m.tobytes() for m in own] for name, own in moments.items()},
-        "optimizer": optimizer
-        and (optimizer.step, optimizer.learning_rate, optimizer.groups, optimizer.kind),
-        "properties": data.properties,
-    }
+batches, job, packages = harness.batches, harness.job, harness.packages
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -351,15 +266,6 @@ ARM64_CASES = ["cnn", "transformer", "recommender", "gru", "adafactor", "groups"
 def test_the_conformance_suite_passes_on_arm64(suite: Path) -> None:
     done = run("conformance", suite, "--tolerance", *ARM64_CASES, variant="arm64")
     assert sorted(done.stdout.split("\n")) == sorted(["", *(f"passed {c}" for c in ARM64_CASES)])
-
-
-def passes(suite: Path, done: subprocess.CompletedProcess[str]) -> None:
-    """Check that each case passed, and that there were cases."""
-    cases = [case["name"] for case in json.loads((suite / "index.json").read_text())["cases"]]
-    failed = [line for line in done.stdout.splitlines() if not line.startswith("passed")]
-    assert not failed, failed[0] + done.stderr[-4000:]
-    assert done.stdout.splitlines() == [f"passed {name}" for name in cases]
-    assert len(cases) > 80
 
 
 def test_the_self_check_passes_and_notices_a_wrong_figure(

@@ -19,7 +19,7 @@ from odtpack_runtime.package.records import PackageFile
 from tests import zoo
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import measure, run, save_batch
-from tests.kits.test_cpp import contents, train
+from tests.kits.harness import contents, train
 
 pytestmark = [
     pytest.mark.kits,

@@ -9,15 +9,14 @@ import pytest
 from tests.hostile.compare import disagreements, lines_of, wrong_decisions
 from tests.hostile.corpus import INDEX, write_corpus
 from tests.kits import hostile_kits
+from tests.once import made_once
 
 COMPARED = 500
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hostile") / "corpus"
-    write_corpus(folder)
-    return folder
+    return made_once(tmp_path_factory, "hostile-corpus", write_corpus)
 
 
 @pytest.mark.kits

@@ -22,6 +22,7 @@ from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from tests.kits import javascript, js_fixtures, web
+from tests.kits.harness import contents
 from tests.kits.javascript import KIT, NODE, SCRIPTS, node, train
 from tests.kits.js_fixtures import OPTIONS, STEPS, guide_code
 from tests.kits.kills import KITS, kill_saves
@@ -34,22 +35,6 @@ pytestmark = [
 ]
 packages, batch, suite = js_fixtures.packages, js_fixtures.batch, js_fixtures.suite
 digits_package = js_fixtures.digits_package
-
-
-def contents(path: Path) -> dict[str, Any]:
-    """Everything that a checkpoint says, with arrays as bytes."""
-    data = read_checkpoint(path)
-    optimizer = data.optimizer
-    arrays = {**data.trainable, **data.frozen}
-    moments = optimizer.moments if optimizer else {}
-    return {
-        "arrays": {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()},
-        "trained": sorted(data.trainable),
-        "moments": {name: [m.tobytes() for m in own] for name, own in moments.items()},
-        "optimizer": optimizer
-        and (optimizer.step, optimizer.learning_rate, optimizer.groups, optimizer.kind),
-        "properties": data.properties,
-    }
 
 
 def test_node_passes_the_conformance_suite_to_the_bit(suite: Path) -> None:

@@ -17,8 +17,8 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planning import held_weights
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import javascript
+from tests.kits.harness import contents
 from tests.kits.javascript import KIT, NODE, node, save_batch, train
-from tests.kits.test_cpp import contents
 from tests.kits.test_kotlin_segments import KINDS, built
 from tests.kits.test_segments import HOSTILE, write_hostile
 

@@ -30,6 +30,7 @@ from odtpack_runtime.errors import OdtpackError
 from tests import zoo
 from tests.hostile.checkpoints import many_tensors
 from tests.kits import kotlin_kit
+from tests.kits.harness import contents
 from tests.kits.kills import KITS, kill_saves
 from tests.kits.kotlin_kit import KIT, ROOT, SOURCES, finish, run, save_batch, train
 from tests.kits.measured import check_measurements
@@ -68,22 +69,6 @@ def batch(tmp_path_factory: pytest.TempPathFactory, packages: dict[str, Path]) -
     image = rng.standard_normal([8, *inputs[0]["shape"][1:]], dtype=np.float32)
     arrays = {inputs[0]["name"]: image, "labels": rng.integers(0, 3, 8)}
     return save_batch(tmp_path_factory.mktemp("batch"), **arrays)
-
-
-def contents(path: Path) -> dict[str, Any]:
-    """Everything that a checkpoint says, with arrays as bytes."""
-    data = read_checkpoint(path)
-    optimizer = data.optimizer
-    arrays = {**data.trainable, **data.frozen}
-    moments = optimizer.moments if optimizer else {}
-    return {
-        "arrays": {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()},
-        "trained": sorted(data.trainable),
-        "moments": {name: [m.tobytes() for m in own] for name, own in moments.items()},
-        "optimizer": optimizer
-        and (optimizer.step, optimizer.learning_rate, optimizer.groups, optimizer.kind),
-        "properties": data.properties,
-    }
 
 
 def test_the_conformance_suite_passes_to_the_bit(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import loss_of
 from odtpack_runtime.training.schedules import make_schedule
 from tests.kits.plain_kit import PlainKit
+from tests.kits.vectors import write_suite
 
 THREADS = 1
 
@@ -33,7 +34,7 @@ def cases(suite: Path, *kinds: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     index = json.loads((suite / "index.json").read_text())
     assert index["threads"] == THREADS
     found = [entry["name"] for entry in index["cases"] if entry["kind"] in kinds]
-    assert found
+    assert found, kinds
     for name in found:
         yield suite / name, json.loads((suite / name / "case.json").read_text(encoding="utf-8"))
 
@@ -68,7 +69,19 @@ def open_module(folder: Path, case: dict[str, Any]) -> tuple[Package, Module, Op
     )
 
 
+def test_two_runs(tmp_path: Path) -> None:
+    """What the tests of the whole suite check, of a part that is written in a second."""
+    write_suite(tmp_path / "suite", ["adam", "groups"])
+    check_runs(tmp_path / "suite", tmp_path)
+    check_plain_runs(tmp_path / "suite", tmp_path)
+    check_exported_models(tmp_path / "suite")
+
+
 def test_runs(suite: Path, tmp_path: Path) -> None:
+    check_runs(suite, tmp_path)
+
+
+def check_runs(suite: Path, tmp_path: Path) -> None:
     for folder, case in cases(suite, "train", "resume", "nominal", "not_finite"):
         package, module, optimizer = open_module(folder, case)
         if case["kind"] == "nominal":
@@ -120,6 +133,10 @@ def test_runs(suite: Path, tmp_path: Path) -> None:
 
 def test_the_manifest_is_enough(suite: Path, tmp_path: Path) -> None:
     """A kit that reads no metadata and binds no memory gives the same, bit by bit."""
+    check_plain_runs(suite, tmp_path)
+
+
+def check_plain_runs(suite: Path, tmp_path: Path) -> None:
     for folder, case in cases(suite, "train", "resume", "not_finite"):
         models = {key: path.removeprefix("package/") for key, path in case["models"].items()}
         kit = PlainKit(folder / "package", folder / case["checkpoint"], models, THREADS)
@@ -171,6 +188,10 @@ def same(found: CheckpointData, expected: CheckpointData, where: str) -> None:
 
 
 def test_exported_models(suite: Path) -> None:
+    check_exported_models(suite)
+
+
+def check_exported_models(suite: Path) -> None:
     for folder, case in cases(suite, "train", "resume", "nominal"):
         path = folder / case["export"]["file"]
         onnx.checker.check_model(str(path), full_check=True)

@@ -21,7 +21,7 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import save_batch
-from tests.kits.test_cpp import contents, train
+from tests.kits.harness import contents, train
 
 pytestmark = pytest.mark.kits
 KINDS: dict[str, dict[str, Any]] = {

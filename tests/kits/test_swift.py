@@ -16,24 +16,21 @@ import numpy as np
 import pytest
 
 from odtpack.build import build_package
-from odtpack.optimizers import GroupRule, make_optimizer
+from odtpack.optimizers import make_optimizer
 from odtpack_runtime import (
     CheckpointState,
-    Module,
     OdtpackError,
-    Optimizer,
-    default_session_options,
 )
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import PackageFile
-from odtpack_runtime.training.loop import loss_of
 from tests import zoo
-from tests.kits import swift_kit
+from tests.kits import harness, swift_kit
 from tests.kits.cpp_stress import TRIED, calls, swift_program, write_job
+from tests.kits.harness import OPTIONS, STEPS, Batch, contents, passes, save_batch, train
 from tests.kits.kills import KITS, kill_saves
-from tests.kits.swift_kit import contents, measure, run, save_batch
+from tests.kits.swift_kit import measure, run
 from tests.packages import mutations
 from tests.packages.samples import build
 from tests.peer import client
@@ -44,76 +41,11 @@ pytestmark = [
     pytest.mark.kits,
     pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable())),
 ]
-STEPS = 18
-OPTIONS: dict[str, dict[str, Any]] = {
-    "adamw": {"nominal": True},
-    "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
-    "plain sgd": {"optimizer": make_optimizer("sgd", {})},
-    "adafactor": {"optimizer": make_optimizer("adafactor", {})},
-    "clipped": {"clip_norm": 0.5},
-    "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)},
-    "step model": {"step_model": "always"},
-}
-Batch = dict[str, np.ndarray[Any, Any]]
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Packages of a small CNN for several optimizers."""
-    folder = tmp_path_factory.mktemp("packages")
-    model = zoo.cnn(size=8, width=(4, 8), classes=3)
-    return {name: build(folder / name, model, **each) for name, each in OPTIONS.items()}
-
-
-@pytest.fixture(scope="module")
-def batches(packages: dict[str, Path]) -> list[Batch]:
-    """Three batches of noise with labels, the last one smaller."""
-    image = json.loads((packages["adamw"] / "manifest.json").read_text())["inputs"][0]
-    rng = np.random.default_rng(3)
-    return [
-        {
-            image["name"]: rng.standard_normal((size, *image["shape"][1:]), dtype=np.float32),
-            "labels": rng.integers(0, 3, size),
-        }
-        for size in (8, 8, 5)
-    ]
-
-
-@pytest.fixture
-def job(batches: list[Batch], tmp_path: Path) -> dict[str, Any]:
-    """Steps on the batches in turn, and an evaluation, on one thread."""
-    steps = [save_batch(tmp_path / f"{i}", batch) for i, batch in enumerate(batches)]
-    return {"steps": steps, "evaluation": steps[0], "count": STEPS, "threads": 1,
-            "learning_rate": 0.01}  # fmt: skip
-
-
-def train(
-    package: Path, batches: list[Batch], count: int, save: Path, checkpoint: Path | None = None
-) -> tuple[list[float], float]:
-    """What a job does, in Python; returns the losses of the steps and of the evaluation."""
-    state = CheckpointState.load_checkpoint(checkpoint or package / "checkpoint")
-    model = package / "training_model.onnx"
-    options = default_session_options(model, threads=1)
-    module = Module(model, state, package / "eval_model.onnx", session_options=options)
-    optimizer = Optimizer(package / "optimizer_model.onnx", module)
-    optimizer.set_learning_rate(0.01)
-    losses = []
-    for step in range(count):
-        losses.append(float(module(*batches[step % len(batches)].values())))
-        optimizer.step()
-        module.lazy_reset_grad()
-    loss = loss_of(module.eval()(*batches[0].values()))
-    CheckpointState.save_checkpoint(state, save, include_optimizer_state=True)
-    return losses, loss
+batches, job, packages = harness.batches, harness.job, harness.packages
 
 
 def test_the_conformance_suite_passes_to_the_bit(suite: Path) -> None:
-    cases = [case["name"] for case in json.loads((suite / "index.json").read_text())["cases"]]
-    done = run("conformance", suite)
-    failed = [line for line in done.stdout.splitlines() if not line.startswith("passed")]
-    assert not failed, failed[0] + done.stderr[-4000:]
-    assert done.stdout.splitlines() == [f"passed {name}" for name in cases]
-    assert len(cases) > 80
+    passes(suite, run("conformance", suite))
 
 
 @pytest.mark.parametrize("name", OPTIONS)

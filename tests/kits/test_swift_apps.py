@@ -14,8 +14,9 @@ import pytest
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import swift_kit
+from tests.kits.harness import contents
 from tests.kits.measured import check_measurements
-from tests.kits.swift_kit import KIT, ROOT, command, contents, in_toolchain, run
+from tests.kits.swift_kit import KIT, ROOT, command, in_toolchain, run
 from tests.packages.samples import build
 
 pytestmark = [

@@ -25,6 +25,7 @@ from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.loop import loss_of
 from odtpack_runtime.training.schedules import make_schedule
+from tests.kept_processes import kept
 from tests.kits.cases import CASES, NOT_FINITE, Batch, Case
 from tests.kits.errors import write_errors
 
@@ -347,7 +348,8 @@ def main() -> None:
     """Write the suite where the command line says."""
     parser = argparse.ArgumentParser(prog="python -m tests.kits.vectors")
     parser.add_argument("--out", type=Path, required=True)
-    write_suite(parser.parse_args().out)
+    with kept():
+        write_suite(parser.parse_args().out)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,40 @@ Array = np.ndarray
 Formula = Callable[[Array, Array, dict[str, Array], float, int, float], Array]
 """New p from p, g, what is kept (changed in place), learning rate, step from 1, decay."""
 
+FORMULAS: dict[str, Callable[..., Formula]] = {}
+CASES: dict[str, optimizers.Optimizer] = {}
+RATES: dict[str, float] = {}
+"""What is known of each optimizer by its kind: the formula, settings to try, a learning rate."""
 
+
+def formula(kind: str, rate: float, **cases: dict[str, object]) -> Callable[..., object]:
+    """Declare the formula of an optimizer, and the settings by which it is held to it.
+
+    Args:
+        kind: Key in :data:`odtpack.optimizers.OPTIMIZERS`.
+        rate: A learning rate at which it learns.
+        **cases: Settings by name; ``plain`` has the optimizer's own name.
+    """
+
+    def declare(function: Callable[..., Formula]) -> Callable[..., Formula]:
+        FORMULAS[kind], RATES[kind] = function, rate
+        for label, settings in cases.items():
+            name = kind if label == "plain" else f"{kind}-{label.replace('_', '-')}"
+            CASES[name] = optimizers.OPTIMIZERS[kind](**settings)  # type: ignore[arg-type]
+        return function
+
+    return declare
+
+
+@formula(
+    "sgd",
+    0.1,
+    plain={},
+    decay={"weight_decay": 0.1},
+    momentum={"momentum": 0.9},
+    dampening={"momentum": 0.8, "dampening": 0.3, "weight_decay": 0.05},
+    nesterov={"momentum": 0.9, "nesterov": True, "weight_decay": 0.05},
+)
 def sgd(o: optimizers.SGD) -> Formula:
     def step(p: Array, g: Array, kept: dict[str, Array], lr: float, t: int, decay: float) -> Array:
         g = g + decay * p
@@ -25,6 +58,7 @@ def sgd(o: optimizers.SGD) -> Formula:
     return step
 
 
+@formula("lion", 0.002, plain={}, decay={"beta1": 0.8, "beta2": 0.95, "weight_decay": 0.3})
 def lion(o: optimizers.Lion) -> Formula:
     def step(p: Array, g: Array, kept: dict[str, Array], lr: float, t: int, decay: float) -> Array:
         m = kept.setdefault("m", np.zeros_like(p))
@@ -41,6 +75,13 @@ def _moments(beta1: float, beta2: float, g: Array, kept: dict[str, Array]) -> tu
     return kept["m"], kept["v"]
 
 
+@formula(
+    "adam",
+    0.01,
+    plain={},
+    decay={"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3, "weight_decay": 0.1},
+    uncorrected={"bias_correction": False},
+)
 def adam(o: optimizers.Adam) -> Formula:
     def step(p: Array, g: Array, kept: dict[str, Array], lr: float, t: int, decay: float) -> Array:
         m, v = _moments(o.beta1, o.beta2, g + decay * p, kept)
@@ -50,6 +91,15 @@ def adam(o: optimizers.Adam) -> Formula:
     return step
 
 
+@formula(
+    "adamw",
+    0.01,
+    plain={"weight_decay": 0.1},
+    uncorrected={"weight_decay": 0.1, "bias_correction": False},
+    pytorch={"formula": "pytorch", "weight_decay": 0.1},
+    pytorch_eps={"formula": "pytorch", "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3},
+    pytorch_uncorrected={"formula": "pytorch", "bias_correction": False},
+)
 def adamw(o: optimizers.AdamW) -> Formula:
     def step(p: Array, g: Array, kept: dict[str, Array], lr: float, t: int, decay: float) -> Array:
         m, v = _moments(o.beta1, o.beta2, g, kept)
@@ -72,6 +122,13 @@ def as_matrix(x: Array) -> Array:
     return x.reshape(rows, -1)
 
 
+@formula(
+    "adafactor",
+    0.05,
+    plain={},
+    other={"beta2_decay": -0.5, "epsilon2": 0.1, "clip_threshold": 1.1, "weight_decay": 0.1},
+    tight={"epsilon2": 0.1, "clip_threshold": 0.3},
+)
 def adafactor(o: optimizers.Adafactor) -> Formula:
     epsilon1 = 2.0**-23
 
@@ -95,15 +152,6 @@ def adafactor(o: optimizers.Adafactor) -> Formula:
         return (p - size * u / max(1.0, rms(u) / o.clip_threshold)).reshape(shape)
 
     return step
-
-
-FORMULAS = {
-    "sgd": sgd,
-    "lion": lion,
-    "adam": adam,
-    "adamw": adamw,
-    "adafactor": adafactor,
-}
 
 
 def clipped(grads: dict[str, Array], clip: optimizers.Clip) -> dict[str, Array]:

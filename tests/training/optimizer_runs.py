@@ -14,7 +14,7 @@ from odtpack.build import build_package
 from odtpack.optimizers import Adafactor, Clip, GroupRule, Optimizer
 from tests import zoo
 from tests.packaging_tools import batch, open_training
-from tests.training.formulas import FORMULAS, as_matrix, clipped
+from tests.training.formulas import FORMULAS, RATES, as_matrix, clipped
 
 STEPS = 25
 
@@ -23,8 +23,6 @@ GROUPS = (
     GroupRule("*.bias", weight_decay=0.2),
     GroupRule("conv1.weight", learning_rate_scale=2.0),
 )
-
-RATES = {"sgd": 0.1, "lion": 0.002, "adam": 0.01, "adamw": 0.01, "adafactor": 0.05}
 
 
 @dataclasses.dataclass

@@ -14,14 +14,9 @@ from odtpack.build import build_package
 from odtpack.choices import OrtFormat
 from odtpack.optimizers import (
     OPTIMIZERS,
-    SGD,
-    Adafactor,
-    Adam,
     AdamW,
     Clip,
     Group,
-    Lion,
-    Optimizer,
     optimizer_model,
 )
 from odtpack.option import options_of
@@ -31,7 +26,7 @@ from odtpack_runtime.training import optimizer as runtime_optimizer
 from odtpack_runtime.training.parameter_vector import gradient_norm
 from tests import zoo
 from tests.packaging_tools import batch
-from tests.training.formulas import FORMULAS
+from tests.training.formulas import CASES, FORMULAS
 from tests.training.optimizer_runs import (
     GROUPS,
     Run,
@@ -39,29 +34,6 @@ from tests.training.optimizer_runs import (
     check_against_torch,
     in_torch,
 )
-
-CASES: dict[str, Optimizer] = {
-    "sgd": SGD(),
-    "sgd-decay": SGD(weight_decay=0.1),
-    "sgd-momentum": SGD(momentum=0.9),
-    "sgd-dampening": SGD(momentum=0.8, dampening=0.3, weight_decay=0.05),
-    "sgd-nesterov": SGD(momentum=0.9, nesterov=True, weight_decay=0.05),
-    "lion": Lion(),
-    "lion-decay": Lion(beta1=0.8, beta2=0.95, weight_decay=0.3),
-    "adam": Adam(),
-    "adam-decay": Adam(beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.1),
-    "adam-uncorrected": Adam(bias_correction=False),
-    "adamw": AdamW(weight_decay=0.1),
-    "adamw-uncorrected": AdamW(weight_decay=0.1, bias_correction=False),
-    "adamw-pytorch": AdamW(formula="pytorch", weight_decay=0.1),
-    "adamw-pytorch-eps": AdamW(formula="pytorch", beta1=0.8, beta2=0.9, epsilon=1e-3),
-    "adamw-pytorch-uncorrected": AdamW(formula="pytorch", bias_correction=False),
-    "adafactor": Adafactor(),
-    "adafactor-other": Adafactor(
-        beta2_decay=-0.5, epsilon2=0.1, clip_threshold=1.1, weight_decay=0.1
-    ),
-    "adafactor-tight": Adafactor(epsilon2=0.1, clip_threshold=0.3),
-}
 
 KINDS = {kind: CASES[kind] for kind in ("sgd-nesterov", "lion-decay", "adam-decay", "adamw",
                                         "adamw-pytorch", "adafactor-other")}  # fmt: skip

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from odtpack_simulator.device.profile import list_profiles
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.figures.simulated import METRICS, of_scope
@@ -172,7 +173,7 @@ def assert_short_and_kept(result: SimulationResult) -> None:
 
 def test_many_devices_share_limits() -> None:
     result = make_result()
-    assert len(result.devices) == 26
+    assert len(result.devices) == len(list_profiles())
     assert_short_and_kept(result)
     text = suggest_budget(result)
     assert "[class.android]" in text

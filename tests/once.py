@@ -1,0 +1,32 @@
+"""Folders that all test processes of a run share: the first that needs one makes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from odtpack_runtime.files.atomic import locked
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder that no test changes.
+
+    Args:
+        factory: The run's.
+        name: The folder's, which says what it is made of.
+        make: Makes the folder, or what is in it.
+    """
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # that of all workers
+    folder, lock = root / "shared" / name, root / "shared" / f"{name}.lock"
+    folder.parent.mkdir(exist_ok=True)
+    lock.touch()
+    with locked(lock):
+        if not lock.read_bytes():
+            make(folder)
+            lock.write_bytes(b"made")
+    return folder
