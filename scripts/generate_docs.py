@@ -80,17 +80,20 @@ _ERRORS = """# Errors
 
 Generated from `runtime/odtpack_runtime/error_codes.toml` by `python -m scripts.generate_docs`.
 A command that fails prints the code of its error, what is wrong, where, and what to do, and exits
-with code 2; from Python it is the attribute `code` of an `OdtpackError`. Codes stay as they are.
-Those with **kits** are raised by the training kits of other languages too.
+with code 2. From Python the code is the attribute `code` of an `OdtpackError`.
+`odtpack explain CODE` prints a section of this page in the terminal. Codes do not change. The
+training kits of other languages raise those with **kits** too.
 """
 
 
 def errors_page() -> str:
-    """Every error code with its meaning and usual hint, as Markdown."""
+    """Every error code with its meaning, cause and help, as Markdown."""
     lines = [_ERRORS]
     for code, entry in error_codes().items():
         lines += [f"## {code}", "", entry.means + (" **kits**" if entry.kits else ""), ""]
-        lines += [f"Help: {entry.hint}", ""] if entry.hint else []
+        lines += [f"Cause: {entry.cause}", ""] if entry.cause else []
+        lines += [f"Help: {entry.advice}", ""]
+        lines += ["```text", *entry.example.splitlines(), "```", ""] if entry.example else []
     return "\n".join(lines)
 
 
