@@ -43,7 +43,7 @@ demo: $(VENV)/.ready-demo
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 
 test: $(VENV)/.ready-full
-	@$(PYTEST) -m "not runtimes and not sweep and not kits and not distribution and not federated"
+	@$(PYTEST) -m "not runtimes and not sweep and not kits and not distribution and not docs and not federated"
 
 sweep: $(VENV)/.ready-full
 	@$(PYTEST) -m "sweep and not runtimes and not kits and not federated"

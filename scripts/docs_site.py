@@ -8,7 +8,6 @@ site's. Links that the forge resolves are adapted where the site has another pat
 from __future__ import annotations
 
 import functools
-import os
 import posixpath
 import re
 import shlex
@@ -38,9 +37,9 @@ PAGES = {
 THEME = ROOT / "runtime" / "odtpack_simulator" / "reports" / "templates" / "theme.css"
 TOOLS = ROOT / "build" / "docs-tools"
 """What scripts/setup_docs.sh made of the kits' sources, where their tools are installed."""
-KITS = {
-    "cpp": ("C++ and C", "cpp/html", "guides/cpp.md"),
-    "javascript": ("JavaScript", "javascript", "guides/javascript.md"),
+KITS = {  # title, folder of the tools, first page, guide
+    "cpp": ("C++ and C", "cpp/html", "annotated.html", "guides/cpp.md"),
+    "javascript": ("JavaScript", "javascript", "index.html", "guides/javascript.md"),
 }
 _LINK = re.compile(r'(\]\(|\bsrc=")([^)\s"#]+)(#[^)\s"]*)?(?=[)\s"])')
 
@@ -99,7 +98,7 @@ def python_page(module: str, names: list[str]) -> str:
     return "\n".join(lines)
 
 
-def kits_page(built: dict[str, tuple[str, str, str]]) -> str:
+def kits_page(built: list[str]) -> str:
     """The page that leads to the references of the kits."""
     lines = [
         "# Training kits",
@@ -111,12 +110,13 @@ def kits_page(built: dict[str, tuple[str, str, str]]) -> str:
         "|---|---|---|",
     ]
     guides = {
-        **{title: guide for title, _, guide in KITS.values()},
+        **{title: guide for title, _, _, guide in KITS.values()},
         "Kotlin and Java": "guides/kotlin.md",
         "Swift": "guides/swift.md",
     }
-    references = {title: f"[generated from the sources]({key}/index.html)"
-                  for key, (title, _, _) in built.items()}  # fmt: skip
+    references = {
+        KITS[key][0]: f"[generated from the sources]({key}/{KITS[key][2]})" for key in built
+    }
     for title, guide in guides.items():
         reference = references.get(title, "in the sources")
         lines.append(f"| {title} | [guide](../{guide}) | {reference} |")
@@ -208,14 +208,14 @@ def generated() -> dict[str, str]:
     return pages
 
 
-def _built_kits() -> dict[str, tuple[str, str, str]]:
-    return {key: kit for key, kit in KITS.items() if (TOOLS / kit[1] / "index.html").is_file()}
+def _built_kits() -> list[str]:
+    return [key for key, kit in KITS.items() if (TOOLS / kit[1] / kit[2]).is_file()]
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill the folders of the navigation, and draw diagrams where the library for them is."""
     version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
-    config.copyright = f"odtpack {version[1]}, {config.copyright}" if version else config.copyright
+    config.copyright = f"odtpack {version[1] if version else ''}, {config.copyright}"
     folders = {
         "reference/python": [
             {module: f"reference/python/{module}.md"} for module in public_names()
@@ -287,11 +287,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 def on_post_build(config: MkDocsConfig) -> None:
     """Copy the references of the kits."""
-    for key, (_, folder, _) in _built_kits().items():
+    for key in _built_kits():
         target = Path(config.site_dir) / "reference" / key
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(TOOLS / folder, target)
-
-
-if __name__ == "__main__":
-    print(os.linesep.join(generated()))
+        shutil.copytree(TOOLS / KITS[key][1], target)
