@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench swift web-demo distribution federated fleet-demo llm-demo check format peer runtimes bench fidelity clean
+.PHONY: help setup demo test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench swift web-demo distribution federated fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make fleet-demo  a week of 500 phones that learn the digits together, and a report"
 	@echo "make llm-demo  a sentence encoder learns intents in 8 bits, a decoder of 0.5 billion weights trains in 4"
 	@echo "make check   lint, format check, strict types, who imports whom"
+	@echo "make docs    the documentation site, in build/site, and a check of its links"
 	@echo "make format  fix lint and format"
 	@echo "make peer    the reference system, in a virtual environment of its own"
 	@echo "make runtimes  train on releases of ONNX Runtime from 1.14 on, and write docs/runtimes.md"
@@ -43,7 +44,7 @@ demo: $(VENV)/.ready-demo
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 
 test: $(VENV)/.ready-full
-	@$(PYTEST) -m "not runtimes and not sweep and not kits and not distribution and not federated"
+	@$(PYTEST) -m "not runtimes and not sweep and not kits and not distribution and not docs and not federated"
 
 sweep: $(VENV)/.ready-full
 	@$(PYTEST) -m "sweep and not runtimes and not kits and not federated"
@@ -126,6 +127,11 @@ format: $(VENV)/.ready-full
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+docs:
+	@PYTHON="$(PYTHON)" scripts/setup_docs.sh .venv-docs
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+	@.venv-docs/bin/python scripts/check_links.py build/site
+
 setup: $(VENV)/.ready-full
 
 peer:
@@ -147,7 +153,7 @@ web-demo: $(VENV)/.ready-full
 	@$(BIN)/python -m examples.web_demo.build build/web-demo --serve
 
 clean:
-	rm -rf $(VENV) .venv-federated .venv-peer .venv-runtimes build runtime/js/node_modules runtime/js/dist runtime/kotlin/target
+	rm -rf $(VENV) .venv-docs .venv-federated .venv-peer .venv-runtimes build runtime/js/node_modules runtime/js/dist runtime/kotlin/target
 
 $(VENV)/.ready-demo $(VENV)/.ready-full: $(VENV)/.ready-%: pyproject.toml scripts/setup_venv.sh
 	@PYTHON="$(PYTHON)" scripts/setup_venv.sh $* $(VENV)

@@ -37,23 +37,23 @@ from scripts.registry_tables import losses_page, optimizers_page, reports_page  
 
 _INTRODUCTION = """# Operators
 
-Generated from the registry by `python -m scripts.generate_docs`; a test holds the two together.
-`odtpack ops coverage` prints the same table, and `odtpack ops check MODEL.onnx` says which
-nodes of a model stand in a gradient's way.
+Generated from the registry by `python -m scripts.generate_docs`; a test keeps it current.
+`odtpack ops coverage` prints the same table, and `odtpack ops check MODEL.onnx` lists the nodes of
+a model that block gradients.
 
-- **rule**: differentiated by a rule of its own.
-- **expansion**: defined by the standard as a function of other operators, and
-  differentiated through them.
-- **rewritten**: replaced before differentiation where that can be done. Operators of ONNX
-  Runtime's domain `com.microsoft` are written in standard ones when a model is read. Sequence
-  operators whose lengths and positions are constants become Split and Concat. A QuantizeLinear
-  followed by a DequantizeLinear of the same scale and zero point simulates quantization, and is
-  trained through by the straight-through estimator: the gradient of the input passes where its
-  level is representable, and is zero where it was clipped; the scale's is that of learned step
-  size quantization. Any other QuantizeLinear lets no gradient through.
-- **no gradient**: piecewise constant or not numeric; gradients stop here, as they should.
-- **none**: not differentiated yet. `odtpack build` stops with an error that names the node
-  if a parameter would have to be trained through it.
+- **rule**: differentiated by its own rule.
+- **expansion**: the standard defines the operator as a function of other operators, which are
+  differentiated.
+- **rewritten**: replaced before differentiation if possible. Operators of ONNX Runtime's domain
+  `com.microsoft` are replaced by standard ones when a model is read. Sequence operators with
+  constant lengths and positions become Split and Concat. A QuantizeLinear followed by a
+  DequantizeLinear of the same scale and zero point simulates quantization and is differentiated by
+  the straight-through estimator: the gradient of the input passes where its level is
+  representable, and is zero where it was clipped; the gradient of the scale is that of learned
+  step size quantization. Any other QuantizeLinear blocks gradients.
+- **no gradient**: piecewise constant or not numeric. Gradients stop here by definition.
+- **none**: not differentiable yet. If a parameter would have to be trained through the operator,
+  `odtpack build` fails with an error that names the node.
 """
 
 
@@ -80,17 +80,20 @@ _ERRORS = """# Errors
 
 Generated from `runtime/odtpack_runtime/error_codes.toml` by `python -m scripts.generate_docs`.
 A command that fails prints the code of its error, what is wrong, where, and what to do, and exits
-with code 2; from Python it is the attribute `code` of an `OdtpackError`. Codes stay as they are.
-Those with **kits** are raised by the training kits of other languages too.
+with code 2. From Python the code is the attribute `code` of an `OdtpackError`.
+`odtpack explain CODE` prints a section of this page in the terminal. Codes do not change. The
+training kits of other languages raise those with **kits** too.
 """
 
 
 def errors_page() -> str:
-    """Every error code with its meaning and usual hint, as Markdown."""
+    """Every error code with its meaning, cause and help, as Markdown."""
     lines = [_ERRORS]
     for code, entry in error_codes().items():
         lines += [f"## {code}", "", entry.means + (" **kits**" if entry.kits else ""), ""]
-        lines += [f"Help: {entry.hint}", ""] if entry.hint else []
+        lines += [f"Cause: {entry.cause}", ""] if entry.cause else []
+        lines += [f"Help: {entry.advice}", ""]
+        lines += ["```text", *entry.example.splitlines(), "```", ""] if entry.example else []
     return "\n".join(lines)
 
 
@@ -175,22 +178,21 @@ def fleet_page() -> str:
 
 _DEVICES = """# Devices
 
-Generated from `device_profiles/` by `python -m scripts.generate_docs`; a test holds the two
-together.
-`odtpack devices show NAME` names kind and source of every figure,
-[device-profile.md](formats/device-profile.md) says how to write or measure a profile of your own.
+Generated from `device_profiles/` by `python -m scripts.generate_docs`; a test keeps it current.
+`odtpack devices show NAME` prints the kind and source of every figure.
+[Device profiles](formats/device-profile.md) describes how to write or measure your own profile.
 
 **None of these profiles has been validated on the hardware.** A figure with a star is assumed:
-taken from a neighbour or computed, for the reason that the profile gives. A dash is unknown, and
-what it would have judged is reported as "not judged".
+taken from a similar device or computed, for the reason that the profile gives. A dash is unknown;
+checks that need the figure are "not judged".
 
-- **app memory**: what an app in the foreground may hold; after the slash, with the entitlement.
-- **rate**: large single-precision matrix product with the threads of a training, typical and
-  interval in GFLOPS.
+- **app memory**: limit of an app in the foreground; after the slash, with the entitlement.
+- **rate**: rate of a large single-precision matrix product with the threads of a training: typical
+  value and interval in GFLOPS.
 - **storage**: sequential read / write in MB/s.
 - **power**: whole device under load, in watts. **battery**: in watt-hours.
 - **unknown**: number of unknown figures.
-- **held against**: what its predictions were compared with.
+- **compared with**: measurements with which its predictions were compared.
 """
 
 _ASSUMED = Quantity(value=1, unit="1", kind="assumed", source="share of a published peak")
@@ -198,7 +200,7 @@ _ASSUMED = Quantity(value=1, unit="1", kind="assumed", source="share of a publis
 
 _COLUMNS = (
     *("device", "system", "app memory", "threads", "rate", "memory GB/s", "storage", "power"),
-    *("battery", "not judged", "unknown", "held against"),
+    *("battery", "not judged", "unknown", "compared with"),
 )
 
 
@@ -301,25 +303,25 @@ def budgets_page() -> str:
 
 _RUNTIMES = """# Releases of ONNX Runtime
 
-A package names the oldest ONNX Runtime that loads all of its models, `minimum_onnxruntime` in
-`manifest.json`. It follows from the opset, the IR version, and each operator's kernel with the
-types that the package gives it. A model of opset 19 needs 1.16, though 1.15 knows
-that opset: its kernels came later. A package with files in ORT format needs 1.16, the first that
+The field `minimum_onnxruntime` in `manifest.json` is the oldest ONNX Runtime that loads all models
+of a package. It follows from the opset, the IR version, and the kernels of each operator for the
+types in the package. A model of opset 19 needs 1.16, although 1.15 knows that opset, because its
+kernels came later. A package with files in ORT format needs 1.16, the first that
 reads the format, or more if a fused operator does. `odtpack build --onnxruntime VERSION`, or
-`[target]` in a recipe, refuses what that version does not load, and says which operator it is.
+`[target]` in a recipe, refuses models that this version does not load, and names the operator.
 
 ## What ran
 
 Generated by `make runtimes` on {date} ({machine}). It trained each package for {steps} steps and
 evaluated it on the official Python wheel of each release, one thread, memory patterns off, and
 compared the losses with those of the newest release here, {newest}. The figure is the largest
-relative difference of a loss, which the test holds to {tolerance:g}; a dash is a release that is
-older than the manifest allows, and that did refuse the package.
+relative difference of a loss; the test requires at most {tolerance:g}. A dash marks a release that
+is older than the manifest allows, and that refused the package.
 
 {table}
 
-Keep memory patterns off, as all runtimes here do (`enable_mem_pattern = False`): with them, 1.14 to
-1.18 compute another loss from a GRU's second step on, without an error.
+Keep memory patterns off (`enable_mem_pattern = False`), as all kits do: with them, 1.14 to 1.18
+silently compute a wrong loss from the second step of a GRU on.
 
 ## Where the minimum comes from
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ast
+import json
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from odtpack.cli import main
-from odtpack.cli._console import PAGE
 from odtpack_runtime.error_codes import error_codes
 from odtpack_runtime.errors import OdtpackError
+from scripts.docs_site import generated
 
 ROOT = Path(__file__).parents[1]
 ERRORS = {"OdtpackError", "UnknownNameError", "UnknownKeyError", "WrongTypeError", "unreadable"}
+TABLE = "runtime/odtpack_runtime/error_codes.toml"
 READ = ("missing", "unreadable", "too-large")
 KINDS = ("budgets", "fleet", "measurements", "profile", "recipe", "result", "trace")
 # Raised with a code that is computed, by file.
@@ -101,8 +104,45 @@ def test_an_error_takes_the_hint_of_its_code() -> None:
     assert OdtpackError("onnx-missing", "not there", hint="ask").hint == "ask"
 
 
-def test_a_printed_error_says_where_to_read_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_printed_error_says_how_to_read_more(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", "absent.onnx", "--loss", "mse", "--out", "package"]) == 2
-    code = "model-not-found"
-    assert capsys.readouterr().err.splitlines()[-1] == f"  see: {PAGE}#{code}"
-    assert f"\n## {code}\n" in (ROOT / PAGE).read_text("utf-8")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "  see: odtpack explain model-not-found"
+    assert main(last.removeprefix("  see: odtpack ").split()) == 0
+    assert "There is no model at the path." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("code", error_codes())
+def test_every_code_has_a_page_and_an_explanation(
+    code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both hold every field of the table."""
+    entry = tomllib.loads((ROOT / TABLE).read_text("utf-8"))[code]
+    fields = [entry["means"], entry.get("hint") or entry["fix"]]
+    fields += [entry[key] for key in ("cause", "example") if key in entry]
+    assert main(["explain", code]) == 0
+    printed = capsys.readouterr().out
+    page = generated()[f"errors/{code}.md"]
+    assert f"[`{code}`](errors/{code}.md)" in generated()["errors.md"]
+    for text in fields:
+        for line in text.splitlines():
+            assert line in printed
+            assert line[1:] in page  # a sentence begins with a capital there
+    assert ("kits" in printed) == entry.get("kits", False) or "kit" in entry["means"]
+    assert main(["explain", code, "--json"]) == 0
+    given = json.loads(capsys.readouterr().out)
+    assert {key: given[key] for key in entry} == entry
+    assert given["code"] == code
+
+
+def test_an_unknown_code_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "data-shapes"]) == 2
+    assert "did you mean data-shape" in capsys.readouterr().err
+    assert main(["explain", "error[data-shape]:", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["code"] == "data-shape"
+
+
+def test_without_a_code_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--json"]) == 0
+    listed = [entry["code"] for entry in json.loads(capsys.readouterr().out)["codes"]]
+    assert listed == [*error_codes()]

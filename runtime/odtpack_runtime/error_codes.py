@@ -14,13 +14,25 @@ class ErrorCode:
 
     Attributes:
         means: One sentence that says what is wrong, whatever the culprit.
-        hint: The usual next thing to do; None if it depends on the culprit.
+        hint: The usual next thing to do, which the error's message shows; None if it depends on
+            the culprit.
+        fix: What to do in general, where there is no hint.
+        cause: What usually causes the error, where ``means`` does not say it.
+        example: Lines to paste that help, or that are right.
         kits: Whether the training kits of other languages raise the code too.
     """
 
     means: str
     hint: str | None = None
+    fix: str | None = None
+    cause: str | None = None
+    example: str | None = None
     kits: bool = False
+
+    @property
+    def advice(self) -> str:
+        """What to do: the hint, or what helps in general."""
+        return self.hint or self.fix or ""
 
 
 @functools.cache

@@ -15,8 +15,8 @@ class OdtpackError(RuntimeError):
     reference API raises for the same mistakes.
 
     Attributes:
-        code: Stable kebab-case identifier from ``error_codes.toml``, explained in
-            docs/errors.md, for example ``"checkpoint-corrupt"``.
+        code: Stable kebab-case identifier from ``error_codes.toml``, explained by
+            ``odtpack explain CODE``, for example ``"checkpoint-corrupt"``.
         what: One sentence that says what is wrong and names the culprit.
         where: File, graph or key in which the culprit stands.
         hint: The next thing to do, if possible a command or line to paste. Without one, the

@@ -91,7 +91,7 @@ def assert_refused(outcome: Outcome, code: str, *words: str) -> None:
     assert f"error[{code}]: " in outcome.err, outcome.err
     assert outcome.err.count("error[") == 1
     assert "\n  help: " in outcome.err, outcome.err
-    assert outcome.err.endswith(f"\n  see: docs/errors.md#{code}\n"), outcome.err
+    assert outcome.err.endswith(f"\n  see: odtpack explain {code}\n"), outcome.err
     assert "Traceback" not in outcome.err
     for word in words:
         assert word in outcome.err, outcome.err

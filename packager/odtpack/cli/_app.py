@@ -30,6 +30,7 @@ from odtpack.cli.device.judge import judge
 from odtpack.cli.device.privacy import privacy
 from odtpack.cli.device.simulate import simulate
 from odtpack.cli.device.train import train
+from odtpack.cli.explain import explain
 from odtpack.cli.export import config, export, ort
 from odtpack.cli.fleet import fleet
 from odtpack.cli.inspect import inspect
@@ -209,6 +210,9 @@ app.command(
         "    --format markdown --out comment.md",
     )
 )(compare)
+app.command(epilog=_examples("odtpack explain data-shape", "odtpack explain data-shape --json"))(
+    explain
+)
 app.command(
     epilog=_examples(
         "odtpack demo",

@@ -23,6 +23,13 @@ def devices_or_all(incomplete: str) -> list[str]:
     return [*(["all"] if "all".startswith(incomplete) else []), *devices(incomplete)]
 
 
+def error_codes(incomplete: str) -> list[str]:
+    """Codes of errors."""
+    from odtpack_runtime.error_codes import error_codes as table
+
+    return [code for code in table() if code.startswith(incomplete)]
+
+
 def reports(incomplete: str) -> list[str]:
     """Formats of reports, and the paths after them."""
     from odtpack_simulator.reports import report_formats

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import rich.progress
     from rich.console import Console
 
-PAGE: Final = "docs/errors.md"
 _QUIET_SECONDS: Final = 10.0
 """Without a terminal, long work says at least this often how far it is."""
 
@@ -82,7 +81,7 @@ def error(code: str, what: str, *, where: str | None = None, hint: str | None = 
         text.append(f"\n  in: {clean(where)}")
     if hint:
         text.append(f"\n  help: {clean(hint)}", style="cyan")
-    text.append(f"\n  see: {PAGE}#{clean(code)}", style="dim")
+    text.append(f"\n  see: odtpack explain {clean(code)}", style="dim")
     _open(stderr=True).print(text, soft_wrap=True)
 
 

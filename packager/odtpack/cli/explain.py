@@ -1,0 +1,68 @@
+"""``odtpack explain``: what an error code means and what to do about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Annotated
+
+import typer
+
+from odtpack.cli import _completion, _console
+from odtpack.cli._options import AS_JSON
+
+
+def explain(
+    code: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CODE]",
+            show_default=False,
+            help="Code of an error, as in error[CODE]. Without one, all codes are listed.",
+            autocompletion=_completion.error_codes,
+        ),
+    ] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Explain an error code: what it means, its typical cause, what to do."""
+    from odtpack_runtime.error_codes import error_codes
+
+    _console.results(as_json=as_json)
+    codes = error_codes()
+    if code is None:
+        _console.table(((name, entry.means) for name, entry in codes.items()), ("Code", "Meaning"))
+        if as_json:
+            _console.print_json(
+                {"codes": [{"code": name} | dataclasses.asdict(codes[name]) for name in codes]}
+            )
+        return
+    name = re.sub(r"^error\[(.*)\]:?$", r"\1", code.strip())
+    if name not in codes:
+        import difflib
+
+        from odtpack.errors import OdtpackError
+
+        near = difflib.get_close_matches(name, codes, n=3, cutoff=0.5)
+        raise OdtpackError(
+            "unknown-error-code",
+            f"there is no error code {name!r}",
+            hint=f"did you mean {', '.join(near)}?" if near else "odtpack explain",
+        )
+    entry = codes[name]
+    _console.say(f"error[{name}]", style="bold")
+    kits = "The training kits of other languages raise this error too." if entry.kits else None
+    for title, text in (
+        (None, entry.means),
+        ("Typical cause", entry.cause),
+        ("What to do", entry.advice),
+        ("Example", entry.example),
+        (None, kits),
+    ):
+        if text:
+            _console.say()
+            if title:
+                _console.say(title, style="bold")
+            for line in text.splitlines():
+                _console.say(f"  {line}" if title else line)
+    if as_json:
+        _console.print_json({"code": name} | dataclasses.asdict(entry))

@@ -1,0 +1,293 @@
+"""What ``make docs`` adds to the Markdown files: a hook of MkDocs.
+
+README, CHANGELOG and other files of the root become pages, each error code gets one, the table in
+docs/stability.md says which names of Python the reference shows, and the reports' theme is the
+site's. Links that the forge resolves are adapted where the site has another path.
+"""
+
+from __future__ import annotations
+
+import functools
+import posixpath
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "runtime" / "odtpack_runtime"))  # as a module alone, without numpy
+from error_codes import ErrorCode, error_codes  # noqa: E402
+
+PAGES = {
+    "README.md": "index.md",
+    "docs/README.md": "overview.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+}
+"""Files of the repository that have another place on the site."""
+THEME = ROOT / "runtime" / "odtpack_simulator" / "reports" / "templates" / "theme.css"
+TOOLS = ROOT / "build" / "docs-tools"
+"""What scripts/setup_docs.sh made of the kits' sources, where their tools are installed."""
+KITS = {  # title, folder of the tools, first page, guide
+    "cpp": ("C++ and C", "cpp/html", "annotated.html", "guides/cpp.md"),
+    "javascript": ("JavaScript", "javascript", "index.html", "guides/javascript.md"),
+}
+_LINK = re.compile(r'(\]\(|\bsrc=")([^)\s"#]+)(#[^)\s"]*)?(?=[)\s"])')
+
+
+def error_page(code: str, entry: ErrorCode) -> str:
+    """The page of an error code as Markdown; ``odtpack explain`` prints the same."""
+    lines = [f"# {code}", "", f"`error[{code}]`", "", entry.means, ""]
+    if entry.cause:
+        lines += ["## Typical cause", "", entry.cause, ""]
+    lines += ["## What to do", "", _sentence(entry.advice), ""]
+    if entry.example:
+        lines += ["## Example", "", "```text", entry.example.rstrip(), "```", ""]
+    raised = "odtpack and its training kits raise" if entry.kits else "odtpack raises"
+    command = shlex.join(["odtpack", "explain", code])
+    lines += [f"{raised} this error. `{command}` prints this page. [All codes](../errors.md)", ""]
+    return "\n".join(lines)
+
+
+def errors_index() -> str:
+    """The page that leads to the page of each code."""
+    lines = [
+        "# Error codes",
+        "",
+        "A command that fails prints the code of its error, what is wrong, where, and what to do, "
+        "and exits with code 2. From Python the code is the attribute `code` of an `OdtpackError`. "
+        "`odtpack explain CODE` prints the page of a code in the terminal. Codes do not change. "
+        "The training kits of other languages raise those in the last column too.",
+        "",
+        "| code | what it means | kits |",
+        "|---|---|:---:|",
+    ]
+    for code, entry in error_codes().items():
+        kits = "yes" if entry.kits else ""
+        lines.append(f"| [`{code}`](errors/{code}.md) | {entry.means} | {kits} |")
+    return "\n".join(lines) + "\n"
+
+
+def _sentence(text: str) -> str:
+    text = text[0].upper() + text[1:] if re.match(r"[a-z]+ ", text) else text
+    return text if text.endswith((".", ":", "...")) else f"{text}."
+
+
+def public_names() -> dict[str, list[str]]:
+    """Module -> its public names, as docs/stability.md lists them."""
+    text = (ROOT / "docs" / "stability.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", text, re.M)
+    return {module: re.findall(r"`(\w+)`", names) for module, names in rows}
+
+
+def python_page(module: str, names: list[str]) -> str:
+    """The reference of a module's public names, for mkdocstrings."""
+    lines = [f"# {module}", "", f"::: {module}", "    options:", "      members: false"]
+    lines += ["      show_root_heading: false", "      show_root_toc_entry: false", ""]
+    for name in names:
+        lines += [f"::: {module}.{name}", ""]
+    return "\n".join(lines)
+
+
+def kits_page(built: list[str]) -> str:
+    """The page that leads to the references of the kits."""
+    lines = [
+        "# Training kits",
+        "",
+        "The kits train a package in an app. [Their behaviour](../formats/kits.md) is the same in "
+        "every language; the guides show how to use one.",
+        "",
+        "| language | guide | reference |",
+        "|---|---|---|",
+    ]
+    guides = {
+        **{title: guide for title, _, _, guide in KITS.values()},
+        "Kotlin and Java": "guides/kotlin.md",
+        "Swift": "guides/swift.md",
+    }
+    references = {
+        KITS[key][0]: f"[generated from the sources]({key}/{KITS[key][2]})" for key in built
+    }
+    for title, guide in guides.items():
+        reference = references.get(title, "in the sources")
+        lines.append(f"| {title} | [guide](../{guide}) | {reference} |")
+    return "\n".join(lines) + "\n"
+
+
+def site_theme() -> str:
+    """The theme of the reports, with the dark colours where the site's switch asks for them."""
+    light, dark = re.fullmatch(
+        r"(:root \{.*?^\})\n@media \(prefers-color-scheme: dark\) \{\n  :root \{(.*?)^  \}\n\}\n",
+        THEME.read_text("utf-8"),
+        re.M | re.S,
+    ).groups()  # type: ignore[union-attr]
+    return f'{light}\n[data-md-color-scheme="slate"] {{\n  color-scheme: dark;{dark}}}\n'
+
+
+def outside(text: str) -> Iterator[tuple[bool, str]]:
+    """Parts of a page, and whether each is a block of code."""
+    for index, part in enumerate(re.split(r"(^```.*?^```$)", text, flags=re.M | re.S)):
+        yield index % 2 == 1, part
+
+
+def place_of(path: str) -> str | None:
+    """Where a file of the repository is on the site; None for a folder that is not there."""
+    if path in PAGES:
+        return PAGES[path]
+    if path == "docs/adr":
+        return "adr/index.md"
+    if path.startswith("docs/") and not path.endswith(".fbs"):
+        return path.removeprefix("docs/")
+    return f"source/{path}.txt" if (ROOT / path).is_file() else None
+
+
+def adapt_links(text: str, origin: str, place: str) -> str:
+    """Rewrite the links of a page.
+
+    Args:
+        text: Its Markdown.
+        origin: Its path in the repository.
+        place: Its path on the site.
+    """
+
+    def adapted(found: re.Match[str]) -> str:
+        before, target, anchor = found[1], found[2], found[3] or ""
+        if re.match(r"[a-z]+:", target):
+            return found[0]
+        where = place_of(posixpath.normpath(posixpath.join(posixpath.dirname(origin), target)))
+        if where is None:
+            return f"{before}#"
+        return f"{before}{posixpath.relpath(where, posixpath.dirname(place) or '.')}{anchor}"
+
+    parts = []
+    for code, part in outside(text):
+        adapted_part = part if code else _LINK.sub(adapted, part)
+        # A folder is on the forge only.
+        parts.append(re.sub(r"\[([^\]]+)\]\(#\)", r"\1", adapted_part))
+    return "".join(parts)
+
+
+@functools.cache
+def origins() -> dict[str, str]:
+    """Place on the site -> path in the repository, of every page that is not generated."""
+    pages = {place: path for path, place in PAGES.items()}
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        name = path.relative_to(ROOT).as_posix()
+        pages.setdefault(PAGES.get(name, name.removeprefix("docs/")), name)
+    return pages
+
+
+def decisions_page() -> str:
+    """The list of decisions."""
+    lines = ["# Decisions", "", "Why odtpack is built as it is, one decision a page.", ""]
+    for path in sorted((ROOT / "docs" / "adr").glob("*.md")):
+        title = path.read_text("utf-8").partition("\n")[0].removeprefix("# ADR ")
+        lines.append(f"- [{title}]({path.name})")
+    return "\n".join(lines) + "\n"
+
+
+@functools.cache
+def generated() -> dict[str, str]:
+    """Every page that no file holds, by its place."""
+    pages = {f"errors/{code}.md": error_page(code, entry) for code, entry in error_codes().items()}
+    pages["errors.md"] = errors_index()
+    pages["adr/index.md"] = decisions_page()
+    pages["assets/theme.css"] = site_theme()
+    pages["reference/kits.md"] = kits_page(_built_kits())
+    for module, names in public_names().items():
+        pages[f"reference/python/{module}.md"] = python_page(module, names)
+    return pages
+
+
+def _built_kits() -> list[str]:
+    return [key for key, kit in KITS.items() if (TOOLS / kit[1] / kit[2]).is_file()]
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Fill the folders of the navigation, and draw diagrams where the library for them is."""
+    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    config.copyright = f"odtpack {version[1] if version else ''}, {config.copyright}"
+    folders = {
+        "reference/python": [
+            {module: f"reference/python/{module}.md"} for module in public_names()
+        ],
+        "adr": ["adr/index.md"]
+        + [f"adr/{path.name}" for path in sorted((ROOT / "docs" / "adr").glob("*.md"))],
+    }
+    for section in config.nav or []:
+        for entries in section.values():
+            for entry in entries if isinstance(entries, list) else []:
+                if isinstance(entry, dict):
+                    entry.update({k: folders.get(v, v) if isinstance(v, str) else v
+                                  for k, v in entry.items()})  # fmt: skip
+    # Search works without a server if a worker is imitated; the plugin would load that from a host.
+    config.extra["polyfills"] = ["assets/iframe-worker.js"] if _shim().is_file() else []
+    if _mermaid().is_file():
+        config.extra_javascript.append("assets/mermaid.min.js")
+        fences = config.mdx_configs.setdefault("pymdownx.superfences", {})
+        from pymdownx.superfences import fence_code_format
+
+        fences["custom_fences"] = [
+            {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
+        ]
+    return config
+
+
+def _mermaid() -> Path:
+    return TOOLS / "mermaid.min.js"
+
+
+def _shim() -> Path:
+    return TOOLS / "iframe-worker.js"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of the root, what is generated, and the sources that pages link to."""
+    from mkdocs.structure.files import File
+
+    content: dict[str, Any] = dict(generated())
+    for place, path in origins().items():
+        text = (ROOT / path).read_text("utf-8")
+        if path in PAGES:
+            content[place] = text
+        for code, part in outside(text):
+            for found in () if code else _LINK.finditer(part):
+                linked = posixpath.normpath(posixpath.join(posixpath.dirname(path), found[2]))
+                where = place_of(linked)
+                if where is not None and where.startswith("source/"):
+                    content[where] = (ROOT / linked).read_text("utf-8")
+    for script in (_mermaid(), _shim()):
+        if script.is_file():
+            content[f"assets/{script.name}"] = script.read_text("utf-8")
+    for place in ("README.md", "adr/README.md", *content):
+        present = files.get_file_from_path(place)
+        if present is not None:
+            files.remove(present)
+    for place, text in content.items():
+        files.append(File.generated(config, place, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Adapt the links of a page that is a file of the repository."""
+    place = page.file.src_uri
+    if place in generated():
+        return markdown
+    return adapt_links(markdown, origins()[place], place)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Copy the references of the kits."""
+    for key in _built_kits():
+        target = Path(config.site_dir) / "reference" / key
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(TOOLS / KITS[key][1], target)
