@@ -23,10 +23,10 @@ _PAGE = """# Training kits
 
 Generated on {date} ({machine}) from what `make kits` and
 `python -m benchmarks.kits --rounds {rounds} --record` found. The tests train the packages of one
-conformance suite, kill programs in the middle of saves and open hundreds of damaged files. To pass
-is to give the losses and checkpoints of Python to the bit on x86-64, and losses within the suite's
-tolerances (2e-6 for most networks) in WebAssembly and on ARM64. With WebGPU it is to train right or
-to be refused with the reason.
+conformance suite, kill programs in the middle of saves and open hundreds of damaged files. A test
+passes if losses and checkpoints are bit-identical to Python on x86-64, and losses are within the
+suite's tolerances (2e-6 for most networks) in WebAssembly and on ARM64. With WebGPU, training must
+be correct or refused with the reason.
 
 {ran}
 

@@ -14,19 +14,20 @@ _FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "published"
 
 _HEAD = """# Published phones
 
-Generated from `benchmarks/published/` by `python -m scripts.generate_docs`; a test holds the two
-together.
+Generated from `benchmarks/published/` by `python -m scripts.generate_docs`; a test keeps it
+current.
 
-Trainings on one phone were published: five networks at five batch sizes on a Xiaomi Mi 9
-(Snapdragon 855, four threads, the default governor) by MNN of 2021
-(UbiquitousLearning/Benchmark-On-Device-Training@752659f). No constant was fitted to these rows.
+Published trainings on one phone: five networks at five batch sizes on a Xiaomi Mi 9 (Snapdragon
+855, four threads, the default governor) by MNN of 2021
+(UbiquitousLearning/Benchmark-On-Device-Training@752659f). These rows are held out: no constant was
+fitted to them.
 
 `python -m benchmarks.published` rebuilds the networks from their papers, times them here at
-batches of 1 and 16, carries them to the profile `xiaomi/mi-9`, and plans their memory; a network
-that was not simulated yet is marked so. The other engine is not ONNX Runtime: it has other
-kernels, slow ones for the gradients of convolutions above all, and keeps other tensors. So what
-is compared is **shape**: how a step grows with the batch, how networks relate, and memory per
-sample. The column *times* is the published time over the simulated one.
+batches of 1 and 16, scales them to the profile `xiaomi/mi-9`, and plans their memory. Networks
+that were not simulated yet are marked. The other engine is not ONNX Runtime: it has other kernels,
+with slow ones for the gradients of convolutions, and keeps other tensors. The comparison is
+therefore about **shape**: the growth of a step with the batch size, the ratios between networks,
+and memory per sample. The column *times* is the published time divided by the simulated one.
 """
 
 

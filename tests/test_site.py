@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from scripts.check_links import check
 from scripts.docs_site import THEME, adapt_links, generated, public_names, site_theme
+from tests.reports.browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).parents[1]
 
@@ -69,12 +71,39 @@ def test_the_check_finds_what_is_broken(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.docs
-def test_the_built_site_has_no_broken_link() -> None:
+@pytest.fixture(scope="module")
+def site() -> Path:
     subprocess.run(["make", "docs"], cwd=ROOT, check=True)
-    site = ROOT / "build" / "site"
+    return ROOT / "build" / "site"
+
+
+@pytest.mark.docs
+def test_the_built_site_is_complete_and_has_no_broken_link(site: Path) -> None:
     checked, broken = check(site)
     assert broken == []
     assert checked > 10_000
     for page in generated():
         assert (site / page).with_suffix(".html").is_file() or not page.endswith(".md"), page
+
+
+@pytest.mark.docs
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_the_site_fits_a_phone_and_works_without_a_server(site: Path, tmp_path: Path) -> None:
+    pages = ["index", "errors", "devices", "memory", "contributing"]
+    pages += ["reference/python/odtpack_runtime"]
+    with Browser(tmp_path) as browser:
+        for page in pages:
+            for dark in (False, True):
+                browser.open(site / f"{page}.html", width=390, height=844, phone=True, dark=dark)
+                assert browser.evaluate("document.documentElement.scrollWidth") <= 390, page
+                background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+                assert background == ("rgb(19, 20, 22)" if dark else "rgb(251, 250, 248)")
+        browser.open(f"{(site / 'index.html').as_uri()}?q=checkpoint")
+        found = "document.querySelectorAll('.md-search-result__item').length"
+        until = time.monotonic() + 30
+        shim = site / "assets" / "iframe-worker.js"  # comes with npm
+        while shim.is_file() and browser.evaluate(found) < 5:
+            assert time.monotonic() < until, "the search finds nothing"
+            time.sleep(0.1)
+        assert browser.console == []
