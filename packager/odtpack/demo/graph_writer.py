@@ -25,23 +25,13 @@ Dimension = int | str
 
 
 class GraphWriter:
-    """Collects nodes and parameters, then closes them into one model.
+    """Collects nodes and parameters, then closes them into one model."""
 
-    Every initializer of the finished model is a parameter or a batch-norm
-    statistic. Whatever does not learn (shapes, axes, bounds) is written as a
-    ``Constant`` node, as the PyTorch exporter does, so that
-    ``[i.name for i in model.graph.initializer]`` lists what can be trained.
-
-    Args:
-        name: Name of the model; becomes the name of the graph.
-        arguments: The factory's arguments, all but opset and seed. They are
-            kept as JSON in the ``tests.zoo`` metadata of the model.
-        opset: Version of the default operator set, 12 to 23.
-        seed: Seed of the parameters; the same seed gives the same bytes.
-
-    Raises:
-        OdtpackError: ``zoo-opset`` when the opset is out of range.
-    """
+    # Every initializer of the finished model is a parameter or a batch-norm statistic. Whatever
+    # does not learn (shapes, axes, bounds) is written as a `Constant` node, as the PyTorch exporter
+    # does, so that `[i.name for i in model.graph.initializer]` lists what can be trained.
+    # `arguments`: The factory's arguments, all but opset and seed. They are kept as JSON in the
+    # `tests.zoo` metadata of the model.
 
     def __init__(self, name: str, arguments: Mapping[str, Any], *, opset: int, seed: int) -> None:
         if not MINIMUM_OPSET <= opset <= MAXIMUM_OPSET:
@@ -68,12 +58,10 @@ class GraphWriter:
         return "input"
 
     def uniform(self, name: str, shape: Sequence[int], *, std: float) -> str:
-        """Adds a parameter drawn from the uniform distribution with mean 0 and deviation ``std``.
-
-        ``he`` and ``xavier`` give the deviations of the two usual schemes. Both are meant with any
-        symmetric distribution; a uniform one needs no rejection sampling, so its stream is easy
-        to reproduce.
-        """
+        """Adds a parameter drawn from the uniform distribution with mean 0 and deviation `std`."""
+        # `he` and `xavier` give the deviations of the two usual schemes. Both are meant with any
+        # symmetric distribution; a uniform one needs no rejection sampling, so its stream is easy
+        # to reproduce.
         bound = math.sqrt(3) * std
         return self.parameter(name, self._random.uniform(-bound, bound, shape))
 
@@ -97,14 +85,9 @@ class GraphWriter:
         return self._constants[key]
 
     def op(self, op_type: str, *inputs: str, at: str, **attributes: Any) -> str:
-        """Adds a node with one output and returns the output's name.
-
-        Args:
-            op_type: Operator of the default domain.
-            *inputs: Names of values; ``""`` leaves an optional input out.
-            at: Module that the node belongs to, such as ``"layers.0.attention"``.
-            **attributes: Attributes by their ONNX names.
-        """
+        """Adds a node with one output and returns the output's name."""
+        # `*inputs`: names of values; `""` leaves an optional input out.
+        # `at`: module that the node belongs to, such as `"layers.0.attention"`.
         return self.node(op_type, inputs, ("",), at=at, **attributes)[0]
 
     def node(

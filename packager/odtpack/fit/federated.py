@@ -32,19 +32,12 @@ from odtpack_simulator.values.part import Part
 
 @dataclasses.dataclass(frozen=True)
 class FleetSettings:
-    """One way to run a federation.
+    """One way to run a federation."""
 
-    Attributes:
-        number: Its number in the space, from 1.
-        clients: Answers that a round waits for; with a buffer, clients at a time.
-        epochs: Passes of a client over its samples.
-        learning_rate: Of a client's steps.
-    """
-
-    number: int
-    clients: int
-    epochs: int
-    learning_rate: float
+    number: int  # its number in the space, from 1
+    clients: int  # answers that a round waits for; with a buffer, clients at a time
+    epochs: int  # passes of a client over its samples
+    learning_rate: float  # of a client's steps
 
     def aspects(self) -> tuple[object, ...]:
         """What it chose in each dimension."""

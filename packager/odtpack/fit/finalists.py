@@ -43,38 +43,19 @@ TIME_TOLERANCE: Final = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """What all finalists have in common.
+    """What all finalists have in common."""
 
-    Attributes:
-        base: What recipe and options say.
-        data: The user's ``.npz`` file.
-        profiles: The devices.
-        budgets: Limits.
-        epochs: Passes over the training samples.
-        seed: Seed of the split and of the order.
-        threads: Threads of the replay.
-    """
-
-    base: BuildSpec
-    data: Path
-    profiles: tuple[DeviceProfile, ...]
-    budgets: Budgets
-    epochs: int
-    seed: int
-    threads: int
+    base: BuildSpec  # what recipe and options say
+    data: Path  # the user's `.npz` file
+    profiles: tuple[DeviceProfile, ...]  # the devices
+    budgets: Budgets  # limits
+    epochs: int  # passes over the training samples
+    seed: int  # seed of the split and of the order
+    threads: int  # threads of the replay
 
 
 def run(candidate: Candidate, simulation: Simulation, folder: Path) -> SimulationResult:
-    """Build a finalist from its recipe, simulate it, and judge it.
-
-    Args:
-        candidate: The finalist.
-        simulation: How to simulate it.
-        folder: A new folder for recipe and package.
-
-    Raises:
-        OdtpackError: As :func:`~odtpack_simulator.simulation.simulate`.
-    """
+    """Build a finalist from its recipe, simulate it, and judge it."""
     folder.mkdir()
     text = recipe_text(
         candidate.settings(simulation.base), candidate.batch_size, Surroundings(folder, "package")
@@ -150,10 +131,8 @@ def _worst(intervals: Iterable[Interval | None]) -> float | None:
 
 
 def _miss(check: Check, of: DeviceResult | SimulationResult) -> float:
-    """By which share of its limit a failed check misses it.
-
-    A training that was killed has no peak of its own: what was predicted stands for it.
-    """
+    """By which share of its limit a failed check misses it."""
+    # A training that was killed has no peak of its own: what was predicted stands for it.
     actual = check.actual
     if actual is None and check.metric == "memory_limit" and isinstance(of, DeviceResult):
         actual = of.memory.predicted_peak_bytes
@@ -169,12 +148,7 @@ _FAR: Final = 1e9
 def objectives(
     solutions: Sequence[Solution], reasons: Sequence[NotJudged]
 ) -> tuple[list[Objective], list[NotJudged]]:
-    """What can be compared, and what is unknown on some device or on all.
-
-    Args:
-        solutions: All that were simulated.
-        reasons: Why time and energy may be unknown.
-    """
+    """What can be compared, and what is unknown on some device or on all."""
     has_metric = any(each.metric is not None for each in solutions)
     found = [
         Objective(name="accuracy", better="larger", tolerance=0)
@@ -249,21 +223,7 @@ def summarize(
     rungs: list[Rung],
     left: Sequence[Dropped],
 ) -> FitResult:
-    """The result of a search; see :class:`~odtpack.fit.outcome.FitResult` for the arguments.
-
-    Args:
-        simulated: The finalists with their judged results.
-        ground: What all candidates share.
-        around: What the recipes hold besides the settings.
-        model: See FitResult, as what follows.
-        devices: See model.
-        epochs: See model.
-        space: See model.
-        candidates: See model.
-        looked_at: See model.
-        rungs: See model.
-        left: See model.
-    """
+    """The result of a search; see :class:`~odtpack.fit.outcome.FitResult` for the arguments."""
     solutions = {c.number: solution(c, result) for c, result in simulated}
     wanted, unknown = objectives(
         list(solutions.values()), reasons(result for _, result in simulated)

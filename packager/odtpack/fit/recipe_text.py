@@ -17,31 +17,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """What a recipe holds besides what decides the package.
+    """What a recipe holds besides what decides the package."""
 
-    Attributes:
-        folder: Where it will lie; paths in it are from there.
-        package: Folder of the package, from the recipe's folder.
-        devices: Names of device profiles, or paths of files.
-        budgets: Path of a budget file, or the tables of one; None for none.
-        remark: Lines of comments at the top.
-    """
-
-    folder: Path
-    package: str
-    devices: tuple[str, ...] = ()
+    folder: Path  # where it will lie; paths in it are from there
+    package: str  # folder of the package, from the recipe's folder
+    devices: tuple[str, ...] = ()  # names of device profiles, or paths of files
+    # path of a budget file, or the tables of one; None for none
     budgets: Path | Mapping[str, Any] | None = None
-    remark: tuple[str, ...] = ()
+    remark: tuple[str, ...] = ()  # lines of comments at the top
 
 
 def recipe_text(settings: BuildSpec, batch_size: int, around: Surroundings) -> str:
-    """The text of ``recipe.toml``.
-
-    Args:
-        settings: What decides the package.
-        batch_size: Samples of an optimizer step.
-        around: What else stands in it.
-    """
+    """The text of ``recipe.toml``."""
     content = _content(settings, batch_size, around)
     lines = [f"#:schema {SCHEMA_NAME}", *(f"# {_line(text)}" for text in around.remark), ""]
     lines += _table((), content)

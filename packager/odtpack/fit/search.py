@@ -193,11 +193,7 @@ class _Search:
         )
 
     def _fitting(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those whose training is as long as the recipe's schedule of the learning rate asks.
-
-        Raises:
-            OdtpackError: ``bad-schedule`` if it does not fit in any.
-        """
+        """Those whose training is as long as the recipe's schedule of the learning rate asks."""
         fitting = [each for each in candidates if not self._problem(each, self.request.epochs)]
         if fitting:
             return fitting
@@ -260,11 +256,9 @@ class _Search:
     def _plan(
         self, batch: Sequence[Candidate], packages: PackageCache
     ) -> list[tuple[Candidate, Planned]]:
-        """Build and plan candidates; those that take too much memory compute again, if that helps.
-
-        A package that is built for a memory budget takes the place of the one without. Segments
-        compute again as it is.
-        """
+        """Build and plan candidates; those that take too much memory recompute, if that helps."""
+        # A package that is built for a memory budget takes the place of the one without. Segments
+        # compute again as it is.
         plans = packages.plan(batch, self.local, on_done=self._reporter("build and plan"))
         found = dict(zip(batch, plans, strict=True))
         ceiling = self._memory_ceiling

@@ -24,34 +24,19 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class SearchContext:
-    """What all candidates share.
+    """What all candidates share."""
 
-    Attributes:
-        base: What recipe and options say.
-        inputs: What the models take.
-        files: For each input, the path of an ``.npy`` file that children map.
-        shapes: Shape of one sample of each input.
-        samples: Number of samples.
-        seed: Seed of the split and of the order.
-        fixed_batch: Size of every batch if the model fixes it.
-        freezes: Choices of what to freeze.
-    """
-
-    base: BuildSpec
-    inputs: tuple[TensorSpec, ...]
-    files: dict[str, str]
-    shapes: dict[str, tuple[int, ...]]
-    samples: int
-    seed: int
-    fixed_batch: int | None
-    freezes: tuple[Freeze, ...]
+    base: BuildSpec  # what recipe and options say
+    inputs: tuple[TensorSpec, ...]  # what the models take
+    files: dict[str, str]  # for each input, the path of an `.npy` file that children map
+    shapes: dict[str, tuple[int, ...]]  # shape of one sample of each input
+    samples: int  # number of samples
+    seed: int  # seed of the split and of the order
+    fixed_batch: int | None  # size of every batch if the model fixes it
+    freezes: tuple[Freeze, ...]  # choices of what to freeze
 
     def schedule(self, micro_batch: int, accumulation_steps: int, epochs: int) -> SamplePlan:
-        """Which samples make which batch.
-
-        Raises:
-            OdtpackError: There are too few samples.
-        """
+        """Which samples make which batch."""
         return make_sample_plan(
             self.inputs,
             self.samples,
@@ -78,17 +63,7 @@ class SearchContext:
 
 
 def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int) -> SearchContext:
-    """Build what the recipe says, so that its errors show, and read the data.
-
-    Args:
-        settings: What recipe and options say.
-        data: The user's ``.npz`` file.
-        folder: Where the package and the data go.
-        seed: Seed of the split and of the order.
-
-    Raises:
-        OdtpackError: The model, the recipe or the data are wrong.
-    """
+    """Build what the recipe says, so that its errors show, and read the data."""
     build(settings, folder / "recipe")
     package = Package.open(folder / "recipe")
     inputs = tuple(package.manifest.input_specs())
@@ -119,38 +94,24 @@ def _freezes(base: BuildSpec) -> Sequence[Freeze]:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A training to make.
+    """A training to make."""
 
-    Attributes:
-        package: Folder of the package.
-        data: For each input, in order, the path of an ``.npy`` file.
-        schedule: Which samples make which batch.
-        learning_rate: Rate of every step, or that the package's schedule starts from.
-        threads: Threads of the sessions.
-    """
-
-    package: str
-    data: Mapping[str, str]
-    schedule: SamplePlan
-    learning_rate: float
-    threads: int
+    package: str  # folder of the package
+    data: Mapping[str, str]  # for each input, in order, the path of an `.npy` file
+    schedule: SamplePlan  # which samples make which batch
+    learning_rate: float  # rate of every step, or that the package's schedule starts from
+    threads: int  # threads of the sessions
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """How a short training went.
+    """How a short training went."""
 
-    Attributes:
-        metric: Accuracy on the held-out samples; None if there is none.
-        loss: Loss on the held-out samples, else of the last step; None if not finite.
-        peak_bytes: Measured peak of memory; None if it could not be measured.
-        problem: Why there are no figures: it ran out of memory, or failed.
-    """
-
-    metric: float | None = None
+    metric: float | None = None  # accuracy on the held-out samples; None if there is none
+    # loss on the held-out samples, else of the last step; None if not finite
     loss: float | None = None
-    peak_bytes: int | None = None
-    problem: str | None = None
+    peak_bytes: int | None = None  # measured peak of memory; None if it could not be measured
+    problem: str | None = None  # why there are no figures: it ran out of memory, or failed
 
 
 def train(trial: Trial) -> Trained:
@@ -178,11 +139,7 @@ def train(trial: Trial) -> Trained:
 
 
 def _job(trial: Trial, folder: Path) -> Job:
-    """The job of a child that may write to ``folder``.
-
-    Raises:
-        OdtpackError: The package is damaged, or its schedule does not fit so short a training.
-    """
+    """The job of a child that may write to ``folder``."""
     package = Package.open(trial.package)
     rate = choose_rate(package.manifest, trial.learning_rate, trial.schedule.steps)
     return make_job(package, trial.data, trial.schedule, rate, trial.threads, folder)

@@ -230,11 +230,7 @@ def _settings(defaults: LocalSettings, config: Mapping[str, Any]) -> LocalSettin
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Check what a server is about to send, as every client would.
-
-    Raises:
-        OdtpackError: ``fleet-config``.
-    """
+    """Check what a server is about to send, as every client would."""
     _settings(LocalSettings(1, 1, 0.01), config)
 
 

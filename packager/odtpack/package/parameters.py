@@ -236,15 +236,11 @@ _VIEWS = ("Identity", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze")
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A weight as the checkpoint holds it.
+    """A weight as the checkpoint holds it."""
 
-    Attributes:
-        values: FLOAT16 or INT8, of the weight's shape.
-        scale: FLOAT, of the weight's rank, one element for each channel and axes of length
-            one besides; the weight is values * scale. None for FLOAT16.
-    """
-
-    values: ir.TensorProtocol
+    values: ir.TensorProtocol  # FLOAT16 or INT8, of the weight's shape
+    # FLOAT, of the weight's rank, one element for each channel and axes of length one besides; the
+    # weight is values * scale. None for FLOAT16.
     scale: ir.TensorProtocol | None = None
 
 

@@ -122,22 +122,14 @@ _PROTOBUF_LIMIT = 2**31
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """What is written besides the graphs.
+    """What is written besides the graphs."""
 
-    Attributes:
-        step: What an optimizer step does.
-        optimizer: The model that makes it.
-        step_model: The training model that also makes it; None to write none.
-        digest: What decided the build, see :mod:`odtpack.package.write`.
-        oldest: The oldest ONNX Runtime that loads the models; found out if None.
-        carried: Checkpoint whose optimizer state and properties the package's takes over.
-    """
-
-    step: OptimizerStep
-    optimizer: ir.Model
-    step_model: ir.Model | None = None
-    digest: str | None = None
-    oldest: Need | None = None
+    step: OptimizerStep  # what an optimizer step does
+    optimizer: ir.Model  # the model that makes it
+    step_model: ir.Model | None = None  # the training model that also makes it; None to write none
+    digest: str | None = None  # what decided the build, see `_digest`
+    oldest: Need | None = None  # the oldest ONNX Runtime that loads the models; found out if None
+    # checkpoint whose optimizer state and properties the package's takes over
     carried: CheckpointData | None = None
 
 

@@ -44,15 +44,9 @@ _HARMED = ("checkpoint-corrupt", "checkpoint-not-found", "checkpoint-unreadable"
 
 
 def read_last_good(path: str | os.PathLike[str]) -> tuple[CheckpointData, str | None]:
-    """Read a checkpoint, or the one before it if it is damaged or missing.
-
-    Returns:
-        The contents, and None or a sentence that says what was wrong and what was lost.
-
-    Raises:
-        OdtpackError: As :func:`~odtpack_runtime.checkpoint.format.read_checkpoint` of ``path``,
-            if there is no save before it or that one is damaged as well.
-    """
+    """Read a checkpoint, or the one before it if it is damaged or missing."""
+    # Raises OdtpackError: As read_checkpoint of `path`, if there is no save before it or that one
+    # is damaged as well.
     before = previous_path(path)
     try:
         return read_checkpoint(path), None

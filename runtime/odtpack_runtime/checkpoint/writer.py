@@ -82,26 +82,14 @@ def write_checkpoint(
     previous: Literal["none", "replaced"] = "none",
     whole: Identity | None = None,
 ) -> Identity:
-    """Write a checkpoint, whole or not at all; a file of that name is replaced.
-
-    Equal data give equal bytes.
-
-    Args:
-        path: Destination; its folder must exist.
-        data: What to write. In a nominal state only the arrays' dtypes count.
-        open_file: Opens the destination for a write that is whole or not at all; whoever
-            tests what an interrupted write leaves passes one that stops half-way.
-        previous: What becomes of the save before, :func:`previous_path`: with ``replaced`` the
-            file that is written over takes its place, if it reads as whole.
-        whole: A file that is known to; any other is read before it takes that place.
-
-    Returns:
-        The identity of the new file.
-
-    Raises:
-        OdtpackError: ``file-not-written`` when the system refuses,
-            ``checkpoint-dtype`` for arrays of a type the format does not know.
-    """
+    """Write a checkpoint, whole or not at all; a file of that name is replaced."""
+    # Equal data give equal bytes.
+    # `open_file`: opens the destination for a write that is whole or not at all; whoever tests what
+    # an interrupted write leaves passes one that stops half-way.
+    # `previous`: what becomes of the save before, previous_path: with `replaced` the file that is
+    # written over takes its place, if it reads as whole.
+    # `whole`: A file that is known to; any other is read before it takes that place.
+    # Returns the identity of the new file.
     target = Path(path)
     save = _Save(target, data, open_file, keep=previous == "replaced", known=whole)
     return save.outside() if _nbytes(data) > EXTERNAL_DATA_THRESHOLD else save.inside()
@@ -532,12 +520,7 @@ def _free_region(taken: Iterable[_Region | None], nbytes: int) -> int:
 
 
 def _external_region(path: Path) -> _Region | None:
-    """Return what the checkpoint at ``path`` uses of its data file, if anything.
-
-    Raises:
-        OdtpackError: ``file-not-written``: the system does not let it be read, and a save could
-            overwrite what it uses.
-    """
+    """Return what the checkpoint at ``path`` uses of its data file, if anything."""
     try:
         with path.open("rb") as stream:
             root = Source(stream, "checkpoint", str(path)).root(IDENTIFIER)

@@ -41,11 +41,7 @@ ONNX_TYPES: dict[np.dtype[np.generic], int] = {
 
 
 def text(data: memoryview, found: Field) -> str:
-    """Return the text of a field.
-
-    Raises:
-        MalformedError: It is not UTF-8, or not a text.
-    """
+    """Return the text of a field."""
     if found.kind != BYTES:
         raise MalformedError("a field that should be a text is a number")
     try:

@@ -48,29 +48,17 @@ _STAGE = re.compile(rf"\.(?:.+\.)?{_STAGE_END}")
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be done in a folder; it lies beside it, and says for which folder it is.
+    """What is to be done in a folder; it lies beside it, and says for which folder it is."""
 
-    Attributes:
-        folder: The folder, absolute.
-        stage: Name of the stage in it; once that is gone there is nothing to do.
-        last: The file that is removed first and comes last.
-        remove: Other files to remove.
-        move: Files to move out of the stage.
-    """
-
-    folder: str
-    stage: str
-    last: str
-    remove: tuple[str, ...]
-    move: tuple[str, ...]
+    folder: str  # the folder, absolute
+    stage: str  # name of the stage in it; once that is gone there is nothing to do
+    last: str  # the file that is removed first and comes last
+    remove: tuple[str, ...]  # other files to remove
+    move: tuple[str, ...]  # files to move out of the stage
 
     @classmethod
     def read(cls, path: Path, target: Path) -> _Plan | None:
-        """Return the plan at a path, None if it is not one for that folder.
-
-        Raises:
-            OSError: It is there, and cannot be read.
-        """
+        """Return the plan at a path, None if it is not one for that folder."""
         try:
             if path.is_symlink() or not path.is_file():
                 return None
@@ -99,26 +87,15 @@ class _Plan:
 def update_folder(
     folder: str | os.PathLike[str], *, last: str, obsolete: Collection[str] = ()
 ) -> Iterator[Path]:
-    """Yield an empty folder, whose files take their place in ``folder`` when the block ends well.
-
-    A process killed at any moment leaves the old files or the new ones, or a write that the
-    next call of this function, or :func:`finish_update`, finishes.
-
-    Args:
-        folder: Destination; made if it does not exist. Files of other names stay.
-        last: The file that speaks of the others. Where files are moved one by one it is
-            removed first and comes last, so that it never speaks of files that are not there.
-        obsolete: Files to remove, unless the block wrote them.
-
-    Yields:
-        The stage, to be filled with plain files.
-
-    Raises:
-        OdtpackError: ``package-not-written``: the system refused. Whatever the block raises
-            passes through, an ``OSError`` counts as such a refusal. In every case the folder
-            is as it was, unless the message says that it was written, but may not survive a
-            power cut. ``update-unfinished``: it refused when the files were already being moved.
-    """
+    """Yield an empty folder, whose files move to `folder` when the block ends well."""
+    # A process killed at any moment leaves the old files or the new ones, or a write that the next
+    # call of this function, or finish_update, finishes.
+    # `last`: The file that speaks of the others. Where files are moved one by one it is removed
+    # first and comes last, so that it never speaks of files that are not there.
+    # Raises OdtpackError: `package-not-written`: the system refused. Whatever the block raises
+    # passes through, an `OSError` counts as such a refusal. In every case the folder is as it was,
+    # unless the message says that it was written, but may not survive a power cut.
+    # `update-unfinished`: it refused when the files were already being moved.
     target = Path(folder).resolve()
     made: list[Path] = []
     try:
@@ -140,11 +117,7 @@ def update_folder(
 
 
 def finish_update(folder: str | os.PathLike[str]) -> None:
-    """Finish a write that a killed process left half made; for commands that write the folder.
-
-    Raises:
-        OdtpackError: ``update-unfinished``: the folder cannot be written.
-    """
+    """Finish a write that a killed process left half made; for commands that write the folder."""
     target = Path(folder).resolve()
     if os.path.lexists(_plan_path(target)):
         with locked(target):
@@ -155,14 +128,9 @@ def finish_update(folder: str | os.PathLike[str]) -> None:
 
 
 def check_finished(folder: str | os.PathLike[str]) -> None:
-    """Refuse to read a folder whose last write was interrupted; for commands that only read it.
-
-    Nothing is changed. What looks like an update and came with the folder is ignored, and
-    reported in the log.
-
-    Raises:
-        OdtpackError: ``update-unfinished``.
-    """
+    """Refuse to read a folder whose last write was interrupted; for commands that only read it."""
+    # Nothing is changed. What looks like an update and came with the folder is ignored, and
+    # reported in the log.
     target = Path(folder).resolve()
     if _unfinished(target):
         with locked(target):  # who writes it now will be done
@@ -251,11 +219,7 @@ def _make_stage(target: Path) -> Path:
 
 
 def stage_beside(target: Path) -> Path:
-    """Make a stage beside a file or folder; those of processes that no longer run are removed.
-
-    Raises:
-        OSError: The system refused.
-    """
+    """Make a stage beside a file or folder; those of processes that no longer run are removed."""
     _remove_stale(target.parent, f".{target.name}.")
     stage = target.with_name(f".{target.name}.{_mark()}")
     stage.mkdir()
@@ -337,11 +301,7 @@ def _commit(
 
 
 def _settle(target: Path, folders: Iterable[Path]) -> None:
-    """Make what took its place durable.
-
-    Raises:
-        OdtpackError: ``package-not-written``, which says that it is in its place.
-    """
+    """Make what took its place durable."""
     try:
         for folder in folders:
             sync_folder(folder)
@@ -375,11 +335,9 @@ def _copy(stage: Path, inside: Path) -> None:
 
 
 def _carry_out(target: Path, plan: _Plan) -> None:
-    """Remove and move what is still there: the same end however often it begins anew.
-
-    A file system may make renames durable in another order than theirs, hence the syncs: the
-    last file is there only with the others, and the stage goes when it is empty for good.
-    """
+    """Remove and move what is still there: the same end however often it begins anew."""
+    # A file system may make renames durable in another order than theirs, hence the syncs: the last
+    # file is there only with the others, and the stage goes when it is empty for good.
     stage = target / plan.stage
     if stage.is_symlink():
         raise OSError(errno.ELOOP, "it is a link")
@@ -423,11 +381,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 @contextmanager
 def staged_beside(target: Path) -> Iterator[Path]:
-    """Yield a folder beside a file, for what is to take its place; it goes afterwards.
-
-    Raises:
-        OdtpackError: ``file-not-written``.
-    """
+    """Yield a folder beside a file, for what is to take its place; it goes afterwards."""
     try:
         stage = stage_beside(target)
     except OSError as error:
@@ -439,23 +393,12 @@ def staged_beside(target: Path) -> Iterator[Path]:
 
 
 def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[Path]:
-    """Let a file take its name, and then those that were made from it.
-
-    Several names cannot change at one instant. The old others go first: at any moment, also
-    after a kill or a power cut, those that are there were made from the first one that is there.
-
-    Args:
-        target: The name of the first.
-        first: The new file; on the same file system, as are the others.
-        others: The new files that were made from it; each gets its own name beside ``target``.
-
-    Returns:
-        The new paths of the others.
-
-    Raises:
-        OdtpackError: ``file-not-written``. The old files are there, unless the message says
-            what was written.
-    """
+    """Let a file take its name, and then those that were made from it."""
+    # Several names cannot change at one instant. The old others go first: at any moment, also after
+    # a kill or a power cut, those that are there were made from the first one that is there.
+    # `first`: the new file; on the same file system, as are the others.
+    # Raises OdtpackError: `file-not-written`. The old files are there, unless the message says what
+    # was written.
     folder, names = target.parent, [path.name for path in others]
     away: list[tuple[Path, Path]] = []
     try:

@@ -22,36 +22,19 @@ class MalformedError(ValueError):
 
 
 class Field(NamedTuple):
-    """A field of a message.
-
-    Attributes:
-        number: Its number.
-        kind: Its wire type.
-        start: Where its tag stands.
-        body: Where its content begins; the same as ``start`` for no content of its own length.
-        end: Where it ends.
-        value: The number that a varint holds, or 0.
-    """
+    """A field of a message."""
 
     number: int
-    kind: int
-    start: int
-    body: int
-    end: int
-    value: int
+    kind: int  # its wire type
+    start: int  # where its tag stands
+    body: int  # where its content begins; the same as `start` for no content of its own length
+    end: int  # where it ends
+    value: int  # the number that a varint holds, or 0
 
 
 def fields(data: memoryview, at: int = 0, end: int | None = None) -> Iterator[Field]:
-    """Yield the fields of a message in order.
-
-    Args:
-        data: Bytes that hold the message; they may be anything.
-        at: Where it begins.
-        end: Where it ends; the end of the bytes if None.
-
-    Raises:
-        MalformedError: A field is cut off, or of a kind that ONNX does not use.
-    """
+    """Yield the fields of a message in order."""
+    # `data`: bytes that hold the message; they may be anything.
     end = len(data) if end is None else end
     while at < end:
         start = at
@@ -75,11 +58,7 @@ def fields(data: memoryview, at: int = 0, end: int | None = None) -> Iterator[Fi
 
 
 def varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
-    """Return the number at a place, and the place after it.
-
-    Raises:
-        MalformedError: It is cut off, or longer than 64 bits.
-    """
+    """Return the number at a place, and the place after it."""
     value = shift = 0
     while at < end and shift < 64:
         byte = data[at]

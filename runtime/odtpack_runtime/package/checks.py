@@ -40,11 +40,7 @@ class _Model(Source):
 
 
 def ort_operators(path: Path) -> set[tuple[str, str]]:
-    """Return domain and type of every operator, ``ai.onnx`` for ONNX's own.
-
-    Raises:
-        OdtpackError: ``model-not-readable``; ``model-external-data`` if a tensor lies elsewhere.
-    """
+    """Return domain and type of every operator, ``ai.onnx`` for ONNX's own."""
     found: set[tuple[str, str]] = set()
     with path.open("rb") as stream:
         source = _Model(stream, "model", str(path))
@@ -95,15 +91,7 @@ Operators = dict[str, dict[str, int]]
 
 
 class SegmentModels:
-    """The models of segments; none of them in a package with one model.
-
-    Args:
-        package: The package.
-
-    Raises:
-        OdtpackError: As :func:`load_model`; ``manifest-contradicts`` if the file of weights is not
-            as long as the manifest says, or a model takes a weight as something else.
-    """
+    """The models of segments; none of them in a package with one model."""
 
     def __init__(self, package: Package) -> None:
         self._manifest = package.manifest
@@ -138,16 +126,10 @@ class SegmentModels:
     def whole(
         self, model: Any, where: Path, *, training: bool
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs and outputs of the whole that ends with a model.
-
-        Returns:
-            Without segments those of the model. Else the inputs that no segment makes and no file
-            holds, the manifest's inputs and parameters first and in its order; the model's
-            outputs, and the gradients of all.
-
-        Raises:
-            OdtpackError: ``manifest-contradicts`` if a weight is taken as something else.
-        """
+        """Inputs and outputs of the whole that ends with a model."""
+        # Without segments those of the model. Else the inputs that no segment makes and no
+        # file holds, the manifest's inputs and parameters first and in its order; the model's
+        # outputs, and the gradients of all.
         ends = values_of(model.graph.input), values_of(model.graph.output)
         if not self._parts:
             return ends

@@ -12,11 +12,7 @@ from odtpack_runtime.errors import OdtpackError
 
 
 def same(where: Path, what: str, found: object, said: object) -> None:
-    """Check that a file holds what the manifest says.
-
-    Raises:
-        OdtpackError: ``manifest-contradicts``, with what differs.
-    """
+    """Check that a file holds what the manifest says."""
     if found != said:
         raise contradiction(where, what, *_difference(found, said))
 

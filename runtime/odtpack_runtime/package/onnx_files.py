@@ -21,11 +21,7 @@ Tensor = tuple[str, str, tuple[int | str | None, ...]]
 
 
 def load_model(path: Path) -> onnx.ModelProto:
-    """Read a model that holds all that it needs.
-
-    Raises:
-        OdtpackError: ``model-not-readable``, ``model-external-data``, ``onnx-missing``.
-    """
+    """Read a model that holds all that it needs."""
     try:
         import onnx
     except ImportError as error:
@@ -89,11 +85,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def opsets_of(model: onnx.ModelProto, where: Path) -> dict[str, int]:
-    """Domains and their versions.
-
-    Raises:
-        OdtpackError: ``manifest-contradicts`` if a domain has two.
-    """
+    """Domains and their versions."""
     found: dict[str, int] = {}
     for entry in model.opset_import:
         if found.setdefault(entry.domain or "ai.onnx", entry.version) != entry.version:

@@ -32,14 +32,8 @@ _TENSOR_NAME, _EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 8, 13, 14, 1
 
 
 def check_model_file(path: Path) -> None:
-    """Refuse a model that asks for what is not in it.
-
-    A file in ORT format cannot: ONNX Runtime reads no external data of it when it infers.
-
-    Raises:
-        OdtpackError: ``model-external-data``; ``bad-metadata``; ``model-not-loadable`` for a file
-            that may hold either and is not a model.
-    """
+    """Refuse a model that asks for what is not in it."""
+    # A file in ORT format cannot: ONNX Runtime reads no external data of it when it infers.
     try:
         with path.open("rb") as stream, mmap.mmap(
             stream.fileno(), 0, access=mmap.ACCESS_READ

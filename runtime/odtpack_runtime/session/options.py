@@ -24,22 +24,16 @@ LEVELS: Final[dict[OptimizationLevel, onnxruntime.GraphOptimizationLevel]] = {
 
 
 def usual_session(optimization_level: str, **memory: bool | int | None) -> SessionInfo:
-    """Return the options that suit a training.
-
-    - Memory patterns are off. A pattern keeps one block for the peak of a whole run beside
-      the arena that the first run filled: a step of MobileNetV2 takes 139 MiB instead of
-      218 without it, as fast.
-    - Threads rest between runs, see
-      :data:`~odtpack_runtime.package.records.SESSION_CONFIG`.
-
-    Args:
-        optimization_level: What suits the training model. ``extended`` leaves out the layout
-            for constant convolution weights, which a model whose weights are all inputs pays
-            for and does not gain from. ``basic`` is for float64, which fused operators would
-            round to float32 in places. What is not known counts as ``all``.
-        **memory: Where the sessions take their memory from, fields of :class:`SessionInfo`; without
-            any from an arena of each session's own, as packages had it that say nothing of them.
-    """
+    """Return the options that suit a training."""
+    # Memory patterns are off. A pattern keeps one block for the peak of a whole run beside the
+    # arena that the first run filled: a step of MobileNetV2 takes 139 MiB instead of 218 without
+    # it, as fast. Threads rest between runs, see SESSION_CONFIG.
+    # `optimization_level`: What suits the training model. `extended` leaves out the layout for
+    # constant convolution weights, which a model whose weights are all inputs pays for and does not
+    # gain from. `basic` is for float64, which fused operators would round to float32 in places.
+    # What is not known counts as `all`.
+    # `**memory`: where the sessions take their memory from, fields of SessionInfo; without any from
+    # an arena of each session's own, as packages had it that say nothing of them.
     level = optimization_level if optimization_level in LEVELS else "all"
     content = {"optimization_level": level, "memory_pattern": False, "config": dict(SESSION_CONFIG)}
     return SessionInfo.read(content | memory)
@@ -64,18 +58,10 @@ def default_session_options(
 
 
 def session_info(train_model_uri: str | os.PathLike[str]) -> SessionInfo:
-    """Return what the package of a training model says of its sessions.
-
-    Without a manifest beside it that is :func:`usual_session`, with the optimization level that
-    the packager recorded in the model.
-
-    Args:
-        train_model_uri: Training model; a file that cannot be read gives the defaults.
-
-    Raises:
-        OdtpackError: ``manifest-invalid`` if a manifest names the model, and its key ``session``
-            is not what one may be.
-    """
+    """Return what the package of a training model says of its sessions."""
+    # Without a manifest beside it that is usual_session, with the optimization level that the
+    # packager recorded in the model.
+    # `train_model_uri`: training model; a file that cannot be read gives the defaults.
     path = Path(train_model_uri)
     info = _session_beside(path)
     if info is None:
@@ -84,12 +70,8 @@ def session_info(train_model_uri: str | os.PathLike[str]) -> SessionInfo:
 
 
 def session_options(info: SessionInfo, threads: int | None = None) -> onnxruntime.SessionOptions:
-    """Return options of a package as ONNX Runtime takes them.
-
-    Args:
-        info: What the manifest says.
-        threads: Threads within an operator, in place of the manifest's.
-    """
+    """Return options of a package as ONNX Runtime takes them."""
+    # `threads`: threads within an operator, in place of the manifest's.
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = LEVELS[info.optimization_level]
     options.enable_mem_pattern = info.memory_pattern
@@ -131,10 +113,8 @@ def _share_allocator(info: SessionInfo) -> None:
 
 
 def _session_beside(model: Path) -> SessionInfo | None:
-    """What the manifest in the folder of a model says, if there is one that names the model.
-
-    A model may be opened without its package: the rest of the manifest is not judged here.
-    """
+    """What the manifest in the folder of a model says, if there is one that names the model."""
+    # A model may be opened without its package: the rest of the manifest is not judged here.
     content = manifest_beside(model)
     if content is None or content.get("session") is None:
         return None
@@ -147,10 +127,8 @@ def _session_beside(model: Path) -> SessionInfo | None:
 
 
 def manifest_beside(model: Path) -> dict[str, Any] | None:
-    """Return the content of the manifest in the folder of a model, unchecked.
-
-    None if there is none that names the model, or it is no JSON.
-    """
+    """Return the content of the manifest in the folder of a model, unchecked."""
+    # None if there is none that names the model, or it is no JSON.
     prefix, found, _ = model.name.partition("training_model")
     manifest = model.with_name(f"{prefix if found else ''}manifest.json")
     with suppress(OSError, InvalidRecordError, LookupError, TypeError, AttributeError):
@@ -165,11 +143,9 @@ def manifest_beside(model: Path) -> dict[str, Any] | None:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Metadata of an ONNX file, without loading its graph; empty if there is none to read.
-
-    Options must be chosen before a session exists that could be asked. The file is a
-    protobuf message: fields of (number, type), length and content, all but one skipped.
-    """
+    """Metadata of an ONNX file, without loading its graph; empty if there is none to read."""
+    # Options must be chosen before a session exists that could be asked. The file is a protobuf
+    # message: fields of (number, type), length and content, all but one skipped.
     found: dict[str, str] = {}
     try:
         with path.open("rb") as stream:

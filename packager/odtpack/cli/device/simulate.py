@@ -249,11 +249,7 @@ def end(result: SimulationResult, *, strict: bool) -> None:
 
 
 def load_devices(names: list[str]) -> list[DeviceProfile]:
-    """The profiles that are asked for.
-
-    Raises:
-        OdtpackError: None is asked for, one does not exist, or two have the same name.
-    """
+    """The profiles that are asked for."""
     from odtpack_runtime.errors import OdtpackError
     from odtpack_simulator.device.profile import list_profiles, load_profile
 

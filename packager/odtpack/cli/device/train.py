@@ -204,10 +204,8 @@ def train(
 def _promise(
     optimizer: Optimizer, samples: int, size: int, delta: float | None
 ) -> dict[str, float | None] | None:
-    """What a private training promises, said and returned; None for others.
-
-    The steps before ``--resume`` count as if they had been made on the same data.
-    """
+    """What a private training promises, said and returned; None for others."""
+    # The steps before `--resume` count as if they had been made on the same data.
     if optimizer.privacy is None:
         return None
     from odtpack.errors import OdtpackError
