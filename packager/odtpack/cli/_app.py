@@ -19,6 +19,7 @@ from typing import Annotated, Final
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import flag
 from odtpack.cli._supervisor import supervised
 from odtpack.cli.adapter import adapter
 from odtpack.cli.build import build, cache_key
@@ -64,7 +65,7 @@ def _examples(*lines: str) -> str:
 )
 def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, flag("--version", "Print the version.")] = False,
 ) -> None:
     """Train on the ONNX Runtime that the app already ships.
 
@@ -123,8 +124,7 @@ app.command(
 )(head)
 app.command(
     epilog=_examples(
-        "odtpack init model.onnx",
-        "odtpack init model.onnx --out training/recipe.toml",
+        "odtpack init model.onnx", "odtpack init model.onnx --out training/recipe.toml"
     )
 )(init)
 app.command(
@@ -140,7 +140,7 @@ app.command(
 )(train)
 app.command(
     epilog=_examples(
-        "odtpack export package --checkpoint trained.ckpt --outputs output --out inference.onnx",
+        "odtpack export package --checkpoint trained.ckpt --outputs output --out inference.onnx"
     )
 )(export)
 app.command(
@@ -171,16 +171,10 @@ app.command(
     )
 )(inspect)
 app.command(
-    epilog=_examples(
-        "odtpack verify package",
-        "odtpack verify package --public-key key.pub",
-    )
+    epilog=_examples("odtpack verify package", "odtpack verify package --public-key key.pub")
 )(verify)
 app.command(
-    epilog=_examples(
-        "odtpack sign --new-key key.pem",
-        "odtpack sign package --key key.pem",
-    )
+    epilog=_examples("odtpack sign --new-key key.pem", "odtpack sign package --key key.pem")
 )(sign)
 app.command(
     epilog=_examples(
@@ -209,12 +203,7 @@ app.command(
         "    --format markdown --out comment.md",
     )
 )(compare)
-app.command(
-    epilog=_examples(
-        "odtpack demo",
-        "odtpack demo --out build/demo --epochs 3",
-    )
-)(demo)
+app.command(epilog=_examples("odtpack demo", "odtpack demo --out build/demo --epochs 3"))(demo)
 app.add_typer(
     adapter,
     name="adapter",
@@ -227,26 +216,17 @@ app.add_typer(
 app.add_typer(
     devices,
     name="devices",
-    epilog=_examples(
-        "odtpack devices list",
-        "odtpack devices show pixel-8a",
-    ),
+    epilog=_examples("odtpack devices list", "odtpack devices show pixel-8a"),
 )
 app.add_typer(
     fleet,
     name="fleet",
     epilog=_examples(
-        "odtpack fleet run package --fleet fleet.toml --data digits.npz",
-        "odtpack fleet demo",
+        "odtpack fleet run package --fleet fleet.toml --data digits.npz", "odtpack fleet demo"
     ),
 )
 app.add_typer(
-    ops,
-    name="ops",
-    epilog=_examples(
-        "odtpack ops coverage",
-        "odtpack ops check model.onnx",
-    ),
+    ops, name="ops", epilog=_examples("odtpack ops coverage", "odtpack ops check model.onnx")
 )
 
 

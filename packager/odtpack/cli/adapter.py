@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import MODEL, PACKAGE, TRAINED
+from odtpack.cli._options import MODEL, PACKAGE, TRAINED, argument, flag, option, out
 
 if TYPE_CHECKING:
     from odtpack_runtime import CheckpointState
@@ -20,22 +20,18 @@ _BASE, _ADAPTER = "base.onnx", "adapter.onnx_adapter"
 
 def export(
     package: Annotated[Path, PACKAGE],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the adapter's files.")
-    ],
+    out: Annotated[Path, out("DIR", "Folder of the adapter's files.")],
     checkpoint: Annotated[Path | None, TRAINED] = None,
     onnxruntime: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--onnxruntime",
-            help=f"Also write {_ADAPTER}, and {_BASE}, the inference model that takes it.",
+            f"Also write {_ADAPTER}, and {_BASE}, the inference model that takes it.",
         ),
     ] = False,
     outputs: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help=f"Output of {_BASE}, as for odtpack export. May be repeated."
-        ),
+        option(f"Output of {_BASE}, as for odtpack export. May be repeated.", "NAME"),
     ] = None,
 ) -> None:
     """Write the adapter of a checkpoint as PEFT's files.
@@ -108,12 +104,9 @@ def _for_onnxruntime(
 def import_(
     package: Annotated[Path, PACKAGE],
     adapter: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR", help="Folder with adapter_model.safetensors and adapter_config.json."
-        ),
+        Path, argument("DIR", "Folder with adapter_model.safetensors and adapter_config.json.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="CK", help="Checkpoint to write.")],
+    out: Annotated[Path, out("CK", "Checkpoint to write.")],
 ) -> None:
     """Write a checkpoint of a package with the values of a PEFT adapter.
 
@@ -133,10 +126,8 @@ def import_(
 
 def merge(
     model: Annotated[Path, MODEL],
-    adapter: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of the adapter, as export writes it.")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.onnx", help="Model to write.")],
+    adapter: Annotated[Path, argument("DIR", "Folder of the adapter, as export writes it.")],
+    out: Annotated[Path, out("FILE.onnx", "Model to write.")],
 ) -> None:
     """Fold an adapter into the weights of the forward model that it was trained on."""
     from odtpack.adapters.files import read_peft
@@ -173,8 +164,7 @@ adapter.command(
     "  odtpack adapter export package --checkpoint trained.ckpt --out adapter --onnxruntime"
 )(export)
 adapter.command(
-    name="import",
-    epilog="\b\nExamples:\n  odtpack adapter import package adapter --out start.ckpt",
+    name="import", epilog="\b\nExamples:\n  odtpack adapter import package adapter --out start.ckpt"
 )(import_)
 adapter.command(
     epilog="\b\nExamples:\n  odtpack adapter merge model.onnx adapter --out merged.onnx"

@@ -7,11 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from odtpack.choices import ORT_TRAINING
 from odtpack.cli import _console
-from odtpack.cli._options import MANIFEST_AS_JSON, MODEL_OR_RECIPES
+from odtpack.cli._options import MANIFEST_AS_JSON, MODEL_OR_RECIPES, flag, option, out
 from odtpack.cli._spec_options import takes_spec
 
 if TYPE_CHECKING:
@@ -24,34 +22,29 @@ def build(
     model: Annotated[Path | None, MODEL_OR_RECIPES] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(
-            metavar="recipe.toml",
-            help="Recipe. Options override its keys. Default: recipe.toml in the current folder, "
+        option(
+            "Recipe. Options override its keys. Default: recipe.toml in the current folder, "
             "if there is no MODEL.onnx.",
+            "recipe.toml",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="PKG",
-            help="Folder of the package: new, empty, or a package. Default: from the recipe.",
-        ),
+        out("PKG", "Folder of the package: new, empty, or a package. Default: from the recipe."),
     ] = None,
     if_changed: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--if-changed",
-            help="Do nothing if the package is up to date. Writes PKG.stamp.json beside it.",
+            "Do nothing if the package is up to date. Writes PKG.stamp.json beside it.",
         ),
     ] = False,
     sample: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DATA.npz",
-            help="After the build, run steps on these samples and warn of parameters whose "
+        option(
+            "After the build, run steps on these samples and warn of parameters whose "
             "gradient is zero.",
+            "DATA.npz",
         ),
     ] = None,
     as_json: Annotated[bool, MANIFEST_AS_JSON] = False,
@@ -143,9 +136,7 @@ def print_built(manifest: Manifest, folder: Path) -> None:
 
 
 def cache_key(
-    recipe: Annotated[
-        Path, typer.Option(metavar="recipe.toml", help="Recipe of the package.")
-    ] = Path("recipe.toml"),
+    recipe: Annotated[Path, option("Recipe of the package.", "recipe.toml")] = Path("recipe.toml"),
 ) -> None:
     """Print the cache key of what a recipe builds, without building it.
 

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from odtpack.cli import _completion, _console
-from odtpack.cli._options import AS_JSON
+from odtpack.cli._options import AS_JSON, argument, option
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -17,18 +15,13 @@ if TYPE_CHECKING:
 
 def inspect(
     path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PKG|MODEL.onnx|CHECKPOINT",
-            show_default=False,
-            help="A package, a forward model or a checkpoint.",
-        ),
+        Path, argument("PKG|MODEL.onnx|CHECKPOINT", "A package, a forward model or a checkpoint.")
     ],
     report: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FORMAT:PATH",
-            help="Report on the sizes in a package, html:FILE or json:FILE. May be repeated.",
+        option(
+            "Report on the sizes in a package, html:FILE or json:FILE. May be repeated.",
+            "FORMAT:PATH",
             autocompletion=_completion.size_reports,
         ),
     ] = None,

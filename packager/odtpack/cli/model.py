@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, MANIFEST_AS_JSON, MODEL
+from odtpack.cli._options import AS_JSON, MANIFEST_AS_JSON, MODEL, argument, flag, option, out
 
 if TYPE_CHECKING:
     from odtpack.package.coverage import Coverage, Obstacle
@@ -29,21 +29,20 @@ def head(
     model: Annotated[Path, MODEL],
     pool: Annotated[
         Pooling,
-        typer.Option(
-            help="Mean over the tokens (those of attention_mask), the first token, "
+        option(
+            "Mean over the tokens (those of attention_mask), the first token, "
             "or none for an output [batch, width]."
         ),
     ],
-    classes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of classes.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.onnx", help="Model to write.")],
-    seed: Annotated[int, typer.Option(min=0, metavar="S", help="Seed of the new weight.")] = 0,
+    classes: Annotated[int, option("Number of classes.", "N", min=1)],
+    out: Annotated[Path, out("FILE.onnx", "Model to write.")],
+    seed: Annotated[int, option("Seed of the new weight.", "S", min=0)] = 0,
     name: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Output of the encoder that the head reads. Default: the first that fits.",
+            "NAME",
             "--input",
-            metavar="NAME",
-            show_default=False,
-            help="Output of the encoder that the head reads. Default: the first that fits.",
         ),
     ] = None,
 ) -> None:
@@ -69,32 +68,19 @@ def head(
 
 def import_(
     artifacts: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            show_default=False,
-            help="Folder that onnxruntime-training's generate_artifacts wrote.",
-        ),
+        Path, argument("DIR", "Folder that onnxruntime-training's generate_artifacts wrote.")
     ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "-o", metavar="PKG", help="Folder of the package: new, empty, or a package."
-        ),
-    ],
+    out: Annotated[Path, out("PKG", "Folder of the package: new, empty, or a package.")],
     checkpoint: Annotated[
         Path | None,
-        typer.Option(
-            metavar="CK",
-            help="Checkpoint to continue from, for example one that a device saved.  "
+        option(
+            "Checkpoint to continue from, for example one that a device saved.  "
             "[default: that of the folder]",
+            "CK",
         ),
     ] = None,
     prefix: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="Prefix of the file names, if the folder has several models."
-        ),
+        str | None, option("Prefix of the file names, if the folder has several models.", "TEXT")
     ] = None,
     as_json: Annotated[bool, MANIFEST_AS_JSON] = False,
 ) -> None:
@@ -119,10 +105,8 @@ def import_(
 
 def init(
     model: Annotated[Path, MODEL],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="recipe.toml", help="Recipe to write.")
-    ] = Path("recipe.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing recipe.")] = False,
+    out: Annotated[Path, out("recipe.toml", "Recipe to write.")] = Path("recipe.toml"),
+    force: Annotated[bool, flag("--force", "Replace an existing recipe.")] = False,
 ) -> None:
     """Write a recipe for a forward model, with everything optional commented out.
 
@@ -166,11 +150,8 @@ class Way(StrEnum):
     "  odtpack ops coverage --how none --json"
 )
 def coverage(
-    operators: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[OPERATOR]...", show_default=False, help="Only these."),
-    ] = None,
-    how: Annotated[Way | None, typer.Option(help="Only those differentiated so.")] = None,
+    operators: Annotated[list[str] | None, argument("[OPERATOR]...", "Only these.")] = None,
+    how: Annotated[Way | None, option("Only those differentiated so.")] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Print the support table: operator, opsets, trainable inputs, how.
@@ -222,16 +203,13 @@ def _opsets(row: Coverage) -> str:
 def check(
     model: Annotated[Path, MODEL],
     train: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Parameters to train, as for build. Default: all."),
+        list[str] | None, option("Parameters to train, as for build. Default: all.", "GLOB")
     ] = None,
     freeze: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Parameters to freeze, as for build."),
+        list[str] | None, option("Parameters to freeze, as for build.", "GLOB")
     ] = None,
     loss_input: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Output that the loss reads. Default: the first."),
+        list[str] | None, option("Output that the loss reads. Default: the first.", "NAME")
     ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:

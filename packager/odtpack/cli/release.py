@@ -7,10 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, OLD_PACKAGE, PACKAGE
+from odtpack.cli._options import AS_JSON, OLD_PACKAGE, PACKAGE, argument, flag, option
 
 if TYPE_CHECKING:
     from odtpack.update.install import Installed
@@ -26,14 +24,8 @@ class Format(StrEnum):
 
 def diff(
     old: Annotated[Path, OLD_PACKAGE],
-    new: Annotated[
-        Path,
-        typer.Argument(metavar="NEW", show_default=False, help="New package."),
-    ],
-    form: Annotated[
-        Format,
-        typer.Option("--format", help="How to print the difference."),
-    ] = Format.TEXT,
+    new: Annotated[Path, argument("NEW", "New package.")],
+    form: Annotated[Format, flag("--format", "How to print the difference.")] = Format.TEXT,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Compare two packages, and say whether devices that trained the old one can continue.
@@ -66,18 +58,14 @@ def diff(
 def install(
     package: Annotated[Path, PACKAGE],
     android: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder in the app's assets, for this package alone."),
+        Path | None, option("Folder in the app's assets, for this package alone.", "DIR")
     ] = None,
     ios: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder in the app's resources or bundle, for this package alone."
-        ),
+        option("Folder in the app's resources or bundle, for this package alone.", "DIR"),
     ] = None,
     ort: Annotated[
-        bool,
-        typer.Option("--ort", help="Copy the models in ORT format instead of the ONNX models."),
+        bool, flag("--ort", "Copy the models in ORT format instead of the ONNX models.")
     ] = False,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
@@ -119,32 +107,16 @@ def install(
 
 
 def sign(
-    package: Annotated[
-        Path | None,
-        typer.Argument(metavar="[PKG]", show_default=False, help="Folder of the package."),
-    ] = None,
-    key: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="KEY.pem", help="Private key: PEM, PKCS #8, Ed25519.", show_default=False
-        ),
-    ] = None,
+    package: Annotated[Path | None, argument("[PKG]", "Folder of the package.")] = None,
+    key: Annotated[Path | None, option("Private key: PEM, PKCS #8, Ed25519.", "KEY.pem")] = None,
     new_key: Annotated[
         Path | None,
-        typer.Option(
-            metavar="KEY.pem",
-            help="Write a new private key here, and its public key beside it, as KEY.pub.",
-            show_default=False,
+        option(
+            "Write a new private key here, and its public key beside it, as KEY.pub.", "KEY.pem"
         ),
     ] = None,
     release: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Release number, for apps that refuse older releases.",
-            show_default=False,
-        ),
+        int | None, option("Release number, for apps that refuse older releases.", "N", min=0)
     ] = None,
 ) -> None:
     """Sign a package, or make a key pair; with both, sign with the new key.
@@ -197,33 +169,23 @@ def verify(
     package: Annotated[Path, PACKAGE],
     public_key: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="KEY.pub",
-            help="Public key (PEM, Ed25519) that must verify the signature. May be repeated; one "
+        option(
+            "Public key (PEM, Ed25519) that must verify the signature. May be repeated; one "
             "must match.",
-            show_default=False,
+            "KEY.pub",
         ),
     ] = None,
     require_signature: Annotated[
-        bool,
-        typer.Option(
-            "--require-signature",
-            help="Refuse an unsigned package, even without --public-key.",
-        ),
+        bool, flag("--require-signature", "Refuse an unsigned package, even without --public-key.")
     ] = False,
     minimum_release: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Refuse an older release (odtpack sign --release).",
-            show_default=False,
-        ),
+        int | None, option("Refuse an older release (odtpack sign --release).", "N")
     ] = None,
     stranger: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--stranger",
-            help="Check limits for untrusted packages: disk, memory, sizes, operator domains.",
+            "Check limits for untrusted packages: disk, memory, sizes, operator domains.",
         ),
     ] = False,
     as_json: Annotated[bool, AS_JSON] = False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from odtpack.cli._options import BASE_RESULT, COMPARISON_FILE, HEAD_RESULT
+from odtpack.cli._options import BASE_RESULT, COMPARISON_FILE, HEAD_RESULT, flag, option
 from odtpack.cli.device.simulate import OVER_BUDGET
 
 if TYPE_CHECKING:
@@ -30,14 +30,12 @@ def compare(
     head: Annotated[Path, HEAD_RESULT],
     budget: Annotated[
         Path | None,
-        typer.Option(
-            metavar="budgets.toml",
-            help='Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.',
+        option(
+            'Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.', "budgets.toml"
         ),
     ] = None,
     form: Annotated[
-        Format,
-        typer.Option("--format", help="Text on stderr; Markdown, JSON or a page on stdout."),
+        Format, flag("--format", "Text on stderr; Markdown, JSON or a page on stdout.")
     ] = Format.TEXT,
     out: Annotated[Path | None, COMPARISON_FILE] = None,
 ) -> None:
@@ -72,11 +70,7 @@ def check_comparison_file(out: Path | None, inputs: list[Path | None]) -> None:
 def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> None:
     """Write a comparison to a file, or print it."""
     from odtpack.cli._files import write_text
-    from odtpack_simulator.reports.comparison import (
-        render_comparison,
-        render_markdown,
-        render_text,
-    )
+    from odtpack_simulator.reports.comparison import render_comparison, render_markdown, render_text
 
     match form:
         case Format.TEXT:

@@ -11,10 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from odtpack.cli import _console
-from odtpack.cli._options import DEMO_FOLDER
+from odtpack.cli._options import DEMO_FOLDER, flag, option
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,12 +38,8 @@ _INTERRUPTIONS: Final = 3  # one of each kind
 
 def demo(
     out: Annotated[Path, DEMO_FOLDER] = Path("odtpack-demo"),
-    epochs: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Passes over the data on the device.")
-    ] = 5,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the figures as JSON on stdout.")
-    ] = False,
+    epochs: Annotated[int, option("Passes over the data on the device.", "N", min=1)] = 5,
+    as_json: Annotated[bool, flag("--json", "Print the figures as JSON on stdout.")] = False,
 ) -> None:
     """Build, train and replay a digit classifier, and write a report.
 
@@ -314,12 +308,7 @@ def _write_reports(
 
 
 def _finish(
-    accuracy: list[float],
-    samples: int,
-    reports: list[Path],
-    out: Path,
-    epochs: int,
-    seconds: float,
+    accuracy: list[float], samples: int, reports: list[Path], out: Path, epochs: int, seconds: float
 ) -> None:
     _console.say(
         f"accuracy  {accuracy[0]:.1%} before, {accuracy[1]:.1%} after, on {samples} digits "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from odtpack.cli import _completion, _console
-from odtpack.cli._options import AS_JSON
+from odtpack.cli._options import AS_JSON, argument, option, out
 
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile import DeviceProfile, ProfileFigure
@@ -82,10 +82,9 @@ def list_devices(as_json: Annotated[bool, AS_JSON] = False) -> None:
 def show_device(
     device: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME|FILE",
-            show_default=False,
-            help="A shipped profile, or the path of a .toml file.",
+        argument(
+            "NAME|FILE",
+            "A shipped profile, or the path of a .toml file.",
             autocompletion=_completion.devices,
         ),
     ],
@@ -119,10 +118,9 @@ def show_device(
 def check_devices(
     files: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FILE...",
-            show_default=False,
-            help="Paths of .toml files, or names of shipped profiles.",
+        argument(
+            "FILE...",
+            "Paths of .toml files, or names of shipped profiles.",
             autocompletion=_completion.devices,
         ),
     ],
@@ -175,29 +173,12 @@ def _say_report(file: str, report: ProfileReport) -> None:
     "  odtpack devices measure --out edge.toml --name acme/edge-1 --title 'Edge 1' --threads 4",
 )
 def measure_devices(
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE.toml",
-            show_default=False,
-            help="File to write; the storage of its folder is measured.",
-        ),
-    ],
-    name: Annotated[
-        str, typer.Option(metavar="VENDOR/DEVICE", help="Name of the profile.")
-    ] = "local/machine",
-    title: Annotated[
-        str, typer.Option(metavar="TEXT", help="Name of the machine for people.")
-    ] = "This machine",
+    out: Annotated[Path, out("FILE.toml", "File to write; the storage of its folder is measured.")],
+    name: Annotated[str, option("Name of the profile.", "VENDOR/DEVICE")] = "local/machine",
+    title: Annotated[str, option("Name of the machine for people.", "TEXT")] = "This machine",
     threads: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            show_default=False,
-            help="Threads that a training would use; one per performance core by default.",
-        ),
+        option("Threads that a training would use; one per performance core by default.", "N"),
     ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
@@ -244,46 +225,24 @@ def measure_devices(
 )
 def import_device(
     measured: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MEASURED.json",
-            show_default=False,
-            help="What the benchmark of a training kit wrote on the device.",
-        ),
+        Path, argument("MEASURED.json", "What the benchmark of a training kit wrote on the device.")
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE.toml",
-            show_default=False,
-            help="Profile to write; by default MEASURED.toml in the current folder.",
-        ),
+        out("FILE.toml", "Profile to write; by default MEASURED.toml in the current folder."),
     ] = None,
-    name: Annotated[
-        str, typer.Option(metavar="VENDOR/DEVICE", help="Name of the profile.")
-    ] = "local/device",
+    name: Annotated[str, option("Name of the profile.", "VENDOR/DEVICE")] = "local/device",
     title: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", show_default=False, help="Name for people; that in the file by default."
-        ),
+        str | None, option("Name for people; that in the file by default.", "TEXT")
     ] = None,
     system: Annotated[
-        System | None,
-        typer.Option(
-            "--os",
-            show_default=False,
-            help="System of the device, where the file does not say it.",
-        ),
+        System | None, option("System of the device, where the file does not say it.", None, "--os")
     ] = None,
     like: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            show_default=False,
-            help="Profile of the same device: what was not measured is taken from it.",
+        option(
+            "Profile of the same device: what was not measured is taken from it.",
+            "NAME|FILE",
             autocompletion=_completion.devices,
         ),
     ] = None,

@@ -17,6 +17,8 @@ from odtpack.cli._options import (
     RESULT_AS_JSON,
     LossName,
     OptimizerName,
+    option,
+    out,
 )
 
 if TYPE_CHECKING:
@@ -36,92 +38,70 @@ def fit(
     data: Annotated[Path | None, DATA] = None,
     device: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Device profile; may be repeated.",
-            autocompletion=_completion.devices,
-        ),
+        option("Device profile; may be repeated.", "NAME|FILE", autocompletion=_completion.devices),
     ] = None,
     budget: Annotated[
-        Path | None,
-        typer.Option(metavar="budgets.toml", help="Limits that a candidate must meet."),
+        Path | None, option("Limits that a candidate must meet.", "budgets.toml")
     ] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(
-            metavar="recipe.toml",
-            help="Recipe. Its keys are fixed, other settings vary. Options override its budgets "
+        option(
+            "Recipe. Its keys are fixed, other settings vary. Options override its budgets "
             "and devices. Default: recipe.toml, if there is no MODEL.onnx.",
+            "recipe.toml",
         ),
     ] = None,
     loss: Annotated[LossName | None, LOSS] = None,
     loss_option: Annotated[list[str] | None, LOSS_OPTION] = None,
     freeze: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="GLOB", help="Parameters that every candidate freezes. May be repeated."
-        ),
+        option("Parameters that every candidate freezes. May be repeated.", "GLOB"),
     ] = None,
     batch_size: Annotated[
         list[int] | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Batch size to try, whole and as micro-batches. May be repeated.  [default: 16, "
+        option(
+            "Batch size to try, whole and as micro-batches. May be repeated.  [default: 16, "
             "32 and 64]",
+            "N",
+            min=1,
         ),
     ] = None,
     optimizer: Annotated[
         list[OptimizerName] | None,
-        typer.Option(
-            help="Optimizer to try. May be repeated.  [default: adamw, sgd with momentum, lion "
-            "and adafactor]",
+        option(
+            "Optimizer to try. May be repeated.  [default: adamw, sgd with momentum, lion "
+            "and adafactor]"
         ),
     ] = None,
     lr: Annotated[
         list[float] | None,
-        typer.Option(
-            metavar="X",
-            help="Learning rate to try; may be repeated.  [default: three for each optimizer]",
-        ),
+        option("Learning rate to try; may be repeated.  [default: three for each optimizer]", "X"),
     ] = None,
     epochs: Annotated[int, EPOCHS] = 3,
-    trials: Annotated[int, typer.Option(min=1, metavar="N", help="Candidates to train.")] = 24,
+    trials: Annotated[int, option("Candidates to train.", "N", min=1)] = 24,
     finalists: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Candidates to train to the end and to time."),
+        int, option("Candidates to train to the end and to time.", "N", min=1)
     ] = 6,
     seed: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Seed of the candidates, the sample order and the held-out split.",
-        ),
+        int, option("Seed of the candidates, the sample order and the held-out split.", "N", min=0)
     ] = 0,
-    threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of the replays.")] = 1,
+    threads: Annotated[int, option("Threads of the replays.", "N", min=1)] = 1,
     jobs: Annotated[
         int,
-        typer.Option(
+        option(
+            "Parallel build and training processes, 0 for one per core. Timings run alone.",
+            "N",
             min=0,
             max=4096,
-            metavar="N",
-            help="Parallel build and training processes, 0 for one per core. Timings run alone.",
         ),
     ] = 1,
     ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Ray cluster that trains; local for one on this machine."
-        ),
+        str | None, option("Ray cluster that trains; local for one on this machine.", "ADDRESS")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FOLDER",
-            help=f"Write recipe-1.toml, recipe-2.toml, ..., {RESULT} and the page {PAGE} here.",
+        out(
+            "FOLDER", f"Write recipe-1.toml, recipe-2.toml, ..., {RESULT} and the page {PAGE} here."
         ),
     ] = None,
     as_json: Annotated[bool, RESULT_AS_JSON] = False,
@@ -168,9 +148,7 @@ def fit(
         tuple(profiles),
         recipe=read,
         wishes=SearchConstraints(
-            tuple(batch_size or ()),
-            tuple(name.value for name in optimizer or ()),
-            tuple(lr or ()),
+            tuple(batch_size or ()), tuple(name.value for name in optimizer or ()), tuple(lr or ())
         ),
         budgets=budgets,
         budget_source=source,

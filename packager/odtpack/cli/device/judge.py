@@ -5,24 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from odtpack.cli import _console
-from odtpack.cli._options import RESULT_AS_JSON
+from odtpack.cli._options import RESULT_AS_JSON, argument, option
 from odtpack.cli.device.simulate import BUDGET, REPORT, STRICT, end, say_suggestion
 
 
 def judge(
-    result: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RESULT.json", show_default=False, help="Result of simulate --report json:PATH."
-        ),
-    ],
+    result: Annotated[Path, argument("RESULT.json", "Result of simulate --report json:PATH.")],
     budget: Annotated[Path | None, BUDGET] = None,
     baseline: Annotated[
-        Path | None,
-        typer.Option(metavar="BASE.json", help='Earlier result that limits like "+5 %" refer to.'),
+        Path | None, option('Earlier result that limits like "+5 %" refer to.', "BASE.json")
     ] = None,
     report: Annotated[list[str] | None, REPORT] = None,
     strict: Annotated[bool, STRICT] = False,

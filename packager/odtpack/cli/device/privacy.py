@@ -6,21 +6,17 @@ import math
 import sys
 from typing import Annotated
 
-import typer
+from odtpack.cli._options import option
 
 
 def privacy(
-    noise: Annotated[
-        float, typer.Option(min=0, metavar="S", help="Noise multiplier, as for --privacy-noise.")
-    ],
-    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Samples to train on.")],
-    batch_size: Annotated[int, typer.Option(min=1, metavar="B", help="Expected batch size.")] = 32,
-    epochs: Annotated[int, typer.Option(min=1, metavar="E", help="Passes over the samples.")] = 5,
+    noise: Annotated[float, option("Noise multiplier, as for --privacy-noise.", "S", min=0)],
+    samples: Annotated[int, option("Samples to train on.", "N", min=1)],
+    batch_size: Annotated[int, option("Expected batch size.", "B", min=1)] = 32,
+    epochs: Annotated[int, option("Passes over the samples.", "E", min=1)] = 5,
     delta: Annotated[
         float | None,
-        typer.Option(
-            metavar="X", help="Delta: allowed probability of failure.  [default: a tenth of 1 / N]"
-        ),
+        option("Delta: allowed probability of failure.  [default: a tenth of 1 / N]", "X"),
     ] = None,
 ) -> None:
     """Print the epsilon of private training, without training.

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 
 from odtpack.cli import _completion, _console
-from odtpack.cli._options import BATCH_SIZE, DATA, EPOCHS, PACKAGE, RESULT_AS_JSON, SEED
+from odtpack.cli._options import (
+    BATCH_SIZE,
+    DATA,
+    EPOCHS,
+    PACKAGE,
+    RESULT_AS_JSON,
+    SEED,
+    flag,
+    option,
+)
 from odtpack_simulator.device.kits import Kit
 
 if TYPE_CHECKING:
@@ -18,16 +27,15 @@ if TYPE_CHECKING:
 
 OVER_BUDGET = 1
 
-BUDGET = typer.Option(metavar="budgets.toml", help="Budgets; exceeding one is exit code 1.")
-REPORT = typer.Option(
-    metavar="FORMAT:PATH",
-    help="Report to write: html, json, junit, markdown or github, a colon and a path; - is "
+BUDGET = option("Budgets; exceeding one is exit code 1.", "budgets.toml")
+REPORT = option(
+    "Report to write: html, json, junit, markdown or github, a colon and a path; - is "
     "standard output (not for html). May be repeated.",
+    "FORMAT:PATH",
     autocompletion=_completion.reports,
 )
-STRICT = typer.Option(
-    "--strict",
-    help="Exit code 1 also if a check cannot be judged: unknown limit, or no baseline.",
+STRICT = flag(
+    "--strict", "Exit code 1 also if a check cannot be judged: unknown limit, or no baseline."
 )
 
 
@@ -52,19 +60,19 @@ def simulate(
     data: Annotated[Path, DATA],
     device: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Device profile, or 'all' shipped ones; may be repeated.",
+        option(
+            "Device profile, or 'all' shipped ones; may be repeated.",
+            "NAME|FILE",
             autocompletion=_completion.devices_or_all,
         ),
     ] = None,
     budget: Annotated[Path | None, BUDGET] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(
-            metavar="recipe.toml",
-            help="Recipe with budgets, devices and batch size; options override them. Default: "
+        option(
+            "Recipe with budgets, devices and batch size; options override them. Default: "
             "recipe.toml, if there is no --device.",
+            "recipe.toml",
         ),
     ] = None,
     report: Annotated[list[str] | None, REPORT] = None,
@@ -72,67 +80,55 @@ def simulate(
     batch_size: Annotated[int | None, BATCH_SIZE] = None,
     lr: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
-            help="Learning rate; the initial one if the package has a schedule.  [default: from "
+        option(
+            "Learning rate; the initial one if the package has a schedule.  [default: from "
             "the schedule, or 0.001]",
+            "X",
         ),
     ] = None,
     seed: Annotated[int, SEED] = 0,
-    threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of the replay.")] = 1,
+    threads: Annotated[int, option("Threads of the replay.", "N", min=1)] = 1,
     state: Annotated[
-        AppState,
-        typer.Option(help="Foreground or background; selects the limits of memory and time."),
+        AppState, option("Foreground or background; selects the limits of memory and time.")
     ] = AppState.foreground,
     entitled: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--entitled",
-            help="The app has the entitlement for more memory (iOS: increased-memory-limit).",
+            "The app has the entitlement for more memory (iOS: increased-memory-limit).",
         ),
     ] = False,
     kit: Annotated[
         KitName | None,
-        typer.Option(
-            help="Training kit of the app; its memory use is judged.  [default: the usual kit of "
-            "each device's system]",
-            show_default=False,
+        option(
+            "Training kit of the app; its memory use is judged.  [default: the usual kit of "
+            "each device's system]"
         ),
     ] = None,
     sessions_per_day: Annotated[
-        float, typer.Option(metavar="X", help="Sessions, or background windows, in a day.")
+        float, option("Sessions, or background windows, in a day.", "X")
     ] = 1.0,
     save_every: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Steps between checkpoints.  [default: one per session]"
-        ),
+        int | None, option("Steps between checkpoints.  [default: one per session]", "N", min=1)
     ] = None,
     pieces: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Number of equal parts in which the data arrive."),
+        int, option("Number of equal parts in which the data arrive.", "N", min=1)
     ] = 1,
     interruptions: Annotated[
         int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Number of interruptions of a second training: killed in a step or a save, or "
+        option(
+            "Number of interruptions of a second training: killed in a step or a save, or "
             "warned of low memory, then resumed.",
+            "N",
+            min=0,
         ),
     ] = 3,
     baseline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RESULT.json", help="Result to compare with, for budgets such as '+5 %'."
-        ),
+        Path | None, option("Result to compare with, for budgets such as '+5 %'.", "RESULT.json")
     ] = None,
-    jobs: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Parallel replays; 0 for one per core.")
-    ] = 0,
+    jobs: Annotated[int, option("Parallel replays; 0 for one per core.", "N", min=0)] = 0,
     ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Ray cluster for the replays, or 'local'."),
+        str | None, option("Ray cluster for the replays, or 'local'.", "ADDRESS")
     ] = None,
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, RESULT_AS_JSON] = False,
@@ -174,10 +170,7 @@ def simulate(
     opened.require_stock()
     own = [Path(name) for name in device or [] if name.endswith(".toml")]
     check_reports(
-        report or [],
-        outside=opened,
-        inputs=[data, budget, baseline, recipe, *own],
-        as_json=as_json,
+        report or [], outside=opened, inputs=[data, budget, baseline, recipe, *own], as_json=as_json
     )
     before = None if baseline is None else load_result(baseline)
     policy = make_policy(

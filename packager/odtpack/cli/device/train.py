@@ -6,10 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from odtpack.cli import _console
-from odtpack.cli._options import BATCH_SIZE, DATA, EPOCHS, PACKAGE, SEED
+from odtpack.cli._options import BATCH_SIZE, DATA, EPOCHS, PACKAGE, SEED, flag, option, out
 
 if TYPE_CHECKING:
     from odtpack_runtime import CheckpointState, Optimizer
@@ -26,64 +24,52 @@ def train(
     batch_size: Annotated[int | None, BATCH_SIZE] = None,
     lr: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
-            help="Learning rate; the initial one if there is a schedule.  [default: 0.001, or that "
+        option(
+            "Learning rate; the initial one if there is a schedule.  [default: 0.001, or that "
             "of the package's schedule or of --resume]",
+            "X",
         ),
     ] = None,
     schedule: Annotated[
         str | None,
-        typer.Option(
-            metavar="KIND[:KEY=X,...]",
-            help="Schedule of the learning rate, as for odtpack build, or none.  [default: that of "
+        option(
+            "Schedule of the learning rate, as for odtpack build, or none.  [default: that of "
             "--resume, or the package's]",
+            "KIND[:KEY=X,...]",
         ),
     ] = None,
     seed: Annotated[int, SEED] = 0,
     holdout: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Share of the samples held out for evaluation.  [default: 0.2]",
-        ),
+        option("Share of the samples held out for evaluation.  [default: 0.2]", "SHARE"),
     ] = None,
     evaluation: Annotated[
-        Path | None,
-        typer.Option("--eval", metavar="EVAL.npz", help="Evaluation data, instead of --holdout."),
+        Path | None, option("Evaluation data, instead of --holdout.", "EVAL.npz", "--eval")
     ] = None,
     resume: Annotated[
-        Path | None,
-        typer.Option(metavar="CK", help="Checkpoint to resume.  [default: the package's]"),
+        Path | None, option("Checkpoint to resume.  [default: the package's]", "CK")
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
-            help="Private training: delta of the printed epsilon.  [default: a tenth of 1 / "
+        option(
+            "Private training: delta of the printed epsilon.  [default: a tenth of 1 / "
             "training samples]",
+            "X",
         ),
     ] = None,
     activations: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder for a temporary file that holds activations between segments, instead of "
+        option(
+            "Folder for a temporary file that holds activations between segments, instead of "
             "memory.",
+            "DIR",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="CK",
-            help="Trained checkpoint to write.  [default: PKG.ckpt, beside the package]",
-        ),
+        out("CK", "Trained checkpoint to write.  [default: PKG.ckpt, beside the package]"),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print losses as JSON on stdout.")
-    ] = False,
+    as_json: Annotated[bool, flag("--json", "Print losses as JSON on stdout.")] = False,
 ) -> None:
     """Train a package on this machine and save a checkpoint.
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from odtpack.cli._options import BASE_RESULT, COMPARISON_FILE, HEAD_RESULT
+from odtpack.cli._options import BASE_RESULT, COMPARISON_FILE, HEAD_RESULT, flag, option
 from odtpack.cli.device.compare import Format, check_comparison_file, show_comparison
 
 
@@ -16,17 +14,16 @@ def compare(
     head: Annotated[Path, HEAD_RESULT],
     accuracy: Annotated[
         float | None,
-        typer.Option(
+        option(
+            "Accuracy that rounds and days are counted until.  [default: that of HEAD's "
+            "budgets, else the lower of those that both end with]",
+            "SHARE",
             min=0.0,
             max=1.0,
-            metavar="SHARE",
-            help="Accuracy that rounds and days are counted until.  [default: that of HEAD's "
-            "budgets, else the lower of those that both end with]",
         ),
     ] = None,
     form: Annotated[
-        Format,
-        typer.Option("--format", help="Text on stderr; Markdown, JSON or a page on stdout."),
+        Format, flag("--format", "Text on stderr; Markdown, JSON or a page on stdout.")
     ] = Format.TEXT,
     out: Annotated[Path | None, COMPARISON_FILE] = None,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON
+from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON, option
 from odtpack.cli.fleet.run import FLEET, TIMES, devices_of
 
 if TYPE_CHECKING:
@@ -24,46 +24,33 @@ def fit(
     fleet_file: Annotated[Path, FLEET],
     clients: Annotated[
         list[int] | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Clients a round to try; may be repeated.  [default: those of the file, twice and "
+        option(
+            "Clients a round to try; may be repeated.  [default: those of the file, twice and "
             "half as many]",
+            "N",
+            min=1,
         ),
     ] = None,
     epochs: Annotated[
         list[int] | None,
-        typer.Option(
-            min=1,
-            max=10_000,
-            metavar="N",
-            help="Passes of a client over its samples, likewise.",
-        ),
+        option("Passes of a client over its samples, likewise.", "N", min=1, max=10_000),
     ] = None,
     lr: Annotated[
         list[float] | None,
-        typer.Option(
-            metavar="X",
-            help="Learning rate to try; may be repeated.  [default: that of the file, three times "
+        option(
+            "Learning rate to try; may be repeated.  [default: that of the file, three times "
             "it and a third]",
+            "X",
         ),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, metavar="N", help="Settings to play.")] = 12,
-    finalists: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Settings of these to play to the end.")
-    ] = 4,
+    trials: Annotated[int, option("Settings to play.", "N", min=1)] = 12,
+    finalists: Annotated[int, option("Settings of these to play to the end.", "N", min=1)] = 4,
     seeds: Annotated[
-        int,
-        typer.Option(
-            min=1, max=1000, metavar="N", help="Seeds to play these with; each keeps the budgets."
-        ),
+        int, option("Seeds to play these with; each keeps the budgets.", "N", min=1, max=1000)
     ] = 1,
     times: Annotated[Path | None, TIMES] = None,
     jobs: Annotated[
-        int,
-        typer.Option(
-            min=0, max=4096, metavar="N", help="Federations to play at a time; 0 for one per core."
-        ),
+        int, option("Federations to play at a time; 0 for one per core.", "N", min=0, max=4096)
     ] = 0,
     as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:

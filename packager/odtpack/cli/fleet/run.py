@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON, TRAINERS
+from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON, TRAINERS, flag, option, out
 from odtpack.cli.device.simulate import OVER_BUDGET, REPORT, STRICT
 
 if TYPE_CHECKING:
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from odtpack_simulator.fleet.result import FleetResult
     from odtpack_simulator.result.result import SimulationResult
 
-FLEET = typer.Option("--fleet", metavar="fleet.toml", help="Clients, rounds and budgets.")
-TIMES = typer.Option(
-    metavar="RESULT.json",
-    help="Result of odtpack simulate with times and memory.  [default: measured now]",
+FLEET = option("Clients, rounds and budgets.", "fleet.toml", "--fleet")
+TIMES = option(
+    "Result of odtpack simulate with times and memory.  [default: measured now]", "RESULT.json"
 )
 CHECKPOINT = "federated.ckpt"
 STATE = "state.npz"
@@ -35,30 +34,23 @@ def run(
     times: Annotated[Path | None, TIMES] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="DIR",
-            help="Folder for the state after each round and the last checkpoint.  [default: "
+        out(
+            "DIR",
+            "Folder for the state after each round and the last checkpoint.  [default: "
             "PKG-fleet, beside the package]",
         ),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the state in the folder.")
-    ] = False,
+    resume: Annotated[bool, flag("--resume", "Continue from the state in the folder.")] = False,
     jobs: Annotated[int, TRAINERS] = 0,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Ray cluster that trains, or 'local'."),
-    ] = None,
+    ray: Annotated[str | None, option("Ray cluster that trains, or 'local'.", "ADDRESS")] = None,
     seeds: Annotated[
         int,
-        typer.Option(
+        option(
+            "Number of seeds, starting from the fleet file's; shows the variation. Budgets "
+            "must be met with each.",
+            "N",
             min=1,
             max=1000,
-            metavar="N",
-            help="Number of seeds, starting from the fleet file's; shows the variation. Budgets "
-            "must be met with each.",
         ),
     ] = 1,
     strict: Annotated[bool, STRICT] = False,
