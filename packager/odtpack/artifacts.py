@@ -180,10 +180,8 @@ def generate_artifacts(
 
 
 def _initializers(model: ir.Model, patterns: Sequence[str], argument: str) -> tuple[str, ...]:
-    """The initializers that names and patterns mean; a name that is unknown stays as it is.
-
-    A block may still create it.
-    """
+    """The initializers that names and patterns mean; a name that is unknown stays as it is."""
+    # A block may still create it.
     graph = model.graph
     known: list[str] = []
     for pattern in patterns:

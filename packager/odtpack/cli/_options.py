@@ -35,12 +35,31 @@ def flag(name: str, text: str) -> Any:
     return typer.Option(name, help=text)
 
 
+def examples(*lines: str) -> str:
+    """The examples of a command, for the end of its help."""
+    # \b keeps the lines of a paragraph apart.
+    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+
+
+def group(text: str) -> typer.Typer:
+    """A command that only has commands; alone it prints its help, and is a mistake in usage."""
+    made = typer.Typer(invoke_without_command=True, help=text, short_help=text)
+
+    @made.callback()
+    def _root(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help(), err=True)
+            raise typer.Exit(2)
+
+    return made
+
+
 def argument(metavar: str, text: str, **settings: Any) -> Any:
     """Declare an argument."""
     return typer.Argument(metavar=metavar, help=text, show_default=False, **settings)
 
 
-def out(metavar: str, text: str, **settings: Any) -> Any:
+def destination(metavar: str, text: str, **settings: Any) -> Any:
     """Declare the destination of a command."""
     return typer.Option("--out", "-o", metavar=metavar, help=text, **settings)
 
@@ -57,7 +76,8 @@ TRAINED = option("Trained checkpoint.  [default: the package's]", "CK")
 OLD_PACKAGE = argument("OLD", "Package on the devices now.")
 BASE_RESULT = argument("BASE.json", "Baseline result.")
 HEAD_RESULT = argument("HEAD.json", "New result.")
-COMPARISON_FILE = out("FILE", "File for the comparison, instead of standard output.")
+COMPARISON_FORM = option("How to print the comparison.", None, "--format")
+COMPARISON_FILE = destination("FILE", "File for the comparison, instead of standard output.")
 LOSS = option("Loss to attach; none if the first output is the loss.")
 LOSS_OPTION = option(
     "Option of the loss; may be repeated. For example: --loss cross_entropy "
@@ -67,4 +87,4 @@ LOSS_OPTION = option(
 AS_JSON = flag("--json", "Print JSON on stdout.")
 RESULT_AS_JSON = flag("--json", "Print the result as JSON on stdout.")
 MANIFEST_AS_JSON = flag("--json", "Print the manifest as JSON on stdout.")
-DEMO_FOLDER = out("DIR", "Folder for everything that the demo writes.")
+DEMO_FOLDER = destination("DIR", "Folder for all files of the demo.")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from odtpack.choices import ORT_TRAINING
 from odtpack.cli import _console
-from odtpack.cli._options import MANIFEST_AS_JSON, MODEL_OR_RECIPES, flag, option, out
+from odtpack.cli._options import (
+    AS_JSON,
+    MANIFEST_AS_JSON,
+    MODEL_OR_RECIPES,
+    destination,
+    flag,
+    option,
+)
 from odtpack.cli._spec_options import takes_spec
 
 if TYPE_CHECKING:
@@ -30,7 +36,9 @@ def build(
     ] = None,
     out: Annotated[
         Path | None,
-        out("PKG", "Folder of the package: new, empty, or a package. Default: from the recipe."),
+        destination(
+            "PKG", "Folder of the package: new, empty, or a package. Default: from the recipe."
+        ),
     ] = None,
     if_changed: Annotated[
         bool,
@@ -84,8 +92,7 @@ def build(
         from odtpack.cli._fit import report_zero_gradients
 
         content["zero_gradients"] = report_zero_gradients(folder, sample)
-    if as_json:
-        _console.print_json({"path": str(folder), **content})
+    _console.json_result(as_json, {"path": str(folder), **content})
 
 
 def _build(spec: BuildSpec, folder: Path) -> dict[str, Any]:
@@ -137,13 +144,17 @@ def print_built(manifest: Manifest, folder: Path) -> None:
 
 def cache_key(
     recipe: Annotated[Path, option("Recipe of the package.", "recipe.toml")] = Path("recipe.toml"),
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
-    """Print the cache key of what a recipe builds, without building it.
+    """Print the cache key of a recipe's package, without building it.
 
-    It depends on the keys of the recipe that decide the package, the model and its external
+    It depends on the keys of the recipe that affect the package, the model and its external
     data, and the versions of odtpack, onnx, onnx-ir and onnxruntime.
     """
     from odtpack.recipe import BuildSpec, read_recipe
     from odtpack.recipe import key as keys
 
-    sys.stdout.write(keys.cache_key(BuildSpec.of(read_recipe(recipe))) + "\n")
+    found = keys.cache_key(BuildSpec.of(read_recipe(recipe)))
+    _console.results(as_json=as_json)
+    _console.say(found)
+    _console.json_result(as_json, {"cache_key": found})

@@ -10,7 +10,7 @@ import typer
 
 from odtpack.choices import Format, Mode, Platform, Types
 from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, PACKAGE, TRAINED, argument, flag, option, out
+from odtpack.cli._options import AS_JSON, PACKAGE, TRAINED, argument, destination, flag, option
 from odtpack.cli._spec_options import ORT_PLATFORM, ORT_STYLE, StyleChoice, read_formats
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ LOSS_PREFIX = "loss/"
 
 def export(
     package: Annotated[Path, PACKAGE],
-    out: Annotated[Path, out("M.onnx", "Inference model to write.")],
+    out: Annotated[Path, destination("M.onnx", "Inference model to write.")],
     outputs: Annotated[
         list[str] | None,
         option(
@@ -67,14 +67,13 @@ def export(
         _console.say(f"{stale} is an older file of another model: add --ort-format to replace it")
     for path in written:
         _console.say(f"wrote {path} ({format_bytes(path.stat().st_size)})")
-    if as_json:
-        content = {
-            "path": str(out),
-            "outputs": names,
-            "checkpoint": str(checkpoint or opened.checkpoint),
-        }
-        ort = {"ort": [str(path) for path in written]} if written else {}
-        _console.print_json({**content, **ort})
+    content = {
+        "path": str(out),
+        "outputs": names,
+        "checkpoint": str(checkpoint or opened.checkpoint),
+    }
+    ort = {"ort": [str(path) for path in written]} if written else {}
+    _console.json_result(as_json, {**content, **ort})
 
 
 def _write_with_ort(
@@ -228,8 +227,7 @@ def ort(
     width = max(len(file.path) for file in made)
     for file in made:
         _console.say(f"  {file.path:<{width}} {format_bytes(file.size_bytes):>10}")
-    if as_json:
-        _console.print_json({"path": str(package), "files": [f.as_dict() for f in made]})
+    _console.json_result(as_json, {"path": str(package), "files": [f.as_dict() for f in made]})
 
 
 _DIFFERS = 1  # exit code, as for a budget that is not met
@@ -240,7 +238,7 @@ def config(
     mode: Annotated[
         Mode, option("train: training, evaluation and optimizer model. infer: the exported model.")
     ] = Mode.TRAIN,
-    out: Annotated[Path | None, out("FILE", "Configuration file to write.")] = None,
+    out: Annotated[Path | None, destination("FILE", "Configuration file to write.")] = None,
     check: Annotated[
         Path | None, option("Check this configuration against the kernels that run.", "FILE")
     ] = None,
@@ -252,10 +250,11 @@ def config(
     ] = False,
     file_format: Annotated[
         Format | None,
-        flag(
-            "--format",
+        option(
             "Files that the app loads; onnx: at any optimization level. Default: ort if the "
             "package has such files, else onnx.",
+            None,
+            "--format",
         ),
     ] = None,
     platform: Annotated[
@@ -299,8 +298,7 @@ def config(
         else:
             assert check is not None  # noqa: S101 - one of them is given
             content = _check(check, opened, runs, data, scratch)
-    if as_json:
-        _console.print_json(content)
+    _console.json_result(as_json, content)
     if not content.get("passed", True):
         raise typer.Exit(_DIFFERS)
 

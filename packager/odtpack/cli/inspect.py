@@ -27,7 +27,7 @@ def inspect(
     ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
-    """Show what a package, a forward model or a checkpoint holds.
+    """Show the contents of a package, a forward model or a checkpoint.
 
     For a forward model it lists the parameters for --train and --freeze of odtpack build, and
     which operators have a gradient.
@@ -41,8 +41,7 @@ def inspect(
 
         check_reports(report or (), None)
         content = _KINDS[kind](path)
-    if as_json:
-        _console.print_json({"path": str(path), **content})
+    _console.json_result(as_json, {"path": str(path), **content})
 
 
 def _kind(path: Path) -> str:

@@ -6,15 +6,25 @@ import dataclasses
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, MANIFEST_AS_JSON, MODEL, argument, flag, option, out
+from odtpack.cli._options import (
+    AS_JSON,
+    MANIFEST_AS_JSON,
+    MODEL,
+    argument,
+    destination,
+    examples,
+    flag,
+    group,
+    option,
+)
 
 if TYPE_CHECKING:
-    from odtpack.package.coverage import Coverage, Obstacle
+    pass
 
 
 class Pooling(StrEnum):
@@ -35,7 +45,7 @@ def head(
         ),
     ],
     classes: Annotated[int, option("Number of classes.", "N", min=1)],
-    out: Annotated[Path, out("FILE.onnx", "Model to write.")],
+    out: Annotated[Path, destination("FILE.onnx", "Model to write.")],
     seed: Annotated[int, option("Seed of the new weight.", "S", min=0)] = 0,
     name: Annotated[
         str | None,
@@ -45,6 +55,7 @@ def head(
             "--input",
         ),
     ] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Add a trainable classification head to an encoder.
 
@@ -59,18 +70,19 @@ def head(
     content = add_head(model, pool.value, classes, seed=seed, name=name)
     with atomic_write(out) as stream:
         stream.write(content)
-    _console.say(f"wrote {out}")
+    _console.wrote(out)
     _console.say(
         f"next: odtpack build {shlex.quote(str(out))} --out package --loss cross_entropy "
         "--train 'head.*'"
     )
+    _console.json_result(as_json, {"path": str(out)})
 
 
 def import_(
     artifacts: Annotated[
         Path, argument("DIR", "Folder that onnxruntime-training's generate_artifacts wrote.")
     ],
-    out: Annotated[Path, out("PKG", "Folder of the package: new, empty, or a package.")],
+    out: Annotated[Path, destination("PKG", "Folder of the package: new, empty, or a package.")],
     checkpoint: Annotated[
         Path | None,
         option(
@@ -99,14 +111,14 @@ def import_(
     saved = read_checkpoint(out / manifest.files.checkpoint.path)
     for sentence in of_properties(saved.properties):
         _console.warn(sentence)
-    if as_json:
-        _console.print_json({"path": str(out), **manifest.as_dict()})
+    _console.json_result(as_json, {"path": str(out), **manifest.as_dict()})
 
 
 def init(
     model: Annotated[Path, MODEL],
-    out: Annotated[Path, out("recipe.toml", "Recipe to write.")] = Path("recipe.toml"),
+    out: Annotated[Path, destination("recipe.toml", "Recipe to write.")] = Path("recipe.toml"),
     force: Annotated[bool, flag("--force", "Replace an existing recipe.")] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Write a recipe for a forward model, with everything optional commented out.
 
@@ -126,11 +138,12 @@ def init(
     for path, text in ((schema, schema_text()), (out, draft(model, out.parent))):
         with atomic_write(path) as stream:
             stream.write(text.encode())
-        _console.say(f"wrote {path}")
+        _console.wrote(path)
     _console.say(f"next: odtpack build --recipe {shlex.quote(str(out))}")
+    _console.json_result(as_json, {"path": str(out), "schema": str(schema)})
 
 
-ops = typer.Typer(help="Say which operators a gradient can pass.", no_args_is_help=True)
+ops = group("List the operators that can be differentiated.")
 
 _OBSTACLES = 1  # exit code, as for a budget that is not met
 
@@ -146,20 +159,26 @@ class Way(StrEnum):
 
 
 @ops.command(
-    epilog="\b\nExamples:\n  odtpack ops coverage\n  odtpack ops coverage Conv LSTM\n"
-    "  odtpack ops coverage --how none --json"
+    epilog=examples(
+        "odtpack ops coverage",
+        "odtpack ops coverage Conv LSTM",
+        "odtpack ops coverage --how none --json",
+    )
 )
 def coverage(
-    operators: Annotated[list[str] | None, argument("[OPERATOR]...", "Only these.")] = None,
-    how: Annotated[Way | None, option("Only those differentiated so.")] = None,
+    operators: Annotated[
+        list[str] | None, argument("[OPERATOR]...", "Operators to show. Default: all.")
+    ] = None,
+    how: Annotated[
+        Way | None, option("Show only operators that are differentiated in this way.")
+    ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Print the support table: operator, opsets, trainable inputs, how.
 
-    rule: by a rule of its own. expansion: by way of the operators that the standard defines
-    it with. rewritten: replaced by other operators where the patterns of docs/operators.md
-    hold. no gradient: it is constant almost everywhere, so a gradient stops there, as it
-    should. none: a parameter cannot be trained through it.
+    rule: it has a gradient rule. expansion: it is expanded into the operators of its definition.
+    rewritten: it is replaced in the patterns of docs/operators.md. no gradient: it is constant
+    almost everywhere, so its gradient is zero. none: it cannot be differentiated.
     """
     from odtpack.errors import OdtpackError
     from odtpack.package.coverage import coverage as table
@@ -182,23 +201,23 @@ def coverage(
         for row in rows
         if (not operators or row.op_type in operators) and (how is None or row.how == how.value)
     ]
-    cells = [(_name(row), _opsets(row), ", ".join(row.inputs) or "–", row.how) for row in shown]
+    cells = [
+        (
+            row.op_type if row.domain == "ai.onnx" else f"{row.domain}.{row.op_type}",
+            ", ".join(map(str, row.opsets)) or "–",
+            ", ".join(row.inputs) or "–",
+            row.how,
+        )
+        for row in shown
+    ]
     _console.table(cells, ("Operator", "Opsets", "Trainable inputs", "How"))
-    if as_json:
-        _console.print_json({"operators": [dataclasses.asdict(row) for row in shown]})
-
-
-def _name(row: Coverage) -> str:
-    return row.op_type if row.domain == "ai.onnx" else f"{row.domain}.{row.op_type}"
-
-
-def _opsets(row: Coverage) -> str:
-    return ", ".join(map(str, row.opsets)) or "–"
+    _console.json_result(as_json, {"operators": [dataclasses.asdict(row) for row in shown]})
 
 
 @ops.command(
-    epilog="\b\nExamples:\n  odtpack ops check model.onnx\n"
-    "  odtpack ops check model.onnx --train 'head.*' --json"
+    epilog=examples(
+        "odtpack ops check model.onnx", "odtpack ops check model.onnx --train 'head.*' --json"
+    )
 )
 def check(
     model: Annotated[Path, MODEL],
@@ -213,9 +232,9 @@ def check(
     ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
-    """Say before a build which nodes stand in a gradient's way, and what to do about each.
+    """Find the nodes of a model that block gradients, and say what to do about each.
 
-    The exit code is 0 if every parameter can be trained, 1 if a node stands in the way.
+    Exit code 0 if every parameter can be trained, 1 if a node blocks a gradient.
     """
     from odtpack.errors import OdtpackError
     from odtpack.model.loading import load_model
@@ -235,25 +254,12 @@ def check(
                 hint=f"its outputs are {', '.join(outputs)}",
             )
     found = find_obstacles(loaded, trained, loss_input or outputs[:1])
-    if found:
-        _print(found)
+    count = len(found or trained)
+    things = f"{count} {'node' if found else 'parameter'}{'s' if count != 1 else ''}"
+    if not found:
+        _console.say(f"{things}: a gradient reaches each")
     else:
-        count = len(trained)
-        _console.say(f"{count} parameter{'s' if count != 1 else ''}: a gradient reaches each")
-    if as_json:
-        content: dict[str, Any] = {
-            "path": str(model),
-            "trained": list(trained),
-            "obstacles": [dataclasses.asdict(item) for item in found],
-        }
-        _console.print_json(content)
-    if found:
-        raise typer.Exit(_OBSTACLES)
-
-
-def _print(found: list[Obstacle]) -> None:
-    count = len(found)
-    _console.say(f"{count} node{'s' if count != 1 else ''} in the way of a gradient", style="bold")
+        _console.say(f"{things} in the way of a gradient", style="bold")
     for item in found:
         _console.say(f"  {item.op_type} (opset {item.opset}), node {item.node}")
         _console.say(f"    why     {item.why}")
@@ -261,3 +267,8 @@ def _print(found: list[Obstacle]) -> None:
         _console.say(f"    blocks  {shown}")
         if item.advice:
             _console.say(f"    to do   {item.advice}")
+    obstacles = [dataclasses.asdict(item) for item in found]
+    content = {"path": str(model), "trained": list(trained), "obstacles": obstacles}
+    _console.json_result(as_json, content)
+    if found:
+        raise typer.Exit(_OBSTACLES)

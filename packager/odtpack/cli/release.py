@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, OLD_PACKAGE, PACKAGE, argument, flag, option
+from odtpack.cli._options import AS_JSON, OLD_PACKAGE, PACKAGE, argument, destination, flag, option
 
 if TYPE_CHECKING:
     from odtpack.update.install import Installed
@@ -25,7 +24,10 @@ class Format(StrEnum):
 def diff(
     old: Annotated[Path, OLD_PACKAGE],
     new: Annotated[Path, argument("NEW", "New package.")],
-    form: Annotated[Format, flag("--format", "How to print the difference.")] = Format.TEXT,
+    form: Annotated[Format, option("How to print the difference.", None, "--format")] = Format.TEXT,
+    out: Annotated[
+        Path | None, destination("FILE", "File for the difference, instead of standard output.")
+    ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Compare two packages, and say whether devices that trained the old one can continue.
@@ -34,15 +36,17 @@ def diff(
     happens to trained checkpoints and to the optimizer's state; whether the app must change
     its calls; and whether a reduced build of ONNX Runtime must be rebuilt.
     """
+    from odtpack.cli._files import check_writable, write_text
     from odtpack.update.diff import diff_packages
-    from odtpack.update.diff_text import headline, markdown, sections
+    from odtpack.update.diff_text import headline, markdown, plain, sections
 
+    if out is not None:
+        check_writable(out, "--out")
     found = diff_packages(old, new)
     if as_json or form is Format.JSON:
-        _console.print_json(found.model_dump(mode="json"))
-    elif form is Format.MARKDOWN:
-        sys.stdout.buffer.write(f"{markdown(found)}\n".encode())
-        sys.stdout.flush()
+        write_text(_console.json_text(found.model_dump(mode="json")), out)
+    elif form is Format.MARKDOWN or out is not None:
+        write_text(f"{markdown(found)}\n" if form is Format.MARKDOWN else plain(found), out)
     else:
         _console.results()
         _console.say(headline(found.verdict), style="bold")
@@ -92,18 +96,16 @@ def install(
             "  do not compress them in the APK, so that they can be mapped; in the app's build:"
         )
         _console.say(f"  android {{ androidResources {{ noCompress += listOf({ends}) }} }}")
-    if as_json:
-        _console.print_json(
-            {
-                platform: {
-                    "path": str(installed.folder),
-                    "files": list(installed.names),
-                    "changed": installed.changed,
-                    **({"no_compress": list(NO_COMPRESS)} if platform == "android" else {}),
-                }
-                for platform, installed in done.items()
-            }
-        )
+    content = {
+        platform: {
+            "path": str(installed.folder),
+            "files": list(installed.names),
+            "changed": installed.changed,
+            **({"no_compress": list(NO_COMPRESS)} if platform == "android" else {}),
+        }
+        for platform, installed in done.items()
+    }
+    _console.json_result(as_json, content)
 
 
 def sign(
@@ -118,6 +120,7 @@ def sign(
     release: Annotated[
         int | None, option("Release number, for apps that refuse older releases.", "N", min=0)
     ] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Sign a package, or make a key pair; with both, sign with the new key.
 
@@ -143,11 +146,10 @@ def sign(
             "--release gives a package its number, and no package is named",
             hint=f"odtpack sign PKG --release {release} --key key.pem",
         )
+    public = signature = None
     if new_key is not None:
         public = make_key(new_key)
-        _console.say(f"wrote {new_key} (private: keep it to yourself) and {public}")
-    if package is None:
-        return
+        _console.wrote(f"{new_key} (private: keep it to yourself) and {public}")
     secret = new_key or key
     if secret is None:
         raise OdtpackError(
@@ -155,7 +157,12 @@ def sign(
             "a package is signed with a key, and no key is named",
             hint=f"odtpack sign {package} --key key.pem",
         )
-    _console.say(f"wrote {sign_package(package, secret, release=release)}")
+    if package is not None:
+        signature = sign_package(package, secret, release=release)
+        _console.wrote(signature)
+    paths = {"signature": signature, "private_key": new_key, "public_key": public}
+    found = {name: None if path is None else str(path) for name, path in paths.items()}
+    _console.json_result(as_json, found)
 
 
 _SIGNATURES = {
@@ -222,5 +229,4 @@ def verify(
     _console.say(f"  manifest    sha256 {found.manifest_sha256}")
     for index, what in enumerate(found.checked):
         _console.say(f"  {'checked' if index == 0 else '':<11} {what}")
-    if as_json:
-        _console.print_json(dataclasses.asdict(found))
+    _console.json_result(as_json, dataclasses.asdict(found))

@@ -239,7 +239,7 @@ class FleetFitRequest:
         fleet: The fleet file, with the budgets to keep.
         space: What to try; the first one is tried in any case.
         devices: The models of device, as for a federation.
-        trials: Settings to play.
+        trials: Candidates to simulate.
         finalists: How many of these to play to the end.
         seeds: With so many seeds each, from that of the fleet file on.
     """

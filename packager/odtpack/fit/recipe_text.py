@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from odtpack.recipe.draft import SCHEMA_NAME
+from odtpack.recipe.draft import SCHEMA_NAME, one_line
 from odtpack_simulator.values.toml_text import toml_key, toml_value
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Surroundings:
 def recipe_text(settings: BuildSpec, batch_size: int, around: Surroundings) -> str:
     """The text of ``recipe.toml``."""
     content = _content(settings, batch_size, around)
-    lines = [f"#:schema {SCHEMA_NAME}", *(f"# {_line(text)}" for text in around.remark), ""]
+    lines = [f"#:schema {SCHEMA_NAME}", *(f"# {one_line(text)}" for text in around.remark), ""]
     lines += _table((), content)
     return "\n".join(lines) + "\n"
 
@@ -125,7 +125,3 @@ def _table(path: tuple[str, ...], content: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"{toml_key(name)} = {toml_value(value)}" for name, value in each.items())
     for key, table in tables.items():
         yield from _table((*path, key), table)
-
-
-def _line(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -50,7 +50,7 @@ from odtpack_runtime.checkpoint.format import (
     digest_text,
     read_once,
 )
-from odtpack_runtime.checkpoint.parameters import Array
+from odtpack_runtime.checkpoint.parameters import Array, round_up
 from odtpack_runtime.errors import OdtpackError, unreadable
 from odtpack_runtime.files.atomic import (
     NO_LINKS,
@@ -59,6 +59,7 @@ from odtpack_runtime.files.atomic import (
     file_identity,
     identity_of,
     locked,
+    not_written,
     start_writing,
     sync_folder,
     temporary_name,
@@ -158,11 +159,7 @@ class _Save:
                             )
                     raise
         except OSError as error:
-            raise OdtpackError(
-                "file-not-written",
-                f"{self._data_path} could not be written: {error.strerror or error}.",
-                where=str(self._data_path),
-            ) from error
+            raise not_written(self._data_path, error) from error
 
     def _write_outside(self) -> Identity:
         nbytes = _nbytes(self._data)
@@ -374,7 +371,7 @@ class _Head:
 
         end = len(self._bytes)
         for pending in () if external else self._pending:
-            position = _round_up(end + 4)
+            position = round_up(end + 4, _PAYLOAD_ALIGNMENT)
             refer(pending.table, _RAW_DATA, position - 4)
             self._gaps.append(position - 4 - end)
             end = position + pending.array.nbytes
@@ -553,7 +550,3 @@ def _external_region(path: Path) -> _Region | None:
 def _is_same_file(first: Path, second: Path) -> bool:
     one, other = file_identity(first), file_identity(second)
     return one is not None and other is not None and one[:2] == other[:2]
-
-
-def _round_up(position: int) -> int:
-    return -(-position // _PAYLOAD_ALIGNMENT) * _PAYLOAD_ALIGNMENT

@@ -25,6 +25,7 @@ from odtpack_runtime.files.protobuf_wire import (
     Piece,
     bytes_field,
     fields,
+    name_of,
     number_field,
     size,
 )
@@ -296,7 +297,7 @@ def _load(path: Path, *, apart: bool) -> _Model:
                 graphs.append(body)
             case wire.MODEL_IR_VERSION if found.kind == VARINT:
                 version = found.value
-            case wire.MODEL_METADATA if wire.name_of(body, 1).startswith("odtpack."):
+            case wire.MODEL_METADATA if name_of(body, 1).startswith("odtpack."):
                 pass
             case wire.MODEL_VERSION if converted:
                 pass
@@ -315,7 +316,7 @@ def _load(path: Path, *, apart: bool) -> _Model:
 
 def _tidy(model: _Model) -> None:
     """ONNX Runtime imports every domain that it knows, and leaves the graph without a name."""
-    used = {wire.name_of(node.data, wire.NODE_DOMAIN) for node in model.nodes} | {""}
+    used = {name_of(node.data, wire.NODE_DOMAIN) for node in model.nodes} | {""}
     for pieces in (model.before, model.after):
         pieces[:] = [piece for piece in pieces if _is_used(memoryview(piece), used)]
     model.graph[wire.GRAPH_NAME] = bytes_field(wire.GRAPH_NAME, [b"inference"])
@@ -325,7 +326,7 @@ def _is_used(piece: memoryview, domains: Iterable[str]) -> bool:
     """Whether a field of a model is anything but the opset of a domain that no node is of."""
     (entry,) = fields(piece)
     return entry.number != wire.MODEL_OPSETS or (
-        wire.name_of(piece[entry.body : entry.end], 1) in domains
+        name_of(piece[entry.body : entry.end], 1) in domains
     )
 
 

@@ -131,11 +131,7 @@ def atomic_write(
                 temporary.unlink()
             raise
     except OSError as error:
-        raise OdtpackError(
-            "file-not-written",
-            f"{target} could not be written: {error.strerror or error}.",
-            where=str(target),
-        ) from error
+        raise not_written(target, error) from error
     try:
         sync_folder(target.parent)
     except OSError as error:
@@ -144,6 +140,12 @@ def atomic_write(
             f"{target} was {UNSYNCED}: {error.strerror or error}.",
             where=str(target),
         ) from error
+
+
+def not_written(target: Path, error: OSError) -> OdtpackError:
+    """Return the error for a file that the system does not let one write."""
+    what = f"{target} could not be written: {error.strerror or error}."
+    return OdtpackError("file-not-written", what, where=str(target))
 
 
 def _refuse_special(target: Path) -> None:

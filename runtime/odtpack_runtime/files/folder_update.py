@@ -22,6 +22,7 @@ from odtpack_runtime.files.atomic import (
     atomic_write,
     is_running,
     locked,
+    not_written,
     remove_stale,
     sync_folder,
 )
@@ -112,7 +113,11 @@ def update_folder(
             with suppress(OSError):
                 parent.rmdir()  # fails, as it should, if it is not empty
         if isinstance(error, OSError):
-            raise _not_written(target, error) from error
+            raise OdtpackError(
+                "package-not-written",
+                f"{str(target)!r} cannot be written: {error.strerror or error}",
+                hint="choose a folder that is writable and has space left (--out DIR)",
+            ) from error
         raise
 
 
@@ -185,14 +190,6 @@ def _finish(target: Path) -> None:
 def is_stage(name: str) -> bool:
     """Whether a file name is that of a stage, which a killed process may leave."""
     return _STAGE.fullmatch(name) is not None
-
-
-def _not_written(folder: Path, error: OSError) -> OdtpackError:
-    return OdtpackError(
-        "package-not-written",
-        f"{str(folder)!r} cannot be written: {error.strerror or error}",
-        hint="choose a folder that is writable and has space left (--out DIR)",
-    )
 
 
 def _make_folders(folder: Path) -> list[Path]:
@@ -319,19 +316,15 @@ def _move_inside(stage: Path, target: Path, name: str) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        inside = target / f".odtpack-{os.getpid()}-{secrets.token_hex(6)}"
+        inside = target / f".{_mark()}"
         try:
-            _copy(stage, inside)
+            inside.mkdir()
+            for path in sorted(stage.iterdir()):
+                with path.open("rb") as source, atomic_write(inside / path.name) as stream:
+                    shutil.copyfileobj(source, stream)
             inside.rename(target / name)
         finally:
             shutil.rmtree(inside, ignore_errors=True)
-
-
-def _copy(stage: Path, inside: Path) -> None:
-    inside.mkdir()
-    for path in sorted(stage.iterdir()):
-        with path.open("rb") as source, atomic_write(inside / path.name) as stream:
-            shutil.copyfileobj(source, stream)
 
 
 def _carry_out(target: Path, plan: _Plan) -> None:
@@ -385,7 +378,7 @@ def staged_beside(target: Path) -> Iterator[Path]:
     try:
         stage = stage_beside(target)
     except OSError as error:
-        raise _none_written(target, error) from error
+        raise not_written(target, error) from error
     try:
         yield stage
     finally:
@@ -400,6 +393,11 @@ def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[
     # Raises OdtpackError: `file-not-written`. The old files are there, unless the message says what
     # was written.
     folder, names = target.parent, [path.name for path in others]
+
+    def sync() -> None:
+        sync_folder(first.parent)
+        sync_folder(folder)
+
     away: list[tuple[Path, Path]] = []
     try:
         for path in (first, *others):
@@ -410,15 +408,15 @@ def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[
             if (folder / path.name).is_file():
                 (folder / path.name).replace(old)
                 away.append((old, folder / path.name))
-        _sync(first.parent, folder)
+        sync()
         first.replace(target)
     except OSError as error:
         for old, name in away:
             with suppress(OSError):
                 old.replace(name)
-        raise _none_written(target, error) from error
+        raise not_written(target, error) from error
     try:
-        _sync(first.parent, folder)
+        sync()
         for path in others:
             path.replace(folder / path.name)
     except OSError as error:
@@ -430,24 +428,10 @@ def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[
             where=str(folder),
         ) from error
     try:
-        _sync(first.parent, folder)
+        sync()
     except OSError as error:
         raise OdtpackError(
             "file-not-written", f"{target} was {UNSYNCED}: {error.strerror or error}.",
             where=str(target),
         ) from error  # fmt: skip
     return [folder / name for name in names]
-
-
-def _sync(*folders: Path) -> None:
-    """Make renames from one folder into another durable."""
-    for folder in folders:
-        sync_folder(folder)
-
-
-def _none_written(target: Path, error: OSError) -> OdtpackError:
-    return OdtpackError(
-        "file-not-written",
-        f"{target} could not be written: {error.strerror or error}.",
-        where=str(target),
-    )

@@ -18,13 +18,13 @@ from odtpack_runtime.errors import OdtpackError, unreadable
 from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.files.folder_update import check_finished
 from odtpack_runtime.package.manifest import Manifest, PackageFile
+from odtpack_runtime.package.records import MAX_MANIFEST_BYTES
 from odtpack_runtime.training.loop import load_dataset
 
 # The files of a package: paths that mean the same file everywhere, and nothing unlisted.
 
 MANIFEST_NAME = "manifest.json"
 SIGNATURE_NAME = "manifest.sig"
-MAX_MANIFEST_BYTES = 4 * 2**20
 _MOST_PATH_BYTES = 1024
 _MOST_NAME_BYTES = 255
 _TAMPERED = "do not use this package: it was tampered with, or not written by odtpack"

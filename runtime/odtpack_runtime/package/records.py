@@ -38,6 +38,7 @@ DType = Literal[
 NonNegativeInt = Annotated[int, Rule(minimum=0, maximum=WHOLE_MAX)]
 PositiveInt = Annotated[int, Rule(minimum=1, maximum=WHOLE_MAX)]
 
+MAX_MANIFEST_BYTES = 4 * 2**20
 MAX_RANK = 32
 MAX_ELEMENTS = 2**40
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.protobuf_wire import BYTES, VARINT, Field, MalformedError, fields
+from odtpack_runtime.files.protobuf_wire import BYTES, VARINT, MalformedError, fields, messages
 
 _LOCATION, _CONFIG = b"location", b"ort_config"
 
@@ -60,7 +60,7 @@ def _check(data: memoryview, path: Path) -> None:
             if found.kind == BYTES and (inner := _INNER[message].get(found.number)):
                 waiting.append((inner, found.body, found.end))
             elif (message, found.number) == _METADATA and found.kind == BYTES:
-                if _CONFIG in _texts(data, found, 1):
+                if _CONFIG in messages(data[found.body : found.end], 1):
                     raise OdtpackError(
                         "bad-metadata",
                         f"The metadata of {path.name} hold ort_config, options that its session "
@@ -71,7 +71,7 @@ def _check(data: memoryview, path: Path) -> None:
                 (found.number == _EXTERNAL_DATA and found.kind == BYTES)
                 or (found.number, found.kind, found.value) == (_DATA_LOCATION, VARINT, _EXTERNAL)
             ):
-                names = _texts(data, Field(0, BYTES, start, start, end, 0), _TENSOR_NAME)
+                names = messages(data[start:end], _TENSOR_NAME)
                 name = b"".join(names[-1:]).decode(errors="replace")
                 raise OdtpackError(
                     "model-external-data",
@@ -79,9 +79,3 @@ def _check(data: memoryview, path: Path) -> None:
                     "a package hold what they need.",
                     where=str(path),
                 )
-
-
-def _texts(data: memoryview, message: Field, number: int) -> list[bytes]:
-    """Texts of a message's fields of a number."""
-    inside = fields(data, message.body, message.end)
-    return [bytes(data[f.body : f.end]) for f in inside if f.number == number and f.kind == BYTES]

@@ -173,7 +173,13 @@ def _is_gradient(name: str) -> bool:
 
 def segments_beside(model: str | os.PathLike[str]) -> tuple[SegmentsInfo, tuple[str, ...]] | None:
     """Return what the manifest beside a training model says of segments, and its user inputs."""
-    content = manifest_beside(Path(model))
+    return segments_of(manifest_beside(Path(model)), Path(model))
+
+
+def segments_of(
+    content: dict[str, Any] | None, model: Path
+) -> tuple[SegmentsInfo, tuple[str, ...]] | None:
+    """Return what the content of a manifest says of segments, and its user inputs."""
     if content is None or content.get("segments") is None:
         return None
     try:

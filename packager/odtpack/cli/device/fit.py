@@ -17,12 +17,12 @@ from odtpack.cli._options import (
     RESULT_AS_JSON,
     LossName,
     OptimizerName,
+    destination,
     option,
-    out,
 )
 
 if TYPE_CHECKING:
-    from odtpack.fit import FitProgress, FitResult
+    from odtpack.fit import FitResult
     from odtpack.fit.outcome import Solution
     from odtpack.recipe import BuildSpec, Recipe
     from odtpack_simulator.replay.executor import Executor
@@ -100,19 +100,19 @@ def fit(
     ] = None,
     out: Annotated[
         Path | None,
-        out(
+        destination(
             "FOLDER", f"Write recipe-1.toml, recipe-2.toml, ..., {RESULT} and the page {PAGE} here."
         ),
     ] = None,
     as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:
-    """Find recipes that keep the budgets on every device.
+    """Find recipes that meet the budgets on every device.
 
     Searches batch and micro-batch, what is frozen, optimizer, learning rate and the storage of
     frozen weights by real training, and shows the Pareto set of metric, memory, time and energy.
     What takes too much memory is built with a memory budget, if that makes it fit.
 
-    Exit code 0 if a candidate keeps every budget, 1 if none does, 2 for bad input.
+    Exit code 0 if a candidate meets every budget, 1 if none does, 2 for bad input.
     """
     from odtpack.cli._files import find_recipe
     from odtpack.cli.device.simulate import load_devices
@@ -166,19 +166,19 @@ def fit(
             request,
             executor=executor,
             jobs=jobs or default_jobs(),
-            progress=lambda now: _tell(progress, now),
+            progress=lambda now: progress.update(now.done, now.count, now.title),
         )
+    _console.results(as_json=as_json)
     _show(result)
     if out is not None:
         _write(result, out, previous)
-        _console.say(f"wrote {out}")
+        _console.wrote(out)
     elif result.found:
         _console.say()
         _console.say("The recipe of the first (--out FOLDER writes them all):", style="bold")
         _console.say()
         _console.say(result.pareto[0].recipe)
-    if as_json:
-        _console.print_json(result.model_dump(mode="json"))
+    _console.json_result(as_json, result.model_dump(mode="json"))
     if not result.found:
         raise typer.Exit(NOTHING_FITS)
 
@@ -198,15 +198,14 @@ def _settings(
     return overlay(given, None if read is None else BuildSpec.of(read))
 
 
-def _tell(progress: _console.Progress, now: FitProgress) -> None:
-    progress.update(now.done, now.count, now.title)
-
-
 def _show(result: FitResult) -> None:
     """Print the Pareto set and what it beats, or what comes nearest to the budgets."""
     from odtpack_simulator.values.units import format_percent
 
-    rungs = (f"{rung.trained} trained for {_epochs(rung.epochs)}" for rung in result.rungs)
+    rungs = (
+        f"{rung.trained} trained for {rung.epochs} epoch{'s' * (rung.epochs != 1)}"
+        for rung in result.rungs
+    )
     finished = len(result.pareto) + len(result.beaten) + len(result.over_budget)
     planned = f"{result.looked_at} of {result.candidates} candidates planned"
     _console.say(", ".join((planned, *rungs, f"{finished} to the end")))
@@ -222,7 +221,7 @@ def _show(result: FitResult) -> None:
         _table(result, result.beaten, first="beaten by")
     nearest = result.nearest
     if nearest is not None:
-        _console.say("No candidate keeps every budget. The nearest is:", style="bold")
+        _console.say("No candidate meets every budget. The closest is:", style="bold")
         _table(result, [nearest], first=None)
     elif not result.found:
         _console.say("No candidate could be trained to the end.", style="bold")
@@ -235,10 +234,6 @@ def _show(result: FitResult) -> None:
             _console.say(f"  it misses a limit by {format_percent(each.miss)} of it")
     for unknown in result.not_judged:
         _console.say(f"unknown: {unknown.figure}: {unknown.reason}", style="yellow")
-
-
-def _epochs(count: int) -> str:
-    return "1 epoch" if count == 1 else f"{count} epochs"
 
 
 def _errors(found: Solution) -> list[tuple[str, Check]]:

@@ -36,10 +36,10 @@ def judge(
     base = None if baseline is None else load_result(baseline)
     check_reports(report or [], inputs=[budget, baseline], judged=result, as_json=as_json)
     judged = judge_result(measured, budgets, baseline=base)
+    _console.results(as_json=as_json, reports=report)
     print_result(judged, _console.console())
     write_reports(judged, report or [])
     if budgets is None:
         say_suggestion(judged)
-    if as_json:
-        _console.print_json(judged.model_dump(mode="json"))
+    _console.json_result(as_json, judged.model_dump(mode="json"))
     end(judged, strict=strict)

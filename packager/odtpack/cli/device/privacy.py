@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Annotated
 
-from odtpack.cli._options import option
+from odtpack.cli import _console
+from odtpack.cli._options import AS_JSON, option
 
 
 def privacy(
@@ -18,6 +18,7 @@ def privacy(
         float | None,
         option("Delta: allowed probability of failure.  [default: a tenth of 1 / N]", "X"),
     ] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Print the epsilon of private training, without training.
 
@@ -30,4 +31,7 @@ def privacy(
     steps = epochs * math.ceil(samples / batch_size)
     chosen = 0.1 / samples if delta is None else delta
     found = epsilon(noise, rate, steps, chosen)
-    sys.stdout.write(f"epsilon {found:.4g} at delta {chosen:g}, {steps} steps\n")
+    _console.results(as_json=as_json)
+    _console.say(f"epsilon {found:.4g} at delta {chosen:g}, {steps} steps")
+    content = {"epsilon": found, "delta": chosen, "sampling_rate": rate, "steps": steps}
+    _console.json_result(as_json, content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
@@ -23,6 +24,7 @@ from odtpack_simulator.device.kits import Kit
 
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile import DeviceProfile
+    from odtpack_simulator.replay.replay import Progress
     from odtpack_simulator.result.result import SimulationResult
 
 OVER_BUDGET = 1
@@ -143,7 +145,6 @@ def simulate(
     from odtpack.cli import _fit
     from odtpack.cli._describe import of_simulation
     from odtpack.cli._files import check_reports, find_recipe, write_reports
-    from odtpack.cli._replay import teller
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.campaign.campaign import make_policy
@@ -208,6 +209,7 @@ def simulate(
             footprint=default_footprint if budgets is None else budgets.footprint_of,
         )
     result = judged(measured)
+    _console.results(as_json=as_json, reports=report)
     print_result(result, _console.console())
     if result.data.extrapolated:
         _console.warn(result.data.extrapolated)
@@ -216,9 +218,26 @@ def simulate(
     write_reports(result, report or [])
     if budgets is None:
         say_suggestion(result)
-    if as_json:
-        _console.print_json(result.model_dump(mode="json"))
+    _console.json_result(as_json, result.model_dump(mode="json"))
     end(result, strict=strict)
+
+
+_WORDS = {
+    "predicting": "predict the memory",
+    "timing": "time the operators",
+    "measuring": "train in measured memory",
+    "replaying": "train within limits, and interrupted",
+}
+
+
+def teller(shown: _console.Progress) -> Callable[[Progress], None]:
+    """A callback for ``simulate`` that reports its progress."""
+
+    def report(now: Progress) -> None:
+        what = f"{_WORDS[now.stage]} {now.detail}".rstrip()
+        shown.update(now.step, now.steps, f"{now.run}/{now.runs} {what}")
+
+    return report
 
 
 def say_suggestion(result: SimulationResult) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from odtpack.cli import _console
-from odtpack.cli._options import BATCH_SIZE, DATA, EPOCHS, PACKAGE, SEED, flag, option, out
+from odtpack.cli._options import BATCH_SIZE, DATA, EPOCHS, PACKAGE, SEED, destination, flag, option
 
 if TYPE_CHECKING:
     from odtpack_runtime import CheckpointState, Optimizer
@@ -67,7 +67,7 @@ def train(
     ] = None,
     out: Annotated[
         Path | None,
-        out("CK", "Trained checkpoint to write.  [default: PKG.ckpt, beside the package]"),
+        destination("CK", "Trained checkpoint to write.  [default: PKG.ckpt, beside the package]"),
     ] = None,
     as_json: Annotated[bool, flag("--json", "Print losses as JSON on stdout.")] = False,
 ) -> None:
@@ -95,8 +95,8 @@ def train(
             hint="leave --activations out, or build the package with --segments",
         )
     share = check_share(holdout, other=evaluation)
-    destination = out or opened.path.with_name(f"{opened.path.name}.ckpt")
-    check_writable(destination, "--out", outside=opened)
+    target = out or opened.path.with_name(f"{opened.path.name}.ckpt")
+    check_writable(target, "--out", outside=opened)
     size = _fit.choose_batch_size(opened, batch_size)
     whole = _fit.fixed_batch(opened) is not None
     arrays = opened.load_data(data)
@@ -134,7 +134,7 @@ def train(
     def save() -> None:
         state.properties[EPOCHS_PROPERTY] = before_epochs + len(history)
         CheckpointState.save_checkpoint(
-            state, destination, include_optimizer_state=True, keep_previous=True
+            state, target, include_optimizer_state=True, keep_previous=True
         )
 
     with _console.Progress("training") as progress:
@@ -160,31 +160,29 @@ def train(
     _console.say(f"after        {_figures(after)}")
     save()
     promise = _promise(optimizer, len(parts.train), size, delta)
-    _console.say(f"wrote {destination}")
-    if as_json:
-        _console.print_json(
-            {
-                "checkpoint": str(destination),
-                "train_samples": len(parts.train),
-                "eval_samples": len(indices),
-                "eval_on": on,
-                "batch_size": size,
-                "learning_rate": float(f"{optimizer.get_learning_rate():.7g}"),  # a float32
-                "schedule": None if scheduler is None else scheduler.schedule.kind,
-                "seed": seed,
-                "steps": optimizer.step_count,
-                **({} if promise is None else {"privacy": promise}),
-                "epochs": [
-                    {"epoch": epoch.number, "loss": epoch.loss}
-                    | ({"skipped_batches": epoch.skipped} if epoch.skipped else {})
-                    for epoch in history
-                ],
-                "eval_loss_before": before.loss,
-                "eval_loss_after": after.loss,
-                "accuracy_before": before.accuracy,
-                "accuracy_after": after.accuracy,
-            }
-        )
+    _console.wrote(target)
+    content = {
+        "checkpoint": str(target),
+        "train_samples": len(parts.train),
+        "eval_samples": len(indices),
+        "eval_on": on,
+        "batch_size": size,
+        "learning_rate": float(f"{optimizer.get_learning_rate():.7g}"),  # a float32
+        "schedule": None if scheduler is None else scheduler.schedule.kind,
+        "seed": seed,
+        "steps": optimizer.step_count,
+        **({} if promise is None else {"privacy": promise}),
+        "epochs": [
+            {"epoch": epoch.number, "loss": epoch.loss}
+            | ({"skipped_batches": epoch.skipped} if epoch.skipped else {})
+            for epoch in history
+        ],
+        "eval_loss_before": before.loss,
+        "eval_loss_after": after.loss,
+        "accuracy_before": before.accuracy,
+        "accuracy_after": after.accuracy,
+    }
+    _console.json_result(as_json, content)
 
 
 def _promise(

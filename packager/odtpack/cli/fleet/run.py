@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON, TRAINERS, flag, option, out
+from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON, TRAINERS, destination, flag, option
 from odtpack.cli.device.simulate import OVER_BUDGET, REPORT, STRICT
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def run(
     times: Annotated[Path | None, TIMES] = None,
     out: Annotated[
         Path | None,
-        out(
+        destination(
             "DIR",
             "Folder for the state after each round and the last checkpoint.  [default: "
             "PKG-fleet, beside the package]",
@@ -56,7 +56,7 @@ def run(
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:
-    """Simulate a federation: clients really train, on a virtual clock of their devices.
+    """Simulate federated training: each client trains for real, on a virtual clock.
 
     Exit code 0 within the budgets of the fleet file, 1 over budget, 2 for bad input. The state
     is written after every round: --resume continues a stopped run, with bit-identical results.
@@ -125,16 +125,15 @@ def run(
                 federation.save_checkpoint(state, folder / CHECKPOINT)
             results.append(judge_fleet(measured, settings.budgets))
     result = join_seeds(results)
-    _console.say()
+    _console.results(as_json=as_json, reports=report)
     print_result(result, _console.console())
     for unknown in result.unknown:
         _console.say(f"  not counted {unknown}")
     for sentence in of_fleet(result):
         _console.warn(sentence)
-    _console.say(f"wrote {folder / CHECKPOINT}")
+    _console.wrote(folder / CHECKPOINT)
     write_reports(result, report or [])
-    if as_json:
-        _console.print_json(result.model_dump(mode="json"))
+    _console.json_result(as_json, result.model_dump(mode="json"))
     if result.over_budget or (strict and result.verdict == "not judged"):
         raise typer.Exit(OVER_BUDGET)
 

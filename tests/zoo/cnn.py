@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from odtpack.demo.graph_writer import GraphWriter, he, require_positive
+from tests.zoo.graph_writer import GraphWriter, he, require_positive
 
 if TYPE_CHECKING:
     import onnx

@@ -10,8 +10,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from odtpack.errors import OdtpackError
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -35,13 +33,8 @@ class GraphWriter:
 
     def __init__(self, name: str, arguments: Mapping[str, Any], *, opset: int, seed: int) -> None:
         if not MINIMUM_OPSET <= opset <= MAXIMUM_OPSET:
-            raise OdtpackError(
-                "zoo-opset",
-                f"The reference models are written for opset {MINIMUM_OPSET} to {MAXIMUM_OPSET},"
-                f" not {opset}.",
-                where=name,
-                hint=f"Pass opset={min(max(opset, MINIMUM_OPSET), MAXIMUM_OPSET)}.",
-            )
+            msg = f"{name} is written for opset {MINIMUM_OPSET} to {MAXIMUM_OPSET}, not {opset}"
+            raise ValueError(msg)
         self.name = name
         self.opset = opset
         self._metadata = json.dumps({"model": name, **arguments}, sort_keys=True)
@@ -157,17 +150,13 @@ def ir_version_for(opset: int) -> int:
 
 
 def require_positive(model: str, **extents: int) -> None:
-    """Raises ``OdtpackError`` (``zoo-argument``) for the first extent that is below 1."""
+    """Raises ``ValueError`` for the first extent that is below 1."""
     for name, extent in extents.items():
         require(extent >= 1, model, f"{name} must be at least 1, not {extent}")
 
 
 def require(fine: bool, model: str, sentence: str) -> None:
-    """Raises ``OdtpackError`` (``zoo-argument``) with the sentence unless ``fine``."""
+    """Raises ``ValueError`` with the sentence unless ``fine``."""
     if not fine:
-        raise OdtpackError(
-            "zoo-argument",
-            f"The {model} model cannot be built: {sentence}.",
-            where=f"tests.zoo.{model}",
-            hint=f"help(tests.zoo.{model}) lists what each argument may be.",
-        )
+        msg = f"The {model} model cannot be built: {sentence}."
+        raise ValueError(msg)
