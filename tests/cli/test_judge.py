@@ -134,7 +134,7 @@ class TestCompare:
     def test_text(self, run: Run, base: Path, head: Path) -> None:
         outcome = run("compare", base, head)
         assert outcome.code == 0, outcome.err
-        assert outcome.out == ""
+        assert outcome.err == ""
         assert "Google Pixel 8a *, Raspberry Pi 5 (8 GB) *  Peak memory" in outcome.out
         assert "+34.3 %" in outcome.out
 

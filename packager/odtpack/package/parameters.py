@@ -90,7 +90,9 @@ def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
     if value.const_value is None:
         return False
     array = value.const_value.numpy()
-    if array.size == 0 or not all(_is_within(part) for part in _parts(array)):
+    # Finite, and not a mask's value; NaN is both the largest and the smallest.
+    plain = (float(part.max()) < _HUGE and float(part.min()) > -_HUGE for part in _parts(array))
+    if array.size == 0 or not all(plain):
         return False
     if array.size > 1 and str(value.name).startswith("onnx::"):  # computed from a parameter
         return True
@@ -102,11 +104,6 @@ def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
         return not fill
     counted = all((part == part.round()).all() for part in _parts(array))  # positions, one-hot
     return not (fill or counted)
-
-
-def _is_within(part: np.ndarray) -> bool:
-    """Whether numbers are finite and shut nothing out; NaN is the largest and the smallest."""
-    return float(part.max()) < _HUGE and float(part.min()) > -_HUGE
 
 
 def _is_named_scalar(value: ir.Value) -> bool:

@@ -177,7 +177,9 @@ class Worker:
                 line = self._lines.get(timeout=min(_POLL_SECONDS, limits.seconds))
             except queue.Empty:
                 if reason := watch.overdue([process.pid]):
-                    raise _stalled(reason) from None
+                    raise OdtpackError(
+                        "models-stall", f"A step on the models did not end: {reason}."
+                    ) from None
                 continue
             if line is None:
                 raise self._crashed(process, limits)
@@ -217,10 +219,6 @@ class Worker:
         process.wait()
         if self._log is not None:
             self._log.close()
-
-
-def _stalled(reason: str) -> OdtpackError:
-    return OdtpackError("models-stall", f"A step on the models did not end: {reason}.")
 
 
 def _read(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
