@@ -152,7 +152,7 @@ def generate_artifacts(
         read, additional = results[:1], (*results[1:], *additional)
     if method is not None and not train:
         raise OdtpackError(
-            "nothing-to-train", "an optimizer is asked for, but requires_grad names no parameter"
+            "nothing-to-train", "an optimizer is requested, but requires_grad names no parameter"
         )
     spec = BuildSpec(
         loss_inputs=read,

@@ -213,7 +213,7 @@ def ort(
     if (outputs or checkpoint is not None) and not inference:
         raise OdtpackError(
             "option-not-used",
-            "--outputs and --checkpoint say what the inference model is",
+            "--outputs and --checkpoint apply to the inference model only",
             hint="pass --inference too, or leave them out",
         )
     finish_update(package if package.is_dir() else package.parent)
@@ -315,7 +315,7 @@ def _check_options(
     if both:
         raise OdtpackError(
             "types-twice",
-            "--types limits each operator and --globally-allowed-types all of them alike: ONNX "
+            "--types limits each operator and --globally-allowed-types all operators: ONNX "
             "Runtime's build takes one or the other",
         )
     if check is not None and limits:

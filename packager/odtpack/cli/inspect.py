@@ -60,7 +60,7 @@ def _kind(path: Path) -> str:
         ) from error
     if identifier == b"ORTM":
         raise OdtpackError(
-            "ort-format", f"{str(path)!r} is a model in ORT format, which cannot be taken apart"
+            "ort-format", f"{str(path)!r} is a model in ORT format, which cannot be inspected"
         )
     return "checkpoint" if identifier == b"ODTC" else "model"
 

@@ -132,7 +132,9 @@ def sign(
     from odtpack.update.signing import sign_package
 
     if package is None and new_key is None:
-        raise OdtpackError("nothing-to-sign", "neither a package to sign nor a new key is named")
+        raise OdtpackError(
+            "nothing-to-sign", "there is nothing to do: name a package, or a new key with --new-key"
+        )
     if (package is None or new_key is not None) and key is not None:
         raise OdtpackError(
             "option-not-used",
@@ -143,7 +145,7 @@ def sign(
     if package is None and release is not None:
         raise OdtpackError(
             "option-not-used",
-            "--release gives a package its number, and no package is named",
+            "--release numbers a package, and no package is named",
             hint=f"odtpack sign PKG --release {release} --key key.pem",
         )
     public = signature = None
@@ -154,7 +156,7 @@ def sign(
     if secret is None:
         raise OdtpackError(
             "no-key",
-            "a package is signed with a key, and no key is named",
+            "signing needs a key, and no key is named",
             hint=f"odtpack sign {package} --key key.pem",
         )
     if package is not None:

@@ -409,8 +409,8 @@ def _batches(
         if size % at_once:
             raise OdtpackError(
                 "bad-batch-size",
-                f"a step of {size} samples cannot be made of batches of {at_once}, the only size "
-                "that the model takes",
+                f"a step of {size} samples cannot be split into batches of {at_once}, the only "
+                "size that the model takes",
                 hint=f"pass a multiple of it: --batch-size {at_once}",
             )
     return sizes, dict.fromkeys(sizes, (at_once,))

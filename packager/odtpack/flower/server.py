@@ -93,7 +93,7 @@ def guarded(
     if aggregate != "mean" and aggregate not in ROBUST:
         raise OdtpackError(
             "bad-aggregate",
-            f"There is no aggregate {aggregate!r:.40}.",
+            f"Unknown aggregate {aggregate!r:.40}.",
             hint=f"take one of mean, {', '.join(ROBUST)}",
         )
     target: Any = strategy

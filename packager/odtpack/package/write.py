@@ -469,7 +469,7 @@ def _too_small(spec: MemorySpec, phase: Phase) -> OdtpackError:
     return OdtpackError(
         "memory-budget-too-small",
         f"the phase '{phase.name}' takes {least}, the plan's error of {format_percent(MARGIN)} "
-        "included, with every activation recomputed that helps; "
+        "included, even with every useful recomputation; "
         f"{format_bytes(spec.budget or 0)} are allowed",
         hint=f"allow more, a batch size below {spec.batch} (--memory-batch), an optimizer "
         "that keeps less, or freeze layers",

@@ -178,7 +178,7 @@ class Worker:
             except queue.Empty:
                 if reason := watch.overdue([process.pid]):
                     raise OdtpackError(
-                        "models-stall", f"A step on the models did not end: {reason}."
+                        "models-stall", f"A step on the models did not finish: {reason}."
                     ) from None
                 continue
             if line is None:

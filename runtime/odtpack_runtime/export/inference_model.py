@@ -381,9 +381,7 @@ def cast_parameter(name: str, array: Array, dtype: np.dtype[np.generic]) -> Arra
     with np.errstate(over="ignore"):
         result = array.astype(dtype)
     if not np.array_equal(np.isfinite(result), np.isfinite(array)):
-        raise OdtpackError(
-            "value-out-of-range", f"Parameter '{name}' has grown beyond what {dtype} holds."
-        )
+        raise OdtpackError("value-out-of-range", f"Parameter '{name}' exceeds what {dtype} holds.")
     return result
 
 

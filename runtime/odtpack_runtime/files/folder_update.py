@@ -156,7 +156,7 @@ def _unfinished(target: Path) -> bool:
     except OSError as error:
         raise OdtpackError(
             "update-unfinished",
-            f"It cannot be said whether the last write of {target} was finished: "
+            f"It is unknown whether the last write of {target} was finished: "
             f"{error.strerror or error}.",
             where=str(path),
             hint="check the permissions of that file",

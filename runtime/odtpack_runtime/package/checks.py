@@ -12,6 +12,7 @@ from odtpack_runtime.package.contradictions import contradiction, same
 from odtpack_runtime.package.onnx_files import Tensor, load_model, operators_of, values_of
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX, GRADIENT_SUFFIX
+from odtpack_runtime.session.model_file import outside_tensor
 from odtpack_runtime.session.segments import segment_name
 
 # Which operators a model in ORT format has, read without ONNX Runtime.
@@ -77,12 +78,7 @@ def _produced(optimizations: Table | None) -> Iterator[tuple[str, str]]:
 
 def _check_inside(tensor: Table, path: Path) -> None:
     if tensor.integer(_EXTERNAL, "q", default=-1) != -1:
-        raise OdtpackError(
-            "model-external-data",
-            f"{path.name} reads its tensor {tensor.string(_TENSOR_NAME)!r} from another file, and "
-            "the models of a package hold what they need.",
-            where=str(path),
-        )
+        raise outside_tensor(path, tensor.string(_TENSOR_NAME))
 
 
 # The models of a package's segments, read as the one model that they make up.

@@ -46,7 +46,7 @@ def _is_signed_with(path: Path, data: bytes, signature: bytes) -> bool:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise key_error(path, "public", str(error)) from error
     if not isinstance(key, Ed25519PublicKey):
-        raise key_error(path, "public", "it is a key of another algorithm")
+        raise key_error(path, "public", "it uses another algorithm")
     try:
         key.verify(signature, data)
     except InvalidSignature:

@@ -10,7 +10,7 @@ import numpy as np
 
 from odtpack_runtime.errors import OdtpackError, onnx_missing
 from odtpack_runtime.package.contradictions import contradiction
-from odtpack_runtime.session.model_file import check_model_file
+from odtpack_runtime.session.model_file import check_model_file, outside_tensor
 
 if TYPE_CHECKING:
     import onnx
@@ -39,12 +39,7 @@ def load_model(path: Path) -> onnx.ModelProto:
         )
     for tensor in _tensors(model):
         if tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL:
-            raise OdtpackError(
-                "model-external-data",
-                f"{path.name} reads its tensor {tensor.name!r} from another file, and the models "
-                "of a package hold what they need.",
-                where=str(path),
-            )
+            raise outside_tensor(path, tensor.name)
     return model
 
 

@@ -42,7 +42,7 @@ def read_manifest(path: Path) -> bytes:
     if path.is_symlink():
         raise OdtpackError(
             "package-path",
-            f"The manifest {path.name} is a link, which may lead out of the package.",
+            f"The manifest {path.name} is a link, which may point outside the package.",
             where=str(path),
         )
     try:
@@ -112,7 +112,7 @@ def check_file(root: Path, entry: PackageFile) -> Path:
     if any(part.is_symlink() for part in (path, *path.parents) if root in part.parents):
         raise OdtpackError(
             "package-path",
-            f"The manifest names the file '{entry.path}', which does not lie inside the package: "
+            f"The manifest names the file '{entry.path}', which is outside the package: "
             "it is reached through a link.",
             where=str(root),
         )

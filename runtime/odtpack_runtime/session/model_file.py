@@ -31,6 +31,16 @@ _INNER: Final = {
 _TENSOR_NAME, _EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 8, 13, 14, 1
 
 
+def outside_tensor(path: Path, name: str) -> OdtpackError:
+    """The error for a model with a tensor in another file."""
+    return OdtpackError(
+        "model-external-data",
+        f"{path.name} reads its tensor {name!r} from another file, and the models of a package "
+        "must contain theirs.",
+        where=str(path),
+    )
+
+
 def check_model_file(path: Path) -> None:
     """Refuse a model that asks for what is not in it."""
     # A file in ORT format cannot: ONNX Runtime reads no external data of it when it infers.
@@ -73,9 +83,4 @@ def _check(data: memoryview, path: Path) -> None:
             ):
                 names = messages(data[start:end], _TENSOR_NAME)
                 name = b"".join(names[-1:]).decode(errors="replace")
-                raise OdtpackError(
-                    "model-external-data",
-                    f"{path.name} reads its tensor {name!r} from another file, and the models of "
-                    "a package hold what they need.",
-                    where=str(path),
-                )
+                raise outside_tensor(path, name)

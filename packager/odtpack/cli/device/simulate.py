@@ -278,7 +278,7 @@ def load_devices(names: list[str]) -> list[DeviceProfile]:
         if profiles.setdefault(profile.name, profile).digest != profile.digest:
             raise OdtpackError(
                 "device-twice",
-                f"two profiles are called {profile.name!r} and say different things",
+                f"two profiles are named {profile.name!r}, and they differ",
                 where=name,
             )
     return list(profiles.values())
