@@ -159,7 +159,7 @@ class Option:
 
     @property
     def help(self) -> str:
-        """What the command line says of it."""
+        """Its help text on the command line."""
         text = self.meaning.replace("`", "")
         if self.many:
             text += " May be repeated."

@@ -19,7 +19,7 @@ DEFAULT_HOLDOUT = 0.2
 
 
 def find_recipe(recipe: Path | None, *, wanted: bool) -> Path | None:
-    """The recipe of a command; ``recipe.toml`` in the current folder if one is wanted."""
+    """The recipe of a command; by default ``recipe.toml`` in the current folder."""
     from odtpack.cli import _console
 
     usual = Path("recipe.toml")

@@ -170,7 +170,7 @@ class Epoch:
     loss: float  # mean over the batches whose loss is finite
     steps: int  # optimizer steps that were due
     skipped: int = 0  # batches whose loss or gradients were not finite
-    reason: str | None = None  # the last of those, in words; None without one
+    reason: str | None = None  # the last of those, as text; None without one
 
 
 def fit(

@@ -259,7 +259,7 @@ def check(
     if not found:
         _console.say(f"{things}: a gradient reaches each")
     else:
-        _console.say(f"{things} in the way of a gradient", style="bold")
+        _console.say(f"{things} without a gradient", style="bold")
     for item in found:
         _console.say(f"  {item.op_type} (opset {item.opset}), node {item.node}")
         _console.say(f"    why     {item.why}")

@@ -1,4 +1,4 @@
-"""Which operators can be differentiated, and what stands in the way of a gradient in a model."""
+"""Which operators can be differentiated, and what blocks the gradient in a model."""
 
 from __future__ import annotations
 

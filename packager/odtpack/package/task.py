@@ -26,7 +26,7 @@ from odtpack_runtime.package.manifest import AdapterInfo, SegmentInfo
 
 @dataclasses.dataclass(frozen=True)
 class LossInfo:
-    """What a package says of its loss."""
+    """A package's entries about its loss."""
 
     name: str = "none"  # name of the loss; "none" if the model came with one, "custom" for a block
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)  # its options in force
@@ -122,7 +122,7 @@ class Task:
     # for which shapes, and how far, the training model's memory is made small; None to leave it as
     # it is differentiated
     memory: MemorySpec | None = dataclasses.field(default_factory=MemorySpec)
-    # what the manifest says of the adapter that the model was given
+    # the manifest's entry about the model's adapter
     adapter: AdapterInfo | None = None
     backend: Backend = STOCK  # what runs the package
     prefix: str = ""  # start of every file name

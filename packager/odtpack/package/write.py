@@ -312,7 +312,7 @@ def _manifest(
 
 
 def _layout(graphs: Graphs, model: ir.Model) -> tuple[dict[str, object], dict[str, int]]:
-    """What a manifest says of the flat vectors, and where each parameter begins, in elements."""
+    """The manifest's entry about flat vectors, and where each parameter begins, in elements."""
     inputs = [value.name or "" for value in model.graph.inputs]
     contract = read_contract(model.metadata_props, inputs, "optimizer_model.onnx")
     shapes = {

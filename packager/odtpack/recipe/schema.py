@@ -41,7 +41,7 @@ BOUNDS = (
     ("most", "maximum", "at most {:g}"),
     ("below", "exclusiveMaximum", "below {:g}"),
 )
-"""Bound of an option, its name in JSON Schema, and in words."""
+"""Bound of an option, its name in JSON Schema, and its text."""
 
 
 class Table(Part):

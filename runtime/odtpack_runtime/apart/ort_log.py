@@ -1,4 +1,4 @@
-"""What of ONNX Runtime's own log a person is told. Imports nothing of ours: see cli._supervisor."""
+"""Which lines of ONNX Runtime's log are shown. Imports nothing of ours: see cli._supervisor."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ strings from a seekable stream and checks every offset and length against the
 stream's size before it uses it, so that a damaged or hostile file ends in an
 :class:`OdtpackError` and never in a wild read, an endless loop, or an
 allocation larger than the file. No table may be referred to twice, and tables
-and strings together are no larger than the file: what is made of it takes time
+and strings together are no larger than the file: parsing it takes time
 and memory in proportion.
 
 The format, as far as it is needed here (https://flatbuffers.dev/internals/),

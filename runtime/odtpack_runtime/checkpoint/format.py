@@ -450,7 +450,7 @@ class _Reader:
         if min(self._inline_left, self._external_left) < 0:
             self._source.fail("its tensors overlap")
         source.check(position, nbytes)
-        # Aligned as a Module wants it, so that it may stay where it is.
+        # Aligned as a Module needs it, so that no copy is needed.
         if nbytes:
             flat = allocate(nbytes)
             source.read_into(position, flat.data)

@@ -294,7 +294,7 @@ class CheckpointState:
         return f"CheckpointState({len(names)} parameters, {self.elements_text()}{step})"
 
     def elements_text(self) -> str:
-        """How many elements of all parameters train, in words."""
+        """How many elements of all parameters train, as text."""
         if self.is_nominal and self._flat is None:
             return "names without values"
         arrays = [self.arrays(trainable=trainable).values() for trainable in (True, False)]

@@ -34,7 +34,7 @@ from odtpack_runtime.session.session import first_line
 
 # Models in ORT format and back, by ONNX Runtime itself: it writes what it has loaded.
 #
-# Loading computes constants, and a stranger's may take for ever: a command asks another process.
+# Loading computes constants, and an untrusted model's may never end: commands use another process.
 
 _IDENTIFIER = b"ORTM"
 
@@ -179,7 +179,7 @@ def export_inference_model(
 
 @dataclass
 class _Model:
-    """A model taken apart."""
+    """A parsed model."""
 
     before: list[Piece] = field(default_factory=list)  # fields before the graph
     after: list[Piece] = field(default_factory=list)  # fields after it, without training metadata

@@ -149,7 +149,7 @@ def not_written(target: Path, error: OSError) -> OdtpackError:
 
 
 def _refuse_special(target: Path) -> None:
-    """Refuse to replace what is not a file: nobody wants a device or a pipe replaced."""
+    """Refuse to replace what is not a file, such as a device or a pipe."""
     try:
         kind = target.stat().st_mode
     except (OSError, ValueError):  # there is nothing, or the write says what is wrong

@@ -328,7 +328,7 @@ def _move_inside(stage: Path, target: Path, name: str) -> None:
 
 
 def _carry_out(target: Path, plan: _Plan) -> None:
-    """Remove and move what is still there: the same end however often it begins anew."""
+    """Remove and move what is still there; repeating it gives the same result."""
     # A file system may make renames durable in another order than theirs, hence the syncs: the last
     # file is there only with the others, and the stage goes when it is empty for good.
     stage = target / plan.stage

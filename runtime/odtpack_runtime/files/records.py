@@ -27,7 +27,7 @@ WHOLE_MAX = 2**53 - 1
 
 MAX_DEPTH = 64
 MAX_VALUES = 200_000
-"""Of one text, with lists and objects: what is made of it takes memory in proportion."""
+"""Per text, with lists and objects: the memory that it takes is proportional."""
 
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_SIGNS = bytes(set(range(256)) - set(b"[]{},"))

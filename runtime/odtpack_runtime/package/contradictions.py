@@ -8,7 +8,7 @@ from typing import Any
 
 from odtpack_runtime.errors import OdtpackError
 
-# Comparisons of what a file holds with what the manifest says of it.
+# Comparisons of a file with its manifest entry.
 
 
 def same(where: Path, what: str, found: object, said: object) -> None:

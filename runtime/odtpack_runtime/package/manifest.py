@@ -188,7 +188,7 @@ class Manifest(Part):
             from content; who must fear intent needs a signature.
         clip: How the optimizer model clips gradients, if it does.
         privacy: How gradients are made private; a runtime that cannot must refuse the package.
-        groups: Parameter groups; none if all parameters are updated alike.
+        groups: Parameter groups; none if all parameters are updated in the same way.
         accumulation_steps: Batches accumulated for one optimizer step.
         schedule: Schedule of the learning rate that the recipe proposes.
         session: Options of ONNX Runtime for every session.

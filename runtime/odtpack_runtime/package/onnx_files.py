@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself, read without the code that wrote the manifest."""
+"""The content of an ONNX file, read without the code that wrote the manifest."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def first_losses(
 
 
 def made_up_batch(inputs: Sequence[InputInfo], chosen: Sequence[SelfCheckInput]) -> list[Array]:
-    """Return a batch that every language makes alike."""
+    """Return a batch that is the same in every language."""
     # One counter i runs from 0 over the elements of all inputs. With u = (i + 1) 2654435761 modulo
     # 2^32 and v = u >> 8, a floating-point element is (v - 2^23) / 2^23, which float32 holds
     # exactly, an integer v modulo its bound, and a bool whether v is odd. Text, which a self-check

@@ -1,4 +1,4 @@
-"""What a package from a stranger may ask for."""
+"""Limits for untrusted packages."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _beyond(problem: str, where: str) -> OdtpackError:
     return OdtpackError("package-limits", problem, where=where)
 
 
-# The operators of every model that a package holds, whatever its manifest says of them.
+# The operators of every model that a package holds, whatever its manifest says.
 
 _WRITTEN_BY_OPTIMIZERS = ("com.microsoft.nchwc", "com.ms.internal.nhwc")
 """Domains that ONNX Runtime's own optimizer uses in a model in ORT format."""

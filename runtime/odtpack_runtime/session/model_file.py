@@ -48,7 +48,7 @@ def check_model_file(path: Path) -> None:
         with path.open("rb") as stream, mmap.mmap(
             stream.fileno(), 0, access=mmap.ACCESS_READ
         ) as content:  # fmt: skip
-            # Most models are not taken apart: both are asked for by a name.
+            # Most models are not parsed: either needs a name in the file.
             if content[4:8] == b"ORTM" or content.find(_LOCATION) == content.find(_CONFIG) == -1:
                 return
             data = content[:]

@@ -64,13 +64,13 @@ def default_session_options(
 
 
 def session_info(train_model_uri: str | os.PathLike[str]) -> SessionInfo:
-    """Return what the package of a training model says of its sessions."""
+    """Return the session entries of a training model's package."""
     path = Path(train_model_uri)
     return session_of(manifest_beside(path), path)
 
 
 def session_of(manifest: dict[str, Any] | None, model: Path) -> SessionInfo:
-    """Return what the content of a manifest says of the sessions of a training model's package."""
+    """Return the session entries in the content of a manifest."""
     # A model may be opened without its package: the rest of the manifest is not judged here.
     # Without one it is usual_session, with the optimization level that the packager recorded in
     # the model; a file that cannot be read gives the defaults.

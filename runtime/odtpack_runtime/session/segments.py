@@ -172,14 +172,14 @@ def _is_gradient(name: str) -> bool:
 
 
 def segments_beside(model: str | os.PathLike[str]) -> tuple[SegmentsInfo, tuple[str, ...]] | None:
-    """Return what the manifest beside a training model says of segments, and its user inputs."""
+    """Return the segments of the manifest beside a training model, and its user inputs."""
     return segments_of(manifest_beside(Path(model)), Path(model))
 
 
 def segments_of(
     content: dict[str, Any] | None, model: Path
 ) -> tuple[SegmentsInfo, tuple[str, ...]] | None:
-    """Return what the content of a manifest says of segments, and its user inputs."""
+    """Return the segments in the content of a manifest, and its user inputs."""
     if content is None or content.get("segments") is None:
         return None
     try:
@@ -194,7 +194,7 @@ def segments_of(
 #
 # Between two segments lies one value, which is kept from the way there for the way back; inside a
 # segment everything is computed a second time. Weights are inputs of the models, bound where they
-# lie in a file that is mapped, so that a model serves all segments that are alike and the pages of
+# lie in a file that is mapped, so that one model serves all equal segments and the pages of
 # weights are the system's to drop. They are given back to it after each run of a segment.
 
 

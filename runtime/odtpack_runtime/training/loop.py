@@ -264,7 +264,7 @@ def train_step(
         elif index:
             raise OdtpackError(
                 "private-batch",
-                "A private step takes one batch: it clips and adds noise to the whole of it.",
+                "A private step takes one batch: it clips and adds noise to the whole batch.",
                 hint="give the samples as one batch; they are computed one by one anyway",
             )
         else:

@@ -158,7 +158,7 @@ class Module:
         self._flat = state.place(
             tuple(dict.fromkeys((*metadata.parameter_order, *self._order))), shapes
         )
-        # The buffers are zero: starting afresh gives the same, with a pass less.
+        # The buffers are zero: starting again gives the same in one pass less.
         self._reset = np.ones(1, np.bool_)
         self._accumulated = 0
         statistics = {name: state.parameters.items[name].data for name in signature.updates}

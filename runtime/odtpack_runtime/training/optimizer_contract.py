@@ -78,7 +78,7 @@ class OptimizerContract:
     state: tuple[StateVector, ...]  # what is kept, in the order of a checkpoint's moments
     by_parameter: bool  # whether it is run parameter by parameter
     whole: bool  # whether flat vectors must not be cut into chunks
-    groups: tuple[Group, ...]  # parameter groups; empty if all parameters are updated alike
+    groups: tuple[Group, ...]  # parameter groups; empty if all are updated in the same way
     clips_norm: bool  # whether it takes the norm of all gradients, `gradient_norm`
     takes_decay: bool  # whether it takes `weight_decay`, that of the group
     kind: str | None = None  # kind of the optimizer; None if the model does not say

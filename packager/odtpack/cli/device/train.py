@@ -159,7 +159,7 @@ def train(
     after = evaluate()
     _console.say(f"after        {_figures(after)}")
     save()
-    promise = _promise(optimizer, len(parts.train), size, delta)
+    guarantee = _guarantee(optimizer, len(parts.train), size, delta)
     _console.wrote(target)
     content = {
         "checkpoint": str(target),
@@ -171,7 +171,7 @@ def train(
         "schedule": None if scheduler is None else scheduler.schedule.kind,
         "seed": seed,
         "steps": optimizer.step_count,
-        **({} if promise is None else {"privacy": promise}),
+        **({} if guarantee is None else {"privacy": guarantee}),
         "epochs": [
             {"epoch": epoch.number, "loss": epoch.loss}
             | ({"skipped_batches": epoch.skipped} if epoch.skipped else {})
@@ -185,7 +185,7 @@ def train(
     _console.json_result(as_json, content)
 
 
-def _promise(
+def _guarantee(
     optimizer: Optimizer, samples: int, size: int, delta: float | None
 ) -> dict[str, float | None] | None:
     """What a private training promises, said and returned; None for others."""

@@ -1,4 +1,4 @@
-"""Cuts a network into segments: where, which are alike, in which rows, how weights are packed."""
+"""Cuts a network into segments: where, which are equal, in which rows, how weights are packed."""
 
 from __future__ import annotations
 
@@ -226,10 +226,10 @@ class Outline:
 
     # `values`: what it gives, and the gradients that go with it, in order.
 
-    key: str  # equal for pieces that are alike
+    key: str  # the same for equal pieces
     # names of its inputs, in the order in which they are met from its outputs
     inputs: tuple[str, ...]
-    # its initializers that may hold other numbers in a piece that is alike, in order
+    # its initializers that may hold other numbers in an equal piece, in order
     weights: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -299,14 +299,14 @@ def outline(graph: ir.Graph, piece: Piece, trained: Sequence[str]) -> Outline:
 
 
 def is_weight(tensor: ir.TensorProtocol) -> bool:
-    """Whether a constant may hold other numbers in a piece that is alike."""
+    """Whether a constant may hold other numbers in an equal piece."""
     return tensor.dtype in _WEIGHTS or tensor.size >= SMALLEST
 
 
 def differing(
     outlines: Sequence[Outline], tensors: Mapping[str, ir.TensorProtocol]
 ) -> tuple[bool, ...]:
-    """Which weights of pieces that are alike are stored outside of their model."""
+    """Which weights of equal pieces are stored outside their model."""
     found = []
     for names in zip(*(each.weights for each in outlines), strict=True):
         each = [tensors[name] for name in names]
