@@ -112,7 +112,7 @@ def check_file(root: Path, entry: PackageFile) -> Path:
     if any(part.is_symlink() for part in (path, *path.parents) if root in part.parents):
         raise OdtpackError(
             "package-path",
-            f"The manifest names the file '{entry.path}', which is outside the package: "
+            f"The manifest names the file '{entry.path}', which is not inside the package: "
             "it is reached through a link.",
             where=str(root),
         )
