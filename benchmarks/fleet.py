@@ -44,8 +44,8 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> None:
     from sklearn.datasets import load_digits
 
     from odtpack.build import build_package
-    from odtpack.demo.cnn import cnn
     from odtpack.optimizers import SGD
+    from tests.zoo.cnn import cnn
 
     digits = load_digits()
     images = (digits.images[:, None] / 16).astype(np.float32)

@@ -79,7 +79,10 @@ class Turns:
             if not rest:
                 spinning = mock.patch.object(options, "SESSION_CONFIG", {})
                 stack.enter_context(spinning)
-                alone = mock.patch.object(options, "_session_beside", return_value=None)
+                alone = mock.patch(
+                    "odtpack_runtime.training.module.session_of",
+                    lambda _, model: options.session_of(None, model),
+                )
                 stack.enter_context(alone)
             self._trainer: Trainer = open_trainer(job, self._batches)
         self._source: Iterator[list[Indices]] = whole_steps(job)

@@ -12,7 +12,6 @@ from odtpack.fit.federated import FleetFitResult
 from odtpack.fit.outcome import json_schema as fit_json_schema
 from odtpack.package.coverage import coverage
 from odtpack.recipe.draft import schema_text
-from odtpack.recipe.schema import reference
 from odtpack.update.diff import PackageDiff
 from odtpack_runtime.error_codes import error_codes
 from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS, RUNTIME_LIBRARY_BYTES
@@ -33,6 +32,7 @@ sys.path.insert(0, str(ROOT))  # so that it runs as a file too
 from scripts.fleet_table import fleet_keys  # noqa: E402
 from scripts.kits_table import kits_page  # noqa: E402
 from scripts.published_phones import published_phones_page  # noqa: E402
+from scripts.recipe_reference import reference  # noqa: E402
 from scripts.registry_tables import losses_page, optimizers_page, reports_page  # noqa: E402
 
 _INTRODUCTION = """# Operators

@@ -30,7 +30,7 @@ COMPUTED = {
         *("bad-loss", "bad-optimizer", "bad-requires-grad", "bad-frozen-params"),
         *("bad-loss-input-names", "bad-additional-output-names"),
     },
-    "packager/odtpack/fit/search.py": {
+    "packager/odtpack/fit/search_context.py": {
         *("bad-epochs", "bad-trials", "bad-finalists", "bad-threads"),
     },
     "runtime/odtpack_runtime/checkpoint/flatbuffer.py": {"checkpoint-corrupt"},

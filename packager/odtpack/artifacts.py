@@ -152,7 +152,7 @@ def generate_artifacts(
         read, additional = results[:1], (*results[1:], *additional)
     if method is not None and not train:
         raise OdtpackError(
-            "nothing-to-train", "an optimizer is asked for, but requires_grad names no parameter"
+            "nothing-to-train", "an optimizer is requested, but requires_grad names no parameter"
         )
     spec = BuildSpec(
         loss_inputs=read,
@@ -180,10 +180,8 @@ def generate_artifacts(
 
 
 def _initializers(model: ir.Model, patterns: Sequence[str], argument: str) -> tuple[str, ...]:
-    """The initializers that names and patterns mean; a name that is unknown stays as it is.
-
-    A block may still create it.
-    """
+    """The initializers that names and patterns mean; a name that is unknown stays as it is."""
+    # A block may still create it.
     graph = model.graph
     known: list[str] = []
     for pattern in patterns:

@@ -215,7 +215,7 @@ def build(
 
 
 def _adapter_info(inserted: Inserted) -> AdapterInfo:
-    """What the manifest says of the adapter."""
+    """The manifest's entry about the adapter."""
     spec = inserted.spec
     return AdapterInfo(
         kind=spec.kind,

@@ -69,15 +69,10 @@ class Platform(StrEnum):
 
 @dataclass(frozen=True)
 class OrtFormat:
-    """Which files each model becomes.
+    """Which files each model becomes."""
 
-    Attributes:
-        styles: At least one.
-        platforms: At least one; None for all processors.
-    """
-
-    styles: tuple[Style, ...] = (Style.FIXED,)
-    platforms: tuple[Platform | None, ...] = (None,)
+    styles: tuple[Style, ...] = (Style.FIXED,)  # at least one
+    platforms: tuple[Platform | None, ...] = (None,)  # at least one; None for all processors
 
     def variants(self) -> list[tuple[Style, Platform | None]]:
         """Return every combination, in the order of the fields."""

@@ -8,13 +8,11 @@ from contextlib import contextmanager
 
 
 class _Collector:
-    """What is known of the collector.
+    """What is known of the collector."""
 
-    Attributes:
-        left_behind: Whether an earlier graph may still wait to be freed.
-        frozen: Whether the program froze objects of its own. It is asked until it has: to count
-            them takes as long as a small build.
-    """
+    # `left_behind`: whether an earlier graph may still wait to be freed.
+    # `frozen`: Whether the program froze objects of its own. It is asked until it has: to count
+    # them takes as long as a small build.
 
     left_behind = False
     frozen = False

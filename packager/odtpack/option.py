@@ -31,22 +31,14 @@ def is_too_large(value: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """The numbers that an option takes: whole ones, or any finite ones.
+    """The numbers that an option takes: whole ones, or any finite ones."""
 
-    Attributes:
-        whole: Whole numbers only, that INT64 holds. Otherwise one may be written without a
-            fraction.
-        least: Bound that is allowed itself.
-        above: Bound that is not.
-        most: Bound that is allowed itself.
-        below: Bound that is not.
-    """
-
+    # Whole numbers only, that INT64 holds. Otherwise one may be written without a fraction.
     whole: bool = False
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    below: float | None = None
+    least: float | None = None  # bound that is allowed itself
+    above: float | None = None  # bound that is not
+    most: float | None = None  # bound that is allowed itself
+    below: float | None = None  # bound that is not
 
     def hold(self, value: object) -> bool:
         """Whether a value is such a number."""
@@ -83,42 +75,27 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One option of a class.
+    """One option of a class."""
 
-    Attributes:
-        name: Its name: the argument in Python.
-        type: ``float``, ``int``, ``bool``, ``str``, ``Literal[...]``, ``tuple[str, ...]``, an
-            array, or another class.
-        default: Its default; None if it may be left out, :data:`REQUIRED` if not.
-        meaning: A sentence for people; Markdown.
-        bounds: Range of a number, or of the numbers of an array.
-        axes: Number of axes of an array; 0 for any, None if it is not an array.
-        key: Its key in a recipe, below its tables: ``"formats.nominal"``.
-        flag: Its option on the command line; empty if several make it, or none.
-        metavar: What stands for its value on the command line.
-        example: A value, for messages.
-        check: Raises ``ValueError`` for a text that is none of its values.
-        parse: Makes a value of a text, where the text is not the value.
-        read: Makes the value of what a recipe has there, where that is not the value.
-        manifest: The field of a package's manifest that records it.
-        code: Error code of a value out of range.
-    """
-
-    name: str
+    name: str  # its name: the argument in Python
+    # `float`, `int`, `bool`, `str`, `Literal[...]`, `tuple[str, ...]`, an array, or another class
     type: Any
-    default: Any
-    meaning: str
-    bounds: Bounds
-    axes: int | None = None
-    key: str = ""
-    flag: str = ""
-    metavar: str | None = None
-    example: Any = None
+    default: Any  # its default; None if it may be left out, REQUIRED if not
+    meaning: str  # A sentence for people; Markdown
+    bounds: Bounds  # range of a number, or of the numbers of an array
+    axes: int | None = None  # number of axes of an array; 0 for any, None if it is not an array
+    key: str = ""  # its key in a recipe, below its tables: `"formats.nominal"`
+    flag: str = ""  # its option on the command line; empty if several make it, or none
+    metavar: str | None = None  # what stands for its value on the command line
+    example: Any = None  # A value, for messages
+    # raises `ValueError` for a text that is none of its values
     check: Callable[[str], object] | None = None
+    # makes a value of a text, where the text is not the value
     parse: Callable[[str], Any] | None = None
+    # makes the value of what a recipe has there, where that is not the value
     read: Callable[[Any], Any] | None = None
-    manifest: str = ""
-    code: str = "bad-argument"
+    manifest: str = ""  # the field of a package's manifest that records it
+    code: str = "bad-argument"  # error code of a value out of range
 
     @property
     def choices(self) -> tuple[Any, ...]:
@@ -182,7 +159,7 @@ class Option:
 
     @property
     def help(self) -> str:
-        """What the command line says of it."""
+        """Its help text on the command line."""
         text = self.meaning.replace("`", "")
         if self.many:
             text += " May be repeated."
@@ -204,21 +181,7 @@ def option(
     below: float | None = None,
     **more: Any,
 ) -> T:
-    """Declare an option as a field of a dataclass.
-
-    Args:
-        default: Its default, or :data:`REQUIRED`.
-        meaning: A sentence for people; Markdown.
-        whole: See :class:`Bounds`, as for the four bounds.
-        least: Smallest number.
-        above: Number that all are above.
-        most: Largest number.
-        below: Number that all are below.
-        more: Further attributes of :class:`Option`.
-
-    Returns:
-        The field, which a type checker sees as its default.
-    """
+    """Declare an option as a field of a dataclass."""
     metadata = {"meaning": meaning, "bounds": Bounds(whole, least, above, most, below), **more}
     make: Callable[..., Any] = dataclasses.field
     if isinstance(default, dict):
@@ -235,11 +198,7 @@ def also(kind: type, name: str) -> Any:
 
 
 def options_of(kind: type) -> tuple[Option, ...]:
-    """The options of a dataclass, in their order.
-
-    Raises:
-        TypeError: A field is not declared by :func:`option`.
-    """
+    """The options of a dataclass, in their order."""
     if kind in _KNOWN:
         return _KNOWN[kind]
     hints = {field.name: field.type for field in dataclasses.fields(kind)}
@@ -263,12 +222,7 @@ _KNOWN: dict[type, tuple[Option, ...]] = {}
 
 
 def check_options(given: Any) -> None:
-    """Check the fields of a dataclass, and make tuples of lists.
-
-    Raises:
-        OdtpackError: ``bad-argument`` for a value of another type, the option's code for one out
-            of range.
-    """
+    """Check the fields of a dataclass, and make tuples of lists."""
     from odtpack.errors import OdtpackError
 
     for each in options_of(type(given)):

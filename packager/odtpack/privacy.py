@@ -17,7 +17,7 @@ def epsilon(noise_multiplier: float, sampling_rate: float, steps: int, delta: fl
         noise_multiplier: Standard deviation of the noise as a multiple of the clipping norm.
         sampling_rate: That probability, above 0 and at most 1.
         steps: Steps in all.
-        delta: Probability with which the promise may fail, between 0 and 1.
+        delta: Probability that the guarantee fails, between 0 and 1.
 
     Returns:
         An upper bound; infinity without noise.

@@ -154,7 +154,7 @@ class AdapterSpec:
         key="adapter.on", flag="--on", metavar="GLOB", example="*.q_proj",
     )  # fmt: skip
     feedforward: tuple[str, ...] = option(
-        (), "`ia3`: patterns of those layers of which the input is scaled and not the output.",
+        (), "`ia3`: patterns of the layers whose input is scaled instead of the output.",
         key="adapter.feedforward", flag="--feedforward", metavar="GLOB",
     )  # fmt: skip
     rank: int = option(
@@ -167,7 +167,7 @@ class AdapterSpec:
         above=0, key="adapter.alpha", flag="--alpha", metavar="X", code="bad-adapter",
     )  # fmt: skip
     dropout: float = option(
-        0.0, "`lora`: share of the layer's inputs that the matrices do not see in a training step.",
+        0.0, "`lora`: dropout rate of the inputs of the low-rank matrices.",
         least=0, below=1, key="adapter.dropout", flag="--adapter-dropout", metavar="X", example=0.1,
         code="bad-adapter",
     )  # fmt: skip
@@ -266,7 +266,7 @@ class BuildSpec:
     adapter_seed: int = also(AdapterSpec, "seed")
     adapter_tokens: int = also(AdapterSpec, "tokens")
     loss_inputs: tuple[str, ...] = option(
-        (), "Values that the loss reads, in its order; further ones take the place of its targets. "
+        (), "Values that the loss reads, in its order; additional ones replace its targets. "
         "Without any, the first outputs.",
         key="loss.inputs", flag="--loss-input", metavar="NAME",
     )  # fmt: skip
@@ -275,7 +275,7 @@ class BuildSpec:
         key="outputs", flag="--output", metavar="NAME",
     )  # fmt: skip
     prediction: bool = option(
-        True, "Return from the evaluation model what the loss compares with labels, for accuracy.",
+        True, "Return the prediction from the evaluation model, for accuracy.",
         key="prediction", flag="--prediction/--no-prediction",
     )  # fmt: skip
     optimizer_options: Mapping[str, Any] = option(
@@ -283,12 +283,12 @@ class BuildSpec:
         key="optimizer", read=_read_options, example={"weight_decay": 0.01},
     )  # fmt: skip
     clip_norm: float | None = option(
-        None, "Norm that all gradients together are scaled down to.",
+        None, "Maximum norm of all gradients together. Larger gradients are scaled down to it.",
         above=0, key="clip.norm", flag="--clip-norm", metavar="X", manifest="clip", example=1.0,
         code="bad-hyperparameter",
     )  # fmt: skip
     clip_value: float | None = option(
-        None, "Largest magnitude of an element of a gradient.",
+        None, "Maximum magnitude of a gradient element. Larger elements are clipped.",
         above=0, key="clip.value", flag="--clip-value", metavar="X", manifest="clip", example=1.0,
         code="bad-hyperparameter",
     )  # fmt: skip
@@ -307,8 +307,8 @@ class BuildSpec:
     )  # fmt: skip
     groups: tuple[Group, ...] = option(
         (),
-        "Parameters with a learning rate times X, or a weight decay of X; the first pattern that "
-        "matches counts.",
+        "Parameter group with a factor of the learning rate or a weight decay. The first "
+        "pattern that matches applies.",
         key="groups", flag="--group", metavar="GLOB:lr=X,decay=X", parse=_parse_group,
         read=_read_groups, manifest="groups", example=("head.*", 10.0, None),
     )  # fmt: skip
@@ -317,7 +317,7 @@ class BuildSpec:
         key="optimizer.decay_vectors", flag="--vector-decay/--no-vector-decay",
     )  # fmt: skip
     accumulation_steps: int = option(
-        1, "Batches whose gradients make one optimizer step.",
+        1, "Batches accumulated for one optimizer step.",
         whole=True, least=1, key="batch.accumulation_steps", flag="--accumulate", metavar="K",
         manifest="accumulation_steps", example=4, code="bad-accumulation",
     )  # fmt: skip
@@ -363,7 +363,9 @@ class BuildSpec:
         key="formats.nominal", flag="--nominal/--no-nominal",
     )  # fmt: skip
     self_check: bool = option(
-        True, "Run the first steps and record their losses, so that a device can compare its own.",
+        True,
+            "Run the first training steps and record their losses, for the self-check on "
+            "devices.",
         key="formats.self_check", flag="--self-check/--no-self-check", manifest="self_check",
     )  # fmt: skip
     memory_budget: str | None = option(

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from odtpack.cli._failing import budget_that_one_breaks
-from odtpack.cli.device.demo import _finish, exit_words
+from odtpack.cli.device.demo import _finish, budget_that_one_breaks, exit_words
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.reports.html_report import Again, render_html

@@ -62,8 +62,8 @@ class TestJudge:
     def test_within_budget(self, run: Run, base: Path, budget: Path) -> None:
         outcome = run("judge", base, "--budget", budget, "--baseline", base)
         assert outcome.code == 0, outcome.err
-        assert "Both devices pass" in outcome.err
-        assert outcome.out == ""
+        assert "Both devices pass" in outcome.out
+        assert outcome.err == ""
 
     def test_without_a_baseline(self, run: Run, base: Path, budget: Path) -> None:
         """Nothing fails, and nothing passes that was not judged."""
@@ -89,9 +89,9 @@ class TestJudge:
         (tmp_path / "failing.json").write_text(failing.to_json())
         outcome = run("judge", tmp_path / "failing.json")
         assert outcome.code == 1
-        assert "This result fails without any budget" in outcome.err
-        assert "No budget was given" not in outcome.err
-        assert "keep" not in outcome.err.partition("This result fails")[2].partition("\n")[0]
+        assert "This result fails without any budget" in outcome.out
+        assert "No budget was given" not in outcome.out
+        assert "keep" not in outcome.out.partition("This result fails")[2].partition("\n")[0]
 
     def test_a_report_never_takes_the_place_of_the_result(self, run: Run, base: Path) -> None:
         """Only JSON, which is the result again."""
@@ -134,9 +134,9 @@ class TestCompare:
     def test_text(self, run: Run, base: Path, head: Path) -> None:
         outcome = run("compare", base, head)
         assert outcome.code == 0, outcome.err
-        assert outcome.out == ""
-        assert "Google Pixel 8a *, Raspberry Pi 5 (8 GB) *  Peak memory" in outcome.err
-        assert "+34.3 %" in outcome.err
+        assert outcome.err == ""
+        assert "Google Pixel 8a *, Raspberry Pi 5 (8 GB) *  Peak memory" in outcome.out
+        assert "+34.3 %" in outcome.out
 
     def test_json(self, run: Run, base: Path, head: Path, budget: Path) -> None:
         outcome = run("compare", base, head, "--budget", budget, "--format", "json")
@@ -148,7 +148,7 @@ class TestCompare:
     def test_better_is_within_budget(self, run: Run, base: Path, head: Path, budget: Path) -> None:
         outcome = run("compare", head, base, "--budget", budget)
         assert outcome.code == 0, outcome.err
-        assert "Within budget" in outcome.err
+        assert "Within budget" in outcome.out
 
     @pytest.mark.parametrize("form", ["text", "markdown", "json"])
     def test_a_file_has_what_is_printed(
@@ -159,7 +159,7 @@ class TestCompare:
         outcome = run("compare", base, head, "--format", form, "--out", out)
         assert outcome.code == printed.code == 0
         assert outcome.out == ""
-        assert out.read_text() == (printed.err if form == "text" else printed.out)
+        assert out.read_text() == printed.out
         again = tmp_path / "again"
         run("compare", base, head, "--format", form, "--out", again)
         assert again.read_bytes() == out.read_bytes()

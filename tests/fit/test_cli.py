@@ -73,7 +73,7 @@ def test_nothing_fits(start: Run, files: Files, tmp_path: Path) -> None:
     assert nearest.predicted_peak_bytes == min(
         nearest.predicted_peak_bytes, *(each.predicted_peak_bytes or 0 for each in dropped)
     )
-    assert "No candidate keeps every budget" in outcome.err
+    assert "No candidate meets every budget" in outcome.err
     assert re.search("peak_memory: the (measured|predicted) peak is", outcome.err)
     assert f"it misses a limit by {100 * nearest.miss:.1f} %" in outcome.err
     assert set(tree(out)) == {"fit.html", "fit.json", "recipe.schema.json"}

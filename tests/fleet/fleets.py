@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 
 from odtpack.build import build_package
-from odtpack.demo.cnn import cnn
 from odtpack.optimizers import OPTIMIZERS
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.fleet_file import FleetFile, make_fleet
 from odtpack_simulator.fleet.population import FleetData, split_data
+from tests.zoo.cnn import cnn
 
 NS = 10**9
 

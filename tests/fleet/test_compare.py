@@ -206,7 +206,7 @@ def test_the_command_compares(
         (tmp_path / f"{name}.json").write_text(join_seeds(results).to_json())
     both = [str(tmp_path / "base.json"), str(tmp_path / "head.json")]
     assert main(["fleet", "compare", *both]) == 0
-    text = capsys.readouterr().err
+    text = capsys.readouterr().out
     assert "until an accuracy of 30.0 %" in text
     assert "never" in text
     assert "means over 3 and 3 seeds" in text

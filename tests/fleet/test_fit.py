@@ -172,6 +172,6 @@ def test_the_command_prints_what_to_write(
     assert re.search(r"\[federation\]\s+clients = 6", shown.err)
     path.write_text(IDEAL + "[budgets]\naccuracy = 1.0\n")
     assert main(command) == 1
-    assert "No setting keeps every budget" in capsys.readouterr().err
+    assert "No candidate meets every budget" in capsys.readouterr().out
     assert main([*command, "--clients", "7"]) == 2
     assert "more than the 6" in capsys.readouterr().err

@@ -136,7 +136,7 @@ def test_the_command_ends_as_the_budgets_do(work: Path, capsys: pytest.CaptureFi
     assert "fleet-state" in capsys.readouterr().err
     # Budgets are not part of what a run is of: it goes on, and is judged by the new ones.
     assert run(work, "--resume", "--report", report) == 1
-    assert "Accuracy" in capsys.readouterr().err
+    assert "Accuracy" in capsys.readouterr().out
     again = load_fleet_result(work / "fleet.json")
     assert again.rounds == FleetResult.model_validate(printed).rounds
     assert {p.name for p in (work / "package-fleet").iterdir()} == {"state.npz", "federated.ckpt"}

@@ -179,7 +179,7 @@ def test_a_step_with_gradients_that_are_not_private_is_refused(tmp_path: Path) -
     [
         ("mlp", {"privacy_clip": 0.0, "privacy_noise": 1.0}, "above 0"),
         ("mlp", {"privacy_clip": 1.0, "privacy_noise": float("nan")}, "0 or more"),
-        ("mlp", {"clip_norm": 1.0, "privacy_clip": 1.0, "privacy_noise": 1.0}, "not once more"),
+        ("mlp", {"clip_norm": 1.0, "privacy_clip": 1.0, "privacy_noise": 1.0}, "not a second time"),
         ("mlp", {"accumulation_steps": 2}, "sample by sample"),
         ("batch norm", {}, "statistic of whole batches"),
         ("mlp", {"runtime": "ort-training"}, "stock ONNX Runtime"),

@@ -21,7 +21,7 @@ __all__ = ["run"]
 
 @pytest.mark.parametrize(
     ("size", "held_out", "words"),
-    [(32, 50, []), (1, 50, ["single samples"]), (8, 1, ["that sample alone"]), (2, 2, [])],
+    [(32, 50, []), (1, 50, ["single samples"]), (8, 1, ["Only one sample"]), (2, 2, [])],
 )
 def test_figures_of_single_samples(size: int, held_out: int, words: list[str]) -> None:
     result: Any = SimpleNamespace(data=SimpleNamespace(batch_size=size, held_out_samples=held_out))
@@ -71,7 +71,7 @@ def test_a_report_holds_no_sample(
         *(word for each in reports for word in ("--report", each)),
     )  # fmt: skip
     assert outcome.code in (0, 1), outcome.err
-    assert "losses in the result are those of single samples" in outcome.err
+    assert "the result contains losses of single samples" in outcome.err
     for kind in ("json", "html", "junit"):
         text = (tmp_path / f"r.{kind}").read_text()
         assert "ada-lovelace" not in text

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import onnx
 
-from odtpack.demo.cnn import cnn
+from tests.zoo.cnn import cnn
 from tests.zoo.mlp import mlp
 from tests.zoo.mobilenet import mobilenet_v2
 from tests.zoo.transformer import transformer_encoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from odtpack.demo.graph_writer import GraphWriter, he, require, require_positive, xavier
+from tests.zoo.graph_writer import GraphWriter, he, require, require_positive, xavier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

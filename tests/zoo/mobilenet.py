@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, get_args
 
-from odtpack.demo.graph_writer import GraphWriter, require, require_positive
+from tests.zoo.graph_writer import GraphWriter, require, require_positive
 
 if TYPE_CHECKING:
     import onnx

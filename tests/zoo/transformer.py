@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import TensorProto
 
-from odtpack.demo.graph_writer import GraphWriter, require, require_positive, xavier
+from tests.zoo.graph_writer import GraphWriter, require, require_positive, xavier
 
 if TYPE_CHECKING:
     import onnx

@@ -12,13 +12,14 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from typing import Annotated, Final
 
 import typer
 
 from odtpack.cli import _console
+from odtpack.cli._options import examples, flag
 from odtpack.cli._supervisor import supervised
 from odtpack.cli.adapter import adapter
 from odtpack.cli.build import build, cache_key
@@ -50,14 +51,9 @@ app = typer.Typer(
 )
 
 
-def _examples(*lines: str) -> str:
-    # \b keeps the lines of a paragraph apart.
-    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
-
-
 @app.callback(
     invoke_without_command=True,
-    epilog=_examples(
+    epilog=examples(
         "odtpack build model.onnx --out package --loss cross_entropy",
         "odtpack simulate package --data digits.npz --device pixel-8a",
         "odtpack demo",
@@ -65,16 +61,15 @@ def _examples(*lines: str) -> str:
 )
 def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, flag("--version", "Print the version.")] = False,
 ) -> None:
     """Train on the ONNX Runtime that the app already ships.
 
     odtpack turns a forward ONNX model into a package that stock ONNX Runtime can train, and
     replays the training under the limits of named devices before it ships.
 
-    Exit codes: 0 success or within budget, 1 over budget, 2 bad usage or bad input. Results of
-    inspect, devices, ops, diff and verify go to stdout, messages of all commands to stderr;
-    with --json, stdout is JSON and nothing else.
+    Exit codes: 0 success or within budget, 1 over budget, 2 bad usage or bad input. Results go
+    to stdout, progress and remarks to stderr; with --json, stdout is JSON and nothing else.
     """
     if version:
         from odtpack import __version__
@@ -86,172 +81,123 @@ def _root(
         raise typer.Exit(BAD_INPUT)
 
 
-app.command(
-    epilog=_examples(
-        "odtpack build model.onnx --out package --loss cross_entropy",
-        "odtpack build model.onnx --out package --loss mse --optimizer sgd --train 'head.*'",
-        "odtpack build model.onnx --out package --loss cross_entropy --freeze 'conv1.*' \\",
-        "    --weight-decay 0.01 --output logits",
-        "odtpack build model.onnx --out package --loss cross_entropy --optimizer sgd \\",
-        "    --momentum 0.9 --optimizer-option nesterov=true --clip-norm 1 --accumulate 4",
-        "odtpack build model.onnx --out package --loss cross_entropy --weight-decay 0.05 \\",
-        "    --no-vector-decay --group 'head.*:lr=10' --schedule cosine:warmup=50",
-        "odtpack build model.onnx --out package --loss next_token --adapter lora --rank 8 \\",
-        "    --alpha 16 --on '*.q_proj' --on '*.v_proj'",
-        "odtpack build --recipe recipe.toml --if-changed",
-    )
-)(build)
-app.command(
-    epilog=_examples(
-        "odtpack fit model.onnx --data digits.npz --loss cross_entropy --device pixel-8a \\",
-        "    --budget budgets.toml --out fitted",
-        "odtpack fit --recipe recipe.toml --data digits.npz --device galaxy-a12 --epochs 9 \\",
-        "    --trials 40 --jobs 4",
-    )
-)(fit)
-app.command(
+def _add(command: Callable[..., None] | typer.Typer, *lines: str, name: str | None = None) -> None:
+    """Add a command, or a group of them, with its examples."""
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name, epilog=examples(*lines))
+    else:
+        app.command(name=name, epilog=examples(*lines))(command)
+
+
+_add(
+    build,
+    "odtpack build model.onnx --out package --loss cross_entropy",
+    "odtpack build model.onnx --out package --loss mse --optimizer sgd --train 'head.*'",
+    "odtpack build model.onnx --out package --loss cross_entropy --freeze 'conv1.*' \\",
+    "    --weight-decay 0.01 --output logits",
+    "odtpack build model.onnx --out package --loss cross_entropy --optimizer sgd \\",
+    "    --momentum 0.9 --optimizer-option nesterov=true --clip-norm 1 --accumulate 4",
+    "odtpack build model.onnx --out package --loss cross_entropy --weight-decay 0.05 \\",
+    "    --no-vector-decay --group 'head.*:lr=10' --schedule cosine:warmup=50",
+    "odtpack build model.onnx --out package --loss next_token --adapter lora --rank 8 \\",
+    "    --alpha 16 --on '*.q_proj' --on '*.v_proj'",
+    "odtpack build --recipe recipe.toml --if-changed",
+)
+_add(
+    fit,
+    "odtpack fit model.onnx --data digits.npz --loss cross_entropy --device pixel-8a \\",
+    "    --budget budgets.toml --out fitted",
+    "odtpack fit --recipe recipe.toml --data digits.npz --device galaxy-a12 --epochs 9 \\",
+    "    --trials 40 --jobs 4",
+)
+_add(
+    import_,
+    "odtpack import artifacts --out package",
+    "odtpack import artifacts --checkpoint from_device.ckpt --out package",
     name="import",
-    epilog=_examples(
-        "odtpack import artifacts --out package",
-        "odtpack import artifacts --checkpoint from_device.ckpt --out package",
-    ),
-)(import_)
-app.command(
-    epilog=_examples(
-        "odtpack head encoder.onnx --pool mean --classes 4 --out model.onnx",
-        "odtpack build model.onnx --out package --loss cross_entropy --train 'head.*'",
-    )
-)(head)
-app.command(
-    epilog=_examples(
-        "odtpack init model.onnx",
-        "odtpack init model.onnx --out training/recipe.toml",
-    )
-)(init)
-app.command(
-    epilog=_examples("odtpack privacy --noise 1.1 --samples 60000 --batch-size 256 --epochs 15")
-)(privacy)
-app.command(name="cache-key", epilog=_examples("odtpack cache-key --recipe recipe.toml"))(cache_key)
-app.command(
-    epilog=_examples(
-        "odtpack train package --data digits.npz --epochs 5 --out trained.ckpt",
-        "odtpack train package --data more.npz --resume trained.ckpt --out further.ckpt",
-        "odtpack train package --data digits.npz --lr 0.003 --schedule cosine:warmup=20,floor=0.1",
-    )
-)(train)
-app.command(
-    epilog=_examples(
-        "odtpack export package --checkpoint trained.ckpt --outputs output --out inference.onnx",
-    )
-)(export)
-app.command(
-    epilog=_examples(
-        "odtpack ort package",
-        "odtpack ort package --style both --platform arm --platform amd64 --inference",
-    )
-)(ort)
-app.command(
-    epilog=_examples(
-        "odtpack config package --types --out operators.config",
-        "odtpack config package another --mode both --out operators.config",
-        "odtpack config package --check operators.config",
-    )
-)(config)
-app.command(
-    epilog=_examples(
-        "odtpack install package --android app/src/main/assets/odtpack",
-        "odtpack install package --ios Resources/odtpack",
-    )
-)(install)
-app.command(
-    epilog=_examples(
-        "odtpack inspect model.onnx",
-        "odtpack inspect package --json",
-        "odtpack inspect package --report html:sizes.html",
-        "odtpack inspect trained.ckpt",
-    )
-)(inspect)
-app.command(
-    epilog=_examples(
-        "odtpack verify package",
-        "odtpack verify package --public-key key.pub",
-    )
-)(verify)
-app.command(
-    epilog=_examples(
-        "odtpack sign --new-key key.pem",
-        "odtpack sign package --key key.pem",
-    )
-)(sign)
-app.command(
-    epilog=_examples(
-        "odtpack diff package new-package",
-        "odtpack diff package new-package --format markdown > comment.md",
-    )
-)(diff)
-app.command(
-    epilog=_examples(
-        "odtpack simulate package --data digits.npz --device pixel-8a --device pi-5",
-        "odtpack simulate package --data digits.npz --device ./my-phone.toml \\",
-        "    --budget budgets.toml --report html:report.html --report json:report.json",
-    )
-)(simulate)
-app.command(
-    epilog=_examples(
-        "odtpack judge report.json --budget budgets.toml",
-        "odtpack judge report.json --budget budgets.toml --baseline main.json \\",
-        "    --report html:report.html",
-    )
-)(judge)
-app.command(
-    epilog=_examples(
-        "odtpack compare main.json report.json",
-        "odtpack compare main.json report.json --budget budgets.toml \\",
-        "    --format markdown --out comment.md",
-    )
-)(compare)
-app.command(epilog=_examples("odtpack explain data-shape", "odtpack explain data-shape --json"))(
-    explain
 )
-app.command(
-    epilog=_examples(
-        "odtpack demo",
-        "odtpack demo --out build/demo --epochs 3",
-    )
-)(demo)
-app.add_typer(
+_add(
+    head,
+    "odtpack head encoder.onnx --pool mean --classes 4 --out model.onnx",
+    "odtpack build model.onnx --out package --loss cross_entropy --train 'head.*'",
+)
+_add(init, "odtpack init model.onnx", "odtpack init model.onnx --out training/recipe.toml")
+_add(privacy, "odtpack privacy --noise 1.1 --samples 60000 --batch-size 256 --epochs 15")
+_add(cache_key, "odtpack cache-key --recipe recipe.toml", name="cache-key")
+_add(
+    train,
+    "odtpack train package --data digits.npz --epochs 5 --out trained.ckpt",
+    "odtpack train package --data more.npz --resume trained.ckpt --out further.ckpt",
+    "odtpack train package --data digits.npz --lr 0.003 --schedule cosine:warmup=20,floor=0.1",
+)
+_add(
+    export, "odtpack export package --checkpoint trained.ckpt --outputs output --out inference.onnx"
+)
+_add(
+    ort,
+    "odtpack ort package",
+    "odtpack ort package --style both --platform arm --platform amd64 --inference",
+)
+_add(
+    config,
+    "odtpack config package --types --out operators.config",
+    "odtpack config package another --mode both --out operators.config",
+    "odtpack config package --check operators.config",
+)
+_add(
+    install,
+    "odtpack install package --android app/src/main/assets/odtpack",
+    "odtpack install package --ios Resources/odtpack",
+)
+_add(
+    inspect,
+    "odtpack inspect model.onnx",
+    "odtpack inspect package --json",
+    "odtpack inspect package --report html:sizes.html",
+    "odtpack inspect trained.ckpt",
+)
+_add(verify, "odtpack verify package", "odtpack verify package --public-key key.pub")
+_add(sign, "odtpack sign --new-key key.pem", "odtpack sign package --key key.pem")
+_add(
+    diff,
+    "odtpack diff package new-package",
+    "odtpack diff package new-package --format markdown > comment.md",
+)
+_add(
+    simulate,
+    "odtpack simulate package --data digits.npz --device pixel-8a --device pi-5",
+    "odtpack simulate package --data digits.npz --device ./my-phone.toml \\",
+    "    --budget budgets.toml --report html:report.html --report json:report.json",
+)
+_add(
+    judge,
+    "odtpack judge report.json --budget budgets.toml",
+    "odtpack judge report.json --budget budgets.toml --baseline main.json \\",
+    "    --report html:report.html",
+)
+_add(
+    compare,
+    "odtpack compare main.json report.json",
+    "odtpack compare main.json report.json --budget budgets.toml \\",
+    "    --format markdown --out comment.md",
+)
+_add(explain, "odtpack explain data-shape", "odtpack explain data-shape --json")
+_add(demo, "odtpack demo", "odtpack demo --out build/demo --epochs 3")
+_add(
     adapter,
+    "odtpack adapter export package --checkpoint trained.ckpt --out adapter",
+    "odtpack adapter import package adapter --out start.ckpt",
+    "odtpack adapter merge model.onnx adapter --out merged.onnx",
     name="adapter",
-    epilog=_examples(
-        "odtpack adapter export package --checkpoint trained.ckpt --out adapter",
-        "odtpack adapter import package adapter --out start.ckpt",
-        "odtpack adapter merge model.onnx adapter --out merged.onnx",
-    ),
 )
-app.add_typer(
-    devices,
-    name="devices",
-    epilog=_examples(
-        "odtpack devices list",
-        "odtpack devices show pixel-8a",
-    ),
-)
-app.add_typer(
+_add(devices, "odtpack devices list", "odtpack devices show pixel-8a", name="devices")
+_add(
     fleet,
+    "odtpack fleet run package --fleet fleet.toml --data digits.npz",
+    "odtpack fleet demo",
     name="fleet",
-    epilog=_examples(
-        "odtpack fleet run package --fleet fleet.toml --data digits.npz",
-        "odtpack fleet demo",
-    ),
 )
-app.add_typer(
-    ops,
-    name="ops",
-    epilog=_examples(
-        "odtpack ops coverage",
-        "odtpack ops check model.onnx",
-    ),
-)
+_add(ops, "odtpack ops coverage", "odtpack ops check model.onnx", name="ops")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
-"""What people see: results of commands that only read on stdout, everything else on stderr.
+"""What people see: results on stdout, progress and remarks on stderr.
 
-With --json stdout is for JSON alone.
+With --json stdout is for JSON alone, and the text of a result goes to stderr.
 
 Colour only on a terminal and without ``NO_COLOR``; a moving bar only on a terminal and
 outside CI, plain lines elsewhere.
@@ -36,10 +36,12 @@ _UNBROKEN: Final = 100_000
 _text_is_result: Final = ContextVar("text_is_result", default=False)
 
 
-def results(*, as_json: bool = False) -> None:
-    """From here on the text of this command is its result, for stdout unless JSON goes there."""
-    _text_is_result.set(not as_json)
-    if not as_json and isinstance(sys.stdout, io.TextIOWrapper):
+def results(*, as_json: bool = False, reports: Iterable[str] | None = ()) -> None:
+    """From here on the text of this command is its result, for stdout unless that is taken."""
+    # By JSON, or by a report to standard output, FORMAT:-.
+    taken = as_json or any(report.endswith(":-") for report in reports or ())
+    _text_is_result.set(not taken)
+    if not taken and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it, in every locale
 
 
@@ -116,9 +118,33 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str], *, figures: str 
 
 
 def print_json(content: Any) -> None:
-    """Print JSON on stdout; only ASCII, so that every locale can hold it; NaN becomes null."""
-    sys.stdout.write(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+    """Print JSON on stdout."""
+    sys.stdout.write(json_text(content))
     sys.stdout.flush()
+
+
+def json_text(content: Any) -> str:
+    """JSON as commands print it; only ASCII, so that every locale can hold it; NaN is null."""
+    return json.dumps(_finite(content), indent=2, allow_nan=False) + "\n"
+
+
+def print_plain(text: str) -> None:
+    """Print a text on stdout as it is, in UTF-8: what a program or a file takes."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.flush()
+
+
+def json_result(wanted: bool, content: Any) -> None:
+    """Print the result of a command as JSON, if ``--json`` asks for it."""
+    if wanted:
+        print_json(content)
+
+
+def wrote(*paths: object) -> None:
+    """Say which files were written."""
+    for path in paths:
+        status(f"wrote {path}")
 
 
 def _finite(content: Any) -> Any:

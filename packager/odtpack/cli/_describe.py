@@ -29,11 +29,11 @@ def of_simulation(result: SimulationResult) -> Iterator[str]:
     data = result.data
     if data.batch_size == 1:
         yield (
-            "Batches are of one sample: the losses in the result are those of single samples. "
-            "Keep it as you keep the data, or simulate larger batches."
+            "Batches have one sample, so the result contains losses of single samples. Protect "
+            "it like the data, or simulate larger batches."
         )
     if data.held_out_samples == 1:
-        yield "One sample is held out: the evaluation in the result is of that sample alone."
+        yield "Only one sample is held out, and the result contains its evaluation."
 
 
 def of_fleet(result: FleetResult) -> Iterator[str]:
@@ -41,8 +41,8 @@ def of_fleet(result: FleetResult) -> Iterator[str]:
     clients = result.fairness.clients if result.fairness is not None else 0
     if 0 < clients < 20:
         yield (
-            f"The accuracy of the worst tenth of {clients} clients is that of one. Keep the result "
-            "as you keep the clients' data, or simulate more of them."
+            f"The accuracy of the worst tenth of {clients} clients is that of one. Protect the "
+            "result like the clients' data, or simulate more clients."
         )
 
 
@@ -53,8 +53,9 @@ def of_properties(names: Iterable[str]) -> Iterator[str]:
         shown = ", ".join(f"'{name[:40]}'" for name in own[:5])
         more = f" and {len(own) - 5} more" if len(own) > 5 else ""
         yield (
-            f"The package carries what the app attached to the checkpoint: {shown}{more}. Who gets "
-            "the package reads it; train it from a checkpoint without them if they are a user's."
+            f"The package carries what the app attached to the checkpoint: {shown}{more}. "
+            "Whoever receives the package can read them; if they are personal, use a checkpoint"
+            " without them."
         )
 
 
@@ -148,7 +149,7 @@ def show_sizes(package: Package, opened: Path, reports: Sequence[str]) -> dict[s
     _console.console().print(tree, soft_wrap=True)
     for destination in reports:
         written = write_size_report(root, destination)
-        _console.status(f"wrote {written}")
+        _console.wrote(written)
     return root.as_dict()
 
 

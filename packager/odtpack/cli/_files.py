@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,13 +19,13 @@ DEFAULT_HOLDOUT = 0.2
 
 
 def find_recipe(recipe: Path | None, *, wanted: bool) -> Path | None:
-    """The recipe of a command; ``recipe.toml`` in the current folder if one is wanted."""
+    """The recipe of a command; by default ``recipe.toml`` in the current folder."""
     from odtpack.cli import _console
 
     usual = Path("recipe.toml")
     if recipe is not None or not wanted or not usual.is_file():
         return recipe
-    _console.say(f"using {usual}")
+    _console.status(f"using {usual}")
     return usual
 
 
@@ -54,7 +53,7 @@ def _objection(path: Path, option: str, outside: Package | None) -> tuple[str, s
             return reason, "choose another folder"
         return f"the folder {str(folder)!r} does not exist", f"mkdir -p {folder}"
     if outside is not None and path.resolve() in _files_of(outside):
-        reason = "it is a file of the package, which would no longer be the one that was built"
+        reason = "it is a file of the package, which must stay as it was built"
         return reason, "choose a path outside the package"
     return _refusal(path), "choose another folder"
 
@@ -140,22 +139,19 @@ def write_reports(result: AnyResult, reports: Iterable[str]) -> None:
     for text in reports:
         written = write_report(result, text)
         if written != STDOUT:
-            _console.say(f"wrote {written}")
+            _console.wrote(written)
 
 
-def write_text(text: str, out: Path | None, *, for_people: bool) -> None:
-    """Write what a command says to a file, or print it: on stderr for people, else on stdout."""
+def write_text(text: str, out: Path | None) -> None:
+    """Write the result of a command to a file, or print it as it is."""
     from odtpack.cli import _console
 
     if out is not None:
         with atomic_write(out) as stream:
             stream.write(text.encode())
-        _console.say(f"wrote {out}")
-    elif for_people:
-        _console.lines(text.removesuffix("\n"))
+        _console.wrote(out)
     else:
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.flush()
+        _console.print_plain(text)
 
 
 def _files_of(package: Package) -> set[Path]:

@@ -164,21 +164,13 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Epoch:
-    """One pass over the training samples.
+    """One pass over the training samples."""
 
-    Attributes:
-        number: From 1.
-        loss: Mean over the batches whose loss is finite.
-        steps: Optimizer steps that were due.
-        skipped: Batches whose loss or gradients were not finite.
-        reason: The last of those, in words; None without one.
-    """
-
-    number: int
-    loss: float
-    steps: int
-    skipped: int = 0
-    reason: str | None = None
+    number: int  # from 1
+    loss: float  # mean over the batches whose loss is finite
+    steps: int  # optimizer steps that were due
+    skipped: int = 0  # batches whose loss or gradients were not finite
+    reason: str | None = None  # the last of those, as text; None without one
 
 
 def fit(

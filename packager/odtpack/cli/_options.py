@@ -6,7 +6,7 @@ This module imports nothing large: names of losses and optimizers are those of t
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -24,34 +24,67 @@ else:
     LossName = StrEnum("LossName", [*module_names("odtpack.losses"), "none"])
     OptimizerName = StrEnum("OptimizerName", module_names("odtpack.optimizers"))
 
-MODEL = typer.Argument(metavar="MODEL.onnx", show_default=False, help="Forward model.")
-MODEL_OR_RECIPES = typer.Argument(
-    metavar="[MODEL.onnx]",
-    show_default=False,
-    help="Forward model. Default: that of the recipe.",
-)
-PACKAGE = typer.Argument(metavar="PKG", show_default=False, help="Folder of the package.")
-DATA = typer.Option(metavar="DATA.npz", help="One array per input of the model, by its name.")
-EPOCHS = typer.Option(min=1, metavar="N", help="Passes over the data.")
-BATCH_SIZE = typer.Option(min=1, metavar="N", help="Samples per batch.  [default: 32]")
-SEED = typer.Option(min=0, metavar="N", help="Seed of the sample order and the held-out split.")
-TRAINERS = typer.Option(min=0, metavar="N", help="Training processes; 0 for one per core.")
-TRAINED = typer.Option(metavar="CK", help="Trained checkpoint.  [default: the package's]")
-OLD_PACKAGE = typer.Argument(metavar="OLD", show_default=False, help="Package on the devices now.")
-BASE_RESULT = typer.Argument(metavar="BASE.json", show_default=False, help="Baseline result.")
-HEAD_RESULT = typer.Argument(metavar="HEAD.json", show_default=False, help="New result.")
-COMPARISON_FILE = typer.Option(
-    "--out", "-o", metavar="FILE", help="File for the comparison, instead of standard output."
-)
-LOSS = typer.Option(help="Loss to attach; none if the first output is the loss.")
-LOSS_OPTION = typer.Option(
-    metavar="KEY=VALUE",
-    help="Option of the loss; may be repeated. For example: --loss cross_entropy "
+
+def option(text: str, metavar: str | None = None, *flags: str, **settings: Any) -> Any:
+    """Declare an option by its help, what stands for its value, and its names where it has more."""
+    return typer.Option(*flags, metavar=metavar, help=text, **settings)
+
+
+def flag(name: str, text: str) -> Any:
+    """Declare an option without a value."""
+    return typer.Option(name, help=text)
+
+
+def examples(*lines: str) -> str:
+    """The examples of a command, for the end of its help."""
+    # \b keeps the lines of a paragraph apart.
+    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+
+
+def group(text: str) -> typer.Typer:
+    """A command that only has commands; alone it prints its help, and is a mistake in usage."""
+    made = typer.Typer(invoke_without_command=True, help=text, short_help=text)
+
+    @made.callback()
+    def _root(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help(), err=True)
+            raise typer.Exit(2)
+
+    return made
+
+
+def argument(metavar: str, text: str, **settings: Any) -> Any:
+    """Declare an argument."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False, **settings)
+
+
+def destination(metavar: str, text: str, **settings: Any) -> Any:
+    """Declare the destination of a command."""
+    return typer.Option("--out", "-o", metavar=metavar, help=text, **settings)
+
+
+MODEL = argument("MODEL.onnx", "Forward model.")
+MODEL_OR_RECIPES = argument("[MODEL.onnx]", "Forward model. Default: that of the recipe.")
+PACKAGE = argument("PKG", "Folder of the package.")
+DATA = option("One array per input of the model, by its name.", "DATA.npz")
+EPOCHS = option("Passes over the data.", "N", min=1)
+BATCH_SIZE = option("Samples per batch.  [default: 32]", "N", min=1)
+SEED = option("Seed of the sample order and the held-out split.", "N", min=0)
+TRAINERS = option("Training processes; 0 for one per core.", "N", min=0)
+TRAINED = option("Trained checkpoint.  [default: the package's]", "CK")
+OLD_PACKAGE = argument("OLD", "Package on the devices now.")
+BASE_RESULT = argument("BASE.json", "Baseline result.")
+HEAD_RESULT = argument("HEAD.json", "New result.")
+COMPARISON_FORM = option("How to print the comparison.", None, "--format")
+COMPARISON_FILE = destination("FILE", "File for the comparison, instead of standard output.")
+LOSS = option("Loss to attach; none if the first output is the loss.")
+LOSS_OPTION = option(
+    "Option of the loss; may be repeated. For example: --loss cross_entropy "
     "--loss-option label_smoothing=0.1 --loss-option weight=0.2,0.8",
+    "KEY=VALUE",
 )
-AS_JSON = typer.Option("--json", help="Print JSON on stdout.")
-RESULT_AS_JSON = typer.Option("--json", help="Print the result as JSON on stdout.")
-MANIFEST_AS_JSON = typer.Option("--json", help="Print the manifest as JSON on stdout.")
-DEMO_FOLDER = typer.Option(
-    "--out", "-o", metavar="DIR", help="Folder for everything that the demo writes."
-)
+AS_JSON = flag("--json", "Print JSON on stdout.")
+RESULT_AS_JSON = flag("--json", "Print the result as JSON on stdout.")
+MANIFEST_AS_JSON = flag("--json", "Print the manifest as JSON on stdout.")
+DEMO_FOLDER = destination("DIR", "Folder for all files of the demo.")

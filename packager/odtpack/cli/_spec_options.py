@@ -12,10 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
-import typer
-
 from odtpack.choices import OrtFormat, Platform, Style
-from odtpack.cli._options import LOSS, LOSS_OPTION, LossName, OptimizerName
+from odtpack.cli._options import LOSS, LOSS_OPTION, LossName, OptimizerName, flag, option
 from odtpack.option import Option
 from odtpack.spec import BuildSpec, options
 
@@ -30,10 +28,9 @@ class StyleChoice(StrEnum):
     BOTH = "both"
 
 
-ORT_STYLE = typer.Option(help="ORT format: how models are optimized.  [default: fixed]")
-ORT_PLATFORM = typer.Option(
-    help="ORT format: processors to optimize for. May be repeated. Default: a model that runs on "
-    "all."
+ORT_STYLE = option("ORT format: how models are optimized.  [default: fixed]")
+ORT_PLATFORM = option(
+    "ORT format: processors to optimize for. May be repeated. Default: a model that runs on all."
 )
 
 OPTIMIZER_SETTINGS: Final = {
@@ -49,28 +46,23 @@ OPTIMIZER_SETTINGS: Final = {
 _SEVERAL: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
     "loss": {"loss": (LossName, LOSS)},
     "loss_options": {"loss_option": (list[str], LOSS_OPTION)},
-    "optimizer": {"optimizer": (OptimizerName, typer.Option(help="Optimizer.  [default: adamw]"))},
+    "optimizer": {"optimizer": (OptimizerName, option("Optimizer.  [default: adamw]"))},
     "optimizer_options": {
-        **{
-            name: (float, typer.Option(metavar="X", help=text))
-            for name, text in OPTIMIZER_SETTINGS.items()
-        },
+        **{name: (float, option(text, "X")) for name, text in OPTIMIZER_SETTINGS.items()},
         "optimizer_option": (
             list[str],
-            typer.Option(
-                metavar="KEY=VALUE",
-                help="Further setting of the optimizer. May be repeated. adamw: formula "
+            option(
+                "Further setting of the optimizer. May be repeated. adamw: formula "
                 "(reference, pytorch), bias_correction; sgd: dampening, nesterov; adafactor: "
                 "beta2_decay, epsilon2, clip_threshold.",
+                "KEY=VALUE",
             ),
         ),
     },
     "ort_format": {
         "ort_format": (
             bool,
-            typer.Option(
-                "--ort-format", help="Also write ORT format, and the operators for a reduced build."
-            ),
+            flag("--ort-format", "Also write ORT format, and the operators for a reduced build."),
         ),
         "ort_style": (StyleChoice, ORT_STYLE),
         "ort_platform": (list[Platform], ORT_PLATFORM),
@@ -99,9 +91,7 @@ def _parameters() -> Iterator[inspect.Parameter]:
     for each in options():
         kinds = _SEVERAL.get(each.name, {})
         if each.flag:
-            given = typer.Option(
-                each.flag, metavar=each.metavar, help=each.help, show_default=False
-            )
+            given = option(each.help, each.metavar, each.flag)
             kinds = {each.name: (_kind(each), given)}
         for name, (kind, given) in kinds.items():
             yield inspect.Parameter(

@@ -55,13 +55,7 @@ def supervised(command: Callable[[], int], ended: Callable[[int], None]) -> int:
 
 
 class _Waiting:
-    """The process that waits.
-
-    Args:
-        child: The one that works.
-        stream: What libraries write in it.
-        ended: As of :func:`supervised`.
-    """
+    """The process that waits."""
 
     def __init__(self, child: int, stream: int, ended: Callable[[int], None]) -> None:
         self._child, self._ended = child, ended

@@ -5,10 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from odtpack.cli import _console
-from odtpack.cli._options import MODEL, PACKAGE, TRAINED
+from odtpack.cli._options import (
+    AS_JSON,
+    MODEL,
+    PACKAGE,
+    TRAINED,
+    argument,
+    destination,
+    examples,
+    flag,
+    group,
+    option,
+)
 
 if TYPE_CHECKING:
     from odtpack_runtime import CheckpointState
@@ -20,23 +29,20 @@ _BASE, _ADAPTER = "base.onnx", "adapter.onnx_adapter"
 
 def export(
     package: Annotated[Path, PACKAGE],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the adapter's files.")
-    ],
+    out: Annotated[Path, destination("DIR", "Folder of the adapter's files.")],
     checkpoint: Annotated[Path | None, TRAINED] = None,
     onnxruntime: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--onnxruntime",
-            help=f"Also write {_ADAPTER}, and {_BASE}, the inference model that takes it.",
+            f"Also write {_ADAPTER}, and {_BASE}, the inference model that takes it.",
         ),
     ] = False,
     outputs: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help=f"Output of {_BASE}, as for odtpack export. May be repeated."
-        ),
+        option(f"Output of {_BASE}, as for odtpack export. May be repeated.", "NAME"),
     ] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Write the adapter of a checkpoint as PEFT's files.
 
@@ -80,8 +86,9 @@ def export(
             written += write_peft(stage, to_peft(opened, state))
         if onnxruntime:
             written += _for_onnxruntime(opened, state, source, stage, outputs or [])
-    for path in written:
-        _console.say(f"wrote {out / path.name}")
+    _console.wrote(*(out / path.name for path in written))
+    content = {"path": str(out), "files": [path.name for path in written]}
+    _console.json_result(as_json, content)
 
 
 def _for_onnxruntime(
@@ -108,12 +115,10 @@ def _for_onnxruntime(
 def import_(
     package: Annotated[Path, PACKAGE],
     adapter: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR", help="Folder with adapter_model.safetensors and adapter_config.json."
-        ),
+        Path, argument("DIR", "Folder with adapter_model.safetensors and adapter_config.json.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="CK", help="Checkpoint to write.")],
+    out: Annotated[Path, destination("CK", "Checkpoint to write.")],
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Write a checkpoint of a package with the values of a PEFT adapter.
 
@@ -127,18 +132,18 @@ def import_(
     check_writable(out, "--out", outside=opened)
     state = from_peft(opened, read_peft(adapter), adapter)
     CheckpointState.save_checkpoint(state, out)
-    _console.say(f"wrote {out}")
+    _console.wrote(out)
     _console.say(f"next: odtpack train {package} --data DATA.npz --resume {out} --out trained.ckpt")
+    _console.json_result(as_json, {"path": str(out)})
 
 
 def merge(
     model: Annotated[Path, MODEL],
-    adapter: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of the adapter, as export writes it.")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.onnx", help="Model to write.")],
+    adapter: Annotated[Path, argument("DIR", "Folder of the adapter, as export writes it.")],
+    out: Annotated[Path, destination("FILE.onnx", "Model to write.")],
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
-    """Fold an adapter into the weights of the forward model that it was trained on."""
+    """Merge an adapter into the weights of its forward model."""
     from odtpack.adapters.files import read_peft
     from odtpack.adapters.merge import merge_adapter
     from odtpack.cli._files import check_writable
@@ -149,33 +154,20 @@ def merge(
     content = merge_adapter(model, read_peft(adapter), beside=beside)
     with atomic_write(out) as stream:
         stream.write(content)
-    _console.say(f"wrote {out}")
+    _console.wrote(out)
+    _console.json_result(as_json, {"path": str(out)})
 
 
-adapter = typer.Typer(
-    no_args_is_help=False,
-    invoke_without_command=True,
-    help="Convert adapters to and from PEFT and ONNX Runtime.",
-    short_help="Convert adapters to and from PEFT and ONNX Runtime.",
-)
-
-
-@adapter.callback()
-def _adapter(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(2)
-
-
+adapter = group("Convert adapters to and from PEFT and ONNX Runtime.")
 adapter.command(
-    epilog="\b\nExamples:\n"
-    "  odtpack adapter export package --checkpoint trained.ckpt --out adapter\n"
-    "  odtpack adapter export package --checkpoint trained.ckpt --out adapter --onnxruntime"
+    epilog=examples(
+        "odtpack adapter export package --checkpoint trained.ckpt --out adapter",
+        "odtpack adapter export package --checkpoint trained.ckpt --out adapter --onnxruntime",
+    )
 )(export)
 adapter.command(
-    name="import",
-    epilog="\b\nExamples:\n  odtpack adapter import package adapter --out start.ckpt",
+    "import", epilog=examples("odtpack adapter import package adapter --out start.ckpt")
 )(import_)
-adapter.command(
-    epilog="\b\nExamples:\n  odtpack adapter merge model.onnx adapter --out merged.onnx"
-)(merge)
+adapter.command(epilog=examples("odtpack adapter merge model.onnx adapter --out merged.onnx"))(
+    merge
+)

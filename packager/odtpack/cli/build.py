@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from odtpack.choices import ORT_TRAINING
 from odtpack.cli import _console
-from odtpack.cli._options import MANIFEST_AS_JSON, MODEL_OR_RECIPES
+from odtpack.cli._options import (
+    AS_JSON,
+    MANIFEST_AS_JSON,
+    MODEL_OR_RECIPES,
+    destination,
+    flag,
+    option,
+)
 from odtpack.cli._spec_options import takes_spec
 
 if TYPE_CHECKING:
@@ -24,34 +28,31 @@ def build(
     model: Annotated[Path | None, MODEL_OR_RECIPES] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(
-            metavar="recipe.toml",
-            help="Recipe. Options override its keys. Default: recipe.toml in the current folder, "
+        option(
+            "Recipe. Options override its keys. Default: recipe.toml in the current folder, "
             "if there is no MODEL.onnx.",
+            "recipe.toml",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="PKG",
-            help="Folder of the package: new, empty, or a package. Default: from the recipe.",
+        destination(
+            "PKG", "Folder of the package: new, empty, or a package. Default: from the recipe."
         ),
     ] = None,
     if_changed: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--if-changed",
-            help="Do nothing if the package is up to date. Writes PKG.stamp.json beside it.",
+            "Do nothing if the package is up to date. Writes PKG.stamp.json beside it.",
         ),
     ] = False,
     sample: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DATA.npz",
-            help="After the build, run steps on these samples and warn of parameters whose "
+        option(
+            "After the build, run steps on these samples and warn of parameters whose "
             "gradient is zero.",
+            "DATA.npz",
         ),
     ] = None,
     as_json: Annotated[bool, MANIFEST_AS_JSON] = False,
@@ -91,8 +92,7 @@ def build(
         from odtpack.cli._fit import report_zero_gradients
 
         content["zero_gradients"] = report_zero_gradients(folder, sample)
-    if as_json:
-        _console.print_json({"path": str(folder), **content})
+    _console.json_result(as_json, {"path": str(folder), **content})
 
 
 def _build(spec: BuildSpec, folder: Path) -> dict[str, Any]:
@@ -143,16 +143,18 @@ def print_built(manifest: Manifest, folder: Path) -> None:
 
 
 def cache_key(
-    recipe: Annotated[
-        Path, typer.Option(metavar="recipe.toml", help="Recipe of the package.")
-    ] = Path("recipe.toml"),
+    recipe: Annotated[Path, option("Recipe of the package.", "recipe.toml")] = Path("recipe.toml"),
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
-    """Print the cache key of what a recipe builds, without building it.
+    """Print the cache key of a recipe's package, without building it.
 
-    It depends on the keys of the recipe that decide the package, the model and its external
+    It depends on the keys of the recipe that affect the package, the model and its external
     data, and the versions of odtpack, onnx, onnx-ir and onnxruntime.
     """
     from odtpack.recipe import BuildSpec, read_recipe
     from odtpack.recipe import key as keys
 
-    sys.stdout.write(keys.cache_key(BuildSpec.of(read_recipe(recipe))) + "\n")
+    found = keys.cache_key(BuildSpec.of(read_recipe(recipe)))
+    _console.results(as_json=as_json)
+    _console.say(found)
+    _console.json_result(as_json, {"cache_key": found})

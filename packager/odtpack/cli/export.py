@@ -10,7 +10,7 @@ import typer
 
 from odtpack.choices import Format, Mode, Platform, Types
 from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, PACKAGE, TRAINED
+from odtpack.cli._options import AS_JSON, PACKAGE, TRAINED, argument, destination, flag, option
 from odtpack.cli._spec_options import ORT_PLATFORM, ORT_STYLE, StyleChoice, read_formats
 
 if TYPE_CHECKING:
@@ -27,26 +27,20 @@ LOSS_PREFIX = "loss/"
 
 def export(
     package: Annotated[Path, PACKAGE],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="M.onnx", help="Inference model to write.")
-    ],
+    out: Annotated[Path, destination("M.onnx", "Inference model to write.")],
     outputs: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Output of the model: any value of the forward graph. May be repeated. Default: "
+        option(
+            "Output of the model: any value of the forward graph. May be repeated. Default: "
             "the outputs of build --output, or the prediction that the loss reads.",
+            "NAME",
         ),
     ] = None,
     checkpoint: Annotated[Path | None, TRAINED] = None,
-    ort_format: Annotated[
-        bool, typer.Option("--ort-format", help="Also write ORT format, M.ort.")
-    ] = False,
+    ort_format: Annotated[bool, flag("--ort-format", "Also write ORT format, M.ort.")] = False,
     ort_style: Annotated[StyleChoice | None, ORT_STYLE] = None,
     ort_platform: Annotated[list[Platform] | None, ORT_PLATFORM] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print inputs and outputs as JSON on stdout.")
-    ] = False,
+    as_json: Annotated[bool, flag("--json", "Print inputs and outputs as JSON on stdout.")] = False,
 ) -> None:
     """Write an inference model with the parameters of a checkpoint."""
     from odtpack.cli._files import check_writable
@@ -73,14 +67,13 @@ def export(
         _console.say(f"{stale} is an older file of another model: add --ort-format to replace it")
     for path in written:
         _console.say(f"wrote {path} ({format_bytes(path.stat().st_size)})")
-    if as_json:
-        content = {
-            "path": str(out),
-            "outputs": names,
-            "checkpoint": str(checkpoint or opened.checkpoint),
-        }
-        ort = {"ort": [str(path) for path in written]} if written else {}
-        _console.print_json({**content, **ort})
+    content = {
+        "path": str(out),
+        "outputs": names,
+        "checkpoint": str(checkpoint or opened.checkpoint),
+    }
+    ort = {"ort": [str(path) for path in written]} if written else {}
+    _console.json_result(as_json, {**content, **ort})
 
 
 def _write_with_ort(
@@ -186,33 +179,25 @@ def ort(
     package: Annotated[Path, PACKAGE],
     style: Annotated[
         StyleChoice,
-        typer.Option(
-            help="fixed: fully optimized. runtime: some optimizations are left to the app's "
+        option(
+            "fixed: fully optimized. runtime: some optimizations are left to the app's "
             "session, for NNAPI and CoreML."
         ),
     ] = StyleChoice.FIXED,
     platform: Annotated[
         list[Platform] | None,
-        typer.Option(
-            help="Processors to optimize for. May be repeated. Default: models that run on all."
-        ),
+        option("Processors to optimize for. May be repeated. Default: models that run on all."),
     ] = None,
     inference: Annotated[
-        bool, typer.Option("--inference", help="Also add the inference model to the package.")
+        bool, flag("--inference", "Also add the inference model to the package.")
     ] = False,
     outputs: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Output of the inference model, as for odtpack export."),
+        list[str] | None, option("Output of the inference model, as for odtpack export.", "NAME")
     ] = None,
     checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="CK", help="Parameters of the inference model.  [default: the package's]"
-        ),
+        Path | None, option("Parameters of the inference model.  [default: the package's]", "CK")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the files as JSON on stdout.")
-    ] = False,
+    as_json: Annotated[bool, flag("--json", "Print the files as JSON on stdout.")] = False,
 ) -> None:
     """Add the models in ORT format to a package, with the list of operators they need.
 
@@ -228,7 +213,7 @@ def ort(
     if (outputs or checkpoint is not None) and not inference:
         raise OdtpackError(
             "option-not-used",
-            "--outputs and --checkpoint say what the inference model is",
+            "--outputs and --checkpoint apply to the inference model only",
             hint="pass --inference too, or leave them out",
         )
     finish_update(package if package.is_dir() else package.parent)
@@ -242,55 +227,41 @@ def ort(
     width = max(len(file.path) for file in made)
     for file in made:
         _console.say(f"  {file.path:<{width}} {format_bytes(file.size_bytes):>10}")
-    if as_json:
-        _console.print_json({"path": str(package), "files": [f.as_dict() for f in made]})
+    _console.json_result(as_json, {"path": str(package), "files": [f.as_dict() for f in made]})
 
 
 _DIFFERS = 1  # exit code, as for a budget that is not met
 
 
 def config(
-    packages: Annotated[
-        list[Path], typer.Argument(metavar="PKG...", show_default=False, help="Packages.")
-    ],
+    packages: Annotated[list[Path], argument("PKG...", "Packages.")],
     mode: Annotated[
-        Mode,
-        typer.Option(
-            help="train: training, evaluation and optimizer model. infer: the exported model."
-        ),
+        Mode, option("train: training, evaluation and optimizer model. infer: the exported model.")
     ] = Mode.TRAIN,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Configuration file to write."),
-    ] = None,
+    out: Annotated[Path | None, destination("FILE", "Configuration file to write.")] = None,
     check: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Check this configuration against the kernels that run."),
+        Path | None, option("Check this configuration against the kernels that run.", "FILE")
     ] = None,
     types: Annotated[
-        bool, typer.Option("--types/--no-types", help="Limit operators to the types they need.")
+        bool, flag("--types/--no-types", "Limit operators to the types they need.")
     ] = False,
     globally_allowed_types: Annotated[
-        bool,
-        typer.Option(
-            "--globally-allowed-types", help="Limit all operators to the types of the models."
-        ),
+        bool, flag("--globally-allowed-types", "Limit all operators to the types of the models.")
     ] = False,
     file_format: Annotated[
         Format | None,
-        typer.Option(
-            "--format",
-            help="Files that the app loads; onnx: at any optimization level. Default: ort if the "
+        option(
+            "Files that the app loads; onnx: at any optimization level. Default: ort if the "
             "package has such files, else onnx.",
+            None,
+            "--format",
         ),
     ] = None,
     platform: Annotated[
-        list[Platform] | None,
-        typer.Option(help="Processors of the devices. May be repeated. Default: all."),
+        list[Platform] | None, option("Processors of the devices. May be repeated. Default: all.")
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="DATA.npz", help="Samples for --check.  [default: generated]"),
+        Path | None, option("Samples for --check.  [default: generated]", "DATA.npz")
     ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
@@ -327,8 +298,7 @@ def config(
         else:
             assert check is not None  # noqa: S101 - one of them is given
             content = _check(check, opened, runs, data, scratch)
-    if as_json:
-        _console.print_json(content)
+    _console.json_result(as_json, content)
     if not content.get("passed", True):
         raise typer.Exit(_DIFFERS)
 
@@ -345,7 +315,7 @@ def _check_options(
     if both:
         raise OdtpackError(
             "types-twice",
-            "--types limits each operator and --globally-allowed-types all of them alike: ONNX "
+            "--types limits each operator and --globally-allowed-types all operators: ONNX "
             "Runtime's build takes one or the other",
         )
     if check is not None and limits:

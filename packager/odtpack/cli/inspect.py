@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from odtpack.cli import _completion, _console
-from odtpack.cli._options import AS_JSON
+from odtpack.cli._options import AS_JSON, argument, option
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -17,24 +15,19 @@ if TYPE_CHECKING:
 
 def inspect(
     path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PKG|MODEL.onnx|CHECKPOINT",
-            show_default=False,
-            help="A package, a forward model or a checkpoint.",
-        ),
+        Path, argument("PKG|MODEL.onnx|CHECKPOINT", "A package, a forward model or a checkpoint.")
     ],
     report: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FORMAT:PATH",
-            help="Report on the sizes in a package, html:FILE or json:FILE. May be repeated.",
+        option(
+            "Report on the sizes in a package, html:FILE or json:FILE. May be repeated.",
+            "FORMAT:PATH",
             autocompletion=_completion.size_reports,
         ),
     ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
-    """Show what a package, a forward model or a checkpoint holds.
+    """Show the contents of a package, a forward model or a checkpoint.
 
     For a forward model it lists the parameters for --train and --freeze of odtpack build, and
     which operators have a gradient.
@@ -48,8 +41,7 @@ def inspect(
 
         check_reports(report or (), None)
         content = _KINDS[kind](path)
-    if as_json:
-        _console.print_json({"path": str(path), **content})
+    _console.json_result(as_json, {"path": str(path), **content})
 
 
 def _kind(path: Path) -> str:
@@ -68,7 +60,7 @@ def _kind(path: Path) -> str:
         ) from error
     if identifier == b"ORTM":
         raise OdtpackError(
-            "ort-format", f"{str(path)!r} is a model in ORT format, which cannot be taken apart"
+            "ort-format", f"{str(path)!r} is a model in ORT format, which cannot be inspected"
         )
     return "checkpoint" if identifier == b"ODTC" else "model"
 

@@ -6,15 +6,25 @@ import dataclasses
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, MANIFEST_AS_JSON, MODEL
+from odtpack.cli._options import (
+    AS_JSON,
+    MANIFEST_AS_JSON,
+    MODEL,
+    argument,
+    destination,
+    examples,
+    flag,
+    group,
+    option,
+)
 
 if TYPE_CHECKING:
-    from odtpack.package.coverage import Coverage, Obstacle
+    pass
 
 
 class Pooling(StrEnum):
@@ -29,23 +39,23 @@ def head(
     model: Annotated[Path, MODEL],
     pool: Annotated[
         Pooling,
-        typer.Option(
-            help="Mean over the tokens (those of attention_mask), the first token, "
+        option(
+            "Mean over the tokens (those of attention_mask), the first token, "
             "or none for an output [batch, width]."
         ),
     ],
-    classes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of classes.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.onnx", help="Model to write.")],
-    seed: Annotated[int, typer.Option(min=0, metavar="S", help="Seed of the new weight.")] = 0,
+    classes: Annotated[int, option("Number of classes.", "N", min=1)],
+    out: Annotated[Path, destination("FILE.onnx", "Model to write.")],
+    seed: Annotated[int, option("Seed of the new weight.", "S", min=0)] = 0,
     name: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Output of the encoder that the head reads. Default: the first that fits.",
+            "NAME",
             "--input",
-            metavar="NAME",
-            show_default=False,
-            help="Output of the encoder that the head reads. Default: the first that fits.",
         ),
     ] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Add a trainable classification head to an encoder.
 
@@ -60,41 +70,29 @@ def head(
     content = add_head(model, pool.value, classes, seed=seed, name=name)
     with atomic_write(out) as stream:
         stream.write(content)
-    _console.say(f"wrote {out}")
+    _console.wrote(out)
     _console.say(
         f"next: odtpack build {shlex.quote(str(out))} --out package --loss cross_entropy "
         "--train 'head.*'"
     )
+    _console.json_result(as_json, {"path": str(out)})
 
 
 def import_(
     artifacts: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            show_default=False,
-            help="Folder that onnxruntime-training's generate_artifacts wrote.",
-        ),
+        Path, argument("DIR", "Folder that onnxruntime-training's generate_artifacts wrote.")
     ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "-o", metavar="PKG", help="Folder of the package: new, empty, or a package."
-        ),
-    ],
+    out: Annotated[Path, destination("PKG", "Folder of the package: new, empty, or a package.")],
     checkpoint: Annotated[
         Path | None,
-        typer.Option(
-            metavar="CK",
-            help="Checkpoint to continue from, for example one that a device saved.  "
+        option(
+            "Checkpoint to continue from, for example one that a device saved.  "
             "[default: that of the folder]",
+            "CK",
         ),
     ] = None,
     prefix: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="Prefix of the file names, if the folder has several models."
-        ),
+        str | None, option("Prefix of the file names, if the folder has several models.", "TEXT")
     ] = None,
     as_json: Annotated[bool, MANIFEST_AS_JSON] = False,
 ) -> None:
@@ -113,16 +111,14 @@ def import_(
     saved = read_checkpoint(out / manifest.files.checkpoint.path)
     for sentence in of_properties(saved.properties):
         _console.warn(sentence)
-    if as_json:
-        _console.print_json({"path": str(out), **manifest.as_dict()})
+    _console.json_result(as_json, {"path": str(out), **manifest.as_dict()})
 
 
 def init(
     model: Annotated[Path, MODEL],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="recipe.toml", help="Recipe to write.")
-    ] = Path("recipe.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing recipe.")] = False,
+    out: Annotated[Path, destination("recipe.toml", "Recipe to write.")] = Path("recipe.toml"),
+    force: Annotated[bool, flag("--force", "Replace an existing recipe.")] = False,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Write a recipe for a forward model, with everything optional commented out.
 
@@ -142,11 +138,12 @@ def init(
     for path, text in ((schema, schema_text()), (out, draft(model, out.parent))):
         with atomic_write(path) as stream:
             stream.write(text.encode())
-        _console.say(f"wrote {path}")
+        _console.wrote(path)
     _console.say(f"next: odtpack build --recipe {shlex.quote(str(out))}")
+    _console.json_result(as_json, {"path": str(out), "schema": str(schema)})
 
 
-ops = typer.Typer(help="Say which operators a gradient can pass.", no_args_is_help=True)
+ops = group("List the operators that can be differentiated.")
 
 _OBSTACLES = 1  # exit code, as for a budget that is not met
 
@@ -162,23 +159,26 @@ class Way(StrEnum):
 
 
 @ops.command(
-    epilog="\b\nExamples:\n  odtpack ops coverage\n  odtpack ops coverage Conv LSTM\n"
-    "  odtpack ops coverage --how none --json"
+    epilog=examples(
+        "odtpack ops coverage",
+        "odtpack ops coverage Conv LSTM",
+        "odtpack ops coverage --how none --json",
+    )
 )
 def coverage(
     operators: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[OPERATOR]...", show_default=False, help="Only these."),
+        list[str] | None, argument("[OPERATOR]...", "Operators to show. Default: all.")
     ] = None,
-    how: Annotated[Way | None, typer.Option(help="Only those differentiated so.")] = None,
+    how: Annotated[
+        Way | None, option("Show only operators that are differentiated in this way.")
+    ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Print the support table: operator, opsets, trainable inputs, how.
 
-    rule: by a rule of its own. expansion: by way of the operators that the standard defines
-    it with. rewritten: replaced by other operators where the patterns of docs/operators.md
-    hold. no gradient: it is constant almost everywhere, so a gradient stops there, as it
-    should. none: a parameter cannot be trained through it.
+    rule: it has a gradient rule. expansion: it is expanded into the operators of its definition.
+    rewritten: it is replaced in the patterns of docs/operators.md. no gradient: it is constant
+    almost everywhere, so its gradient is zero. none: it cannot be differentiated.
     """
     from odtpack.errors import OdtpackError
     from odtpack.package.coverage import coverage as table
@@ -201,43 +201,40 @@ def coverage(
         for row in rows
         if (not operators or row.op_type in operators) and (how is None or row.how == how.value)
     ]
-    cells = [(_name(row), _opsets(row), ", ".join(row.inputs) or "–", row.how) for row in shown]
+    cells = [
+        (
+            row.op_type if row.domain == "ai.onnx" else f"{row.domain}.{row.op_type}",
+            ", ".join(map(str, row.opsets)) or "–",
+            ", ".join(row.inputs) or "–",
+            row.how,
+        )
+        for row in shown
+    ]
     _console.table(cells, ("Operator", "Opsets", "Trainable inputs", "How"))
-    if as_json:
-        _console.print_json({"operators": [dataclasses.asdict(row) for row in shown]})
-
-
-def _name(row: Coverage) -> str:
-    return row.op_type if row.domain == "ai.onnx" else f"{row.domain}.{row.op_type}"
-
-
-def _opsets(row: Coverage) -> str:
-    return ", ".join(map(str, row.opsets)) or "–"
+    _console.json_result(as_json, {"operators": [dataclasses.asdict(row) for row in shown]})
 
 
 @ops.command(
-    epilog="\b\nExamples:\n  odtpack ops check model.onnx\n"
-    "  odtpack ops check model.onnx --train 'head.*' --json"
+    epilog=examples(
+        "odtpack ops check model.onnx", "odtpack ops check model.onnx --train 'head.*' --json"
+    )
 )
 def check(
     model: Annotated[Path, MODEL],
     train: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Parameters to train, as for build. Default: all."),
+        list[str] | None, option("Parameters to train, as for build. Default: all.", "GLOB")
     ] = None,
     freeze: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Parameters to freeze, as for build."),
+        list[str] | None, option("Parameters to freeze, as for build.", "GLOB")
     ] = None,
     loss_input: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Output that the loss reads. Default: the first."),
+        list[str] | None, option("Output that the loss reads. Default: the first.", "NAME")
     ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
-    """Say before a build which nodes stand in a gradient's way, and what to do about each.
+    """Find the nodes of a model that block gradients, and say what to do about each.
 
-    The exit code is 0 if every parameter can be trained, 1 if a node stands in the way.
+    Exit code 0 if every parameter can be trained, 1 if a node blocks a gradient.
     """
     from odtpack.errors import OdtpackError
     from odtpack.model.loading import load_model
@@ -257,25 +254,12 @@ def check(
                 hint=f"its outputs are {', '.join(outputs)}",
             )
     found = find_obstacles(loaded, trained, loss_input or outputs[:1])
-    if found:
-        _print(found)
+    count = len(found or trained)
+    things = f"{count} {'node' if found else 'parameter'}{'s' if count != 1 else ''}"
+    if not found:
+        _console.say(f"{things}: a gradient reaches each")
     else:
-        count = len(trained)
-        _console.say(f"{count} parameter{'s' if count != 1 else ''}: a gradient reaches each")
-    if as_json:
-        content: dict[str, Any] = {
-            "path": str(model),
-            "trained": list(trained),
-            "obstacles": [dataclasses.asdict(item) for item in found],
-        }
-        _console.print_json(content)
-    if found:
-        raise typer.Exit(_OBSTACLES)
-
-
-def _print(found: list[Obstacle]) -> None:
-    count = len(found)
-    _console.say(f"{count} node{'s' if count != 1 else ''} in the way of a gradient", style="bold")
+        _console.say(f"{things} without a gradient", style="bold")
     for item in found:
         _console.say(f"  {item.op_type} (opset {item.opset}), node {item.node}")
         _console.say(f"    why     {item.why}")
@@ -283,3 +267,8 @@ def _print(found: list[Obstacle]) -> None:
         _console.say(f"    blocks  {shown}")
         if item.advice:
             _console.say(f"    to do   {item.advice}")
+    obstacles = [dataclasses.asdict(item) for item in found]
+    content = {"path": str(model), "trained": list(trained), "obstacles": obstacles}
+    _console.json_result(as_json, content)
+    if found:
+        raise typer.Exit(_OBSTACLES)

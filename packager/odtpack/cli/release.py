@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, OLD_PACKAGE, PACKAGE
+from odtpack.cli._options import AS_JSON, OLD_PACKAGE, PACKAGE, argument, destination, flag, option
 
 if TYPE_CHECKING:
     from odtpack.update.install import Installed
@@ -26,14 +23,11 @@ class Format(StrEnum):
 
 def diff(
     old: Annotated[Path, OLD_PACKAGE],
-    new: Annotated[
-        Path,
-        typer.Argument(metavar="NEW", show_default=False, help="New package."),
-    ],
-    form: Annotated[
-        Format,
-        typer.Option("--format", help="How to print the difference."),
-    ] = Format.TEXT,
+    new: Annotated[Path, argument("NEW", "New package.")],
+    form: Annotated[Format, option("How to print the difference.", None, "--format")] = Format.TEXT,
+    out: Annotated[
+        Path | None, destination("FILE", "File for the difference, instead of standard output.")
+    ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Compare two packages, and say whether devices that trained the old one can continue.
@@ -42,15 +36,17 @@ def diff(
     happens to trained checkpoints and to the optimizer's state; whether the app must change
     its calls; and whether a reduced build of ONNX Runtime must be rebuilt.
     """
+    from odtpack.cli._files import check_writable, write_text
     from odtpack.update.diff import diff_packages
-    from odtpack.update.diff_text import headline, markdown, sections
+    from odtpack.update.diff_text import headline, markdown, plain, sections
 
+    if out is not None:
+        check_writable(out, "--out")
     found = diff_packages(old, new)
     if as_json or form is Format.JSON:
-        _console.print_json(found.model_dump(mode="json"))
-    elif form is Format.MARKDOWN:
-        sys.stdout.buffer.write(f"{markdown(found)}\n".encode())
-        sys.stdout.flush()
+        write_text(_console.json_text(found.model_dump(mode="json")), out)
+    elif form is Format.MARKDOWN or out is not None:
+        write_text(f"{markdown(found)}\n" if form is Format.MARKDOWN else plain(found), out)
     else:
         _console.results()
         _console.say(headline(found.verdict), style="bold")
@@ -66,18 +62,14 @@ def diff(
 def install(
     package: Annotated[Path, PACKAGE],
     android: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder in the app's assets, for this package alone."),
+        Path | None, option("Folder in the app's assets, for this package alone.", "DIR")
     ] = None,
     ios: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder in the app's resources or bundle, for this package alone."
-        ),
+        option("Folder in the app's resources or bundle, for this package alone.", "DIR"),
     ] = None,
     ort: Annotated[
-        bool,
-        typer.Option("--ort", help="Copy the models in ORT format instead of the ONNX models."),
+        bool, flag("--ort", "Copy the models in ORT format instead of the ONNX models.")
     ] = False,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
@@ -104,48 +96,31 @@ def install(
             "  do not compress them in the APK, so that they can be mapped; in the app's build:"
         )
         _console.say(f"  android {{ androidResources {{ noCompress += listOf({ends}) }} }}")
-    if as_json:
-        _console.print_json(
-            {
-                platform: {
-                    "path": str(installed.folder),
-                    "files": list(installed.names),
-                    "changed": installed.changed,
-                    **({"no_compress": list(NO_COMPRESS)} if platform == "android" else {}),
-                }
-                for platform, installed in done.items()
-            }
-        )
+    content = {
+        platform: {
+            "path": str(installed.folder),
+            "files": list(installed.names),
+            "changed": installed.changed,
+            **({"no_compress": list(NO_COMPRESS)} if platform == "android" else {}),
+        }
+        for platform, installed in done.items()
+    }
+    _console.json_result(as_json, content)
 
 
 def sign(
-    package: Annotated[
-        Path | None,
-        typer.Argument(metavar="[PKG]", show_default=False, help="Folder of the package."),
-    ] = None,
-    key: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="KEY.pem", help="Private key: PEM, PKCS #8, Ed25519.", show_default=False
-        ),
-    ] = None,
+    package: Annotated[Path | None, argument("[PKG]", "Folder of the package.")] = None,
+    key: Annotated[Path | None, option("Private key: PEM, PKCS #8, Ed25519.", "KEY.pem")] = None,
     new_key: Annotated[
         Path | None,
-        typer.Option(
-            metavar="KEY.pem",
-            help="Write a new private key here, and its public key beside it, as KEY.pub.",
-            show_default=False,
+        option(
+            "Write a new private key here, and its public key beside it, as KEY.pub.", "KEY.pem"
         ),
     ] = None,
     release: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Release number, for apps that refuse older releases.",
-            show_default=False,
-        ),
+        int | None, option("Release number, for apps that refuse older releases.", "N", min=0)
     ] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Sign a package, or make a key pair; with both, sign with the new key.
 
@@ -157,7 +132,9 @@ def sign(
     from odtpack.update.signing import sign_package
 
     if package is None and new_key is None:
-        raise OdtpackError("nothing-to-sign", "neither a package to sign nor a new key is named")
+        raise OdtpackError(
+            "nothing-to-sign", "there is nothing to do: name a package, or a new key with --new-key"
+        )
     if (package is None or new_key is not None) and key is not None:
         raise OdtpackError(
             "option-not-used",
@@ -168,22 +145,26 @@ def sign(
     if package is None and release is not None:
         raise OdtpackError(
             "option-not-used",
-            "--release gives a package its number, and no package is named",
+            "--release numbers a package, and no package is named",
             hint=f"odtpack sign PKG --release {release} --key key.pem",
         )
+    public = signature = None
     if new_key is not None:
         public = make_key(new_key)
-        _console.say(f"wrote {new_key} (private: keep it to yourself) and {public}")
-    if package is None:
-        return
+        _console.wrote(f"{new_key} (private: keep it to yourself) and {public}")
     secret = new_key or key
     if secret is None:
         raise OdtpackError(
             "no-key",
-            "a package is signed with a key, and no key is named",
+            "signing needs a key, and no key is named",
             hint=f"odtpack sign {package} --key key.pem",
         )
-    _console.say(f"wrote {sign_package(package, secret, release=release)}")
+    if package is not None:
+        signature = sign_package(package, secret, release=release)
+        _console.wrote(signature)
+    paths = {"signature": signature, "private_key": new_key, "public_key": public}
+    found = {name: None if path is None else str(path) for name, path in paths.items()}
+    _console.json_result(as_json, found)
 
 
 _SIGNATURES = {
@@ -197,33 +178,23 @@ def verify(
     package: Annotated[Path, PACKAGE],
     public_key: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="KEY.pub",
-            help="Public key (PEM, Ed25519) that must verify the signature. May be repeated; one "
+        option(
+            "Public key (PEM, Ed25519) that must verify the signature. May be repeated; one "
             "must match.",
-            show_default=False,
+            "KEY.pub",
         ),
     ] = None,
     require_signature: Annotated[
-        bool,
-        typer.Option(
-            "--require-signature",
-            help="Refuse an unsigned package, even without --public-key.",
-        ),
+        bool, flag("--require-signature", "Refuse an unsigned package, even without --public-key.")
     ] = False,
     minimum_release: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Refuse an older release (odtpack sign --release).",
-            show_default=False,
-        ),
+        int | None, option("Refuse an older release (odtpack sign --release).", "N")
     ] = None,
     stranger: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--stranger",
-            help="Check limits for untrusted packages: disk, memory, sizes, operator domains.",
+            "Check limits for untrusted packages: disk, memory, sizes, operator domains.",
         ),
     ] = False,
     as_json: Annotated[bool, AS_JSON] = False,
@@ -260,5 +231,4 @@ def verify(
     _console.say(f"  manifest    sha256 {found.manifest_sha256}")
     for index, what in enumerate(found.checked):
         _console.say(f"  {'checked' if index == 0 else '':<11} {what}")
-    if as_json:
-        _console.print_json(dataclasses.asdict(found))
+    _console.json_result(as_json, dataclasses.asdict(found))

@@ -7,7 +7,8 @@ same for the settings of a federation. docs/adr/0006-how-fit-searches.md says wh
 """
 
 from odtpack.fit.outcome import FitResult
-from odtpack.fit.search import FitProgress, FitRequest, fit
+from odtpack.fit.search import FitProgress, fit
+from odtpack.fit.search_context import FitRequest
 from odtpack.fit.space import Candidate
 
 __all__ = ["Candidate", "FitProgress", "FitRequest", "FitResult", "fit"]

@@ -32,19 +32,12 @@ from odtpack_simulator.values.part import Part
 
 @dataclasses.dataclass(frozen=True)
 class FleetSettings:
-    """One way to run a federation.
+    """One way to run a federation."""
 
-    Attributes:
-        number: Its number in the space, from 1.
-        clients: Answers that a round waits for; with a buffer, clients at a time.
-        epochs: Passes of a client over its samples.
-        learning_rate: Of a client's steps.
-    """
-
-    number: int
-    clients: int
-    epochs: int
-    learning_rate: float
+    number: int  # its number in the space, from 1
+    clients: int  # answers that a round waits for; with a buffer, clients at a time
+    epochs: int  # passes of a client over its samples
+    learning_rate: float  # of a client's steps
 
     def aspects(self) -> tuple[object, ...]:
         """What it chose in each dimension."""
@@ -156,9 +149,9 @@ class Tried(Part):
         clients: Answers that a round waits for; with a buffer, clients at a time.
         epochs: Passes of a client over its samples.
         learning_rate: Of a client's steps.
-        rounds: Rounds that it was played for.
+        rounds: Rounds that were simulated.
         figures: What it came to.
-        failed: The budgets that it does not keep, in words.
+        failed: The budgets that it exceeds, as sentences.
         reason: Why it did not go on to all rounds.
         beaten_by: Numbers of those that are nowhere worse, and somewhere better.
     """
@@ -175,7 +168,7 @@ class Tried(Part):
 
 
 class FleetRung(Part):
-    """So many settings were played for so many rounds, and so many of them kept."""
+    """How many settings were simulated for how many rounds, and how many were kept."""
 
     rounds: Count
     played: Count
@@ -189,12 +182,12 @@ class FleetFitResult(Part):
         manifest_sha256: Of the package.
         fleet_digest: Of the fleet file.
         candidates: Settings in the space.
-        seeds: Seeds with which those that were played to the end were.
+        seeds: Seeds of those that were simulated to the end.
         rungs: How the others were dropped.
         best: The best accuracy first.
-        beaten: They keep every budget as well.
+        beaten: Within the budgets too, but beaten.
         over_budget: Played to the end, and over a budget.
-        left: Not played to the end.
+        left: Not simulated to the end.
     """
 
     schema_version: Literal[1] = 1
@@ -211,7 +204,7 @@ class FleetFitResult(Part):
 
 
 def figures_of(result: FleetResult, budgets: FleetBudgets) -> Figures:
-    """The figures of a federation, as far as it was played."""
+    """The figures of a federation, as far as it was simulated."""
     found = {each.metric: each.value for each in fleet_figures(result, budgets.accuracy)}
     runs = seed_runs(result)
     losses = [run.points[-1].loss if run.points else run.loss_before for run in runs]
@@ -246,7 +239,7 @@ class FleetFitRequest:
         fleet: The fleet file, with the budgets to keep.
         space: What to try; the first one is tried in any case.
         devices: The models of device, as for a federation.
-        trials: Settings to play.
+        trials: Candidates to simulate.
         finalists: How many of these to play to the end.
         seeds: With so many seeds each, from that of the fleet file on.
     """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,12 +20,11 @@ from odtpack.fit.outcome import (
     choice,
 )
 from odtpack.fit.recipe_text import Surroundings, recipe_text
-from odtpack.fit.search_context import SearchContext
+from odtpack.fit.search_context import FitRequest, SearchContext
 from odtpack.fit.space import Candidate, Space
 from odtpack.recipe import BuildSpec, read_recipe
-from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.figures.judge import judge
-from odtpack_simulator.figures.limits import Budgets
+from odtpack_simulator.host_result import tool_version
 from odtpack_simulator.result.result import DeviceResult, NotJudged, SimulationResult
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.figure import Check
@@ -41,58 +38,26 @@ MEMORY_TOLERANCE: Final = 0.01
 TIME_TOLERANCE: Final = 0.05
 
 
-@dataclasses.dataclass(frozen=True)
-class Simulation:
-    """What all finalists have in common.
-
-    Attributes:
-        base: What recipe and options say.
-        data: The user's ``.npz`` file.
-        profiles: The devices.
-        budgets: Limits.
-        epochs: Passes over the training samples.
-        seed: Seed of the split and of the order.
-        threads: Threads of the replay.
-    """
-
-    base: BuildSpec
-    data: Path
-    profiles: tuple[DeviceProfile, ...]
-    budgets: Budgets
-    epochs: int
-    seed: int
-    threads: int
-
-
-def run(candidate: Candidate, simulation: Simulation, folder: Path) -> SimulationResult:
-    """Build a finalist from its recipe, simulate it, and judge it.
-
-    Args:
-        candidate: The finalist.
-        simulation: How to simulate it.
-        folder: A new folder for recipe and package.
-
-    Raises:
-        OdtpackError: As :func:`~odtpack_simulator.simulation.simulate`.
-    """
+def run(candidate: Candidate, request: FitRequest, folder: Path) -> SimulationResult:
+    """Build a finalist from its recipe, in a new folder, simulate it, and judge it."""
     folder.mkdir()
     text = recipe_text(
-        candidate.settings(simulation.base), candidate.batch_size, Surroundings(folder, "package")
+        candidate.settings(request.settings), candidate.batch_size, Surroundings(folder, "package")
     )
     (folder / "recipe.toml").write_text(text, encoding="utf-8")
     recipe = read_recipe(folder / "recipe.toml")
     build(BuildSpec.of(recipe), folder / "package")
     measured = simulate(
         folder / "package",
-        simulation.data,
-        simulation.profiles,
+        request.data,
+        request.profiles,
         batch_size=recipe.table.batch.at_once,
-        epochs=simulation.epochs,
-        seed=simulation.seed,
-        threads=simulation.threads,
-        footprint=simulation.budgets.footprint_of,
+        epochs=request.epochs,
+        seed=request.seed,
+        threads=request.threads,
+        footprint=request.budgets.footprint_of,
     )
-    return judge(measured, simulation.budgets)
+    return judge(measured, request.budgets)
 
 
 def solution(candidate: Candidate, result: SimulationResult) -> Solution:
@@ -117,7 +82,18 @@ def solution(candidate: Candidate, result: SimulationResult) -> Solution:
         energy_j=_worst(energy_of(device) for device in result.devices),
         package_bytes=result.package.package_bytes,
         predicted_peak_bytes=result.memory.predicted.peak_bytes,
-        devices=[_figures(device) for device in result.devices],
+        devices=[
+            DeviceFigures(
+                name=device.name,
+                verdict=device.verdict,
+                peak_bytes=device.memory.peak_bytes,
+                step_ms=device.latency.step_ms,
+                time_s=time_of(device),
+                energy_j=energy_of(device),
+                failed=[check for check in device.checks if check.status == "fail"],
+            )
+            for device in result.devices
+        ],
         failed=[check for check in result.checks if check.status == "fail"],
         miss=max(misses) if misses else None,
     )
@@ -133,27 +109,13 @@ def energy_of(device: DeviceResult) -> Interval | None:
     return None if device.campaign is None else device.campaign.energy_j
 
 
-def _figures(device: DeviceResult) -> DeviceFigures:
-    return DeviceFigures(
-        name=device.name,
-        verdict=device.verdict,
-        peak_bytes=device.memory.peak_bytes,
-        step_ms=device.latency.step_ms,
-        time_s=time_of(device),
-        energy_j=energy_of(device),
-        failed=[check for check in device.checks if check.status == "fail"],
-    )
-
-
 def _worst(intervals: Iterable[Interval | None]) -> float | None:
     return max((each.typical for each in intervals if each is not None), default=None)
 
 
 def _miss(check: Check, of: DeviceResult | SimulationResult) -> float:
-    """By which share of its limit a failed check misses it.
-
-    A training that was killed has no peak of its own: what was predicted stands for it.
-    """
+    """By which share of its limit a failed check misses it."""
+    # A training that was killed has no peak of its own: what was predicted stands for it.
     actual = check.actual
     if actual is None and check.metric == "memory_limit" and isinstance(of, DeviceResult):
         actual = of.memory.predicted_peak_bytes
@@ -169,12 +131,7 @@ _FAR: Final = 1e9
 def objectives(
     solutions: Sequence[Solution], reasons: Sequence[NotJudged]
 ) -> tuple[list[Objective], list[NotJudged]]:
-    """What can be compared, and what is unknown on some device or on all.
-
-    Args:
-        solutions: All that were simulated.
-        reasons: Why time and energy may be unknown.
-    """
+    """What can be compared, and what is unknown on some device or on all."""
     has_metric = any(each.metric is not None for each in solutions)
     found = [
         Objective(name="accuracy", better="larger", tolerance=0)
@@ -237,33 +194,16 @@ def compared(
 
 def summarize(
     simulated: Sequence[tuple[Candidate, SimulationResult]],
+    request: FitRequest,
     ground: SearchContext,
-    around: Surroundings,
-    *,
-    model: str,
-    devices: list[str],
-    epochs: int,
     space: Space,
+    *,
     candidates: int,
     looked_at: int,
     rungs: list[Rung],
     left: Sequence[Dropped],
 ) -> FitResult:
-    """The result of a search; see :class:`~odtpack.fit.outcome.FitResult` for the arguments.
-
-    Args:
-        simulated: The finalists with their judged results.
-        ground: What all candidates share.
-        around: What the recipes hold besides the settings.
-        model: See FitResult, as what follows.
-        devices: See model.
-        epochs: See model.
-        space: See model.
-        candidates: See model.
-        looked_at: See model.
-        rungs: See model.
-        left: See model.
-    """
+    """The result of a search from its judged finalists."""
     solutions = {c.number: solution(c, result) for c, result in simulated}
     wanted, unknown = objectives(
         list(solutions.values()), reasons(result for _, result in simulated)
@@ -274,50 +214,30 @@ def summarize(
     over.sort(key=lambda each: (each.miss or 0.0, each.number))
     by_number = {candidate.number: candidate for candidate, _ in simulated}
 
+    def recipe(found: Solution, index: int) -> str:
+        metric = "" if found.metric is None else f"accuracy {found.metric:.4g}, "
+        remark = (
+            f"Found by odtpack fit, candidate {found.number}: {metric}"
+            f"peak memory {format_bytes(found.peak_bytes)}."
+        )
+        around = Surroundings(
+            request.folder,
+            f"package-{index}",
+            request.device_names,
+            request.budget_source,
+            (remark,),
+        )
+        candidate = by_number[found.number]
+        return recipe_text(candidate.settings(ground.base), candidate.batch_size, around)
+
     def with_recipes(found: Sequence[Solution]) -> list[Solution]:
         return [
-            each.model_copy(
-                update={"recipe": _recipe(by_number[each.number], each, index, ground, around)}
-            )
+            each.model_copy(update={"recipe": recipe(each, index)})
             for index, each in enumerate(found, 1)
         ]
 
-    return FitResult(
-        tool_version=_version(),
-        model=model,
-        devices=devices,
-        epochs=epochs,
-        seed=ground.seed,
-        samples=ground.samples,
-        held_out_samples=ground.whole.held_out_samples,
-        space=_dimensions(space),
-        candidates=candidates,
-        looked_at=looked_at,
-        rungs=rungs,
-        objectives=wanted,
-        not_judged=unknown,
-        pareto=with_recipes(best),
-        beaten=with_recipes(beaten),
-        over_budget=with_recipes(over),
-        left=sorted(left, key=lambda each: each.number),
-    )
-
-
-def _recipe(
-    candidate: Candidate, found: Solution, index: int, ground: SearchContext, around: Surroundings
-) -> str:
-    metric = "" if found.metric is None else f"accuracy {found.metric:.4g}, "
-    remark = (
-        f"Found by odtpack fit, candidate {candidate.number}: {metric}"
-        f"peak memory {format_bytes(found.peak_bytes)}."
-    )
-    own = dataclasses.replace(around, package=f"{around.package}-{index}", remark=(remark,))
-    return recipe_text(candidate.settings(ground.base), candidate.batch_size, own)
-
-
-def _dimensions(space: Space) -> list[Dimension]:
     micro = {size for sizes in space.micro_batches.values() for size in sizes}
-    values: dict[str, list[str]] = {
+    dimensions: dict[str, list[str]] = {
         "batch_size": [str(size) for size in space.batch_sizes],
         "micro_batch": [str(size) for size in sorted(micro)],
         "frozen": [each.title for each in space.freezes],
@@ -328,11 +248,22 @@ def _dimensions(space: Space) -> list[Dimension]:
         ],
         "frozen_dtype": [each or "float32" for each in space.storages],
     }
-    return [Dimension(name=name, values=each) for name, each in values.items()]
-
-
-def _version() -> str:
-    try:
-        return metadata.version("odtpack")
-    except metadata.PackageNotFoundError:  # run from a source tree
-        return "unknown"
+    return FitResult(
+        tool_version=tool_version(),
+        model=str(request.settings.model),
+        devices=[profile.name for profile in request.profiles],
+        epochs=request.epochs,
+        seed=ground.seed,
+        samples=ground.samples,
+        held_out_samples=ground.whole.held_out_samples,
+        space=[Dimension(name=name, values=values) for name, values in dimensions.items()],
+        candidates=candidates,
+        looked_at=looked_at,
+        rungs=rungs,
+        objectives=wanted,
+        not_judged=unknown,
+        pareto=with_recipes(best),
+        beaten=with_recipes(beaten),
+        over_budget=with_recipes(over),
+        left=sorted(left, key=lambda each: each.number),
+    )

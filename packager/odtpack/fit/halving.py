@@ -24,12 +24,8 @@ Point = tuple[float, ...]
 
 
 def on_grid(value: float, tolerance: float) -> float:
-    """The cell of a cost on a logarithmic grid.
-
-    Args:
-        value: 0 or more; infinite and NaN stay out of reach.
-        tolerance: Width of a cell as a share of the value; 0 for no grid.
-    """
+    """The cell of a cost on a logarithmic grid."""
+    # `tolerance`: width of a cell as a share of the value; 0 for no grid.
     if not math.isfinite(value):
         return math.inf
     if tolerance == 0 or value <= 0:
@@ -48,21 +44,17 @@ def pareto(points: Sequence[Point]) -> list[int]:
 
 
 def beaten_by(points: Sequence[Point]) -> list[list[int]]:
-    """For each point the members of the Pareto set that beat it; none for the set's own.
-
-    Every other point is beaten by at least one of them: beating is a partial order, and there
-    are finitely many points.
-    """
+    """For each point the members of the Pareto set that beat it; none for the set's own."""
+    # Every other point is beaten by at least one of them: beating is a partial order, and there are
+    # finitely many points.
     best = pareto(points)
     return [[i for i in best if beats(points[i], point)] for point in points]
 
 
 def fronts(points: Sequence[Point]) -> list[list[int]]:
-    """The points sorted by how often one must take the Pareto set away to lay them bare.
-
-    Non-dominated sorting, Deb et al. (2002), A fast and elitist multiobjective genetic
-    algorithm: NSGA-II, section III.A.
-    """
+    """The points sorted by how often one must take the Pareto set away to lay them bare."""
+    # Non-dominated sorting, Deb et al. (2002), A fast and elitist multiobjective genetic algorithm:
+    # NSGA-II, section III.A.
     count = len(points)
     beating: list[list[int]] = [[] for _ in range(count)]
     betters = [0] * count
@@ -86,11 +78,9 @@ def fronts(points: Sequence[Point]) -> list[list[int]]:
 
 
 def keep(points: Sequence[Point], count: int) -> list[int]:
-    """Indices of so many points to continue, in their order.
-
-    Whole fronts as long as there is room. Of the front that does not fit as a whole the
-    objectives choose in turns, each the point that is best for it, the first one first.
-    """
+    """Indices of so many points to continue, in their order."""
+    # Whole fronts as long as there is room. Of the front that does not fit as a whole the
+    # objectives choose in turns, each the point that is best for it, the first one first.
     kept: list[int] = []
     for front in fronts(points):
         rest = list(front)
@@ -115,21 +105,13 @@ Train = Callable[[Sequence["Runner"], int], list[Trained]]
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """A candidate in the race.
-
-    Attributes:
-        candidate: The candidate.
-        planned: What is known of its package.
-        cost: Equal for candidates that differ in the learning rate only.
-        steps_per_epoch: Its optimizer steps in an epoch.
-        trained: How its last training went.
-    """
+    """A candidate in the race."""
 
     candidate: Candidate
-    planned: Planned
-    cost: str
-    steps_per_epoch: int
-    trained: Trained = dataclasses.field(default_factory=Trained)
+    planned: Planned  # what is known of its package
+    cost: str  # equal for candidates that differ in the learning rate only
+    steps_per_epoch: int  # its optimizer steps in an epoch
+    trained: Trained = dataclasses.field(default_factory=Trained)  # how its last training went
 
     def point(self) -> Point:
         """Loss or error rate, memory and work of an epoch: what is compared before the end."""
@@ -155,13 +137,7 @@ class Runner:
 
 
 def rungs(count: int, epochs: int, finalists: int) -> list[int]:
-    """Epochs of the trainings before the last one, which is for all epochs.
-
-    Args:
-        count: Candidates at the start.
-        epochs: Epochs of the whole training.
-        finalists: Candidates that are to be left at the end.
-    """
+    """Epochs of the trainings before the last one, which is for all epochs."""
     needed = math.ceil(math.log(max(1.0, count / finalists), REDUCTION))
     possible = int(math.log(epochs, REDUCTION) + 1e-9)
     levels = max(1, min(needed, possible))
@@ -176,19 +152,10 @@ def halve(
     ceiling: Ceiling | None,
     train: Train,
 ) -> tuple[list[Runner], list[Dropped], list[Rung]]:
-    """Train for ever more epochs, and drop the worse candidates each time.
-
-    Args:
-        runners: The candidates.
-        epochs: Epochs of each round, rising, see :func:`rungs`.
-        finalists: Candidates that are to be left at the end; of each cost one only, since
-            learning rates that cost the same differ by the metric alone.
-        ceiling: Limit on measured memory.
-        train: Trains candidates.
-
-    Returns:
-        Those left, in their order; the others; and the rounds.
-    """
+    """Train for ever more epochs, and drop the worse candidates each time."""
+    # `finalists`: candidates that are to be left at the end; of each cost one only, since learning
+    # rates that cost the same differ by the metric alone.
+    # Returns those left, in their order; the others; and the rounds.
     kept, dropped, made = list(runners), list[Dropped](), list[Rung]()
     for index, count in enumerate(epochs):
         started = len(kept)

@@ -99,15 +99,10 @@ interpreter is most of the process are predicted too low, which drops nothing he
 
 @dataclasses.dataclass(frozen=True)
 class Ceiling:
-    """A limit in bytes.
+    """A limit in bytes."""
 
-    Attributes:
-        limit: Most bytes allowed.
-        of: What sets it, for people.
-    """
-
-    limit: float
-    of: str
+    limit: float  # most bytes allowed
+    of: str  # what sets it, for people
 
     def excess(self, count: float) -> float:
         """By which share of the limit a number of bytes is over it; 0 or less within it."""
@@ -154,22 +149,14 @@ def _errors(profile: DeviceProfile, budgets: Budgets, key: str) -> Iterator[tupl
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """A package to build and to plan.
+    """A package to build and to plan."""
 
-    Attributes:
-        settings: What to build.
-        folder: Where the package goes; built already if it holds one.
-        batch: Samples of a batch.
-        shapes: Shape of one sample of each input.
-        threads: Threads of the sessions.
-        kits: What the apps train with: the one that needs most memory counts.
-    """
-
-    settings: BuildSpec
-    folder: str
-    batch: int
-    shapes: Mapping[str, tuple[int, ...]]
-    threads: int
+    settings: BuildSpec  # what to build
+    folder: str  # where the package goes; built already if it holds one
+    batch: int  # samples of a batch
+    shapes: Mapping[str, tuple[int, ...]]  # shape of one sample of each input
+    threads: int  # threads of the sessions
+    # what the apps train with: the one that needs most memory counts
     kits: tuple[Kit, ...] = ("python",)
 
     @property
@@ -180,34 +167,20 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """What is known of a package before it is trained.
-
-    Attributes:
-        folder: Its folder.
-        peak_bytes: Predicted peak memory of training it.
-        package_bytes: Bytes of its files.
-        work: Work of an optimizer step, see :mod:`odtpack.fit.package_cache`.
-        problem: Why it could not be built; the figures are 0 then.
-    """
+    """What is known of a package before it is trained."""
 
     folder: str
-    peak_bytes: int = 0
-    package_bytes: int = 0
-    work: float = 0.0
-    problem: str | None = None
+    peak_bytes: int = 0  # predicted peak memory of training it
+    package_bytes: int = 0  # bytes of its files
+    work: float = 0.0  # work of an optimizer step, see package_cache
+    problem: str | None = None  # why it could not be built; the figures are 0 then
 
 
 class PackageCache:
-    """Packages by what decides them.
+    """Packages by what decides them."""
 
-    Args:
-        base: What recipe and options say.
-        folder: Where packages go.
-        shapes: Shape of one sample of each input.
-        largest: The most samples that a batch can have.
-        threads: Threads of the sessions.
-        kits: What the apps train with.
-    """
+    # `shapes`: shape of one sample of each input.
+    # `largest`: the most samples that a batch can have.
 
     def __init__(
         self,
@@ -229,13 +202,8 @@ class PackageCache:
     def plan(
         self, candidates: Sequence[Candidate], executor: Executor, *, on_done: OnDone | None = None
     ) -> list[Planned]:
-        """Build and plan what was not built and planned before.
-
-        Args:
-            candidates: Whose packages.
-            executor: One of this machine: packages stay in the folder.
-            on_done: Called as they are planned.
-        """
+        """Build and plan what was not built and planned before."""
+        # `executor`: one of this machine: packages stay in the folder.
         orders = [self._order(candidate) for candidate in candidates]
         # A package serves several sizes of a batch, and one worker alone may build it.
         rounds: list[dict[str, Order]] = []
@@ -261,10 +229,8 @@ class PackageCache:
 
 
 def build_and_plan(order: Order) -> Planned:
-    """Build a package unless it is there, predict its peak and count its work.
-
-    A package that cannot be built is a result: another candidate may well be.
-    """
+    """Build a package unless it is there, predict its peak and count its work."""
+    # A package that cannot be built is a result: another candidate may well be.
     folder = Path(order.folder)
     shapes = {name: (order.batch, *shape) for name, shape in order.shapes.items()}
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import PurePath
 
 from markupsafe import Markup
@@ -18,21 +17,6 @@ from odtpack_simulator.values.units import (
     format_number,
     format_percent,
 )
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A candidate that was trained to the end."""
-
-    number: int
-    state: str
-    kind: str
-    quality: str
-    peak: str
-    time: str
-    energy: str
-    choice: str
-    failed: str
 
 
 def render_fit(result: FitResult) -> bytes:
@@ -99,7 +83,8 @@ def _charts(result: FitResult) -> list[tuple[str, Markup]]:
     return drawn
 
 
-def _row(result: FitResult, each: Solution, state: str, kind: str) -> _Row:
+def _row(result: FitResult, each: Solution, state: str, kind: str) -> dict[str, object]:
+    """A candidate that was trained to the end, for the template."""
     value, choice = _quality(result, each), each.choice
     shown = "unknown" if value is None else format_number(value)
     if value is not None and _quality_name(result) == "accuracy":
@@ -109,15 +94,17 @@ def _row(result: FitResult, each: Solution, state: str, kind: str) -> _Row:
     again = f", computing again to fit {choice.memory_budget}" if choice.memory_budget else ""
     batch = f"batch {choice.batch_size}" + (f" in {choice.micro_batch}s" if cut else "")
     checks = [*each.failed, *(check for device in each.devices for check in device.failed)]
-    return _Row(
-        each.number,
-        state,
-        kind,
-        shown,
-        format_bytes(each.peak_bytes),
-        "unknown" if each.time_s is None else format_duration(each.time_s),
-        "unknown" if each.energy_j is None else format_energy(each.energy_j),
-        f"{choice.optimizer} at {choice.learning_rate:g}, {batch}, frozen: {choice.frozen}{stored}"
-        f"{again}",
-        "; ".join(dict.fromkeys(check.message for check in checks if check.level == "error")),
-    )
+    what = f"{choice.optimizer} at {choice.learning_rate:g}, {batch}, frozen: {choice.frozen}"
+    return {
+        "number": each.number,
+        "state": state,
+        "kind": kind,
+        "quality": shown,
+        "peak": format_bytes(each.peak_bytes),
+        "time": "unknown" if each.time_s is None else format_duration(each.time_s),
+        "energy": "unknown" if each.energy_j is None else format_energy(each.energy_j),
+        "choice": f"{what}{stored}{again}",
+        "failed": "; ".join(
+            dict.fromkeys(check.message for check in checks if check.level == "error")
+        ),
+    }

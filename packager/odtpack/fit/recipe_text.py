@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from odtpack.recipe.draft import SCHEMA_NAME
+from odtpack.recipe.draft import SCHEMA_NAME, one_line
 from odtpack_simulator.values.toml_text import toml_key, toml_value
 
 if TYPE_CHECKING:
@@ -17,33 +17,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """What a recipe holds besides what decides the package.
+    """What a recipe holds besides what decides the package."""
 
-    Attributes:
-        folder: Where it will lie; paths in it are from there.
-        package: Folder of the package, from the recipe's folder.
-        devices: Names of device profiles, or paths of files.
-        budgets: Path of a budget file, or the tables of one; None for none.
-        remark: Lines of comments at the top.
-    """
-
-    folder: Path
-    package: str
-    devices: tuple[str, ...] = ()
+    folder: Path  # where it will lie; paths in it are from there
+    package: str  # folder of the package, from the recipe's folder
+    devices: tuple[str, ...] = ()  # names of device profiles, or paths of files
+    # path of a budget file, or the tables of one; None for none
     budgets: Path | Mapping[str, Any] | None = None
-    remark: tuple[str, ...] = ()
+    remark: tuple[str, ...] = ()  # lines of comments at the top
 
 
 def recipe_text(settings: BuildSpec, batch_size: int, around: Surroundings) -> str:
-    """The text of ``recipe.toml``.
-
-    Args:
-        settings: What decides the package.
-        batch_size: Samples of an optimizer step.
-        around: What else stands in it.
-    """
+    """The text of ``recipe.toml``."""
     content = _content(settings, batch_size, around)
-    lines = [f"#:schema {SCHEMA_NAME}", *(f"# {_line(text)}" for text in around.remark), ""]
+    lines = [f"#:schema {SCHEMA_NAME}", *(f"# {one_line(text)}" for text in around.remark), ""]
     lines += _table((), content)
     return "\n".join(lines) + "\n"
 
@@ -138,7 +125,3 @@ def _table(path: tuple[str, ...], content: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"{toml_key(name)} = {toml_value(value)}" for name, value in each.items())
     for key, table in tables.items():
         yield from _table((*path, key), table)
-
-
-def _line(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -6,13 +6,13 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from odtpack.errors import OdtpackError
 from odtpack.fit import finalists
-from odtpack.fit.finalists import Simulation, summarize
+from odtpack.fit.finalists import summarize
 from odtpack.fit.halving import Runner, halve, rungs
 from odtpack.fit.outcome import Dropped, FitResult
 from odtpack.fit.package_cache import (
@@ -23,22 +23,21 @@ from odtpack.fit.package_cache import (
     memory_ceiling,
     size_ceiling,
 )
-from odtpack.fit.recipe_text import Surroundings
-from odtpack.fit.search_context import SearchContext, Trained, Trial, make_search_context, train
-from odtpack.fit.space import Candidate, MemoryBudget, SearchConstraints, open_space, spread
+from odtpack.fit.search_context import (
+    FitRequest,
+    SearchContext,
+    Trained,
+    Trial,
+    make_search_context,
+    train,
+)
+from odtpack.fit.space import Candidate, MemoryBudget, open_space, spread
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.device.kits import kit_of
-from odtpack_simulator.device.profile import DeviceProfile
-from odtpack_simulator.figures.limits import Budgets
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.job import SamplePlan
 from odtpack_simulator.result.result import SimulationResult
 
-if TYPE_CHECKING:
-    from odtpack.recipe import BuildSpec, Recipe
-
-DEFAULT_TRIALS: Final = 24
-DEFAULT_FINALISTS: Final = 6
 _LOOKS: Final = 4
 """So many times the wanted trials are planned at most, in search of ones that may fit."""
 
@@ -56,62 +55,6 @@ class FitProgress:
     title: str
     done: int = 0
     count: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class FitRequest:
-    """What to search.
-
-    Attributes:
-        settings: What recipe and options say.
-        data: ``.npz`` file with one array per input.
-        profiles: The devices, at least one.
-        recipe: The recipe, whose keys are fixed; None for none.
-        wishes: What the options fix.
-        budgets: Limits; without them only the devices' own memory limits hold.
-        budget_source: Path of the budget file, or its tables, for the recipes to paste.
-        device_names: The devices as they were named, for the recipes to paste.
-        folder: Where the recipes to paste will lie.
-        epochs: Passes over the training samples.
-        trials: Candidates to train.
-        finalists: Candidates of these to train to the end and to time.
-        seed: Seed of the choice of candidates, of the split and of the order.
-        threads: Threads of the replays.
-    """
-
-    settings: BuildSpec
-    data: Path
-    profiles: tuple[DeviceProfile, ...]
-    recipe: Recipe | None = None
-    wishes: SearchConstraints = dataclasses.field(default_factory=SearchConstraints)
-    budgets: Budgets = dataclasses.field(default_factory=Budgets)
-    budget_source: Path | Mapping[str, Any] | None = None
-    device_names: tuple[str, ...] = ()
-    folder: Path = Path()
-    epochs: int = 3
-    trials: int = DEFAULT_TRIALS
-    finalists: int = DEFAULT_FINALISTS
-    seed: int = 0
-    threads: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.profiles:
-            raise OdtpackError("no-device", "no device was named to fit to")
-        # More threads than any machine has: ONNX Runtime would start every one of them.
-        most = {"epochs": 2**31 - 1, "trials": 2**31 - 1, "finalists": 2**31 - 1, "threads": 1024}
-        for name, highest in most.items():
-            value = getattr(self, name)
-            if not 1 <= value <= highest:
-                raise OdtpackError(
-                    f"bad-{name}",
-                    f"{name} is {value}; it must be from 1 to {highest}",
-                    hint=f"write for example: --{name} 4",
-                )
-        if self.settings.runtime != "onnxruntime":
-            raise OdtpackError(
-                "target-cannot",
-                "the recipe builds for onnxruntime-training, which this ONNX Runtime cannot replay",
-            )
 
 
 def fit(
@@ -174,18 +117,11 @@ class _Search:
             runners, levels, request.finalists, self._memory_ceiling, self._train
         )
         self.left += dropped
-        simulated = self._simulate(ahead)
-        around = Surroundings(
-            request.folder, "package", request.device_names, request.budget_source
-        )
         return summarize(
-            simulated,
+            self._simulate(ahead),
+            request,
             ground,
-            around,
-            model=str(request.settings.model),
-            devices=[profile.name for profile in request.profiles],
-            epochs=request.epochs,
-            space=space,
+            space,
             candidates=len(candidates),
             looked_at=looked_at,
             rungs=made,
@@ -193,11 +129,7 @@ class _Search:
         )
 
     def _fitting(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those whose training is as long as the recipe's schedule of the learning rate asks.
-
-        Raises:
-            OdtpackError: ``bad-schedule`` if it does not fit in any.
-        """
+        """Those whose training is as long as the recipe's schedule of the learning rate asks."""
         fitting = [each for each in candidates if not self._problem(each, self.request.epochs)]
         if fitting:
             return fitting
@@ -235,10 +167,15 @@ class _Search:
         order = spread(candidates, candidates[0], request.seed)
         good, over = list[Runner](), list[tuple[float, Runner, str]]()
         looked_at, most = 0, _LOOKS * request.trials
-        while batch := self._next(order, min(request.trials - len(good), most - looked_at)):
+        while True:
+            wanted = min(request.trials - len(good), most - looked_at)
+            batch = list(itertools.islice(order, max(0, wanted)))
+            if not batch:
+                break
             looked_at += len(batch)
             for candidate, planned in self._plan(batch, workshop):
-                runner = self._runner(candidate, planned)
+                steps = self._schedule(candidate, 1).steps_per_epoch
+                runner = Runner(candidate, planned, candidate.cost_key(self.ground.base), steps)
                 excess, reason = self._excess(planned)
                 if planned.problem is not None:
                     self.left.append(runner.left("build", planned.problem))
@@ -260,11 +197,9 @@ class _Search:
     def _plan(
         self, batch: Sequence[Candidate], packages: PackageCache
     ) -> list[tuple[Candidate, Planned]]:
-        """Build and plan candidates; those that take too much memory compute again, if that helps.
-
-        A package that is built for a memory budget takes the place of the one without. Segments
-        compute again as it is.
-        """
+        """Build and plan candidates; those that take too much memory recompute, if that helps."""
+        # A package that is built for a memory budget takes the place of the one without. Segments
+        # compute again as it is.
         plans = packages.plan(batch, self.local, on_done=self._reporter("build and plan"))
         found = dict(zip(batch, plans, strict=True))
         ceiling = self._memory_ceiling
@@ -286,10 +221,6 @@ class _Search:
         }
         return [(large[c], fits[c]) if c in fits else (c, planned) for c, planned in found.items()]
 
-    @staticmethod
-    def _next(order: Iterator[Candidate], count: int) -> list[Candidate]:
-        return list(itertools.islice(order, max(0, count)))
-
     @functools.cached_property
     def _memory_ceiling(self) -> Ceiling | None:
         return memory_ceiling(self.request.profiles, self.request.budgets)
@@ -308,10 +239,6 @@ class _Search:
             if ceiling is not None and ceiling.excess(count * (1 - error)) > excess:
                 excess, reason = ceiling.excess(count), ceiling.describe(what, count)
         return excess, reason
-
-    def _runner(self, candidate: Candidate, planned: Planned) -> Runner:
-        steps = self._schedule(candidate, 1).steps_per_epoch
-        return Runner(candidate, planned, candidate.cost_key(self.ground.base), steps)
 
     def _train(self, runners: Sequence[Runner], epochs: int) -> list[Trained]:
         trials = [
@@ -334,22 +261,13 @@ class _Search:
     def _simulate(self, runners: Sequence[Runner]) -> list[tuple[Candidate, SimulationResult]]:
         """Train the finalists to the end and time them, one at a time."""
         request = self.request
-        simulation = Simulation(
-            self.ground.base,
-            request.data,
-            request.profiles,
-            request.budgets,
-            request.epochs,
-            request.seed,
-            request.threads,
-        )
         report = self._reporter("train to the end, and time")
         found = []
         for index, runner in enumerate(runners):
             report(index, len(runners))
             folder = self.folder / f"finalist-{runner.candidate.number}"
             try:
-                result = finalists.run(runner.candidate, simulation, folder)
+                result = finalists.run(runner.candidate, request, folder)
             except OdtpackError as error:
                 reason = f"{error.code}: {error.what}"
                 self.left.append(runner.left("training", reason, request.epochs))

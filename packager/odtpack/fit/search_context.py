@@ -3,55 +3,98 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from odtpack.build import build, forward_model
-from odtpack.fit.space import Freeze, freezes
+from odtpack.errors import OdtpackError
+from odtpack.fit.space import Freeze, SearchConstraints, freezes
 from odtpack.model.loading import load_model
 from odtpack.package.parameters import resolve
-from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import TensorSpec
-from odtpack_simulator.replay.job import Job, SamplePlan, make_sample_plan
+from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.figures.limits import Budgets
+from odtpack_simulator.replay.job import SamplePlan, make_sample_plan
 from odtpack_simulator.replay.replay import choose_rate, make_job, run_training_child, write_data
 
 if TYPE_CHECKING:
-    from odtpack.recipe import BuildSpec
+    from odtpack.recipe import BuildSpec, Recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class FitRequest:
+    """What to search.
+
+    Attributes:
+        settings: What recipe and options say.
+        data: ``.npz`` file with one array per input.
+        profiles: The devices, at least one.
+        recipe: The recipe, whose keys are fixed; None for none.
+        wishes: What the options fix.
+        budgets: Limits; without them only the devices' own memory limits hold.
+        budget_source: Path of the budget file, or its tables, for the recipes to paste.
+        device_names: The devices as they were named, for the recipes to paste.
+        folder: Where the recipes to paste will lie.
+        epochs: Passes over the training samples.
+        trials: Candidates to train.
+        finalists: Candidates of these to train to the end and to time.
+        seed: Seed of the choice of candidates, of the split and of the order.
+        threads: Threads of the replays.
+    """
+
+    settings: BuildSpec
+    data: Path
+    profiles: tuple[DeviceProfile, ...]
+    recipe: Recipe | None = None
+    wishes: SearchConstraints = dataclasses.field(default_factory=SearchConstraints)
+    budgets: Budgets = dataclasses.field(default_factory=Budgets)
+    budget_source: Path | Mapping[str, Any] | None = None
+    device_names: tuple[str, ...] = ()
+    folder: Path = Path()
+    epochs: int = 3
+    trials: int = 24
+    finalists: int = 6
+    seed: int = 0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.profiles:
+            raise OdtpackError("no-device", "no device was named to fit to")
+        # More threads than any machine has: ONNX Runtime would start every one of them.
+        most = {"epochs": 2**31 - 1, "trials": 2**31 - 1, "finalists": 2**31 - 1, "threads": 1024}
+        for name, highest in most.items():
+            value = getattr(self, name)
+            if not 1 <= value <= highest:
+                raise OdtpackError(
+                    f"bad-{name}",
+                    f"{name} is {value}; it must be from 1 to {highest}",
+                    hint=f"write for example: --{name} 4",
+                )
+        if self.settings.runtime != "onnxruntime":
+            raise OdtpackError(
+                "target-cannot",
+                "the recipe builds for onnxruntime-training, which this ONNX Runtime cannot replay",
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchContext:
-    """What all candidates share.
+    """What all candidates share."""
 
-    Attributes:
-        base: What recipe and options say.
-        inputs: What the models take.
-        files: For each input, the path of an ``.npy`` file that children map.
-        shapes: Shape of one sample of each input.
-        samples: Number of samples.
-        seed: Seed of the split and of the order.
-        fixed_batch: Size of every batch if the model fixes it.
-        freezes: Choices of what to freeze.
-    """
-
-    base: BuildSpec
-    inputs: tuple[TensorSpec, ...]
-    files: dict[str, str]
-    shapes: dict[str, tuple[int, ...]]
-    samples: int
-    seed: int
-    fixed_batch: int | None
-    freezes: tuple[Freeze, ...]
+    base: BuildSpec  # what recipe and options say
+    inputs: tuple[TensorSpec, ...]  # what the models take
+    files: dict[str, str]  # for each input, the path of an `.npy` file that children map
+    shapes: dict[str, tuple[int, ...]]  # shape of one sample of each input
+    samples: int  # number of samples
+    seed: int  # seed of the split and of the order
+    fixed_batch: int | None  # size of every batch if the model fixes it
+    freezes: tuple[Freeze, ...]  # choices of what to freeze
 
     def schedule(self, micro_batch: int, accumulation_steps: int, epochs: int) -> SamplePlan:
-        """Which samples make which batch.
-
-        Raises:
-            OdtpackError: There are too few samples.
-        """
+        """Which samples make which batch."""
         return make_sample_plan(
             self.inputs,
             self.samples,
@@ -78,17 +121,7 @@ class SearchContext:
 
 
 def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int) -> SearchContext:
-    """Build what the recipe says, so that its errors show, and read the data.
-
-    Args:
-        settings: What recipe and options say.
-        data: The user's ``.npz`` file.
-        folder: Where the package and the data go.
-        seed: Seed of the split and of the order.
-
-    Raises:
-        OdtpackError: The model, the recipe or the data are wrong.
-    """
+    """Build what the recipe says, so that its errors show, and read the data."""
     build(settings, folder / "recipe")
     package = Package.open(folder / "recipe")
     inputs = tuple(package.manifest.input_specs())
@@ -96,6 +129,10 @@ def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int
     (folder / "data").mkdir()
     files = write_data(arrays, folder / "data")
     sizes = [spec.shape[0] for spec in inputs if spec.shape]
+    named = (*settings.train, *settings.freeze)
+    model = load_model(forward_model(settings), named=named, untie=settings.untie)
+    read = settings.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)
+    found = freezes(model, *resolve(model, settings.train, settings.freeze, read))
     return SearchContext(
         settings,
         inputs,
@@ -104,60 +141,42 @@ def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int
         len(next(iter(arrays.values()))),
         seed,
         next((size for size in sizes if isinstance(size, int)), None),
-        tuple(_freezes(settings)),
+        # Nothing more is frozen where the recipe says what is trained, or an adapter is.
+        tuple(found[:1] if settings.train or settings.adapter is not None else found),
     )
-
-
-def _freezes(base: BuildSpec) -> Sequence[Freeze]:
-    """What may be frozen; nothing more where the recipe says what is trained, or an adapter is."""
-    model = load_model(forward_model(base), named=(*base.train, *base.freeze), untie=base.untie)
-    read = base.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)
-    trained, frozen = resolve(model, base.train, base.freeze, read)
-    found = freezes(model, trained, frozen)
-    return found[:1] if base.train or base.adapter is not None else found
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A training to make.
+    """A training to make."""
 
-    Attributes:
-        package: Folder of the package.
-        data: For each input, in order, the path of an ``.npy`` file.
-        schedule: Which samples make which batch.
-        learning_rate: Rate of every step, or that the package's schedule starts from.
-        threads: Threads of the sessions.
-    """
-
-    package: str
-    data: Mapping[str, str]
-    schedule: SamplePlan
-    learning_rate: float
-    threads: int
+    package: str  # folder of the package
+    data: Mapping[str, str]  # for each input, in order, the path of an `.npy` file
+    schedule: SamplePlan  # which samples make which batch
+    learning_rate: float  # rate of every step, or that the package's schedule starts from
+    threads: int  # threads of the sessions
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """How a short training went.
+    """How a short training went."""
 
-    Attributes:
-        metric: Accuracy on the held-out samples; None if there is none.
-        loss: Loss on the held-out samples, else of the last step; None if not finite.
-        peak_bytes: Measured peak of memory; None if it could not be measured.
-        problem: Why there are no figures: it ran out of memory, or failed.
-    """
-
-    metric: float | None = None
+    metric: float | None = None  # accuracy on the held-out samples; None if there is none
+    # loss on the held-out samples, else of the last step; None if not finite
     loss: float | None = None
-    peak_bytes: int | None = None
-    problem: str | None = None
+    peak_bytes: int | None = None  # measured peak of memory; None if it could not be measured
+    problem: str | None = None  # why there are no figures: it ran out of memory, or failed
 
 
 def train(trial: Trial) -> Trained:
     """Train in a child process; what fails is a result."""
     with scratch_folder("fit") as folder:
         try:
-            done = run_training_child(_job(trial, Path(folder)))
+            package = Package.open(trial.package)
+            rate = choose_rate(package.manifest, trial.learning_rate, trial.schedule.steps)
+            done = run_training_child(
+                make_job(package, trial.data, trial.schedule, rate, trial.threads, Path(folder))
+            )
         except OdtpackError as error:
             return Trained(problem=f"{error.code}: {error.what}")
     if done.outcome == "killed":
@@ -175,14 +194,3 @@ def train(trial: Trial) -> Trained:
     if done.eval_loss_before is None and done.losses:
         loss = done.losses[-1]
     return Trained(done.metric_after, loss, done.peak_bytes)
-
-
-def _job(trial: Trial, folder: Path) -> Job:
-    """The job of a child that may write to ``folder``.
-
-    Raises:
-        OdtpackError: The package is damaged, or its schedule does not fit so short a training.
-    """
-    package = Package.open(trial.package)
-    rate = choose_rate(package.manifest, trial.learning_rate, trial.schedule.steps)
-    return make_job(package, trial.data, trial.schedule, rate, trial.threads, folder)

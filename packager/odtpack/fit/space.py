@@ -43,30 +43,17 @@ MOST_FREEZES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Freeze:
-    """A choice of what to freeze besides what the recipe freezes.
+    """A choice of what to freeze besides what the recipe freezes."""
 
-    Attributes:
-        title: What it freezes, for people.
-        patterns: For ``freeze`` in a recipe; empty for nothing more.
-        names: Parameters that are still trained.
-        trained: Number of their elements.
-        storable: Whether a frozen weight is large enough for another storage.
-    """
-
-    title: str
-    patterns: tuple[str, ...]
-    names: tuple[str, ...]
-    trained: int
-    storable: bool
+    title: str  # what it freezes, for people
+    patterns: tuple[str, ...]  # for `freeze` in a recipe; empty for nothing more
+    names: tuple[str, ...]  # parameters that are still trained
+    trained: int  # number of their elements
+    storable: bool  # whether a frozen weight is large enough for another storage
 
 
 def layers(model: ir.Model, names: Collection[str]) -> list[tuple[str, ...]]:
-    """The parameters by layer, that nearest to the inputs first.
-
-    Args:
-        model: As :func:`odtpack.model.loading.load_model` returns it.
-        names: Names of the parameters to order, all of them initializers.
-    """
+    """The parameters by layer, that nearest to the inputs first."""
     graph = model.graph
     wanted = {graph.initializers[name] for name in names}
     constants = set(graph.initializers.values())
@@ -102,13 +89,7 @@ def _rank(value: ir.Value) -> int:
 
 
 def freezes(model: ir.Model, trained: Sequence[str], frozen: Sequence[str]) -> list[Freeze]:
-    """Nothing, the first layers in a few steps, and all but the last.
-
-    Args:
-        model: As :func:`odtpack.model.loading.load_model` returns it.
-        trained: Parameters that the recipe trains and that may be frozen.
-        frozen: Parameters that it freezes.
-    """
+    """Nothing, the first layers in a few steps, and all but the last."""
     found = layers(model, trained)
     count = len(found)
     steps = sorted({0, *(round((count - 1) * i / (MOST_FREEZES - 1)) for i in range(MOST_FREEZES))})
@@ -140,11 +121,9 @@ def _size(value: ir.Value) -> int:
 
 
 def patterns(model: ir.Model, chosen: Iterable[str]) -> tuple[str, ...]:
-    """The shortest list of patterns that match these parameters and no other one.
-
-    A module of which all is chosen becomes ``module.*``, in the names of the module that the
-    model was exported from.
-    """
+    """The shortest list of patterns that match these parameters and no other one."""
+    # A module of which all is chosen becomes `module.*`, in the names of the module that the model
+    # was exported from.
     original = module_names(model.graph)
     wanted = set(chosen)
     names = candidates(model)
@@ -174,41 +153,25 @@ Options = tuple[tuple[str, object], ...]
 
 @dataclasses.dataclass(frozen=True)
 class MemoryBudget:
-    """How much memory a candidate may take, which would take more: it computes again.
+    """How much memory a candidate may take, which would take more: it computes again."""
 
-    Attributes:
-        size: The budget as a recipe has it, ``"60 MB"``.
-        sizes: Sizes of open axes that it is for, ``"tokens=128"``.
-    """
-
-    size: str
-    sizes: tuple[str, ...] = ()
+    size: str  # the budget as a recipe has it, `"60 MB"`
+    sizes: tuple[str, ...] = ()  # sizes of open axes that it is for, `"tokens=128"`
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One choice of everything that may vary.
+    """One choice of everything that may vary."""
 
-    Attributes:
-        number: Its place among all candidates of the space, from 1.
-        batch_size: Samples of an optimizer step.
-        micro_batch: Samples that the model sees at once; a divisor of ``batch_size``.
-        freeze: What is frozen besides what the recipe freezes.
-        optimizer: Name of the optimizer.
-        optimizer_options: Its settings that are not the defaults.
-        learning_rate: What a constant rate is, or the recipe's schedule starts from.
-        storage: How large frozen weights are stored; None for float32.
-        memory: The budget that it is built for, where it would not fit without; else None.
-    """
-
-    number: int
-    batch_size: int
-    micro_batch: int
-    freeze: Freeze
-    optimizer: str
-    optimizer_options: Options
-    learning_rate: float
-    storage: Storage | None
+    number: int  # its place among all candidates of the space, from 1
+    batch_size: int  # samples of an optimizer step
+    micro_batch: int  # samples that the model sees at once; a divisor of `batch_size`
+    freeze: Freeze  # what is frozen besides what the recipe freezes
+    optimizer: str  # name of the optimizer
+    optimizer_options: Options  # its settings that are not the defaults
+    learning_rate: float  # what a constant rate is, or the recipe's schedule starts from
+    storage: Storage | None  # how large frozen weights are stored; None for float32
+    # the budget that it is built for, where it would not fit without; else None
     memory: MemoryBudget | None = None
 
     @property
@@ -287,17 +250,11 @@ C = TypeVar("C", bound=Choice)
 
 
 def spread(candidates: Sequence[C], first: C | None, seed: int) -> Iterator[C]:
-    """All candidates, each next one such that what was chosen rarely comes up.
-
-    The order is that of a shuffle by the seed in which, again and again, the candidate comes
-    first whose choices occurred least so far, summed over the dimensions: however few are
-    taken, every value of every dimension is among them about equally often.
-
-    Args:
-        candidates: The space.
-        first: The one to begin with, of ``candidates``; None for no matter which.
-        seed: Seed of the shuffle.
-    """
+    """All candidates, each next one such that what was chosen rarely comes up."""
+    # The order is that of a shuffle by the seed in which, again and again, the candidate comes
+    # first whose choices occurred least so far, summed over the dimensions: however few are taken,
+    # every value of every dimension is among them about equally often.
+    # `first`: the one to begin with, of `candidates`; None for no matter which.
     order = np.random.default_rng([seed, 2]).permutation(len(candidates))
     waiting = [candidates[index] for index in order]
     if first is not None:
@@ -334,16 +291,10 @@ _MOST_CANDIDATES: Final = 20_000
 
 @dataclasses.dataclass(frozen=True)
 class SearchConstraints:
-    """What the options fix; empty where they leave things open.
+    """What the options fix; empty where they leave things open."""
 
-    Attributes:
-        batch_sizes: Samples of an optimizer step.
-        optimizers: Names of optimizers.
-        learning_rates: Learning rates.
-    """
-
-    batch_sizes: tuple[int, ...] = ()
-    optimizers: tuple[str, ...] = ()
+    batch_sizes: tuple[int, ...] = ()  # samples of an optimizer step
+    optimizers: tuple[str, ...] = ()  # names of optimizers
     learning_rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -363,28 +314,18 @@ class SearchConstraints:
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-    """The values of every dimension; the usual value stands first.
+    """The values of every dimension; the usual value stands first."""
 
-    Attributes:
-        batch_sizes: Samples of an optimizer step.
-        micro_batches: For each of these, samples that the model sees at once.
-        freezes: What is frozen.
-        optimizers: Name, settings and learning rates.
-        storages: How frozen weights are stored.
-    """
-
-    batch_sizes: tuple[int, ...]
+    batch_sizes: tuple[int, ...]  # samples of an optimizer step
+    # for each of these, samples that the model sees at once
     micro_batches: dict[int, tuple[int, ...]]
-    freezes: tuple[Freeze, ...]
+    freezes: tuple[Freeze, ...]  # what is frozen
+    # name, settings and learning rates
     optimizers: tuple[tuple[str, Options, tuple[float, ...]], ...]
-    storages: tuple[Storage | None, ...]
+    storages: tuple[Storage | None, ...]  # how frozen weights are stored
 
     def candidates(self) -> list[Candidate]:
-        """Every candidate; the one that is nearest to what the recipe says stands first.
-
-        Raises:
-            OdtpackError: There is none, or there are more than 20,000.
-        """
+        """Every candidate; the one that is nearest to what the recipe says stands first."""
         found = list(itertools.islice(self._all(), _MOST_CANDIDATES + 1))
         if len(found) > _MOST_CANDIDATES:
             raise OdtpackError(
@@ -421,19 +362,8 @@ def open_space(
     train_samples: int,
     fixed_batch: int | None,
 ) -> Space:
-    """What the recipe and the options leave open.
-
-    Args:
-        base: What the recipe and the options say.
-        recipe: The recipe, if there is one.
-        wishes: What the options fix.
-        freezes: Choices of what to freeze, see :func:`odtpack.fit.space.freezes`.
-        train_samples: Samples to train on: no larger batch is tried.
-        fixed_batch: Size of every batch if the model fixes it.
-
-    Raises:
-        OdtpackError: An asked-for batch size is not a multiple of the model's.
-    """
+    """What the recipe and the options leave open."""
+    # `train_samples`: samples to train on: no larger batch is tried.
     said = set() if recipe is None else recipe.table.model_fields_set
     formats = set() if recipe is None else recipe.table.formats.model_fields_set
     sizes, micro_batches = _batches(recipe, wishes, train_samples, fixed_batch)
@@ -479,8 +409,8 @@ def _batches(
         if size % at_once:
             raise OdtpackError(
                 "bad-batch-size",
-                f"a step of {size} samples cannot be made of batches of {at_once}, the only size "
-                "that the model takes",
+                f"a step of {size} samples cannot be split into batches of {at_once}, the only "
+                "size that the model takes",
                 hint=f"pass a multiple of it: --batch-size {at_once}",
             )
     return sizes, dict.fromkeys(sizes, (at_once,))

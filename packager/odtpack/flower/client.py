@@ -106,7 +106,9 @@ def client_app(
         config = _config(message)
         settings = _settings(defaults, config)
         if not trainer.steps(len(indices), settings):
-            raise OdtpackError("too-few-samples", f"{len(indices)} samples make no batch.")
+            raise OdtpackError(
+                "too-few-samples", f"{len(indices)} samples are less than one batch."
+            )
         kept = context.state.array_records.get(OPTIMIZER_STATE) if keep_optimizer_state else None
         update = trainer.train(
             as_typed(only_arrays(message.content), trainer.sent),
@@ -118,7 +120,7 @@ def client_app(
             optimizer_state=None if kept is None else to_arrays(kept),
         )
         if not math.isfinite(update.loss):
-            raise OdtpackError("diverged", "The loss of no batch of this client is finite.")
+            raise OdtpackError("diverged", "No batch of this client has a finite loss.")
         if keep_optimizer_state:
             context.state[OPTIMIZER_STATE] = to_record(trainer.optimizer_state())
         metrics: dict[str, int | float] = {
@@ -230,11 +232,7 @@ def _settings(defaults: LocalSettings, config: Mapping[str, Any]) -> LocalSettin
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Check what a server is about to send, as every client would.
-
-    Raises:
-        OdtpackError: ``fleet-config``.
-    """
+    """Check what a server is about to send, as every client would."""
     _settings(LocalSettings(1, 1, 0.01), config)
 
 

@@ -29,11 +29,7 @@ def to_record(arrays: Mapping[str, Array]) -> ArrayRecord:
 
 
 def to_arrays(record: ArrayRecord) -> dict[str, Array]:
-    """The arrays of an ArrayRecord by name.
-
-    Raises:
-        OdtpackError: ``fleet-arrays``: it comes from outside, and one cannot be read.
-    """
+    """The arrays of an ArrayRecord by name."""
     arrays = {}
     for name, array in record.items():
         try:
@@ -47,10 +43,8 @@ def to_arrays(record: ArrayRecord) -> dict[str, Array]:
 
 
 def as_typed(arrays: Mapping[str, Array], wanted: Mapping[str, Array]) -> dict[str, Array]:
-    """The arrays in the types of those of the same name, where both are floating.
-
-    Strategies such as FedAdam compute in float64 what came to them as float32.
-    """
+    """The arrays in the types of those of the same name, where both are floating."""
+    # Strategies such as FedAdam compute in float64 what came to them as float32.
     return {
         name: array.astype(wanted[name].dtype)
         if name in wanted and array.dtype.kind == wanted[name].dtype.kind == "f"
@@ -60,11 +54,7 @@ def as_typed(arrays: Mapping[str, Array], wanted: Mapping[str, Array]) -> dict[s
 
 
 def only_arrays(content: RecordDict) -> dict[str, Array]:
-    """The arrays of the one ArrayRecord of a message.
-
-    Raises:
-        OdtpackError: ``fleet-arrays``: there is not exactly one, or it cannot be read.
-    """
+    """The arrays of the one ArrayRecord of a message."""
     records = list(content.array_records.values())
     if len(records) != 1:
         raise OdtpackError(

@@ -79,7 +79,7 @@ def guarded(
         most_times_weight: See :func:`~odtpack_simulator.fleet.updates.capped`.
         aggregate: ``"mean"`` leaves it to the strategy. ``"median"`` and ``"trimmed_mean"`` put
             that of each element in the place of every answer before the strategy averages them:
-            answers count alike then, and fewer than half of them, or a fifth, cannot move the
+            answers then count equally, and fewer than half of them, or a fifth, cannot move the
             model far.
         on_refused: Called for every answer that is left out; by default it is logged.
 
@@ -93,7 +93,7 @@ def guarded(
     if aggregate != "mean" and aggregate not in ROBUST:
         raise OdtpackError(
             "bad-aggregate",
-            f"There is no aggregate {aggregate!r:.40}.",
+            f"Unknown aggregate {aggregate!r:.40}.",
             hint=f"take one of mean, {', '.join(ROBUST)}",
         )
     target: Any = strategy

@@ -27,23 +27,14 @@ MODELS = ("training_model", "eval_model", "optimizer_model")
 
 @dataclasses.dataclass(frozen=True)
 class Artifacts:
-    """Artifacts that belong together.
+    """Artifacts that belong together."""
 
-    Attributes:
-        training: Training model.
-        evaluation: Evaluation model.
-        optimizer: Optimizer model.
-        checkpoint: Parameters, and what training left.
-        checkpoint_path: Where it was read.
-        nominal: Whether a nominal checkpoint lies beside.
-    """
-
-    training: Source
-    evaluation: Source
-    optimizer: Source
-    checkpoint: CheckpointData
-    checkpoint_path: Path
-    nominal: bool
+    training: Source  # training model
+    evaluation: Source  # evaluation model
+    optimizer: Source  # optimizer model
+    checkpoint: CheckpointData  # parameters, and what training left
+    checkpoint_path: Path  # where it was read
+    nominal: bool  # whether a nominal checkpoint lies beside
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
@@ -54,16 +45,7 @@ class Artifacts:
 def open_artifacts(
     folder: Path, *, prefix: str | None = None, checkpoint: Path | None = None
 ) -> Artifacts:
-    """Open a folder of artifacts.
-
-    Args:
-        folder: Where they are.
-        prefix: Start of their names; found out if None.
-        checkpoint: Checkpoint in the place of the folder's.
-
-    Raises:
-        OdtpackError: Files are missing or no artifacts, or do not belong together.
-    """
+    """Open a folder of artifacts."""
     prefix = _prefix(folder) if prefix is None else prefix
     paths = {key: folder / f"{prefix}{key}.onnx" for key in MODELS}
     source = checkpoint or folder / f"{prefix}checkpoint"

@@ -26,11 +26,7 @@ class OrtTraining(Backend):
     runtime: ClassVar[choices.Runtime] = choices.ORT_TRAINING
 
     def require_opset(self, opset: int) -> None:
-        """Check that the last release loads an opset.
-
-        Raises:
-            OdtpackError: It is older than the opset.
-        """
+        """Check that the last release loads an opset."""
         if opset > NEWEST.opset:
             raise OdtpackError(
                 "opset-too-new",

@@ -23,12 +23,7 @@ _DROPOUTS = ("Dropout", "BiasDropout", "BitmaskDropout", "BitmaskBiasDropout")
 
 
 def forward_model(artifacts: Artifacts) -> Source:
-    """Return the forward model with its loss, its modes and the checkpoint's parameters.
-
-    Raises:
-        OdtpackError: The training model has a Dropout or a batch normalization in training
-            mode that the evaluation model does not have.
-    """
+    """Return the forward model with its loss, its modes and the checkpoint's parameters."""
     source = artifacts.evaluation
     proto = onnx.ModelProto()
     proto.CopyFrom(source.proto)
@@ -60,13 +55,11 @@ def forward_model(artifacts: Artifacts) -> Source:
 
 
 class _Modes:
-    """What the training model has in training mode, by output.
+    """What the training model has in training mode, by output."""
 
-    Attributes:
-        batch_norms: Batch normalizations that take the statistics of their batch.
-        dropouts: For each Dropout the tensor that switches it on, or the name of the input
-            that does.
-    """
+    # `batch_norms`: batch normalizations that take the statistics of their batch.
+    # `dropouts`: for each Dropout the tensor that switches it on, or the name of the input that
+    # does.
 
     def __init__(self, graph: onnx.GraphProto, where: str) -> None:
         self.batch_norms: set[str] = set()

@@ -30,11 +30,7 @@ INTERNAL_BATCH_NORM: Final = "BatchNormInternal"
 
 
 def check_float(value: ir.Value | None) -> None:
-    """Refuse what the operators cannot take.
-
-    Raises:
-        OdtpackError: A parameter to train, or what a batch normalization reads, is not FLOAT.
-    """
+    """Refuse what the operators cannot take."""
     if value is not None and value.dtype not in (None, ir.DataType.FLOAT):
         raise OdtpackError(
             "target-cannot",

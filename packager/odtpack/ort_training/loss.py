@@ -21,15 +21,9 @@ class FoundLoss:
 
 
 def take_loss(graph: ir.Graph) -> FoundLoss | None:
-    """Recognise the loss that a graph's first output is, and cut it off.
-
-    Afterwards the first output is the prediction. What stays as it is: a loss that is none of
-    the four, has weights that are not constant, or hands an intermediate result to something
-    else.
-
-    Returns:
-        The loss, or None if it was not recognised.
-    """
+    """Recognise the loss that a graph's first output is, and cut it off."""
+    # Afterwards the first output is the prediction. What stays as it is: a loss that is none of the
+    # four, has weights that are not constant, or hands an intermediate result to something else.
     end = graph.outputs[0].producer()
     found = None if end is None else _recognise(end)
     if end is None or found is None or graph.outputs[0].uses():

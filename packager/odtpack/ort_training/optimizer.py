@@ -29,12 +29,7 @@ _FORMULAS: Final[dict[int, Literal["reference", "pytorch"]]] = {0: PYTORCH, 1: R
 
 
 def read_optimizer(source: Source) -> tuple[Optimizer, Clip]:
-    """Return the optimizer that a model is, and how it clips.
-
-    Raises:
-        OdtpackError: It is none of AdamW and SGD, with or without clipping by norm, or not
-            valid.
-    """
+    """Return the optimizer that a model is, and how it clips."""
     graph = load_source(source).graph
     nodes = {node.op_type: node for node in graph if node.domain == DOMAIN}
     steps = [nodes[name] for name in (ADAMW, PLAIN_SGD) if name in nodes]
@@ -77,13 +72,8 @@ def _number(node: ir.Node, name: str, default: float) -> float:
 
 
 def carried_state(data: CheckpointData, optimizer: Optimizer, where: str) -> OptimizerState | None:
-    """The optimizer's state in a checkpoint, for the package's optimizer.
-
-    SGD's unused moment is left out.
-
-    Raises:
-        OdtpackError: It is that of another optimizer, or of other parameters.
-    """
+    """The optimizer's state in a checkpoint, for the package's optimizer."""
+    # SGD's unused moment is left out.
     state = data.optimizer
     if state is None or not state.moments:
         return state
@@ -105,19 +95,9 @@ def carried_state(data: CheckpointData, optimizer: Optimizer, where: str) -> Opt
 
 
 def optimizer_model(update: ResolvedUpdate, opset: int) -> ir.Model:
-    """Build an optimizer model that onnxruntime-training runs.
-
-    Args:
-        update: Optimizer and what happens around it.
-        opset: Opset of the training model.
-
-    Returns:
-        Model with inputs ``learning_rate`` FLOAT[1], ``step`` INT64[1], and as sequences of
-        tensors ``params``, ``gradients`` and the moments; returns BOOL[1].
-
-    Raises:
-        OdtpackError: onnxruntime-training has no operator for it.
-    """
+    """Build an optimizer model that onnxruntime-training runs."""
+    # Returns a model with inputs `learning_rate` FLOAT[1], `step` INT64[1], and as sequences of
+    # tensors `params`, `gradients` and the moments; returns BOOL[1].
     optimizer = update.optimizer
     for given, what in (
         (update.groups, "parameter groups"),

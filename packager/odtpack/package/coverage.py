@@ -1,4 +1,4 @@
-"""Which operators can be differentiated, and what stands in the way of a gradient in a model."""
+"""Which operators can be differentiated, and what blocks the gradient in a model."""
 
 from __future__ import annotations
 
@@ -49,26 +49,20 @@ _NOT_TRAINABLE = {"DequantizeLinear": ("x", "x_zero_point"), "RoiAlign": ("rois"
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """One operator of the standard or a contributed one.
+    """One operator of the standard or a contributed one."""
 
-    Attributes:
-        domain: Domain, ``"ai.onnx"`` for the standard operators.
-        op_type: Operator.
-        how: By a rule of its own; by expansion of its function body; rewritten before, in
-            the patterns that the documentation names; declared to have no gradient; or none,
-            which is an error where a gradient would have to pass.
-        since: Opsets in which a rule starts to hold; empty without a rule.
-        opsets: Opsets from :data:`MIN_OPSET` on in which the operator's definition changed,
-            the one in force there first; empty where the standard does not define it.
-        inputs: Names of the inputs through which a gradient passes; empty where none does,
-            or where the standard does not name them.
-    """
-
-    domain: str
-    op_type: str
+    domain: str  # domain, `"ai.onnx"` for the standard operators
+    op_type: str  # operator
+    # by a rule of its own; by expansion of its function body; rewritten before, in the patterns
+    # that the documentation names; declared to have no gradient; or none, which is an error where a
+    # gradient would have to pass
     how: How
-    since: tuple[int, ...] = ()
+    since: tuple[int, ...] = ()  # opsets in which a rule starts to hold; empty without a rule
+    # opsets from MIN_OPSET on in which the operator's definition changed, the one in force there
+    # first; empty where the standard does not define it
     opsets: tuple[int, ...] = ()
+    # names of the inputs through which a gradient passes; empty where none does, or where the
+    # standard does not name them
     inputs: tuple[str, ...] = ()
 
 
@@ -176,23 +170,14 @@ _ADVICE = {
 
 @dataclasses.dataclass(frozen=True)
 class Obstacle:
-    """A node that a gradient would have to pass, and cannot.
+    """A node that a gradient would have to pass, and cannot."""
 
-    Attributes:
-        node: Name of the node.
-        op_type: Operator, with its domain where it is not the standard's.
-        opset: Opset under which it is read.
-        why: What is missing.
-        parameters: Names of the parameters that cannot be trained because of it.
-        advice: What to do.
-    """
-
-    node: str
-    op_type: str
-    opset: int
-    why: str
-    parameters: tuple[str, ...]
-    advice: str
+    node: str  # name of the node
+    op_type: str  # operator, with its domain where it is not the standard's
+    opset: int  # opset under which it is read
+    why: str  # what is missing
+    parameters: tuple[str, ...]  # names of the parameters that cannot be trained because of it
+    advice: str  # what to do
 
 
 def find_obstacles(model: ir.Model, train: Sequence[str], outputs: Sequence[str]) -> list[Obstacle]:

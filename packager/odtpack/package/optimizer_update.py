@@ -127,7 +127,7 @@ def _check_private(clip: Clip, graphs: Graphs) -> None:
         problem = "a private step goes through its batch sample by sample as it is"
         hint = "leave --accumulate out"
     elif clip != NO_CLIP:
-        problem = "gradients are clipped sample by sample, and not once more"
+        problem = "gradients are clipped sample by sample, and not a second time"
         hint = "leave --clip-norm and --clip-value out"
     if problem is not None:
         raise OdtpackError("private-training", problem, hint=hint or None)

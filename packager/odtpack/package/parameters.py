@@ -102,7 +102,9 @@ def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
     array = value.const_value.numpy()
     if array.size == 0:
         return False
-    if not all(_is_within(part) for part in _parts(array)) and not _is_table(value, array):
+    # Finite, and not a mask's value; NaN is both the largest and the smallest.
+    plain = (float(part.max()) < _HUGE and float(part.min()) > -_HUGE for part in _parts(array))
+    if not all(plain) and not _is_table(value, array):
         return False
     if array.size > 1 and str(value.name).startswith("onnx::"):  # computed from a parameter
         return True
@@ -116,11 +118,6 @@ def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
     return not (fill or counted)
 
 
-def _is_within(part: np.ndarray) -> bool:
-    """Whether numbers are finite and shut nothing out; NaN is the largest and the smallest."""
-    return float(part.max()) < _HUGE and float(part.min()) > -_HUGE
-
-
 def _is_used_as(value: ir.Value, places: Mapping[str, Sequence[int]]) -> bool:
     """Whether every use is at one of the given inputs of an operator."""
     uses = value.uses()
@@ -129,7 +126,7 @@ def _is_used_as(value: ir.Value, places: Mapping[str, Sequence[int]]) -> bool:
 
 def _is_table(value: ir.Value, array: np.ndarray) -> bool:
     """Whether whole rows shut out, as of an embedding, and not single elements, as of a mask."""
-    if array.ndim < 2 or not _is_used_as(value, {"Gather": (0,)}):
+    if array.ndim < 2 or not _is_used_as(value, {"Gather": (0,)}) or np.isnan(array).any():
         return False
     out = np.abs(array.reshape(len(array), -1)) >= _HUGE
     return bool((out.all(axis=1) | ~out.any(axis=1)).all()) and not out.all()
@@ -278,15 +275,11 @@ _VIEWS = ("Identity", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze")
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A weight as the checkpoint holds it.
+    """A weight as the checkpoint holds it."""
 
-    Attributes:
-        values: FLOAT16 or INT8, of the weight's shape.
-        scale: FLOAT, of the weight's rank, one element for each channel and axes of length
-            one besides; the weight is values * scale. None for FLOAT16.
-    """
-
-    values: ir.TensorProtocol
+    values: ir.TensorProtocol  # FLOAT16 or INT8, of the weight's shape
+    # FLOAT, of the weight's rank, one element for each channel and axes of length one besides; the
+    # weight is values * scale. None for FLOAT16.
     scale: ir.TensorProtocol | None = None
 
 

@@ -26,21 +26,15 @@ from odtpack_runtime.package.manifest import AdapterInfo, SegmentInfo
 
 @dataclasses.dataclass(frozen=True)
 class LossInfo:
-    """What a package says of its loss.
+    """A package's entries about its loss."""
 
-    Attributes:
-        name: Name of the loss; "none" if the model came with one, "custom" for a block.
-        options: Its options in force.
-        roles: Role of each graph input that is one of its targets.
-        metadata: What a runtime must know to check the targets.
-        fixed: Parameters through which it lets no gradient.
-    """
-
-    name: str = "none"
-    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    name: str = "none"  # name of the loss; "none" if the model came with one, "custom" for a block
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)  # its options in force
+    # role of each graph input that is one of its targets
     roles: Mapping[str, losses.TargetRole] = dataclasses.field(default_factory=dict)
+    # what a runtime must know to check the targets
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    fixed: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()  # parameters through which it lets no gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +52,9 @@ Accumulator = Callable[[ir.Value, ir.Value, ir.Value], ir.Value]
 
 
 class Backend:
-    """Stock ONNX Runtime, whose callers bind one buffer as input and output.
+    """Stock ONNX Runtime, whose callers bind one buffer as input and output."""
 
-    Attributes:
-        runtime: Its name.
-    """
-
-    runtime: ClassVar[choices.Runtime] = choices.STOCK
+    runtime: ClassVar[choices.Runtime] = choices.STOCK  # its name
 
     @property
     def is_stock(self) -> bool:
@@ -116,68 +106,50 @@ class OptimizerStep(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A loaded model, the specification of its build, and what that resolves to for this model.
+    """A loaded model, the specification of its build, and what that resolves to for this model."""
 
-    Attributes:
-        model: As :func:`odtpack.model.loading.load_model` returns it.
-        train: Names of the initializers to train.
-        frozen: Names of the initializers that become inputs, but are not trained.
-        loss: Loss to attach, or None if the model's first output is the loss.
-        spec: What is asked for, unchanged.
-        optimizer: Formula, or what writes an optimizer model; None for no optimizer.
-        attached: What is known of a loss that the model already ends in.
-        input_gradients: Names of inputs whose gradients the training model accumulates,
-            like those of parameters.
-        memory: For which shapes, and how far, the training model's memory is made small; None to
-            leave it as it is differentiated.
-        adapter: What the manifest says of the adapter that the model was given.
-        backend: What runs the package.
-        prefix: Start of every file name.
-        custom_op_library: Shared library with custom operators, for the conversion to ORT format.
-    """
-
-    model: ir.Model
-    train: tuple[str, ...]
-    frozen: tuple[str, ...]
-    loss: losses.Loss | None
+    model: ir.Model  # as load_model returns it
+    train: tuple[str, ...]  # names of the initializers to train
+    frozen: tuple[str, ...]  # names of the initializers that become inputs, but are not trained
+    loss: losses.Loss | None  # loss to attach, or None if the model's first output is the loss
+    # what is asked for, unchanged
     spec: BuildSpec = dataclasses.field(default_factory=lambda: BuildSpec(prediction=False))
+    # formula, or what writes an optimizer model; None for no optimizer
     optimizer: Optimizer | OptimizerStep | None = None
-    attached: LossInfo | None = None
+    attached: LossInfo | None = None  # what is known of a loss that the model already ends in
+    # names of inputs whose gradients the training model accumulates, like those of parameters
     input_gradients: tuple[str, ...] = ()
+    # for which shapes, and how far, the training model's memory is made small; None to leave it as
+    # it is differentiated
     memory: MemorySpec | None = dataclasses.field(default_factory=MemorySpec)
+    # the manifest's entry about the model's adapter
     adapter: AdapterInfo | None = None
-    backend: Backend = STOCK
-    prefix: str = ""
+    backend: Backend = STOCK  # what runs the package
+    prefix: str = ""  # start of every file name
+    # shared library with custom operators, for the conversion to ORT format
     custom_op_library: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """The models that compute a network up to its last segment, see :mod:`.segments.build`.
+    """The models that compute a network up to its last segment, see :mod:`.segments.build`."""
 
-    Attributes:
-        models: Each model by its name in the package.
-        plan: Which of them run for which segment, in order.
-        tensors: Weights outside of the models, by name, in the order in which they are stored.
-        inputs: What a caller feeds.
-    """
-
-    models: Mapping[str, ir.Model]
-    plan: tuple[SegmentInfo, ...]
+    models: Mapping[str, ir.Model]  # each model by its name in the package
+    plan: tuple[SegmentInfo, ...]  # which of them run for which segment, in order
+    # weights outside of the models, by name, in the order in which they are stored
     tensors: Mapping[str, ir.TensorProtocol]
-    inputs: tuple[ir.Value, ...]
+    inputs: tuple[ir.Value, ...]  # what a caller feeds
 
 
 @dataclasses.dataclass(frozen=True)
 class Graphs:
-    """The training and evaluation models, the parameters that both take, and their loss.
+    """The training and evaluation models, the parameters that both take, and their loss."""
 
-    ``task``: what they were made for.
-    ``returns_prediction``: whether the evaluation model returns it besides what both return.
-    ``inference`` is the forward model without them; None if it computes nothing but its loss.
-    ``memory``: what was done to keep the training model's memory small; None if nothing was.
-    ``segments``: what runs before ``training`` and ``evaluation``, which are then the last segment.
-    """
+    # `task`: what they were made for. `returns_prediction`: whether the evaluation model returns it
+    # besides what both return. `inference` is the forward model without them; None if it computes
+    # nothing but its loss. `memory`: what was done to keep the training model's memory small; None
+    # if nothing was. `segments`: what runs before `training` and `evaluation`, which are then the
+    # last segment.
 
     training: ir.Model
     evaluation: ir.Model

@@ -228,24 +228,16 @@ _RESERVED = (
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A forward graph with its loss, ready to be differentiated.
+    """A forward graph with its loss, ready to be differentiated."""
 
-    Attributes:
-        forward: Ends in the loss; its parameters are inputs.
-        evaluation: The same, with the prediction among its outputs if that is returned; its
-            parameters are still initializers.
-        plain: The forward model as it was before.
-        parameters: What became inputs.
-        info: What is known of the loss.
-        returned: Whether the evaluation returns the prediction.
-    """
-
-    forward: ir.Model
+    forward: ir.Model  # ends in the loss; its parameters are inputs
+    # the same, with the prediction among its outputs if that is returned; its parameters are still
+    # initializers
     evaluation: ir.Model
-    plain: ir.Model
-    parameters: tuple[Parameter, ...]
-    info: LossInfo
-    returned: bool
+    plain: ir.Model  # the forward model as it was before
+    parameters: tuple[Parameter, ...]  # what became inputs
+    info: LossInfo  # what is known of the loss
+    returned: bool  # whether the evaluation returns the prediction
 
 
 def prepare(task: Task) -> Prepared:

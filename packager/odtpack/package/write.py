@@ -122,22 +122,14 @@ _PROTOBUF_LIMIT = 2**31
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """What is written besides the graphs.
+    """What is written besides the graphs."""
 
-    Attributes:
-        step: What an optimizer step does.
-        optimizer: The model that makes it.
-        step_model: The training model that also makes it; None to write none.
-        digest: What decided the build, see :mod:`odtpack.package.write`.
-        oldest: The oldest ONNX Runtime that loads the models; found out if None.
-        carried: Checkpoint whose optimizer state and properties the package's takes over.
-    """
-
-    step: OptimizerStep
-    optimizer: ir.Model
-    step_model: ir.Model | None = None
-    digest: str | None = None
-    oldest: Need | None = None
+    step: OptimizerStep  # what an optimizer step does
+    optimizer: ir.Model  # the model that makes it
+    step_model: ir.Model | None = None  # the training model that also makes it; None to write none
+    digest: str | None = None  # what decided the build, see `_digest`
+    oldest: Need | None = None  # the oldest ONNX Runtime that loads the models; found out if None
+    # checkpoint whose optimizer state and properties the package's takes over
     carried: CheckpointData | None = None
 
 
@@ -320,7 +312,7 @@ def _manifest(
 
 
 def _layout(graphs: Graphs, model: ir.Model) -> tuple[dict[str, object], dict[str, int]]:
-    """What a manifest says of the flat vectors, and where each parameter begins, in elements."""
+    """The manifest's entry about flat vectors, and where each parameter begins, in elements."""
     inputs = [value.name or "" for value in model.graph.inputs]
     contract = read_contract(model.metadata_props, inputs, "optimizer_model.onnx")
     shapes = {
@@ -477,7 +469,7 @@ def _too_small(spec: MemorySpec, phase: Phase) -> OdtpackError:
     return OdtpackError(
         "memory-budget-too-small",
         f"the phase '{phase.name}' takes {least}, the plan's error of {format_percent(MARGIN)} "
-        "included, with every activation recomputed that helps; "
+        "included, even with every useful recomputation; "
         f"{format_bytes(spec.budget or 0)} are allowed",
         hint=f"allow more, a batch size below {spec.batch} (--memory-batch), an optimizer "
         "that keeps less, or freeze layers",

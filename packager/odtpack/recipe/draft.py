@@ -175,11 +175,12 @@ def _guess_loss(model: ir.Model) -> tuple[str, str]:
         return "none", f"The first output, {name}, is one number, as a loss is."
     shape = "of unknown shape" if dims is None else str([str(d) for d in dims]).replace("'", "")
     classes = dims[1] if dims is not None and len(dims) > 1 else None
-    what = f"A guess: the first output, {name}, is {_line(shape)}"
+    what = f"A guess: the first output, {name}, is {one_line(shape)}"
     if isinstance(classes, int) and classes > 1:
         return "cross_entropy", f"{what}, as logits of {classes} classes are."
     return "mse", f"{what}. mse compares it with a target of its shape."
 
 
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
+    """The text in one line, without characters that do not print."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

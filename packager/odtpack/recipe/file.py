@@ -93,7 +93,7 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
         line = _line(error, lines)
         raise OdtpackError(
             "recipe-invalid",
-            f"the recipe is wrong at {key}: {problem}",
+            f"the recipe is invalid at {key}: {problem}",
             where=f"{file}:{line}" if line else str(file),
         ) from error
     return Recipe(file, table, content, lines)

@@ -1,4 +1,4 @@
-"""What may stand in a recipe: the tables and keys of ``recipe.toml``, and their reference.
+"""What may stand in a recipe: the tables and keys of ``recipe.toml``.
 
 Tables are made of what :class:`~odtpack.spec.BuildSpec`, losses and optimizers declare.
 """
@@ -6,8 +6,7 @@ Tables are made of what :class:`~odtpack.spec.BuildSpec`, losses and optimizers 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
@@ -36,13 +35,13 @@ from odtpack_simulator.figures.limits import Section, name_limits
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.schema_errors import TAG_PREFIX
 
-_BOUNDS = (
+BOUNDS = (
     ("least", "minimum", "{:g} or more"),
     ("above", "exclusiveMinimum", "above {:g}"),
     ("most", "maximum", "at most {:g}"),
     ("below", "exclusiveMaximum", "below {:g}"),
 )
-"""Bound of an option, its name in JSON Schema, and in words."""
+"""Bound of an option, its name in JSON Schema, and its text."""
 
 
 class Table(Part):
@@ -64,7 +63,7 @@ class Range(Bounds):
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """The range, as JSON Schema names it."""
-        found = ((name, getattr(self, ours)) for ours, name, _ in _BOUNDS)
+        found = ((name, getattr(self, ours)) for ours, name, _ in BOUNDS)
         return {**handler(schema), **{name: bound for name, bound in found if bound is not None}}
 
     def _read(self, value: Any) -> Any:
@@ -451,87 +450,3 @@ def json_schema() -> dict[str, Any]:
         "title": "odtpack recipe",
         **name_limits(RecipeFile.model_json_schema()),
     }
-
-
-_SHOWN_ELSEWHERE = {"budgets"}
-
-
-def reference() -> str:
-    """All tables of a recipe with their keys, what these take, and their defaults."""
-    schema = json_schema()
-    lines = []
-    for title, table in _tables(schema):
-        text = " ".join(str(table.get("description", "")).split())
-        lines += [f"### {title}", "", *([text, ""] if text else [])]
-        lines += ["| key | value | default | option | |", "|---|---|---|---|---|"]
-        above = re.sub(r"[^a-z].*", "", title.strip("`[]"))
-        flags = {key: option.flag for key, option in keys_of(above)}
-        required = table.get("required", ())
-        for key, value in table["properties"].items():
-            default = _default(value, key in required)
-            meaning = " ".join(str(value.get("description", "")).split())
-            flag = f"`{flags[key].replace('/', '`, `')}`" if key in flags else ""
-            lines.append(f"| `{key}` | {_value(value, schema)} | {default} | {flag} | {meaning} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _tables(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield (
-        "Above all tables",
-        {
-            "description": "",
-            "required": schema["required"],
-            "properties": {
-                key: value
-                for key, value in schema["properties"].items()
-                if not list(_models(value, schema)) or key in _SHOWN_ELSEWHERE
-            },
-        },
-    )
-    for key, value in schema["properties"].items():
-        if key in _SHOWN_ELSEWHERE:
-            continue
-        for model in _models(value, schema):
-            kind = model["properties"].get("kind", {}).get("const")
-            title = f"`[[{key}]]`" if value.get("type") == "array" else f"`[{key}]`"
-            yield (f'{title}, `kind = "{kind}"`' if kind else title), model
-
-
-def _models(value: dict[str, Any], schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The tables that a key may hold."""
-    if "$ref" in value:
-        found = schema["$defs"][value["$ref"].rpartition("/")[2]]
-        if "properties" in found:
-            yield found
-    inner = [value["items"]] if "items" in value else []
-    for part in (*value.get("anyOf", ()), *value.get("oneOf", ()), *inner):
-        yield from _models(part, schema)
-
-
-def _value(value: dict[str, Any], schema: dict[str, Any]) -> str:
-    if "const" in value:
-        return f'`"{value["const"]}"`'
-    if "enum" in value:
-        return " or ".join(f'`"{v}"`' if isinstance(v, str) else f"`{v}`" for v in value["enum"])
-    parts = [*value.get("anyOf", ()), *value.get("oneOf", ())]
-    if parts:
-        shown = [_value(part, schema) for part in parts if part.get("type") != "null"]
-        return " or ".join(dict.fromkeys(shown))
-    if value.get("type") == "array":
-        return f"list of {_value(value['items'], schema)}"
-    if "$ref" in value:
-        return "table"
-    bounds = [word.format(value[name]) for _, name, word in _BOUNDS if name in value]
-    names = {"string": "text", "number": "number", "integer": "whole number"}
-    what = names.get(value.get("type", ""), "`true` or `false`")
-    return ", ".join(filter(None, (what, " and ".join(bounds))))
-
-
-def _default(value: dict[str, Any], required: bool) -> str:
-    if required:
-        return "required"
-    default = value.get("default")
-    if default is None or default == []:
-        return "none"
-    return f"`{str(default).lower()}`" if not isinstance(default, str) else f'`"{default}"`'

@@ -39,7 +39,7 @@ class FileChange(Part):
 
 
 class OperatorChange(Part):
-    """Operators of a domain that a model needs anew, or no longer; all if one package lacks it."""
+    """Operators that a model now needs or no longer needs; all of them if one package lacks it."""
 
     model: ModelName
     domain: str
@@ -103,19 +103,19 @@ class Verdict(Part):
     """Whether a device that trained with the old package can continue with the new one.
 
     Attributes:
-        level: ``compatible``: trained parameters and the optimizer's state go over.
-            ``parameters only``: trained parameters do; the optimizer starts afresh.
+        level: ``compatible``: trained parameters and the optimizer's state carry over.
+            ``parameters only``: trained parameters do; the optimizer starts again.
             ``incompatible``: some trained parameter has no place in the new package.
         opens_as_is: Whether the new models open the old checkpoint itself. Otherwise, or to
             get new values of frozen parameters, the app loads the new package's checkpoint and
             takes ``carry_over`` over.
-        reset_reasons: Why the optimizer starts afresh.
+        reset_reasons: Why the optimizer's state is lost.
         problems: Trained parameters that have no place.
-        carry_over: Names of the parameters that training changed and whose values go over.
+        carry_over: Names of the parameters that training changed and whose values carry over.
         starts_fresh: Parameters that the new package trains, and that have no trained value.
         new_frozen_values: Frozen parameters whose values a device gets from the new package's
             checkpoint only.
-        notes: What else to think of.
+        notes: Other remarks.
     """
 
     level: Level
@@ -157,7 +157,7 @@ class PackageDiff(Part):
     Attributes:
         schema_version: Version of this schema.
         same: Whether the manifests say the same, digests of all files included.
-        verdict: Whether trained checkpoints go on.
+        verdict: Whether trained checkpoints can be used.
         app: What the app must do.
         old_size: Bytes of the files that the old manifest lists.
         new_size: Bytes of the files that the new manifest lists.
@@ -370,7 +370,7 @@ def _text(item: InputInfo | OutputInfo) -> str:
 
 
 def _details(item: InputInfo | OutputInfo) -> dict[str, object]:
-    """What is said of a tensor beyond its type and shape, such as the number of classes."""
+    """A tensor's further properties, such as the number of classes."""
     known = ("name", "dtype", "shape", "role")
     return {k: v for k, v in item.as_dict().items() if k not in known and v is not None}
 

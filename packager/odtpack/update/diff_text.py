@@ -100,6 +100,20 @@ def markdown(diff: PackageDiff) -> str:
     return "\n".join(lines)
 
 
+def plain(diff: PackageDiff) -> str:
+    """Return the difference as text in columns."""
+    lines = [clean(headline(diff.verdict))]
+    for section in sections(diff):
+        rows = [[clean(cell) for cell in row] for row in (section.header, *section.rows) if row]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines.append(section.title.lower())
+        cells = (
+            (f"{cell:<{size}}" for cell, size in zip(row, widths, strict=True)) for row in rows
+        )
+        lines += [f"  {'  '.join(row)}".rstrip() for row in cells]
+    return "\n".join(lines) + "\n"
+
+
 def escape(text: str) -> str:
     """Return text that Markdown shows as it is; control characters are replaced."""
     return _MARKDOWN.sub(r"\\\1", clean(text))

@@ -160,7 +160,7 @@ def _files_of(folder: Path) -> set[str]:
 
 
 def _is_installed(folder: Path, texts: dict[str, bytes], entries: list[PackageFile]) -> bool:
-    """Whether every file is there as it should be; one that cannot be read is written anew."""
+    """Whether every file is there as it should be; one that cannot be read is written again."""
     try:
         return all(
             (folder / name).is_file() and (folder / name).read_bytes() == text

@@ -123,5 +123,5 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise key_error(path, "private", str(error)) from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise key_error(path, "private", "it is a key of another algorithm")
+        raise key_error(path, "private", "it uses another algorithm")
     return key

@@ -1,4 +1,4 @@
-"""What of ONNX Runtime's own log a person is told. Imports nothing of ours: see cli._supervisor."""
+"""Which lines of ONNX Runtime's log are shown. Imports nothing of ours: see cli._supervisor."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ _LINE: Final = re.compile(
 
 
 def log_lines(text: str) -> Iterator[str]:
-    """The messages of warnings and errors in a log, without colour, time and place in the source.
-
-    They may name nodes of the model: they are foreign text.
-    """
+    """Messages of warnings and errors in a log, without colour, time and place in the source."""
+    # They may name nodes of the model: they are foreign text.
     for line in _ANSI.sub("", text).splitlines():
         found = _LINE.match(line)
         if found is not None and found["severity"] in "WEF":

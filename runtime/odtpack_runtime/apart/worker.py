@@ -31,12 +31,10 @@ STOPPED_SECONDS: Final = 30.0
 
 
 class Watch:
-    """Measures the silence of processes, and how long they have been stopped.
+    """Measures the silence of processes, and how long they have been stopped."""
 
-    Args:
-        silence: Seconds that they may be silent.
-        stopped: Seconds that one may be stopped; :data:`STOPPED_SECONDS` if None.
-    """
+    # `silence`: seconds that they may be silent.
+    # `stopped`: seconds that one may be stopped; STOPPED_SECONDS if None.
 
     def __init__(self, silence: float, stopped: float | None = None) -> None:
         self._silence = silence
@@ -116,11 +114,7 @@ class Limits:
 
 
 class Worker:
-    """A process that answers questions one after the other.
-
-    Args:
-        on_log: Takes a line of ONNX Runtime's log of a question that was answered.
-    """
+    """A process that answers questions one after the other."""
 
     def __init__(self, on_log: Callable[[str], None] | None = None) -> None:
         self._on_log = on_log
@@ -150,21 +144,11 @@ class Worker:
         ).start()
 
     def call(self, function: str, /, limits: Limits = Limits(), **arguments: Any) -> Any:
-        """Call a function in the process.
-
-        Args:
-            function: ``module:name``; the module is imported there.
-            limits: What it may take.
-            **arguments: What JSON holds.
-
-        Returns:
-            What the function returns, as JSON has it.
-
-        Raises:
-            OdtpackError: What the function raised; ``models-crash`` if the process ended,
-                ``models-memory`` if memory was refused to it, ``models-stall`` if it was
-                silent for too long or somebody stopped it.
-        """
+        """Call a function in the process."""
+        # `function`: `module:name`; the module is imported there.
+        # Raises OdtpackError: What the function raised; `models-crash` if the process ended,
+        # `models-memory` if memory was refused to it, `models-stall` if it was silent for too long
+        # or somebody stopped it.
         self.start()
         process = self._process
         assert process is not None  # noqa: S101 - it was started
@@ -193,7 +177,9 @@ class Worker:
                 line = self._lines.get(timeout=min(_POLL_SECONDS, limits.seconds))
             except queue.Empty:
                 if reason := watch.overdue([process.pid]):
-                    raise _stalled(reason) from None
+                    raise OdtpackError(
+                        "models-stall", f"A step on the models did not finish: {reason}."
+                    ) from None
                 continue
             if line is None:
                 raise self._crashed(process, limits)
@@ -235,10 +221,6 @@ class Worker:
             self._log.close()
 
 
-def _stalled(reason: str) -> OdtpackError:
-    return OdtpackError("models-stall", f"A step on the models did not end: {reason}.")
-
-
 def _read(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
     with suppress(OSError, ValueError):  # closed by the other thread
         for line in stream:
@@ -251,12 +233,8 @@ _current: ContextVar[Worker | None] = ContextVar("worker", default=None)
 
 @contextmanager
 def worker(on_log: Callable[[str], None] | None = None, *, start: bool = False) -> Iterator[Worker]:
-    """Share one process among all that is asked inside of the block, those of blocks in it too.
-
-    Args:
-        on_log: Takes each line of ONNX Runtime's log that concerns the user, once.
-        start: Start it now, as it will surely be asked.
-    """
+    """Share one process among all that is asked inside of the block, those of blocks in it too."""
+    # `start`: start it now, as it will surely be asked.
     shared = _current.get()
     if shared is not None:
         yield shared

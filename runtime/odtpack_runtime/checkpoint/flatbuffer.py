@@ -6,7 +6,7 @@ strings from a seekable stream and checks every offset and length against the
 stream's size before it uses it, so that a damaged or hostile file ends in an
 :class:`OdtpackError` and never in a wild read, an endless loop, or an
 allocation larger than the file. No table may be referred to twice, and tables
-and strings together are no larger than the file: what is made of it takes time
+and strings together are no larger than the file: parsing it takes time
 and memory in proportion.
 
 The format, as far as it is needed here (https://flatbuffers.dev/internals/),
@@ -49,21 +49,12 @@ class Vector(NamedTuple):
 
 
 class Source:
-    """A seekable binary stream that holds one flatbuffer.
+    """A seekable binary stream that holds one flatbuffer."""
 
-    Args:
-        stream: The stream; its whole length is the flatbuffer.
-        what: Name of the kind of file, for messages and error codes ("checkpoint").
-        where: Name of the file, for messages.
-        limit: Largest size in bytes; None for a file beside the flatbuffer.
-
-    Attributes:
-        where: Name of the file.
-        size: Its bytes.
-
-    Raises:
-        OdtpackError: ``<what>-corrupt`` when the stream is longer than ``limit``.
-    """
+    # `where`: name of the file.
+    # `size`: its bytes.
+    # `stream`: the stream; its whole length is the flatbuffer.
+    # `limit`: largest size in bytes; None for a file beside the flatbuffer.
 
     def __init__(
         self, stream: BinaryIO, what: str, where: str, limit: int | None = MAX_SIZE
@@ -186,11 +177,9 @@ class Source:
 
 
 class Table:
-    """A table of a :class:`Source`; fields are addressed by their number in the schema.
+    """A table of a :class:`Source`; fields are addressed by their number in the schema."""
 
-    Attributes:
-        size: Its bytes.
-    """
+    # `size`: its bytes.
 
     __slots__ = ("_fields", "_position", "_source", "size")
 

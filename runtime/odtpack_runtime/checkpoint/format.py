@@ -82,10 +82,9 @@ class Hasher(ThreadPoolExecutor):
 
 
 class Outline:
-    """What the digest of a whole checkpoint is made from, piece by piece.
+    """What the digest of a whole checkpoint is made from, piece by piece."""
 
-    Pieces are hashed at once up to the first one that is waited for.
-    """
+    # Pieces are hashed at once up to the first one that is waited for.
 
     def __init__(self, *, nominal: bool) -> None:
         self._found = hashlib.sha256(b"odtpack.checkpoint.1")
@@ -135,11 +134,7 @@ def _bytes(digest: Digest) -> bytes:
 
 
 class Check:
-    """Compares what a file holds with the digests that it carries.
-
-    Args:
-        nominal: Whether its tensors have names and types only.
-    """
+    """Compares what a file holds with the digests that it carries."""
 
     def __init__(self, *, nominal: bool) -> None:
         self.outline = Outline(nominal=nominal)
@@ -150,11 +145,7 @@ class Check:
         self._tensors.append((title, said, digest))
 
     def difference(self, said: str) -> str | None:
-        """Return what differs from what was saved; empty if nothing, None without digests.
-
-        Args:
-            said: The file's digest of the whole.
-        """
+        """Return what differs from what was saved; empty if nothing, None without digests."""
         marked = any(text.startswith(PREFIX) for _, text, _ in self._tensors)
         if not said and not marked:
             return None
@@ -246,60 +237,41 @@ DTYPES: dict[int, np.dtype[Any]] = {
 
 @dataclass(slots=True)
 class OptimizerState:
-    """What an optimizer carries from step to step.
+    """What an optimizer carries from step to step."""
 
-    Attributes:
-        step: Number of steps made.
-        learning_rate: The learning rate at the time of saving (a float32).
-        moments: For each trainable parameter its moments, arrays of the
-            parameter's shape (some axes may have length 1 instead) and type: two
-            for AdamW, none for SGD.
-        groups: Names of the parameters of each group; empty if there is one.
-        kind: Kind of the optimizer, such as ``adamw``; None if the file does not say, as
-            those of the reference.
-    """
-
-    step: int
-    learning_rate: float
+    step: int  # number of steps made
+    learning_rate: float  # the learning rate at the time of saving (a float32)
+    # for each trainable parameter its moments, arrays of the parameter's shape (some axes may have
+    # length 1 instead) and type: two for AdamW, none for SGD
     moments: dict[str, list[Array]]
+    # names of the parameters of each group; empty if there is one
     groups: tuple[tuple[str, ...], ...] = ()
+    # kind of the optimizer, such as `adamw`; None if the file does not say, as those of the
+    # reference
     kind: str | None = None
 
 
 @dataclass(slots=True)
 class CheckpointData:
-    """The contents of one checkpoint file, in the order of the file.
+    """The contents of one checkpoint file, in the order of the file."""
 
-    Attributes:
-        trainable: Parameters that require a gradient, by name.
-        frozen: All other parameters, state such as running statistics included.
-        nominal: True if the file names parameters without their values; every
-            array is then empty, shape ``(0,)``, and only its dtype counts.
-        optimizer: State of the optimizer, if the file holds any.
-        properties: Values the user attached: int64, float32 or text.
-        checked: Whether the file carried a digest of all this, which was right: those of ONNX
-            Runtime's own training carry none. None for what was not read from a file.
-    """
-
-    trainable: dict[str, Array]
-    frozen: dict[str, Array]
+    trainable: dict[str, Array]  # parameters that require a gradient, by name
+    frozen: dict[str, Array]  # all other parameters, state such as running statistics included
+    # true if the file names parameters without their values; every array is then empty, shape
+    # `(0,)`, and only its dtype counts
     nominal: bool = False
-    optimizer: OptimizerState | None = None
+    optimizer: OptimizerState | None = None  # state of the optimizer, if the file holds any
+    # values the user attached: int64, float32 or text
     properties: dict[str, PropertyValue] = field(default_factory=dict)
+    # Whether the file carried a digest of all this, which was right: those of ONNX Runtime's own
+    # training carry none. None for what was not read from a file.
     checked: bool | None = None
 
 
 def check_property(name: object, value: object) -> PropertyValue:
-    """Return a property's value as the format keeps it.
-
-    Integers and bools become ``int`` (int64), other real numbers ``float``
-    (rounded to float32), text and UTF-8 bytes ``str``.
-
-    Raises:
-        WrongTypeError: The name is not text, or the value is of another type.
-        OdtpackError: ``property-out-of-range`` for a number that does not fit,
-            ``property-not-text`` for text that is not UTF-8.
-    """
+    """Return a property's value as the format keeps it."""
+    # Integers and bools become `int` (int64), other real numbers `float` (rounded to float32), text
+    # and UTF-8 bytes `str`.
     if not isinstance(name, str) or not name:
         raise WrongTypeError(
             "property-type", f"A property needs a name, and {name!r} is not one.", hint="use a str"
@@ -329,15 +301,8 @@ def check_property(name: object, value: object) -> PropertyValue:
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> CheckpointData:
-    """Read a checkpoint file, and ``<path>.data`` if it refers to it.
-
-    One that is replaced meanwhile is read again: a file and its data file are two.
-
-    Raises:
-        OdtpackError: ``checkpoint-not-found``, ``checkpoint-unreadable`` (the
-            system refused), ``checkpoint-corrupt``, ``checkpoint-version``,
-            ``checkpoint-dtype`` (an element type numpy does not have).
-    """
+    """Read a checkpoint file, and ``<path>.data`` if it refers to it."""
+    # One that is replaced meanwhile is read again: a file and its data file are two.
     if sys.byteorder != "little":
         raise OdtpackError(
             "big-endian-host", "Checkpoints are little-endian and this machine is not."
@@ -368,11 +333,7 @@ def read_once(file: Path) -> CheckpointData:
 
 
 def parse_checkpoint(data: bytes, where: str = "checkpoint") -> CheckpointData:
-    """Read a checkpoint from memory; one that refers to a data file is refused.
-
-    Raises:
-        OdtpackError: As :func:`read_checkpoint`.
-    """
+    """Read a checkpoint from memory; one that refers to a data file is refused."""
     with Hasher() as hasher:
         return _Reader(io.BytesIO(data), where, None, hasher).read()
 
@@ -489,7 +450,7 @@ class _Reader:
         if min(self._inline_left, self._external_left) < 0:
             self._source.fail("its tensors overlap")
         source.check(position, nbytes)
-        # Aligned as a Module wants it, so that it may stay where it is.
+        # Aligned as a Module needs it, so that no copy is needed.
         if nbytes:
             flat = allocate(nbytes)
             source.read_into(position, flat.data)

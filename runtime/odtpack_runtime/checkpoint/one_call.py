@@ -10,21 +10,16 @@ from odtpack_runtime.errors import OdtpackError
 
 
 class OneCall:
-    """Held by whatever computes with a state or changes it, as ``with state.lock``.
+    """Held by whatever computes with a state or changes it, as ``with state.lock``."""
 
-    The thread that holds it may enter again. Another one gets an error at once: a call that
-    waited would see a state that its caller did not expect.
-    """
+    # The thread that holds it may enter again. Another one gets an error at once: a call that
+    # waited would see a state that its caller did not expect.
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        """Begin a call.
-
-        Raises:
-            OdtpackError: ``busy``.
-        """
+        """Begin a call."""
         if not self._lock.acquire(blocking=False):
             raise OdtpackError(
                 "busy",

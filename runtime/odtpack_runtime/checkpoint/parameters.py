@@ -74,7 +74,7 @@ class Layout:
         for name, shape, dtype in tensors:
             slot = Slot(name, offset, shape, dtype)
             slots.append(slot)
-            offset = _round_up(offset + slot.nbytes)
+            offset = round_up(offset + slot.nbytes)
         return cls(tuple(slots), offset)
 
 
@@ -97,8 +97,9 @@ def address(array: Array) -> int:
     return int(array.ctypes.data)
 
 
-def _round_up(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
+def round_up(offset: int, alignment: int = ALIGNMENT) -> int:
+    """Return the first multiple of an alignment from an offset on."""
+    return -(-offset // alignment) * alignment
 
 
 # The parameters of a state: named tensors whose memory training works on.

@@ -44,15 +44,9 @@ _HARMED = ("checkpoint-corrupt", "checkpoint-not-found", "checkpoint-unreadable"
 
 
 def read_last_good(path: str | os.PathLike[str]) -> tuple[CheckpointData, str | None]:
-    """Read a checkpoint, or the one before it if it is damaged or missing.
-
-    Returns:
-        The contents, and None or a sentence that says what was wrong and what was lost.
-
-    Raises:
-        OdtpackError: As :func:`~odtpack_runtime.checkpoint.format.read_checkpoint` of ``path``,
-            if there is no save before it or that one is damaged as well.
-    """
+    """Read a checkpoint, or the one before it if it is damaged or missing."""
+    # Raises OdtpackError: As read_checkpoint of `path`, if there is no save before it or that one
+    # is damaged as well.
     before = previous_path(path)
     try:
         return read_checkpoint(path), None
@@ -300,7 +294,7 @@ class CheckpointState:
         return f"CheckpointState({len(names)} parameters, {self.elements_text()}{step})"
 
     def elements_text(self) -> str:
-        """How many elements of all parameters train, in words."""
+        """How many elements of all parameters train, as text."""
         if self.is_nominal and self._flat is None:
             return "names without values"
         arrays = [self.arrays(trainable=trainable).values() for trainable in (True, False)]

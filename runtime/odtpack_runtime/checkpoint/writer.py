@@ -50,7 +50,7 @@ from odtpack_runtime.checkpoint.format import (
     digest_text,
     read_once,
 )
-from odtpack_runtime.checkpoint.parameters import Array
+from odtpack_runtime.checkpoint.parameters import Array, round_up
 from odtpack_runtime.errors import OdtpackError, unreadable
 from odtpack_runtime.files.atomic import (
     NO_LINKS,
@@ -59,6 +59,7 @@ from odtpack_runtime.files.atomic import (
     file_identity,
     identity_of,
     locked,
+    not_written,
     start_writing,
     sync_folder,
     temporary_name,
@@ -82,26 +83,14 @@ def write_checkpoint(
     previous: Literal["none", "replaced"] = "none",
     whole: Identity | None = None,
 ) -> Identity:
-    """Write a checkpoint, whole or not at all; a file of that name is replaced.
-
-    Equal data give equal bytes.
-
-    Args:
-        path: Destination; its folder must exist.
-        data: What to write. In a nominal state only the arrays' dtypes count.
-        open_file: Opens the destination for a write that is whole or not at all; whoever
-            tests what an interrupted write leaves passes one that stops half-way.
-        previous: What becomes of the save before, :func:`previous_path`: with ``replaced`` the
-            file that is written over takes its place, if it reads as whole.
-        whole: A file that is known to; any other is read before it takes that place.
-
-    Returns:
-        The identity of the new file.
-
-    Raises:
-        OdtpackError: ``file-not-written`` when the system refuses,
-            ``checkpoint-dtype`` for arrays of a type the format does not know.
-    """
+    """Write a checkpoint, whole or not at all; a file of that name is replaced."""
+    # Equal data give equal bytes.
+    # `open_file`: opens the destination for a write that is whole or not at all; whoever tests what
+    # an interrupted write leaves passes one that stops half-way.
+    # `previous`: what becomes of the save before, previous_path: with `replaced` the file that is
+    # written over takes its place, if it reads as whole.
+    # `whole`: A file that is known to; any other is read before it takes that place.
+    # Returns the identity of the new file.
     target = Path(path)
     save = _Save(target, data, open_file, keep=previous == "replaced", known=whole)
     return save.outside() if _nbytes(data) > EXTERNAL_DATA_THRESHOLD else save.inside()
@@ -170,11 +159,7 @@ class _Save:
                             )
                     raise
         except OSError as error:
-            raise OdtpackError(
-                "file-not-written",
-                f"{self._data_path} could not be written: {error.strerror or error}.",
-                where=str(self._data_path),
-            ) from error
+            raise not_written(self._data_path, error) from error
 
     def _write_outside(self) -> Identity:
         nbytes = _nbytes(self._data)
@@ -386,7 +371,7 @@ class _Head:
 
         end = len(self._bytes)
         for pending in () if external else self._pending:
-            position = _round_up(end + 4)
+            position = round_up(end + 4, _PAYLOAD_ALIGNMENT)
             refer(pending.table, _RAW_DATA, position - 4)
             self._gaps.append(position - 4 - end)
             end = position + pending.array.nbytes
@@ -532,12 +517,7 @@ def _free_region(taken: Iterable[_Region | None], nbytes: int) -> int:
 
 
 def _external_region(path: Path) -> _Region | None:
-    """Return what the checkpoint at ``path`` uses of its data file, if anything.
-
-    Raises:
-        OdtpackError: ``file-not-written``: the system does not let it be read, and a save could
-            overwrite what it uses.
-    """
+    """Return what the checkpoint at ``path`` uses of its data file, if anything."""
     try:
         with path.open("rb") as stream:
             root = Source(stream, "checkpoint", str(path)).root(IDENTIFIER)
@@ -570,7 +550,3 @@ def _external_region(path: Path) -> _Region | None:
 def _is_same_file(first: Path, second: Path) -> bool:
     one, other = file_identity(first), file_identity(second)
     return one is not None and other is not None and one[:2] == other[:2]
-
-
-def _round_up(position: int) -> int:
-    return -(-position // _PAYLOAD_ALIGNMENT) * _PAYLOAD_ALIGNMENT

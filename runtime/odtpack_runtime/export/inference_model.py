@@ -25,6 +25,7 @@ from odtpack_runtime.files.protobuf_wire import (
     Piece,
     bytes_field,
     fields,
+    name_of,
     number_field,
     size,
 )
@@ -33,7 +34,7 @@ from odtpack_runtime.session.session import first_line
 
 # Models in ORT format and back, by ONNX Runtime itself: it writes what it has loaded.
 #
-# Loading computes constants, and a stranger's may take for ever: a command asks another process.
+# Loading computes constants, and an untrusted model's may never end: commands use another process.
 
 _IDENTIFIER = b"ORTM"
 
@@ -44,52 +45,21 @@ def is_ort_format(data: bytes) -> bool:
 
 
 def to_onnx(data: bytes, where: str, *, apart: bool = False) -> bytes:
-    """Return a model in ORT format as ONNX.
-
-    The nodes are those of the file: what the conversion to ORT format fused stays fused, and
-    names that it dropped are gone.
-
-    Args:
-        data: The model.
-        where: Its path, for messages.
-        apart: Whether another process loads it, with limits of time and memory.
-
-    Raises:
-        OdtpackError: ``model-not-loadable`` with ONNX Runtime's reason; of a process of its own
-            also ``models-memory``, ``models-stall`` and ``models-crash``.
-    """
+    """Return a model in ORT format as ONNX."""
+    # The nodes are those of the file: what the conversion to ORT format fused stays fused, and
+    # names that it dropped are gone.
+    # `apart`: whether another process loads it, with limits of time and memory.
     return _rewritten(data, "ONNX", where, apart=apart)
 
 
 def to_ort(data: bytes, where: str, *, apart: bool = False) -> bytes:
-    """Return an ONNX model in ORT format, with the fusions that suit every processor.
-
-    Args:
-        data: The model.
-        where: Path of the result, for messages.
-        apart: Whether another process loads it, with limits of time and memory.
-
-    Raises:
-        OdtpackError: ``ort-conversion-failed`` with ONNX Runtime's reason; of a process of its
-            own also ``models-memory``, ``models-stall`` and ``models-crash``.
-    """
+    """Return an ONNX model in ORT format, with the fusions that suit every processor."""
     return _rewritten(data, "ORT", where, apart=apart)
 
 
 def output_specs(data: bytes, where: str, *, apart: bool = False) -> list[TensorSpec]:
-    """Return type and shape of a model's outputs as ONNX Runtime infers them.
-
-    None of a model that it does not load.
-
-    Args:
-        data: The model.
-        where: Its path, for messages.
-        apart: Whether another process loads it, with limits of time and memory.
-
-    Raises:
-        OdtpackError: Of a process of its own: ``models-memory``, ``models-stall`` and
-            ``models-crash``.
-    """
+    """Return type and shape of a model's outputs as ONNX Runtime infers them."""
+    # None of a model that it does not load.
     found = _ask("describe", data, apart=apart, where=where)
     return [TensorSpec(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in found]
 
@@ -164,28 +134,17 @@ def export_inference_model(
     *,
     apart: bool = False,
 ) -> None:
-    """Cut the part of an evaluation model that computes some values, and embed its parameters.
-
-    Args:
-        eval_model: The evaluation model, ``.onnx`` or ``.ort``. Of the latter only those
-            values can be outputs that the conversion to ORT format left in it.
-        parameters: Values of the inputs that become initializers, in the type that the
-            model computes in.
-        destination: Where the model goes, whole or not at all; in ORT format if its name
-            ends in ``.ort``.
-        output_names: Values that the evaluation model computes, in the order of
-            the new model's outputs.
-        apart: Whether ONNX Runtime loads models in a process of its own, with limits of time and
-            memory.
-
-    Raises:
-        OdtpackError: ``model-not-loadable`` if ``eval_model`` is no
-            model; ``no-outputs``; ``model-too-large``; ``value-out-of-range`` for a parameter
-            that the model's own type cannot hold; ``ort-conversion-failed``;
-            ``file-not-written``; with ``apart`` also ``models-memory``, ``models-stall`` and
-            ``models-crash``.
-        UnknownNameError: The model computes no value of that name.
-    """
+    """Cut the part of an evaluation model that computes some values, and embed its parameters."""
+    # `eval_model`: The evaluation model, `.onnx` or `.ort`. Of the latter only those values can be
+    # outputs that the conversion to ORT format left in it.
+    # `parameters`: values of the inputs that become initializers, in the type that the model
+    # computes in.
+    # `destination`: where the model goes, whole or not at all; in ORT format if its name ends in
+    # `.ort`.
+    # `output_names`: values that the evaluation model computes, in the order of the new model's
+    # outputs.
+    # `apart`: whether ONNX Runtime loads models in a process of its own, with limits of time and
+    # memory.
     if isinstance(output_names, str) or not all(isinstance(name, str) for name in output_names):
         raise WrongTypeError("no-outputs", "The names of the outputs must be a list of names.")
     if not output_names or len(set(output_names)) != len(output_names):
@@ -220,26 +179,18 @@ def export_inference_model(
 
 @dataclass
 class _Model:
-    """A model taken apart.
+    """A parsed model."""
 
-    Attributes:
-        before: Fields before the graph.
-        after: Fields after it, without training metadata.
-        graph: Other fields of the graph, by number.
-        nodes: The nodes.
-        inputs: The inputs by name; so are outputs, of which those without a type are empty.
-        outputs: The outputs.
-        values: What is known of other values.
-        initializers: Constants, by number of their field and name.
-    """
-
-    before: list[Piece] = field(default_factory=list)
-    after: list[Piece] = field(default_factory=list)
+    before: list[Piece] = field(default_factory=list)  # fields before the graph
+    after: list[Piece] = field(default_factory=list)  # fields after it, without training metadata
+    # other fields of the graph, by number
     graph: dict[int, list[Piece]] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
+    # the inputs by name; so are outputs, of which those without a type are empty
     inputs: dict[str, Piece] = field(default_factory=dict)
     outputs: dict[str, Piece] = field(default_factory=dict)
-    values: dict[str, Piece] = field(default_factory=dict)
+    values: dict[str, Piece] = field(default_factory=dict)  # what is known of other values
+    # constants, by number of their field and name
     initializers: dict[tuple[int, str], Piece] = field(default_factory=dict)
 
     def read_graph(self, graph: memoryview) -> None:
@@ -346,7 +297,7 @@ def _load(path: Path, *, apart: bool) -> _Model:
                 graphs.append(body)
             case wire.MODEL_IR_VERSION if found.kind == VARINT:
                 version = found.value
-            case wire.MODEL_METADATA if wire.name_of(body, 1).startswith("odtpack."):
+            case wire.MODEL_METADATA if name_of(body, 1).startswith("odtpack."):
                 pass
             case wire.MODEL_VERSION if converted:
                 pass
@@ -365,7 +316,7 @@ def _load(path: Path, *, apart: bool) -> _Model:
 
 def _tidy(model: _Model) -> None:
     """ONNX Runtime imports every domain that it knows, and leaves the graph without a name."""
-    used = {wire.name_of(node.data, wire.NODE_DOMAIN) for node in model.nodes} | {""}
+    used = {name_of(node.data, wire.NODE_DOMAIN) for node in model.nodes} | {""}
     for pieces in (model.before, model.after):
         pieces[:] = [piece for piece in pieces if _is_used(memoryview(piece), used)]
     model.graph[wire.GRAPH_NAME] = bytes_field(wire.GRAPH_NAME, [b"inference"])
@@ -375,7 +326,7 @@ def _is_used(piece: memoryview, domains: Iterable[str]) -> bool:
     """Whether a field of a model is anything but the opset of a domain that no node is of."""
     (entry,) = fields(piece)
     return entry.number != wire.MODEL_OPSETS or (
-        wire.name_of(piece[entry.body : entry.end], 1) in domains
+        name_of(piece[entry.body : entry.end], 1) in domains
     )
 
 
@@ -426,17 +377,11 @@ def _cast(node: Node, name: str, array: Array) -> Array:
 
 
 def cast_parameter(name: str, array: Array, dtype: np.dtype[np.generic]) -> Array:
-    """Convert a parameter, rounding to nearest, ties to even.
-
-    Raises:
-        OdtpackError: ``value-out-of-range`` for a finite value that becomes infinite.
-    """
+    """Convert a parameter, rounding to nearest, ties to even."""
     with np.errstate(over="ignore"):
         result = array.astype(dtype)
     if not np.array_equal(np.isfinite(result), np.isfinite(array)):
-        raise OdtpackError(
-            "value-out-of-range", f"Parameter '{name}' has grown beyond what {dtype} holds."
-        )
+        raise OdtpackError("value-out-of-range", f"Parameter '{name}' exceeds what {dtype} holds.")
     return result
 
 

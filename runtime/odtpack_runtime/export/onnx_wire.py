@@ -14,12 +14,13 @@ from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.files.protobuf_wire import (
     BYTES,
     VARINT,
-    Field,
-    MalformedError,
     Piece,
     bytes_field,
     fields,
+    messages,
+    name_of,
     number_field,
+    text,
 )
 
 MODEL_IR_VERSION, MODEL_VERSION, MODEL_GRAPH, MODEL_OPSETS, MODEL_METADATA = 1, 5, 7, 8, 14
@@ -40,30 +41,6 @@ ONNX_TYPES: dict[np.dtype[np.generic], int] = {
 """Codes of element types in ``TensorProto.DataType``."""
 
 
-def text(data: memoryview, found: Field) -> str:
-    """Return the text of a field.
-
-    Raises:
-        MalformedError: It is not UTF-8, or not a text.
-    """
-    if found.kind != BYTES:
-        raise MalformedError("a field that should be a text is a number")
-    try:
-        return bytes(data[found.body : found.end]).decode()
-    except UnicodeDecodeError as error:
-        raise MalformedError("a name is not UTF-8") from error
-
-
-def texts(data: memoryview, number: int) -> list[str]:
-    """Return the texts of all fields of a message that have this number."""
-    return [text(data, found) for found in fields(data) if found.number == number]
-
-
-def name_of(data: memoryview, number: int) -> str:
-    """Return the one text of a field; the last one if there are several, as protobuf does."""
-    return (texts(data, number) or [""])[-1]
-
-
 def value_name(data: memoryview) -> str:
     """Return the name of a ``ValueInfoProto``."""
     return name_of(data, _VALUE_NAME)
@@ -77,15 +54,6 @@ def tensor_name(data: memoryview) -> str:
 def sparse_name(data: memoryview) -> str:
     """Return the name of a ``SparseTensorProto``: that of its values."""
     return "".join(tensor_name(values) for values in messages(data, _SPARSE_VALUES)[-1:])
-
-
-def messages(data: memoryview, number: int) -> list[memoryview]:
-    """Return the contents of all fields of a message that have this number."""
-    return [
-        data[found.body : found.end]
-        for found in fields(data)
-        if found.number == number and found.kind == BYTES
-    ]
 
 
 @dataclass

@@ -19,11 +19,7 @@ from odtpack_runtime.errors import OdtpackError
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes in hex; memory does not grow with the file.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Return the SHA-256 of a file's bytes in hex; memory does not grow with the file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -57,14 +53,10 @@ except ImportError:  # Windows: there a file that is open cannot be replaced in 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Wait until no other process or thread is in a block of the same file or folder.
-
-    The lock is on what lies at ``path`` (flock(2)); no file is made for it, and none is left.
-
-    Args:
-        path: A file or folder that exists. One that cannot be opened, or lies on a file system
-            without locks, is not locked.
-    """
+    """Wait until no other process or thread is in a block of the same file or folder."""
+    # The lock is on what lies at `path` (flock(2)); no file is made for it, and none is left.
+    # `path`: A file or folder that exists. One that cannot be opened, or lies on a file system
+    # without locks, is not locked.
     descriptor = None
     if fcntl is not None:
         try:
@@ -102,27 +94,17 @@ NO_LINKS = frozenset(
 def atomic_write(
     path: str | os.PathLike[str], *, mode: int = 0o666, previous: Path | None = None
 ) -> Iterator[BinaryIO]:
-    """Open ``path`` for binary writing; the name changes hands when the block ends well.
-
-    Args:
-        path: Destination. Its folder must exist. A file of that name is replaced; what is
-            neither a file nor a link to one is not.
-        mode: Who may read and write it, less the umask.
-        previous: Name in the same folder under which the file that is replaced is kept; a file
-            of that name goes. Where the file system has no hard links, ``path`` does not exist
-            for a moment, and the whole file under this name does.
-
-    Yields:
-        A binary stream, writable and seekable, onto the temporary file.
-
-    Raises:
-        OdtpackError: The folder does not exist, the destination is a folder, or
-            the system refused to write (no permission, no space): an ``OSError``
-            of the block counts as such a refusal, any other exception passes
-            through. In every case the temporary file is gone and the destination
-            is untouched, unless the message says that it was written, but may not survive a
-            power cut: then the new file is in place, and its folder could not be synced.
-    """
+    """Open ``path`` for binary writing; the name changes hands when the block ends well."""
+    # `path`: Destination. Its folder must exist. A file of that name is replaced; what is neither a
+    # file nor a link to one is not.
+    # `previous`: Name in the same folder under which the file that is replaced is kept; a file of
+    # that name goes. Where the file system has no hard links, `path` does not exist for a moment,
+    # and the whole file under this name does.
+    # Raises OdtpackError: The folder does not exist, the destination is a folder, or the system
+    # refused to write (no permission, no space): an `OSError` of the block counts as such a
+    # refusal, any other exception passes through. In every case the temporary file is gone and the
+    # destination is untouched, unless the message says that it was written, but may not survive a
+    # power cut: then the new file is in place, and its folder could not be synced.
     target = Path(path)
     _refuse_special(target)
     remove_stale(target)
@@ -149,11 +131,7 @@ def atomic_write(
                 temporary.unlink()
             raise
     except OSError as error:
-        raise OdtpackError(
-            "file-not-written",
-            f"{target} could not be written: {error.strerror or error}.",
-            where=str(target),
-        ) from error
+        raise not_written(target, error) from error
     try:
         sync_folder(target.parent)
     except OSError as error:
@@ -164,8 +142,14 @@ def atomic_write(
         ) from error
 
 
+def not_written(target: Path, error: OSError) -> OdtpackError:
+    """Return the error for a file that the system does not let one write."""
+    what = f"{target} could not be written: {error.strerror or error}."
+    return OdtpackError("file-not-written", what, where=str(target))
+
+
 def _refuse_special(target: Path) -> None:
-    """Refuse to replace what is not a file: nobody wants a device or a pipe replaced."""
+    """Refuse to replace what is not a file, such as a device or a pipe."""
     try:
         kind = target.stat().st_mode
     except (OSError, ValueError):  # there is nothing, or the write says what is wrong
@@ -186,18 +170,11 @@ def _refuse_special(target: Path) -> None:
 
 
 def start_writing(stream: BinaryIO, start: int) -> int:
-    """Let the disk write what a stream got since ``start``; wait for nothing.
-
-    Otherwise a system keeps what is written in memory until ``fsync``, and the disk rests while
-    the rest of the file is computed. It is a hint: what it does not reach, ``fsync`` does.
-
-    Args:
-        stream: A file that is being written.
-        start: Offset from which on the disk was not yet asked to write, in bytes.
-
-    Returns:
-        The offset up to which it was asked.
-    """
+    """Let the disk write what a stream got since ``start``; wait for nothing."""
+    # Otherwise a system keeps what is written in memory until `fsync`, and the disk rests while the
+    # rest of the file is computed. It is a hint: what it does not reach, `fsync` does.
+    # `start`: offset from which on the disk was not yet asked to write, in bytes.
+    # Returns the offset up to which it was asked.
     stream.flush()
     end = stream.tell()
     if hasattr(os, "posix_fadvise"):
@@ -213,11 +190,8 @@ def temporary_name(target: Path) -> Path:
 
 
 def _keep(target: Path, previous: Path) -> bool:
-    """Give a file, if there is one, a second name, so that one of the two always exists.
-
-    Returns:
-        Whether it lost its own name, because the file system has no hard links.
-    """
+    """Give a file, if there is one, a second name, so that one of the two always exists."""
+    # Returns whether it lost its own name, because the file system has no hard links.
     if not target.exists():
         return False
     link = temporary_name(target)
@@ -236,11 +210,7 @@ def _keep(target: Path, previous: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and removals inside ``folder`` durable, where the system can.
-
-    Raises:
-        OSError: It could, and did not.
-    """
+    """Make renames and removals inside ``folder`` durable, where the system can."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -22,6 +22,7 @@ from odtpack_runtime.files.atomic import (
     atomic_write,
     is_running,
     locked,
+    not_written,
     remove_stale,
     sync_folder,
 )
@@ -48,29 +49,17 @@ _STAGE = re.compile(rf"\.(?:.+\.)?{_STAGE_END}")
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be done in a folder; it lies beside it, and says for which folder it is.
+    """What is to be done in a folder; it lies beside it, and says for which folder it is."""
 
-    Attributes:
-        folder: The folder, absolute.
-        stage: Name of the stage in it; once that is gone there is nothing to do.
-        last: The file that is removed first and comes last.
-        remove: Other files to remove.
-        move: Files to move out of the stage.
-    """
-
-    folder: str
-    stage: str
-    last: str
-    remove: tuple[str, ...]
-    move: tuple[str, ...]
+    folder: str  # the folder, absolute
+    stage: str  # name of the stage in it; once that is gone there is nothing to do
+    last: str  # the file that is removed first and comes last
+    remove: tuple[str, ...]  # other files to remove
+    move: tuple[str, ...]  # files to move out of the stage
 
     @classmethod
     def read(cls, path: Path, target: Path) -> _Plan | None:
-        """Return the plan at a path, None if it is not one for that folder.
-
-        Raises:
-            OSError: It is there, and cannot be read.
-        """
+        """Return the plan at a path, None if it is not one for that folder."""
         try:
             if path.is_symlink() or not path.is_file():
                 return None
@@ -99,26 +88,15 @@ class _Plan:
 def update_folder(
     folder: str | os.PathLike[str], *, last: str, obsolete: Collection[str] = ()
 ) -> Iterator[Path]:
-    """Yield an empty folder, whose files take their place in ``folder`` when the block ends well.
-
-    A process killed at any moment leaves the old files or the new ones, or a write that the
-    next call of this function, or :func:`finish_update`, finishes.
-
-    Args:
-        folder: Destination; made if it does not exist. Files of other names stay.
-        last: The file that speaks of the others. Where files are moved one by one it is
-            removed first and comes last, so that it never speaks of files that are not there.
-        obsolete: Files to remove, unless the block wrote them.
-
-    Yields:
-        The stage, to be filled with plain files.
-
-    Raises:
-        OdtpackError: ``package-not-written``: the system refused. Whatever the block raises
-            passes through, an ``OSError`` counts as such a refusal. In every case the folder
-            is as it was, unless the message says that it was written, but may not survive a
-            power cut. ``update-unfinished``: it refused when the files were already being moved.
-    """
+    """Yield an empty folder, whose files move to `folder` when the block ends well."""
+    # A process killed at any moment leaves the old files or the new ones, or a write that the next
+    # call of this function, or finish_update, finishes.
+    # `last`: The file that speaks of the others. Where files are moved one by one it is removed
+    # first and comes last, so that it never speaks of files that are not there.
+    # Raises OdtpackError: `package-not-written`: the system refused. Whatever the block raises
+    # passes through, an `OSError` counts as such a refusal. In every case the folder is as it was,
+    # unless the message says that it was written, but may not survive a power cut.
+    # `update-unfinished`: it refused when the files were already being moved.
     target = Path(folder).resolve()
     made: list[Path] = []
     try:
@@ -135,16 +113,16 @@ def update_folder(
             with suppress(OSError):
                 parent.rmdir()  # fails, as it should, if it is not empty
         if isinstance(error, OSError):
-            raise _not_written(target, error) from error
+            raise OdtpackError(
+                "package-not-written",
+                f"{str(target)!r} cannot be written: {error.strerror or error}",
+                hint="choose a folder that is writable and has space left (--out DIR)",
+            ) from error
         raise
 
 
 def finish_update(folder: str | os.PathLike[str]) -> None:
-    """Finish a write that a killed process left half made; for commands that write the folder.
-
-    Raises:
-        OdtpackError: ``update-unfinished``: the folder cannot be written.
-    """
+    """Finish a write that a killed process left half made; for commands that write the folder."""
     target = Path(folder).resolve()
     if os.path.lexists(_plan_path(target)):
         with locked(target):
@@ -155,14 +133,9 @@ def finish_update(folder: str | os.PathLike[str]) -> None:
 
 
 def check_finished(folder: str | os.PathLike[str]) -> None:
-    """Refuse to read a folder whose last write was interrupted; for commands that only read it.
-
-    Nothing is changed. What looks like an update and came with the folder is ignored, and
-    reported in the log.
-
-    Raises:
-        OdtpackError: ``update-unfinished``.
-    """
+    """Refuse to read a folder whose last write was interrupted; for commands that only read it."""
+    # Nothing is changed. What looks like an update and came with the folder is ignored, and
+    # reported in the log.
     target = Path(folder).resolve()
     if _unfinished(target):
         with locked(target):  # who writes it now will be done
@@ -183,7 +156,7 @@ def _unfinished(target: Path) -> bool:
     except OSError as error:
         raise OdtpackError(
             "update-unfinished",
-            f"It cannot be said whether the last write of {target} was finished: "
+            f"It is unknown whether the last write of {target} was finished: "
             f"{error.strerror or error}.",
             where=str(path),
             hint="check the permissions of that file",
@@ -219,14 +192,6 @@ def is_stage(name: str) -> bool:
     return _STAGE.fullmatch(name) is not None
 
 
-def _not_written(folder: Path, error: OSError) -> OdtpackError:
-    return OdtpackError(
-        "package-not-written",
-        f"{str(folder)!r} cannot be written: {error.strerror or error}",
-        hint="choose a folder that is writable and has space left (--out DIR)",
-    )
-
-
 def _make_folders(folder: Path) -> list[Path]:
     """Make a folder and those above it; return the new ones, outermost first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
@@ -251,11 +216,7 @@ def _make_stage(target: Path) -> Path:
 
 
 def stage_beside(target: Path) -> Path:
-    """Make a stage beside a file or folder; those of processes that no longer run are removed.
-
-    Raises:
-        OSError: The system refused.
-    """
+    """Make a stage beside a file or folder; those of processes that no longer run are removed."""
     _remove_stale(target.parent, f".{target.name}.")
     stage = target.with_name(f".{target.name}.{_mark()}")
     stage.mkdir()
@@ -337,11 +298,7 @@ def _commit(
 
 
 def _settle(target: Path, folders: Iterable[Path]) -> None:
-    """Make what took its place durable.
-
-    Raises:
-        OdtpackError: ``package-not-written``, which says that it is in its place.
-    """
+    """Make what took its place durable."""
     try:
         for folder in folders:
             sync_folder(folder)
@@ -359,27 +316,21 @@ def _move_inside(stage: Path, target: Path, name: str) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        inside = target / f".odtpack-{os.getpid()}-{secrets.token_hex(6)}"
+        inside = target / f".{_mark()}"
         try:
-            _copy(stage, inside)
+            inside.mkdir()
+            for path in sorted(stage.iterdir()):
+                with path.open("rb") as source, atomic_write(inside / path.name) as stream:
+                    shutil.copyfileobj(source, stream)
             inside.rename(target / name)
         finally:
             shutil.rmtree(inside, ignore_errors=True)
 
 
-def _copy(stage: Path, inside: Path) -> None:
-    inside.mkdir()
-    for path in sorted(stage.iterdir()):
-        with path.open("rb") as source, atomic_write(inside / path.name) as stream:
-            shutil.copyfileobj(source, stream)
-
-
 def _carry_out(target: Path, plan: _Plan) -> None:
-    """Remove and move what is still there: the same end however often it begins anew.
-
-    A file system may make renames durable in another order than theirs, hence the syncs: the
-    last file is there only with the others, and the stage goes when it is empty for good.
-    """
+    """Remove and move what is still there; repeating it gives the same result."""
+    # A file system may make renames durable in another order than theirs, hence the syncs: the last
+    # file is there only with the others, and the stage goes when it is empty for good.
     stage = target / plan.stage
     if stage.is_symlink():
         raise OSError(errno.ELOOP, "it is a link")
@@ -423,15 +374,11 @@ def _exchange(first: Path, second: Path) -> bool:
 
 @contextmanager
 def staged_beside(target: Path) -> Iterator[Path]:
-    """Yield a folder beside a file, for what is to take its place; it goes afterwards.
-
-    Raises:
-        OdtpackError: ``file-not-written``.
-    """
+    """Yield a folder beside a file, for what is to take its place; it goes afterwards."""
     try:
         stage = stage_beside(target)
     except OSError as error:
-        raise _none_written(target, error) from error
+        raise not_written(target, error) from error
     try:
         yield stage
     finally:
@@ -439,24 +386,18 @@ def staged_beside(target: Path) -> Iterator[Path]:
 
 
 def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[Path]:
-    """Let a file take its name, and then those that were made from it.
-
-    Several names cannot change at one instant. The old others go first: at any moment, also
-    after a kill or a power cut, those that are there were made from the first one that is there.
-
-    Args:
-        target: The name of the first.
-        first: The new file; on the same file system, as are the others.
-        others: The new files that were made from it; each gets its own name beside ``target``.
-
-    Returns:
-        The new paths of the others.
-
-    Raises:
-        OdtpackError: ``file-not-written``. The old files are there, unless the message says
-            what was written.
-    """
+    """Let a file take its name, and then those that were made from it."""
+    # Several names cannot change at one instant. The old others go first: at any moment, also after
+    # a kill or a power cut, those that are there were made from the first one that is there.
+    # `first`: the new file; on the same file system, as are the others.
+    # Raises OdtpackError: `file-not-written`. The old files are there, unless the message says what
+    # was written.
     folder, names = target.parent, [path.name for path in others]
+
+    def sync() -> None:
+        sync_folder(first.parent)
+        sync_folder(folder)
+
     away: list[tuple[Path, Path]] = []
     try:
         for path in (first, *others):
@@ -467,15 +408,15 @@ def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[
             if (folder / path.name).is_file():
                 (folder / path.name).replace(old)
                 away.append((old, folder / path.name))
-        _sync(first.parent, folder)
+        sync()
         first.replace(target)
     except OSError as error:
         for old, name in away:
             with suppress(OSError):
                 old.replace(name)
-        raise _none_written(target, error) from error
+        raise not_written(target, error) from error
     try:
-        _sync(first.parent, folder)
+        sync()
         for path in others:
             path.replace(folder / path.name)
     except OSError as error:
@@ -487,24 +428,10 @@ def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[
             where=str(folder),
         ) from error
     try:
-        _sync(first.parent, folder)
+        sync()
     except OSError as error:
         raise OdtpackError(
             "file-not-written", f"{target} was {UNSYNCED}: {error.strerror or error}.",
             where=str(target),
         ) from error  # fmt: skip
     return [folder / name for name in names]
-
-
-def _sync(*folders: Path) -> None:
-    """Make renames from one folder into another durable."""
-    for folder in folders:
-        sync_folder(folder)
-
-
-def _none_written(target: Path, error: OSError) -> OdtpackError:
-    return OdtpackError(
-        "file-not-written",
-        f"{target} could not be written: {error.strerror or error}.",
-        where=str(target),
-    )

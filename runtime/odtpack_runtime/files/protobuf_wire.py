@@ -9,12 +9,14 @@ Source of the format: https://protobuf.dev/programming-guides/encoding/.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 Piece = bytes | memoryview
+Buffer = memoryview | mmap.mmap
 
 
 class MalformedError(ValueError):
@@ -22,36 +24,19 @@ class MalformedError(ValueError):
 
 
 class Field(NamedTuple):
-    """A field of a message.
-
-    Attributes:
-        number: Its number.
-        kind: Its wire type.
-        start: Where its tag stands.
-        body: Where its content begins; the same as ``start`` for no content of its own length.
-        end: Where it ends.
-        value: The number that a varint holds, or 0.
-    """
+    """A field of a message."""
 
     number: int
-    kind: int
-    start: int
-    body: int
-    end: int
-    value: int
+    kind: int  # its wire type
+    start: int  # where its tag stands
+    body: int  # where its content begins; the same as `start` for no content of its own length
+    end: int  # where it ends
+    value: int  # the number that a varint holds, or 0
 
 
-def fields(data: memoryview, at: int = 0, end: int | None = None) -> Iterator[Field]:
-    """Yield the fields of a message in order.
-
-    Args:
-        data: Bytes that hold the message; they may be anything.
-        at: Where it begins.
-        end: Where it ends; the end of the bytes if None.
-
-    Raises:
-        MalformedError: A field is cut off, or of a kind that ONNX does not use.
-    """
+def fields(data: Buffer, at: int = 0, end: int | None = None) -> Iterator[Field]:
+    """Yield the fields of a message in order."""
+    # `data`: bytes that hold the message; they may be anything.
     end = len(data) if end is None else end
     while at < end:
         start = at
@@ -74,12 +59,8 @@ def fields(data: memoryview, at: int = 0, end: int | None = None) -> Iterator[Fi
         yield Field(number, kind, start, body, at, value)
 
 
-def varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
-    """Return the number at a place, and the place after it.
-
-    Raises:
-        MalformedError: It is cut off, or longer than 64 bits.
-    """
+def varint(data: Buffer, at: int, end: int) -> tuple[int, int]:
+    """Return the number at a place, and the place after it."""
     value = shift = 0
     while at < end and shift < 64:
         byte = data[at]
@@ -89,6 +70,35 @@ def varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
             return value, at
         shift += 7
     raise MalformedError("a number is cut off")
+
+
+def text(data: memoryview, found: Field) -> str:
+    """Return the text of a field."""
+    if found.kind != BYTES:
+        raise MalformedError("a field that should be a text is a number")
+    try:
+        return bytes(data[found.body : found.end]).decode()
+    except UnicodeDecodeError as error:
+        raise MalformedError("a name is not UTF-8") from error
+
+
+def texts(data: memoryview, number: int) -> list[str]:
+    """Return the texts of all fields of a message that have this number."""
+    return [text(data, found) for found in fields(data) if found.number == number]
+
+
+def name_of(data: memoryview, number: int) -> str:
+    """Return the one text of a field; the last one if there are several, as protobuf does."""
+    return (texts(data, number) or [""])[-1]
+
+
+def messages(data: memoryview, number: int) -> list[memoryview]:
+    """Return the contents of all fields of a message that have this number."""
+    return [
+        data[found.body : found.end]
+        for found in fields(data)
+        if found.number == number and found.kind == BYTES
+    ]
 
 
 def number_field(number: int, value: int) -> bytes:

@@ -27,7 +27,7 @@ WHOLE_MAX = 2**53 - 1
 
 MAX_DEPTH = 64
 MAX_VALUES = 200_000
-"""Of one text, with lists and objects: what is made of it takes memory in proportion."""
+"""Per text, with lists and objects: the memory that it takes is proportional."""
 
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_SIGNS = bytes(set(range(256)) - set(b"[]{},"))
@@ -37,12 +37,10 @@ _HINTS: dict[type[Part], dict[str, Any]] = {}
 
 
 class InvalidRecordError(ValueError):
-    """Content that does not follow its declaration.
+    """Content that does not follow its declaration."""
 
-    Attributes:
-        problem: What is wrong.
-        path: Keys and indices that lead to it.
-    """
+    # `problem`: what is wrong.
+    # `path`: keys and indices that lead to it.
 
     def __init__(self, problem: str, path: KeyPath = ()) -> None:
         super().__init__(problem)
@@ -57,32 +55,19 @@ class InvalidRecordError(ValueError):
 
 
 class Rule:
-    """Bounds of a value, in keywords of JSON Schema.
-
-    Args:
-        keywords: ``minimum``, ``exclusiveMinimum``, ``maximum``, ``minLength``, ``pattern``,
-            ``maxItems`` or ``maxProperties``.
-    """
+    """Bounds of a value, in keywords of JSON Schema."""
 
     def __init__(self, **keywords: Any) -> None:
         self.keywords = keywords
 
     def check_count(self, value: Any, path: KeyPath) -> None:
-        """Check how many entries a list or an object has, before they are looked at.
-
-        Raises:
-            InvalidRecordError: They are too many.
-        """
+        """Check how many entries a list or an object has, before they are looked at."""
         most = self.keywords.get("maxItems", self.keywords.get("maxProperties"))
         if most is not None and isinstance(value, list | dict) and len(value) > most:
             raise InvalidRecordError(f"it must have {most} entries or fewer", path)
 
     def check(self, value: Any, path: KeyPath) -> None:
-        """Check a value of the right type.
-
-        Raises:
-            InvalidRecordError: It is out of bounds.
-        """
+        """Check a value of the right type."""
         for keyword, bound in self.keywords.items():
             good, words = _RULES[keyword]
             if not good(value, bound):
@@ -106,11 +91,7 @@ class Part:
 
     @classmethod
     def read(cls, content: object, path: KeyPath = ()) -> Self:
-        """Check what a JSON text held, and return it as a record.
-
-        Raises:
-            InvalidRecordError: It does not follow the declaration.
-        """
+        """Check what a JSON text held, and return it as a record."""
         if not isinstance(content, dict):
             raise InvalidRecordError("it must be an object", path)
         hints = record_hints(cls)
@@ -129,18 +110,10 @@ class Part:
         return record
 
     def check(self, path: KeyPath) -> None:
-        """Check what the annotations do not say.
-
-        Raises:
-            InvalidRecordError: The values do not go together.
-        """
+        """Check what the annotations do not say."""
 
     def as_dict(self, *, defaults: bool = True) -> dict[str, Any]:
-        """Return the content as JSON has it: lists for tuples, dictionaries for records.
-
-        Args:
-            defaults: Whether to keep keys that have their default.
-        """
+        """Return the content as JSON has it: lists for tuples, dictionaries for records."""
         return {
             field.name: _plain(value, defaults)
             for field in dataclasses.fields(self)
@@ -175,12 +148,7 @@ def kind_of(record: type[Part]) -> str:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON in UTF-8: no key twice, no NaN, no number beyond the range of float64.
-
-    Raises:
-        InvalidRecordError: It is not such a text, it nests deeper than :data:`MAX_DEPTH`, or it
-            holds more than :data:`MAX_VALUES` values.
-    """
+    """Parse JSON in UTF-8: no key twice, no NaN, no number beyond the range of float64."""
     _check_counts(data)
     try:
         return json.loads(
@@ -221,11 +189,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def read_value(hint: Any, value: Any, path: KeyPath) -> Any:
-    """Check a value against an annotation, and return it.
-
-    Raises:
-        InvalidRecordError: It does not follow the annotation.
-    """
+    """Check a value against an annotation, and return it."""
     origin, options = get_origin(hint), get_args(hint)
     if origin is Annotated:
         for rule in options[1:]:  # before anything is made of them

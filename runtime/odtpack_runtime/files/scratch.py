@@ -26,15 +26,10 @@ _FILES: Final = "files"
 
 @contextmanager
 def scratch_folder(work: str) -> Iterator[str]:
-    """Make a folder among the system's temporary ones for the length of a block.
-
-    It lies in a folder ``odtpack-WORK-...``, beside a file on which a lock (flock(2)), which the
-    system lifts with the process however it ends, says that the owner lives. Folders whose owner
-    does not are removed first.
-
-    Args:
-        work: What the folder is for.
-    """
+    """Make a folder among the system's temporary ones for the length of a block."""
+    # It lies in a folder `odtpack-WORK-...`, beside a file on which a lock (flock(2)), which the
+    # system lifts with the process however it ends, says that the owner lives. Folders whose owner
+    # does not are removed first.
     sweep()
     with tempfile.TemporaryDirectory(prefix=f"{_START}{work}-") as folder:
         inner, unlocked = Path(folder) / _FILES, Path(folder) / f"{_LOCK}.new"

@@ -12,6 +12,7 @@ from odtpack_runtime.package.contradictions import contradiction, same
 from odtpack_runtime.package.onnx_files import Tensor, load_model, operators_of, values_of
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX, GRADIENT_SUFFIX
+from odtpack_runtime.session.model_file import outside_tensor
 from odtpack_runtime.session.segments import segment_name
 
 # Which operators a model in ORT format has, read without ONNX Runtime.
@@ -40,11 +41,7 @@ class _Model(Source):
 
 
 def ort_operators(path: Path) -> set[tuple[str, str]]:
-    """Return domain and type of every operator, ``ai.onnx`` for ONNX's own.
-
-    Raises:
-        OdtpackError: ``model-not-readable``; ``model-external-data`` if a tensor lies elsewhere.
-    """
+    """Return domain and type of every operator, ``ai.onnx`` for ONNX's own."""
     found: set[tuple[str, str]] = set()
     with path.open("rb") as stream:
         source = _Model(stream, "model", str(path))
@@ -81,12 +78,7 @@ def _produced(optimizations: Table | None) -> Iterator[tuple[str, str]]:
 
 def _check_inside(tensor: Table, path: Path) -> None:
     if tensor.integer(_EXTERNAL, "q", default=-1) != -1:
-        raise OdtpackError(
-            "model-external-data",
-            f"{path.name} reads its tensor {tensor.string(_TENSOR_NAME)!r} from another file, and "
-            "the models of a package hold what they need.",
-            where=str(path),
-        )
+        raise outside_tensor(path, tensor.string(_TENSOR_NAME))
 
 
 # The models of a package's segments, read as the one model that they make up.
@@ -95,15 +87,7 @@ Operators = dict[str, dict[str, int]]
 
 
 class SegmentModels:
-    """The models of segments; none of them in a package with one model.
-
-    Args:
-        package: The package.
-
-    Raises:
-        OdtpackError: As :func:`load_model`; ``manifest-contradicts`` if the file of weights is not
-            as long as the manifest says, or a model takes a weight as something else.
-    """
+    """The models of segments; none of them in a package with one model."""
 
     def __init__(self, package: Package) -> None:
         self._manifest = package.manifest
@@ -138,16 +122,10 @@ class SegmentModels:
     def whole(
         self, model: Any, where: Path, *, training: bool
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs and outputs of the whole that ends with a model.
-
-        Returns:
-            Without segments those of the model. Else the inputs that no segment makes and no file
-            holds, the manifest's inputs and parameters first and in its order; the model's
-            outputs, and the gradients of all.
-
-        Raises:
-            OdtpackError: ``manifest-contradicts`` if a weight is taken as something else.
-        """
+        """Inputs and outputs of the whole that ends with a model."""
+        # Without segments those of the model. Else the inputs that no segment makes and no
+        # file holds, the manifest's inputs and parameters first and in its order; the model's
+        # outputs, and the gradients of all.
         ends = values_of(model.graph.input), values_of(model.graph.output)
         if not self._parts:
             return ends

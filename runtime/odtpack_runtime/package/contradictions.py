@@ -8,15 +8,11 @@ from typing import Any
 
 from odtpack_runtime.errors import OdtpackError
 
-# Comparisons of what a file holds with what the manifest says of it.
+# Comparisons of a file with its manifest entry.
 
 
 def same(where: Path, what: str, found: object, said: object) -> None:
-    """Check that a file holds what the manifest says.
-
-    Raises:
-        OdtpackError: ``manifest-contradicts``, with what differs.
-    """
+    """Check that a file holds what the manifest says."""
     if found != said:
         raise contradiction(where, what, *_difference(found, said))
 

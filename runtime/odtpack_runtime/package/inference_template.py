@@ -34,21 +34,9 @@ def write_inference_model(
     destination: str | os.PathLike[str],
     output_names: Sequence[str] | None = None,
 ) -> None:
-    """Write the forward model of a package with these parameters inside.
-
-    Args:
-        package: The package.
-        parameters: The parameters of a checkpoint by name.
-        destination: Where the ONNX model goes, whole or not at all.
-        output_names: Which of the forward model's outputs it has, in the template's order; all
-            of them if None.
-
-    Raises:
-        OdtpackError: ``no-outputs``: the package has no template, or no output is wanted;
-            ``nominal-state`` is for the caller to see to; ``model-mismatch`` for parameters of
-            another model; ``value-out-of-range``; ``model-too-large``; ``file-not-written``.
-        UnknownNameError: ``unknown-output``.
-    """
+    """Write the forward model of a package with these parameters inside."""
+    # `output_names`: which of the forward model's outputs it has, in the template's order; all of
+    # them if None.
     file, info = package.manifest.files.inference_template, package.manifest.inference
     wanted = [] if info is None else list(info.outputs if output_names is None else output_names)
     if file is None or info is None or not wanted or len(set(wanted)) != len(wanted):
@@ -100,11 +88,7 @@ def fragment(name: str, array: Array) -> list[Piece]:
 
 
 def with_outputs(model: memoryview, names: Collection[str]) -> list[Piece]:
-    """Return the pieces of a model without the outputs of its graph that are not named.
-
-    Raises:
-        MalformedError: It is not a model.
-    """
+    """Return the pieces of a model without the outputs of its graph that are not named."""
     pieces: list[Piece] = []
     for found in fields(model):
         if found.number != wire.MODEL_GRAPH or found.kind != BYTES:

@@ -188,8 +188,8 @@ class Manifest(Part):
             from content; who must fear intent needs a signature.
         clip: How the optimizer model clips gradients, if it does.
         privacy: How gradients are made private; a runtime that cannot must refuse the package.
-        groups: Parameter groups; none if all parameters are updated alike.
-        accumulation_steps: Batches whose gradients make one optimizer step.
+        groups: Parameter groups; none if all parameters are updated in the same way.
+        accumulation_steps: Batches accumulated for one optimizer step.
         schedule: Schedule of the learning rate that the recipe proposes.
         session: Options of ONNX Runtime for every session.
         layout: The flat vectors of the parameters, and how the optimizer runs over them.
@@ -366,10 +366,10 @@ class Manifest(Part):
                 )
             return cls.read(content)
         except InvalidRecordError as error:
-            raise _invalid(str(error), where) from error
-
-
-def _invalid(problem: str, where: str) -> OdtpackError:
-    if len(problem) > _MOST_CHARACTERS:  # a hostile key may be of any length
-        problem = f"{problem[: _MOST_CHARACTERS // 2]} ... {problem[-_MOST_CHARACTERS // 2 :]}"
-    return OdtpackError("manifest-invalid", f"The manifest is not valid: {problem}.", where=where)
+            problem = str(error)
+            if len(problem) > _MOST_CHARACTERS:  # a hostile key may be of any length
+                half = _MOST_CHARACTERS // 2
+                problem = f"{problem[:half]} ... {problem[-half:]}"
+            raise OdtpackError(
+                "manifest-invalid", f"The manifest is not valid: {problem}.", where=where
+            ) from error

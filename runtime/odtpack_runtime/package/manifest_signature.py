@@ -17,22 +17,10 @@ KeyFiles = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def check_signature(data: bytes, signature: bytes, public_key: KeyFiles, where: str) -> Path:
-    """Check a signature.
-
-    Args:
-        data: What was signed: the bytes of a manifest.
-        signature: The signature.
-        public_key: File with the public key: PEM, SubjectPublicKeyInfo, Ed25519. Of several
-            one must be right: while keys are changed an app trusts the old and the new one.
-        where: Path of the signature, for messages.
-
-    Returns:
-        The file of the key that is right.
-
-    Raises:
-        OdtpackError: ``signature-wrong``; ``key-not-readable`` or ``bad-key``;
-            ``cryptography-missing``.
-    """
+    """Check a signature."""
+    # `public_key`: File with the public key: PEM, SubjectPublicKeyInfo, Ed25519. Of several one
+    # must be right: while keys are changed an app trusts the old and the new one.
+    # Returns the file of the key that is right.
     several = public_key if isinstance(public_key, Sequence) else [public_key]
     paths = [Path(public_key)] if isinstance(public_key, str) else [Path(key) for key in several]
     for path in paths:
@@ -58,7 +46,7 @@ def _is_signed_with(path: Path, data: bytes, signature: bytes) -> bool:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise key_error(path, "public", str(error)) from error
     if not isinstance(key, Ed25519PublicKey):
-        raise key_error(path, "public", "it is a key of another algorithm")
+        raise key_error(path, "public", "it uses another algorithm")
     try:
         key.verify(signature, data)
     except InvalidSignature:
@@ -67,11 +55,7 @@ def _is_signed_with(path: Path, data: bytes, signature: bytes) -> bool:
 
 
 def read_key_file(path: Path) -> bytes:
-    """Read a small file that holds a key.
-
-    Raises:
-        OdtpackError: ``key-not-readable``; ``bad-key`` for a file too large for one.
-    """
+    """Read a small file that holds a key."""
     try:
         with path.open("rb") as stream:
             data = stream.read(_MOST_KEY_BYTES + 1)

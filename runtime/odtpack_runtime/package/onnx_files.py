@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself, read without the code that wrote the manifest."""
+"""The content of an ONNX file, read without the code that wrote the manifest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from odtpack_runtime.errors import OdtpackError, onnx_missing
 from odtpack_runtime.package.contradictions import contradiction
-from odtpack_runtime.session.model_file import check_model_file
+from odtpack_runtime.session.model_file import check_model_file, outside_tensor
 
 if TYPE_CHECKING:
     import onnx
@@ -21,11 +21,7 @@ Tensor = tuple[str, str, tuple[int | str | None, ...]]
 
 
 def load_model(path: Path) -> onnx.ModelProto:
-    """Read a model that holds all that it needs.
-
-    Raises:
-        OdtpackError: ``model-not-readable``, ``model-external-data``, ``onnx-missing``.
-    """
+    """Read a model that holds all that it needs."""
     try:
         import onnx
     except ImportError as error:
@@ -43,12 +39,7 @@ def load_model(path: Path) -> onnx.ModelProto:
         )
     for tensor in _tensors(model):
         if tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL:
-            raise OdtpackError(
-                "model-external-data",
-                f"{path.name} reads its tensor {tensor.name!r} from another file, and the models "
-                "of a package hold what they need.",
-                where=str(path),
-            )
+            raise outside_tensor(path, tensor.name)
     return model
 
 
@@ -89,11 +80,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def opsets_of(model: onnx.ModelProto, where: Path) -> dict[str, int]:
-    """Domains and their versions.
-
-    Raises:
-        OdtpackError: ``manifest-contradicts`` if a domain has two.
-    """
+    """Domains and their versions."""
     found: dict[str, int] = {}
     for entry in model.opset_import:
         if found.setdefault(entry.domain or "ai.onnx", entry.version) != entry.version:

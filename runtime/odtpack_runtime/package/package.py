@@ -18,13 +18,13 @@ from odtpack_runtime.errors import OdtpackError, unreadable
 from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.files.folder_update import check_finished
 from odtpack_runtime.package.manifest import Manifest, PackageFile
+from odtpack_runtime.package.records import MAX_MANIFEST_BYTES
 from odtpack_runtime.training.loop import load_dataset
 
 # The files of a package: paths that mean the same file everywhere, and nothing unlisted.
 
 MANIFEST_NAME = "manifest.json"
 SIGNATURE_NAME = "manifest.sig"
-MAX_MANIFEST_BYTES = 4 * 2**20
 _MOST_PATH_BYTES = 1024
 _MOST_NAME_BYTES = 255
 _TAMPERED = "do not use this package: it was tampered with, or not written by odtpack"
@@ -38,16 +38,11 @@ def signature_path(manifest: Path) -> Path:
 
 
 def read_manifest(path: Path) -> bytes:
-    """Read the bytes of a manifest, as many as one may have.
-
-    Raises:
-        OdtpackError: ``package-path`` for a link, ``package-not-found``, ``manifest-invalid``
-            for too many bytes.
-    """
+    """Read the bytes of a manifest, as many as one may have."""
     if path.is_symlink():
         raise OdtpackError(
             "package-path",
-            f"The manifest {path.name} is a link, which may lead out of the package.",
+            f"The manifest {path.name} is a link, which may point outside the package.",
             where=str(path),
         )
     try:
@@ -70,16 +65,7 @@ def read_manifest(path: Path) -> bytes:
 
 
 def check_paths(root: Path, files: Iterable[PackageFile], manifest: str) -> None:
-    """Check that the paths of a package name its files, each once, on every system.
-
-    Args:
-        root: The package's folder, for messages.
-        files: The files that its manifest lists.
-        manifest: Name of the manifest.
-
-    Raises:
-        OdtpackError: ``package-path``.
-    """
+    """Check that the paths of a package name its files, each once, on every system."""
     taken = {folded_path(name): name for name in (manifest, signature_path(Path(manifest)).name)}
     for file in files:
         problem = path_problem(file.path)
@@ -121,16 +107,12 @@ def path_problem(path: str) -> str | None:
 
 
 def check_file(root: Path, entry: PackageFile) -> Path:
-    """Return the absolute path of a file of a package, once it is the one described.
-
-    Raises:
-        OdtpackError: ``package-path`` for a link, ``package-incomplete``, ``package-changed``.
-    """
+    """Return the absolute path of a file of a package, once it is the one described."""
     path = root.joinpath(*entry.path.split("/"))
     if any(part.is_symlink() for part in (path, *path.parents) if root in part.parents):
         raise OdtpackError(
             "package-path",
-            f"The manifest names the file '{entry.path}', which does not lie inside the package: "
+            f"The manifest names the file '{entry.path}', which is not inside the package: "
             "it is reached through a link.",
             where=str(root),
         )
@@ -167,11 +149,7 @@ def unreadable_file(root: Path, name: str, error: OSError) -> OdtpackError:
 
 
 def check_nothing_else(root: Path, manifest_name: str, manifest: Manifest) -> None:
-    """Check that a package's folder holds what its manifest lists, and nothing besides.
-
-    Raises:
-        OdtpackError: ``package-unlisted``, naming the first other file, folder or link.
-    """
+    """Check that a package's folder holds what its manifest lists, and nothing besides."""
     listed = {file.path for file in manifest.files.all()}
     listed |= {manifest_name, signature_path(Path(manifest_name)).name}
     folders = {path[:at] for path in listed for at, sign in enumerate(path) if sign == "/"}
@@ -352,11 +330,7 @@ class Package:
 
 
 def find_manifest(path: str | os.PathLike[str]) -> Path:
-    """Return a package's manifest file.
-
-    Raises:
-        OdtpackError: ``package-not-found``, ``package-ambiguous``, ``update-unfinished``.
-    """
+    """Return a package's manifest file."""
     path = Path(path)
     check_finished(path if path.is_dir() else path.parent)
     if path.is_file():

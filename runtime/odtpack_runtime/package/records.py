@@ -38,27 +38,20 @@ DType = Literal[
 NonNegativeInt = Annotated[int, Rule(minimum=0, maximum=WHOLE_MAX)]
 PositiveInt = Annotated[int, Rule(minimum=1, maximum=WHOLE_MAX)]
 
+MAX_MANIFEST_BYTES = 4 * 2**20
 MAX_RANK = 32
 MAX_ELEMENTS = 2**40
 
 
 class ShapeRule(Rule):
-    """Bounds of a shape: its rank, and the product of its fixed sizes.
-
-    Args:
-        elements: The largest product.
-    """
+    """Bounds of a shape: its rank, and the product of its fixed sizes."""
 
     def __init__(self, elements: int = MAX_ELEMENTS) -> None:
         super().__init__(maxItems=MAX_RANK)
         self._elements = elements
 
     def check(self, value: Any, path: KeyPath) -> None:
-        """Check a shape.
-
-        Raises:
-            InvalidRecordError: Its rank or its product is too large.
-        """
+        """Check a shape."""
         super().check(value, path)
         # A size of 0 makes no other one harmless: readers multiply in their own order.
         if math.prod(max(size, 1) for size in value if isinstance(size, int)) > self._elements:
@@ -72,11 +65,7 @@ class Float32Rule(Rule):
         super().__init__(exclusiveMinimum=0)
 
     def check(self, value: Any, path: KeyPath) -> None:
-        """Check a number.
-
-        Raises:
-            InvalidRecordError: As a float32 it is infinite, 0 or less.
-        """
+        """Check a number."""
         with np.errstate(all="ignore"):
             if not 0 < np.float32(value) < np.inf:
                 raise InvalidRecordError("it must be a finite float32 above 0", path)
@@ -101,11 +90,7 @@ class PackageFile(Part):
 
     @classmethod
     def describe(cls, path: Path) -> PackageFile:
-        """Return the entry of a file that lies in the package's folder.
-
-        Raises:
-            OSError: It cannot be read.
-        """
+        """Return the entry of a file that lies in the package's folder."""
         return PackageFile(path=path.name, size_bytes=path.stat().st_size, sha256=file_sha256(path))
 
 
@@ -389,12 +374,7 @@ class OptimizerInfo(Part):
 
     @classmethod
     def read(cls, content: object, path: KeyPath = ()) -> Self:
-        """Check what a JSON text held, and return it as a record.
-
-        Raises:
-            InvalidRecordError: There is no kind, or a hyperparameter is not a number, true,
-                false or text.
-        """
+        """Check what a JSON text held, and return it as a record."""
         if not isinstance(content, dict):
             raise InvalidRecordError("it must be an object", path)
         kind = {key: value for key, value in content.items() if key == "kind"}
@@ -466,11 +446,7 @@ class ScheduleInfo(Part):
 
     @classmethod
     def read(cls, content: object, path: KeyPath = ()) -> Self:
-        """Check what a JSON text held, and return it as a record.
-
-        Raises:
-            InvalidRecordError: It is not a schedule, with settings that it has.
-        """
+        """Check what a JSON text held, and return it as a record."""
         found = super().read(content, path)
         counts = {
             name: int(value)

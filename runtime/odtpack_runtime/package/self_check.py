@@ -30,25 +30,14 @@ MOST_STEPS = 8
 def zero_gradients(
     package: Package, arrays: Mapping[str, Array], batch_size: int
 ) -> tuple[str, ...]:
-    """Run training steps on sample data, without an optimizer, and look at the gradients.
-
-    A gradient that is exactly zero for every element and every sample says that the
-    parameter has no effect where the data lie: a unit that is never active, an embedding
-    that no index names, a branch that is not taken, a value that is rounded away.
-
-    Args:
-        package: The package; it is not changed.
-        arrays: Data by input, as :func:`odtpack_runtime.training.loop.load_dataset` returns them.
-        batch_size: Samples in a step. What does not fill a batch is left out, and steps
-            end after :data:`MOST_STEPS`.
-
-    Returns:
-        Names of the trainable parameters whose accumulated gradient was zero in every step,
-        in the order of the checkpoint.
-
-    Raises:
-        OdtpackError: A step failed, for example because the data do not fit.
-    """
+    """Run training steps on sample data, without an optimizer, and look at the gradients."""
+    # A gradient that is exactly zero for every element and every sample says that the parameter has
+    # no effect where the data lie: a unit that is never active, an embedding that no index names, a
+    # branch that is not taken, a value that is rounded away.
+    # `batch_size`: Samples in a step. What does not fill a batch is left out, and steps end after
+    # MOST_STEPS.
+    # Returns the names of the trainable parameters whose accumulated gradient was zero in every
+    # step, in the order of the checkpoint.
     state = CheckpointState.load_checkpoint(package.checkpoint)
     module = Module(package.training_model, state)
     names = module.input_names()
@@ -150,17 +139,11 @@ def first_losses(
 
 
 def made_up_batch(inputs: Sequence[InputInfo], chosen: Sequence[SelfCheckInput]) -> list[Array]:
-    """Return a batch that every language makes alike.
-
-    One counter i runs from 0 over the elements of all inputs. With u = (i + 1) 2654435761
-    modulo 2^32 and v = u >> 8, a floating-point element is (v - 2^23) / 2^23, which float32
-    holds exactly, an integer v modulo its bound, and a bool whether v is odd. Text, which a
-    self-check does not have, is "a".
-
-    Args:
-        inputs: The inputs of the training model.
-        chosen: The same inputs, with sizes and bounds.
-    """
+    """Return a batch that is the same in every language."""
+    # One counter i runs from 0 over the elements of all inputs. With u = (i + 1) 2654435761 modulo
+    # 2^32 and v = u >> 8, a floating-point element is (v - 2^23) / 2^23, which float32 holds
+    # exactly, an integer v modulo its bound, and a bool whether v is odd. Text, which a self-check
+    # does not have, is "a".
     start, batch = 0, []
     for item, wanted in zip(inputs, chosen, strict=True):
         count = math.prod(wanted.shape)
@@ -185,12 +168,7 @@ def _array(dtype: str, number: Array, bound: int | None, shape: Sequence[int]) -
 
 
 def possible_inputs(manifest: Manifest, samples: int) -> Iterator[tuple[SelfCheckInput, ...]]:
-    """Yield sizes and bounds of batches of made-up data, the likeliest to fit first.
-
-    Args:
-        manifest: Says which inputs there are.
-        samples: Samples of a batch, where their number may vary.
-    """
+    """Yield sizes and bounds of batches of made-up data, the likeliest to fit first."""
     seen = set()
     for other, low in itertools.product(_OTHER_SIZES, (False, True)):
         chosen = tuple(_sized(manifest.inputs, samples, other, low=low))
@@ -203,14 +181,8 @@ def possible_inputs(manifest: Manifest, samples: int) -> Iterator[tuple[SelfChec
 def _sized(
     inputs: Sequence[InputInfo], samples: int, other: int, *, low: bool
 ) -> Iterable[SelfCheckInput]:
-    """Give every input its sizes.
-
-    Args:
-        inputs: What is wanted.
-        samples: Size of the axis of the samples.
-        other: Size of every other axis that may vary.
-        low: Whole numbers are all 0, for indices into something that has one entry.
-    """
+    """Give every input its sizes."""
+    # `low`: whole numbers are all 0, for indices into something that has one entry.
     names = {item.shape[0] for item in inputs if item.shape and isinstance(item.shape[0], str)}
     for item in inputs:
         shape = tuple(
@@ -225,11 +197,7 @@ def _sized(
 def run_first_that_fits(
     manifest: Manifest, samples: int, run: Callable[[tuple[SelfCheckInput, ...]], Any]
 ) -> Any:
-    """Return what a function makes of the first batch of made-up data with which it runs.
-
-    Raises:
-        OdtpackError: What it raised with the first, if the models run with none.
-    """
+    """Return what a function makes of the first batch of made-up data with which it runs."""
     failed: OdtpackError | None = None
     for chosen in possible_inputs(manifest, samples):
         try:

@@ -1,4 +1,4 @@
-"""What a package from a stranger may ask for."""
+"""Limits for untrusted packages."""
 
 from __future__ import annotations
 
@@ -102,23 +102,14 @@ def _beyond(problem: str, where: str) -> OdtpackError:
     return OdtpackError("package-limits", problem, where=where)
 
 
-# The operators of every model that a package holds, whatever its manifest says of them.
+# The operators of every model that a package holds, whatever its manifest says.
 
 _WRITTEN_BY_OPTIMIZERS = ("com.microsoft.nchwc", "com.ms.internal.nhwc")
 """Domains that ONNX Runtime's own optimizer uses in a model in ORT format."""
 
 
 def check_operators(package: Package, domains: Collection[str]) -> None:
-    """Check that no model has an operator of another domain.
-
-    Args:
-        package: The package.
-        domains: The domains that are allowed.
-
-    Raises:
-        OdtpackError: ``package-limits``, naming the operator; as :func:`load_model` and
-            :func:`ort_operators`.
-    """
+    """Check that no model has an operator of another domain."""
     files = package.manifest.files
     models = {key: file.path for key, file in files.named().items() if "checkpoint" not in key}
     of_role = ("ort_model", "inference_model", "segment_model")
@@ -146,11 +137,7 @@ def _onnx_operators(path: Path) -> set[tuple[str, str]]:
 
 
 def check_release(manifest: Manifest, minimum: int, where: str) -> None:
-    """Refuse a package that is older than it may be.
-
-    Raises:
-        OdtpackError: ``package-downgrade``.
-    """
+    """Refuse a package that is older than it may be."""
     if manifest.release is None or manifest.release < minimum:
         found = "has no release number" if manifest.release is None else f"is {manifest.release}"
         raise OdtpackError(
@@ -163,20 +150,10 @@ def check_release(manifest: Manifest, minimum: int, where: str) -> None:
 def check_signed(
     manifest: Path, data: bytes, public_key: KeyFiles | None, required: bool
 ) -> Path | None:
-    """Check the signature that lies beside a manifest.
-
-    Args:
-        manifest: Path of the manifest.
-        data: Its bytes.
-        public_key: As for :func:`check_signature`; None checks only that it is one.
-        required: Whether there must be one, also where no key is passed.
-
-    Returns:
-        File of the key that it is valid for; None without a key.
-
-    Raises:
-        OdtpackError: ``not-signed``, ``signature-wrong``, and as :func:`check_signature`.
-    """
+    """Check the signature that lies beside a manifest."""
+    # `public_key`: as for check_signature; None checks only that it is one.
+    # `required`: whether there must be one, also where no key is passed.
+    # Returns the file of the key that it is valid for; None without a key.
     path = signature_path(manifest)
     if not os.path.lexists(path):
         if public_key is None and not required:

@@ -63,12 +63,9 @@ class StepFigures:
 
 
 def run_steps_apart(package: Package) -> StepFigures:
-    """Run :func:`run_steps` in a process of its own, as a hostile model may do anything.
-
-    Raises:
-        OdtpackError: What :func:`run_steps` raised; ``models-crash`` if the process ended
-            without a word, ``models-stall`` if it was silent for longer than its limit.
-    """
+    """Run :func:`run_steps` in a process of its own, as a hostile model may do anything."""
+    # Raises OdtpackError: What run_steps raised; `models-crash` if the process ended without a
+    # word, `models-stall` if it was silent for longer than its limit.
     files = [package.path / file.path for file in package.manifest.files.all()]
     try:
         found = apart.call(
@@ -88,14 +85,8 @@ def figures_of(manifest: str) -> dict[str, Any]:
 
 
 def run_steps(package: Package) -> StepFigures:
-    """Load every model, and make a training, an optimizer and an evaluation step.
-
-    A package with a self-check has to pass that.
-
-    Raises:
-        OdtpackError: A model does not load, does not go with the checkpoint, or does not
-            run with any of the sizes that were tried; ``self-check-failed``.
-    """
+    """Load every model, and make a training, an optimizer and an evaluation step."""
+    # A package with a self-check has to pass that.
     info = package.manifest.self_check
     if info is not None and info.reason is None:
         result = self_check(package)
@@ -140,11 +131,7 @@ def _load_converted(package: Package) -> None:
 
 
 def _load_exported(package: Package) -> None:
-    """Load what the inference template becomes: the manifest says what each parameter is in it.
-
-    Raises:
-        OdtpackError: ``manifest-contradicts`` if it does not load.
-    """
+    """Load what the inference template becomes: the manifest says what each parameter is in it."""
     file = package.manifest.files.inference_template
     if file is None:
         return

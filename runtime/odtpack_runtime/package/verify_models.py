@@ -47,13 +47,7 @@ if TYPE_CHECKING:
 
 
 def check_models(package: Package) -> None:
-    """Check the models against the manifest.
-
-    Raises:
-        OdtpackError: ``model-not-readable``; ``model-external-data`` if a model would read
-            another file; ``manifest-contradicts`` for anything that the manifest says
-            otherwise; ``onnx-missing``.
-    """
+    """Check the models against the manifest."""
     manifest = package.manifest
     training = load_model(package.training_model)
     evaluation = load_model(package.eval_model)
@@ -89,11 +83,7 @@ def check_models(package: Package) -> None:
 
 
 def check_checkpoints(package: Package) -> None:
-    """Check the checkpoint, and the nominal one, against the manifest.
-
-    Raises:
-        OdtpackError: As :func:`read_checkpoint`, and ``manifest-contradicts``.
-    """
+    """Check the checkpoint, and the nominal one, against the manifest."""
     data = read_checkpoint(package.checkpoint)
     if data.nominal:
         raise contradiction(package.checkpoint, "state", "nominal", "one with values")

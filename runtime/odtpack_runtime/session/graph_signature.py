@@ -19,35 +19,21 @@ from odtpack_runtime.errors import OdtpackError
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """Notes of a training model.
+    """Notes of a training model."""
 
-    Attributes:
-        class_count: Number of classes that labels may name; None if the model leaves it open.
-        ignored_label: Label of samples that do not count; None if there is none.
-        accumulation_steps: Batches whose gradients make one optimizer step.
-        parameter_order: Trainable parameters in the order that the model asks for in memory;
-            none if it asks for no order.
-    """
-
+    # number of classes that labels may name; None if the model leaves it open
     class_count: int | None
-    ignored_label: int | None
-    accumulation_steps: int
+    ignored_label: int | None  # label of samples that do not count; None if there is none
+    accumulation_steps: int  # batches whose gradients make one optimizer step
+    # trainable parameters in the order that the model asks for in memory; none if it asks for no
+    # order
     parameter_order: tuple[str, ...]
 
     @classmethod
     def read(
         cls, session: onnxruntime.InferenceSession, trainable: Collection[str], where: str
     ) -> ModelMetadata:
-        """Read and check the notes.
-
-        Args:
-            session: The training model.
-            trainable: Names of its trainable parameters.
-            where: Its path, for messages.
-
-        Raises:
-            OdtpackError: ``bad-metadata``.
-        """
+        """Read and check the notes."""
         metadata = session.get_modelmeta().custom_metadata_map
         class_count, ignored_label, steps = (
             _whole_number(metadata, key, where)
@@ -160,28 +146,18 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, element type and shape of a graph input or output.
+    """Name, element type and shape of a graph input or output."""
 
-    Attributes:
-        name: Name in the graph.
-        dtype: Element type; ``object`` for text.
-        shape: One entry per axis: its size, the name of a size that may vary but
-            is the same wherever the name occurs, or None for any size. ONNX
-            Runtime reports an unknown rank as a scalar, so an empty shape
-            promises nothing.
-    """
-
-    name: str
-    dtype: np.dtype[Any]
+    name: str  # name in the graph
+    dtype: np.dtype[Any]  # element type; `object` for text
+    # One entry per axis: its size, the name of a size that may vary but is the same wherever the
+    # name occurs, or None for any size. ONNX Runtime reports an unknown rank as a scalar, so an
+    # empty shape promises nothing.
     shape: tuple[Dim, ...]
 
     @classmethod
     def of_node(cls, node: Any, where: str) -> TensorSpec:
-        """Return the specification of a session's input or output.
-
-        Raises:
-            OdtpackError: ``unsupported-type`` if it is not a tensor of a type numpy has.
-        """
+        """Return the specification of a session's input or output."""
         dtype = _DTYPES.get(node.type)
         if dtype is None:
             raise OdtpackError(
@@ -212,13 +188,7 @@ class TensorSpec:
 def check_tensors(
     specs: Sequence[TensorSpec], tensors: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 ) -> None:
-    """Check tensors, given as (dtype, shape), against the user inputs they are meant for.
-
-    Raises:
-        OdtpackError: ``input-type`` or ``input-shape`` for a tensor that does
-            not fit, ``input-sizes-differ`` if two inputs disagree about a named
-            size, ``empty-batch`` if a size that may vary is 0.
-    """
+    """Check tensors, given as (dtype, shape), against the user inputs they are meant for."""
     sizes: dict[str, tuple[int, str]] = {}
     for spec, (dtype, shape) in zip(specs, tensors, strict=True):
         if dtype != spec.dtype:
@@ -247,17 +217,7 @@ def check_tensors(
 
 
 def check_labels(name: str, labels: Array, class_count: int, ignored: int | None = None) -> None:
-    """Check that integer labels name existing classes.
-
-    Args:
-        name: Name of the input, for the message.
-        labels: int64 labels of any shape.
-        class_count: Number of classes; valid labels are 0 to ``class_count - 1``.
-        ignored: A further label that is allowed: samples that do not count.
-
-    Raises:
-        OdtpackError: ``label-out-of-range``.
-    """
+    """Check that integer labels name existing classes."""
     # Read as uint64 a negative label is huge: one reduction instead of two.
     if labels.size == 0 or labels.view(np.uint64).max() < class_count:
         return
@@ -276,21 +236,13 @@ def check_labels(name: str, labels: Array, class_count: int, ignored: int | None
 
 @dataclass(frozen=True, slots=True)
 class GraphSignature:
-    """The inputs and outputs of a training or evaluation graph, by role.
+    """The inputs and outputs of a training or evaluation graph, by role."""
 
-    Attributes:
-        inputs: User inputs.
-        parameters: Names of the parameters, in the order of the graph's inputs.
-        outputs: User outputs.
-        gradients: Names of the parameters whose gradient the graph accumulates.
-        updates: Names of the state parameters that the graph updates.
-    """
-
-    inputs: tuple[TensorSpec, ...]
-    parameters: tuple[str, ...]
-    outputs: tuple[TensorSpec, ...]
-    gradients: tuple[str, ...]
-    updates: tuple[str, ...]
+    inputs: tuple[TensorSpec, ...]  # user inputs
+    parameters: tuple[str, ...]  # names of the parameters, in the order of the graph's inputs
+    outputs: tuple[TensorSpec, ...]  # user outputs
+    gradients: tuple[str, ...]  # names of the parameters whose gradient the graph accumulates
+    updates: tuple[str, ...]  # names of the state parameters that the graph updates
 
     @classmethod
     def read(
@@ -301,19 +253,7 @@ class GraphSignature:
         trainable: Mapping[str, Array],
         frozen: Mapping[str, Array],
     ) -> GraphSignature:
-        """Classify a graph's names with the help of the parameters of a checkpoint.
-
-        Args:
-            where: Name of the model, for messages.
-            inputs: The session's inputs (``onnxruntime.NodeArg``).
-            outputs: The session's outputs.
-            trainable: The checkpoint's trainable parameters.
-            frozen: The checkpoint's other parameters.
-
-        Raises:
-            OdtpackError: ``model-mismatch`` if graph and checkpoint contradict
-                each other, ``unsupported-type``.
-        """
+        """Classify a graph's names with the help of the parameters of a checkpoint."""
         roles = {**trainable, **frozen}
         roles |= {name + BUFFER_SUFFIX: array for name, array in trainable.items()}
         roles[RESET_NAME] = np.zeros(1, np.bool_)
@@ -400,23 +340,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class StepSignature:
-    """The inputs and outputs of a step graph, by role.
+    """The inputs and outputs of a step graph, by role."""
 
-    Attributes:
-        graph: What it has in common with a training graph; it has no gradients.
-        updates: Shape of the new value of each trainable parameter and of each vector of the
-            optimizer's state, by the name of the input, whose memory it may take. It may cut
-            what it updates into parts: only the number of elements is that of the input.
-        state: Shape of the inputs with the optimizer's state, by name.
-        groups: Number of parameter groups, each with a learning rate.
-        kept: Length of the output that says which trainable parameters kept their values.
-    """
-
-    graph: GraphSignature
+    graph: GraphSignature  # what it has in common with a training graph; it has no gradients
+    # Shape of the new value of each trainable parameter and of each vector of the optimizer's
+    # state, by the name of the input, whose memory it may take. It may cut what it updates into
+    # parts: only the number of elements is that of the input.
     updates: Mapping[str, Shape]
-    state: Mapping[str, Shape]
-    groups: int
-    kept: int
+    state: Mapping[str, Shape]  # shape of the inputs with the optimizer's state, by name
+    groups: int  # number of parameter groups, each with a learning rate
+    kept: int  # length of the output that says which trainable parameters kept their values
 
     @classmethod
     def read(

@@ -23,11 +23,9 @@ from odtpack_runtime.package.records import WeightInfo
 
 
 def give_back_freed_memory() -> None:
-    """Let the C allocator return freed memory to the system, where it can.
-
-    Opening a session frees much of what it allocated, in pieces that glibc keeps: of a ViT's
-    package 21 MB stay resident without this. The kits for C++ and Swift do the same.
-    """
+    """Let the C allocator return freed memory to the system, where it can."""
+    # Opening a session frees much of what it allocated, in pieces that glibc keeps: of a ViT's
+    # package 21 MB stay resident without this. The kits for C++ and Swift do the same.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
@@ -37,14 +35,7 @@ def give_back_freed_memory() -> None:
 
 
 class ActivationFile:
-    """Arrays in a temporary file, which is gone with the process, however that ends.
-
-    Args:
-        folder: Where the file is made; it must exist.
-
-    Raises:
-        OdtpackError: ``file-not-written``.
-    """
+    """Arrays in a temporary file, which is gone with the process, however that ends."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
@@ -62,11 +53,7 @@ class ActivationFile:
         self._end = 0
 
     def write(self, name: str, array: Array) -> None:
-        """Write a contiguous array.
-
-        Raises:
-            OdtpackError: ``file-not-written``, for example because the disk is full.
-        """
+        """Write a contiguous array."""
         self._places[name] = self._end
         self._stream.seek(self._end)
         rest = array.reshape(-1).view(np.uint8).data
@@ -78,11 +65,7 @@ class ActivationFile:
         self._end += array.nbytes
 
     def read(self, name: str, array: Array) -> None:
-        """Read what was written by that name into an array of its size.
-
-        Raises:
-            OdtpackError: ``file-not-written`` if it cannot be read back.
-        """
+        """Read what was written by that name into an array of its size."""
         self._stream.seek(self._places[name])
         rest = array.reshape(-1).view(np.uint8).data
         try:
@@ -114,20 +97,10 @@ Pages = tuple[int, int]
 
 
 class MappedWeights:
-    """Weights where they lie in a file, read-only.
+    """Weights where they lie in a file, read-only."""
 
-    Args:
-        path: The file; None if there are no weights.
-        tensors: What lies where in it.
-
-    Raises:
-        OdtpackError: ``segments-invalid`` if the file is too short, ``model-not-readable``.
-
-    Attributes:
-        releasing: Makes the context in which pages are given back, in whichever thread does it: a
-            meter of memory looks before and after.
-    """
-
+    # makes the context in which pages are given back, in whichever thread does it: a meter of
+    # memory looks before and after
     releasing: ClassVar[Callable[[], AbstractContextManager[None]]] = nullcontext
 
     def __init__(self, path: Path | None, tensors: Sequence[WeightInfo]) -> None:
@@ -175,11 +148,9 @@ class MappedWeights:
 
     @contextmanager
     def in_use(self, pages: Pages | None) -> Iterator[None]:
-        """Give pages back to the system after a ``with`` block, in which a run reads them.
-
-        Of many, those that were read are given back during the run as well: the matrix of a large
-        vocabulary is read from one end to the other.
-        """
+        """Give pages back to the system after a ``with`` block, in which a run reads them."""
+        # Of many, those that were read are given back during the run as well: the matrix of a large
+        # vocabulary is read from one end to the other.
         if pages is None or pages[1] <= _MOST_RESIDENT:
             yield
             self._release(pages)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.protobuf_wire import BYTES, VARINT, Field, MalformedError, fields
+from odtpack_runtime.files.protobuf_wire import BYTES, VARINT, MalformedError, fields, messages
 
 _LOCATION, _CONFIG = b"location", b"ort_config"
 
@@ -31,20 +31,24 @@ _INNER: Final = {
 _TENSOR_NAME, _EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 8, 13, 14, 1
 
 
+def outside_tensor(path: Path, name: str) -> OdtpackError:
+    """The error for a model with a tensor in another file."""
+    return OdtpackError(
+        "model-external-data",
+        f"{path.name} reads its tensor {name!r} from another file, and the models of a package "
+        "must contain theirs.",
+        where=str(path),
+    )
+
+
 def check_model_file(path: Path) -> None:
-    """Refuse a model that asks for what is not in it.
-
-    A file in ORT format cannot: ONNX Runtime reads no external data of it when it infers.
-
-    Raises:
-        OdtpackError: ``model-external-data``; ``bad-metadata``; ``model-not-loadable`` for a file
-            that may hold either and is not a model.
-    """
+    """Refuse a model that asks for what is not in it."""
+    # A file in ORT format cannot: ONNX Runtime reads no external data of it when it infers.
     try:
         with path.open("rb") as stream, mmap.mmap(
             stream.fileno(), 0, access=mmap.ACCESS_READ
         ) as content:  # fmt: skip
-            # Most models are not taken apart: both are asked for by a name.
+            # Most models are not parsed: either needs a name in the file.
             if content[4:8] == b"ORTM" or content.find(_LOCATION) == content.find(_CONFIG) == -1:
                 return
             data = content[:]
@@ -66,7 +70,7 @@ def _check(data: memoryview, path: Path) -> None:
             if found.kind == BYTES and (inner := _INNER[message].get(found.number)):
                 waiting.append((inner, found.body, found.end))
             elif (message, found.number) == _METADATA and found.kind == BYTES:
-                if _CONFIG in _texts(data, found, 1):
+                if _CONFIG in messages(data[found.body : found.end], 1):
                     raise OdtpackError(
                         "bad-metadata",
                         f"The metadata of {path.name} hold ort_config, options that its session "
@@ -77,17 +81,6 @@ def _check(data: memoryview, path: Path) -> None:
                 (found.number == _EXTERNAL_DATA and found.kind == BYTES)
                 or (found.number, found.kind, found.value) == (_DATA_LOCATION, VARINT, _EXTERNAL)
             ):
-                names = _texts(data, Field(0, BYTES, start, start, end, 0), _TENSOR_NAME)
+                names = messages(data[start:end], _TENSOR_NAME)
                 name = b"".join(names[-1:]).decode(errors="replace")
-                raise OdtpackError(
-                    "model-external-data",
-                    f"{path.name} reads its tensor {name!r} from another file, and the models of "
-                    "a package hold what they need.",
-                    where=str(path),
-                )
-
-
-def _texts(data: memoryview, message: Field, number: int) -> list[bytes]:
-    """Texts of a message's fields of a number."""
-    inside = fields(data, message.body, message.end)
-    return [bytes(data[f.body : f.end]) for f in inside if f.number == number and f.kind == BYTES]
+                raise outside_tensor(path, name)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import onnxruntime
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.protobuf_wire import BYTES, fields, name_of
 from odtpack_runtime.files.records import InvalidRecordError, parse_json
-from odtpack_runtime.package.records import SESSION_CONFIG, OptimizationLevel, SessionInfo
+from odtpack_runtime.package.records import (
+    MAX_MANIFEST_BYTES,
+    SESSION_CONFIG,
+    OptimizationLevel,
+    SessionInfo,
+)
 
 _METADATA = 14  # number of the field metadata_props in ModelProto
-_MAX_MANIFEST_BYTES = 4 * 2**20
 LEVELS: Final[dict[OptimizationLevel, onnxruntime.GraphOptimizationLevel]] = {
     "disabled": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -24,22 +30,16 @@ LEVELS: Final[dict[OptimizationLevel, onnxruntime.GraphOptimizationLevel]] = {
 
 
 def usual_session(optimization_level: str, **memory: bool | int | None) -> SessionInfo:
-    """Return the options that suit a training.
-
-    - Memory patterns are off. A pattern keeps one block for the peak of a whole run beside
-      the arena that the first run filled: a step of MobileNetV2 takes 139 MiB instead of
-      218 without it, as fast.
-    - Threads rest between runs, see
-      :data:`~odtpack_runtime.package.records.SESSION_CONFIG`.
-
-    Args:
-        optimization_level: What suits the training model. ``extended`` leaves out the layout
-            for constant convolution weights, which a model whose weights are all inputs pays
-            for and does not gain from. ``basic`` is for float64, which fused operators would
-            round to float32 in places. What is not known counts as ``all``.
-        **memory: Where the sessions take their memory from, fields of :class:`SessionInfo`; without
-            any from an arena of each session's own, as packages had it that say nothing of them.
-    """
+    """Return the options that suit a training."""
+    # Memory patterns are off. A pattern keeps one block for the peak of a whole run beside the
+    # arena that the first run filled: a step of MobileNetV2 takes 139 MiB instead of 218 without
+    # it, as fast. Threads rest between runs, see SESSION_CONFIG.
+    # `optimization_level`: What suits the training model. `extended` leaves out the layout for
+    # constant convolution weights, which a model whose weights are all inputs pays for and does not
+    # gain from. `basic` is for float64, which fused operators would round to float32 in places.
+    # What is not known counts as `all`.
+    # `**memory`: where the sessions take their memory from, fields of SessionInfo; without any from
+    # an arena of each session's own, as packages had it that say nothing of them.
     level = optimization_level if optimization_level in LEVELS else "all"
     content = {"optimization_level": level, "memory_pattern": False, "config": dict(SESSION_CONFIG)}
     return SessionInfo.read(content | memory)
@@ -64,32 +64,29 @@ def default_session_options(
 
 
 def session_info(train_model_uri: str | os.PathLike[str]) -> SessionInfo:
-    """Return what the package of a training model says of its sessions.
-
-    Without a manifest beside it that is :func:`usual_session`, with the optimization level that
-    the packager recorded in the model.
-
-    Args:
-        train_model_uri: Training model; a file that cannot be read gives the defaults.
-
-    Raises:
-        OdtpackError: ``manifest-invalid`` if a manifest names the model, and its key ``session``
-            is not what one may be.
-    """
+    """Return the session entries of a training model's package."""
     path = Path(train_model_uri)
-    info = _session_beside(path)
-    if info is None:
-        info = usual_session(read_metadata(path).get("odtpack.optimization_level", ""))
-    return info
+    return session_of(manifest_beside(path), path)
+
+
+def session_of(manifest: dict[str, Any] | None, model: Path) -> SessionInfo:
+    """Return the session entries in the content of a manifest."""
+    # A model may be opened without its package: the rest of the manifest is not judged here.
+    # Without one it is usual_session, with the optimization level that the packager recorded in
+    # the model; a file that cannot be read gives the defaults.
+    if manifest is None or manifest.get("session") is None:
+        return usual_session(read_metadata(model).get("odtpack.optimization_level", ""))
+    try:
+        return SessionInfo.read(manifest["session"], ("session",))
+    except InvalidRecordError as error:
+        raise OdtpackError(
+            "manifest-invalid", f"The manifest is not valid: {error}.", where=str(model.parent)
+        ) from error
 
 
 def session_options(info: SessionInfo, threads: int | None = None) -> onnxruntime.SessionOptions:
-    """Return options of a package as ONNX Runtime takes them.
-
-    Args:
-        info: What the manifest says.
-        threads: Threads within an operator, in place of the manifest's.
-    """
+    """Return options of a package as ONNX Runtime takes them."""
+    # `threads`: threads within an operator, in place of the manifest's.
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = LEVELS[info.optimization_level]
     options.enable_mem_pattern = info.memory_pattern
@@ -130,33 +127,15 @@ def _share_allocator(info: SessionInfo) -> None:
         onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(0, -1, *sizes))
 
 
-def _session_beside(model: Path) -> SessionInfo | None:
-    """What the manifest in the folder of a model says, if there is one that names the model.
-
-    A model may be opened without its package: the rest of the manifest is not judged here.
-    """
-    content = manifest_beside(model)
-    if content is None or content.get("session") is None:
-        return None
-    try:
-        return SessionInfo.read(content["session"], ("session",))
-    except InvalidRecordError as error:
-        raise OdtpackError(
-            "manifest-invalid", f"The manifest is not valid: {error}.", where=str(model.parent)
-        ) from error
-
-
 def manifest_beside(model: Path) -> dict[str, Any] | None:
-    """Return the content of the manifest in the folder of a model, unchecked.
-
-    None if there is none that names the model, or it is no JSON.
-    """
+    """Return the content of the manifest in the folder of a model, unchecked."""
+    # None if there is none that names the model, or it is no JSON.
     prefix, found, _ = model.name.partition("training_model")
     manifest = model.with_name(f"{prefix if found else ''}manifest.json")
     with suppress(OSError, InvalidRecordError, LookupError, TypeError, AttributeError):
         with manifest.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
-            content = parse_json(stream.read(min(size, _MAX_MANIFEST_BYTES)))
+            content = parse_json(stream.read(min(size, MAX_MANIFEST_BYTES)))
         files = content["files"]
         named = [files["training_model"], *files.get("extra", ())]
         if model.name in (entry["path"] for entry in named):
@@ -165,58 +144,17 @@ def manifest_beside(model: Path) -> dict[str, Any] | None:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Metadata of an ONNX file, without loading its graph; empty if there is none to read.
-
-    Options must be chosen before a session exists that could be asked. The file is a
-    protobuf message: fields of (number, type), length and content, all but one skipped.
-    """
+    """Metadata of an ONNX file, without loading its graph; empty if there is none to read."""
+    # Options must be chosen before a session exists that could be asked. The file is a protobuf
+    # message, of which all fields but one are skipped. An entry's field 1 is the key, 2 the value.
     found: dict[str, str] = {}
-    try:
-        with path.open("rb") as stream:
-            end = stream.seek(0, os.SEEK_END)
-            stream.seek(0)
-            while stream.tell() < end:
-                number, kind = divmod(_varint(stream), 8)
-                if kind == 0:
-                    _varint(stream)
-                    continue
-                if kind != 2:
-                    return found
-                length = _varint(stream)
-                if length > end - stream.tell():
-                    return found
-                if number == _METADATA:
-                    key, value = _pair(stream, stream.tell() + length)
-                    found[key] = value
-                else:
-                    stream.seek(length, os.SEEK_CUR)
-    except (OSError, ValueError):
-        return found
+    with (
+        suppress(OSError, ValueError),
+        path.open("rb") as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        for entry in fields(content):
+            if entry.number == _METADATA and entry.kind == BYTES:
+                pair = memoryview(content[entry.body : entry.end])
+                found[name_of(pair, 1)] = name_of(pair, 2)
     return found
-
-
-def _pair(stream: BinaryIO, end: int) -> tuple[str, str]:
-    """A StringStringEntryProto: field 1 is the key, field 2 the value."""
-    parts = {1: "", 2: ""}
-    while stream.tell() < end:
-        number, kind = divmod(_varint(stream), 8)
-        if kind != 2:
-            raise ValueError("not a text field")
-        length = _varint(stream)
-        if length > end - stream.tell():
-            raise ValueError("a text reaches past its message")
-        parts[number] = stream.read(length).decode()
-    return parts[1], parts[2]
-
-
-def _varint(stream: BinaryIO) -> int:
-    """Base-128 number, lowest seven bits first; at most ten bytes."""
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = stream.read(1)
-        if not byte:
-            raise ValueError("the file ends in a number")
-        value |= (byte[0] & 0x7F) << shift
-        if byte[0] < 0x80:
-            return value
-    raise ValueError("a number has more than ten bytes")

@@ -30,21 +30,10 @@ from odtpack_runtime.session.session import UserInputs, open_session, owned_ortv
 
 
 class Segments:
-    """The sessions of a package's segments, and what their inputs and outputs are called.
+    """The sessions of a package's segments, and what their inputs and outputs are called."""
 
-    Args:
-        training: The training model, which ends the network; its manifest lies beside it.
-        info: What that says of segments.
-        options: Options of the sessions.
-        evaluation: The evaluation model, if there is one.
-        inputs: Names of the user inputs in order.
-
-    Attributes:
-        kept: Memory of values between segments, which training and evaluation share.
-
-    Raises:
-        OdtpackError: A model is missing or does not load; ``segments-invalid``.
-    """
+    # `kept`: memory of values between segments, which training and evaluation share.
+    # `info`: what that says of segments.
 
     def __init__(
         self,
@@ -103,11 +92,7 @@ class Segments:
                     self._check_weight(name, node)
 
     def check_inputs(self, found: Iterable[Sequence[TensorSpec]]) -> None:
-        """Check that what no segment makes, no parameter is and no weight, a caller feeds.
-
-        Raises:
-            OdtpackError: ``segments-invalid``.
-        """
+        """Check that what no segment makes, no parameter is and no weight, a caller feeds."""
         for spec in (spec for specs in found for spec in specs):
             if spec.name not in self.inputs:
                 raise segments_invalid(f"nothing gives '{spec.name}' to a segment", self.where)
@@ -123,12 +108,9 @@ class Segments:
             )
 
     def nodes(self, *, training: bool) -> tuple[list[Any], list[Any]]:
-        """Inputs and outputs of the whole, as of one model that would be all of them.
-
-        Returns:
-            The user inputs, the parameters, and for training their buffers; the outputs of the
-            last segment, and for training all gradients.
-        """
+        """Inputs and outputs of the whole, as of one model that would be all of them."""
+        # Returns the user inputs, the parameters, and for training their buffers; the outputs of
+        # the last segment, and for training all gradients.
         ends = self.last if training else self.last_evaluated
         assert ends is not None  # noqa: S101 - asked for only where there is one
         parts = [*self.forward, *(b for b in self.backward if b is not None and training), ends]
@@ -172,12 +154,8 @@ class Part:
 
 
 def segment_name(names: Mapping[str, str], own: str) -> str:
-    """Return what a segment calls an input or output of its model.
-
-    Args:
-        names: What is called differently, see :class:`SegmentInfo`.
-        own: The name in the model; what belongs to a name (its gradient) goes with it.
-    """
+    """Return what a segment calls an input or output of its model."""
+    # `own`: the name in the model; what belongs to a name (its gradient) goes with it.
     for suffix in (COTANGENT_SUFFIX, BUFFER_SUFFIX, GRADIENT_SUFFIX):
         if own.endswith(suffix):
             stem = own.removesuffix(suffix)
@@ -194,12 +172,14 @@ def _is_gradient(name: str) -> bool:
 
 
 def segments_beside(model: str | os.PathLike[str]) -> tuple[SegmentsInfo, tuple[str, ...]] | None:
-    """Return what the manifest beside a training model says of segments, and its user inputs.
+    """Return the segments of the manifest beside a training model, and its user inputs."""
+    return segments_of(manifest_beside(Path(model)), Path(model))
 
-    Raises:
-        OdtpackError: ``segments-invalid`` if that cannot be read.
-    """
-    content = manifest_beside(Path(model))
+
+def segments_of(
+    content: dict[str, Any] | None, model: Path
+) -> tuple[SegmentsInfo, tuple[str, ...]] | None:
+    """Return the segments in the content of a manifest, and its user inputs."""
     if content is None or content.get("segments") is None:
         return None
     try:
@@ -214,7 +194,7 @@ def segments_beside(model: str | os.PathLike[str]) -> tuple[SegmentsInfo, tuple[
 #
 # Between two segments lies one value, which is kept from the way there for the way back; inside a
 # segment everything is computed a second time. Weights are inputs of the models, bound where they
-# lie in a file that is mapped, so that a model serves all segments that are alike and the pages of
+# lie in a file that is mapped, so that one model serves all equal segments and the pages of
 # weights are the system's to drop. They are given back to it after each run of a segment.
 
 
@@ -265,19 +245,10 @@ class _Run:
 
 
 class SegmentedGraph(UserInputs):
-    """Segments with the face of :class:`~odtpack_runtime.session.session.BoundGraph`.
+    """Segments with the face of :class:`~odtpack_runtime.session.session.BoundGraph`."""
 
-    Args:
-        segments: The segments.
-        training: Whether to compute gradients.
-        inputs, class_count, ignored_label: As :class:`UserInputs` takes them.
-        outputs: The user outputs, in the order in which they are returned.
-        activations: Folder for a file in which values between segments wait for the way back;
-            None for memory.
-
-    Raises:
-        OdtpackError: ``file-not-written`` if no such file can be made there.
-    """
+    # `activations`: folder for a file in which values between segments wait for the way back; None
+    # for memory.
 
     def __init__(
         self,
@@ -327,11 +298,7 @@ class SegmentedGraph(UserInputs):
                 run.bind_output(name, memory)
 
     def __call__(self, values: Sequence[object]) -> list[Any]:
-        """Run all segments once, forth and, in training, back.
-
-        Raises:
-            OdtpackError: As :class:`UserInputs`; ``run-failed`` with ONNX Runtime's reason.
-        """
+        """Run all segments once, forth and, in training, back."""
         arrays = self.arrays(values)
         if arrays is None:
             return [owned_ortvalue(each) for each in self(self.from_ortvalues(values))]

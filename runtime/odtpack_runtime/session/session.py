@@ -25,13 +25,7 @@ def open_session(
     path: str | os.PathLike[str],
     options: onnxruntime.SessionOptions,
 ) -> onnxruntime.InferenceSession:
-    """Load an ``.onnx`` or ``.ort`` model for the CPU.
-
-    Raises:
-        OdtpackError: ``model-not-found``, ``model-not-readable`` if the system refused,
-            ``model-not-loadable`` with ONNX Runtime's reason; ``model-external-data``,
-            ``bad-metadata``, see :mod:`odtpack_runtime.session.model_file`.
-    """
+    """Load an ``.onnx`` or ``.ort`` model for the CPU."""
     file = Path(path)
     if not file.is_file():
         raise OdtpackError("model-not-found", f"There is no model {file}.", where=str(file))
@@ -77,13 +71,9 @@ def first_line(error: Exception) -> str:
 
 
 class UserInputs:
-    """The user inputs of a graph, and the values that are passed for them.
+    """The user inputs of a graph, and the values that are passed for them."""
 
-    Args:
-        inputs: In the order in which they are passed.
-        class_count: If known, labels (the input ``labels``) are checked against it.
-        ignored_label: A label outside that range which is allowed.
-    """
+    # `class_count`: if known, labels (the input `labels`) are checked against it.
 
     def __init__(
         self,
@@ -104,11 +94,7 @@ class UserInputs:
         self._shapes: list[tuple[int, ...]] | None = None
 
     def arrays(self, values: Sequence[object]) -> Sequence[Array] | None:
-        """Return values as arrays that can be bound; None if they are OrtValues all of them.
-
-        Raises:
-            OdtpackError: As :func:`check_tensors` and :func:`check_labels`; ``input-count``.
-        """
+        """Return values as arrays that can be bound; None if they are OrtValues all of them."""
         if len(values) != len(self.inputs):
             wanted = ", ".join(f"{spec.name}: {spec}" for spec in self.inputs)
             raise OdtpackError(
@@ -138,11 +124,7 @@ class UserInputs:
         return arrays
 
     def from_ortvalues(self, values: Sequence[Any]) -> list[Array]:
-        """Return views of OrtValues' own memory.
-
-        Raises:
-            OdtpackError: ``input-type`` for one that is elsewhere, or no tensor.
-        """
+        """Return views of OrtValues' own memory."""
         for spec, value in zip(self.inputs, values, strict=True):
             if value.device_name() != "cpu" or not value.is_tensor():
                 raise OdtpackError(
@@ -152,23 +134,15 @@ class UserInputs:
 
 
 class BoundGraph(UserInputs):
-    """A session whose parameters, gradients and state are bound once, by address.
+    """A session whose parameters, gradients and state are bound once, by address."""
 
-    What changes from call to call, the user's inputs and outputs, is bound as it
-    comes, and an array that stands where the last one stood is not even bound
-    again. Nothing is copied, in or out; only the loss, a scalar, leaves as a
-    copy, so that a caller may keep it while the next step runs.
-
-    ONNX Runtime for Python cannot bind text. A graph with a text input is run
-    the plain way, and what belongs into bound memory is copied there.
-
-    Not safe for concurrent calls.
-
-    Args:
-        session: The session.
-        inputs, class_count, ignored_label: As :class:`UserInputs` takes them.
-        outputs: The user outputs, in the order in which they are returned.
-    """
+    # What changes from call to call, the user's inputs and outputs, is bound as it comes, and an
+    # array that stands where the last one stood is not even bound again. Nothing is copied, in or
+    # out; only the loss, a scalar, leaves as a copy, so that a caller may keep it while the next
+    # step runs.
+    # ONNX Runtime for Python cannot bind text. A graph with a text input is run the plain way, and
+    # what belongs into bound memory is copied there.
+    # Not safe for concurrent calls.
 
     def __init__(
         self,
@@ -216,18 +190,9 @@ class BoundGraph(UserInputs):
             )
 
     def __call__(self, values: Sequence[object]) -> list[Any]:
-        """Run the graph once.
-
-        Args:
-            values: The user inputs: arrays or nested lists, or OrtValues all of them.
-
-        Returns:
-            The user outputs: arrays, or OrtValues if OrtValues came in.
-
-        Raises:
-            OdtpackError: As :func:`check_tensors` and :func:`check_labels`;
-                ``input-count``; ``run-failed`` with ONNX Runtime's reason.
-        """
+        """Run the graph once."""
+        # `values`: the user inputs: arrays or nested lists, or OrtValues all of them.
+        # Returns the user outputs: arrays, or OrtValues if OrtValues came in.
         arrays = self.arrays(values)
         if arrays is None:
             return [owned_ortvalue(each) for each in self(self.from_ortvalues(values))]
@@ -303,12 +268,10 @@ def run_failed(error: Exception) -> OdtpackError:
 
 
 def owned_ortvalue(array: Array) -> onnxruntime.OrtValue:
-    """Copy an array into an OrtValue with memory of its own.
-
-    ``OrtValue.ortvalue_from_numpy`` borrows the array's memory: a view taken by
-    ``.numpy()`` outlives neither the array nor the OrtValue, and reads freed memory
-    without an error. Text, which ONNX Runtime copies, is the exception.
-    """
+    """Copy an array into an OrtValue with memory of its own."""
+    # `OrtValue.ortvalue_from_numpy` borrows the array's memory: a view taken by `.numpy()` outlives
+    # neither the array nor the OrtValue, and reads freed memory without an error. Text, which ONNX
+    # Runtime copies, is the exception.
     if array.dtype.kind in "OUS":
         return onnxruntime.OrtValue.ortvalue_from_numpy(array)
     value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), array.dtype.type)

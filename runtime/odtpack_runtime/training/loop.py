@@ -264,7 +264,7 @@ def train_step(
         elif index:
             raise OdtpackError(
                 "private-batch",
-                "A private step takes one batch: it clips and adds noise to the whole of it.",
+                "A private step takes one batch: it clips and adds noise to the whole batch.",
                 hint="give the samples as one batch; they are computed one by one anyway",
             )
         else:
@@ -355,12 +355,9 @@ def loss_of(results: Any) -> float:
 
 
 def right_labels(scores: Array, labels: Array, ignored_label: int | None) -> tuple[Array, Array]:
-    """Labels that the highest score names, and all that count, each in one axis.
-
-    Args:
-        scores: One number per class, ``[N, C, ...]``.
-        labels: Class numbers, ``[N, ...]``.
-        ignored_label: Label of samples that do not count; None if all do.
-    """
+    """Labels that the highest score names, and all that count, each in one axis."""
+    # `scores`: one number per class, `[N, C, ...]`.
+    # `labels`: class numbers, `[N, ...]`.
+    # `ignored_label`: label of samples that do not count; None if all do.
     counted = labels != ignored_label
     return labels[(scores.argmax(axis=1) == labels) & counted], labels[counted]

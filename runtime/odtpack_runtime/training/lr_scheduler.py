@@ -103,7 +103,7 @@ class LinearLRScheduler(LRScheduler):
                     max(0, (total - s) / (total - warmup))      from then on
 
     This is what the arguments of ``onnxruntime.training.api.LinearLRScheduler``
-    say. The class itself, in 1.19.2, hands them on in the wrong order and warms
+    say. The class itself, in 1.19.2, passes them on in the wrong order and warms
     up for ``total_step_count`` steps.
 
     Args:

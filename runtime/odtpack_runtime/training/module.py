@@ -25,8 +25,9 @@ from odtpack_runtime.session.graph_signature import (
     TensorSpec,
     model_mismatch,
 )
-from odtpack_runtime.session.options import default_session_options
-from odtpack_runtime.session.segments import SegmentedGraph, Segments, segments_beside
+from odtpack_runtime.session.options import manifest_beside, session_of
+from odtpack_runtime.session.options import session_options as make_options
+from odtpack_runtime.session.segments import SegmentedGraph, Segments, segments_of
 from odtpack_runtime.session.session import BoundGraph, open_session, owned_ortvalue
 from odtpack_runtime.training.parameter_vector import (
     NotFinite,
@@ -102,15 +103,17 @@ class Module:
         if device not in ("cpu", "cpu:0"):
             raise OdtpackError("unsupported-device", f"Device '{device}' is not supported.")
         self.state = state
-        self.session_options = session_options or default_session_options(train_model_uri)
         self.training = True
         self.on_not_finite = on_not_finite
         self._closed = False
         self._when_closed: list[Callable[[], None]] = []
-        self._train_path = Path(train_model_uri)
+        self._train_path = path = Path(train_model_uri)
         self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
         self._activations = activations
-        beside = segments_beside(train_model_uri)
+        manifest = manifest_beside(path)
+        # Sessions opened with the same options share an arena, where the package asks for it.
+        self.session_options = session_options or make_options(session_of(manifest, path))
+        beside = segments_of(manifest, path)
         self._in_segments = beside is not None  # such a network has no step model
         whole = None if beside is not None or step_model_uri is None else Path(step_model_uri)
         first = whole or self._train_path
@@ -155,7 +158,7 @@ class Module:
         self._flat = state.place(
             tuple(dict.fromkeys((*metadata.parameter_order, *self._order))), shapes
         )
-        # The buffers are zero: starting afresh gives the same, with a pass less.
+        # The buffers are zero: starting again gives the same in one pass less.
         self._reset = np.ones(1, np.bool_)
         self._accumulated = 0
         statistics = {name: state.parameters.items[name].data for name in signature.updates}

@@ -47,19 +47,8 @@ Memory = npt.NDArray[np.uint8]
 def place_state(
     module: Module, contract: OptimizerContract, where: str
 ) -> tuple[OptimizerState, list[Memory], list[Layout]]:
-    """Return a new optimizer state in flat vectors, continuing the loaded one if there is one.
-
-    Args:
-        module: The module whose state is trained.
-        contract: What the optimizer model keeps.
-        where: Name of the optimizer model, for messages.
-
-    Returns:
-        The state, whose moments are views; and for each state vector its memory and layout.
-
-    Raises:
-        OdtpackError: ``optimizer-mismatch`` if the loaded state is another optimizer's.
-    """
+    """Return a new optimizer state in flat vectors, continuing the loaded one if there is one."""
+    # Returns the state, whose moments are views; and for each state vector its memory and layout.
     layout = module.flat.trainable
     loaded = module.state.optimizer
     if loaded is None:
@@ -141,11 +130,7 @@ def _fits(loaded: OptimizerState, kind: str | None, layouts: list[Layout], where
 
 
 def to_float32(value: float) -> float:
-    """Return a learning rate as float32 holds it.
-
-    Raises:
-        OdtpackError: ``bad-learning-rate`` if it is negative, or not a finite float32.
-    """
+    """Return a learning rate as float32 holds it."""
     try:
         with np.errstate(over="ignore"):
             rate = float(np.float32(value))

@@ -50,10 +50,8 @@ class StateVector:
     axes: tuple[int, ...] | None = None
 
     def stored_shape(self, shape: Shape) -> Shape:
-        """Shape for a parameter of this shape, in memory and in a checkpoint.
-
-        It has the parameter's rank; axes that are not kept have length 1.
-        """
+        """Shape for a parameter of this shape, in memory and in a checkpoint."""
+        # It has the parameter's rank; axes that are not kept have length 1.
         if self.axes is None:
             return shape
         cut = matrix_axis(shape)
@@ -75,26 +73,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerContract:
-    """How an optimizer model is run.
+    """How an optimizer model is run."""
 
-    Attributes:
-        state: What is kept, in the order of a checkpoint's moments.
-        by_parameter: Whether it is run parameter by parameter.
-        whole: Whether flat vectors must not be cut into chunks.
-        groups: Parameter groups; empty if all parameters are updated alike.
-        clips_norm: Whether it takes the norm of all gradients, ``gradient_norm``.
-        takes_decay: Whether it takes ``weight_decay``, that of the group.
-        kind: Kind of the optimizer; None if the model does not say.
-        privacy: What gradients must be made private with; None if they need not.
-    """
-
-    state: tuple[StateVector, ...]
-    by_parameter: bool
-    whole: bool
-    groups: tuple[Group, ...]
-    clips_norm: bool
-    takes_decay: bool
-    kind: str | None = None
+    state: tuple[StateVector, ...]  # what is kept, in the order of a checkpoint's moments
+    by_parameter: bool  # whether it is run parameter by parameter
+    whole: bool  # whether flat vectors must not be cut into chunks
+    groups: tuple[Group, ...]  # parameter groups; empty if all are updated in the same way
+    clips_norm: bool  # whether it takes the norm of all gradients, `gradient_norm`
+    takes_decay: bool  # whether it takes `weight_decay`, that of the group
+    kind: str | None = None  # kind of the optimizer; None if the model does not say
+    # what gradients must be made private with; None if they need not
     privacy: Privacy | None = None
 
     @property
@@ -103,11 +91,7 @@ class OptimizerContract:
         return "parameters" if self.by_parameter else "whole" if self.whole else "chunks"
 
     def check_groups(self, names: Collection[str], where: str) -> None:
-        """Check that the groups cover these parameters.
-
-        Raises:
-            OdtpackError: ``model-mismatch``.
-        """
+        """Check that the groups cover these parameters."""
         found = {name for group in self.groups for name in group.parameters}
         odd = found ^ set(names)
         if self.groups and odd:
@@ -120,11 +104,9 @@ class OptimizerContract:
 
 
 def matrix_axis(shape: Shape) -> int:
-    """Return the first axis that belongs to the columns of a parameter seen as a matrix.
-
-    Of all cuts between two axes it is the one with the fewest rows and columns together, the
-    first of equal ones. A vector or a scalar is one row.
-    """
+    """Return the first axis that belongs to the columns of a parameter seen as a matrix."""
+    # Of all cuts between two axes it is the one with the fewest rows and columns together, the
+    # first of equal ones. A vector or a scalar is one row.
     cuts = range(1, len(shape))
     return min(cuts, key=lambda i: math.prod(shape[:i]) + math.prod(shape[i:]), default=0)
 
@@ -138,16 +120,7 @@ def matrix(shape: Shape) -> tuple[int, int]:
 def read_contract(
     metadata: Mapping[str, str], inputs: Collection[str], where: str
 ) -> OptimizerContract:
-    """Read the metadata of an optimizer model.
-
-    Args:
-        metadata: Custom metadata by name.
-        inputs: Names of the model's inputs.
-        where: Name of the model, for messages.
-
-    Raises:
-        OdtpackError: ``bad-metadata``.
-    """
+    """Read the metadata of an optimizer model."""
     state = _read_state(metadata, inputs, where)
     shaped = [vector for vector in state if vector.axes is not None]
     if shaped and len(shaped) < len(state):
@@ -174,18 +147,7 @@ def check_signature(
     contract: OptimizerContract, inputs: Sequence[Any], outputs: Sequence[Any],
     dtype: np.dtype[Any], where: str,
 ) -> None:  # fmt: skip
-    """Check inputs and outputs of an optimizer model.
-
-    Args:
-        contract: What its metadata say.
-        inputs: The session's inputs (``onnxruntime.NodeArg``).
-        outputs: The session's outputs.
-        dtype: Element type of the parameters.
-        where: Name of the model, for messages.
-
-    Raises:
-        OdtpackError: ``not-an-optimizer``, naming an input or output.
-    """
+    """Check inputs and outputs of an optimizer model."""
     shapes: dict[str, Shape] = {}
     for name, axes in (
         *((name, (0, 1)) for name in ("params", "gradients")),

@@ -18,11 +18,7 @@ from odtpack_runtime.errors import OdtpackError
 
 
 def gather(arrays: Sequence[Array], dtype: np.dtype[Any]) -> Array:
-    """Return a copy of parameters as one vector of ``dtype``.
-
-    Raises:
-        OdtpackError: ``parameter-type`` if one of them does not fit into that type.
-    """
+    """Return a copy of parameters as one vector of ``dtype``."""
     for array in arrays:
         _require_fits(array, dtype)
     size = sum(array.size for array in arrays)
@@ -37,18 +33,9 @@ def gather(arrays: Sequence[Array], dtype: np.dtype[Any]) -> Array:
 def scatter(
     vector: Any, arrays: Sequence[Array], dtype: np.dtype[Any], trainable_only: bool
 ) -> None:
-    """Set parameters from one vector, an array or OrtValue of ``dtype``.
-
-    Args:
-        vector: What :func:`gather` returns.
-        arrays: The parameters, of narrower floating types than ``dtype`` at most.
-        dtype: What the vector must be of.
-        trainable_only: Whether they are the trainable parameters only, for the message.
-
-    Raises:
-        OdtpackError: ``buffer-type``, ``buffer-size`` or ``parameter-type``. Nothing is
-            changed then.
-    """
+    """Set parameters from one vector, an array or OrtValue of ``dtype``."""
+    # Raises OdtpackError: `buffer-type`, `buffer-size` or `parameter-type`. Nothing is changed
+    # then.
     if not isinstance(vector, np.ndarray) and hasattr(vector, "numpy"):
         vector = vector.numpy()
     if not isinstance(vector, np.ndarray) or vector.dtype != dtype:
@@ -90,14 +77,10 @@ takes several from 10,000 on, which wait for each other): the sum is the same in
 
 
 def gradient_norm(gradients: npt.NDArray[Any]) -> float:
-    """Return the L2 norm of a flat vector, which an optimizer model that clips by it takes.
-
-    Squares and sum are float64, so that every language has the same float32, whatever the
-    order in which it adds.
-
-    Args:
-        gradients: All gradients, float32 or float64; the gaps between them are zero.
-    """
+    """Return the L2 norm of a flat vector, which an optimizer model that clips by it takes."""
+    # Squares and sum are float64, so that every language has the same float32, whatever the order
+    # in which it adds.
+    # `gradients`: all gradients, float32 or float64; the gaps between them are zero.
     wide = np.empty(min(gradients.size, _NORM_ELEMENTS))
     total = 0.0
     for start in range(0, gradients.size, _NORM_ELEMENTS):
@@ -124,16 +107,11 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class NotFinite:
-    """A step that was not made, or not for some parameters.
+    """A step that was not made, or not for some parameters."""
 
-    Attributes:
-        code: ``loss-not-finite``, or ``gradient-not-finite`` with a finite loss.
-        step: The optimizer step that it was, or was to be a part of, from 1.
-        parameters: The first parameters whose gradients are not finite; none if the loss is not.
-    """
-
-    code: NotFiniteCode
-    step: int
+    code: NotFiniteCode  # `loss-not-finite`, or `gradient-not-finite` with a finite loss
+    step: int  # the optimizer step that it was, or was to be a part of, from 1
+    # the first parameters whose gradients are not finite; none if the loss is not
     parameters: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -159,12 +137,9 @@ def all_finite(vector: npt.NDArray[Any]) -> bool:
 
 
 class Undo:
-    """Keeps what a step of the training model changes, and puts it back.
+    """Keeps what a step of the training model changes, and puts it back."""
 
-    Args:
-        flat: Parameters and gradients.
-        statistics: What a step updates without a gradient, as running statistics, by name.
-    """
+    # `statistics`: what a step updates without a gradient, as running statistics, by name.
 
     def __init__(self, flat: FlatState, statistics: Mapping[str, Array]) -> None:
         self._flat = flat
@@ -173,11 +148,8 @@ class Undo:
         self._statistics = [(array, np.empty_like(array)) for array in statistics.values()]
 
     def keep(self, *, gradients: bool) -> None:
-        """Copy what the next step changes.
-
-        Args:
-            gradients: Whether it adds to gradients; else it replaces them.
-        """
+        """Copy what the next step changes."""
+        # `gradients`: whether it adds to gradients; else it replaces them.
         for array, kept in self._statistics:
             np.copyto(kept, array)
         if gradients:
@@ -193,13 +165,7 @@ class Undo:
             np.copyto(self._gradients, self._kept_gradients)
 
     def problem(self, loss: object, step: int, order: Iterable[str]) -> NotFinite | None:
-        """What is not finite after a step of the training model.
-
-        Args:
-            loss: Its loss.
-            step: The optimizer step that it is a part of.
-            order: Parameters in the order in which they are named.
-        """
+        """What is not finite after a step of the training model."""
         if not np.isfinite(loss).all():  # type: ignore[call-overload]
             return NotFinite("loss-not-finite", step)
         if all_finite(self._gradients):

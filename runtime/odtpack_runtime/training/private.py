@@ -37,15 +37,10 @@ _BITS = 53
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """What a package asks for.
+    """What a package asks for."""
 
-    Attributes:
-        clip_norm: C, the norm that the gradient of one sample is scaled down to.
-        noise_multiplier: s, standard deviation of the noise as a multiple of C.
-    """
-
-    clip_norm: float
-    noise_multiplier: float
+    clip_norm: float  # C, the norm that the gradient of one sample is scaled down to
+    noise_multiplier: float  # s, standard deviation of the noise as a multiple of C
 
     @property
     def valid(self) -> bool:
@@ -54,12 +49,10 @@ class Privacy:
 
 
 def secure_normal(count: int) -> npt.NDArray[np.float64]:
-    """Draw standard normal numbers from the system's secure generator.
-
-    By the formula of Box and Muller. Each is half the sum of four, so that what floating-point
-    numbers can be tells less of the sum that it is added to (Holohan and Braghin, Secure Random
-    Sampling in Differential Privacy, 2021).
-    """
+    """Draw standard normal numbers from the system's secure generator."""
+    # By the formula of Box and Muller. Each is half the sum of four, so that what floating-point
+    # numbers can be tells less of the sum that it is added to (Holohan and Braghin, Secure Random
+    # Sampling in Differential Privacy, 2021).
     uniform = np.frombuffer(os.urandom(32 * count), np.uint64) >> np.uint64(64 - _BITS)
     first, second = (uniform.reshape(2, -1) + 1.0) * 2.0**-_BITS  # above 0, at most 1
     radius, angle = np.sqrt(-2 * np.log(first)), 2 * np.pi * second
@@ -70,16 +63,8 @@ def secure_normal(count: int) -> npt.NDArray[np.float64]:
 def poisson_batches(
     indices: npt.NDArray[np.int64], rate: float, steps: int, random: np.random.Generator
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield a batch for each step: every sample with the same probability, independently.
-
-    Batches differ in size, and may be empty.
-
-    Args:
-        indices: The samples.
-        rate: The probability.
-        steps: How many batches.
-        random: What is drawn from.
-    """
+    """Yield a batch for each step: every sample with the same probability, independently."""
+    # Batches differ in size, and may be empty.
     for _ in range(steps):
         yield indices[random.random(len(indices)) < rate]
 
@@ -91,25 +76,12 @@ def private_gradient(
     expected: int | None = None,
     normal: Normal = secure_normal,
 ) -> list[float]:
-    """Compute the private gradient of a batch, in place of the accumulated one.
-
-    A sample whose loss or gradient is not finite counts as one without a gradient; each is one of
-    the module's ``skipped_steps``.
-
-    Args:
-        module: Module in training mode.
-        batch: Its inputs; the first axis of each counts samples. None are allowed.
-        privacy: How to clip, and how much noise.
-        expected: L, the expected number of samples; those of the batch if None.
-        normal: Draws the noise.
-
-    Returns:
-        The loss of each sample, which is not private.
-
-    Raises:
-        OdtpackError: ``private-batch``: an input has no axis of samples, or they have different
-            ones; what a call of the module raises.
-    """
+    """Compute the private gradient of a batch, in place of the accumulated one."""
+    # A sample whose loss or gradient is not finite counts as one without a gradient; each is one of
+    # the module's `skipped_steps`.
+    # `batch`: Its inputs; the first axis of each counts samples. None are allowed.
+    # `expected`: L, the expected number of samples; those of the batch if None.
+    # Returns the loss of each sample, which is not private.
     sizes = {len(array) if np.ndim(array) else None for array in batch}
     if len(sizes) != 1 or None in sizes:
         raise OdtpackError(

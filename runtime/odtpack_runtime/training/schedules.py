@@ -237,11 +237,7 @@ class ScheduleSpec:
 
 
 def make_schedule(kind: object, settings: Mapping[str, Any]) -> LearningRateSchedule:
-    """Make a schedule from its kind and settings, which may come from outside.
-
-    Raises:
-        OdtpackError: ``bad-schedule``.
-    """
+    """Make a schedule from its kind and settings, which may come from outside."""
     chosen = SCHEDULES.get(kind) if isinstance(kind, str) else None
     if chosen is None:
         raise OdtpackError(

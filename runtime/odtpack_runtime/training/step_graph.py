@@ -31,18 +31,7 @@ def read_signature(
     inputs: Sequence[Any],
     outputs: Sequence[Any],
 ) -> GraphSignature:
-    """Read what a model takes and gives.
-
-    Args:
-        state: The parameters.
-        shapes: Shapes of the parameters of a nominal state, see :func:`nominal_shapes`.
-        where: The model's path, for messages.
-        inputs: Its inputs, as ONNX Runtime describes them.
-        outputs: Its outputs.
-
-    Raises:
-        OdtpackError: ``model-mismatch``.
-    """
+    """Read what a model takes and gives."""
     return GraphSignature.read(where, inputs, outputs, *roles(state, shapes))
 
 
@@ -61,15 +50,7 @@ def roles(
 def nominal_shapes(
     state: CheckpointState, models: Sequence[tuple[str, Sequence[Any], Sequence[Any]]]
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters of a nominal state, which only the models know.
-
-    Args:
-        state: The state.
-        models: Path, inputs and outputs of each.
-
-    Raises:
-        OdtpackError: ``model-mismatch`` if a model leaves one open.
-    """
+    """Shapes of the parameters of a nominal state, which only the models know."""
     shapes: dict[str, tuple[int, ...]] = {}
     for where, inputs, _ in models:
         for node in inputs:
@@ -84,16 +65,10 @@ def nominal_shapes(
 
 
 class StepGraph:
-    """A step model, whose new values are written over the old ones.
+    """A step model, whose new values are written over the old ones."""
 
-    Args:
-        graph: The model on the parameters' memory, which it reads.
-        signature: Its inputs and outputs by role.
-
-    Attributes:
-        kept: After a step, whether each trainable parameter and its state kept their values because
-            the loss or its gradient was not finite; in the order of the model's inputs.
-    """
+    # `kept`: after a step, whether each trainable parameter and its state kept their values because
+    # the loss or its gradient was not finite; in the order of the model's inputs.
 
     def __init__(self, graph: BoundGraph | SegmentedGraph, signature: StepSignature) -> None:
         self.graph = graph
@@ -109,17 +84,10 @@ class StepGraph:
     def bind_optimizer(
         self, state: Mapping[str, Array], rates: Array, step: Array, where: str
     ) -> None:
-        """Give it what the optimizer keeps.
-
-        Args:
-            state: The vectors, contiguous, by the names of their inputs.
-            rates: FLOAT, the learning rate of each group.
-            step: INT64 [1], the number of the step, from 1.
-            where: Name of the optimizer model, for messages.
-
-        Raises:
-            OdtpackError: ``model-mismatch``: the step model was written for another optimizer.
-        """
+        """Give it what the optimizer keeps."""
+        # `state`: the vectors, contiguous, by the names of their inputs.
+        # `rates`: FLOAT, the learning rate of each group.
+        # `step`: INT64 [1], the number of the step, from 1.
         known = self._signature.state
         odd = known.keys() ^ state.keys()
         odd |= {name for name in known.keys() - odd if np.prod(known[name]) != state[name].size}

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from odtpack.cli._options import BASE_RESULT, COMPARISON_FILE, HEAD_RESULT
+from odtpack.cli import _console
+from odtpack.cli._options import (
+    AS_JSON,
+    BASE_RESULT,
+    COMPARISON_FILE,
+    COMPARISON_FORM,
+    HEAD_RESULT,
+    option,
+)
 from odtpack.cli.device.simulate import OVER_BUDGET
 
 if TYPE_CHECKING:
@@ -30,16 +37,13 @@ def compare(
     head: Annotated[Path, HEAD_RESULT],
     budget: Annotated[
         Path | None,
-        typer.Option(
-            metavar="budgets.toml",
-            help='Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.',
+        option(
+            'Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.', "budgets.toml"
         ),
     ] = None,
-    form: Annotated[
-        Format,
-        typer.Option("--format", help="Text on stderr; Markdown, JSON or a page on stdout."),
-    ] = Format.TEXT,
+    form: Annotated[Format, COMPARISON_FORM] = Format.TEXT,
     out: Annotated[Path | None, COMPARISON_FILE] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Compare two results of simulate, and show regressions by device.
 
@@ -55,7 +59,7 @@ def compare(
     budgets = None if budget is None else read_budgets(budget)
     check_comparison_file(out, [base, head, budget])
     comparison = compare_results(before, now, budgets)
-    show_comparison(comparison, form, out)
+    show_comparison(comparison, Format.JSON if as_json else form, out)
     if comparison.over_budget:
         raise typer.Exit(OVER_BUDGET)
 
@@ -72,11 +76,7 @@ def check_comparison_file(out: Path | None, inputs: list[Path | None]) -> None:
 def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> None:
     """Write a comparison to a file, or print it."""
     from odtpack.cli._files import write_text
-    from odtpack_simulator.reports.comparison import (
-        render_comparison,
-        render_markdown,
-        render_text,
-    )
+    from odtpack_simulator.reports.comparison import render_comparison, render_markdown, render_text
 
     match form:
         case Format.TEXT:
@@ -84,7 +84,11 @@ def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> N
         case Format.MARKDOWN:
             text = render_markdown(comparison)
         case Format.JSON:
-            text = json.dumps(comparison.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
+            text = _console.json_text(comparison.model_dump(mode="json"))
         case Format.HTML:
             text = render_comparison(comparison).decode()
-    write_text(text, out, for_people=form is Format.TEXT)
+    if form is Format.TEXT and out is None:
+        _console.results()
+        _console.lines(text.removesuffix("\n"))
+    else:
+        write_text(text, out)

@@ -6,15 +6,14 @@ device it learns them: the package is built, trained, exported and replayed.
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from odtpack.cli import _console
-from odtpack.cli._options import DEMO_FOLDER
+from odtpack.cli._options import DEMO_FOLDER, flag, option
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,6 +22,10 @@ if TYPE_CHECKING:
     from odtpack_simulator.result.result import SimulationResult
 
     Arrays = dict[str, npt.NDArray[Any]]
+
+DATA: Final = Path(__file__).parents[2] / "demo"
+MODEL: Final = DATA / "digits.onnx"
+"""Two blocks of 3 x 3 Conv, Relu and 2 x 2 MaxPool, of 16 and 32 channels, and a classifier."""
 
 DEVICES: Final = ("samsung/galaxy-a12", "apple/iphone-16-pro", "raspberrypi/zero-2-w")
 """A low-end Android, a current iPhone, and the smallest Raspberry Pi."""
@@ -40,12 +43,8 @@ _INTERRUPTIONS: Final = 3  # one of each kind
 
 def demo(
     out: Annotated[Path, DEMO_FOLDER] = Path("odtpack-demo"),
-    epochs: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Passes over the data on the device.")
-    ] = 5,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the figures as JSON on stdout.")
-    ] = False,
+    epochs: Annotated[int, option("Passes over the data on the device.", "N", min=1)] = 5,
+    as_json: Annotated[bool, flag("--json", "Print the figures as JSON on stdout.")] = False,
 ) -> None:
     """Build, train and replay a digit classifier, and write a report.
 
@@ -76,7 +75,7 @@ def demo(
     _console.say("4. Replay that training under the limits of three devices", style="bold")
     measured = _replay(package, data, epochs)
     result = _judge(measured, out)
-    _console.say("5. Judge the same measurement by a budget that one device breaks", style="bold")
+    _console.say("5. Judge the same measurement by a budget that one device exceeds", style="bold")
     failing = _judge_to_fail(measured, out)
     reports = _write_reports(result, failing, out)
 
@@ -84,17 +83,15 @@ def demo(
     accuracy = [measure_accuracy(model, held_out) for model in (before, after)]
     _finish(accuracy, len(parts.held_out), reports, out, epochs, time.monotonic() - started)
     broken = {} if failing is None else {device.name: device.verdict for device in failing.devices}
-    if as_json:
-        _console.print_json(
-            {
-                "accuracy_before": accuracy[0],
-                "accuracy_after": accuracy[1],
-                "held_out_samples": len(parts.held_out),
-                "devices": {device.name: device.verdict for device in result.devices},
-                "devices_by_failing_budget": broken,
-                "reports": [str(path) for path in reports],
-            }
-        )
+    content = {
+        "accuracy_before": accuracy[0],
+        "accuracy_after": accuracy[1],
+        "held_out_samples": len(parts.held_out),
+        "devices": {device.name: device.verdict for device in result.devices},
+        "devices_by_failing_budget": broken,
+        "reports": [str(path) for path in reports],
+    }
+    _console.json_result(as_json, content)
 
 
 def measure_accuracy(model: Path, data: Arrays) -> float:
@@ -154,13 +151,11 @@ def _train_factory_model(data: Arrays, indices: Indices, destination: Path) -> N
 
     from odtpack.build import build_package
     from odtpack.cli import _fit
-    from odtpack.demo.cnn import cnn
     from odtpack_runtime import CheckpointState, Optimizer
     from odtpack_runtime.package.package import Package
 
-    model = cnn(size=8, width=(16, 32), seed=_SEED)
     with tempfile.TemporaryDirectory() as folder:
-        build_package(model, folder, loss="cross_entropy")
+        build_package(MODEL, folder, loss="cross_entropy")
         package = Package.open(folder)
         module = _fit.open_module(package, CheckpointState.load_checkpoint(package.checkpoint))
         optimizer = Optimizer(package.optimizer_model, module)
@@ -233,7 +228,7 @@ def _fine_tune(
 
 
 def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
-    from odtpack.cli._replay import teller
+    from odtpack.cli.device.simulate import teller
     from odtpack_simulator.device.profile import load_profile
     from odtpack_simulator.replay.executor import make_executor
     from odtpack_simulator.simulation import simulate
@@ -269,7 +264,6 @@ def _judge(measured: SimulationResult, out: Path) -> SimulationResult:
 
 def _judge_to_fail(measured: SimulationResult, out: Path) -> SimulationResult | None:
     """Judge by a budget that one device breaks, and show it; None where none can be made."""
-    from odtpack.cli._failing import budget_that_one_breaks
     from odtpack_runtime.files.atomic import atomic_write
     from odtpack_simulator.figures.judge import judge
     from odtpack_simulator.figures.limits import read_budgets
@@ -289,13 +283,31 @@ def _judge_to_fail(measured: SimulationResult, out: Path) -> SimulationResult | 
     return result
 
 
+def budget_that_one_breaks(result: SimulationResult) -> str:
+    """A budget file for the step time between those of the slowest device and of the next."""
+    from odtpack_simulator.values.units import format_duration, format_limit
+
+    steps = [device.latency.step_ms for device in result.devices]
+    known = sorted((step for step in steps if step is not None), key=lambda step: step.typical)
+    if len(known) < 2 or known[-2].typical >= known[-1].typical:
+        return ""
+    next_one, slowest = known[-2], known[-1].typical
+    # Above the whole interval of the next device where that is possible, so that it passes.
+    low = next_one.high if next_one.high < slowest else next_one.typical
+    limit = math.sqrt(low * slowest)
+    rounded = float(f"{limit:.2g}")
+    limit = rounded if low <= rounded < slowest else limit
+    shown = format_limit(limit, "ms") if limit < 1e3 else format_duration(limit / 1e3)
+    return f'[budgets]\nstep_latency = "{shown.replace("µs", "us")}"\n'
+
+
 def exit_words(result: SimulationResult) -> str:
     """What a CI job sees of a verdict."""
     from odtpack.cli.device.simulate import OVER_BUDGET
 
     if result.over_budget:
         return f"A CI job sees exit code {OVER_BUDGET} from odtpack judge and simulate, and fails."
-    return "A CI job sees exit code 0 from odtpack judge and simulate, and goes on."
+    return "A CI job sees exit code 0 from odtpack judge and simulate, and continues."
 
 
 def _write_reports(
@@ -314,21 +326,16 @@ def _write_reports(
 
 
 def _finish(
-    accuracy: list[float],
-    samples: int,
-    reports: list[Path],
-    out: Path,
-    epochs: int,
-    seconds: float,
+    accuracy: list[float], samples: int, reports: list[Path], out: Path, epochs: int, seconds: float
 ) -> None:
     _console.say(
-        f"accuracy  {accuracy[0]:.1%} before, {accuracy[1]:.1%} after, on {samples} digits "
-        "that no training saw",
+        f"accuracy  {accuracy[0]:.1%} before, {accuracy[1]:.1%} after, on {samples} held-out "
+        "digits",
         style="bold",
     )
     for path in reports:
         _console.say(f"report    {path}")
-    _console.say(f"took      {seconds:.1f} s. To go on, judge another device by these budgets:")
+    _console.say(f"took      {seconds:.1f} s. Next, judge another device by these budgets:")
     package, data, budgets = (
         shlex.quote(str(out / name)) for name in ("package", "digits.npz", "budgets.toml")
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from odtpack.cli import _completion, _console
-from odtpack.cli._options import AS_JSON
+from odtpack.cli._options import AS_JSON, argument, destination, examples, group, option
 
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile import DeviceProfile, ProfileFigure
@@ -27,24 +27,10 @@ class System(StrEnum):
     WEB = "web"
 
 
-devices = typer.Typer(
-    no_args_is_help=False,
-    invoke_without_command=True,
-    help="List, show, check, measure and import device profiles.",
-    short_help="List, show, check, measure and import device profiles.",
-)
+devices = group("List, show, check, measure and import device profiles.")
 
 
-@devices.callback()
-def _devices(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(2)
-
-
-@devices.command(
-    "list", epilog="\b\nExamples:\n  odtpack devices list\n  odtpack devices list --json"
-)
+@devices.command("list", epilog=examples("odtpack devices list", "odtpack devices list --json"))
 def list_devices(as_json: Annotated[bool, AS_JSON] = False) -> None:
     """List the device profiles that ship with odtpack."""
     from odtpack_simulator.device.profile import list_profiles, load_profile
@@ -70,22 +56,19 @@ def list_devices(as_json: Annotated[bool, AS_JSON] = False) -> None:
     header = ("Name", "Device", "System", "App memory", "fp32 GEMM", "Threads", "Validated")
     _console.table(rows, header, figures="App memory,fp32 GEMM,Threads")
     _console.say("odtpack devices show NAME names the source of every figure.")
-    if as_json:
-        _console.print_json([_summary(profile) for profile in profiles])
+    _console.json_result(as_json, [_summary(profile) for profile in profiles])
 
 
 @devices.command(
     "show",
-    epilog="\b\nExamples:\n  odtpack devices show pixel-8a\n"
-    "  odtpack devices show ./phone.toml --json",
+    epilog=examples("odtpack devices show pixel-8a", "odtpack devices show ./phone.toml --json"),
 )
 def show_device(
     device: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME|FILE",
-            show_default=False,
-            help="A shipped profile, or the path of a .toml file.",
+        argument(
+            "NAME|FILE",
+            "A shipped profile, or the path of a .toml file.",
             autocompletion=_completion.devices,
         ),
     ],
@@ -106,32 +89,30 @@ def show_device(
         kind = "" if figure.value is None else f"  ({figure.kind})"
         _console.say(f"{figure.key:<{width}}  {_value(figure)}{kind}")
         _console.say(f"    {figure.source}", style="dim")
-    if as_json:
-        content = [figure.model_dump(mode="json") for figure in figures]
-        _console.print_json({**_summary(profile), "figures": content})
+    _console.json_result(as_json, _with_figures(profile))
 
 
 @devices.command(
     "check",
-    epilog="\b\nExamples:\n  odtpack devices check my-phone.toml\n"
-    "  odtpack devices check phone.toml tablet.toml --json",
+    epilog=examples(
+        "odtpack devices check my-phone.toml", "odtpack devices check phone.toml tablet.toml --json"
+    ),
 )
 def check_devices(
     files: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FILE...",
-            show_default=False,
-            help="Paths of .toml files, or names of shipped profiles.",
+        argument(
+            "FILE...",
+            "Paths of .toml files, or names of shipped profiles.",
             autocompletion=_completion.devices,
         ),
     ],
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
-    """Check profiles of your own.
+    """Check device profiles.
 
-    Says what is wrong and where (exit code 2), or what a simulation will judge with the
-    profile, what it will not for lack of which figure, and what looks odd.
+    Reports errors with their place (exit code 2). For a valid profile, lists what a simulation can
+    judge, what it cannot and which figures are missing, and suspicious values.
     """
     from odtpack_runtime.errors import OdtpackError
     from odtpack_simulator.device.profile import load_profile
@@ -150,8 +131,7 @@ def check_devices(
             _say_report(file, report)
             content = report.model_dump(mode="json")
             entries.append({"file": file, "valid": True, "error": None, "report": content})
-    if as_json:
-        _console.print_json(entries)
+    _console.json_result(as_json, entries)
     if not all(entry["valid"] for entry in entries):
         raise typer.Exit(2)
 
@@ -171,145 +151,85 @@ def _say_report(file: str, report: ProfileReport) -> None:
 
 @devices.command(
     "measure",
-    epilog="\b\nExamples:\n  odtpack devices measure --out my-machine.toml\n"
-    "  odtpack devices measure --out edge.toml --name acme/edge-1 --title 'Edge 1' --threads 4",
+    epilog=examples(
+        "odtpack devices measure --out my-machine.toml",
+        "odtpack devices measure --out edge.toml --name acme/edge-1 --title 'Edge 1' --threads 4",
+    ),
 )
 def measure_devices(
     out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE.toml",
-            show_default=False,
-            help="File to write; the storage of its folder is measured.",
-        ),
+        Path, destination("FILE.toml", "Profile to write. The storage of its folder is measured.")
     ],
-    name: Annotated[
-        str, typer.Option(metavar="VENDOR/DEVICE", help="Name of the profile.")
-    ] = "local/machine",
-    title: Annotated[
-        str, typer.Option(metavar="TEXT", help="Name of the machine for people.")
-    ] = "This machine",
+    name: Annotated[str, option("Name of the profile.", "VENDOR/DEVICE")] = "local/machine",
+    title: Annotated[str, option("Display name.", "TEXT")] = "This machine",
     threads: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            show_default=False,
-            help="Threads that a training would use; one per performance core by default.",
-        ),
+        int | None, option("Threads for training.  [default: one per performance core]", "N")
     ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
-    """Make a profile of this machine, through ONNX Runtime itself.
+    """Measure this machine with ONNX Runtime, and write a profile.
 
     Measures matrix products, a convolution, memory bandwidth, the allocator and the storage
-    that the file is written to, in less than two minutes. Let nothing else run meanwhile.
+    that the file is written to, in less than two minutes. Run nothing else meanwhile.
     """
-    from odtpack.cli._files import check_writable
-    from odtpack_runtime.errors import OdtpackError
-    from odtpack_runtime.files.atomic import atomic_write
-    from odtpack_simulator.device.profile import profile_toml
-    from odtpack_simulator.device.profile_check import check_profile
     from odtpack_simulator.measure.device import measure_device
     from odtpack_simulator.measure.host import BUSY
 
-    if out.suffix != ".toml":
-        raise OdtpackError(
-            "profile-suffix",
-            f"--out {str(out)!r} does not end in .toml, by which a profile is known",
-            hint=f"--out {out.with_suffix('.toml')}",
-        )
-    check_writable(out, "--out")
+    _check_name(out)
     with _console.Progress("measuring this machine") as progress:
         profile = measure_device(
             out.parent, name=name, title=title, threads=threads, on_progress=progress.update
         )
-    with atomic_write(out) as stream:
-        stream.write(profile_toml(profile, comment=_MEASURED).encode())
-    _console.say(f"wrote {out}")
+    _write(profile, out, "measure", "no measurement shows")
     if any(BUSY in figure.source for figure in profile.figures()):
         _console.warn(f"{BUSY}: measure again while nothing else runs")
-    _say_report(str(out), check_profile(profile))
-    if as_json:
-        figures = [figure.model_dump(mode="json") for figure in profile.figures()]
-        _console.print_json({**_summary(profile), "figures": figures})
+    _finish(profile, out, as_json)
 
 
 @devices.command(
     "import",
-    epilog="\b\nExamples:\n"
-    "  odtpack devices import measured.json --out pixel.toml --name google/pixel-8a \\\n"
-    "    --title 'Pixel 8a' --os android --like pixel-8a",
+    epilog=examples(
+        "odtpack devices import measured.json --out pixel.toml --name google/pixel-8a \\",
+        "  --title 'Pixel 8a' --os android --like pixel-8a",
+    ),
 )
 def import_device(
     measured: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MEASURED.json",
-            show_default=False,
-            help="What the benchmark of a training kit wrote on the device.",
-        ),
+        Path, argument("MEASURED.json", "Output of a training kit's benchmark on the device.")
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE.toml",
-            show_default=False,
-            help="Profile to write; by default MEASURED.toml in the current folder.",
+        destination(
+            "FILE.toml", "Profile to write.  [default: MEASURED.toml in the current folder]"
         ),
     ] = None,
-    name: Annotated[
-        str, typer.Option(metavar="VENDOR/DEVICE", help="Name of the profile.")
-    ] = "local/device",
-    title: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", show_default=False, help="Name for people; that in the file by default."
-        ),
-    ] = None,
+    name: Annotated[str, option("Name of the profile.", "VENDOR/DEVICE")] = "local/device",
+    title: Annotated[str | None, option("Display name.  [default: from the file]", "TEXT")] = None,
     system: Annotated[
-        System | None,
-        typer.Option(
-            "--os",
-            show_default=False,
-            help="System of the device, where the file does not say it.",
-        ),
+        System | None, option("Operating system, if the file does not name it.", None, "--os")
     ] = None,
     like: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            show_default=False,
-            help="Profile of the same device: what was not measured is taken from it.",
+        option(
+            "Profile of the same device, for figures that were not measured.",
+            "NAME|FILE",
             autocompletion=_completion.devices,
         ),
     ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
-    """Make a profile of what a training kit measured on a phone.
+    """Write a profile from what a training kit measured on a phone.
 
     Every kit has a benchmark that an app can run on its device; it writes JSON. The profile
     has validated = true, and intervals from the spread of the repetitions.
     """
-    from odtpack.cli._files import check_not_input, check_writable
-    from odtpack_runtime.errors import OdtpackError
-    from odtpack_runtime.files.atomic import atomic_write
-    from odtpack_simulator.device.profile import load_profile, profile_toml
-    from odtpack_simulator.device.profile_check import check_profile
+    from odtpack.cli._files import check_not_input
+    from odtpack_simulator.device.profile import load_profile
     from odtpack_simulator.measure.measured_profile import imported_profile
     from odtpack_simulator.measure.measurements import load_measurements
 
     out = out or Path(f"{measured.stem}.toml")
-    if out.suffix != ".toml":
-        raise OdtpackError(
-            "profile-suffix",
-            f"--out {str(out)!r} does not end in .toml, by which a profile is known",
-            hint=f"--out {out.with_suffix('.toml')}",
-        )
-    check_writable(out, "--out")
+    _check_name(out)
     check_not_input(out, "--out", [measured])
     content = load_measurements(measured)
     profile = imported_profile(
@@ -319,22 +239,47 @@ def import_device(
         system=None if system is None else system.value,
         like=None if like is None else load_profile(like),
     )
+    _write(profile, out, "import", "the benchmark does not measure")
+    _finish(profile, out, as_json)
+
+
+def _check_name(out: Path) -> None:
+    from odtpack.cli._files import check_writable
+    from odtpack_runtime.errors import OdtpackError
+
+    if out.suffix != ".toml":
+        raise OdtpackError(
+            "profile-suffix",
+            f"--out {str(out)!r} does not end in .toml, by which a profile is known",
+            hint=f"--out {out.with_suffix('.toml')}",
+        )
+    check_writable(out, "--out")
+
+
+def _write(profile: DeviceProfile, out: Path, command: str, unknown: str) -> None:
+    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_simulator.device.profile import profile_toml
+
+    comment = (
+        f"Made by odtpack devices {command}. What {unknown} is unknown: fill it in\nwhere you know "
+        "it, with its kind (measured, published or assumed) and its source."
+    )
     with atomic_write(out) as stream:
-        stream.write(profile_toml(profile, comment=_IMPORTED).encode())
-    _console.say(f"wrote {out}")
+        stream.write(profile_toml(profile, comment=comment).encode())
+    _console.wrote(out)
+
+
+def _finish(profile: DeviceProfile, out: Path, as_json: bool) -> None:
+    """Say what the new profile is good for."""
+    from odtpack_simulator.device.profile_check import check_profile
+
     _say_report(str(out), check_profile(profile))
-    if as_json:
-        figures = [figure.model_dump(mode="json") for figure in profile.figures()]
-        _console.print_json({**_summary(profile), "figures": figures})
+    _console.json_result(as_json, _with_figures(profile))
 
 
-_IMPORTED = """\
-Made by odtpack devices import. What the benchmark does not measure is unknown: fill it in
-where you know it, with its kind (measured, published or assumed) and its source."""
-
-_MEASURED = """\
-Made by odtpack devices measure. What no measurement shows is unknown: fill it in
-where you know it, with its kind (measured, published or assumed) and its source."""
+def _with_figures(profile: DeviceProfile) -> dict[str, Any]:
+    figures = [figure.model_dump(mode="json") for figure in profile.figures()]
+    return {**_summary(profile), "figures": figures}
 
 
 def _summary(profile: DeviceProfile) -> dict[str, Any]:

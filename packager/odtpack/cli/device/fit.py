@@ -17,10 +17,12 @@ from odtpack.cli._options import (
     RESULT_AS_JSON,
     LossName,
     OptimizerName,
+    destination,
+    option,
 )
 
 if TYPE_CHECKING:
-    from odtpack.fit import FitProgress, FitResult
+    from odtpack.fit import FitResult
     from odtpack.fit.outcome import Solution
     from odtpack.recipe import BuildSpec, Recipe
     from odtpack_simulator.replay.executor import Executor
@@ -36,103 +38,81 @@ def fit(
     data: Annotated[Path | None, DATA] = None,
     device: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Device profile; may be repeated.",
-            autocompletion=_completion.devices,
-        ),
+        option("Device profile; may be repeated.", "NAME|FILE", autocompletion=_completion.devices),
     ] = None,
     budget: Annotated[
-        Path | None,
-        typer.Option(metavar="budgets.toml", help="Limits that a candidate must meet."),
+        Path | None, option("Limits that a candidate must meet.", "budgets.toml")
     ] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(
-            metavar="recipe.toml",
-            help="Recipe. Its keys are fixed, other settings vary. Options override its budgets "
+        option(
+            "Recipe. Its keys are fixed, other settings vary. Options override its budgets "
             "and devices. Default: recipe.toml, if there is no MODEL.onnx.",
+            "recipe.toml",
         ),
     ] = None,
     loss: Annotated[LossName | None, LOSS] = None,
     loss_option: Annotated[list[str] | None, LOSS_OPTION] = None,
     freeze: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="GLOB", help="Parameters that every candidate freezes. May be repeated."
-        ),
+        option("Parameters that every candidate freezes. May be repeated.", "GLOB"),
     ] = None,
     batch_size: Annotated[
         list[int] | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Batch size to try, whole and as micro-batches. May be repeated.  [default: 16, "
+        option(
+            "Batch size to try, whole and as micro-batches. May be repeated.  [default: 16, "
             "32 and 64]",
+            "N",
+            min=1,
         ),
     ] = None,
     optimizer: Annotated[
         list[OptimizerName] | None,
-        typer.Option(
-            help="Optimizer to try. May be repeated.  [default: adamw, sgd with momentum, lion "
-            "and adafactor]",
+        option(
+            "Optimizer to try. May be repeated.  [default: adamw, sgd with momentum, lion "
+            "and adafactor]"
         ),
     ] = None,
     lr: Annotated[
         list[float] | None,
-        typer.Option(
-            metavar="X",
-            help="Learning rate to try; may be repeated.  [default: three for each optimizer]",
-        ),
+        option("Learning rate to try; may be repeated.  [default: three for each optimizer]", "X"),
     ] = None,
     epochs: Annotated[int, EPOCHS] = 3,
-    trials: Annotated[int, typer.Option(min=1, metavar="N", help="Candidates to train.")] = 24,
+    trials: Annotated[int, option("Candidates to train.", "N", min=1)] = 24,
     finalists: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Candidates to train to the end and to time."),
+        int, option("Candidates to train to the end and to time.", "N", min=1)
     ] = 6,
     seed: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Seed of the candidates, the sample order and the held-out split.",
-        ),
+        int, option("Seed of the candidates, the sample order and the held-out split.", "N", min=0)
     ] = 0,
-    threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of the replays.")] = 1,
+    threads: Annotated[int, option("Threads of the replays.", "N", min=1)] = 1,
     jobs: Annotated[
         int,
-        typer.Option(
+        option(
+            "Parallel build and training processes, 0 for one per core. Timings run alone.",
+            "N",
             min=0,
             max=4096,
-            metavar="N",
-            help="Parallel build and training processes, 0 for one per core. Timings run alone.",
         ),
     ] = 1,
     ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Ray cluster that trains; local for one on this machine."
-        ),
+        str | None, option("Ray cluster that trains; local for one on this machine.", "ADDRESS")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FOLDER",
-            help=f"Write recipe-1.toml, recipe-2.toml, ..., {RESULT} and the page {PAGE} here.",
+        destination(
+            "FOLDER", f"Write recipe-1.toml, recipe-2.toml, ..., {RESULT} and the page {PAGE} here."
         ),
     ] = None,
     as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:
-    """Find recipes that keep the budgets on every device.
+    """Find recipes that meet the budgets on every device.
 
     Searches batch and micro-batch, what is frozen, optimizer, learning rate and the storage of
     frozen weights by real training, and shows the Pareto set of metric, memory, time and energy.
     What takes too much memory is built with a memory budget, if that makes it fit.
 
-    Exit code 0 if a candidate keeps every budget, 1 if none does, 2 for bad input.
+    Exit code 0 if a candidate meets every budget, 1 if none does, 2 for bad input.
     """
     from odtpack.cli._files import find_recipe
     from odtpack.cli.device.simulate import load_devices
@@ -168,9 +148,7 @@ def fit(
         tuple(profiles),
         recipe=read,
         wishes=SearchConstraints(
-            tuple(batch_size or ()),
-            tuple(name.value for name in optimizer or ()),
-            tuple(lr or ()),
+            tuple(batch_size or ()), tuple(name.value for name in optimizer or ()), tuple(lr or ())
         ),
         budgets=budgets,
         budget_source=source,
@@ -188,19 +166,19 @@ def fit(
             request,
             executor=executor,
             jobs=jobs or default_jobs(),
-            progress=lambda now: _tell(progress, now),
+            progress=lambda now: progress.update(now.done, now.count, now.title),
         )
+    _console.results(as_json=as_json)
     _show(result)
     if out is not None:
         _write(result, out, previous)
-        _console.say(f"wrote {out}")
+        _console.wrote(out)
     elif result.found:
         _console.say()
         _console.say("The recipe of the first (--out FOLDER writes them all):", style="bold")
         _console.say()
         _console.say(result.pareto[0].recipe)
-    if as_json:
-        _console.print_json(result.model_dump(mode="json"))
+    _console.json_result(as_json, result.model_dump(mode="json"))
     if not result.found:
         raise typer.Exit(NOTHING_FITS)
 
@@ -220,15 +198,14 @@ def _settings(
     return overlay(given, None if read is None else BuildSpec.of(read))
 
 
-def _tell(progress: _console.Progress, now: FitProgress) -> None:
-    progress.update(now.done, now.count, now.title)
-
-
 def _show(result: FitResult) -> None:
     """Print the Pareto set and what it beats, or what comes nearest to the budgets."""
     from odtpack_simulator.values.units import format_percent
 
-    rungs = (f"{rung.trained} trained for {_epochs(rung.epochs)}" for rung in result.rungs)
+    rungs = (
+        f"{rung.trained} trained for {rung.epochs} epoch{'s' * (rung.epochs != 1)}"
+        for rung in result.rungs
+    )
     finished = len(result.pareto) + len(result.beaten) + len(result.over_budget)
     planned = f"{result.looked_at} of {result.candidates} candidates planned"
     _console.say(", ".join((planned, *rungs, f"{finished} to the end")))
@@ -244,7 +221,7 @@ def _show(result: FitResult) -> None:
         _table(result, result.beaten, first="beaten by")
     nearest = result.nearest
     if nearest is not None:
-        _console.say("No candidate keeps every budget. The nearest is:", style="bold")
+        _console.say("No candidate meets every budget. The closest is:", style="bold")
         _table(result, [nearest], first=None)
     elif not result.found:
         _console.say("No candidate could be trained to the end.", style="bold")
@@ -257,10 +234,6 @@ def _show(result: FitResult) -> None:
             _console.say(f"  it misses a limit by {format_percent(each.miss)} of it")
     for unknown in result.not_judged:
         _console.say(f"unknown: {unknown.figure}: {unknown.reason}", style="yellow")
-
-
-def _epochs(count: int) -> str:
-    return "1 epoch" if count == 1 else f"{count} epochs"
 
 
 def _errors(found: Solution) -> list[tuple[str, Check]]:

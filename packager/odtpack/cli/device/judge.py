@@ -5,24 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from odtpack.cli import _console
-from odtpack.cli._options import RESULT_AS_JSON
+from odtpack.cli._options import RESULT_AS_JSON, argument, option
 from odtpack.cli.device.simulate import BUDGET, REPORT, STRICT, end, say_suggestion
 
 
 def judge(
-    result: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RESULT.json", show_default=False, help="Result of simulate --report json:PATH."
-        ),
-    ],
+    result: Annotated[Path, argument("RESULT.json", "Result of simulate --report json:PATH.")],
     budget: Annotated[Path | None, BUDGET] = None,
     baseline: Annotated[
-        Path | None,
-        typer.Option(metavar="BASE.json", help='Earlier result that limits like "+5 %" refer to.'),
+        Path | None, option('Earlier result that limits like "+5 %" refer to.', "BASE.json")
     ] = None,
     report: Annotated[list[str] | None, REPORT] = None,
     strict: Annotated[bool, STRICT] = False,
@@ -44,10 +36,10 @@ def judge(
     base = None if baseline is None else load_result(baseline)
     check_reports(report or [], inputs=[budget, baseline], judged=result, as_json=as_json)
     judged = judge_result(measured, budgets, baseline=base)
+    _console.results(as_json=as_json, reports=report)
     print_result(judged, _console.console())
     write_reports(judged, report or [])
     if budgets is None:
         say_suggestion(judged)
-    if as_json:
-        _console.print_json(judged.model_dump(mode="json"))
+    _console.json_result(as_json, judged.model_dump(mode="json"))
     end(judged, strict=strict)

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Annotated
 
-import typer
+from odtpack.cli import _console
+from odtpack.cli._options import AS_JSON, option
 
 
 def privacy(
-    noise: Annotated[
-        float, typer.Option(min=0, metavar="S", help="Noise multiplier, as for --privacy-noise.")
-    ],
-    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Samples to train on.")],
-    batch_size: Annotated[int, typer.Option(min=1, metavar="B", help="Expected batch size.")] = 32,
-    epochs: Annotated[int, typer.Option(min=1, metavar="E", help="Passes over the samples.")] = 5,
+    noise: Annotated[float, option("Noise multiplier, as for --privacy-noise.", "S", min=0)],
+    samples: Annotated[int, option("Samples to train on.", "N", min=1)],
+    batch_size: Annotated[int, option("Expected batch size.", "B", min=1)] = 32,
+    epochs: Annotated[int, option("Passes over the samples.", "E", min=1)] = 5,
     delta: Annotated[
         float | None,
-        typer.Option(
-            metavar="X", help="Delta: allowed probability of failure.  [default: a tenth of 1 / N]"
-        ),
+        option("Delta: allowed probability of failure.  [default: a tenth of 1 / N]", "X"),
     ] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Print the epsilon of private training, without training.
 
@@ -34,4 +31,7 @@ def privacy(
     steps = epochs * math.ceil(samples / batch_size)
     chosen = 0.1 / samples if delta is None else delta
     found = epsilon(noise, rate, steps, chosen)
-    sys.stdout.write(f"epsilon {found:.4g} at delta {chosen:g}, {steps} steps\n")
+    _console.results(as_json=as_json)
+    _console.say(f"epsilon {found:.4g} at delta {chosen:g}, {steps} steps")
+    content = {"epsilon": found, "delta": chosen, "sampling_rate": rate, "steps": steps}
+    _console.json_result(as_json, content)

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
 from odtpack.cli import _completion, _console
-from odtpack.cli._options import BATCH_SIZE, DATA, EPOCHS, PACKAGE, RESULT_AS_JSON, SEED
+from odtpack.cli._options import (
+    BATCH_SIZE,
+    DATA,
+    EPOCHS,
+    PACKAGE,
+    RESULT_AS_JSON,
+    SEED,
+    flag,
+    option,
+)
 from odtpack_simulator.device.kits import Kit
 
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile import DeviceProfile
+    from odtpack_simulator.replay.replay import Progress
     from odtpack_simulator.result.result import SimulationResult
 
 OVER_BUDGET = 1
 
-BUDGET = typer.Option(metavar="budgets.toml", help="Budgets; exceeding one is exit code 1.")
-REPORT = typer.Option(
-    metavar="FORMAT:PATH",
-    help="Report to write: html, json, junit, markdown or github, a colon and a path; - is "
+BUDGET = option("Budgets; exceeding one is exit code 1.", "budgets.toml")
+REPORT = option(
+    "Report to write: html, json, junit, markdown or github, a colon and a path; - is "
     "standard output (not for html). May be repeated.",
+    "FORMAT:PATH",
     autocompletion=_completion.reports,
 )
-STRICT = typer.Option(
-    "--strict",
-    help="Exit code 1 also if a check cannot be judged: unknown limit, or no baseline.",
+STRICT = flag(
+    "--strict", "Exit code 1 also if a check cannot be judged: unknown limit, or no baseline."
 )
 
 
@@ -52,19 +62,19 @@ def simulate(
     data: Annotated[Path, DATA],
     device: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Device profile, or 'all' shipped ones; may be repeated.",
+        option(
+            "Device profile, or 'all' shipped ones; may be repeated.",
+            "NAME|FILE",
             autocompletion=_completion.devices_or_all,
         ),
     ] = None,
     budget: Annotated[Path | None, BUDGET] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(
-            metavar="recipe.toml",
-            help="Recipe with budgets, devices and batch size; options override them. Default: "
+        option(
+            "Recipe with budgets, devices and batch size; options override them. Default: "
             "recipe.toml, if there is no --device.",
+            "recipe.toml",
         ),
     ] = None,
     report: Annotated[list[str] | None, REPORT] = None,
@@ -72,67 +82,55 @@ def simulate(
     batch_size: Annotated[int | None, BATCH_SIZE] = None,
     lr: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
-            help="Learning rate; the initial one if the package has a schedule.  [default: from "
+        option(
+            "Learning rate; the initial one if the package has a schedule.  [default: from "
             "the schedule, or 0.001]",
+            "X",
         ),
     ] = None,
     seed: Annotated[int, SEED] = 0,
-    threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of the replay.")] = 1,
+    threads: Annotated[int, option("Threads of the replay.", "N", min=1)] = 1,
     state: Annotated[
-        AppState,
-        typer.Option(help="Foreground or background; selects the limits of memory and time."),
+        AppState, option("Foreground or background; selects the limits of memory and time.")
     ] = AppState.foreground,
     entitled: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--entitled",
-            help="The app has the entitlement for more memory (iOS: increased-memory-limit).",
+            "The app has the entitlement for more memory (iOS: increased-memory-limit).",
         ),
     ] = False,
     kit: Annotated[
         KitName | None,
-        typer.Option(
-            help="Training kit of the app; its memory use is judged.  [default: the usual kit of "
-            "each device's system]",
-            show_default=False,
+        option(
+            "Training kit of the app; its memory use is judged.  [default: the usual kit of "
+            "each device's system]"
         ),
     ] = None,
     sessions_per_day: Annotated[
-        float, typer.Option(metavar="X", help="Sessions, or background windows, in a day.")
+        float, option("Sessions, or background windows, in a day.", "X")
     ] = 1.0,
     save_every: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Steps between checkpoints.  [default: one per session]"
-        ),
+        int | None, option("Steps between checkpoints.  [default: one per session]", "N", min=1)
     ] = None,
     pieces: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Number of equal parts in which the data arrive."),
+        int, option("Number of equal parts in which the data arrive.", "N", min=1)
     ] = 1,
     interruptions: Annotated[
         int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Number of interruptions of a second training: killed in a step or a save, or "
+        option(
+            "Number of interruptions of a second training: killed in a step or a save, or "
             "warned of low memory, then resumed.",
+            "N",
+            min=0,
         ),
     ] = 3,
     baseline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RESULT.json", help="Result to compare with, for budgets such as '+5 %'."
-        ),
+        Path | None, option("Result to compare with, for budgets such as '+5 %'.", "RESULT.json")
     ] = None,
-    jobs: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Parallel replays; 0 for one per core.")
-    ] = 0,
+    jobs: Annotated[int, option("Parallel replays; 0 for one per core.", "N", min=0)] = 0,
     ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Ray cluster for the replays, or 'local'."),
+        str | None, option("Ray cluster for the replays, or 'local'.", "ADDRESS")
     ] = None,
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, RESULT_AS_JSON] = False,
@@ -147,7 +145,6 @@ def simulate(
     from odtpack.cli import _fit
     from odtpack.cli._describe import of_simulation
     from odtpack.cli._files import check_reports, find_recipe, write_reports
-    from odtpack.cli._replay import teller
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.campaign.campaign import make_policy
@@ -174,10 +171,7 @@ def simulate(
     opened.require_stock()
     own = [Path(name) for name in device or [] if name.endswith(".toml")]
     check_reports(
-        report or [],
-        outside=opened,
-        inputs=[data, budget, baseline, recipe, *own],
-        as_json=as_json,
+        report or [], outside=opened, inputs=[data, budget, baseline, recipe, *own], as_json=as_json
     )
     before = None if baseline is None else load_result(baseline)
     policy = make_policy(
@@ -215,6 +209,7 @@ def simulate(
             footprint=default_footprint if budgets is None else budgets.footprint_of,
         )
     result = judged(measured)
+    _console.results(as_json=as_json, reports=report)
     print_result(result, _console.console())
     if result.data.extrapolated:
         _console.warn(result.data.extrapolated)
@@ -223,9 +218,26 @@ def simulate(
     write_reports(result, report or [])
     if budgets is None:
         say_suggestion(result)
-    if as_json:
-        _console.print_json(result.model_dump(mode="json"))
+    _console.json_result(as_json, result.model_dump(mode="json"))
     end(result, strict=strict)
+
+
+_WORDS = {
+    "predicting": "predict the memory",
+    "timing": "time the operators",
+    "measuring": "train in measured memory",
+    "replaying": "train within limits, and interrupted",
+}
+
+
+def teller(shown: _console.Progress) -> Callable[[Progress], None]:
+    """A callback for ``simulate`` that reports its progress."""
+
+    def report(now: Progress) -> None:
+        what = f"{_WORDS[now.stage]} {now.detail}".rstrip()
+        shown.update(now.step, now.steps, f"{now.run}/{now.runs} {what}")
+
+    return report
 
 
 def say_suggestion(result: SimulationResult) -> None:
@@ -249,11 +261,7 @@ def end(result: SimulationResult, *, strict: bool) -> None:
 
 
 def load_devices(names: list[str]) -> list[DeviceProfile]:
-    """The profiles that are asked for.
-
-    Raises:
-        OdtpackError: None is asked for, one does not exist, or two have the same name.
-    """
+    """The profiles that are asked for."""
     from odtpack_runtime.errors import OdtpackError
     from odtpack_simulator.device.profile import list_profiles, load_profile
 
@@ -270,7 +278,7 @@ def load_devices(names: list[str]) -> list[DeviceProfile]:
         if profiles.setdefault(profile.name, profile).digest != profile.digest:
             raise OdtpackError(
                 "device-twice",
-                f"two profiles are called {profile.name!r} and say different things",
+                f"two profiles are named {profile.name!r}, and they differ",
                 where=name,
             )
     return list(profiles.values())

@@ -6,10 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from odtpack.cli import _console
-from odtpack.cli._options import BATCH_SIZE, DATA, EPOCHS, PACKAGE, SEED
+from odtpack.cli._options import BATCH_SIZE, DATA, EPOCHS, PACKAGE, SEED, destination, flag, option
 
 if TYPE_CHECKING:
     from odtpack_runtime import CheckpointState, Optimizer
@@ -26,64 +24,52 @@ def train(
     batch_size: Annotated[int | None, BATCH_SIZE] = None,
     lr: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
-            help="Learning rate; the initial one if there is a schedule.  [default: 0.001, or that "
+        option(
+            "Learning rate; the initial one if there is a schedule.  [default: 0.001, or that "
             "of the package's schedule or of --resume]",
+            "X",
         ),
     ] = None,
     schedule: Annotated[
         str | None,
-        typer.Option(
-            metavar="KIND[:KEY=X,...]",
-            help="Schedule of the learning rate, as for odtpack build, or none.  [default: that of "
+        option(
+            "Schedule of the learning rate, as for odtpack build, or none.  [default: that of "
             "--resume, or the package's]",
+            "KIND[:KEY=X,...]",
         ),
     ] = None,
     seed: Annotated[int, SEED] = 0,
     holdout: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Share of the samples held out for evaluation.  [default: 0.2]",
-        ),
+        option("Share of the samples held out for evaluation.  [default: 0.2]", "SHARE"),
     ] = None,
     evaluation: Annotated[
-        Path | None,
-        typer.Option("--eval", metavar="EVAL.npz", help="Evaluation data, instead of --holdout."),
+        Path | None, option("Evaluation data, instead of --holdout.", "EVAL.npz", "--eval")
     ] = None,
     resume: Annotated[
-        Path | None,
-        typer.Option(metavar="CK", help="Checkpoint to resume.  [default: the package's]"),
+        Path | None, option("Checkpoint to resume.  [default: the package's]", "CK")
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
-            help="Private training: delta of the printed epsilon.  [default: a tenth of 1 / "
+        option(
+            "Private training: delta of the printed epsilon.  [default: a tenth of 1 / "
             "training samples]",
+            "X",
         ),
     ] = None,
     activations: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder for a temporary file that holds activations between segments, instead of "
+        option(
+            "Folder for a temporary file that holds activations between segments, instead of "
             "memory.",
+            "DIR",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="CK",
-            help="Trained checkpoint to write.  [default: PKG.ckpt, beside the package]",
-        ),
+        destination("CK", "Trained checkpoint to write.  [default: PKG.ckpt, beside the package]"),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print losses as JSON on stdout.")
-    ] = False,
+    as_json: Annotated[bool, flag("--json", "Print losses as JSON on stdout.")] = False,
 ) -> None:
     """Train a package on this machine and save a checkpoint.
 
@@ -109,8 +95,8 @@ def train(
             hint="leave --activations out, or build the package with --segments",
         )
     share = check_share(holdout, other=evaluation)
-    destination = out or opened.path.with_name(f"{opened.path.name}.ckpt")
-    check_writable(destination, "--out", outside=opened)
+    target = out or opened.path.with_name(f"{opened.path.name}.ckpt")
+    check_writable(target, "--out", outside=opened)
     size = _fit.choose_batch_size(opened, batch_size)
     whole = _fit.fixed_batch(opened) is not None
     arrays = opened.load_data(data)
@@ -148,7 +134,7 @@ def train(
     def save() -> None:
         state.properties[EPOCHS_PROPERTY] = before_epochs + len(history)
         CheckpointState.save_checkpoint(
-            state, destination, include_optimizer_state=True, keep_previous=True
+            state, target, include_optimizer_state=True, keep_previous=True
         )
 
     with _console.Progress("training") as progress:
@@ -173,41 +159,37 @@ def train(
     after = evaluate()
     _console.say(f"after        {_figures(after)}")
     save()
-    promise = _promise(optimizer, len(parts.train), size, delta)
-    _console.say(f"wrote {destination}")
-    if as_json:
-        _console.print_json(
-            {
-                "checkpoint": str(destination),
-                "train_samples": len(parts.train),
-                "eval_samples": len(indices),
-                "eval_on": on,
-                "batch_size": size,
-                "learning_rate": float(f"{optimizer.get_learning_rate():.7g}"),  # a float32
-                "schedule": None if scheduler is None else scheduler.schedule.kind,
-                "seed": seed,
-                "steps": optimizer.step_count,
-                **({} if promise is None else {"privacy": promise}),
-                "epochs": [
-                    {"epoch": epoch.number, "loss": epoch.loss}
-                    | ({"skipped_batches": epoch.skipped} if epoch.skipped else {})
-                    for epoch in history
-                ],
-                "eval_loss_before": before.loss,
-                "eval_loss_after": after.loss,
-                "accuracy_before": before.accuracy,
-                "accuracy_after": after.accuracy,
-            }
-        )
+    guarantee = _guarantee(optimizer, len(parts.train), size, delta)
+    _console.wrote(target)
+    content = {
+        "checkpoint": str(target),
+        "train_samples": len(parts.train),
+        "eval_samples": len(indices),
+        "eval_on": on,
+        "batch_size": size,
+        "learning_rate": float(f"{optimizer.get_learning_rate():.7g}"),  # a float32
+        "schedule": None if scheduler is None else scheduler.schedule.kind,
+        "seed": seed,
+        "steps": optimizer.step_count,
+        **({} if guarantee is None else {"privacy": guarantee}),
+        "epochs": [
+            {"epoch": epoch.number, "loss": epoch.loss}
+            | ({"skipped_batches": epoch.skipped} if epoch.skipped else {})
+            for epoch in history
+        ],
+        "eval_loss_before": before.loss,
+        "eval_loss_after": after.loss,
+        "accuracy_before": before.accuracy,
+        "accuracy_after": after.accuracy,
+    }
+    _console.json_result(as_json, content)
 
 
-def _promise(
+def _guarantee(
     optimizer: Optimizer, samples: int, size: int, delta: float | None
 ) -> dict[str, float | None] | None:
-    """What a private training promises, said and returned; None for others.
-
-    The steps before ``--resume`` count as if they had been made on the same data.
-    """
+    """What a private training promises, said and returned; None for others."""
+    # The steps before `--resume` count as if they had been made on the same data.
     if optimizer.privacy is None:
         return None
     from odtpack.errors import OdtpackError

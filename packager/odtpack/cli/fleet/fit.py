@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON
+from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON, option
 from odtpack.cli.fleet.run import FLEET, TIMES, devices_of
 
 if TYPE_CHECKING:
@@ -24,55 +24,47 @@ def fit(
     fleet_file: Annotated[Path, FLEET],
     clients: Annotated[
         list[int] | None,
-        typer.Option(
+        option(
+            "Clients per round to try; may be repeated.  [default: the fleet file's, twice and "
+            "half]",
+            "N",
             min=1,
-            metavar="N",
-            help="Clients a round to try; may be repeated.  [default: those of the file, twice and "
-            "half as many]",
         ),
     ] = None,
     epochs: Annotated[
         list[int] | None,
-        typer.Option(
+        option(
+            "Local epochs to try; may be repeated.  [default: the fleet file's, twice and half]",
+            "N",
             min=1,
             max=10_000,
-            metavar="N",
-            help="Passes of a client over its samples, likewise.",
         ),
     ] = None,
     lr: Annotated[
         list[float] | None,
-        typer.Option(
-            metavar="X",
-            help="Learning rate to try; may be repeated.  [default: that of the file, three times "
-            "it and a third]",
+        option(
+            "Learning rate to try; may be repeated.  [default: the fleet file's, times 3 and "
+            "divided by 3]",
+            "X",
         ),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, metavar="N", help="Settings to play.")] = 12,
-    finalists: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Settings of these to play to the end.")
-    ] = 4,
+    trials: Annotated[int, option("Candidates to simulate.", "N", min=1)] = 12,
+    finalists: Annotated[int, option("Candidates to simulate for all rounds.", "N", min=1)] = 4,
     seeds: Annotated[
-        int,
-        typer.Option(
-            min=1, max=1000, metavar="N", help="Seeds to play these with; each keeps the budgets."
-        ),
+        int, option("Seeds for these; budgets must be met with each.", "N", min=1, max=1000)
     ] = 1,
     times: Annotated[Path | None, TIMES] = None,
     jobs: Annotated[
-        int,
-        typer.Option(
-            min=0, max=4096, metavar="N", help="Federations to play at a time; 0 for one per core."
-        ),
+        int, option("Parallel simulations; 0 for one per core.", "N", min=0, max=4096)
     ] = 0,
     as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:
-    """Find clients a round, local epochs and a learning rate that keep a fleet's budgets.
+    """Find clients per round, local epochs and a learning rate that meet a fleet's budgets.
 
-    Plays federations for ever more rounds, the better ones to the end, and shows those that no
-    other one beats in accuracy, days, traffic and energy.
+    Simulates candidates for an increasing number of rounds, continues the better ones, and shows
+    the Pareto set of accuracy, days, traffic and energy.
 
-    Exit code 0 if one keeps every budget, 1 if none does, 2 for bad input.
+    Exit code 0 if a candidate meets every budget, 1 if none does, 2 for bad input.
     """
     from odtpack.fit.federated import FleetFitRequest, fit_fleet, fleet_space
     from odtpack_simulator.fleet.federation import Federation
@@ -94,9 +86,9 @@ def fit(
             jobs=jobs or default_jobs(),
             progress=lambda title, done, count: progress.update(done, count, title),
         )
+    _console.results(as_json=as_json)
     _show(result)
-    if as_json:
-        _console.print_json(result.model_dump(mode="json"))
+    _console.json_result(as_json, result.model_dump(mode="json"))
     if not result.best:
         raise typer.Exit(NOTHING_FITS)
 
@@ -104,13 +96,16 @@ def fit(
 def _show(result: FleetFitResult) -> None:
     """Print what keeps the budgets, what it beats, and what was dropped."""
     finished = len(result.best) + len(result.beaten) + len(result.over_budget)
-    way = [f"{rung.played} played for {_rounds(rung.rounds)}" for rung in result.rungs]
+    way = [
+        f"{rung.played} played for {rung.rounds} round{'s' * (rung.rounds != 1)}"
+        for rung in result.rungs
+    ]
     _console.say(", ".join([*way, f"{finished} to the end, of {result.candidates} candidates"]))
     for title, rows in (
         ("Within the budgets, best accuracy first:", result.best),
         ("Within the budgets, but beaten:", result.beaten),
         ("Over a budget:", result.over_budget),
-        ("Not played to the end:", result.left),
+        ("Stopped early:", result.left),
     ):
         if rows:
             _console.say()
@@ -118,11 +113,11 @@ def _show(result: FleetFitResult) -> None:
             _table(rows)
     if not result.best:
         _console.say()
-        _console.say("No setting keeps every budget.", style="bold")
+        _console.say("No candidate meets every budget.", style="bold")
         return
     first = result.best[0]
     _console.say()
-    _console.say("The first, for the fleet file:", style="bold")
+    _console.say("The best one, for the fleet file:", style="bold")
     _console.lines(f"[training]\nepochs = {first.epochs}\nlearning_rate = {first.learning_rate:g}")
     _console.lines(f"[federation]\nclients = {first.clients}")
 
@@ -162,7 +157,3 @@ def _table(rows: Sequence[Tried]) -> None:
     figures = ("clients", "epochs", "rate", "rounds", quality, "days", "took part", "traffic")
     header = ("number", *figures, "energy", "")
     _console.table([cells(each) for each in rows], header, figures=",".join((*figures, "energy")))
-
-
-def _rounds(count: int) -> str:
-    return "1 round" if count == 1 else f"{count} rounds"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON, TRAINERS
+from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON, TRAINERS, destination, flag, option
 from odtpack.cli.device.simulate import OVER_BUDGET, REPORT, STRICT
 
 if TYPE_CHECKING:
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from odtpack_simulator.fleet.result import FleetResult
     from odtpack_simulator.result.result import SimulationResult
 
-FLEET = typer.Option("--fleet", metavar="fleet.toml", help="Clients, rounds and budgets.")
-TIMES = typer.Option(
-    metavar="RESULT.json",
-    help="Result of odtpack simulate with times and memory.  [default: measured now]",
+FLEET = option("Clients, rounds and budgets.", "fleet.toml", "--fleet")
+TIMES = option(
+    "Result of odtpack simulate with times and memory.  [default: measured now]", "RESULT.json"
 )
 CHECKPOINT = "federated.ckpt"
 STATE = "state.npz"
@@ -35,36 +34,29 @@ def run(
     times: Annotated[Path | None, TIMES] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="DIR",
-            help="Folder for the state after each round and the last checkpoint.  [default: "
+        destination(
+            "DIR",
+            "Folder for the state after each round and the last checkpoint.  [default: "
             "PKG-fleet, beside the package]",
         ),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the state in the folder.")
-    ] = False,
+    resume: Annotated[bool, flag("--resume", "Continue from the state in the folder.")] = False,
     jobs: Annotated[int, TRAINERS] = 0,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Ray cluster that trains, or 'local'."),
-    ] = None,
+    ray: Annotated[str | None, option("Ray cluster that trains, or 'local'.", "ADDRESS")] = None,
     seeds: Annotated[
         int,
-        typer.Option(
+        option(
+            "Number of seeds, starting from the fleet file's; shows the variation. Budgets "
+            "must be met with each.",
+            "N",
             min=1,
             max=1000,
-            metavar="N",
-            help="Number of seeds, starting from the fleet file's; shows the variation. Budgets "
-            "must be met with each.",
         ),
     ] = 1,
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:
-    """Simulate a federation: clients really train, on a virtual clock of their devices.
+    """Simulate federated training: each client trains for real, on a virtual clock.
 
     Exit code 0 within the budgets of the fleet file, 1 over budget, 2 for bad input. The state
     is written after every round: --resume continues a stopped run, with bit-identical results.
@@ -133,16 +125,15 @@ def run(
                 federation.save_checkpoint(state, folder / CHECKPOINT)
             results.append(judge_fleet(measured, settings.budgets))
     result = join_seeds(results)
-    _console.say()
+    _console.results(as_json=as_json, reports=report)
     print_result(result, _console.console())
     for unknown in result.unknown:
         _console.say(f"  not counted {unknown}")
     for sentence in of_fleet(result):
         _console.warn(sentence)
-    _console.say(f"wrote {folder / CHECKPOINT}")
+    _console.wrote(folder / CHECKPOINT)
     write_reports(result, report or [])
-    if as_json:
-        _console.print_json(result.model_dump(mode="json"))
+    _console.json_result(as_json, result.model_dump(mode="json"))
     if result.over_budget or (strict and result.verdict == "not judged"):
         raise typer.Exit(OVER_BUDGET)
 

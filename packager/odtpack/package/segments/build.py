@@ -45,7 +45,7 @@ from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
 
 @dataclasses.dataclass(frozen=True)
 class StagedSegments:
-    """Files of segments, and what a manifest says of them."""
+    """Files of segments, and their manifest entry."""
 
     info: SegmentsInfo
     files: tuple[ExtraFile, ...]

@@ -1,4 +1,4 @@
-"""Cuts a network into segments: where, which are alike, in which rows, how weights are packed."""
+"""Cuts a network into segments: where, which are equal, in which rows, how weights are packed."""
 
 from __future__ import annotations
 
@@ -222,17 +222,14 @@ _WEIGHTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Outline:
-    """The shape of a piece.
+    """The shape of a piece."""
 
-    Attributes:
-        key: Equal for pieces that are alike.
-        inputs: Names of its inputs, in the order in which they are met from its outputs.
-        weights: Its initializers that may hold other numbers in a piece that is alike, in order.
-        values: What it gives, and the gradients that go with it, in order.
-    """
+    # `values`: what it gives, and the gradients that go with it, in order.
 
-    key: str
+    key: str  # the same for equal pieces
+    # names of its inputs, in the order in which they are met from its outputs
     inputs: tuple[str, ...]
+    # its initializers that may hold other numbers in an equal piece, in order
     weights: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -302,14 +299,14 @@ def outline(graph: ir.Graph, piece: Piece, trained: Sequence[str]) -> Outline:
 
 
 def is_weight(tensor: ir.TensorProtocol) -> bool:
-    """Whether a constant may hold other numbers in a piece that is alike."""
+    """Whether a constant may hold other numbers in an equal piece."""
     return tensor.dtype in _WEIGHTS or tensor.size >= SMALLEST
 
 
 def differing(
     outlines: Sequence[Outline], tensors: Mapping[str, ir.TensorProtocol]
 ) -> tuple[bool, ...]:
-    """Which weights of pieces that are alike are stored outside of their model."""
+    """Which weights of equal pieces are stored outside their model."""
     found = []
     for names in zip(*(each.weights for each in outlines), strict=True):
         each = [tensors[name] for name in names]
@@ -325,20 +322,15 @@ def _attribute(attribute: ir.Attr) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A stretch of a graph.
+    """A stretch of a graph."""
 
-    Attributes:
-        start: The value that the piece before gives it, whose gradient it gives back; of the
-            prelude, and where the first block cannot be told from it, None.
-        end: Its result, whose gradient it takes; None of the prelude.
-        inputs: What it reads: graph inputs and values of other pieces, ``start`` among them.
-        outputs: What others read of it, ``end`` among them.
-    """
-
+    # the value that the piece before gives it, whose gradient it gives back; of the prelude, and
+    # where the first block cannot be told from it, None
     start: ir.Value | None
-    end: ir.Value | None
+    end: ir.Value | None  # its result, whose gradient it takes; None of the prelude
+    # what it reads: graph inputs and values of other pieces, `start` among them
     inputs: tuple[ir.Value, ...]
-    outputs: tuple[ir.Value, ...]
+    outputs: tuple[ir.Value, ...]  # what others read of it, `end` among them
 
 
 def cut(graph: ir.Graph, trained: Sequence[ir.Value]) -> list[Piece]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from odtpack.demo.graph_writer import GraphWriter, he, require_positive
+from tests.zoo.graph_writer import GraphWriter, he, require_positive
 
 if TYPE_CHECKING:
     import onnx
@@ -20,29 +20,16 @@ def cnn(
     opset: int = 17,
     seed: int = 0,
 ) -> onnx.ModelProto:
-    """Builds two blocks of 3x3 ``Conv``, ``Relu`` and 2x2 ``MaxPool``, then a classifier.
-
-    Parameters are ``conv1.weight`` [width[0], channels, 3, 3], ``conv1.bias``, ``conv2.weight``,
-    ``conv2.bias``, ``fc.weight`` [classes, width[1] * (size // 4)²] and ``fc.bias``; with a
-    hidden layer, ``fc1`` [hidden, ...] and ``fc2`` [classes, hidden] in place of ``fc``.
-
-    Args:
-        channels: Channels of the image.
-        size: Height and width of the image in pixels, at least 4.
-        classes: Number of classes.
-        width: Channels after the first and the second convolution.
-        hidden: Features of a fully connected layer with ``Relu`` before the classifier, or None
-            for no such layer.
-        opset: Version of the default operator set, 12 to 23.
-        seed: Seed of the parameters.
-
-    Returns:
-        Model with ``input`` float32 [batch, channels, size, size] and ``output`` float32
-        [batch, classes].
-
-    Raises:
-        OdtpackError: An argument is out of range.
-    """
+    """Builds two blocks of 3x3 ``Conv``, ``Relu`` and 2x2 ``MaxPool``, then a classifier."""
+    # Parameters are `conv1.weight` [width[0], channels, 3, 3], `conv1.bias`, `conv2.weight`,
+    # `conv2.bias`, `fc.weight` [classes, width[1] * (size // 4)²] and `fc.bias`; with a hidden
+    # layer, `fc1` [hidden, ...] and `fc2` [classes, hidden] in place of `fc`.
+    # `size`: height and width of the image in pixels, at least 4.
+    # `width`: channels after the first and the second convolution.
+    # `hidden`: features of a fully connected layer with `Relu` before the classifier, or None for
+    # no such layer.
+    # Returns a model with `input` float32 [batch, channels, size, size] and `output` float32
+    # [batch, classes].
     extents = {"channels": channels, "size // 4": size // 4, "classes": classes}
     extents |= {"width[0]": width[0], "width[1]": width[1]}
     require_positive("cnn", **extents, **({} if hidden is None else {"hidden": hidden}))
@@ -79,9 +66,7 @@ def cnn(
 
 
 def _std(fan_in: int) -> float:
-    """Deviation that PyTorch gives its layers.
-
-    He initialization would be six times that in variance, and the thousands of features before
-    the classifier then make plain SGD overshoot from the first step.
-    """
+    """Deviation that PyTorch gives its layers."""
+    # He initialization would be six times that in variance, and the thousands of features before
+    # the classifier then make plain SGD overshoot from the first step.
     return he(fan_in) / 6**0.5

@@ -10,8 +10,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from odtpack.errors import OdtpackError
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -25,33 +23,18 @@ Dimension = int | str
 
 
 class GraphWriter:
-    """Collects nodes and parameters, then closes them into one model.
+    """Collects nodes and parameters, then closes them into one model."""
 
-    Every initializer of the finished model is a parameter or a batch-norm
-    statistic. Whatever does not learn (shapes, axes, bounds) is written as a
-    ``Constant`` node, as the PyTorch exporter does, so that
-    ``[i.name for i in model.graph.initializer]`` lists what can be trained.
-
-    Args:
-        name: Name of the model; becomes the name of the graph.
-        arguments: The factory's arguments, all but opset and seed. They are
-            kept as JSON in the ``tests.zoo`` metadata of the model.
-        opset: Version of the default operator set, 12 to 23.
-        seed: Seed of the parameters; the same seed gives the same bytes.
-
-    Raises:
-        OdtpackError: ``zoo-opset`` when the opset is out of range.
-    """
+    # Every initializer of the finished model is a parameter or a batch-norm statistic. Whatever
+    # does not learn (shapes, axes, bounds) is written as a `Constant` node, as the PyTorch exporter
+    # does, so that `[i.name for i in model.graph.initializer]` lists what can be trained.
+    # `arguments`: The factory's arguments, all but opset and seed. They are kept as JSON in the
+    # `tests.zoo` metadata of the model.
 
     def __init__(self, name: str, arguments: Mapping[str, Any], *, opset: int, seed: int) -> None:
         if not MINIMUM_OPSET <= opset <= MAXIMUM_OPSET:
-            raise OdtpackError(
-                "zoo-opset",
-                f"The reference models are written for opset {MINIMUM_OPSET} to {MAXIMUM_OPSET},"
-                f" not {opset}.",
-                where=name,
-                hint=f"Pass opset={min(max(opset, MINIMUM_OPSET), MAXIMUM_OPSET)}.",
-            )
+            msg = f"{name} is written for opset {MINIMUM_OPSET} to {MAXIMUM_OPSET}, not {opset}"
+            raise ValueError(msg)
         self.name = name
         self.opset = opset
         self._metadata = json.dumps({"model": name, **arguments}, sort_keys=True)
@@ -68,12 +51,10 @@ class GraphWriter:
         return "input"
 
     def uniform(self, name: str, shape: Sequence[int], *, std: float) -> str:
-        """Adds a parameter drawn from the uniform distribution with mean 0 and deviation ``std``.
-
-        ``he`` and ``xavier`` give the deviations of the two usual schemes. Both are meant with any
-        symmetric distribution; a uniform one needs no rejection sampling, so its stream is easy
-        to reproduce.
-        """
+        """Adds a parameter drawn from the uniform distribution with mean 0 and deviation `std`."""
+        # `he` and `xavier` give the deviations of the two usual schemes. Both are meant with any
+        # symmetric distribution; a uniform one needs no rejection sampling, so its stream is easy
+        # to reproduce.
         bound = math.sqrt(3) * std
         return self.parameter(name, self._random.uniform(-bound, bound, shape))
 
@@ -97,14 +78,9 @@ class GraphWriter:
         return self._constants[key]
 
     def op(self, op_type: str, *inputs: str, at: str, **attributes: Any) -> str:
-        """Adds a node with one output and returns the output's name.
-
-        Args:
-            op_type: Operator of the default domain.
-            *inputs: Names of values; ``""`` leaves an optional input out.
-            at: Module that the node belongs to, such as ``"layers.0.attention"``.
-            **attributes: Attributes by their ONNX names.
-        """
+        """Adds a node with one output and returns the output's name."""
+        # `*inputs`: names of values; `""` leaves an optional input out.
+        # `at`: module that the node belongs to, such as `"layers.0.attention"`.
         return self.node(op_type, inputs, ("",), at=at, **attributes)[0]
 
     def node(
@@ -174,17 +150,13 @@ def ir_version_for(opset: int) -> int:
 
 
 def require_positive(model: str, **extents: int) -> None:
-    """Raises ``OdtpackError`` (``zoo-argument``) for the first extent that is below 1."""
+    """Raises ``ValueError`` for the first extent that is below 1."""
     for name, extent in extents.items():
         require(extent >= 1, model, f"{name} must be at least 1, not {extent}")
 
 
 def require(fine: bool, model: str, sentence: str) -> None:
-    """Raises ``OdtpackError`` (``zoo-argument``) with the sentence unless ``fine``."""
+    """Raises ``ValueError`` with the sentence unless ``fine``."""
     if not fine:
-        raise OdtpackError(
-            "zoo-argument",
-            f"The {model} model cannot be built: {sentence}.",
-            where=f"tests.zoo.{model}",
-            hint=f"help(tests.zoo.{model}) lists what each argument may be.",
-        )
+        msg = f"The {model} model cannot be built: {sentence}."
+        raise ValueError(msg)

@@ -1,1 +1,0 @@
-"""The network of `odtpack demo`, and a writer of small forward models."""

@@ -1,0 +1,93 @@
+"""The reference of recipes in docs/recipe.md, made of their schema."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from odtpack.recipe.schema import BOUNDS, json_schema
+from odtpack.spec import keys_of
+
+_SHOWN_ELSEWHERE = {"budgets"}
+
+
+def reference() -> str:
+    """All tables of a recipe with their keys, what these take, and their defaults."""
+    schema = json_schema()
+    lines = []
+    for title, table in _tables(schema):
+        text = " ".join(str(table.get("description", "")).split())
+        lines += [f"### {title}", "", *([text, ""] if text else [])]
+        lines += ["| key | value | default | option | |", "|---|---|---|---|---|"]
+        above = re.sub(r"[^a-z].*", "", title.strip("`[]"))
+        flags = {key: option.flag for key, option in keys_of(above)}
+        required = table.get("required", ())
+        for key, value in table["properties"].items():
+            default = _default(value, key in required)
+            meaning = " ".join(str(value.get("description", "")).split())
+            flag = f"`{flags[key].replace('/', '`, `')}`" if key in flags else ""
+            lines.append(f"| `{key}` | {_value(value, schema)} | {default} | {flag} | {meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _tables(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield (
+        "Above all tables",
+        {
+            "description": "",
+            "required": schema["required"],
+            "properties": {
+                key: value
+                for key, value in schema["properties"].items()
+                if not list(_models(value, schema)) or key in _SHOWN_ELSEWHERE
+            },
+        },
+    )
+    for key, value in schema["properties"].items():
+        if key in _SHOWN_ELSEWHERE:
+            continue
+        for model in _models(value, schema):
+            kind = model["properties"].get("kind", {}).get("const")
+            title = f"`[[{key}]]`" if value.get("type") == "array" else f"`[{key}]`"
+            yield (f'{title}, `kind = "{kind}"`' if kind else title), model
+
+
+def _models(value: dict[str, Any], schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The tables that a key may hold."""
+    if "$ref" in value:
+        found = schema["$defs"][value["$ref"].rpartition("/")[2]]
+        if "properties" in found:
+            yield found
+    inner = [value["items"]] if "items" in value else []
+    for part in (*value.get("anyOf", ()), *value.get("oneOf", ()), *inner):
+        yield from _models(part, schema)
+
+
+def _value(value: dict[str, Any], schema: dict[str, Any]) -> str:
+    if "const" in value:
+        return f'`"{value["const"]}"`'
+    if "enum" in value:
+        return " or ".join(f'`"{v}"`' if isinstance(v, str) else f"`{v}`" for v in value["enum"])
+    parts = [*value.get("anyOf", ()), *value.get("oneOf", ())]
+    if parts:
+        shown = [_value(part, schema) for part in parts if part.get("type") != "null"]
+        return " or ".join(dict.fromkeys(shown))
+    if value.get("type") == "array":
+        return f"list of {_value(value['items'], schema)}"
+    if "$ref" in value:
+        return "table"
+    bounds = [word.format(value[name]) for _, name, word in BOUNDS if name in value]
+    names = {"string": "text", "number": "number", "integer": "whole number"}
+    what = names.get(value.get("type", ""), "`true` or `false`")
+    return ", ".join(filter(None, (what, " and ".join(bounds))))
+
+
+def _default(value: dict[str, Any], required: bool) -> str:
+    if required:
+        return "required"
+    default = value.get("default")
+    if default is None or default == []:
+        return "none"
+    return f"`{str(default).lower()}`" if not isinstance(default, str) else f'`"{default}"`'
