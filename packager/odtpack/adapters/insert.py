@@ -90,11 +90,9 @@ def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
 def _chosen(
     graph: ir.Graph, spec: AdapterSpec, tables: Sequence[low_rank.Table]
 ) -> tuple[list[Layer], list[low_rank.Table]]:
-    """The layers, and the tables of embeddings that a pattern names that matches no layer.
-
-    A product with a table, which a language model ends in, is no layer beside the table: it has
-    the same name.
-    """
+    """The layers, and the tables of embeddings that a pattern names that matches no layer."""
+    # A product with a table, which a language model ends in, is no layer beside the table: it has
+    # the same name.
     sources = {id(table.source) for table in tables}
     layers = [layer for layer in find_layers(graph) if id(layer.source) not in sources]
     wanted = [

@@ -37,14 +37,9 @@ MAGNITUDE = "lora_magnitude_vector"
 def parameters(
     layer: Layer, spec: AdapterSpec, random: np.random.Generator, weight: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """First values of the parameters on a layer, by the end of their names, float64.
-
-    Args:
-        layer: The layer.
-        spec: The adapter.
-        random: Where A is drawn from.
-        weight: The layer's weight, [out, in, ...], of which DoRA takes the lengths.
-    """
+    """First values of the parameters on a layer, by the end of their names, float64."""
+    # layer: The layer. spec: The adapter. random: Where A is drawn from. weight: The layer's
+    # weight, [out, in, ...], of which DoRA takes the lengths.
     kernel = layer.shape[2:]
     bound = 1 / math.sqrt(math.prod(layer.shape[1:]))
     found = {
@@ -150,21 +145,13 @@ TABLE_A, TABLE_B = "lora_embedding_A", "lora_embedding_B"
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """An embedding; its uses share the table.
+    """An embedding; its uses share the table."""
 
-    Attributes:
-        name: That of the table in the exported module, without ``.weight``.
-        source: The initializer with the table, or with its codes.
-        rows: How many there are.
-        width: Numbers in a row.
-        uses: What is looked up, and the rows that are found.
-    """
-
-    name: str
-    source: ir.Value
-    rows: int
-    width: int
-    uses: tuple[tuple[ir.Value, ir.Value], ...]
+    name: str  # that of the table in the exported module, without ``.weight``
+    source: ir.Value  # the initializer with the table, or with its codes
+    rows: int  # how many there are
+    width: int  # numbers in a row
+    uses: tuple[tuple[ir.Value, ir.Value], ...]  # what is looked up, and the rows that are found
 
     def matches(self, patterns: Iterable[str]) -> bool:
         """Whether a pattern matches its name, or that of the stored table."""

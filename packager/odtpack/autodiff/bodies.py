@@ -53,19 +53,13 @@ _CHEAP = {
 
 
 class BackwardBody:
-    """The subgraph that takes a body's cotangents back, while it is written.
-
-    Attributes:
-        body: The forward body. It gets more outputs and, for shapes, more nodes.
-        graph: The backward body.
-        op: Writes into ``graph``.
-    """
+    """The subgraph that takes a body's cotangents back, while it is written."""
 
     def __init__(self, ctx: Context, body: ir.Graph) -> None:
-        self.body = body
+        self.body = body  # The forward body. It gets more outputs and, for shapes, more nodes.
         name = ctx.op.fresh_name(f"{body.name or ctx.node.op_type}.backward")
-        self.graph = ir.Graph([], [], nodes=[], name=name)
-        self.op = ctx.op.inside(self.graph)
+        self.graph = ir.Graph([], [], nodes=[], name=name)  # the backward body
+        self.op = ctx.op.inside(self.graph)  # writes into ``graph``
         self._forward = ctx.op.inside(body)
         self._ctx = ctx
         self._again: list[ir.Node] = []  # nodes to compute again, last first
@@ -76,16 +70,10 @@ class BackwardBody:
     def differentiate(
         self, seeds: Iterable[tuple[ir.Value, ir.Value]], wrt: Iterable[ir.Value]
     ) -> dict[ir.Value, ir.Value]:
-        """Write the vector-Jacobian product of the body.
-
-        Args:
-            seeds: Outputs of the body with their cotangents, values that ``graph`` sees. An
-                output may stand there more than once.
-            wrt: Inputs of the body, and values that it captures.
-
-        Returns:
-            Cotangent of each value in ``wrt`` that has one.
-        """
+        """Write the vector-Jacobian product of the body."""
+        # seeds: Outputs of the body with their cotangents, values that ``graph`` sees. An output
+        # may stand there more than once. wrt: Inputs of the body, and values that it captures.
+        # Returns cotangent of each value in ``wrt`` that has one.
         self._first = len(self.graph)
         summed: dict[ir.Value, ir.Value] = {}
         for value, cotangent in seeds:
@@ -131,14 +119,9 @@ class BackwardBody:
         return len(self.body.outputs) - 1
 
     def plan(self, is_fixed: Callable[[ir.Value], bool]) -> list[ir.Value]:
-        """Choose what of the forward body is handed over and what is computed again.
-
-        Args:
-            is_fixed: Whether a value has the same shape in every turn.
-
-        Returns:
-            Values to hand over: inputs of the forward body, and outputs of its nodes.
-        """
+        """Choose what of the forward body is handed over and what is computed again."""
+        # is_fixed: Whether a value has the same shape in every turn.
+        # Returns values to hand over: inputs of the forward body, and outputs of its nodes.
         self._keep_shapes_forward()
         own = defined(self.body)
         self._needed = needed = {value for value in captures(self.graph) if value in own}
@@ -202,12 +185,9 @@ class BackwardBody:
         return light, kept
 
     def complete(self, standin: Callable[[ir.Value], ir.Value]) -> None:
-        """Write what is computed again, and let the backward body read stand-ins.
-
-        Args:
-            standin: Gives the value by which ``graph`` sees a value of the plan; may write
-                nodes, which go before those of the cotangents.
-        """
+        """Write what is computed again, and let the backward body read stand-ins."""
+        # standin: Gives the value by which ``graph`` sees a value of the plan; may write nodes,
+        # which go before those of the cotangents.
         first = next(itertools.islice(self.graph, self._first, None), None)
         with nullcontext() if first is None else self.op.before(first):
             mapping = {value: standin(value) for value in self._kept}
@@ -332,21 +312,14 @@ class Slices:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What Loop and Scan have in common.
+    """What Loop and Scan have in common."""
 
-    Attributes:
-        body: The subgraph that is run in every turn.
-        states: What it carries.
-        scanned: Inputs that it takes in slices.
-        stacked: Outputs of turns that are stacked, each with its cotangent (None: unused).
-        length: Number of turns, if it is known.
-    """
-
-    body: ir.Graph
-    states: list[State]
-    scanned: list[Slices]
+    body: ir.Graph  # the subgraph that is run in every turn
+    states: list[State]  # what it carries
+    scanned: list[Slices]  # inputs that it takes in slices
+    # Outputs of turns that are stacked, each with its cotangent (None: unused).
     stacked: list[tuple[Slices, ir.Value | None]]
-    length: int | None
+    length: int | None  # number of turns, if it is known
 
 
 class Turns(abc.ABC):
@@ -368,12 +341,9 @@ class Turns(abc.ABC):
     def write(
         self, initial: Sequence[ir.Value], collected: Sequence[Slices]
     ) -> tuple[ir.Value, ...]:
-        """Write the loop.
-
-        Args:
-            initial: First values of what is carried, the first inputs of the body.
-            collected: What the last outputs of the body are parts of.
-        """
+        """Write the loop."""
+        # initial: First values of what is carried, the first inputs of the body. collected: What
+        # the last outputs of the body are parts of.
 
     @abc.abstractmethod
     def in_order(self, whole: ir.Value) -> ir.Value:
@@ -664,17 +634,11 @@ def _carried(ctx: Context, loop: Form) -> list[State]:
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """A product p' q, of which one operand is the forward body's.
+    """A product p' q, of which one operand is the forward body's."""
 
-    Attributes:
-        left: Rows p, by turn.
-        right: Rows q, by turn.
-        forward: Which of the two is the forward body's.
-    """
-
-    left: ir.Value
-    right: ir.Value
-    forward: ir.Value
+    left: ir.Value  # rows p, by turn
+    right: ir.Value  # rows q, by turn
+    forward: ir.Value  # which of the two is the forward body's
 
     @property
     def ours(self) -> ir.Value:
@@ -685,16 +649,10 @@ class Product:
 def take_products(
     back: BackwardBody, total: ir.Value, rows: Collection[ir.Value]
 ) -> tuple[ir.Value | None, list[Product]]:
-    """Take the products out of a sum in a backward body.
-
-    Args:
-        back: The body; the nodes of the products are removed from it.
-        total: A sum that nothing reads.
-        rows: Matrices of the forward body that can be stacked.
-
-    Returns:
-        What is left of the sum (None: nothing), and the products.
-    """
+    """Take the products out of a sum in a backward body."""
+    # back: The body; the nodes of the products are removed from it. total: A sum that nothing
+    # reads. rows: Matrices of the forward body that can be stacked.
+    # Returns what is left of the sum (None: nothing), and the products.
     additions, products, rest, queue = [], [], [], [total]
     while queue:
         value = queue.pop()

@@ -44,27 +44,14 @@ CHANGED_MEANING = {
 
 
 def expand(model: ir.Model, sources: Collection[str], registry: Registry = REGISTRY) -> ir.Model:
-    """Expand every node without a rule between ``sources`` and the outputs that has a body.
-
-    Nodes inside the bodies of control flow are expanded there.
-
-    Functions of the model itself are all inlined, and integer arithmetic on known shapes,
-    which bodies are full of, is folded; sequences of known tensors are replaced by the
-    tensors. Names of inputs, outputs and initializers stay; the values of a body are named
-    after its node.
-
-    Args:
-        model: Types and shapes inferred; changed in place.
-        sources: Names of the inputs and initializers whose gradients are wanted.
-        registry: Rules that make an expansion unnecessary.
-
-    Returns:
-        An equivalent model. Types and shapes of its new values are inferred.
-
-    Raises:
-        OdtpackError: A function of the model calls itself, or needs another opset
-            (code ``bad-function``).
-    """
+    """Expand every node without a rule between ``sources`` and the outputs that has a body."""
+    # Nodes inside the bodies of control flow are expanded there.
+    # Functions of the model itself are all inlined, and integer arithmetic on known shapes, which
+    # bodies are full of, is folded; sequences of known tensors are replaced by the tensors. Names
+    # of inputs, outputs and initializers stay; the values of a body are named after its node.
+    # model: Types and shapes inferred; changed in place. sources: Names of the inputs and
+    # initializers whose gradients are wanted. registry: Rules that make an expansion unnecessary.
+    # Returns an equivalent model. Types and shapes of its new values are inferred.
     sources = frozenset(sources)
     if model.functions:
         for function in model.functions.values():
@@ -281,11 +268,9 @@ class _Node:
         return None if tensor is None else tensor.numpy()
 
     def position(self, index: int, count: int, last: int) -> int | None:
-        """A constant position up to ``last``, which it is if absent.
-
-        A negative one counts back from ``count``, the number of members, in every operator:
-        SequenceInsert at -1 puts its tensor in front of the last member.
-        """
+        """A constant position up to ``last``, which it is if absent."""
+        # A negative one counts back from ``count``, the number of members, in every operator:
+        # SequenceInsert at -1 puts its tensor in front of the last member.
         if self.value(index) is None:
             return last if last >= 0 else None
         constant = self.constant(index)
@@ -299,12 +284,9 @@ class _Node:
 
 
 def resolve(graph: ir.Graph) -> bool:
-    """Resolve every sequence operator of the graph that can be; return whether any was.
-
-    Args:
-        graph: In topological order, with types and shapes inferred; changed in place.
-            Types and shapes of new values are not inferred.
-    """
+    """Resolve every sequence operator of the graph that can be; return whether any was."""
+    # graph: In topological order, with types and shapes inferred; changed in place. Types and
+    # shapes of new values are not inferred.
     if not any(node.op_type in _READERS and not node.domain for node in graph):
         return False
     op = Ops(graph, "sequence/")

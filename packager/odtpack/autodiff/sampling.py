@@ -29,17 +29,12 @@ _KEYS = -0.75  # parameter of the cubic kernel: that of ONNX Runtime and PyTorch
 
 @dataclasses.dataclass(frozen=True)
 class Taps:
-    """The elements that each sample reads.
+    """The elements that each sample reads."""
 
-    Attributes:
-        index: INT64 [N, P, K], within the plane.
-        weight: [N, P, K]; zero for what lies outside of the plane where that reads zero.
-        slope: Derivative of ``weight`` by the position along each axis, [N, P, K] each;
-            None where it is zero everywhere.
-    """
-
-    index: ir.Value
-    weight: ir.Value
+    index: ir.Value  # INT64 [N, P, K], within the plane
+    weight: ir.Value  # [N, P, K]; zero for what lies outside of the plane where that reads zero
+    # Derivative of ``weight`` by the position along each axis, [N, P, K] each; None where it is
+    # zero everywhere.
     slope: tuple[ir.Value | None, ...]
 
 
@@ -62,16 +57,10 @@ def nearest(op: Ops, at: ir.Value, size: ir.Value, padding: str, corners: bool) 
 
 
 def linear(op: Ops, at: ir.Value, size: ir.Value, padding: str, corners: bool) -> Taps:
-    """The two elements around each position.
-
-    Args:
-        op: Writes the nodes.
-        at: Positions [N, P, 1].
-        size: INT64 [1]: length of the axis.
-        padding: What lies outside: "zeros", or "border" and "reflection", which move
-            the position inside.
-        corners: Reflect at the centres of the outermost elements, not at their edges.
-    """
+    """The two elements around each position."""
+    # at: Positions [N, P, 1]. size: INT64 [1]: length of the axis. padding: What lies outside:
+    # "zeros", or "border" and "reflection", which move the position inside. corners: Reflect at the
+    # centres of the outermost elements, not at their edges.
     moved, slope = _move_inside(op, at, size, padding, corners)
     dtype = (at.dtype or ir.DataType.FLOAT).numpy()
     taps = op.Add(op.Floor(moved), op.constant(np.array([0, 1], dtype)))
@@ -221,11 +210,7 @@ class Kernel:
 
     @classmethod
     def of(cls, ctx: Context) -> Kernel:
-        """Read a Resize node.
-
-        Raises:
-            OdtpackError: An attribute has a value that the specification does not name.
-        """
+        """Read a Resize node."""
         kernel = cls(
             ctx.string("mode", "nearest"),
             ctx.string("nearest_mode", "round_prefer_floor"),
@@ -245,30 +230,18 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """One axis of a Resize.
+    """One axis of a Resize."""
 
-    Attributes:
-        old: INT64 [1]: length of the input.
-        new: INT64 [1]: length of the result.
-        scale: Its scale, a number or [1]; None for new / old.
-        region: Start and end of the part to resize, numbers or [2]; None for all of it.
-    """
-
-    old: ir.Value
-    new: ir.Value
-    scale: float | ir.Value | None
+    old: ir.Value  # INT64 [1]: length of the input
+    new: ir.Value  # INT64 [1]: length of the result
+    scale: float | ir.Value | None  # its scale, a number or [1]; None for new / old
+    # Start and end of the part to resize, numbers or [2]; None for all of it.
     region: tuple[float, float] | ir.Value | None
 
 
 def weights(op: Ops, kernel: Kernel, axis: Axis, dtype: ir.DataType) -> ir.Value:
-    """Write the nodes that compute the weights [new, old] of one axis.
-
-    Args:
-        op: Writes the nodes.
-        kernel: How to interpolate.
-        axis: Along what.
-        dtype: Type to compute in.
-    """
+    """Write the nodes that compute the weights [new, old] of one axis."""
+    # kernel: How to interpolate. axis: Along what. dtype: Type to compute in.
     old, new = (op.cast(value, dtype) for value in (axis.old, axis.new))
     scale = op.Div(new, old) if axis.scale is None else _vector(op, axis.scale, dtype)
     at = op.unsqueeze(_positions(op, kernel, axis, scale, dtype), 1)  # [new, 1]
@@ -362,10 +335,8 @@ def _keys(op: Ops, distance: ir.Value, a: float) -> ir.Value:
 
 
 def _filtered(op: Ops, kernel: Kernel, at: ir.Value, axis: Axis, scale: ir.Value) -> ir.Value:
-    """The kernel stretched over all elements that shrink into one.
-
-    Weights of elements outside of the input go to its border, or are left out.
-    """
+    """The kernel stretched over all elements that shrink into one."""
+    # Weights of elements outside of the input go to its border, or are left out.
     dtype = at.dtype or ir.DataType.FLOAT
     shrink = op.Min(scale, op.constant(np.ones(1, dtype.numpy())))
     support = op.Div(

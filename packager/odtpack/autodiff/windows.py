@@ -20,31 +20,18 @@ from odtpack.graph.ops import Ops
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """The spatial side of a convolution; one entry for each spatial axis.
-
-    Attributes:
-        kernel: Kernel sizes.
-        strides: Steps between windows.
-        dilations: Distances between taps.
-        before: Zeros in front of each axis.
-        after: Zeros after each axis.
-        size: Input sizes.
-        out: Output sizes.
-        groups: Number of groups.
-        channels: Input channels.
-        features: Output channels.
-    """
+    """The spatial side of a convolution; one entry for each spatial axis."""
 
     kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    size: tuple[int, ...]
-    out: tuple[int, ...]
-    groups: int
+    strides: tuple[int, ...]  # steps between windows
+    dilations: tuple[int, ...]  # distances between taps
+    before: tuple[int, ...]  # zeros in front of each axis
+    after: tuple[int, ...]  # zeros after each axis
+    size: tuple[int, ...]  # input sizes
+    out: tuple[int, ...]  # output sizes
+    groups: int  # number of groups
     channels: int
-    features: int
+    features: int  # output channels
 
     @property
     def rank(self) -> int:
@@ -102,21 +89,13 @@ def _same_pads(total: Sequence[int], upper: bool) -> tuple[tuple[int, ...], tupl
 
 
 def conv_windows(ctx: Context) -> Windows:
-    """Read a Conv node.
-
-    Raises:
-        OdtpackError: Channels or spatial sizes are unknown.
-    """
+    """Read a Conv node."""
     weight = _known(ctx, ctx.dims(ctx.x(1)))
     return _windows(ctx, tuple(weight[2:]), ctx.int("group", 1), weight[0])
 
 
 def pool_windows(ctx: Context) -> Windows:
-    """Read a pooling node: one group for each channel.
-
-    Raises:
-        OdtpackError: Channels or spatial sizes are unknown.
-    """
+    """Read a pooling node: one group for each channel."""
     channels = _known(ctx, ctx.dims(ctx.x())[1:])[0]
     return _windows(ctx, ctx.ints("kernel_shape", ()), channels, channels)
 
@@ -129,16 +108,9 @@ def _known(ctx: Context, dims: Dims) -> list[int]:
 
 
 def check_lengths(ctx: Context, rank: int, spatial: int) -> None:
-    """Hold the list attributes to the number of spatial axes.
-
-    Args:
-        ctx: A convolution or pool.
-        rank: Length of its kernel.
-        spatial: Number of spatial axes of its input.
-
-    Raises:
-        OdtpackError: One is too long or too short.
-    """
+    """Hold the list attributes to the number of spatial axes."""
+    # ctx: A convolution or pool. rank: Length of its kernel. spatial: Number of spatial axes of its
+    # input.
     lengths = {"kernel_shape": rank, "strides": rank, "dilations": rank, "pads": 2 * rank}
     for name, wanted in lengths.items():
         if rank != spatial or len(ctx.ints(name, (0,) * wanted)) != wanted:
@@ -216,28 +188,18 @@ def transposed_convolution(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> 
 
 @dataclasses.dataclass(frozen=True)
 class OpenWindows:
-    """The spatial side of a convolution or pool; one entry for each spatial axis.
+    """The spatial side of a convolution or pool; one entry for each spatial axis."""
 
-    Attributes:
-        op: Writes the nodes.
-        kernel: Kernel sizes.
-        strides: Steps between windows.
-        dilations: Distances between taps.
-        before: INT64 vector [rank]: elements of padding in front of each axis.
-        after: The same after each axis, so that the last window ends with it; negative
-            where elements are left over.
-        size: INT64 vector [rank]: sizes of the plane that the windows read.
-        out: INT64 vector [rank]: number of windows along each axis.
-    """
-
-    op: Ops
+    op: Ops  # writes the nodes
     kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    before: ir.Value
+    strides: tuple[int, ...]  # steps between windows
+    dilations: tuple[int, ...]  # distances between taps
+    before: ir.Value  # INT64 vector [rank]: elements of padding in front of each axis
+    # The same after each axis, so that the last window ends with it; negative where elements are
+    # left over.
     after: ir.Value
-    size: ir.Value
-    out: ir.Value
+    size: ir.Value  # INT64 vector [rank]: sizes of the plane that the windows read
+    out: ir.Value  # INT64 vector [rank]: number of windows along each axis
 
     @property
     def rank(self) -> int:
@@ -285,11 +247,7 @@ def spatial_shape(op: Ops, value: ir.Value) -> ir.Value:
 
 
 def open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
-    """Read a Conv or a pool: its windows lie on its input.
-
-    Raises:
-        OdtpackError: The attributes do not go with the input's rank.
-    """
+    """Read a Conv or a pool: its windows lie on its input."""
     strides, dilations, reach = _steps(ctx, kernel, ctx.rank(ctx.x()) - 2)
     op, rank, mode = ctx.op, len(kernel), ctx.string("auto_pad", "NOTSET")
     size, out = spatial_shape(op, ctx.x()), spatial_shape(op, ctx.dy())
@@ -304,11 +262,7 @@ def open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
 
 
 def transposed_open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
-    """Read a ConvTranspose: its windows lie on its output.
-
-    Raises:
-        OdtpackError: The attributes do not go with the input's rank.
-    """
+    """Read a ConvTranspose: its windows lie on its output."""
     strides, dilations, reach = _steps(ctx, kernel, ctx.rank(ctx.x()) - 2)
     op, rank, mode = ctx.op, len(kernel), ctx.string("auto_pad", "NOTSET")
     size, out = spatial_shape(op, ctx.dy()), spatial_shape(op, ctx.x())
@@ -324,11 +278,7 @@ def transposed_open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
 
 
 def column_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
-    """Read a Col2Im: its windows lie on its output, as many as fit into it.
-
-    Raises:
-        OdtpackError: The attributes do not go with the kernel's rank.
-    """
+    """Read a Col2Im: its windows lie on its output, as many as fit into it."""
     strides, dilations, reach = _steps(ctx, kernel, len(kernel))
     op, rank = ctx.op, len(kernel)
     pads = ctx.ints("pads", (0,) * 2 * rank)
@@ -512,11 +462,9 @@ def depthwise(op: Ops, win: Windows, x: ir.Value, w: ir.Value) -> ir.Value:
 
 
 def depthwise_input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
-    """DX [N, C, p...] of a depthwise convolution: dY times T transposed.
-
-    T transposed is written from the weight anew, with a pattern of its own: sharing T with
-    the forward pass would keep it in memory from there to here.
-    """
+    """DX [N, C, p...] of a depthwise convolution: dY times T transposed."""
+    # T transposed is written from the weight anew, with a pattern of its own: sharing T with the
+    # forward pass would keep it in memory from there to here.
     pattern = _pattern(win).transpose(0, 2, 1)
     bands = _bands(op, win, w, pattern, (win.pixels, math.prod(win.size)))
     dx = op.MatMul(channels_first(op, dy, win.channels, win.pixels), bands)

@@ -32,14 +32,9 @@ def rename_misplaced(proto: onnx.ModelProto) -> None:
 
 
 def decompose(model: ir.Model) -> ir.Model:
-    """Write every contributed node that can be in standard operators.
-
-    Args:
-        model: In topological order, with types and shapes inferred; changed in place.
-
-    Returns:
-        An equivalent model, with types and shapes inferred.
-    """
+    """Write every contributed node that can be in standard operators."""
+    # model: In topological order, with types and shapes inferred; changed in place.
+    # Returns an equivalent model, with types and shapes inferred.
     graph = model.graph
     op = Ops(graph, "contrib/")
     # Some need the ranks of their inputs, which may follow from those before them.

@@ -32,18 +32,12 @@ _INTEGERS = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL}
 
 
 def fold(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
-    """Replace integer nodes with known results by Constant nodes of the same names.
-
-    Shapes that depend on the results may then be inferred, and be folded in their turn.
-    Subgraphs are folded, too.
-
-    Args:
-        graph: In topological order, with types and shapes inferred; changed in place.
-        keep: Names of initializers whose values are not to be relied on.
-
-    Returns:
-        Whether there were any.
-    """
+    """Replace integer nodes with known results by Constant nodes of the same names."""
+    # Shapes that depend on the results may then be inferred, and be folded in their turn. Subgraphs
+    # are folded, too.
+    # graph: In topological order, with types and shapes inferred; changed in place. keep: Names of
+    # initializers whose values are not to be relied on.
+    # Returns whether there were any.
     return _fold(graph, graph, keep)
 
 
@@ -72,17 +66,11 @@ def _fold(graph: ir.Graph, root: ir.Graph, keep: Collection[str]) -> bool:
 
 
 def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
-    """Give subgraphs copies of the axes and sizes that they read from the main graph.
-
-    Shape inference does not see the values of what lies outside of a subgraph.
-
-    Args:
-        graph: The main graph; its subgraphs are changed in place.
-        keep: Names of initializers whose values are not to be relied on.
-
-    Returns:
-        Whether there were any.
-    """
+    """Give subgraphs copies of the axes and sizes that they read from the main graph."""
+    # Shape inference does not see the values of what lies outside of a subgraph.
+    # graph: The main graph; its subgraphs are changed in place. keep: Names of initializers whose
+    # values are not to be relied on.
+    # Returns whether there were any.
     names, changed = Names(used_names(graph)), False
     known = {
         value: value.const_value
@@ -138,10 +126,8 @@ def _known(value: ir.Value | None, keep: Collection[str]) -> np.ndarray | None:
 
 
 def _evaluate(node: ir.Node, graph: ir.Graph, keep: Collection[str]) -> np.ndarray | None:
-    """The result of a node all of whose inputs are known.
-
-    Gather and Slice may read a shape of which only what they pick is known.
-    """
+    """The result of a node all of whose inputs are known."""
+    # Gather and Slice may read a shape of which only what they pick is known.
     feeds, partial = {}, False
     for index, value in enumerate(node.inputs):
         if value is None:

@@ -73,10 +73,8 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
 
 
 def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
-    """Every node of a graph, each before those of its subgraphs.
-
-    The same as ``graph.all_nodes()``, in a fraction of the time.
-    """
+    """Every node of a graph, each before those of its subgraphs."""
+    # The same as ``graph.all_nodes()``, in a fraction of the time.
     for node in graph:
         yield node
         for subgraph in subgraphs(node):
@@ -161,12 +159,9 @@ def drop_unused_constants(graph: ir.Graph) -> None:
 
 
 def is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
-    """Whether every node stands after those that it reads from, so that sorting changes nothing.
-
-    Args:
-        graph: The graph; its subgraphs are looked into.
-        made: What nodes before the subgraph have computed; what its own do is added.
-    """
+    """Whether every node stands after those that it reads from, so that sorting changes nothing."""
+    # graph: The graph; its subgraphs are looked into. made: What nodes before the subgraph have
+    # computed; what its own do is added.
     made = set() if made is None else made
     for node in graph:
         for value in node.inputs:
@@ -214,11 +209,9 @@ def split_scalar(node: ir.Node | None, wanted: float) -> ir.Value | None:
 
 
 def same_rank(left: ir.Value | None, right: ir.Value | None) -> bool:
-    """Whether two values are known to have as many axes.
-
-    A constant of one element may be written with more axes than what it is combined with,
-    [1, 1, 1], and gives them to the result.
-    """
+    """Whether two values are known to have as many axes."""
+    # A constant of one element may be written with more axes than what it is combined with, [1, 1,
+    # 1], and gives them to the result.
     if left is None or right is None or left.shape is None or right.shape is None:
         return False
     return left.shape.rank() == right.shape.rank()
@@ -258,12 +251,9 @@ _PLAIN: Final = {
 
 
 def merge(graph: ir.Graph, nodes: Iterable[ir.Node] | None = None) -> None:
-    """Let the first of several equal nodes do for all.
-
-    Args:
-        graph: A sorted graph; changed in place. Its subgraphs stay as they are.
-        nodes: Nodes of it to merge, in its order; all if None.
-    """
+    """Let the first of several equal nodes do for all."""
+    # graph: A sorted graph; changed in place. Its subgraphs stay as they are. nodes: Nodes of it to
+    # merge, in its order; all if None.
     found: dict[Hashable, ir.Node] = {}
     for node in list(graph if nodes is None else nodes):
         key = _key(node)
@@ -298,11 +288,10 @@ def _key(node: ir.Node) -> Hashable:
 
 
 class InlinePass(common_passes.InlinePass):
-    """onnx-ir's, in time proportional to what it makes.
+    """onnx-ir's, in time proportional to what it makes."""
 
-    That one tries ``name_2``, ``name_3`` and so on for every copy of a value from the start, so
-    that the copies of a function that is called n times take n^2 tries.
-    """
+    # That one tries ``name_2``, ``name_3`` and so on for every copy of a value from the start, so
+    # that the copies of a function that is called n times take n^2 tries.
 
     def _reset(self, model: ir.Model) -> None:
         super()._reset(model)

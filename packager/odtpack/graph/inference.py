@@ -24,36 +24,25 @@ _LARGEST_CONSTANT: Final = 1000  # bytes of an initializer that may be a shape o
 
 
 def infer_shapes(model: ir.Model, *, new_only: bool = False) -> ir.Model:
-    """Infer types and shapes of every value, with data propagation; return the model.
-
-    Values of subgraphs are among them, and what loops carry.
-
-    What is known stays. Where inference fails, nothing is added: a rule that needs what is
-    missing says so.
-
-    The onnx library propagates vectors element by element, so data propagation is left
-    out where a model declares one so long that it could exhaust the memory.
-
-    Args:
-        model: Changed in place.
-        new_only: What is known in full was inferred before, and nothing that it depends on
-            has changed since.
-    """
+    """Infer types and shapes of every value, with data propagation; return the model."""
+    # Values of subgraphs are among them, and what loops carry.
+    # What is known stays. Where inference fails, nothing is added: a rule that needs what is
+    # missing says so.
+    # The onnx library propagates vectors element by element, so data propagation is left out where
+    # a model declares one so long that it could exhaust the memory.
+    # model: Changed in place. new_only: What is known in full was inferred before, and nothing that
+    # it depends on has changed since.
     if _complete_by_node(model, new_only):
         return model
     return infer(model, infer_by_standard)
 
 
 def _complete_by_node(model: ir.Model, new_only: bool) -> bool:
-    """Infer node by node, as long as each one's outputs become fully known.
-
-    Most models are known in full already, but for a few new nodes. What is found is what
-    inference of the whole model finds: with every size a number or a name, data propagation
-    has nothing to add.
-
-    Returns:
-        Whether every value is known now. Otherwise the rest is for the whole.
-    """
+    """Infer node by node, as long as each one's outputs become fully known."""
+    # Most models are known in full already, but for a few new nodes. What is found is what
+    # inference of the whole model finds: with every size a number or a name, data propagation has
+    # nothing to add.
+    # Returns whether every value is known now. Otherwise the rest is for the whole.
     inference = NodeInference(dict(model.graph.opset_imports))
     _type_initializers(model.graph)
     sizes = frozenset[str]() if new_only else _names_of_sizes(model.graph.inputs)
@@ -88,12 +77,10 @@ def _loses_size(node: ir.Node, sizes: Collection[str]) -> bool:
 
 
 def _open_stale_sizes(value: ir.Value, found: Found, sizes: Collection[str]) -> None:
-    """Drop a declared number where the node computes as many as an input has, any number.
-
-    So it is where the inputs of an exported model were made dynamic, and the shapes after
-    them left as they were. ONNX Runtime only warns of that, but a mean over the axis, or a
-    sum back to a broadcast shape, would be differentiated for the wrong number.
-    """
+    """Drop a declared number where the node computes as many as an input has, any number."""
+    # So it is where the inputs of an exported model were made dynamic, and the shapes after them
+    # left as they were. ONNX Runtime only warns of that, but a mean over the axis, or a sum back to
+    # a broadcast shape, would be differentiated for the wrong number.
     known, dims = dims_of(value), found[1]
     if known is None or dims is None or len(known) != len(dims):
         return
@@ -106,10 +93,8 @@ def _open_stale_sizes(value: ir.Value, found: Found, sizes: Collection[str]) -> 
 
 
 def _complete(value: ir.Value, found: Found | None) -> bool:
-    """Take over what was found about a value; whether it is fully known then.
-
-    What is declared stays, but that a number found wins over a name.
-    """
+    """Take over what was found about a value; whether it is fully known then."""
+    # What is declared stays, but that a number found wins over a name.
     dtype, dims = found or (None, None)
     known = dims_of(value)
     if dims is not None and known is not None:
@@ -137,16 +122,10 @@ def infer_by_standard(model: ir.Model) -> ir.Model:
 
 
 def inferred_proto(model: ir.Model, *, sizes: bool = True) -> onnx.ModelProto | None:
-    """What the onnx library makes of a model, without the values of large initializers.
-
-    Args:
-        model: The model.
-        sizes: Follow the values of shapes through the graph, which is slow where long vectors
-            are joined. Types do not depend on it.
-
-    Returns:
-        The model with types and shapes; None if its inference fails. Initializers are inputs.
-    """
+    """What the onnx library makes of a model, without the values of large initializers."""
+    # sizes: Follow the values of shapes through the graph, which is slow where long vectors are
+    # joined. Types do not depend on it.
+    # Returns the model with types and shapes; None if its inference fails. Initializers are inputs.
     data_prop = sizes and all(map(_vectors_are_short, model.graphs()))
     with _without_large_initializers(model.graph):
         proto = ir.to_proto(model)
@@ -292,13 +271,10 @@ _MOST_KNOWN: Final = 10_000
 
 
 class NodeInference:
-    """Infers nodes of one model in topological order, without data propagation between them.
+    """Infers nodes of one model in topological order, without data propagation between them."""
 
-    Where a value has no type or shape, what was found of it before takes its place.
-
-    Args:
-        opsets: Versions of the operator sets by domain.
-    """
+    # Where a value has no type or shape, what was found of it before takes its place.
+    # opsets: Versions of the operator sets by domain.
 
     def __init__(self, opsets: dict[str, int]) -> None:
         self._opsets = opsets
@@ -308,11 +284,9 @@ class NodeInference:
         self._descriptions: dict[ir.Value, _Input] = {}  # most values are read several times
 
     def outputs(self, node: ir.Node) -> list[Found | None]:
-        """Type and shape of each output, as far as they follow from the inputs'.
-
-        None for an output of which nothing is found out, and for every output of a node
-        with subgraphs, whose types come from inside.
-        """
+        """Type and shape of each output, as far as they follow from the inputs'."""
+        # None for an output of which nothing is found out, and for every output of a node with
+        # subgraphs, whose types come from inside.
         if subgraphs(node):
             return [None] * len(node.outputs)
         inputs = tuple([self._described(value) for value in node.inputs])
@@ -431,12 +405,8 @@ class _State(NamedTuple):
 
 
 def infer(model: ir.Model, infer_others: Callable[[ir.Model], ir.Model]) -> ir.Model:
-    """Infer shapes, those of carried values included.
-
-    Args:
-        model: Changed in place.
-        infer_others: Infers all shapes but these.
-    """
+    """Infer shapes, those of carried values included."""
+    # model: Changed in place. infer_others: Infers all shapes but these.
     model = infer_others(model)
     states = [state for state in _states(model) if _is_open(state)]
     if not states:
@@ -502,16 +472,11 @@ def _states(model: ir.Model) -> Iterator[_State]:
 def may_change(
     graph: ir.Graph, value: ir.Value, infer_others: Callable[[ir.Model], ir.Model]
 ) -> bool:
-    """Whether a carried value may have another shape in another turn.
-
-    Sizes that are known only when the model runs are set to numbers for that: then inference
-    separates what has as many elements as before from what has more.
-
-    Args:
-        graph: The main graph; not changed.
-        value: Input of the body of a Loop in it.
-        infer_others: Infers all shapes but those of carried values.
-    """
+    """Whether a carried value may have another shape in another turn."""
+    # Sizes that are known only when the model runs are set to numbers for that: then inference
+    # separates what has as many elements as before from what has more.
+    # graph: The main graph; not changed. value: Input of the body of a Loop in it. infer_others:
+    # Infers all shapes but those of carried values.
     model = ir.Model(graph, ir_version=8)
     twin = model.clone()
     numbers: dict[str, int] = {}

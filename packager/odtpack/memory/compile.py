@@ -37,21 +37,11 @@ _SMALLEST: Final = 1 << 21
 def compile_memory(
     model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec
 ) -> MemoryReport | None:
-    """Let a training model compute again what need not be kept.
-
-    Args:
-        model: The training model, sorted; changed in place.
-        parameters: Names of the parameters among its inputs, with what to call each.
-        spec: For which shapes, and how far.
-
-    Returns:
-        What was done; None where no limit is asked for and there is next to nothing to gain,
-        or no way to look at the model.
-
-    Raises:
-        OdtpackError: A limit is asked for, and ONNX Runtime does not load the model; loading it
-            takes too much memory or time, or crashes.
-    """
+    """Let a training model compute again what need not be kept."""
+    # model: The training model, sorted; changed in place. parameters: Names of the parameters among
+    # its inputs, with what to call each. spec: For which shapes, and how far.
+    # Returns what was done; None where no limit is asked for and there is next to nothing to gain,
+    # or no way to look at the model.
     if spec.limit is not None:
         return _compile(model, parameters, spec)
     if _values_bytes(model.graph, spec) < _SMALLEST:

@@ -25,10 +25,8 @@ def nameable(graph: ir.Graph) -> frozenset[str]:
 
 
 def take_ranks(graph: ir.Graph, executed: RuntimeGraph) -> None:
-    """Give values of the forward pass whose rank is unknown the one that ONNX Runtime infers.
-
-    With the sizes that are the same for every batch.
-    """
+    """Give values of the forward pass whose rank is unknown the one that ONNX Runtime infers."""
+    # With the sizes that are the same for every batch.
     for node in ancestors(graph.outputs[:1]):
         for value in node.outputs:
             known = executed.values.get(value.name or "")
@@ -91,13 +89,9 @@ accesses make slower than their traffic."""
 
 
 def node_seconds(node: Node, values: Mapping[str, Value], bandwidth: float = _BANDWIDTH) -> float:
-    """Estimated time of one run of a node: of its first branch, or of one turn of its body.
-
-    Args:
-        node: The node.
-        values: Every value that it and its subgraphs may name.
-        bandwidth: Bytes a second that are read and written.
-    """
+    """Estimated time of one run of a node: of its first branch, or of one turn of its body."""
+    # values: Every value that it and its subgraphs may name. bandwidth: Bytes a second that are
+    # read and written.
     if node.subgraphs:
         body = next(iter(node.subgraphs.values()))
         inner = {**values, **body.values}

@@ -62,17 +62,11 @@ class _Group:
 
 
 def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
-    """Let masks for which the backward pass would keep what is larger be needed by the loss.
-
-    Args:
-        op: Writer for the training graph.
-        graph: The graph; new nodes go to its end.
-        step: It as ONNX Runtime executes it.
-
-    Returns:
-        Names of what is to be computed as soon as it can be: the masks, what is computed on the
-        way to them, and the loss. None where that would save too little: the graph is as it was.
-    """
+    """Let masks for which the backward pass would keep what is larger be needed by the loss."""
+    # op: Writer for the training graph. graph: The graph; new nodes go to its end. step: It as ONNX
+    # Runtime executes it.
+    # Returns names of what is to be computed as soon as it can be: the masks, what is computed on
+    # the way to them, and the loss. None where that would save too little: the graph is as it was.
     search = _Search(graph, step)
     groups, loss = list(search.groups()), graph.outputs[0]
     saved = sum(group.saved for group in groups)
@@ -196,10 +190,8 @@ class _Search:
         return list(found)
 
     def _is_mask(self, value: ir.Value) -> bool:
-        """Whether a value tells two cases apart, and more than other masks are computed from it.
-
-        Or is a number of elements, which takes no memory either.
-        """
+        """Whether a value tells two cases apart, and more than other masks are computed from it."""
+        # Or is a number of elements, which takes no memory either.
         node = value.producer()
         if node is None or node.op_type in _SIZES:
             return node is not None

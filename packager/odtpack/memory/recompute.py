@@ -36,17 +36,11 @@ _PATIENCE: Final = 3
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What to compute again.
+    """What to compute again."""
 
-    Attributes:
-        again: Names of the values.
-        timeline: The step with them.
-        seconds: Estimated time that it takes.
-    """
-
-    again: frozenset[str]
-    timeline: Timeline
-    seconds: float
+    again: frozenset[str]  # names of the values
+    timeline: Timeline  # the step with them
+    seconds: float  # estimated time that it takes
 
     @property
     def peak(self) -> int:
@@ -67,18 +61,12 @@ class _Move:
 
 
 def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collection[str]) -> Choice:
-    """Choose what to compute again.
-
-    Args:
-        step: The step.
-        limit: Bytes of activations at the peak to come to; as few as the time allows if None.
-        seconds: Time that computing again may take.
-        nameable: Names of values that a control edge can be put on: those of a known rank.
-
-    Returns:
-        The choice with the lowest peak within the time; with a limit, the cheapest that was found
-        within it, if one was.
-    """
+    """Choose what to compute again."""
+    # step: The step. limit: Bytes of activations at the peak to come to; as few as the time allows
+    # if None. seconds: Time that computing again may take. nameable: Names of values that a control
+    # edge can be put on: those of a known rank.
+    # Returns the choice with the lowest peak within the time; with a limit, the cheapest that was
+    # found within it, if one was.
     found = _choose(_Search(step, seconds, nameable, step.seconds), limit)
     if limit is None or found.peak <= limit:
         return found
@@ -130,11 +118,8 @@ class _Search:
         return Choice(again, self._step.timeline(again), self.time(again))
 
     def lower(self, current: Choice, target: int) -> tuple[Choice, Choice]:
-        """Add moves until the peak is at the target, or none helps or fits the time.
-
-        Returns:
-            The lowest choice on the way, and the last: the same where the target is reached.
-        """
+        """Add moves until the peak is at the target, or none helps or fits the time."""
+        # Returns the lowest choice on the way, and the last: the same where the target is reached.
         lowest = current
         for _ in range(_MOST_MOVES):
             if current.peak <= target:

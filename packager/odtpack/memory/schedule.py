@@ -36,11 +36,9 @@ def zeros_of(op: Ops, late: ir.Value, rank: int) -> ir.Value:
 
 
 class SizeNames:
-    """Names of sizes that nothing else in a model has, see :mod:`.own_buffers`.
+    """Names of sizes that nothing else in a model has, see :mod:`.own_buffers`."""
 
-    Args:
-        numbers: Of the families of names that are still to come.
-    """
+    # numbers: Of the families of names that are still to come.
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
         self._numbers = itertools.count() if numbers is None else numbers
@@ -74,13 +72,10 @@ class SizeNames:
 
 
 class ControlEdge:
-    """Views of values that exist once ``late`` does.
+    """Views of values that exist once ``late`` does."""
 
-    Args:
-        op: Writer for the graph, which puts nodes where they may stand.
-        late: A value of any type; its last reader may well be this edge.
-        sizes: Names the first axis of the views.
-    """
+    # op: Writer for the graph, which puts nodes where they may stand. late: A value of any type;
+    # its last reader may well be this edge. sizes: Names the first axis of the views.
 
     def __init__(self, op: Ops, late: ir.Value, sizes: SizeNames) -> None:
         self._op = op
@@ -112,13 +107,10 @@ class ControlEdge:
 
 
 class Schedule:
-    """An order for the nodes of a training model.
+    """An order for the nodes of a training model."""
 
-    Args:
-        graph: Its graph.
-        places: When each value is computed, by name; of a value without a place, as soon as what
-            it is computed from exists.
-    """
+    # graph: Its graph. places: When each value is computed, by name; of a value without a place, as
+    # soon as what it is computed from exists.
 
     def __init__(self, graph: ir.Graph, places: Mapping[str, float]) -> None:
         self._graph = graph
@@ -132,15 +124,10 @@ class Schedule:
         renamed: Mapping[str, str],
         at_once: Collection[str] = (),
     ) -> Schedule:
-        """The order of a timeline.
-
-        Args:
-            graph: The graph.
-            timeline: The planned order.
-            renamed: Names that the graph has for those of the timeline that differ.
-            at_once: Names of values that the loss needs and that are computed as soon as they can
-                be instead.
-        """
+        """The order of a timeline."""
+        # timeline: The planned order. renamed: Names that the graph has for those of the timeline
+        # that differ. at_once: Names of values that the loss needs and that are computed as soon as
+        # they can be instead.
         places = {
             renamed.get(name, name): float(index)
             for index, node in enumerate(timeline.nodes)
@@ -161,11 +148,9 @@ class Schedule:
         self._graph.extend(nodes[index] for index in order)
 
     def _keys(self, nodes: Sequence[ir.Node], needs: Sequence[set[int]]) -> list[float]:
-        """When each node runs.
-
-        What the runtime makes a part of another comes right after what it needs, and what needs
-        nothing with what reads it.
-        """
+        """When each node runs."""
+        # What the runtime makes a part of another comes right after what it needs, and what needs
+        # nothing with what reads it.
         keys = [
             min(
                 (self._places[v.name] for v in node.outputs if v.name and v.name in self._places),
@@ -223,14 +208,9 @@ _LARGE = 1 << 14
 
 
 def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> None:
-    """Let the backward pass read what it starts from under sizes of other names.
-
-    Args:
-        op: Writer for the training graph.
-        graph: The graph; new nodes go to its end.
-        step: It as ONNX Runtime executes it.
-        names: Makes the names.
-    """
+    """Let the backward pass read what it starts from under sizes of other names."""
+    # op: Writer for the training graph. graph: The graph; new nodes go to its end. step: It as ONNX
+    # Runtime executes it. names: Makes the names.
     forward = ancestors(graph.outputs[:1])
     reset = next((v for v in graph.inputs if v.name == RESET_NAME), None)
     if reset is None:

@@ -49,25 +49,14 @@ CACHE = "odtpack.cache"
 def load_model(
     model: ModelLike, named: Collection[str] = (), untie: Sequence[str] = ()
 ) -> ir.Model:
-    """Return a checked model with local functions inlined and shapes inferred.
-
-    Contributed operators are written in standard ones where :mod:`odtpack.contrib` can, and a
-    key-value cache is left out (see :mod:`odtpack.model.loading`).
-    Large initializers stay where they are, in the file or in the given model's memory.
-
-    Args:
-        model: Path of an ONNX file (external data beside it), or a model in memory,
-            which is not changed.
-        named: Initializers that the caller goes by, which are not taken for folded copies of
-            others (see :mod:`odtpack.model.shared_tensors`).
-        untie: Patterns of shared tensors of which each place gets its own copy (see
-            :mod:`odtpack.model.shared_tensors`).
-
-    Raises:
-        OdtpackError: Not an ONNX model, invalid, an opset that no runtime loads, external
-            data outside the model's folder, or an initializer with missing bytes; or a
-            pattern matches no shared tensor.
-    """
+    """Return a checked model with local functions inlined and shapes inferred."""
+    # Contributed operators are written in standard ones where :mod:`odtpack.contrib` can, and a
+    # key-value cache is left out (see :mod:`odtpack.model.loading`). Large initializers stay where
+    # they are, in the file or in the given model's memory.
+    # model: Path of an ONNX file (external data beside it), or a model in memory, which is not
+    # changed. named: Initializers that the caller goes by, which are not taken for folded copies of
+    # others (see :mod:`odtpack.model.shared_tensors`). untie: Patterns of shared tensors of which
+    # each place gets its own copy (see :mod:`odtpack.model.shared_tensors`).
     return load_source(source.open_model(model), named, untie)
 
 
@@ -78,17 +67,9 @@ def load_source(
     *,
     as_stored: bool = False,
 ) -> ir.Model:
-    """:func:`load_model` of a model that is open already.
-
-    Args:
-        given: The model.
-        named: As :func:`load_model`.
-        untie: As :func:`load_model`.
-        as_stored: Whether equal parameters that were stored once stay one.
-
-    Raises:
-        OdtpackError: As :func:`load_model`.
-    """
+    """:func:`load_model` of a model that is open already."""
+    # named: As :func:`load_model`. untie: As :func:`load_model`. as_stored: Whether equal
+    # parameters that were stored once stay one.
     from odtpack.contrib import decompose, needs_blocks, rename_misplaced
 
     rename_misplaced(given.proto)
@@ -157,11 +138,9 @@ def _open_negative_sizes(graph: onnx.GraphProto) -> None:
 
 
 def _open_declared_sizes(graph: ir.Graph) -> None:
-    """Leave it to inference whether an output has as many of something as an input.
-
-    Exporters write down the name that they are given: ``[batch, vocabulary]`` for what a
-    Reshape makes ``[batch * sequence, vocabulary]``. A target of that shape would be refused.
-    """
+    """Leave it to inference whether an output has as many of something as an input."""
+    # Exporters write down the name that they are given: ``[batch, vocabulary]`` for what a Reshape
+    # makes ``[batch * sequence, vocabulary]``. A target of that shape would be refused.
     names = {dim for value in graph.inputs for dim in dims_of(value) or () if isinstance(dim, str)}
     for value in graph.outputs:
         dims = dims_of(value)
@@ -176,10 +155,8 @@ def _name_standard_domain(imports: dict[str, int]) -> None:
 
 
 def _lift_parameters(graph: ir.Graph) -> None:
-    """Move what may be a parameter from subgraphs to the main graph, where it can be trained.
-
-    Constants of other types stay: shape inference reads axes and sizes only where they are.
-    """
+    """Move what may be a parameter from subgraphs to the main graph, where it can be trained."""
+    # Constants of other types stay: shape inference reads axes and sizes only where they are.
     names = {value.name for value in defined(graph)}
     for subgraph in list(graph.subgraphs()):
         for name, value in list(subgraph.initializers.items()):
@@ -216,10 +193,8 @@ def _drop_trailing_absent(graph: ir.Graph) -> None:
 
 
 def _write_conditions(graph: ir.Graph) -> None:
-    """Give a Loop that carries nothing its condition, which may be absent but not left out.
-
-    Its place is lost as soon as a pass removes absent inputs at the end of nodes.
-    """
+    """Give a Loop that carries nothing its condition, which may be absent but not left out."""
+    # Its place is lost as soon as a pass removes absent inputs at the end of nodes.
     true: ir.Value | None = None
     for node in nodes_of(graph):
         if node.op_type == "Loop" and node.domain in ("", "ai.onnx") and not any(node.inputs[1:]):
@@ -262,11 +237,7 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
 
 
 def check_texts(proto: onnx.ModelProto, where: str) -> None:
-    """Check that every name in a model is text.
-
-    Raises:
-        OdtpackError: One is not UTF-8 (``invalid-model``).
-    """
+    """Check that every name in a model is text."""
     for text in _texts(proto):
         if not isinstance(text, str):
             raise OdtpackError(
@@ -305,14 +276,9 @@ _WHOLE: Final = {ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64}
 
 
 def check_loops(graph: ir.Graph, where: str) -> None:
-    """Check that no Loop goes on for ever because its condition is always true.
-
-    A trip count that is only a bound, as exporters write 2^63 - 1 for ``while``, is fine where the
-    condition is computed.
-
-    Raises:
-        OdtpackError: ``endless-loop``.
-    """
+    """Check that no Loop goes on for ever because its condition is always true."""
+    # A trip count that is only a bound, as exporters write 2^63 - 1 for ``while``, is fine where
+    # the condition is computed.
     for node in nodes_of(graph):
         if node.op_type != "Loop" or node.domain not in ("", "ai.onnx") or len(node.inputs) < 2:
             continue
@@ -378,11 +344,7 @@ _Name = tuple[str, str, str]
 
 
 def check_functions(proto: onnx.ModelProto, where: str) -> None:
-    """Check that inlining makes no more nodes than a file of this size can mean.
-
-    Raises:
-        OdtpackError: ``functions-too-large``; ``bad-function`` if one calls itself.
-    """
+    """Check that inlining makes no more nodes than a file of this size can mean."""
     if not proto.functions:
         return
     bodies = {_name(function): function for function in proto.functions}
@@ -478,14 +440,10 @@ _TOKENS = 2  # axis of [batch, heads, tokens, size]
 
 
 def drop(graph: ir.Graph) -> tuple[str, ...]:
-    """Leave out the inputs and outputs of a graph that are a cache.
-
-    An input is one if a node reads it as past keys or values, or a Concat, whose result is an
-    output, puts it in front along the tokens, whose number is open.
-
-    Returns:
-        Names of the inputs that are left out.
-    """
+    """Leave out the inputs and outputs of a graph that are a cache."""
+    # An input is one if a node reads it as past keys or values, or a Concat, whose result is an
+    # output, puts it in front along the tokens, whose number is open.
+    # Returns names of the inputs that are left out.
     found = [value for value in graph.inputs if _is_past(value)]
     kept = [value for value in graph.inputs if value not in found]
     if not found or not kept:

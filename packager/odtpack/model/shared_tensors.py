@@ -30,17 +30,11 @@ from odtpack.model.exporters import (
 
 @dataclasses.dataclass(frozen=True)
 class SharedTensor:
-    """A tensor that is read in several places.
+    """A tensor that is read in several places."""
 
-    Attributes:
-        name: The initializer.
-        places: Who reads it: names of nodes, or what they compute.
-        one_parameter: Whether the exporter noted that it is one parameter of the module.
-    """
-
-    name: str
-    places: tuple[str, ...]
-    one_parameter: bool
+    name: str  # the initializer
+    places: tuple[str, ...]  # who reads it: names of nodes, or what they compute
+    one_parameter: bool  # whether the exporter noted that it is one parameter of the module
 
     def sentence(self) -> str:
         """What ``build`` says of it."""
@@ -52,12 +46,8 @@ class SharedTensor:
 
 
 def shared_tensors(graph: ir.Graph, names: Iterable[str]) -> list[SharedTensor]:
-    """Those of some initializers that several nodes read.
-
-    Args:
-        graph: Graph of a loaded model.
-        names: The initializers to look at, in the order of the result.
-    """
+    """Those of some initializers that several nodes read."""
+    # names: The initializers to look at, in the order of the result.
     parameters = ExportedParameters(graph)
     found = []
     for name in names:
@@ -71,17 +61,10 @@ def shared_tensors(graph: ir.Graph, names: Iterable[str]) -> list[SharedTensor]:
 
 
 def untie(graph: ir.Graph, patterns: Sequence[str]) -> None:
-    """Give each place that reads a shared tensor its own copy.
-
-    Places that the exporter noted as one parameter of the module stay together, unless all do.
-
-    Args:
-        graph: Graph of a loaded model; changed in place.
-        patterns: Of the names of the initializers, as ``--train`` takes them.
-
-    Raises:
-        UnknownNameError: A pattern matches no tensor that is shared (``unknown-parameter``).
-    """
+    """Give each place that reads a shared tensor its own copy."""
+    # Places that the exporter noted as one parameter of the module stay together, unless all do.
+    # graph: Graph of a loaded model; changed in place. patterns: Of the names of the initializers,
+    # as ``--train`` takes them.
     if not patterns:
         return
     parameters, original = ExportedParameters(graph), module_names(graph)
@@ -105,13 +88,9 @@ def untie(graph: ir.Graph, patterns: Sequence[str]) -> None:
 
 
 def copies_of(graph: ir.Graph, names: Sequence[str]) -> tuple[str, ...]:
-    """Some initializers, and those that were one with them in the file.
-
-    Args:
-        graph: Graph of a loaded model.
-        names: Names as they are in the file. What was separated stands after its origin,
-            unless it is named, too.
-    """
+    """Some initializers, and those that were one with them in the file."""
+    # names: Names as they are in the file. What was separated stands after its origin, unless it is
+    # named, too.
     separated: dict[str, list[str]] = {}
     for name, value in graph.initializers.items():
         if separated_from(value) != name:
@@ -179,13 +158,9 @@ Use = tuple[ir.Node, int]
 
 
 def split(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
-    """Give each place its own copy of a merged parameter; return whether there were any.
-
-    Args:
-        graph: Forward graph; changed in place. New initializers are named after their
-            modules.
-        keep: Names of initializers that stay what they are.
-    """
+    """Give each place its own copy of a merged parameter; return whether there were any."""
+    # graph: Forward graph; changed in place. New initializers are named after their modules. keep:
+    # Names of initializers that stay what they are.
     changed = False
     parameters = ExportedParameters(graph)
     values = [v for n, v in graph.initializers.items() if n not in keep and _is_merged(v)]
@@ -356,12 +331,8 @@ def _name(value: ir.Value, label: str, unnamed: Collection[str]) -> str:
 
 
 def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
-    """Replace folded transposes of initializers by nodes; return whether there were any.
-
-    Args:
-        graph: Forward graph; changed in place.
-        keep: Names of initializers that stay what they are.
-    """
+    """Replace folded transposes of initializers by nodes; return whether there were any."""
+    # graph: Forward graph; changed in place. keep: Names of initializers that stay what they are.
     originals: dict[tuple[tuple[int, ...], bytes], list[tuple[ir.Value, np.ndarray]]] = {}
     copies, unnamed = [], made_up(graph)
     parameters = ExportedParameters(graph)
@@ -446,12 +417,7 @@ _GROWING = {
 
 
 def weight_array(value: ir.Value) -> np.ndarray:
-    """What a value that follows from initializers alone holds.
-
-    Raises:
-        OdtpackError: It follows from something else, too, or by way of an operator whose result
-            may be of any size and take any time (``unknown-weight``).
-    """
+    """What a value that follows from initializers alone holds."""
     if value.const_value is not None:
         return value.const_value.numpy()
     node = value.producer()

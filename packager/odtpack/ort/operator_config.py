@@ -43,17 +43,13 @@ class Operator:
 
 @dataclass(frozen=True)
 class OperatorConfig:
-    """A configuration.
-
-    Attributes:
-        operators: The operators.
-        types: For operators by domain and name: what their JSON holds. An operator that is
-            not there is not limited.
-        allowed_types: C++ names of the types of all operators; None without a limit.
-    """
+    """A configuration."""
 
     operators: frozenset[Operator]
+    # For operators by domain and name: what their JSON holds. An operator that is not there is not
+    # limited.
     types: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    # C++ names of the types of all operators; None without a limit.
     allowed_types: frozenset[str] | None = None
 
     def text(self, comments: Sequence[str] = ()) -> str:
@@ -241,37 +237,23 @@ _ALWAYS_THERE = {("ai.onnx", "Cast", f"{side} 0", "bool") for side in ("inputs",
 
 @dataclass(frozen=True)
 class Ran:
-    """What one session did.
+    """What one session did."""
 
-    Attributes:
-        run: How the model was run.
-        operators: Operators of all its nodes, those of subgraphs included.
-        nodes: How many nodes the main graph has, each of which ran.
-        kernels_run: How many kernels ran, each iteration of a loop counted.
-        types: C++ names of the types that ran, by domain, name and ``inputs`` or ``outputs``
-            and index.
-    """
-
-    run: SessionRun
-    operators: frozenset[Operator]
-    nodes: int
-    kernels_run: int
+    run: SessionRun  # how the model was run
+    operators: frozenset[Operator]  # operators of all its nodes, those of subgraphs included
+    nodes: int  # how many nodes the main graph has, each of which ran
+    kernels_run: int  # how many kernels ran, each iteration of a loop counted
+    # C++ names of the types that ran, by domain, name and ``inputs`` or ``outputs`` and index.
     types: frozenset[tuple[str, str, str, str]]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of the check.
+    """Result of the check."""
 
-    Attributes:
-        ran: What was run.
-        missing: What sessions need and the configuration lacks, in words.
-        unused: What the configuration holds and no session needs, in words.
-    """
-
-    ran: tuple[Ran, ...]
-    missing: tuple[str, ...]
-    unused: tuple[str, ...]
+    ran: tuple[Ran, ...]  # what was run
+    missing: tuple[str, ...]  # what sessions need and the configuration lacks, in words
+    unused: tuple[str, ...]  # what the configuration holds and no session needs, in words
 
     @property
     def passed(self) -> bool:
@@ -383,17 +365,11 @@ def run_profiled(
     model: str, level: str | None, platform: str | None, replay: bool,
     feeds: Mapping[str, str], saved: str, profile: str,
 ) -> str:  # fmt: skip
-    """Run a model once and return the path of its profile; to be called apart.
-
-    Args:
-        model: The model.
-        level: Optimization level; None in ORT format.
-        platform: Processors that it is optimized for; None for all.
-        replay: Whether recorded optimizations are applied.
-        feeds: Paths of ``.npy`` files by name of input.
-        saved: Where the optimized model goes, of one with a level.
-        profile: Start of the profile's path.
-    """
+    """Run a model once and return the path of its profile; to be called apart."""
+    # level: Optimization level; None in ORT format. platform: Processors that it is optimized for;
+    # None for all. replay: Whether recorded optimizations are applied. feeds: Paths of ``.npy``
+    # files by name of input. saved: Where the optimized model goes, of one with a level. profile:
+    # Start of the profile's path.
     target = None if platform is None else Platform(platform)
     options = session_options(level or "all", target)
     options.enable_profiling = True

@@ -44,11 +44,7 @@ class UnsafeAliasError(Exception):
 
 
 def verify(graph: ir.Graph, source: ir.Value, output: ir.Value) -> None:
-    """Check that ``output`` may overwrite ``source``, a graph input.
-
-    Raises:
-        UnsafeAliasError: It may not, or it cannot be shown.
-    """
+    """Check that ``output`` may overwrite ``source``, a graph input."""
     dims, written = dims_of(source), dims_of(output)
     if dims is None or None in dims or written is None:
         raise UnsafeAliasError(f"the shape of {source.name!r} is unknown")

@@ -41,15 +41,10 @@ _CHARACTERS = string.ascii_letters + string.digits
 
 
 def compact(model: ir.Model, *, keep_names: bool) -> ir.Model:
-    """Make a finished model small.
-
-    Args:
-        model: In topological order; changed in place.
-        keep_names: Keep the names of nodes and values, and constants as they are.
-
-    Returns:
-        The model.
-    """
+    """Make a finished model small."""
+    # model: In topological order; changed in place. keep_names: Keep the names of nodes and values,
+    # and constants as they are.
+    # Returns the model.
     common_passes.ClearMetadataAndDocStringPass()(model)
     common_passes.DeduplicateInitializersPass(size_limit=_LARGEST_COMPARED)(model)
     graphs = list(_graphs(model.graph))
@@ -71,10 +66,8 @@ def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
 
 
 def _drop_notes(graphs: Sequence[ir.Graph]) -> None:
-    """Drop what exporters noted of values, which onnx-ir's pass leaves.
-
-    It would be written as a description without a type, which the ONNX checker refuses.
-    """
+    """Drop what exporters noted of values, which onnx-ir's pass leaves."""
+    # It would be written as a description without a type, which the ONNX checker refuses.
     for graph in graphs:
         outputs = (output for node in graph for output in node.outputs)
         for value in (*graph.inputs, *graph.initializers.values(), *outputs):
@@ -131,11 +124,9 @@ def _narrow_constants(graph: ir.Graph) -> None:
 
 
 def _expanded(op: Ops, narrow: np.ndarray, dtype: ir.DataType) -> ir.Value:
-    """Nodes that expand an array of bytes.
-
-    A matrix of zeros and ones with at most one of them in each column, as gradients of
-    convolutions and pools have it, is known by the row of each column's one.
-    """
+    """Nodes that expand an array of bytes."""
+    # A matrix of zeros and ones with at most one of them in each column, as gradients of
+    # convolutions and pools have it, is known by the row of each column's one.
     for axis in (0, 1):
         length = narrow.shape[axis] if narrow.ndim == 2 else _NOWHERE
         if length < _NOWHERE and narrow.max() == 1 and narrow.sum(axis, np.int64).max() <= 1:
@@ -178,12 +169,10 @@ def _short_names() -> Iterator[str]:
 
 
 def _drop_types(main: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
-    """Drop types and shapes of values that inference without data propagation finds.
-
-    ONNX Runtime infers at least as much; what only the packager knows stays. A value's
-    type may go if it follows from those of its node's inputs: each of these is in the file,
-    or follows in the same way.
-    """
+    """Drop types and shapes of values that inference without data propagation finds."""
+    # ONNX Runtime infers at least as much; what only the packager knows stays. A value's type may
+    # go if it follows from those of its node's inputs: each of these is in the file, or follows in
+    # the same way.
     outputs = set(main.outputs)
     inference = NodeInference(dict(main.opset_imports))
     found = [

@@ -39,17 +39,11 @@ OUTPUT_SUFFIX = "_grad.accumulation.out"
 
 
 def accumulate(op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value) -> ir.Value:
-    """Write the accumulation of one gradient.
-
-    Args:
-        op: Writer for the training graph.
-        gradient: Gradient of this step, of the parameter's shape.
-        buffer: Graph input with the gradient accumulated so far, of the same shape.
-        reset: BOOL scalar; true to start afresh.
-
-    Returns:
-        The accumulated gradient.
-    """
+    """Write the accumulation of one gradient."""
+    # op: Writer for the training graph. gradient: Gradient of this step, of the parameter's shape.
+    # buffer: Graph input with the gradient accumulated so far, of the same shape. reset: BOOL
+    # scalar; true to start afresh.
+    # Returns the accumulated gradient.
     dims = static_dims(buffer) or ()
     if int(np.prod(dims)) < (_LARGE_VECTOR if len(dims) <= 1 else _LARGE_MATRIX):
         return op.Add(op.Where(reset, 0, buffer), gradient)
@@ -153,17 +147,12 @@ _LONG_ROW, _LARGE_TABLE = 16, 1 << 18
 
 @dataclass(frozen=True)
 class Scatter:
-    """A ScatterElements that adds to zeros.
-
-    Attributes:
-        node: The node.
-        axis: Axis of the table that the indices count along, not negative.
-        column: Reshape of n indices to [1, .., n, .., 1] along ``axis``, if slice j of the
-            updates goes as a whole to index j; None if each element has an index of its own.
-    """
+    """A ScatterElements that adds to zeros."""
 
     node: ir.Node
-    axis: int
+    axis: int  # axis of the table that the indices count along, not negative
+    # Reshape of n indices to [1, .., n, .., 1] along ``axis``, if slice j of the updates goes as a
+    # whole to index j; None if each element has an index of its own.
     column: ir.Node | None
 
     @property
@@ -185,13 +174,9 @@ class Scatter:
         return _add_at(op, data, indices, self.updates, self.axis)
 
     def fresh(self, op: Ops, dims: tuple[int, ...], reset: ir.Value) -> ir.Value:
-        """Add the updates to zeros.
-
-        Args:
-            op: Writer for a branch that is entered only if ``reset`` is true.
-            dims: Shape of the table.
-            reset: BOOL scalar. It makes the zeros, so that nothing folds them.
-        """
+        """Add the updates to zeros."""
+        # op: Writer for a branch that is entered only if ``reset`` is true. dims: Shape of the
+        # table. reset: BOOL scalar. It makes the zeros, so that nothing folds them.
         false = op.Not(reset)
         zero = op.cast(false, _fill_type(self.zeros.producer()))
         width = math.prod(dims[1:])
@@ -202,12 +187,9 @@ class Scatter:
     def _by_rows(
         self, op: Ops, numbers: ir.Value, dims: tuple[int, ...], false: ir.Value, zero: ir.Value
     ) -> ir.Value:
-        """:meth:`fresh` without zeros of the table's shape, for n updates to rows ``numbers``.
-
-        The updates are summed in a table of n + 1 rows, of which row 0 stays zero. ``slots``
-        says which of them each row of the large table is: 0, or 1 + j of the last update j
-        for it.
-        """
+        """:meth:`fresh` without zeros of the table's shape, for n updates to rows ``numbers``."""
+        # The updates are summed in a table of n + 1 rows, of which row 0 stays zero. ``slots`` says
+        # which of them each row of the large table is: 0, or 1 + j of the last update j for it.
         end = op.Add(op.Shape(numbers), op.ints(1))
         one = op.constant(np.array(1, np.int64))
         blank = op.Expand(op.cast(false, ir.DataType.INT64), op.ints(dims[0]))
@@ -239,12 +221,10 @@ def read(value: ir.Value) -> Scatter | None:
 
 
 def unrounded(gradient: ir.Value) -> ir.Value:
-    """The float32 value that a float32 gradient of float16 numbers was before it was rounded.
-
-    Models in float16 train copies of their parameters in float32. ONNX Runtime adds float16
-    in float32; between the two there is no need to round. Casts that are no longer read
-    are left to the pass that removes such nodes.
-    """
+    """The float32 value that a float32 gradient of float16 numbers was before it was rounded."""
+    # Models in float16 train copies of their parameters in float32. ONNX Runtime adds float16 in
+    # float32; between the two there is no need to round. Casts that are no longer read are left to
+    # the pass that removes such nodes.
     outer = graphs.producer(gradient, "Cast")
     inner = None if outer is None else graphs.producer(outer.inputs[0], "Cast")
     if inner is None or len(inner.outputs[0].uses()) > 1:
@@ -254,15 +234,9 @@ def unrounded(gradient: ir.Value) -> ir.Value:
 
 
 def merge(op: Ops, gradient: ir.Value) -> ir.Value:
-    """Write a gradient that is a sum, some of whose terms are scatters, without zeros.
-
-    Args:
-        op: Writer for the training graph.
-        gradient: Gradient of one parameter and of nothing else.
-
-    Returns:
-        The gradient: ``gradient`` itself, if there is nothing to merge.
-    """
+    """Write a gradient that is a sum, some of whose terms are scatters, without zeros."""
+    # op: Writer for the training graph. gradient: Gradient of one parameter and of nothing else.
+    # Returns the gradient: ``gradient`` itself, if there is nothing to merge.
     adds, terms = _terms(gradient)
     scatters = [scatter for scatter in map(read, terms) if scatter is not None]
     if not adds or not scatters:
@@ -286,13 +260,9 @@ def merge(op: Ops, gradient: ir.Value) -> ir.Value:
 
 
 def zeros_at_run_time(op: Ops, graph: ir.Graph, reset: ir.Value) -> None:
-    """Compute large zeros that scatters start from in every run, instead of storing them.
-
-    Args:
-        op: Writer for the graph.
-        graph: The training graph, its subgraphs included.
-        reset: Graph input, BOOL [1]. Nothing knows it before the model runs.
-    """
+    """Compute large zeros that scatters start from in every run, instead of storing them."""
+    # graph: The training graph, its subgraphs included. reset: Graph input, BOOL [1]. Nothing knows
+    # it before the model runs.
     found = {
         node: dims
         for scatter in list(nodes_of(graph))

@@ -81,10 +81,8 @@ def _result(node: ir.Node) -> _Lying | None:
 
 
 def _wanted(nodes: Sequence[ir.Node]) -> set[ir.Value]:
-    """Results of nodes that can be moved, and that no one else would have to transpose.
-
-    Where one reader takes channels first, others may be left: there is one transpose either way.
-    """
+    """Results of nodes that can be moved, and that no one else would have to transpose."""
+    # Where one reader takes channels first, others may be left: there is one transpose either way.
     able: dict[ir.Value, _Lying] = {}
     for node in nodes:
         found = _result(node) or _operand(node, able)
@@ -161,10 +159,8 @@ def _move(op: Ops, node: ir.Node, lying: dict[ir.Value, _Lying]) -> None:
 
 
 def _sum(op: Ops, node: ir.Node, summed: _Lying) -> None:
-    """Sum [C, N, H W] over samples and space, which lie together.
-
-    The node stays: its result may be a gradient.
-    """
+    """Sum [C, N, H W] over samples and space, which lie together."""
+    # The node stays: its result may be a gradient.
     node.replace_input_with(0, summed.first)
     if len(node.inputs) > 1:
         node.replace_input_with(1, op.ints(1, 2))

@@ -23,14 +23,12 @@ ALL: Final = "*"
 
 
 class GraphPass(passes.InPlacePass):
-    """A pass over the main graph, in place.
+    """A pass over the main graph, in place."""
 
-    Args:
-        rewrite: Changes the graph, which it takes after the writer if there is one. It
-            returns whether it changed something; None counts as yes.
-        op: Writer, which several passes may share: they share its constants then.
-        lowers: Internal operator, or :data:`ALL`, of which no node is left afterwards.
-    """
+    # rewrite: Changes the graph, which it takes after the writer if there is one. It returns
+    # whether it changed something; None counts as yes. op: Writer, which several passes may share:
+    # they share its constants then. lowers: Internal operator, or :data:`ALL`, of which no node is
+    # left afterwards.
 
     def __init__(
         self, rewrite: Callable[..., object], op: Ops | None = None, *, lowers: str | None = None
@@ -71,10 +69,8 @@ class ModelPass(passes.InPlacePass):
 
 
 def run(model: ir.Model, *sequence: passes.PassBase) -> bool:
-    """Run passes one after the other; return whether one changed the model.
-
-    Unlike onnx-ir's ``Sequential`` it lets errors through as they are: they are for the user.
-    """
+    """Run passes one after the other; return whether one changed the model."""
+    # Unlike onnx-ir's ``Sequential`` it lets errors through as they are: they are for the user.
     changed = False
     for each in sequence:
         changed |= each(model).modified

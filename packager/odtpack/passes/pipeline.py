@@ -21,11 +21,7 @@ from odtpack.passes.patterns import ALL, GraphPass, ModelPass, run
 
 
 def on_reading(model: ir.Model, newest_opset: int) -> None:
-    """Bring a forward model into a form that has kernels everywhere.
-
-    Raises:
-        OdtpackError: It has values of a type that no kernel takes.
-    """
+    """Bring a forward model into a form that has kernels everywhere."""
     if newest_opset >= patterns.TO:
         run(model, GraphPass(patterns.upgrade))
     run(model, GraphPass(precision.refuse_bfloat16), GraphPass(precision.widen))
@@ -61,17 +57,10 @@ def before_gradient(model: ir.Model) -> None:
 def after_gradient(
     op: Ops, model: ir.Model, lower_batch_norms: Callable[[Ops, ir.Graph], None]
 ) -> list[batch_norm.RunningStatistic]:
-    """Write internal operators out and speed up what is left of the forward graph.
-
-    Args:
-        op: Writer for the training graph.
-        model: The training model.
-        lower_batch_norms: Replaces batch normalizations by an operator of the runtime's own,
-            if it has one.
-
-    Returns:
-        The updates of running statistics; none where the runtime updates them in place.
-    """
+    """Write internal operators out and speed up what is left of the forward graph."""
+    # op: Writer for the training graph. lower_batch_norms: Replaces batch normalizations by an
+    # operator of the runtime's own, if it has one.
+    # Returns the updates of running statistics; none where the runtime updates them in place.
     updates: list[batch_norm.RunningStatistic] = []
 
     def lower_the_rest(op: Ops, graph: ir.Graph) -> None:

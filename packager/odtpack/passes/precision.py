@@ -93,12 +93,7 @@ _ERF_END, _ERF_NODES = 6.0, 40
 
 
 def lower(model: ir.Model) -> ir.Model:
-    """Rewrite nodes of type DOUBLE; anything else is left as it is.
-
-    Raises:
-        OdtpackError: A node whose windows depend on sizes that are unknown, or in another form
-            that is not written out.
-    """
+    """Rewrite nodes of type DOUBLE; anything else is left as it is."""
     if not any(_is_lowered(node) for node in nodes_of(model.graph)):
         return model
     model = infer_shapes(model)  # of what the gradient added, too
@@ -157,10 +152,8 @@ def _conv(op: Ops, ctx: Context) -> ir.Value:
 
 
 def _conv_transpose(op: Ops, ctx: Context) -> ir.Value:
-    """One product for each group, whose rows are spread over the taps and added up.
-
-    ``win`` are the windows of the convolution whose gradient this is, from Y to X.
-    """
+    """One product for each group, whose rows are spread over the taps and added up."""
+    # ``win`` are the windows of the convolution whose gradient this is, from Y to X.
     win, x, w, bias = convolution.read_windows(ctx), ctx.x(), ctx.x(1), ctx.maybe_x(2)
     taps = win.taps()
     inner, outer = win.features // win.groups, win.channels // win.groups

@@ -72,18 +72,12 @@ def step_model(
     clip: Clip,
     groups: Sequence[Group] = (),
 ) -> ir.Model | None:
-    """Write the step model of a training model.
-
-    Args:
-        training: The training model as it is written, in topological order.
-        parameters: Names of those of its inputs that are parameters, trained or not.
-        optimizer: Formula and hyperparameters, for which :func:`can_update` holds.
-        clip: How gradients are clipped, not by their norm.
-        groups: Parameter groups; their decays take the place of the optimizer's.
-
-    Returns:
-        The model; None where the model has values of the names that it needs.
-    """
+    """Write the step model of a training model."""
+    # training: The training model as it is written, in topological order. parameters: Names of
+    # those of its inputs that are parameters, trained or not. optimizer: Formula and
+    # hyperparameters, for which :func:`can_update` holds. clip: How gradients are clipped, not by
+    # their norm. groups: Parameter groups; their decays take the place of the optimizer's.
+    # Returns the model; None where the model has values of the names that it needs.
     model = training.clone()
     graph = model.graph
     if used_names(graph) & {RATE_NAME, STEP_NAME, KEPT_NAME}:
@@ -161,13 +155,9 @@ class _Writer:
         inputs: Sequence[ir.Value],
         places: Mapping[str, float],
     ) -> None:
-        """Write the updates of all parameters, and name inputs and outputs.
-
-        Args:
-            gradients: The gradient of each trainable parameter.
-            inputs: All parameters, trained or not.
-            places: When each value of the training model is computed, by name.
-        """
+        """Write the updates of all parameters, and name inputs and outputs."""
+        # gradients: The gradient of each trainable parameter. inputs: All parameters, trained or
+        # not. places: When each value of the training model is computed, by name.
         graph = self._op.graph
         readers = Readers(graph, inputs)
         parameters = {str(value.name): value for value in inputs}

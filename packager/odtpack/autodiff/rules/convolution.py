@@ -243,10 +243,8 @@ def _row_pattern(win: Windows, like: ir.Value) -> np.ndarray:
 
 
 def _input_rows(op: Ops, win: Windows, x: ir.Value) -> list[ir.Value]:
-    """For each kernel row the input rows that the output rows read: [C, N out_h, W].
-
-    The row that lies on the output row itself, the middle one mostly, is cut out of nothing.
-    """
+    """For each kernel row the input rows that the output rows read: [C, N out_h, W]."""
+    # The row that lies on the output row itself, the middle one mostly, is cut out of nothing.
     planes = op.transpose(x, 1, 0, 2, 3)
     padded = op.pad(planes, [0, 0, win.before[0], 0], [0, 0, win.after[0], 0])
     span, stride = win.spans()[0], win.strides[0]
@@ -282,11 +280,9 @@ def _input_gradient_by_rows(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) ->
 
 
 def _by_dots(win: Windows) -> bool:
-    """Whether rows are wide, and a column of windows reads every column of the kernel in turn.
-
-    A kernel of one row is left out: ONNX Runtime computes a matrix of two rows or more times a
-    column as scalar products, a single row times a column one element at a time.
-    """
+    """Whether rows are wide, and a column of windows reads every column of the kernel in turn."""
+    # A kernel of one row is left out: ONNX Runtime computes a matrix of two rows or more times a
+    # column as scalar products, a single row times a column one element at a time.
     in_turn = min(win.strides[1], win.dilations[1]) == 1
     # Of columns apart, a quarter of the time is not worth the memory of what is laid together.
     narrowest = _NARROWEST_ROW_OF_DOTS if win.strides[1] == 1 else _WIDEST_ROW + 1
@@ -294,12 +290,10 @@ def _by_dots(win: Windows) -> bool:
 
 
 def _dots(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
-    """Tap (i, j) is the scalar product of dY, moved by j, and of the rows that taps i read.
-
-    Rows of dY are as wide as those of the padded input, so that one shift moves all of them.
-    Where windows are s columns apart, column s c + b of the input is column c of plane b, and j
-    moves dY by j / s.
-    """
+    """Tap (i, j) is the scalar product of dY, moved by j, and of the rows that taps i read."""
+    # Rows of dY are as wide as those of the padded input, so that one shift moves all of them.
+    # Where windows are s columns apart, column s c + b of the input is column c of plane b, and j
+    # moves dY by j / s.
     (height, columns), (stride, apart) = win.out, win.strides
     moves = range(0, -(-win.kernel[1] // apart) * win.dilations[1], win.dilations[1])
     read = win.before[1] + win.size[1] + win.after[1]
@@ -372,10 +366,8 @@ def _conv_transpose_on_open_plane(ctx: Context) -> tuple[ir.Value | None, ir.Val
 
 
 def read_windows(ctx: Context) -> Windows:
-    """The windows of the convolution from Y [N, O, ...] to X [N, C, ...]; weight [C, O/G, ...].
-
-    After the last window there is only as much padding as it reads.
-    """
+    """The windows of the convolution from Y [N, O, ...] to X [N, C, ...]; weight [C, O/G, ...]."""
+    # After the last window there is only as much padding as it reads.
     x, w, y = ctx.x(), ctx.x(1), ctx.y()
     rank = ctx.rank(x) - 2
     axes = range(2, 2 + rank)
@@ -403,11 +395,9 @@ def read_windows(ctx: Context) -> Windows:
 
 @vjp("DeformConv", since=19)
 def deform_conv(ctx: Context) -> Cotangents:
-    """y[o, p] = b[o] + sum over c, k of w[o, c, k] m[k, p] x[c] at position (k, p).
-
-    Samples and offset groups together are the planes [N D, C / D, H, W] of
-    :mod:`odtpack.autodiff.sampling`; each has K P samples.
-    """
+    """y[o, p] = b[o] + sum over c, k of w[o, c, k] m[k, p] x[c] at position (k, p)."""
+    # Samples and offset groups together are the planes [N D, C / D, H, W] of
+    # :mod:`odtpack.autodiff.sampling`; each has K P samples.
     op, x, w, mask = ctx.op, ctx.x(), ctx.x(1), ctx.maybe_x(4)
     outer, inner, *kernel = (ctx.size(w, axis) for axis in range(ctx.rank(w)))
     if len(kernel) != 2:

@@ -125,10 +125,8 @@ def _power_slope(ctx: Context) -> ir.Value:
 
 @vjp("Mod", broadcasts=True)
 def mod(ctx: Context) -> Cotangents:
-    """With fmod=1 the quotient is rounded towards zero, and its slope is zero.
-
-    Where there is no remainder, as of a division by zero, nothing flows.
-    """
+    """With fmod=1 the quotient is rounded towards zero, and its slope is zero."""
+    # Where there is no remainder, as of a division by zero, nothing flows.
     op, a, b, dy = ctx.op, ctx.x(0), ctx.x(1), ctx.dy()
     if not ctx.needs(1):
         return [dy, None]
@@ -305,10 +303,8 @@ _Bound = tuple[ir.Value, np.ndarray | None]
 
 
 def _between(op: Ops, y: ir.Value, low: _Bound, high: _Bound) -> ir.Value:
-    """1 where ``y`` lies between both bounds, else 0.
-
-    Masks of one byte an element are a quarter of the memory traffic of two :func:`_inside`.
-    """
+    """1 where ``y`` lies between both bounds, else 0."""
+    # Masks of one byte an element are a quarter of the memory traffic of two :func:`_inside`.
     bound, known = low
     positive = known is not None and known.item() == 0  # for y is not below the bound
     above = op.cast(y, ir.DataType.BOOL) if positive else op.Greater(y, bound)
@@ -316,10 +312,8 @@ def _between(op: Ops, y: ir.Value, low: _Bound, high: _Bound) -> ir.Value:
 
 
 def _inside(op: Ops, y: ir.Value, bound: ir.Value, known: np.ndarray | None, sign: int) -> ir.Value:
-    """1 where ``y`` is on the inner side of one bound (``sign`` 1: above it), else 0.
-
-    A HardSigmoid whose slope is a power of two is exact and takes a single pass.
-    """
+    """1 where ``y`` is on the inner side of one bound (``sign`` 1: above it), else 0."""
+    # A HardSigmoid whose slope is a power of two is exact and takes a single pass.
     if known is not None and y.dtype == ir.DataType.FLOAT:
         value = float(known.reshape(-1)[0])
         _, exponent = math.frexp(value)
@@ -331,10 +325,8 @@ def _inside(op: Ops, y: ir.Value, bound: ir.Value, known: np.ndarray | None, sig
 
 
 def _clip_bound(ctx: Context, index: int) -> ir.Value | None:
-    """A bound receives the cotangents of the elements that it holds.
-
-    The output is min(max(x, low), high): where the bounds cross, the upper one holds them all.
-    """
+    """A bound receives the cotangents of the elements that it holds."""
+    # The output is min(max(x, low), high): where the bounds cross, the upper one holds them all.
     if not ctx.needs(index):
         return None
     op, x, low, high = ctx.op, ctx.x(), ctx.maybe_x(1), ctx.maybe_x(2)
@@ -463,10 +455,8 @@ def _softmax(ctx: Context, axes: Sequence[int]) -> ir.Value:
 
 
 def _kept(ctx: Context, y: ir.Value) -> ir.Value:
-    """``y``, with zeros for the NaN of rows that the model discards.
-
-    A row whose scores are all masked with -inf is NaN, and its cotangent is zero.
-    """
+    """``y``, with zeros for the NaN of rows that the model discards."""
+    # A row whose scores are all masked with -inf is NaN, and its cotangent is zero.
     return ctx.op.Where(ctx.op.IsNaN(y), 0, y) if ctx.discarded else y
 
 

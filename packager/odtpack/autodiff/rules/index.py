@@ -137,12 +137,9 @@ def gather_nd(ctx: Context) -> Cotangents:
 
 
 def row_numbers(ctx: Context, batch: int = 0) -> tuple[ir.Value, ir.Value | int]:
-    """Number the rows that index tuples (input 1) mean in a table (input 0) of rows.
-
-    Returns:
-        The number of each tuple's row, of the shape of the tuples; the length of a row, a
-        number or an INT64 vector of one element. A row is what a tuple leaves open.
-    """
+    """Number the rows that index tuples (input 1) mean in a table (input 0) of rows."""
+    # Returns the number of each tuple's row, of the shape of the tuples; the length of a row, a
+    # number or an INT64 vector of one element. A row is what a tuple leaves open.
     op, x, depth = ctx.op, ctx.x(), ctx.dims(ctx.x(1))[-1]
     if not isinstance(depth, int):
         raise ctx.unsupported("the length of its index tuples is known only when the model runs")
@@ -313,11 +310,9 @@ def _reduced(ctx: Context, reduction: str, written: _Written) -> Parts:
 
 
 def _product(ctx: Context, written: _Written) -> Parts:
-    """The slope of a factor is the product of the others.
-
-    Where a factor u is zero, that is not y / u: so zeros are counted, and left out of the
-    product. A slope is zero if another factor than its own is.
-    """
+    """The slope of a factor is the product of the others."""
+    # Where a factor u is zero, that is not y / u: so zeros are counted, and left out of the
+    # product. A slope is zero if another factor than its own is.
     op, updates = written.op, written.updates
     ddata = dupdates = None
     if ctx.needs(0):

@@ -51,10 +51,8 @@ def matmul(ctx: Context) -> Cotangents:
 
 
 def _shared_weight(ctx: Context, rows: int, columns: int) -> Cotangents:
-    """The right operand is a matrix: one product over all rows, not one for each sample.
-
-    Gemm transposes as it reads, so that no transposed copy is made.
-    """
+    """The right operand is a matrix: one product over all rows, not one for each sample."""
+    # Gemm transposes as it reads, so that no transposed copy is made.
     op, a, b, dy = ctx.op, ctx.x(0), ctx.x(1), ctx.dy()
     da = db = None
     matrix = ctx.rank(a) == 2
@@ -205,10 +203,8 @@ def _terms(ctx: Context) -> list[str]:
 
 @vjp("Det", since=11)
 def det(ctx: Context) -> Cotangents:
-    """The slope is the matrix of cofactors, signed determinants without one row and column.
-
-    ONNX has no inverse; and unlike y X^-T, cofactors are right for a singular matrix, too.
-    """
+    """The slope is the matrix of cofactors, signed determinants without one row and column."""
+    # ONNX has no inverse; and unlike y X^-T, cofactors are right for a singular matrix, too.
     op, x, rank = ctx.op, ctx.x(), ctx.rank(ctx.x())
     size = ctx.size(x, rank - 1)
     dy = op.unsqueeze(ctx.dy(), rank - 2, rank - 1)

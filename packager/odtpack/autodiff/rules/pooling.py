@@ -31,12 +31,10 @@ _ADDING_SINCE = 16  # ScatterElements
 
 @vjp("MaxPool", since=8)
 def max_pool(ctx: Context) -> Cotangents:
-    """Compare the output with each tap of the input; MaxPool's own indices are slow.
-
-    Asking the kernel for its indices output makes it 25 times slower than without, on
-    all platforms that have a vectorized MaxPool. But the nodes for the taps of a large window
-    take longer than that.
-    """
+    """Compare the output with each tap of the input; MaxPool's own indices are slow."""
+    # Asking the kernel for its indices output makes it 25 times slower than without, on all
+    # platforms that have a vectorized MaxPool. But the nodes for the taps of a large window take
+    # longer than that.
     kernel = ctx.ints("kernel_shape", ())
     if math.prod(kernel) > MANY_TAPS and ctx.op.opset >= _ADDING_SINCE:
         return _scatter_by_index(ctx)
@@ -56,11 +54,9 @@ def max_pool(ctx: Context) -> Cotangents:
 
 
 def _unpool(ctx: Context, win: Windows) -> ir.Value:
-    """Windows that tile the plane: find each maximum's position, then MaxUnpool.
-
-    The positions are found in the forward pass, after the pool, so that they and not the
-    pool's input, several times their size, wait in memory for the backward pass.
-    """
+    """Windows that tile the plane: find each maximum's position, then MaxUnpool."""
+    # The positions are found in the forward pass, after the pool, so that they and not the pool's
+    # input, several times their size, wait in memory for the backward pass.
     op, x, y = ctx.op, ctx.x(), ctx.y()
     plane = math.prod(win.size)
     readers = list(y.consumers())
@@ -80,12 +76,10 @@ def _unpool(ctx: Context, win: Windows) -> ir.Value:
 
 
 def _first_maximum(op: Ops, win: Windows, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Elements from each window's first maximum to the end of the plane, as float32.
-
-    Every element that equals its window's maximum gets that number, all others 0; the first
-    of a window has the largest, which one more pool finds. A window without any, which holds
-    NaN, takes the last element of the plane.
-    """
+    """Elements from each window's first maximum to the end of the plane, as float32."""
+    # Every element that equals its window's maximum gets that number, all others 0; the first of a
+    # window has the largest, which one more pool finds. A window without any, which holds NaN,
+    # takes the last element of the plane.
     scales = op.constant(np.array([1, 1, *win.strides], np.float32))
     region = None if op.opset >= 13 else op.constant(np.empty(0, np.float32))
     peaks = op.Resize(
@@ -99,11 +93,9 @@ def _first_maximum(op: Ops, win: Windows, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def _scatter_by_index(ctx: Context) -> ir.Value:
-    """Windows of any size: add each cotangent up at the index that the kernel reports.
-
-    A window that sees only padding or minus infinity reports none, and its maximum is the
-    lowest number.
-    """
+    """Windows of any size: add each cotangent up at the index that the kernel reports."""
+    # A window that sees only padding or minus infinity reports none, and its maximum is the lowest
+    # number.
     op, x, y, dy = ctx.op, ctx.x(), ctx.y(), ctx.dy()
     check_lengths(ctx, len(ctx.ints("kernel_shape", ())), ctx.rank(x) - 2)
     if ctx.int("storage_order", 0):  # which only says how indices count
@@ -249,11 +241,9 @@ def _share(ctx: Context) -> ir.Value:
 
 @vjp("MaxUnpool", since=9)
 def max_unpool(ctx: Context) -> Cotangents:
-    """Each element reads the cotangent of where it was put, as in PyTorch.
-
-    Overlapping windows put the same maximum to the same place more than once; each of them
-    then receives the whole cotangent.
-    """
+    """Each element reads the cotangent of where it was put, as in PyTorch."""
+    # Overlapping windows put the same maximum to the same place more than once; each of them then
+    # receives the whole cotangent.
     op = ctx.op
     return [op.Gather(op.reshape(ctx.dy(), -1), ctx.x(1), axis=0), None, None]
 
@@ -280,10 +270,8 @@ _REDUCTION_SINCE = 16  # opset from which ScatterElements adds
 
 @vjp("RoiAlign", since=10)
 def roi_align(ctx: Context) -> Cotangents:
-    """The mean or maximum over a grid of linearly interpolated samples in each bin.
-
-    Symbols: R regions, C channels, bins P along an axis, S samples in a bin along an axis.
-    """
+    """The mean or maximum over a grid of linearly interpolated samples in each bin."""
+    # Symbols: R regions, C channels, bins P along an axis, S samples in a bin along an axis.
     mode = ctx.string("mode", "avg")
     if mode not in ("avg", "max"):
         raise ctx.unsupported(f"mode {mode!r}")
@@ -293,16 +281,9 @@ def roi_align(ctx: Context) -> Cotangents:
 
 
 class _Samples:
-    """Where the samples lie along one axis.
+    """Where the samples lie along one axis."""
 
-    Attributes:
-        bins: Number P of bins.
-        size: INT64 [1]: length of the plane.
-        at: Positions [R, P, S], within the plane.
-        inside: One for each sample that counts, else 0: [R, P, S].
-        taken: Where there are fewer samples than S, which those are: BOOL [R, 1, S], else None.
-        share: One by the number of samples in a bin: a number or [R, 1, 1].
-    """
+    # bins: Number P of bins. size: INT64 [1]: length of the plane.
 
     def __init__(self, ctx: Context, axis: int, bins: int) -> None:
         op, rois, dtype = ctx.op, ctx.x(1), ctx.dtype(ctx.x())
@@ -315,7 +296,9 @@ class _Samples:
         extent = op.Sub(end, start) if half else op.Max(op.Sub(end, start), 1.0)
         step = op.unsqueeze(op.Mul(extent, 1 / bins), 2)  # [R, 1, 1]
         each = ctx.int("sampling_ratio", 0)
+        # Where there are fewer samples than S, which those are: BOOL [R, 1, S], else None.
         self.taken: ir.Value | None = None
+        # One by the number of samples in a bin: a number or [R, 1, 1].
         self.share: ir.Value | float = 1 / each if each > 0 else 0.0
         if each > 0:
             offset = op.constant(((np.arange(each) + 0.5) / each).astype(dtype.numpy()))
@@ -332,8 +315,8 @@ class _Samples:
         self.bins, self.size = bins, length(op, ctx.x(), 2 + axis)
         last = op.Sub(op.cast(self.size, dtype), 1.0)
         near = op.Not(op.Or(op.Less(at, -1.0), op.Greater(at, op.Add(last, 1.0))))
-        self.inside = op.cast(near, dtype)
-        self.at = op.Min(op.Max(at, 0.0), last)
+        self.inside = op.cast(near, dtype)  # one for each sample that counts, else 0: [R, P, S]
+        self.at = op.Min(op.Max(at, 0.0), last)  # positions [R, P, S], within the plane
 
     def matrix(self, op: Ops) -> ir.Value:
         """[R, P, size]: how much of each element the mean over a bin's samples holds."""
@@ -363,11 +346,9 @@ def _numbers(op: Ops, count: ir.Value, dtype: ir.DataType) -> ir.Value:
 
 
 def _mean(ctx: Context, rows: _Samples, columns: _Samples) -> ir.Value:
-    """y[r] = A_r x[batch r] B_r^T, so dx[n] = sum over the r of n of A_r^T dy[r] B_r.
-
-    The sum over regions and bins is one product of a matrix [N H, R P], which holds A_r
-    for the sample that region r lies in, with the rest.
-    """
+    """y[r] = A_r x[batch r] B_r^T, so dx[n] = sum over the r of n of A_r^T dy[r] B_r."""
+    # The sum over regions and bins is one product of a matrix [N H, R P], which holds A_r for the
+    # sample that region r lies in, with the rest.
     op, x, dy, dtype = ctx.op, ctx.x(), ctx.dy(), ctx.dtype(ctx.x())
     samples = length(op, x, 0)
     batch = op.unsqueeze(op.cast(ctx.x(2), ir.DataType.INT64), 1)

@@ -33,32 +33,21 @@ _LOWER = {name.lower() for name in _NAMES}
 
 @dataclasses.dataclass(frozen=True)
 class GateFunction:
-    """y = f(a), where a is clipped first.
+    """y = f(a), where a is clipped first."""
 
-    Attributes:
-        name: Name in lower case.
-        alpha: First parameter.
-        beta: Second parameter.
-        clip: Bound on the absolute value of a; None without one.
-    """
-
-    name: str
-    alpha: float = 0.0
-    beta: float = 0.0
-    clip: float | None = None
+    name: str  # name in lower case
+    alpha: float = 0.0  # first parameter
+    beta: float = 0.0  # second parameter
+    clip: float | None = None  # bound on the absolute value of a; None without one
 
     def value(self, op: Ops, a: ir.Value) -> ir.Value:
         """The function of ``a``, which is clipped first."""
         return _VALUES[self.name](op, self._clipped(op, a), self)
 
     def slope(self, op: Ops, a: ir.Value | None, y: ir.Value) -> ir.Value:
-        """The derivative at ``a``, where y = f(a); zero where ``a`` is clipped.
-
-        Args:
-            op: Writer.
-            a: Input of the function; may be None if :attr:`slope_needs_input` is False.
-            y: Its output.
-        """
+        """The derivative at ``a``, where y = f(a); zero where ``a`` is clipped."""
+        # a: Input of the function; may be None if :attr:`slope_needs_input` is False. y: Its
+        # output.
         if a is None:
             return _SLOPES[self.name](op, y, y, self)
         slope = _SLOPES[self.name](op, self._clipped(op, a), y, self)
@@ -125,17 +114,9 @@ _SLOPES: dict[str, _Slope] = {
 
 
 def gate_functions(ctx: Context, defaults: Sequence[str]) -> list[tuple[GateFunction, ...]]:
-    """Functions of an LSTM or GRU node, a tuple for each direction.
-
-    Parameters go to those functions that take one, in their order.
-
-    Args:
-        ctx: The node.
-        defaults: Names of the functions of one direction, where the node names none.
-
-    Raises:
-        OdtpackError: A function that ONNX Runtime does not know, or another number of them.
-    """
+    """Functions of an LSTM or GRU node, a tuple for each direction."""
+    # Parameters go to those functions that take one, in their order.
+    # defaults: Names of the functions of one direction, where the node names none.
     count = len(defaults) * directions(ctx)
     names = ctx.strings("activations") or tuple(defaults) * directions(ctx)
     if len(names) != count:
@@ -158,15 +139,10 @@ def gate_functions(ctx: Context, defaults: Sequence[str]) -> list[tuple[GateFunc
 
 
 def rnn_functions(ctx: Context) -> list[tuple[GateFunction, ...]]:
-    """The function of each direction of an RNN node.
-
-    The kernel knows the names in one spelling only. Older ones take parameters by direction
-    and zero for one that is missing, newer ones as for LSTM: a node on which they disagree
-    has no gradient.
-
-    Raises:
-        OdtpackError: As above, or runtimes disagree about a parameter.
-    """
+    """The function of each direction of an RNN node."""
+    # The kernel knows the names in one spelling only. Older ones take parameters by direction and
+    # zero for one that is missing, newer ones as for LSTM: a node on which they disagree has no
+    # gradient.
     count = directions(ctx)
     names = ctx.strings("activations", ("Tanh", "Tanh"))
     if len(names) == 2 and count == 1:
@@ -223,22 +199,15 @@ Functions = tuple[GateFunction, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Cotangents that the loop over the steps of one direction has found.
+    """Cotangents that the loop over the steps of one direction has found."""
 
-    Attributes:
-        inputs: Of X W^T + Wb, for all gates [T B, G H].
-        states: Of H R^T + Rb, gates and the states H that they were computed from
-            [T B, H]: one pair for each block of rows of R.
-        initial_h: Of the initial hidden state [B, H].
-        initial_c: Of the initial cell state [B, H].
-        peepholes: Of P [3 H].
-    """
-
-    inputs: ir.Value
+    inputs: ir.Value  # of X W^T + Wb, for all gates [T B, G H]
+    # Of H R^T + Rb, gates and the states H that they were computed from [T B, H]: one pair for each
+    # block of rows of R.
     states: Sequence[tuple[ir.Value, ir.Value]]
-    initial_h: ir.Value
-    initial_c: ir.Value | None = None
-    peepholes: ir.Value | None = None
+    initial_h: ir.Value  # of the initial hidden state [B, H]
+    initial_c: ir.Value | None = None  # of the initial cell state [B, H]
+    peepholes: ir.Value | None = None  # of P [3 H]
 
 
 class Gates:
@@ -293,10 +262,8 @@ def rnn_cell(direction: Direction, functions: Functions) -> Found:
 
 
 def gru_cell(direction: Direction, functions: Functions) -> Found:
-    """h = (1 - z) n + z before, where n = g(x Wh^T + (r before) Rh^T + b) and z, r = f(a).
-
-    ONNX names n "h". k_z = (before - n) z', k_n = (1 - z) n', k_r = before r'.
-    """
+    """h = (1 - z) n + z before, where n = g(x Wh^T + (r before) Rh^T + b) and z, r = f(a)."""
+    # ONNX names n "h". k_z = (before - n) z', k_n = (1 - z) n', k_r = before r'.
     op, layer, before, (f, g) = direction.op, direction.layer, direction.h, functions
     hidden, gates = layer.hidden, Gates(direction)
     (z, dz), (r, dr) = (value_and_slope(op, f, gates.input(gate)) for gate in (0, 1))
@@ -325,10 +292,8 @@ def gru_cell(direction: Direction, functions: Functions) -> Found:
 
 
 def gru_linear_first(direction: Direction, functions: Functions) -> Found:
-    """The same with n = g(x Wh^T + Wbh + r q), q = before Rh^T + Rbh.
-
-    k_z = (before - n) z', k_n = (1 - z) n', k_r = k_n q r', and k_q = k_n r for q.
-    """
+    """The same with n = g(x Wh^T + Wbh + r q), q = before Rh^T + Rbh."""
+    # k_z = (before - n) z', k_n = (1 - z) n', k_r = k_n q r', and k_q = k_n r for q.
     op, layer, before, (f, g) = direction.op, direction.layer, direction.h, functions
     hidden, gates, weights = layer.hidden, Gates(direction), direction.r
     (z, dz), (r, dr) = (value_and_slope(op, f, gates.input(gate)) for gate in (0, 1))
@@ -371,13 +336,11 @@ _I, _O, _FORGET, _G = range(4)  # order of the gates
 
 
 def lstm_cell(direction: Direction, functions: Functions) -> Found:
-    """Cotangents of one direction of an LSTM.
-
-    With dh for the hidden state after a step, the cotangent of the cell is
-    dc = (that from the next step) + dh k_c, k_c = o k'(c) + k_o Po, and the gates have
-    dh k_o, k_o = k(c) o'; dc k_i, k_i = g i'; dc k_f, k_f = before forget'; and dc k_g,
-    k_g = i g'. The step before receives dc k_b, k_b = forget + k_i Pi + k_f Pf.
-    """
+    """Cotangents of one direction of an LSTM."""
+    # With dh for the hidden state after a step, the cotangent of the cell is dc = (that from the
+    # next step) + dh k_c, k_c = o k'(c) + k_o Po, and the gates have dh k_o, k_o = k(c) o'; dc k_i,
+    # k_i = g i'; dc k_f, k_f = before forget'; and dc k_g, k_g = i g'. The step before receives dc
+    # k_b, k_b = forget + k_i Pi + k_f Pf.
     op, layer, weights, (f, _, k) = direction.op, direction.layer, direction.r, functions
     hidden, gates, peepholes = layer.hidden, Gates(direction), _Peepholes.of(direction)
     cell = _cell(direction, gates, functions, peepholes)
@@ -440,11 +403,9 @@ class _Cell:
 
 
 def _cell(direction: Direction, gates: Gates, functions: Functions, peepholes: _Peepholes) -> _Cell:
-    """Run the cell states through all steps, as no output of the node holds them.
-
-    Without peepholes the gates do not depend on them, and are computed before the loop.
-    With input_forget the forget gate is 1 - i.
-    """
+    """Run the cell states through all steps, as no output of the node holds them."""
+    # Without peepholes the gates do not depend on them, and are computed before the loop. With
+    # input_forget the forget gate is 1 - i.
     op, layer, (f, g, _) = direction.op, direction.layer, functions
     coupled = bool(layer.ctx.int("input_forget", 0))
     blind = [gates.input(gate) for gate in ((_I,) if coupled else (_I, _FORGET))]
@@ -502,29 +463,17 @@ Body = Callable[..., Step]
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Where a batch has sequences shorter than T.
+    """Where a batch has sequences shorter than T."""
 
-    Attributes:
-        valid: BOOL [T, B, 1], false past the end of a sequence.
-        followed: BOOL [T, B, 1], whether the next step is valid too.
-        any: BOOL [B, 1], false for a sequence without any step, whose states are zero.
-    """
-
-    valid: ir.Value
-    followed: ir.Value
-    any: ir.Value
+    valid: ir.Value  # BOOL [T, B, 1], false past the end of a sequence
+    followed: ir.Value  # BOOL [T, B, 1], whether the next step is valid too
+    any: ir.Value  # BOOL [B, 1], false for a sequence without any step, whose states are zero
 
 
 class Layer:
-    """A recurrent node: its sizes, and how its values are cut into directions.
+    """A recurrent node: its sizes, and how its values are cut into directions."""
 
-    Args:
-        ctx: The node.
-        gates: G.
-
-    Raises:
-        OdtpackError: ONNX Runtime cannot run the node, or H or I is unknown.
-    """
+    # gates: G.
 
     def __init__(self, ctx: Context, gates: int) -> None:
         self.ctx, self.op, self.gates = ctx, ctx.op, gates
@@ -608,37 +557,27 @@ class Layer:
 
 
 class Direction:
-    """One direction of a node.
+    """One direction of a node."""
 
-    Attributes:
-        x: Inputs of each step [T B, I].
-        w: Input weights [G H, I].
-        r: Recurrent weights [G H, H].
-        biases: Biases of both [G H], or None.
-        h: Hidden state before each step [T B, H].
-        y: Hidden state after each step [T B, H].
-    """
+    # w: Input weights [G H, I]. r: Recurrent weights [G H, H].
 
     def __init__(self, layer: Layer, index: int) -> None:
         self.layer, self.op, self.index = layer, layer.op, index
         self.latest_first = layer.latest_first(index)
-        self.x = layer.x
+        self.x = layer.x  # inputs of each step [T B, I]
         self.w, self.r = self.part(layer.ctx.x(1)), self.part(layer.ctx.x(2))
-        self.biases = None
+        self.biases = None  # biases of both [G H], or None
         if (both := layer.ctx.maybe_x(3)) is not None:
             size = layer.gates * layer.hidden
             self.biases = self.op.split(self.part(both), 0, [size, size])
         states = layer.by_step(self.part(layer.states, 1), layer.hidden)
-        self.y = layer.rows(states, layer.hidden)
-        self.h = self.before(states, 5)
+        self.y = layer.rows(states, layer.hidden)  # hidden state after each step [T B, H]
+        self.h = self.before(states, 5)  # hidden state before each step [T B, H]
 
     def before(self, after: ir.Value, number: int) -> ir.Value:
-        """State before each step [T B, H].
-
-        Args:
-            after: State after each step [T, B, H], zero past the end of a sequence.
-            number: Input of the node that holds the initial state.
-        """
+        """State before each step [T B, H]."""
+        # after: State after each step [T, B, H], zero past the end of a sequence. number: Input of
+        # the node that holds the initial state.
         op, layer = self.op, self.layer
         given = layer.ctx.maybe_x(number)
         initial = self.initial(number)
@@ -668,29 +607,20 @@ class Direction:
     def forward(
         self, states: Sequence[ir.Value], sequences: Sequence[ir.Value], body: Body
     ) -> list[ir.Value]:
-        """Write a loop over the steps in the order of the forward pass.
-
-        Past the end of a sequence its states stay, and what is stacked is zero.
-
-        Args:
-            states: Carried from step to step, [B, H] each.
-            sequences: What a step reads, [T, B, width] each.
-            body: Receives a writer, a state for each of ``states`` and a slice for each of
-                ``sequences``; returns the new states and the values to stack.
-
-        Returns:
-            The last states, then the stacked values [T, B, width].
-        """
+        """Write a loop over the steps in the order of the forward pass."""
+        # Past the end of a sequence its states stay, and what is stacked is zero.
+        # states: Carried from step to step, [B, H] each. sequences: What a step reads, [T, B,
+        # width] each. body: Receives a writer, a state for each of ``states`` and a slice for each
+        # of ``sequences``; returns the new states and the values to stack.
+        # Returns the last states, then the stacked values [T, B, width].
         return self._scan(states, sequences, body, falling=self.latest_first)
 
     def backward(
         self, states: Sequence[ir.Value], sequences: Sequence[ir.Value], body: Body
     ) -> list[ir.Value]:
-        """Write a loop against the order of the forward pass.
-
-        The first state is the cotangent of the hidden state: what Y's cotangent has at a
-        step is added before the body sees it. All else is as in :meth:`forward`.
-        """
+        """Write a loop against the order of the forward pass."""
+        # The first state is the cotangent of the hidden state: what Y's cotangent has at a step is
+        # added before the body sees it. All else is as in :meth:`forward`.
         given, layer = self.layer.ctx.maybe_dy(0), self.layer
         if given is None:
             return self._scan(states, sequences, body, falling=not self.latest_first)

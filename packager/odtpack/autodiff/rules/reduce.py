@@ -24,10 +24,8 @@ Axes = Sequence[int] | None
 
 
 def reduced_axes(ctx: Context) -> Axes:
-    """Axes that the node reduces, counted from the front.
-
-    Empty means none at all, None that they are known only when the model runs.
-    """
+    """Axes that the node reduces, counted from the front."""
+    # Empty means none at all, None that they are known only when the model runs.
     rank = ctx.rank(ctx.x())
     listed = ctx.node.attributes.get_ints("axes", None)
     if listed is None and ctx.maybe_x(1) is not None:
@@ -157,11 +155,9 @@ def cumulative_sum(ctx: Context) -> Cotangents:
 
 @vjp("CumProd", since=26)
 def cumulative_product(ctx: Context) -> Cotangents:
-    """dx_i is the sum of dy_j y_j over the products j that x_i is in, divided by x_i.
-
-    After the first zero nothing counts: every product from there on is zero whatever
-    changes. The first zero itself has the slope of the products without it.
-    """
+    """dx_i is the sum of dy_j y_j over the products j that x_i is in, divided by x_i."""
+    # After the first zero nothing counts: every product from there on is zero whatever changes. The
+    # first zero itself has the slope of the products without it.
     op, x, axis, dy = ctx.op, ctx.x(), ctx.x(1), ctx.dy()
     reverse, exclusive = ctx.int("reverse", 0), ctx.int("exclusive", 0)
 

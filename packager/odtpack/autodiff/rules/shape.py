@@ -196,11 +196,9 @@ def _copied_border(ctx: Context, mode: str) -> Cotangents:
 
 
 def _from_positions(ctx: Context, add: bool = False, mode: str | None = None) -> ir.Value:
-    """For bounds that are known only when the model runs: cut or pad the elements' numbers.
-
-    The node's operator, applied to the number of each element instead of the element,
-    says where every element of the result comes from.
-    """
+    """For bounds that are known only when the model runs: cut or pad the elements' numbers."""
+    # The node's operator, applied to the number of each element instead of the element, says where
+    # every element of the result comes from.
     op, x = ctx.op, ctx.x()
     if add and op.opset < REDUCTION_SINCE:
         raise ctx.unsupported(
