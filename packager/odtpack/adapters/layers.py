@@ -86,7 +86,8 @@ def find_layers(graph: ir.Graph) -> list[Layer]:
         if source is None or source.const_value is None:
             continue
         end, bias = _end(node)
-        outputs_first = node.op_type == "Conv" or _gemm_transposes(node)
+        transposes = node.attributes.get_int("transB", 0) == 1 and node.op_type == "Gemm"
+        outputs_first = node.op_type == "Conv" or transposes
         found.setdefault(source, []).append(Use(node, weight, outputs_first, swapped, end, bias))
     layers = []
     for source, uses in found.items():
@@ -108,10 +109,6 @@ def _weight(node: ir.Node) -> ir.Value | None:
     if node.op_type == "Conv":
         return node.inputs[1] if attributes.get_int("group", 1) == 1 else None
     return node.inputs[1] if node.op_type == "MatMul" else None
-
-
-def _gemm_transposes(node: ir.Node) -> bool:
-    return node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
 
 
 def _source(weight: ir.Value) -> tuple[ir.Value | None, bool]:

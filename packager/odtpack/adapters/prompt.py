@@ -101,7 +101,10 @@ def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
         with op.after(maker):
             cut = op.slice(value, [1], [count], [np.iinfo(np.int64).max])
         take_place(value, cut, [])
-    _forget_shapes(graph)
+    # The shapes of what nodes compute are left to inference: sequences are longer now.
+    outputs = {value: value.shape for value in graph.outputs}
+    for value in (value for node in graph for value in node.outputs):
+        value.shape = outputs.get(value)
     infer_shapes(model)
     return NAME, embedding.table.name
 
@@ -134,14 +137,6 @@ def _lengthened(op: Ops, value: ir.Value, embedding: Embedding, count: int) -> i
     batch = op.slice(op.shape_of(value), [0], [0], [1])
     rows = op.Expand(numbers, op.join([batch, op.ints(count)], 0))
     return op.join([rows, op.Add(value, count) if value.name == _POSITIONS else value], 1)
-
-
-def _forget_shapes(graph: ir.Graph) -> None:
-    """Leave the shapes of what nodes compute to inference: sequences are longer now."""
-    outputs = {value: value.shape for value in graph.outputs}
-    for node in graph:
-        for value in node.outputs:
-            value.shape = outputs.get(value)
 
 
 def _no_tokens(what: str, hint: str | None = None) -> OdtpackError:

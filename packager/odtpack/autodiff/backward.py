@@ -233,7 +233,8 @@ def _no_gradient(
 ) -> OdtpackError:
     node, inside = missing.node, "".join(f", in {n.op_type} {n.name!r}" for n in missing.around)
     outermost = [node, *missing.around][-1]
-    reaching = [v.name for v in sources if _reaches(graph, v, outermost, registry)]
+    read = set(reads(outermost))
+    reaching = [v.name for v in sources if read & dependents(graph, [v], registry)]
     shown = ", ".join(repr(name) for name in reaching[:3]) + (" and others" if reaching[3:] else "")
     domain, why = node.domain or "ai.onnx", node.metadata_props.get(REASON)
     return OdtpackError(
@@ -244,11 +245,6 @@ def _no_gradient(
         hint=f"freeze {'it' if len(reaching) == 1 else 'them'} "
         f"(--freeze {reaching[0] if reaching else 'GLOB'!r}), or replace the operator in the model",
     )
-
-
-def _reaches(graph: ir.Graph, source: ir.Value, node: ir.Node, registry: Registry) -> bool:
-    reached = dependents(graph, [source], registry)
-    return any(value in reached for value in reads(node))
 
 
 # Adds values at indices, which may repeat.

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from odtpack.autodiff.context import Context
 from odtpack.contrib import attention, elementary, nbits  # noqa: F401  (fills the table)
 from odtpack.contrib.table import DOMAIN, TABLE
-from odtpack.graph.graphs import nodes_of
+from odtpack.graph.graphs import nodes_of, replace
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 
@@ -60,10 +60,8 @@ def _replace(op: Ops, node: ir.Node) -> bool:
                 continue
             # An operand may come back as it is: it keeps its own name.
             copy = op.Identity(new) if new.producer() is None or new in node.inputs else new
-            copy.type, copy.shape = old.type or new.type, old.shape
-            name, old.name = old.name, None
-            copy.name = name
-            old.replace_all_uses_with(copy, replace_graph_outputs=True)
+            old.type = old.type or new.type
+            replace(old, copy, [])
     if node.graph is not None:
         node.graph.remove(node, safe=True)
     return True

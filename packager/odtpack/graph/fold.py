@@ -56,8 +56,14 @@ def _fold(graph: ir.Graph, root: ir.Graph, keep: Collection[str]) -> bool:
         output = node.outputs[0]
         if output.is_graph_output() or output.dtype not in _INTEGERS:
             continue
-        array = _shape(node) if node.op_type in ("Shape", "Size") else None
-        if node.op_type in _FOLDED and not (node.op_type in _GROWING and _may_be_large(output)):
+        array = None
+        dims = _read_dims(node) if node.op_type in ("Shape", "Size") else None
+        if dims is not None and all(isinstance(dim, int) for dim in dims):
+            array = np.array(dims, np.int64)
+            array = np.asarray(array.prod()) if node.op_type == "Size" else array
+        sizes = static_dims(output)
+        small = sizes is not None and math.prod(sizes) <= _LARGEST
+        if node.op_type in _FOLDED and (small or node.op_type not in _GROWING):
             array = _evaluate(node, graph, keep)
         if array is not None and array.size <= _LARGEST:
             _replace(graph, node, array)
@@ -92,20 +98,6 @@ def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
     return changed
 
 
-def _may_be_large(value: ir.Value) -> bool:
-    dims = static_dims(value)
-    return dims is None or math.prod(dims) > _LARGEST
-
-
-def _shape(node: ir.Node) -> np.ndarray | None:
-    """The result of Shape or Size, if every dimension is known."""
-    dims = _read_dims(node)
-    if dims is None or not all(isinstance(dim, int) for dim in dims):
-        return None
-    known = np.array(dims, np.int64)
-    return np.asarray(known.prod()) if node.op_type == "Size" else known
-
-
 def _read_dims(shape: ir.Node) -> Dims | None:
     """Dimensions that a Shape or Size node reads."""
     value = shape.inputs[0]
@@ -134,7 +126,12 @@ def _evaluate(node: ir.Node, graph: ir.Graph, keep: Collection[str]) -> np.ndarr
             continue
         array = _known(value, keep)
         if array is None and index == 0 and node.op_type in ("Gather", "Slice"):
-            array, partial = _marked_shape(value.producer()), True
+            # The result of a Shape node with -1, which no shape has, for what is unknown.
+            shape = value.producer()
+            dims = None if shape is None or shape.op_type != "Shape" else _read_dims(shape)
+            if dims is not None:
+                array = np.array([d if isinstance(d, int) else -1 for d in dims], np.int64)
+            partial = True
         if array is None or value.name is None:
             return None
         feeds[value.name] = array
@@ -146,14 +143,6 @@ def _evaluate(node: ir.Node, graph: ir.Graph, keep: Collection[str]) -> np.ndarr
     except (ValueError, IndexError, TypeError, ArithmeticError):
         return None  # the runtime will say what is wrong with it
     return None if partial and np.any(np.asarray(result) < 0) else np.asarray(result)
-
-
-def _marked_shape(node: ir.Node | None) -> np.ndarray | None:
-    """The result of a Shape node with -1, which no shape has, for what is unknown."""
-    dims = None if node is None or node.op_type != "Shape" else _read_dims(node)
-    if dims is None:
-        return None
-    return np.array([dim if isinstance(dim, int) else -1 for dim in dims], np.int64)
 
 
 def _replace(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> None:

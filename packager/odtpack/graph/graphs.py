@@ -240,7 +240,7 @@ def replace(old: ir.Value, new: ir.Value, nodes: Iterable[ir.Node]) -> None:
 
 # Merges nodes that compute the same, as ONNX Runtime's optimizers do.
 
-_PLAIN: Final = {
+PLAIN_ATTRIBUTES: Final = {
     ir.AttributeType.INT,
     ir.AttributeType.FLOAT,
     ir.AttributeType.STRING,
@@ -274,7 +274,7 @@ def _key(node: ir.Node) -> Hashable:
     attributes = sorted(node.attributes.items())
     if node.domain or node.op_type in RANDOM_OPERATORS:
         return None
-    if any(attribute.type not in _PLAIN for _, attribute in attributes):
+    if any(attribute.type not in PLAIN_ATTRIBUTES for _, attribute in attributes):
         return None
     return (
         node.op_type,
@@ -295,30 +295,16 @@ class InlinePass(common_passes.InlinePass):
 
     def _reset(self, model: ir.Model) -> None:
         super()._reset(model)
-        self._used_value_names = _CountedNames(self._used_value_names)
-        self._used_node_names = _CountedNames(self._used_node_names)
-
-
-class _CountedNames(set[str]):
-    """Names that are taken, and the number at which the search for another goes on."""
-
-    def __init__(self, names: set[str]) -> None:
-        super().__init__(names)
-        self.reached: dict[str, int] = {}
+        self._used_value_names = Names(self._used_value_names)
+        self._used_node_names = Names(self._used_node_names)
 
 
 def _make_unique_name(name: str, callstack: list[str], used_names: set[str]) -> str:
     """As onnx-ir's: the same names, found sooner where the set remembers how far it got."""
-    reached = used_names.reached if isinstance(used_names, _CountedNames) else {}
-    candidate, number = name, reached.get(name, 1)
-    if number > 1:
-        candidate = f"{name}_{number}"
-    while candidate in used_names:
-        number += 1
-        candidate = f"{name}_{number}"
-    reached[name] = number
-    used_names.add(candidate)
-    return candidate
+    names = used_names if isinstance(used_names, Names) else Names(used_names)
+    made = names.fresh(name)
+    used_names.add(made)
+    return made
 
 
 inliner._make_unique_name = _make_unique_name

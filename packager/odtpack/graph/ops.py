@@ -279,6 +279,10 @@ class Ops:
         """Mean over ``axes``."""
         return self._axes("ReduceMean", 18, value, axes, keepdims=int(keepdims))
 
+    def reduce_max(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """Maximum over ``axes``, which stay as axes of length one."""
+        return self._axes("ReduceMax", 18, value, axes)
+
     def reduce_prod(self, value: ir.Value, axes: Sequence[int], keepdims: bool = True) -> ir.Value:
         """Product over ``axes``."""
         return self._axes("ReduceProd", 18, value, axes, keepdims=int(keepdims))

@@ -189,10 +189,7 @@ def _jumps(op: Ops, places: ir.Value, blank: int) -> ir.Value:
 
 def _log_sum(op: Ops, value: ir.Value) -> ir.Value:
     """Logarithm of the sum of the exponentials over axis 1: [N, 2 S + 1] to [N, 1]."""
-    if op.opset < 18:
-        top = op.ReduceMax(value, axes=[1], keepdims=1)
-    else:
-        top = op.ReduceMax(value, op.ints(1), keepdims=1)
+    top = op.reduce_max(value, [1])
     total = op.reduce_sum(op.Exp(op.Sub(value, top)), [1])
     return op.Add(top, op.Log(total))
 

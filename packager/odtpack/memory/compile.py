@@ -23,7 +23,7 @@ from odtpack.memory import clone_writer, early_masks, schedule
 from odtpack.memory.costs import ancestors, nameable, take_ranks
 from odtpack.memory.order import gradients_at_once, weights_late
 from odtpack.memory.recompute import Choice, choose
-from odtpack.memory.schedule import Schedule, SizeNames
+from odtpack.memory.schedule import SizeNames, arrange, places_of
 from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
 from odtpack.memory.timeline import Step
 from odtpack.passes.compact import compact
@@ -65,7 +65,7 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     op, sizes = Ops(trial.graph, "again/"), SizeNames()
     early = early_masks.compute_early(op, trial.graph, before)
     schedule.rename_sizes(op, trial.graph, before, sizes)
-    Schedule.of(trial.graph, before.timeline(), {}, early).arrange()
+    arrange(trial.graph, places_of(trial.graph, before.timeline(), {}, early))
     executed = _load(trial, shapes)
     take_ranks(trial.graph, executed)
     step = Step(weights_late(gradients_at_once(executed), parameters))
@@ -74,7 +74,7 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     )
     renamed = clone_writer.write(op, trial.graph, step, choice, sizes)
     common_passes.RemoveUnusedNodesPass()(trial)  # copies of what ONNX Runtime merges with others
-    Schedule.of(trial.graph, choice.timeline, renamed, early).arrange()
+    arrange(trial.graph, places_of(trial.graph, choice.timeline, renamed, early))
     after = Step(_load(trial, shapes)).timeline().peak
     if peak - after < spec.worth * peak:
         return MemoryReport(peak, peak, total, spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import onnx_ir as ir
@@ -34,7 +34,7 @@ def take_ranks(graph: ir.Graph, executed: RuntimeGraph) -> None:
                 value.shape = ir.Shape(d if isinstance(d, int) else None for d in known.dims)
 
 
-def ancestors(outputs: Collection[ir.Value]) -> set[ir.Node]:
+def ancestors(outputs: Iterable[ir.Value]) -> set[ir.Node]:
     """Nodes that some values need; for the loss those are the forward pass."""
     found: set[ir.Node] = set()
     stack = [value.producer() for value in outputs]

@@ -93,7 +93,7 @@ def _as_bytes(op: Ops, mask: ir.Value, step: Step) -> ir.Value:
         found = (op.Greater if alpha > 0 else op.Less)(node.inputs[0], -beta / alpha)
         numbers, name = op.cast(found, ir.DataType.FLOAT), mask.name
     mask.replace_all_uses_with(numbers)
-    found.shape = numbers.shape = ir.Shape(step.value(str(name)).dims or ())
+    found.shape = numbers.shape = ir.Shape(step.graph.values[str(name)].dims or ())
     op.graph.remove(node, safe=True)
     numbers.name = name  # which has a place in the step, where it is read
     return found
@@ -131,7 +131,9 @@ class _Search:
             owner.update(dict.fromkeys(group.masks, group))
             groups.append(group)
         for group in groups:
-            group.kept = sum(map(self._mask_bytes, group.masks))
+            group.kept = sum(
+                self._nbytes(v) // int((v.dtype or ir.DataType.BOOL).itemsize) for v in group.masks
+            )
             if _SHARE * group.kept <= group.freed:
                 yield group
 
@@ -203,6 +205,3 @@ class _Search:
     def _nbytes(self, value: ir.Value) -> int:
         known = self._step.graph.values.get(value.name or "")
         return 0 if known is None else known.nbytes or 0
-
-    def _mask_bytes(self, value: ir.Value) -> int:
-        return self._nbytes(value) // int((value.dtype or ir.DataType.BOOL).itemsize)

@@ -111,11 +111,8 @@ class _Search:
                     self._families[step.root(name)].append(name)
         self._outputs = set(step.graph.outputs)
 
-    def time(self, again: Collection[str]) -> float:
-        return self._step.time(again)
-
     def choice(self, again: frozenset[str]) -> Choice:
-        return Choice(again, self._step.timeline(again), self.time(again))
+        return Choice(again, self._step.timeline(again), self._step.time(again))
 
     def lower(self, current: Choice, target: int) -> tuple[Choice, Choice]:
         """Add moves until the peak is at the target, or none helps or fits the time."""
@@ -127,7 +124,7 @@ class _Search:
             moves = sorted(self._moves(current, target), key=lambda m: (-m.worth, sorted(m.adds)))
             again, wanted = set(current.again), current.peak - target
             nodes = {self._step.producer[name] for name in again}
-            seconds = self.time(again)
+            seconds = self._step.time(again)
             for move in moves:
                 # Several at a time: what they do to one another, the next look takes in.
                 if not again.isdisjoint(move.adds):
@@ -160,7 +157,7 @@ class _Search:
             return life.most_until_repeated(early, groups[root]) + self._step.nbytes(root) <= peak
 
         # Many at a time, and half of them where that is too much.
-        stack = [sorted(groups, key=lambda r: (-self.time(groups[r]), r))]
+        stack = [sorted(groups, key=lambda r: (-self._step.time(groups[r]), r))]
         while stack:
             roots = [root for root in stack.pop() if may_be_kept(root)]
             if not roots:
@@ -212,7 +209,8 @@ class _Search:
             if name in adds or name in again:
                 continue
             index = step.producer[name]
-            if not self._can_repeat(name, index) or (name in wanted and name not in self._nameable):
+            repeats = step.can_repeat(index) and name not in self._outputs
+            if not repeats or (name in wanted and name not in self._nameable):
                 return None
             adds.add(name)
             if index not in nodes:
@@ -230,9 +228,6 @@ class _Search:
                 else:
                     gain -= held
         return _Move(frozenset(adds), step.nbytes(root), gain, weight)
-
-    def _can_repeat(self, name: str, index: int) -> bool:
-        return self._step.can_repeat(index) and name not in self._outputs
 
     def _held(self, name: str, root: str, first: int, ratio: float, life: _Lives) -> float | None:
         """What it costs to keep a value until a place; None if it is to be computed again."""
@@ -259,7 +254,8 @@ class _Lives:
         self._uses = current.timeline.uses
         nodes, triggers = current.timeline.nodes, current.timeline.triggers
         for place, node in enumerate(nodes):
-            is_early = place not in triggers and self._is_forward(step, node)
+            name = next(filter(None, node.outputs), "")
+            is_early = place not in triggers and step.producer.get(name, -1) in step.forward
             for output in node.outputs:
                 if is_early and output:
                     self._early[output] = place
@@ -272,16 +268,7 @@ class _Lives:
                     self._early[name] = place
                 else:
                     self.late[name].append(place)
-        self._above = [
-            0,
-            *itertools.accumulate(int(use > target) for use in current.timeline.uses),
-        ]
-
-    @staticmethod
-    def _is_forward(step: Step, node: object) -> bool:
-        outputs = getattr(node, "outputs", ())
-        name = next((each for each in outputs if each), "")
-        return step.producer.get(name, -1) in step.forward
+        self._above = [0, *itertools.accumulate(int(use > target) for use in self._uses)]
 
     def early_end(self, family: Collection[str]) -> int:
         """Place of the last node of the forward pass that writes or reads a buffer."""

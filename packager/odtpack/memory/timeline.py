@@ -16,7 +16,7 @@ from odtpack.memory import costs
 from odtpack_runtime.session.graph_signature import RESET_NAME
 from odtpack_simulator.memory.arena import Allocation, allocate
 from odtpack_simulator.memory.kernel_memory import ALIASES
-from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
+from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
 from odtpack_simulator.memory.session_memory import BYTES_PER_NODE
 
 AGAIN: Final = "~again"
@@ -73,10 +73,6 @@ class Step:
     def root(self, name: str) -> str:
         """The value whose memory this one is a view of; itself if it has its own."""
         return self._root.get(name, name)
-
-    def value(self, name: str) -> Value:
-        """What is known of a value."""
-        return self.graph.values[name]
 
     def nbytes(self, name: str) -> int:
         """Its size; 0 where it depends on data."""

@@ -61,13 +61,10 @@ class OperatorConfig:
             names = sorted(
                 o.name for o in self.operators if (o.domain, o.version) == (domain, version)
             )
-            entries = [name + self._json(domain, name) for name in names]
+            found = [(name, self.types.get((domain, name))) for name in names]
+            entries = [name + (json.dumps(types) if types else "") for name, types in found]
             lines.append(f"{domain};{version};{','.join(entries)}")
         return "\n".join(lines) + "\n"
-
-    def _json(self, domain: str, name: str) -> str:
-        types = self.types.get((domain, name))
-        return json.dumps(types) if types else ""
 
 
 def config_of(models: Iterable[Path], types: Types = Types.NONE) -> OperatorConfig:
@@ -78,6 +75,7 @@ def config_of(models: Iterable[Path], types: Types = Types.NONE) -> OperatorConf
         OperatorTypeUsageManager,
         OrtFormatModelProcessor,
     )
+    from onnxruntime.tools.ort_format_model.types import value_name_to_typestr
 
     class SeesAll(OperatorTypeUsageManager):  # type: ignore[misc] # it has no types
         """Also sees the type of every value, which takes much longer."""
@@ -88,7 +86,11 @@ def config_of(models: Iterable[Path], types: Types = Types.NONE) -> OperatorConf
 
         def process_node(self, node: Any, value_name_to_typeinfo: dict[Any, Any]) -> None:
             super().process_node(node, value_name_to_typeinfo)
-            self.seen.update(_types_of(node, value_name_to_typeinfo))
+            names = [node.Inputs(i) for i in range(node.InputsLength())]
+            names += [node.Outputs(i) for i in range(node.OutputsLength())]
+            known = value_name_to_typeinfo
+            typed = [n for n in names if n and known.get(n) is not None]
+            self.seen.update(value_name_to_typestr(n, known) for n in typed)
 
     found: dict[str, dict[int, set[str]]] = {}
     manager: Any = None  # names alone need no look at types
@@ -130,14 +132,6 @@ def main_graph(model: Path) -> list[str]:
     root = bindings.InferenceSession.GetRootAsInferenceSession(model.read_bytes(), 0)
     graph = root.Model().Graph()
     return [graph.Nodes(index).OpType().decode() for index in range(graph.NodesLength())]
-
-
-def _types_of(node: Any, known: Mapping[Any, Any]) -> set[str]:
-    from onnxruntime.tools.ort_format_model.types import value_name_to_typestr
-
-    names = [node.Inputs(i) for i in range(node.InputsLength())]
-    names += [node.Outputs(i) for i in range(node.OutputsLength())]
-    return {value_name_to_typestr(n, known) for n in names if n and known.get(n) is not None}
 
 
 def read_config(path: Path) -> OperatorConfig:
@@ -287,8 +281,9 @@ def check_config(
         tracked = {entry[:3] for entry in given if entry[2] != "custom"}
         run_types = {entry for entry in seen if entry[:3] in tracked}
         wanted = {entry for entry in static if entry[:2] in listed} | run_types
-        missing += [_words(entry) for entry in sorted(wanted - given - _ALWAYS_THERE)]
-        unused += [_words(entry) for entry in sorted(given - wanted)]
+        words = "{0};{1}: type {3} of {2}"
+        missing += [words.format(*entry) for entry in sorted(wanted - given - _ALWAYS_THERE)]
+        unused += [words.format(*entry) for entry in sorted(given - wanted)]
     if config.allowed_types is not None:
         in_graphs = config_of(graphs, Types.GLOBAL).allowed_types or frozenset()
         wanted_types = in_graphs | {type_ for *_, type_ in seen}
@@ -306,11 +301,6 @@ def _flat(types: Mapping[tuple[str, str], Mapping[str, Any]]) -> set[tuple[str, 
         for triple in entry.get("custom", ()):
             flat.add((domain, name, "custom", ", ".join(triple)))
     return flat
-
-
-def _words(entry: tuple[str, str, str, str]) -> str:
-    domain, name, where, type_ = entry
-    return f"{domain};{name}: type {type_} of {where}"
 
 
 def _run(run: SessionRun, graph: Path | None, feeds: Feeds, scratch: Path) -> Ran:
@@ -397,18 +387,14 @@ def run_profiled(
 def _operators(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Iterable[Operator]:
     """Operators of every node, those of subgraphs included."""
     for node in graph.node:
-        yield Operator(node.domain or "ai.onnx", _since(node, opsets), node.op_type)
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        version = opsets[domain]  # of ONNX Runtime's own domains there is one version so far
+        if onnx.defs.has(node.op_type, version, domain):
+            version = onnx.defs.get_schema(node.op_type, version, domain).since_version
+        yield Operator(node.domain or "ai.onnx", version, node.op_type)
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
                 yield from _operators(inner, opsets)
-
-
-def _since(node: onnx.NodeProto, opsets: Mapping[str, int]) -> int:
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    version = opsets[domain]
-    if onnx.defs.has(node.op_type, version, domain):
-        return int(onnx.defs.get_schema(node.op_type, version, domain).since_version)
-    return version  # of ONNX Runtime's own domains there is one version so far
 
 
 def _types(
@@ -468,7 +454,14 @@ def _has_types(
     registered: Mapping[str, Collection[str]], operator: Operator, config: OperatorConfig
 ) -> bool:
     """Whether each type that a kernel is registered for may be one that is allowed."""
-    names = {constraint: set(map(_cpp_name, types)) for constraint, types in registered.items()}
+    names = {
+        constraint: {
+            CPP_NAMES.get(name, name)
+            for each in types
+            for name in [each.removeprefix("tensor(").removesuffix(")")]
+        }
+        for constraint, types in registered.items()
+    }
     if config.allowed_types is not None:
         nameable = {name for types in names.values() for name in types} & _NAMEABLE
         allowed = config.allowed_types
@@ -491,11 +484,6 @@ def _has_types(
             if types and not types & set(allowed_names):
                 return False
     return True
-
-
-def _cpp_name(onnx_name: str) -> str:
-    name = onnx_name.removeprefix("tensor(").removesuffix(")")
-    return CPP_NAMES.get(name, name)
 
 
 _NAMEABLE: Final = {"bool", "float", "double", *CPP_NAMES.values()}

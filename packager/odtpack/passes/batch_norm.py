@@ -82,11 +82,8 @@ def check(graph: ir.Graph) -> None:
                 f"node {node.name!r} (BatchNormalization) hands its statistics to other nodes "
                 "or to the caller",
             )
-        for value in node.inputs[3:5]:
-            uses = () if value is None else value.uses()
-            if value is not None and any(
-                use.node not in layers or use.idx not in (3, 4) for use in uses
-            ):
+        for value in filter(None, node.inputs[3:5]):
+            if any(use.node not in layers or use.idx not in (3, 4) for use in value.uses()):
                 raise OdtpackError(
                     "statistic-shared",
                     f"the running statistic {value.name!r} of node {node.name!r} "

@@ -14,6 +14,7 @@ from odtpack.adapters.layers import Layer, find_layers
 from odtpack.autodiff.expand import SMALLEST
 from odtpack.choices import BaseKind
 from odtpack.errors import OdtpackError
+from odtpack.graph import graphs
 from odtpack.graph.graphs import LOOK_UP
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
@@ -198,12 +199,8 @@ def _replace(
         end = unpacked.producer()
         assert end is not None  # noqa: S101 - a Mul
         end.metadata_props[LOOK_UP] = layer
-        unpacked.shape, unpacked.type = node.outputs[0].shape, ir.TensorType(op.FLOAT)
-        old = node.outputs[0]
-        name, old.name = old.name, None
-        unpacked.name = name
-        old.replace_all_uses_with(unpacked, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
+        node.outputs[0].type = ir.TensorType(op.FLOAT)
+        graphs.replace(node.outputs[0], unpacked, [node])
     readers = [*source.uses()]
     if readers:
         order = {id(node): place for place, node in enumerate(graph)}

@@ -30,22 +30,21 @@ Write: TypeAlias = "Callable[[Ops, Values], dict[str, ir.Value]]"
 """Writes an update: new values, by name, of some of the values that it gets by name."""
 
 
-def suits(dtype: ir.DataType) -> bool:
-    """Whether products of a type have a kernel for a row that is faster than two passes."""
-    return dtype == ir.DataType.FLOAT
+FAST_TYPE: Final = ir.DataType.FLOAT
+"""The type whose products have a kernel for a row that is faster than two passes."""
 
 
 def write_axpy(
     op: Ops, kept: Mapping[str, ir.Value], gradient: ir.Value, update: Write
 ) -> dict[str, ir.Value]:
     """Write an update, with sums like these in one node."""
-    # kept: The parameter and its state, by name, which results may be written over; [1, N] if their
-    # type :func:`suits`. gradient: The gradient, of the same shape. update: Writes the update;
+    # kept: The parameter and its state, by name, which results may be written over; [1, N] if they
+    # are of :data:`FAST_TYPE`. gradient: The gradient, of the same shape. update: Writes it;
     # ``gradients`` is among what it gets.
     # Returns the new values, by name.
     last = next(reversed(op.graph), None)
     results = update(op, {**kept, "gradients": gradient})
-    if not suits(op.type_of(gradient)):
+    if op.type_of(gradient) != FAST_TYPE:
         return results
     nodes = list(itertools.takewhile(lambda node: node is not last, reversed(op.graph)))
     return _fuse_sums(op, nodes[::-1], {*kept.values(), gradient}, {*kept.values()}, results)
@@ -280,18 +279,6 @@ class Readers:
                 found.add(node)
                 stack += (value for value in node.outputs if value in self._forms)
         return found
-
-
-def ancestors(values: Iterable[ir.Value]) -> set[ir.Node]:
-    """Nodes that have run once some values exist."""
-    found: set[ir.Node] = set()
-    stack = list(values)
-    while stack:
-        node = stack.pop().producer()
-        if node is not None and node not in found:
-            found.add(node)
-            stack += reads(node)
-    return found
 
 
 def after(op: Ops, nodes: Iterable[ir.Node], value: ir.Value, dims: tuple[int, ...]) -> ir.Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -15,28 +15,10 @@ from odtpack.graph.ops import Ops
 
 # Piecewise constant, boolean or integer results: the derivative is zero or undefined.
 non_differentiable(
-    "And",
-    "Or",
-    "Xor",
-    "Not",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "IsInf",
-    "IsNaN",
-    "Sign",
-    "Ceil",
-    "Floor",
-    "Round",
-    "BitShift",
-    "BitwiseAnd",
-    "BitwiseNot",
-    "BitwiseOr",
-    "BitwiseXor",
-    "BitCast",
-)
+    "And", "Or", "Xor", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
+    "IsInf", "IsNaN", "Sign", "Ceil", "Floor", "Round", "BitShift", "BitwiseAnd", "BitwiseNot",
+    "BitwiseOr", "BitwiseXor", "BitCast", "Hardmax",
+)  # fmt: skip
 # Text in, or a number of things out.
 non_differentiable(
     "RegexFullMatch", "SequenceLength", "StringConcat", "StringNormalizer", "StringSplit",
@@ -46,11 +28,6 @@ non_differentiable("StopGradient", domain=INTERNAL_DOMAIN)
 
 
 # Arithmetic and elementary functions. ``dy`` is the cotangent of the output ``y``.
-
-
-@vjp("Identity")
-def identity(ctx: Context) -> Cotangents:
-    return ctx.dy()
 
 
 @vjp("Add", broadcasts=True)
@@ -149,35 +126,43 @@ def cast(ctx: Context) -> Cotangents:
     return [ctx.op.cast(ctx.dy(), ctx.dtype(ctx.x())), None]
 
 
-@vjp("Neg")
-def neg(ctx: Context) -> Cotangents:
-    return ctx.op.Neg(ctx.dy())
+# The cotangent of x for y = f(x).
+_Elementary = Callable[[Ops, ir.Value, ir.Value, ir.Value], ir.Value]
+_ELEMENTARY: dict[str, _Elementary] = {
+    "Abs": lambda op, x, y, dy: op.Mul(dy, op.Sign(x)),
+    "Acos": lambda op, x, y, dy: op.Neg(op.Div(dy, op.Sqrt(op.Sub(1, op.Mul(x, x))))),
+    "Acosh": lambda op, x, y, dy: op.Div(dy, op.Sqrt(op.Sub(op.Mul(x, x), 1))),
+    "Asin": lambda op, x, y, dy: op.Div(dy, op.Sqrt(op.Sub(1, op.Mul(x, x)))),
+    "Asinh": lambda op, x, y, dy: op.Div(dy, op.Sqrt(op.Add(op.Mul(x, x), 1))),
+    "Atan": lambda op, x, y, dy: op.Div(dy, op.Add(op.Mul(x, x), 1)),
+    "Atanh": lambda op, x, y, dy: op.Div(dy, op.Sub(1, op.Mul(x, x))),
+    "Cos": lambda op, x, y, dy: op.Neg(op.Mul(dy, op.Sin(x))),
+    "Cosh": lambda op, x, y, dy: op.Mul(dy, op.Sinh(x)),
+    "Exp": lambda op, x, y, dy: op.Mul(dy, y),
+    "Identity": lambda op, x, y, dy: dy,
+    "Log": lambda op, x, y, dy: op.Div(dy, x),
+    "Neg": lambda op, x, y, dy: op.Neg(dy),
+    "Reciprocal": lambda op, x, y, dy: op.Neg(op.Mul(dy, op.Mul(y, y))),
+    # Masks come from the output where they can: it is kept anyway.
+    "Relu": lambda op, x, y, dy: op.Mul(dy, op.heaviside(y)),
+    "Sigmoid": lambda op, x, y, dy: op.Mul(dy, op.Mul(y, op.Sub(1, y))),
+    "Sin": lambda op, x, y, dy: op.Mul(dy, op.Cos(x)),
+    "Sinh": lambda op, x, y, dy: op.Mul(dy, op.Cosh(x)),
+    "Softplus": lambda op, x, y, dy: op.Mul(dy, op.Sigmoid(x)),
+    "Sqrt": lambda op, x, y, dy: op.Div(op.Mul(dy, 0.5), y),
+    "Tan": lambda op, x, y, dy: op.Mul(dy, op.Add(op.Mul(y, y), 1)),
+    "Tanh": lambda op, x, y, dy: op.Mul(dy, op.Sub(1, op.Mul(y, y))),
+}
 
 
-@vjp("Abs")
-def absolute(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), ctx.op.Sign(ctx.x()))
+def _register(op_type: str, cotangent: _Elementary) -> None:
+    @vjp(op_type)
+    def elementary(ctx: Context) -> Cotangents:
+        return cotangent(ctx.op, ctx.x(), ctx.y(), ctx.dy())
 
 
-@vjp("Reciprocal")
-def reciprocal(ctx: Context) -> Cotangents:
-    op, y = ctx.op, ctx.y()
-    return op.Neg(op.Mul(ctx.dy(), op.Mul(y, y)))
-
-
-@vjp("Sqrt")
-def sqrt(ctx: Context) -> Cotangents:
-    return ctx.op.Div(ctx.op.Mul(ctx.dy(), 0.5), ctx.y())
-
-
-@vjp("Exp")
-def exp(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), ctx.y())
-
-
-@vjp("Log")
-def log(ctx: Context) -> Cotangents:
-    return ctx.op.Div(ctx.dy(), ctx.x())
+for _each in _ELEMENTARY.items():
+    _register(*_each)
 
 
 @vjp("Erf")
@@ -188,78 +173,7 @@ def erf(ctx: Context) -> Cotangents:
     return op.Mul(op.Mul(ctx.dy(), 2 / math.sqrt(math.pi)), bell)
 
 
-@vjp("Sin")
-def sin(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), ctx.op.Cos(ctx.x()))
-
-
-@vjp("Cos")
-def cos(ctx: Context) -> Cotangents:
-    return ctx.op.Neg(ctx.op.Mul(ctx.dy(), ctx.op.Sin(ctx.x())))
-
-
-@vjp("Tan")
-def tan(ctx: Context) -> Cotangents:
-    op, y = ctx.op, ctx.y()
-    return op.Mul(ctx.dy(), op.Add(op.Mul(y, y), 1))
-
-
-@vjp("Sinh")
-def sinh(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), ctx.op.Cosh(ctx.x()))
-
-
-@vjp("Cosh")
-def cosh(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), ctx.op.Sinh(ctx.x()))
-
-
-@vjp("Tanh")
-def tanh(ctx: Context) -> Cotangents:
-    op, y = ctx.op, ctx.y()
-    return op.Mul(ctx.dy(), op.Sub(1, op.Mul(y, y)))
-
-
-@vjp("Asin", "Acos")
-def arc_sine(ctx: Context) -> Cotangents:
-    op, x = ctx.op, ctx.x()
-    dx = op.Div(ctx.dy(), op.Sqrt(op.Sub(1, op.Mul(x, x))))
-    return dx if ctx.node.op_type == "Asin" else op.Neg(dx)
-
-
-@vjp("Atan")
-def arc_tangent(ctx: Context) -> Cotangents:
-    op, x = ctx.op, ctx.x()
-    return op.Div(ctx.dy(), op.Add(op.Mul(x, x), 1))
-
-
-@vjp("Asinh")
-def area_sine(ctx: Context) -> Cotangents:
-    op, x = ctx.op, ctx.x()
-    return op.Div(ctx.dy(), op.Sqrt(op.Add(op.Mul(x, x), 1)))
-
-
-@vjp("Acosh")
-def area_cosine(ctx: Context) -> Cotangents:
-    op, x = ctx.op, ctx.x()
-    return op.Div(ctx.dy(), op.Sqrt(op.Sub(op.Mul(x, x), 1)))
-
-
-@vjp("Atanh")
-def area_tangent(ctx: Context) -> Cotangents:
-    op, x = ctx.op, ctx.x()
-    return op.Div(ctx.dy(), op.Sub(1, op.Mul(x, x)))
-
-
-non_differentiable("Hardmax")
-
-
-# Activations and softmax. Masks come from the output where they can: it is kept anyway.
-
-
-@vjp("Relu")
-def relu(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), ctx.op.heaviside(ctx.y()))
+# Activations and softmax.
 
 
 @vjp("LeakyRelu")
@@ -348,12 +262,6 @@ def prelu(ctx: Context) -> Cotangents:
     ]
 
 
-@vjp("Sigmoid")
-def sigmoid(ctx: Context) -> Cotangents:
-    op, y = ctx.op, ctx.y()
-    return op.Mul(ctx.dy(), op.Mul(y, op.Sub(1, y)))
-
-
 @vjp("HardSigmoid")
 def hard_sigmoid(ctx: Context) -> Cotangents:
     """Slope alpha strictly between the output's bounds 0 and 1."""
@@ -377,11 +285,6 @@ def selu(ctx: Context) -> Cotangents:
     gamma = ctx.float("gamma", 1.0507010221481323)
     below = op.Add(ctx.y(), alpha * gamma)
     return op.Mul(ctx.dy(), op.Where(op.Greater(ctx.x(), 0), gamma, below))
-
-
-@vjp("Softplus")
-def softplus(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), ctx.op.Sigmoid(ctx.x()))
 
 
 @vjp("Softsign")
@@ -431,27 +334,11 @@ def _half_plus_half(op: Ops, value: ir.Value) -> ir.Value:
     return op.Add(op.Mul(value, 0.5), 0.5)
 
 
-@vjp("Softmax", since=13)
-def softmax(ctx: Context) -> Cotangents:
-    """dx = y (dy - sum(y dy))."""
-    return _softmax(ctx, [ctx.axis(default=-1)])
-
-
-@vjp("LogSoftmax", since=13)
-def log_softmax(ctx: Context) -> Cotangents:
-    """dx = dy - exp(y) sum(dy)."""
-    return _log_softmax(ctx, [ctx.axis(default=-1)])
-
-
-@vjp("Softmax", since=1)
-def softmax_flat(ctx: Context) -> Cotangents:
-    """Before opset 13 all axes from ``axis`` on are one."""
-    return _softmax(ctx, range(ctx.axis(default=1), ctx.rank(ctx.y())))
-
-
-def _softmax(ctx: Context, axes: Sequence[int]) -> ir.Value:
-    op, y, dy = ctx.op, _kept(ctx, ctx.y()), ctx.dy()
-    return op.Mul(y, op.Sub(dy, op.reduce_sum(op.Mul(y, dy), axes)))
+def _softmax_axes(ctx: Context) -> Sequence[int]:
+    """The axes of a distribution: one, or before opset 13 all from ``axis`` on."""
+    if ctx.op.opset >= 13:
+        return [ctx.axis(default=-1)]
+    return range(ctx.axis(default=1), ctx.rank(ctx.y()))
 
 
 def _kept(ctx: Context, y: ir.Value) -> ir.Value:
@@ -460,13 +347,17 @@ def _kept(ctx: Context, y: ir.Value) -> ir.Value:
     return ctx.op.Where(ctx.op.IsNaN(y), 0, y) if ctx.discarded else y
 
 
-@vjp("LogSoftmax", since=1)
-def log_softmax_flat(ctx: Context) -> Cotangents:
-    return _log_softmax(ctx, range(ctx.axis(default=1), ctx.rank(ctx.y())))
+@vjp("Softmax")
+def softmax(ctx: Context) -> Cotangents:
+    """dx = y (dy - sum(y dy))."""
+    op, axes, y, dy = ctx.op, _softmax_axes(ctx), _kept(ctx, ctx.y()), ctx.dy()
+    return op.Mul(y, op.Sub(dy, op.reduce_sum(op.Mul(y, dy), axes)))
 
 
-def _log_softmax(ctx: Context, axes: Sequence[int]) -> ir.Value:
-    op, dy = ctx.op, ctx.dy()
+@vjp("LogSoftmax")
+def log_softmax(ctx: Context) -> Cotangents:
+    """dx = dy - exp(y) sum(dy)."""
+    op, axes, dy = ctx.op, _softmax_axes(ctx), ctx.dy()
     return op.Sub(dy, op.Mul(_kept(ctx, op.Exp(ctx.y())), op.reduce_sum(dy, axes)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -170,10 +171,7 @@ def counts(ctx: Context, win: Windows) -> np.ndarray:
         starts = np.arange(win.out[axis]) * win.strides[axis] - win.before[axis]
         taps = starts[:, None] + np.arange(win.kernel[axis]) * win.dilations[axis]
         axes.append(((taps >= low) & (taps < high)).sum(1))
-    product = axes[0]
-    for more in axes[1:]:
-        product = product[..., None] * more
-    return np.asarray(product, np.float64)
+    return np.asarray(functools.reduce(np.multiply.outer, axes), np.float64)
 
 
 @vjp("GlobalAveragePool")

@@ -115,7 +115,7 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
         logits = op.MatMul(rows, across if head.words_first else part)
         if scales is not None:
             logits = op.Mul(logits, scales)
-        highest = _highest(op, logits)
+        highest = op.reduce_max(logits, [2])
         peak = highest if total is None else op.Max(most, highest)
         shares = op.Exp(op.Sub(logits, peak))
         summed = op.reduce_sum(shares, [2])
@@ -139,12 +139,6 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
     along = shaped(along, (*shape[:2], 1))
     terms: ir.Value = op.squeeze(op.Add(op.Sub(along, stop(op, along)), stop(op, value)), 2)
     return terms
-
-
-def _highest(op: Ops, logits: ir.Value) -> ir.Value:
-    if op.opset >= 18:
-        return op.ReduceMax(logits, op.ints(2), keepdims=1)
-    return op.emit("ReduceMax", [logits], axes=[2], keepdims=1)[0]
 
 
 def _part(op: Ops, head: Head, start: ir.Value, end: ir.Value) -> tuple[ir.Value, ir.Value | None]:
