@@ -60,8 +60,7 @@ class PeftAdapter:
 
 def write_peft(folder: Path, adapter: PeftAdapter, dropout: float = 0.0) -> tuple[Path, Path]:
     """Write the files of an adapter; each is whole or not there."""
-    # folder: Where they go; it is made if needed. adapter: The adapter. dropout: ``lora``: the
-    # dropout of its training.
+    # folder: Where they go; it is made if needed. dropout: ``lora``: the dropout of its training.
     # Returns paths of the tensors and of the configuration.
     import safetensors.numpy
 
@@ -250,7 +249,7 @@ def adapter_of(package: Package) -> AdapterInfo:
 def to_peft(package: Package, state: CheckpointState) -> PeftAdapter:
     """The adapter of a checkpoint, as PEFT has it."""
     # Parameters that are trained besides become modules that PEFT saves as a whole.
-    # package: The package that was built with it. state: One of its checkpoints.
+    # package: The package that was built with it.
     info = adapter_of(package)
     arrays = state.arrays(trainable=True)
     tensors = {name: arrays[name] for name in info.parameters}
@@ -276,8 +275,7 @@ def to_peft(package: Package, state: CheckpointState) -> PeftAdapter:
 
 def from_peft(package: Package, adapter: PeftAdapter, where: Path) -> CheckpointState:
     """The package's checkpoint with an adapter of PEFT in it."""
-    # package: Built with an adapter of the same kind, rank, factor and layers. adapter: The
-    # adapter. where: Its folder, for messages.
+    # package: Built with an adapter of the same kind, rank, factor and layers.
     info = adapter_of(package)
     for what, option, theirs, ours in (
         ("kind", "--adapter", adapter.kind, info.kind),

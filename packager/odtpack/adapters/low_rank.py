@@ -38,8 +38,7 @@ def parameters(
     layer: Layer, spec: AdapterSpec, random: np.random.Generator, weight: np.ndarray | None
 ) -> dict[str, np.ndarray]:
     """First values of the parameters on a layer, by the end of their names, float64."""
-    # layer: The layer. spec: The adapter. random: Where A is drawn from. weight: The layer's
-    # weight, [out, in, ...], of which DoRA takes the lengths.
+    # weight: The layer's weight, [out, in, ...], of which DoRA takes the lengths.
     kernel = layer.shape[2:]
     bound = 1 / math.sqrt(math.prod(layer.shape[1:]))
     found = {

@@ -398,7 +398,6 @@ class ScanTurns(Turns):
         self._entered: list[tuple[Slices, ir.Value]] = []
 
     def enter(self, slices: Slices) -> ir.Value:
-        """See the base class."""
         name, part = self.back.op.fresh_name(f"{slices.whole.name}.part"), slices.part
         value = ir.Value(name=name, type=part.type, shape=part.shape)
         self._entered.append((slices, value))
@@ -407,7 +406,6 @@ class ScanTurns(Turns):
     def write(
         self, initial: Sequence[ir.Value], collected: Sequence[Slices]
     ) -> tuple[ir.Value, ...]:
-        """See the base class."""
         if not self._entered:  # the turns must be counted
             self.enter(self.scanned[0])
         entered = [slices for slices, _ in self._entered]
@@ -426,7 +424,6 @@ class ScanTurns(Turns):
         )
 
     def in_order(self, whole: ir.Value) -> ir.Value:
-        """See the base class."""
         return whole
 
 
@@ -444,7 +441,6 @@ class LoopTurns(Turns):
         self._position: ir.Value | None = None
 
     def enter(self, slices: Slices) -> ir.Value:
-        """See the base class."""
         op = self.ctx.op
         if self._count is None or self._position is None:
             self._count = self._count_turns(slices)
@@ -460,7 +456,6 @@ class LoopTurns(Turns):
         return op.Gather(op.Shape(slices.whole), zero, axis=0)
 
     def changing(self, value: ir.Value) -> str | None:
-        """See the base class."""
         if self.is_fixed(value) or value not in self.body.inputs[2:]:
             return None
         if value.meta.get(inference.VARIES):
@@ -475,7 +470,6 @@ class LoopTurns(Turns):
     def write(
         self, initial: Sequence[ir.Value], collected: Sequence[Slices]
     ) -> tuple[ir.Value, ...]:
-        """See the base class."""
         if self._count is None:
             self._count = self._count_turns(self.stack(self.body.inputs[0]))
         graph = self.back.graph
@@ -487,7 +481,6 @@ class LoopTurns(Turns):
         )
 
     def in_order(self, whole: ir.Value) -> ir.Value:
-        """See the base class."""
         return self.ctx.op.slice(whole, [0], [-1], [np.iinfo(np.int64).min], [-1])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import Dims, dims_of
+from odtpack.graph.graphs import Dims, constant, dims_of
 from odtpack.graph.ops import Ops
 
 # What a gradient rule sees of its node.
@@ -205,9 +205,7 @@ class Context:
 
         An initializer that is differentiated is not known: training changes it.
         """
-        value = None if self.needs(index) else self.maybe_x(index)
-        tensor = None if value is None else ir.convenience.get_const_tensor(value)
-        return None if tensor is None else tensor.numpy()
+        return constant(None if self.needs(index) else self.maybe_x(index))
 
     def unsupported(self, why: str) -> OdtpackError:
         """The error for an attribute or shape that the rule does not cover."""
@@ -334,8 +332,7 @@ def place(
     op: Ops, part: ir.Value, before: Sequence[int], after: Sequence[int], sizes: Sequence[object]
 ) -> ir.Value:
     """Pad a part with zeros, and remember it where it is padded along one axis alone."""
-    # part: Cotangent of the part. before: Zeros in front of each axis. after: Zeros after each
-    # axis. sizes: Dimensions of the whole.
+    # before: Zeros in front of each axis. after: Zeros after each axis.
     whole = op.pad(part, before, after)
     padded = [axis for axis, pads in enumerate(zip(before, after, strict=True)) if any(pads)]
     node = whole.producer()

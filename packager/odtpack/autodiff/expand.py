@@ -16,6 +16,7 @@ from odtpack.graph.fold import fold, share_constants
 from odtpack.graph.graphs import (
     InlinePass,
     captures,
+    constant,
     dims_of,
     nodes_of,
     producer,
@@ -38,17 +39,9 @@ _DOMAIN = "odtpack.body"  # of the functions that exist for the length of one ex
 # Operators that the same attributes mean something else for from this opset on. All other
 # changes between opsets add to an operator, or take an attribute away, which is found out.
 CHANGED_MEANING = {
-    "Softmax": 13,
-    "LogSoftmax": 13,
-    "Hardmax": 13,
-    "BatchNormalization": 14,
-    "RoiAlign": 16,
-    "Split": 18,
-    "Resize": 18,
-    "DFT": 20,
-    "GridSample": 20,
-    "GroupNormalization": 21,
-}
+    "Softmax": 13, "LogSoftmax": 13, "Hardmax": 13, "BatchNormalization": 14, "RoiAlign": 16,
+    "Split": 18, "Resize": 18, "DFT": 20, "GridSample": 20, "GroupNormalization": 21,
+}  # fmt: skip
 
 
 def expand(model: ir.Model, sources: Collection[str], registry: Registry = REGISTRY) -> ir.Model:
@@ -314,10 +307,10 @@ def _position(value: ir.Value | None, count: int, last: int) -> int | None:
     # SequenceInsert at -1 puts its tensor in front of the last member.
     if value is None:
         return last if last >= 0 else None
-    tensor = ir.convenience.get_const_tensor(value)
-    if tensor is None or tensor.size != 1:
+    array = constant(value, largest=1)
+    if array is None or array.size != 1:
         return None
-    place = int(tensor.numpy().item())
+    place = int(array.item())
     return None if not -count <= place <= last else place if place >= 0 else place + count
 
 
@@ -330,10 +323,9 @@ def _split(op: Ops, node: ir.Node) -> Members | None:
     axis = node.attributes.get_int("axis", 0) % len(dims)
     size = dims[axis]
     if lengths is not None:
-        tensor = ir.convenience.get_const_tensor(lengths)
-        if tensor is None:
+        given = constant(lengths)
+        if given is None:
             return None
-        given = tensor.numpy()
         sizes = [int(part) for part in given.reshape(-1)]
         if given.ndim == 0:
             if not isinstance(size, int) or sizes[0] < 1:

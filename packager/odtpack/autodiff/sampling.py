@@ -241,12 +241,11 @@ class Axis:
 
 def weights(op: Ops, kernel: Kernel, axis: Axis, dtype: ir.DataType) -> ir.Value:
     """Write the nodes that compute the weights [new, old] of one axis."""
-    # kernel: How to interpolate. axis: Along what. dtype: Type to compute in.
     old, new = (op.cast(value, dtype) for value in (axis.old, axis.new))
     scale = op.Div(new, old) if axis.scale is None else _vector(op, axis.scale, dtype)
     at = op.unsqueeze(_positions(op, kernel, axis, scale, dtype), 1)  # [new, 1]
     last = op.Sub(old, 1.0)
-    columns = _numbers(op, axis.old, dtype)  # [old]
+    columns = numbers(op, axis.old, dtype)  # [old]
     if kernel.antialias:
         result = _filtered(op, kernel, at, axis, scale)
     elif kernel.mode == "linear":
@@ -268,7 +267,7 @@ def _positions(
     op: Ops, kernel: Kernel, axis: Axis, scale: ir.Value, dtype: ir.DataType
 ) -> ir.Value:
     """Where each element of the result lies in the input: [new]."""
-    rows, mode = _numbers(op, axis.new, dtype), kernel.coordinates
+    rows, mode = numbers(op, axis.new, dtype), kernel.coordinates
     old, new = (op.cast(value, dtype) for value in (axis.old, axis.new))
     last, one = op.Sub(old, 1.0), op.constant(np.ones(1, dtype.numpy()))
     steps = op.Max(op.Sub(new, 1.0), one)
@@ -346,7 +345,7 @@ def _filtered(op: Ops, kernel: Kernel, at: ir.Value, axis: Axis, scale: ir.Value
     margin = op.cast(op.Add(op.Ceil(support), 1.0), ir.DataType.INT64)
     wide = op.Add(axis.old, op.Mul(margin, 2))
     last = op.Sub(op.cast(axis.old, dtype), 1.0)
-    elements = op.Sub(_numbers(op, wide, dtype), op.cast(margin, dtype))  # [wide]
+    elements = op.Sub(numbers(op, wide, dtype), op.cast(margin, dtype))  # [wide]
     distance = op.Mul(op.Abs(op.Sub(elements, at)), shrink)
     if kernel.mode == "linear":
         values = op.Max(op.Sub(1.0, distance), _zero(op, dtype))
@@ -355,7 +354,7 @@ def _filtered(op: Ops, kernel: Kernel, at: ir.Value, axis: Axis, scale: ir.Value
     inside = _clip(op, elements, last)
     if kernel.exclude_outside:
         values = op.Mul(values, op.cast(op.Equal(inside, elements), dtype))
-    hits = op.Equal(op.unsqueeze(inside, 1), _numbers(op, axis.old, dtype))  # [wide, old]
+    hits = op.Equal(op.unsqueeze(inside, 1), numbers(op, axis.old, dtype))  # [wide, old]
     return op.MatMul(_normalize(op, values), op.cast(hits, dtype))
 
 
@@ -363,7 +362,7 @@ def _normalize(op: Ops, values: ir.Value) -> ir.Value:
     return op.Div(values, op.reduce_sum(values, [1]))
 
 
-def _numbers(op: Ops, count: ir.Value, dtype: ir.DataType) -> ir.Value:
+def numbers(op: Ops, count: ir.Value, dtype: ir.DataType) -> ir.Value:
     """0, 1, ... below ``count`` [1]."""
     zero, one = (op.constant(np.int64(value)) for value in (0, 1))
     return op.cast(op.Range(zero, op.squeeze(count, 0), one), dtype)

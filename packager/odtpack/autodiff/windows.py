@@ -18,8 +18,23 @@ from odtpack.graph.ops import Ops
 # The spatial side of convolutions and pools: where each window and each tap lies.
 
 
+class _Taps:
+    kernel: tuple[int, ...]
+    dilations: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes."""
+        return len(self.kernel)
+
+    def taps(self) -> list[tuple[int, ...]]:
+        """Offset of every kernel element in the padded plane, in row-major order."""
+        steps = (range(0, k * d, d) for k, d in zip(self.kernel, self.dilations, strict=True))
+        return list(itertools.product(*steps))
+
+
 @dataclasses.dataclass(frozen=True)
-class Windows:
+class Windows(_Taps):
     """The spatial side of a convolution; one entry for each spatial axis."""
 
     kernel: tuple[int, ...]
@@ -32,11 +47,6 @@ class Windows:
     groups: int  # number of groups
     channels: int
     features: int  # output channels
-
-    @property
-    def rank(self) -> int:
-        """Number of spatial axes."""
-        return len(self.kernel)
 
     @property
     def spatial(self) -> range:
@@ -65,11 +75,6 @@ class Windows:
     def pixels(self) -> int:
         """Number of output positions of one sample and channel."""
         return math.prod(self.out)
-
-    def taps(self) -> list[tuple[int, ...]]:
-        """Offset of every kernel element in the padded input, in row-major order."""
-        steps = (range(0, k * d, d) for k, d in zip(self.kernel, self.dilations, strict=True))
-        return list(itertools.product(*steps))
 
     def tap(
         self, op: Ops, padded: ir.Value, axes: Sequence[int], offset: Sequence[int]
@@ -178,7 +183,7 @@ def transposed_convolution(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> 
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenWindows:
+class OpenWindows(_Taps):
     """The spatial side of a convolution or pool; one entry for each spatial axis."""
 
     op: Ops  # writes the nodes
@@ -191,16 +196,6 @@ class OpenWindows:
     after: ir.Value
     size: ir.Value  # INT64 vector [rank]: sizes of the plane that the windows read
     out: ir.Value  # INT64 vector [rank]: number of windows along each axis
-
-    @property
-    def rank(self) -> int:
-        """Number of spatial axes."""
-        return len(self.kernel)
-
-    def taps(self) -> list[tuple[int, ...]]:
-        """Offset of every kernel element in the padded plane, in row-major order."""
-        steps = (range(0, k * d, d) for k, d in zip(self.kernel, self.dilations, strict=True))
-        return list(itertools.product(*steps))
 
     def spans(self) -> ir.Value:
         """Elements between the first and last window position along each axis, plus one."""

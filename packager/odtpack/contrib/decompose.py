@@ -36,14 +36,13 @@ def decompose(model: ir.Model) -> ir.Model:
     # model: In topological order, with types and shapes inferred; changed in place.
     # Returns an equivalent model, with types and shapes inferred.
     graph = model.graph
-    op = Ops(graph, "contrib/")
+    op: Ops | None = None
     # Some need the ranks of their inputs, which may follow from those before them.
-    changed = True
-    while changed:
-        found = [node for node in graph if node.domain == DOMAIN and node.op_type in TABLE]
-        changed = sum(_replace(op, node) for node in found) > 0
-        if changed:
-            model = infer_shapes(model)
+    while found := [node for node in graph if node.domain == DOMAIN and node.op_type in TABLE]:
+        op = op or Ops(graph, "contrib/")
+        if not sum(_replace(op, node) for node in found):
+            break
+        model = infer_shapes(model)
     if all(node.domain != DOMAIN for node in nodes_of(graph)):
         graph.opset_imports.pop(DOMAIN, None)
     return model

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from odtpack.graph.graphs import Dims, Names, dims_of, static_dims, subgraphs, used_names
+from odtpack.graph.graphs import Dims, Names, constant, dims_of, static_dims, subgraphs, used_names
 
 _LARGEST = 4096  # elements of a folded value: shapes and axes, not tables
 
@@ -111,10 +111,7 @@ def _read_dims(shape: ir.Node) -> Dims | None:
 def _known(value: ir.Value | None, keep: Collection[str]) -> np.ndarray | None:
     if value is None or value.name in keep or value.is_graph_input():
         return None
-    tensor = ir.convenience.get_const_tensor(value)
-    if tensor is None or tensor.size > _LARGEST:
-        return None
-    return np.asarray(tensor.numpy())
+    return constant(value, largest=_LARGEST)
 
 
 def _evaluate(node: ir.Node, graph: ir.Graph, keep: Collection[str]) -> np.ndarray | None:

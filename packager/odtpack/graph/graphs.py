@@ -176,12 +176,18 @@ def is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
 # Small questions that several passes ask of a graph.
 
 
+def constant(value: ir.Value | None, largest: int | None = None) -> np.ndarray | None:
+    """What a value holds that is known before the model runs, of so many elements at most."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    if tensor is None or (largest is not None and tensor.size > largest):
+        return None
+    return np.asarray(tensor.numpy())
+
+
 def scalar(value: ir.Value | None) -> float | None:
     """The number that a constant of one element holds, else None."""
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    if tensor is None or tensor.size != 1:
-        return None
-    return float(np.asarray(tensor.numpy()).reshape(-1)[0])
+    array = constant(value, largest=1)
+    return None if array is None or array.size != 1 else float(array.item())
 
 
 def is_scalar(value: ir.Value | None, wanted: float) -> bool:
@@ -241,13 +247,9 @@ def replace(old: ir.Value, new: ir.Value, nodes: Iterable[ir.Node]) -> None:
 # Merges nodes that compute the same, as ONNX Runtime's optimizers do.
 
 PLAIN_ATTRIBUTES: Final = {
-    ir.AttributeType.INT,
-    ir.AttributeType.FLOAT,
-    ir.AttributeType.STRING,
-    ir.AttributeType.INTS,
-    ir.AttributeType.FLOATS,
-    ir.AttributeType.STRINGS,
-}
+    ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING,
+    ir.AttributeType.INTS, ir.AttributeType.FLOATS, ir.AttributeType.STRINGS,
+}  # fmt: skip
 
 
 def merge(graph: ir.Graph, nodes: Iterable[ir.Node] | None = None) -> None:

@@ -21,16 +21,8 @@ Scalar = int | float
 Operand = ir.Value | Scalar | None
 
 _BOOLEAN = {
-    "Equal",
-    "Greater",
-    "Less",
-    "GreaterOrEqual",
-    "LessOrEqual",
-    "Not",
-    "And",
-    "Or",
-    "IsNaN",
-}
+    "Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Not", "And", "Or", "IsNaN",
+}  # fmt: skip
 _INT64 = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}
 _LARGEST_EXPONENT = 126  # of the powers of two that float32 holds
 _MOST_JOINED = 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -52,11 +52,11 @@ class CTC(Loss):
         layout: Axes of the prediction.
     """
 
-    name: ClassVar[str] = "ctc"
-    summary: ClassVar[str] = "Connectionist temporal classification."
-    formula: ClassVar[str] = "-log P(all alignments that read as the labels)"
-    prediction: ClassVar[str] = "logits or log-probabilities [T, N, C]"
-    target: ClassVar[str] = "`labels` [N, S], `input_lengths` [N], `target_lengths` [N]"
+    name = "ctc"
+    summary = "Connectionist temporal classification."
+    formula = "-log P(all alignments that read as the labels)"
+    prediction = "logits or log-probabilities [T, N, C]"
+    target = "`labels` [N, S], `input_lengths` [N], `target_lengths` [N]"
     blank: int = option(0, "Class that stands for no label.", whole=True, least=0)
     layout: Layout = option("TNC", "Axes of the prediction.")
 
@@ -79,7 +79,6 @@ class CTC(Loss):
         return {"odtpack.class_count": str(classes)} if isinstance(classes, int) else {}
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
-        """Write the loss of every sample."""
         prediction, labels, input_lengths, target_lengths = values
         labels, input_lengths, target_lengths = (
             op.cast(value, op.INT64) for value in (labels, input_lengths, target_lengths)

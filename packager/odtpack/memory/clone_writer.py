@@ -24,8 +24,7 @@ from odtpack_simulator.memory.runtime_graph import Node
 def write(op: Ops, graph: ir.Graph, step: Step, choice: Choice, sizes: SizeNames) -> dict[str, str]:
     """Write the nodes, and let the backward pass read what they compute."""
     # op: Writer for the training graph; new nodes go to its end, and so it is no longer sorted.
-    # graph: That of the training model. step: It as ONNX Runtime executes it. choice: What to
-    # compute again. sizes: Names the sizes of what is computed again.
+    # step: It as ONNX Runtime executes it. sizes: Names the sizes of what is computed again.
     # Returns names of the copies of values, by the names that they have in the timeline.
     nodes = choice.timeline.nodes
     writer = _Writer(op, graph, step, choice.again, sizes, nodes)

@@ -17,7 +17,7 @@ import onnx_ir.passes.common as common_passes
 
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.graphs import dims_of
+from odtpack.graph.graphs import Dims, dims_of
 from odtpack.graph.ops import Ops
 from odtpack.memory import clone_writer, early_masks, schedule
 from odtpack.memory.costs import ancestors, nameable, take_ranks
@@ -85,19 +85,24 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
 
 def _values_bytes(graph: ir.Graph, spec: MemorySpec) -> int:
     """Bytes of all that the forward pass computes, as far as sizes are known."""
-    sizes = dict(spec.sizes)
-    found = 0.0
-    for node in ancestors(graph.outputs[:1]):
-        for value in node.outputs:
-            dims = dims_of(value) or ()
-            shape = [
-                dim
-                if isinstance(dim, int)
-                else sizes.get(dim or "", spec.other if axis else spec.batch)
-                for axis, dim in enumerate(dims)
-            ]
-            found += math.prod(shape) * (value.dtype or ir.DataType.FLOAT).itemsize if shape else 0
-    return int(found)
+    values = (value for node in ancestors(graph.outputs[:1]) for value in node.outputs)
+    return int(
+        sum(
+            math.prod(_sizes(dims, spec, dict(spec.sizes)))
+            * (value.dtype or ir.DataType.FLOAT).itemsize
+            for value in values
+            if (dims := dims_of(value))
+        )
+    )
+
+
+def _sizes(dims: Dims, spec: MemorySpec, named: dict[str, int]) -> tuple[int, ...]:
+    """A size for each axis; what has a name that is not known is added to ``named``."""
+    usual = [spec.other if axis else spec.batch for axis in range(len(dims))]
+    return tuple(
+        named.setdefault(dim, size) if isinstance(dim, str) else size if dim is None else dim
+        for dim, size in zip(dims, usual, strict=True)
+    )
 
 
 def input_shapes(graph: ir.Graph, spec: MemorySpec) -> dict[str, tuple[int, ...]]:
@@ -108,14 +113,7 @@ def input_shapes(graph: ir.Graph, spec: MemorySpec) -> dict[str, tuple[int, ...]
         dims = dims_of(value)
         if dims is None or all(isinstance(dim, int) for dim in dims):
             continue
-        shape = []
-        for axis, dim in enumerate(dims):
-            usual = spec.other if axis else spec.batch
-            if isinstance(dim, str):
-                shape.append(named.setdefault(dim, usual))
-            else:
-                shape.append(usual if dim is None else dim)
-        shapes[str(value.name)] = tuple(shape)
+        shapes[str(value.name)] = _sizes(dims, spec, named)
     return shapes
 
 

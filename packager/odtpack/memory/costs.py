@@ -65,25 +65,11 @@ _NODE_SECONDS: Final = 2e-6
 _CONVOLUTIONS: Final = {"Conv", "ConvTranspose", "FusedConv"}
 
 _NANOSECONDS: Final = {
-    "BiasGelu": 0.8,
-    "Erf": 0.5,
-    "Exp": 0.4,
-    "FastGelu": 0.8,
-    "Gelu": 0.8,
-    "LayerNormalization": 0.5,
-    "Log": 0.5,
-    "LogSoftmax": 0.5,
-    "Pow": 1.0,
-    "QuickGelu": 0.8,
-    "ReduceSum": 0.3,
-    "ScatterElements": 3.0,
-    "Sigmoid": 0.4,
-    "Softmax": 0.5,
-    "Sqrt": 0.4,
-    "Tanh": 0.4,
-    "Transpose": 0.4,
-    "Where": 0.5,
-}
+    "BiasGelu": 0.8, "Erf": 0.5, "Exp": 0.4, "FastGelu": 0.8, "Gelu": 0.8,
+    "LayerNormalization": 0.5, "Log": 0.5, "LogSoftmax": 0.5, "Pow": 1.0, "QuickGelu": 0.8,
+    "ReduceSum": 0.3, "ScatterElements": 3.0, "Sigmoid": 0.4, "Softmax": 0.5, "Sqrt": 0.4,
+    "Tanh": 0.4, "Transpose": 0.4, "Where": 0.5,
+}  # fmt: skip
 """Nanoseconds an element of the largest tensor, of operators that arithmetic or scattered
 accesses make slower than their traffic."""
 

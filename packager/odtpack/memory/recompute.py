@@ -62,9 +62,9 @@ class _Move:
 
 def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collection[str]) -> Choice:
     """Choose what to compute again."""
-    # step: The step. limit: Bytes of activations at the peak to come to; as few as the time allows
-    # if None. seconds: Time that computing again may take. nameable: Names of values that a control
-    # edge can be put on: those of a known rank.
+    # limit: Bytes of activations at the peak to come to; as few as the time allows if None.
+    # seconds: Time that computing again may take. nameable: Names of values that a control edge can
+    # be put on: those of a known rank.
     # Returns the choice with the lowest peak within the time; with a limit, the cheapest that was
     # found within it, if one was.
     found = _choose(_Search(step, seconds, nameable, step.seconds), limit)

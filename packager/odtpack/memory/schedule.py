@@ -175,8 +175,7 @@ _LARGE = 1 << 14
 
 def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> None:
     """Let the backward pass read what it starts from under sizes of other names."""
-    # op: Writer for the training graph. graph: The graph; new nodes go to its end. step: It as ONNX
-    # Runtime executes it. names: Makes the names.
+    # graph: The graph; new nodes go to its end. step: It as ONNX Runtime executes it.
     forward = ancestors(graph.outputs[:1])
     reset = next((v for v in graph.inputs if v.name == RESET_NAME), None)
     if reset is None:

@@ -154,8 +154,7 @@ def module_names(graph: ir.Graph) -> dict[str, str]:
 
 def matching(pattern: str, names: Iterable[str], original: Mapping[str, str]) -> list[str]:
     """The names that a pattern matches, as they are or as they were in the module."""
-    # pattern: A name, or a glob. names: Names of initializers. original: Names in the module, see
-    # :func:`module_names`.
+    # pattern: A name, or a glob. original: Names in the module, see :func:`module_names`.
     return [
         name
         for name in names

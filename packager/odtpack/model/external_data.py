@@ -39,8 +39,8 @@ def load_beside(
     map_file: Callable[[Path], memoryview],
 ) -> Iterator[tuple[onnx.TensorProto, memoryview]]:
     """Find the external data of a model file, which must lie in the file's own folder."""
-    # proto: The model; tensors that are not in place are read into it. path: Its file. is_in_place:
-    # Whether an initializer is to be read where it is. map_file: Maps a file into memory.
+    # proto: The model; tensors that are not in place are read into it. is_in_place: Whether an
+    # initializer is to be read where it is.
     # Returns the initializers that are in place, without their reference to the file, and their
     # bytes.
     files: dict[Path, memoryview] = {}
@@ -70,7 +70,6 @@ def load_beside(
 
 def files_beside(proto: onnx.ModelProto, path: Path) -> list[Path]:
     """The files that hold external data of a model, sorted."""
-    # path: Its file.
     found = set()
     for tensor in _external(proto):
         _check(tensor, path)

@@ -43,8 +43,8 @@ def add_head(
     # encoder's output. Nodes that only other outputs needed are dropped.
     # pool: ``"mean"`` over the tokens, those that an integer input named like ``*attention_mask*``
     # [batch, sequence] marks if there is one; ``"cls"``, the first token; ``"none"`` for an output
-    # [batch, width]. classes: Number of logits, at least 1. seed: Seed of the weight. name: Output
-    # of the encoder to read; by default the first float one of the fitting rank.
+    # [batch, width]. classes: Number of logits, at least 1. name: Output of the encoder to read; by
+    # default the first float one of the fitting rank.
     if classes < 1:
         raise OdtpackError("bad-argument", f"classes is {classes}; it must be at least 1")
     checked = load_model(path)

@@ -19,6 +19,7 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import (
     TRAINABLE_TYPES,
     InlinePass,
+    constant,
     defined,
     dims_of,
     is_lifted_constant,
@@ -69,8 +70,7 @@ def load_source(
     as_stored: bool = False,
 ) -> ir.Model:
     """:func:`load_model` of a model that is open already."""
-    # named: As :func:`load_model`. untie: As :func:`load_model`. as_stored: Whether equal
-    # parameters that were stored once stay one.
+    # as_stored: Whether equal parameters that were stored once stay one.
     from odtpack.contrib import decompose, needs_blocks, rename_misplaced
 
     rename_misplaced(given.proto)
@@ -252,7 +252,7 @@ _MOST_TRIPS: Final = 2**24
 """Without another end: at a microsecond a trip, which no operator is quicker than, 17 seconds."""
 
 
-_WHOLE: Final = {ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64}
+_WHOLE: Final = {np.dtype(np.bool_), np.dtype(np.int32), np.dtype(np.int64)}
 
 
 def check_loops(graph: ir.Graph, where: str) -> None:
@@ -294,10 +294,8 @@ def _origin(value: ir.Value) -> ir.Value:
 
 def _constant(value: ir.Value) -> int | None:
     """The only element of a constant; None for what is computed, or has more."""
-    tensor = ir.convenience.get_const_tensor(_origin(value))
-    if tensor is None or tensor.size != 1 or tensor.dtype not in _WHOLE:
-        return None
-    return int(tensor.numpy().item())
+    array = constant(_origin(value), largest=1)
+    return int(array.item()) if array is not None and array.dtype in _WHOLE and array.size else None
 
 
 # What inlining a model's functions will produce: counted before it is done.

@@ -171,7 +171,14 @@ def _from_ir(model: ir.Model) -> Source:
 
 def check_bytes(tensor: onnx.TensorProto, where: str) -> None:
     """Check that a tensor holds exactly as many values as its shape and type say."""
-    _check_type(tensor, where)
+    try:
+        ir.DataType(tensor.data_type)
+    except ValueError:
+        raise OdtpackError(
+            "unknown-element-type",
+            f"tensor {tensor.name!r} has elements of the unknown type {tensor.data_type}",
+            where=where,
+        ) from None
     if tensor.HasField("raw_data"):
         wanted = _wanted_bytes(tensor)
         fits = len(tensor.raw_data) == wanted
@@ -184,17 +191,6 @@ def check_bytes(tensor: onnx.TensorProto, where: str) -> None:
             fits = False
     if not fits:
         raise _wrong_size(tensor, held, where)
-
-
-def _check_type(tensor: onnx.TensorProto, where: str) -> None:
-    try:
-        ir.DataType(tensor.data_type)
-    except ValueError:
-        raise OdtpackError(
-            "unknown-element-type",
-            f"tensor {tensor.name!r} has elements of the unknown type {tensor.data_type}",
-            where=where,
-        ) from None
 
 
 def _is_in_place(tensor: Any) -> bool:

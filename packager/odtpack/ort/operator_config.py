@@ -357,9 +357,8 @@ def run_profiled(
 ) -> str:  # fmt: skip
     """Run a model once and return the path of its profile; to be called apart."""
     # level: Optimization level; None in ORT format. platform: Processors that it is optimized for;
-    # None for all. replay: Whether recorded optimizations are applied. feeds: Paths of ``.npy``
-    # files by name of input. saved: Where the optimized model goes, of one with a level. profile:
-    # Start of the profile's path.
+    # None for all. feeds: Paths of ``.npy`` files by name of input. saved: Where the optimized
+    # model goes, of one with a level. profile: Start of the profile's path.
     target = None if platform is None else Platform(platform)
     options = session_options(level or "all", target)
     options.enable_profiling = True

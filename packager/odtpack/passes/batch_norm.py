@@ -102,10 +102,11 @@ def to_evaluation(graph: ir.Graph) -> None:
 def mark(graph: ir.Graph) -> None:
     """Replace training-mode nodes by the internal operator."""
     check(graph)
+    layers = [node for node in graph if is_training(node)]
+    if not layers:
+        return
     names = Ops(graph)
-    for node in list(graph):
-        if not is_training(node):
-            continue
+    for node in layers:
         x, scale = node.inputs[:2]
         new = ir.node(
             OP_TYPE,

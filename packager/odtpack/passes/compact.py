@@ -99,23 +99,26 @@ def _defaults(op_type: str, version: int) -> dict[str, tuple[ir.AttributeType, A
 
 def _narrow_constants(graph: ir.Graph) -> None:
     """Store large constants of small whole numbers in bytes."""
-    op, outputs = Ops(graph), set(graph.outputs)
-    for name, value in list(graph.initializers.items()):
+    outputs, found = set(graph.outputs), {}
+    for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is None or tensor.dtype not in _FLOATS or tensor.nbytes < _LARGE_CONSTANT:
             continue
-        readers = value.consumers()
-        if value in outputs or any(node.graph is not graph for node in readers):
+        if value in outputs or any(node.graph is not graph for node in value.consumers()):
             continue
         array = tensor.numpy()
         with np.errstate(invalid="ignore"):
             narrow = array.astype(np.uint8)
         # Bytes are compared: of a negative zero the sign would be lost.
-        if narrow.astype(array.dtype).tobytes() != array.tobytes():
-            continue
+        if narrow.astype(array.dtype).tobytes() == array.tobytes():
+            found[value] = narrow, tensor.dtype
+    if not found:
+        return
+    op = Ops(graph)
+    for value, (narrow, dtype) in found.items():
         with op.before(graph[0]):
-            value.replace_all_uses_with(_expanded(op, narrow, tensor.dtype))
-        graph.initializers.pop(name)
+            value.replace_all_uses_with(_expanded(op, narrow, dtype))
+        graph.initializers.pop(str(value.name))
 
 
 def _expanded(op: Ops, narrow: np.ndarray, dtype: ir.DataType) -> ir.Value:

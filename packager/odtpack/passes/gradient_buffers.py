@@ -40,9 +40,8 @@ OUTPUT_SUFFIX = "_grad.accumulation.out"
 
 def accumulate(op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value) -> ir.Value:
     """Write the accumulation of one gradient."""
-    # op: Writer for the training graph. gradient: Gradient of this step, of the parameter's shape.
-    # buffer: Graph input with the gradient accumulated so far, of the same shape. reset: BOOL
-    # scalar; true to start afresh.
+    # gradient: Gradient of this step, of the parameter's shape. buffer: Graph input with the
+    # gradient accumulated so far, of the same shape. reset: BOOL scalar; true to start afresh.
     # Returns the accumulated gradient.
     dims = static_dims(buffer) or ()
     if int(np.prod(dims)) < (_LARGE_VECTOR if len(dims) <= 1 else _LARGE_MATRIX):
@@ -219,7 +218,7 @@ def unrounded(gradient: ir.Value) -> ir.Value:
 
 def merge(op: Ops, gradient: ir.Value) -> ir.Value:
     """Write a gradient that is a sum, some of whose terms are scatters, without zeros."""
-    # op: Writer for the training graph. gradient: Gradient of one parameter and of nothing else.
+    # gradient: Gradient of one parameter and of nothing else.
     # Returns the gradient: ``gradient`` itself, if there is nothing to merge.
     adds, terms = _terms(gradient)
     scatters = [scatter for scatter in map(read, terms) if scatter is not None]
@@ -249,10 +248,9 @@ def zeros_at_run_time(op: Ops, graph: ir.Graph, reset: ir.Value) -> None:
     # it before the model runs.
     found = {}
     for node in filter(None, map(_origin, list(nodes_of(graph)))):
-        shape = ir.convenience.get_const_tensor(node.inputs[0]) if node.inputs[0] else None
-        dims = None if shape is None else shape.numpy().tolist()
-        if dims is not None and math.prod(dims) >= _LARGE_ZEROS:
-            found[node] = dims
+        dims = graphs.constant(node.inputs[0])
+        if dims is not None and math.prod(dims.tolist()) >= _LARGE_ZEROS:
+            found[node] = dims.tolist()
     if not found:
         return
     with op.before(graph.node(0)):
@@ -302,12 +300,10 @@ def _column(node: ir.Node, axis: int) -> ir.Node | None:
     if expand is None or shape is None or shape.inputs[0] is not node.inputs[2]:
         return None
     reshape = graphs.producer(expand.inputs[0], "Reshape")
-    view = None if reshape is None else reshape.inputs[1]
-    dims = None if view is None else ir.convenience.get_const_tensor(view)
+    dims = None if reshape is None else graphs.constant(reshape.inputs[1])
     if dims is None:
         return None
-    wanted = np.where(np.arange(dims.size) == axis, -1, 1)
-    return reshape if np.array_equal(dims.numpy(), wanted) else None
+    return reshape if np.array_equal(dims, np.where(np.arange(dims.size) == axis, -1, 1)) else None
 
 
 def _origin(node: ir.Node) -> ir.Node | None:

@@ -202,8 +202,8 @@ def _swaps(node: ir.Node) -> bool:
 
 
 def _ints(value: ir.Value | None) -> list[int]:
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return [] if tensor is None else [int(i) for i in tensor.numpy().reshape(-1)]
+    array = graphs.constant(value)
+    return [] if array is None else [int(i) for i in array.reshape(-1)]
 
 
 # Rewrites forward convolutions on small planes as matrix products (autodiff.planes).

@@ -75,8 +75,8 @@ def after_gradient(
     op: Ops, model: ir.Model, lower_batch_norms: Callable[[Ops, ir.Graph], None]
 ) -> list[batch_norm.RunningStatistic]:
     """Write internal operators out and speed up what is left of the forward graph."""
-    # op: Writer for the training graph. lower_batch_norms: Replaces batch normalizations by an
-    # operator of the runtime's own, if it has one.
+    # lower_batch_norms: Replaces batch normalizations by an operator of the runtime's own, if it
+    # has one.
     # Returns the updates of running statistics; none where the runtime updates them in place.
     updates: list[batch_norm.RunningStatistic] = []
     apply(model, layout.small_convolutions, op)

@@ -105,10 +105,9 @@ def _fuse_sum(
 
 def _as_matrix(op: Ops, scalar: ir.Value, *, negative: bool) -> ir.Value:
     """A scalar, or less it, as [1, 1]."""
-    known = ir.convenience.get_const_tensor(scalar)
+    known = graphs.constant(scalar)
     if known is not None:
-        array = known.numpy().reshape(1, 1)
-        return op.constant(np.negative(array) if negative else array)
+        return op.constant((np.negative(known) if negative else known).reshape(1, 1))
     return op.reshape(op.Neg(scalar) if negative else scalar, 1, 1)
 
 
@@ -165,10 +164,10 @@ def write_chunks(
     op: Ops, parts: Cut, vectors: Mapping[str, ir.Value], gradient: ir.Value, update: Write
 ) -> dict[str, ir.Value]:
     """Write an update in parts."""
-    # op: Writer for the graph, or for a branch in it. parts: How the parameter is cut. vectors: The
-    # parameter and its state, by name, of the shape of ``parts`` or, each part a single row, of
-    # that of ``parts.flat``. gradient: Its gradient, which nothing but the update reads. update:
-    # Writes the update of one part; ``gradients`` is among what it gets.
+    # op: Writer for the graph, or for a branch in it. vectors: The parameter and its state, by
+    # name, of the shape of ``parts`` or, each part a single row, of that of ``parts.flat``.
+    # gradient: Its gradient, which nothing but the update reads. update: Writes the update of one
+    # part; ``gradients`` is among what it gets.
     # Returns the new values, by name, of the shape of ``vectors``.
     shape = static_dims(vectors["params"]) or ()
     dtype = op.type_of(vectors["params"])

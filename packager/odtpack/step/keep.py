@@ -61,10 +61,9 @@ class Keeper:
         write: Callable[[Ops], Mapping[str, ir.Value]],
     ) -> dict[str, ir.Value]:
         """Write an update of one parameter, or of none."""
-        # name: Name of the parameter. good: What :meth:`good` returns. vectors: The parameter and
-        # its state, by name. gradient: What the update reads besides, of the main graph, that is
-        # not the same for other parameters. write: Writes the update with the writer that it is
-        # given; new values by name.
+        # vectors: The parameter and its state, by name. gradient: What the update reads besides, of
+        # the main graph, that is not the same for other parameters. write: Writes the update with
+        # the writer that it is given; new values by name.
         # Returns the new values, by name.
         then = ir.Graph([], [], nodes=[], name=self._op.fresh_name("update/made"))
         results = write(self._op.inside(then))
@@ -89,8 +88,6 @@ class Keeper:
         new: Mapping[str, ir.Value],
     ) -> dict[str, Sequence[ir.Value]]:
         """Cut updated vectors of several parameters up, with old values for some of them."""
-        # names: Names of the parameters. sizes: How many elements each has. old: The joined
-        # vectors, by name. gradient: The joined gradients. new: The updated vectors.
         # Returns new values of each parameter, by name.
         good = self.good(gradient)
         then, other = (
@@ -162,9 +159,8 @@ class Keeper:
 
 def hoist(op: Ops, graph: ir.Graph, own: set[ir.Value]) -> None:
     """Move nodes of a subgraph, and its constants, to the end of the graph around it."""
-    # op: Writer for the graph around. graph: The subgraph, not yet of a node; changed in place.
-    # own: What the nodes that stay are computed from, directly or not, as well as those that
-    # compute its outputs.
+    # graph: The subgraph, not yet of a node; changed in place. own: What the nodes that stay are
+    # computed from, directly or not, as well as those that compute its outputs.
     outputs = set(graph.outputs)
     for name, value in list(graph.initializers.items()):
         graph.initializers.pop(name)

@@ -153,8 +153,8 @@ class _Writer:
         places: Mapping[str, float],
     ) -> None:
         """Write the updates of all parameters, and name inputs and outputs."""
-        # gradients: The gradient of each trainable parameter. inputs: All parameters, trained or
-        # not. places: When each value of the training model is computed, by name.
+        # gradients: The gradient of each trainable parameter. places: When each value of the
+        # training model is computed, by name.
         graph = self._op.graph
         readers = Readers(graph, inputs)
         parameters = {str(value.name): value for value in inputs}

@@ -127,8 +127,7 @@ def cast(ctx: Context) -> Cotangents:
 
 
 # The cotangent of x for y = f(x).
-_Elementary = Callable[[Ops, ir.Value, ir.Value, ir.Value], ir.Value]
-_ELEMENTARY: dict[str, _Elementary] = {
+_ELEMENTARY: dict[str, Callable[[Ops, ir.Value, ir.Value, ir.Value], ir.Value]] = {
     "Abs": lambda op, x, y, dy: op.Mul(dy, op.Sign(x)),
     "Acos": lambda op, x, y, dy: op.Neg(op.Div(dy, op.Sqrt(op.Sub(1, op.Mul(x, x))))),
     "Acosh": lambda op, x, y, dy: op.Div(dy, op.Sqrt(op.Sub(op.Mul(x, x), 1))),
@@ -155,14 +154,9 @@ _ELEMENTARY: dict[str, _Elementary] = {
 }
 
 
-def _register(op_type: str, cotangent: _Elementary) -> None:
-    @vjp(op_type)
-    def elementary(ctx: Context) -> Cotangents:
-        return cotangent(ctx.op, ctx.x(), ctx.y(), ctx.dy())
-
-
-for _each in _ELEMENTARY.items():
-    _register(*_each)
+@vjp(*_ELEMENTARY)
+def elementary(ctx: Context) -> Cotangents:
+    return _ELEMENTARY[ctx.node.op_type](ctx.op, ctx.x(), ctx.y(), ctx.dy())
 
 
 @vjp("Erf")

@@ -126,13 +126,6 @@ def as_inputs(ctx: Context, *cotangents: ir.Value | None) -> list[ir.Value | Non
     ]
 
 
-def affine(op: Ops, x: ir.Value, gain: ir.Value, shift: ir.Value, channels: int) -> ir.Value:
-    """x [N, C, ...] * gain [C] + shift [C] in one pass, by an inference-mode normalization."""
-    dtype = (x.dtype or ir.DataType.FLOAT).numpy()
-    mean, variance = op.constant(np.zeros(channels, dtype)), op.constant(np.ones(channels, dtype))
-    return op.BatchNormalization(x, gain, shift, mean, variance, epsilon=0.0)
-
-
 @vjp("BatchNormTraining", domain=INTERNAL_DOMAIN)
 def batch_norm_training(ctx: Context) -> Cotangents:
     """Inputs x, scale, bias, running mean and variance; outputs y, ..., mean, inv_std, count."""
@@ -151,7 +144,10 @@ def batch_norm_training(ctx: Context) -> Cotangents:
         gain = op.Mul(op.cast(ctx.x(1), wide), inv_std)
         share = op.Div(gain, ctx.y(5))
         slope = op.Mul(op.Mul(share, inv_std), dscale)
-        along = affine(op, centered, slope, op.Mul(share, dbias), channels)
+        shift = op.Mul(share, dbias)
+        # centered * slope + shift in one pass, by an inference-mode normalization.
+        zeros, ones = (op.constant(f(channels, wide.numpy())) for f in (np.zeros, np.ones))
+        along = op.BatchNormalization(centered, slope, shift, zeros, ones, epsilon=0.0)
         dx = op.Sub(op.Mul(dy, per_channel(op, gain, rank)), along)
     return as_inputs(ctx, dx, dscale, dbias)
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from odtpack.autodiff import windows
 from odtpack.autodiff.backward import add_at
 from odtpack.autodiff.context import Context, Cotangents, vjp
-from odtpack.autodiff.sampling import length
+from odtpack.autodiff.sampling import length, numbers
 from odtpack.autodiff.windows import (
     Windows,
     check_lengths,
@@ -319,7 +319,7 @@ class _Samples:
     def matrix(self, op: Ops) -> ir.Value:
         """[R, P, size]: how much of each element the mean over a bin's samples holds."""
         dtype = self.at.dtype or ir.DataType.FLOAT
-        elements = _numbers(op, self.size, dtype)
+        elements = numbers(op, self.size, dtype)
         distance = op.Abs(op.Sub(op.unsqueeze(self.at, 3), elements))
         weight = op.Mul(op.Max(op.Sub(1.0, distance), 0.0), op.unsqueeze(self.inside, 3))
         if self.taken is not None:
@@ -337,12 +337,6 @@ class _Samples:
         return index, op.Mul(weight, op.Concat(self.inside, self.inside, axis=2))
 
 
-def _numbers(op: Ops, count: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """0, 1, ... below ``count`` [1]."""
-    zero, one = (op.constant(np.int64(value)) for value in (0, 1))
-    return op.cast(op.Range(zero, op.squeeze(count, 0), one), dtype)
-
-
 def _mean(ctx: Context, rows: _Samples, columns: _Samples) -> ir.Value:
     """y[r] = A_r x[batch r] B_r^T, so dx[n] = sum over the r of n of A_r^T dy[r] B_r."""
     # The sum over regions and bins is one product of a matrix [N H, R P], which holds A_r for the
@@ -350,7 +344,7 @@ def _mean(ctx: Context, rows: _Samples, columns: _Samples) -> ir.Value:
     op, x, dy, dtype = ctx.op, ctx.x(), ctx.dy(), ctx.dtype(ctx.x())
     samples = length(op, x, 0)
     batch = op.unsqueeze(op.cast(ctx.x(2), ir.DataType.INT64), 1)
-    mine = op.Equal(batch, _numbers(op, samples, ir.DataType.INT64))  # [R, N]
+    mine = op.Equal(batch, numbers(op, samples, ir.DataType.INT64))  # [R, N]
     mine = op.unsqueeze(op.transpose(op.cast(mine, dtype), 1, 0), 1, 3)  # [N, 1, R, 1]
     left = op.unsqueeze(op.transpose(rows.matrix(op), 2, 0, 1), 0)  # [1, H, R, P]
     height, width = rows.size, columns.size
@@ -406,7 +400,7 @@ def _put(ctx: Context, place: ir.Value, updates: ir.Value, batch: ir.Value) -> i
     channels = length(op, x, 1)
     plane = op.Mul(length(op, x, 2), length(op, x, 3))
     first = op.Mul(op.reshape(op.cast(batch, ir.DataType.INT64), -1, 1), channels)
-    number = op.Add(first, _numbers(op, channels, ir.DataType.INT64))  # [R, C]
+    number = op.Add(first, numbers(op, channels, ir.DataType.INT64))  # [R, C]
     flat = op.Add(place, op.unsqueeze(op.Mul(number, plane), 2))
     size = op.Mul(op.Mul(length(op, x, 0), channels), plane)
     summed = add_at(op, size, op.reshape(flat, -1), op.reshape(updates, -1))
@@ -446,6 +440,6 @@ def _covered(ctx: Context, axis: int, bins: int) -> ir.Value:
     first = op.constant(np.arange(bins, dtype=dtype.numpy()).reshape(1, bins))
     low = op.Add(start, op.Floor(op.Mul(step, first)))
     high = op.Add(start, op.Ceil(op.Mul(step, op.Add(first, 1.0))))
-    element = _numbers(op, length(op, ctx.x(), 2 + axis), dtype)
+    element = numbers(op, length(op, ctx.x(), 2 + axis), dtype)
     low, high = op.unsqueeze(low, 2), op.unsqueeze(high, 2)
     return op.And(op.Not(op.Less(element, low)), op.Less(element, high))

@@ -46,8 +46,7 @@ class GateFunction:
 
     def slope(self, op: Ops, a: ir.Value | None, y: ir.Value) -> ir.Value:
         """The derivative at ``a``, where y = f(a); zero where ``a`` is clipped."""
-        # a: Input of the function; may be None if :attr:`slope_needs_input` is False. y: Its
-        # output.
+        # a: Input of the function; may be None if :attr:`slope_needs_input` is False.
         if a is None:
             return _FUNCTIONS[self.name][1](op, y, y, self)
         slope = _FUNCTIONS[self.name][1](op, self._clipped(op, a), y, self)
