@@ -10,7 +10,7 @@ import pytest
 
 from odtpack.graph.ops import Ops
 from odtpack.memory.order import gradients_at_once
-from odtpack.memory.schedule import Schedule
+from odtpack.memory.schedule import arrange, places_of
 from odtpack.memory.timeline import Step, Timeline
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
 from tests.memory.test_control_edge import LEVELS, executed
@@ -53,7 +53,7 @@ def test_profile_shows_the_planned_order(level: str, biases_first: bool, tmp_pat
     ir.save(model, path)
     step = Step(gradients_at_once(load_runtime_graph(path, {})))
     planned: Timeline = step.timeline()
-    Schedule.of(model.graph, planned, {}).arrange()
+    arrange(model.graph, places_of(model.graph, planned, {}))
     ir.save(model, path)
     found, _ = executed(path, level, {"x": np.ones((8, 64), np.float32)})
     wanted = [node.name for node in planned.nodes]

@@ -1,4 +1,4 @@
-"""Passes made of functions keep the protocol of onnx-ir."""
+"""What the pipeline checks of a pass, before and after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx_ir.passes import PostconditionError, PreconditionError
 from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
 from odtpack.graph.ops import Ops
-from odtpack.passes.patterns import ALL, GraphPass, run
+from odtpack.passes.pipeline import ALL, apply
 
 
 def _model() -> ir.Model:
@@ -33,23 +33,24 @@ def _refuse(graph: ir.Graph) -> None:
 
 def test_it_says_whether_it_changed_the_model() -> None:
     model = _model()
-    assert not run(model, GraphPass(_nothing), GraphPass(_nothing, Ops(model.graph)))
-    assert run(model, GraphPass(_rename), GraphPass(_nothing))
+    assert not apply(model, _nothing)
+    assert not apply(model, _nothing, Ops(model.graph))
+    assert apply(model, _rename)
     assert model.graph.name == "renamed"
 
 
 def test_a_writer_belongs_to_the_graph() -> None:
     with pytest.raises(PreconditionError, match="_nothing has a writer for another graph"):
-        run(_model(), GraphPass(_nothing, Ops(_model().graph)))
+        apply(_model(), _nothing, Ops(_model().graph))
 
 
 @pytest.mark.parametrize("lowers", ["Gelu", ALL])
 def test_what_it_lowers_is_gone(lowers: str) -> None:
     with pytest.raises(PostconditionError, match="_nothing left a node Gelu"):
-        run(_model(), GraphPass(_nothing, lowers=lowers))
-    run(_model(), GraphPass(_nothing, lowers="FakeQuant"))
+        apply(_model(), _nothing, lowers=lowers)
+    apply(_model(), _nothing, lowers="FakeQuant")
 
 
 def test_errors_for_the_user_stay_what_they_are() -> None:
     with pytest.raises(OdtpackError, match="g is refused"):
-        run(_model(), GraphPass(_refuse))
+        apply(_model(), _refuse)

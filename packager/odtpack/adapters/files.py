@@ -45,42 +45,23 @@ _PLAIN: Final[dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class PeftAdapter:
-    """An adapter as PEFT's files hold it.
+    """An adapter as PEFT's files hold it."""
 
-    Attributes:
-        kind: ``lora``, ``dora``, ``ia3`` or ``prompt``.
-        tensors: Values by name, in float32.
-        rank: ``lora``, ``dora``: rows of A.
-        scaling: ``lora``, ``dora``: how often B A counts.
-        layers: Names or ends of names of the layers; a text is a regular expression.
-        feedforward: ``ia3``: the same for the layers whose input is scaled.
-        saved: Modules that were trained as a whole.
-    """
-
-    kind: AdapterKind
-    tensors: Mapping[str, np.ndarray]
-    rank: int = 0
-    scaling: float = 1.0
+    kind: AdapterKind  # ``lora``, ``dora``, ``ia3`` or ``prompt``
+    tensors: Mapping[str, np.ndarray]  # values by name, in float32
+    rank: int = 0  # ``lora``, ``dora``: rows of A
+    scaling: float = 1.0  # ``lora``, ``dora``: how often B A counts
+    # Names or ends of names of the layers; a text is a regular expression.
     layers: tuple[str, ...] | str = ()
+    # ``ia3``: the same for the layers whose input is scaled.
     feedforward: tuple[str, ...] | str = ()
-    saved: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()  # modules that were trained as a whole
 
 
 def write_peft(folder: Path, adapter: PeftAdapter, dropout: float = 0.0) -> tuple[Path, Path]:
-    """Write the files of an adapter; each is whole or not there.
-
-    Args:
-        folder: Where they go; it is made if needed.
-        adapter: The adapter.
-        dropout: ``lora``: the dropout of its training.
-
-    Returns:
-        Paths of the tensors and of the configuration.
-
-    Raises:
-        OdtpackError: PEFT has no adapter of this kind (``peft-without-kind``), or a file cannot
-            be written.
-    """
+    """Write the files of an adapter; each is whole or not there."""
+    # folder: Where they go; it is made if needed. dropout: ``lora``: the dropout of its training.
+    # Returns paths of the tensors and of the configuration.
     import safetensors.numpy
 
     if adapter.kind not in _TYPES:
@@ -132,14 +113,7 @@ def write_peft(folder: Path, adapter: PeftAdapter, dropout: float = 0.0) -> tupl
 
 
 def read_peft(folder: Path) -> PeftAdapter:
-    """Read the files of an adapter.
-
-    Raises:
-        OdtpackError: One is missing (``peft-not-found``) or not what it should be
-            (``peft-invalid``), the last write was interrupted (``update-unfinished``), or the
-            adapter is of a kind or has a setting that odtpack does not know
-            (``peft-unsupported``).
-    """
+    """Read the files of an adapter."""
     import safetensors
     import safetensors.numpy
 
@@ -215,12 +189,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def write_onnx_adapter(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write tensors as ``.onnx_adapter``, by the names of the base's inputs.
-
-    Raises:
-        OdtpackError: This ONNX Runtime is older than 1.20, which has adapters
-            (``onnxruntime-too-old``); or the file cannot be written.
-    """
+    """Write tensors as ``.onnx_adapter``, by the names of the base's inputs."""
     import onnxruntime
 
     if not hasattr(onnxruntime, "AdapterFormat"):
@@ -247,15 +216,8 @@ def write_onnx_adapter(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def with_adapter_inputs(model: Path, defaults: Mapping[str, np.ndarray]) -> None:
-    """Let initializers of a model be inputs that may be left out.
-
-    Args:
-        model: An ONNX file, which is replaced.
-        defaults: Their values where a run names no adapter.
-
-    Raises:
-        OdtpackError: The file cannot be written, or would exceed 2 GB.
-    """
+    """Let initializers of a model be inputs that may be left out."""
+    # model: An ONNX file, which is replaced. defaults: Their values where a run names no adapter.
     proto = onnx.load(model)
     for tensor in proto.graph.initializer:
         if tensor.name not in defaults:
@@ -275,11 +237,7 @@ def with_adapter_inputs(model: Path, defaults: Mapping[str, np.ndarray]) -> None
 
 
 def adapter_of(package: Package) -> AdapterInfo:
-    """What a package says of its adapter.
-
-    Raises:
-        OdtpackError: It has none (``no-adapter``).
-    """
+    """What a package says of its adapter."""
     info = package.manifest.adapter
     if info is None:
         raise OdtpackError(
@@ -289,18 +247,9 @@ def adapter_of(package: Package) -> AdapterInfo:
 
 
 def to_peft(package: Package, state: CheckpointState) -> PeftAdapter:
-    """The adapter of a checkpoint, as PEFT has it.
-
-    Parameters that are trained besides become modules that PEFT saves as a whole.
-
-    Args:
-        package: The package that was built with it.
-        state: One of its checkpoints.
-
-    Raises:
-        OdtpackError: There is no adapter, or a parameter that is trained besides has a name that
-            its exporter made up (``peft-without-name``).
-    """
+    """The adapter of a checkpoint, as PEFT has it."""
+    # Parameters that are trained besides become modules that PEFT saves as a whole.
+    # package: The package that was built with it.
     info = adapter_of(package)
     arrays = state.arrays(trainable=True)
     tensors = {name: arrays[name] for name in info.parameters}
@@ -325,16 +274,8 @@ def to_peft(package: Package, state: CheckpointState) -> PeftAdapter:
 
 
 def from_peft(package: Package, adapter: PeftAdapter, where: Path) -> CheckpointState:
-    """The package's checkpoint with an adapter of PEFT in it.
-
-    Args:
-        package: Built with an adapter of the same kind, rank, factor and layers.
-        adapter: The adapter.
-        where: Its folder, for messages.
-
-    Raises:
-        OdtpackError: ``adapter-mismatch``: they are not alike.
-    """
+    """The package's checkpoint with an adapter of PEFT in it."""
+    # package: Built with an adapter of the same kind, rank, factor and layers.
     info = adapter_of(package)
     for what, option, theirs, ours in (
         ("kind", "--adapter", adapter.kind, info.kind),

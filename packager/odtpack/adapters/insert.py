@@ -78,7 +78,10 @@ def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
         for use in layer.uses:
             _apply(op, layer, use, given, spec)
     for table in tables:
-        arrays = low_rank.table_parameters(table, spec, random)
+        arrays = {
+            low_rank.TABLE_A: np.zeros((spec.rank, table.rows)),
+            low_rank.TABLE_B: random.standard_normal((table.width, spec.rank)),
+        }
         dtype = table.uses[0][1].dtype or ir.DataType.FLOAT
         given = _register(model.graph, table.name, arrays, dtype)
         parameters += [str(value.name) for value in given.values()]
@@ -90,11 +93,9 @@ def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
 def _chosen(
     graph: ir.Graph, spec: AdapterSpec, tables: Sequence[low_rank.Table]
 ) -> tuple[list[Layer], list[low_rank.Table]]:
-    """The layers, and the tables of embeddings that a pattern names that matches no layer.
-
-    A product with a table, which a language model ends in, is no layer beside the table: it has
-    the same name.
-    """
+    """The layers, and the tables of embeddings that a pattern names that matches no layer."""
+    # A product with a table, which a language model ends in, is no layer beside the table: it has
+    # the same name.
     sources = {id(table.source) for table in tables}
     layers = [layer for layer in find_layers(graph) if id(layer.source) not in sources]
     wanted = [
@@ -129,7 +130,11 @@ def _parameters(
             weight = weight if first.outputs_first else weight.T
         arrays = low_rank.parameters(layer, spec, random, weight)
     else:
-        arrays = low_rank.ia3_parameters(layer, spec)
+        feedforward = layer.matches(spec.feedforward)
+        kernel = [1 for _ in layer.shape[2:]]
+        size = layer.inputs if feedforward else layer.outputs
+        shape = (1, size, *kernel) if kernel or feedforward else (size, 1)
+        arrays = {low_rank.FACTORS: np.ones(shape)}
     return _register(graph, layer.name, arrays, first.data.dtype or ir.DataType.FLOAT)
 
 

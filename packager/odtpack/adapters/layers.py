@@ -29,23 +29,15 @@ _ATTENTION = re.compile(r"^(model\.layers\.\d+)\.attn\.")
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """A node that applies a layer.
+    """A node that applies a layer."""
 
-    Attributes:
-        node: MatMul, Gemm or Conv.
-        weight: What it reads as its weight, the stored one or made of it.
-        outputs_first: Whether the weight is [out, in, ...] and not [in, out].
-        swapped: Whether it is the transpose of what is stored.
-        end: What holds the layer's result: the node's output, or the sum with a bias after it.
-        bias: The bias that is added, if there is one.
-    """
-
-    node: ir.Node
-    weight: ir.Value
-    outputs_first: bool
-    swapped: bool
+    node: ir.Node  # MatMul, Gemm or Conv
+    weight: ir.Value  # what it reads as its weight, the stored one or made of it
+    outputs_first: bool  # whether the weight is [out, in, ...] and not [in, out]
+    swapped: bool  # whether it is the transpose of what is stored
+    # What holds the layer's result: the node's output, or the sum with a bias after it.
     end: ir.Value
-    bias: ir.Value | None
+    bias: ir.Value | None  # the bias that is added, if there is one
 
     @property
     def data(self) -> ir.Value:
@@ -57,19 +49,12 @@ class Use:
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A linear layer; its uses share the weight.
+    """A linear layer; its uses share the weight."""
 
-    Attributes:
-        name: That of the weight in the exported module, without ``.weight``.
-        source: The initializer that stores the weight.
-        shape: [out, in], of a convolution [out, in, *kernel].
-        uses: Where it is applied.
-    """
-
-    name: str
-    source: ir.Value
-    shape: tuple[int, ...]
-    uses: tuple[Use, ...]
+    name: str  # that of the weight in the exported module, without ``.weight``
+    source: ir.Value  # the initializer that stores the weight
+    shape: tuple[int, ...]  # [out, in], of a convolution [out, in, *kernel]
+    uses: tuple[Use, ...]  # where it is applied
 
     @property
     def outputs(self) -> int:
@@ -88,11 +73,9 @@ class Layer:
 
 
 def find_layers(graph: ir.Graph) -> list[Layer]:
-    """The linear layers of a graph, in the order in which they are applied first.
-
-    A layer is a MatMul or a Gemm of data with a stored matrix, or a convolution that is not
-    grouped. Its weight may be transposed, cast or dequantized on the way.
-    """
+    """The linear layers of a graph, in the order in which they are applied first."""
+    # A layer is a MatMul or a Gemm of data with a stored matrix, or a convolution that is not
+    # grouped. Its weight may be transposed, cast or dequantized on the way.
     modules = module_names(graph)
     found: dict[ir.Value, list[Use]] = {}
     for node in graph:
@@ -103,7 +86,8 @@ def find_layers(graph: ir.Graph) -> list[Layer]:
         if source is None or source.const_value is None:
             continue
         end, bias = _end(node)
-        outputs_first = node.op_type == "Conv" or _gemm_transposes(node)
+        transposes = node.attributes.get_int("transB", 0) == 1 and node.op_type == "Gemm"
+        outputs_first = node.op_type == "Conv" or transposes
         found.setdefault(source, []).append(Use(node, weight, outputs_first, swapped, end, bias))
     layers = []
     for source, uses in found.items():
@@ -125,10 +109,6 @@ def _weight(node: ir.Node) -> ir.Value | None:
     if node.op_type == "Conv":
         return node.inputs[1] if attributes.get_int("group", 1) == 1 else None
     return node.inputs[1] if node.op_type == "MatMul" else None
-
-
-def _gemm_transposes(node: ir.Node) -> bool:
-    return node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
 
 
 def _source(weight: ir.Value) -> tuple[ir.Value | None, bool]:

@@ -37,14 +37,8 @@ MAGNITUDE = "lora_magnitude_vector"
 def parameters(
     layer: Layer, spec: AdapterSpec, random: np.random.Generator, weight: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """First values of the parameters on a layer, by the end of their names, float64.
-
-    Args:
-        layer: The layer.
-        spec: The adapter.
-        random: Where A is drawn from.
-        weight: The layer's weight, [out, in, ...], of which DoRA takes the lengths.
-    """
+    """First values of the parameters on a layer, by the end of their names, float64."""
+    # weight: The layer's weight, [out, in, ...], of which DoRA takes the lengths.
     kernel = layer.shape[2:]
     bound = 1 / math.sqrt(math.prod(layer.shape[1:]))
     found = {
@@ -64,7 +58,10 @@ def apply(
     """Let a node's readers read the sum; the cursor stands after the node."""
     node, base = use.node, use.node.outputs[0]
     readers = [*base.uses()]
-    data = _dropped(op, use.data, spec)
+    data = use.data
+    if spec.dropout:  # some elements are zero in training steps
+        ratio, training = (op.constant(v) for v in (np.float32(spec.dropout), np.array(True)))
+        data = op.emit("Dropout", [data, ratio, training], seed=spec.seed)[0]
     if node.op_type == "Conv":
         # B's kernel is of size one, so that it sees what A's gives.
         settings = {k: a.value for k, a in node.attributes.items() if k != "group"}
@@ -80,17 +77,6 @@ def apply(
     else:
         total = op.Add(base, added)
     take_place(base, total, readers)
-
-
-def _dropped(op: Ops, data: ir.Value, spec: AdapterSpec) -> ir.Value:
-    """The data with some elements zero in training steps."""
-    if not spec.dropout:
-        return data
-    ratio = op.constant(np.array(spec.dropout, np.float32))
-    dropped: ir.Value = op.emit(
-        "Dropout", [data, ratio, op.constant(np.array(True))], seed=spec.seed
-    )[0]
-    return dropped
 
 
 def _norm(
@@ -150,21 +136,13 @@ TABLE_A, TABLE_B = "lora_embedding_A", "lora_embedding_B"
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """An embedding; its uses share the table.
+    """An embedding; its uses share the table."""
 
-    Attributes:
-        name: That of the table in the exported module, without ``.weight``.
-        source: The initializer with the table, or with its codes.
-        rows: How many there are.
-        width: Numbers in a row.
-        uses: What is looked up, and the rows that are found.
-    """
-
-    name: str
-    source: ir.Value
-    rows: int
-    width: int
-    uses: tuple[tuple[ir.Value, ir.Value], ...]
+    name: str  # that of the table in the exported module, without ``.weight``
+    source: ir.Value  # the initializer with the table, or with its codes
+    rows: int  # how many there are
+    width: int  # numbers in a row
+    uses: tuple[tuple[ir.Value, ir.Value], ...]  # what is looked up, and the rows that are found
 
     def matches(self, patterns: Iterable[str]) -> bool:
         """Whether a pattern matches its name, or that of the stored table."""
@@ -208,16 +186,6 @@ def _gather(node: ir.Node) -> ir.Node | None:
     return end if end.attributes.get_int("axis", 0) == 0 and (plain or marked) else None
 
 
-def table_parameters(
-    table: Table, spec: AdapterSpec, random: np.random.Generator
-) -> dict[str, np.ndarray]:
-    """First values of the parameters on a table, by the end of their names, float64."""
-    return {
-        TABLE_A: np.zeros((spec.rank, table.rows)),
-        TABLE_B: random.standard_normal((table.width, spec.rank)),
-    }
-
-
 def apply_to_table(op: Ops, table: Table, given: Mapping[str, ir.Value], spec: AdapterSpec) -> None:
     """Let the nodes that read rows of the table read the sum."""
     for ids, rows in table.uses:
@@ -239,15 +207,6 @@ def apply_to_table(op: Ops, table: Table, given: Mapping[str, ir.Value], spec: A
 # convolution [1, out, 1, 1] and [1, in, 1, 1].
 
 FACTORS = "ia3_l"
-
-
-def ia3_parameters(layer: Layer, spec: AdapterSpec) -> dict[str, np.ndarray]:
-    """First values of the parameters on a layer, by the end of their names, float64."""
-    feedforward = layer.matches(spec.feedforward)
-    kernel = [1 for _ in layer.shape[2:]]
-    size = layer.inputs if feedforward else layer.outputs
-    shape = (1, size, *kernel) if kernel or feedforward else (size, 1)
-    return {FACTORS: np.ones(shape)}
 
 
 def apply_ia3(

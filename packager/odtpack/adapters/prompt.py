@@ -28,28 +28,16 @@ _MASK, _POSITIONS, _TYPES = "attention_mask", "position_ids", "token_type_ids"
 
 @dataclasses.dataclass(frozen=True)
 class Embedding:
-    """The embedding of a model's tokens.
-
-    Attributes:
-        table: It.
-        ids: The model's input [batch, tokens] that is looked up.
-        rows: What is found, [batch, tokens, width].
-        length: Name of the number of tokens.
-    """
+    """The embedding of a model's tokens."""
 
     table: Table
-    ids: ir.Value
-    rows: ir.Value
-    length: str
+    ids: ir.Value  # the model's input [batch, tokens] that is looked up
+    rows: ir.Value  # what is found, [batch, tokens, width]
+    length: str  # name of the number of tokens
 
 
 def find_embedding(graph: ir.Graph) -> Embedding:
-    """The embedding of the tokens of a language model.
-
-    Raises:
-        OdtpackError: There is none, several inputs are looked up, or the model takes sequences
-            of one length only (``no-tokens``).
-    """
+    """The embedding of the tokens of a language model."""
     found = [
         (table, ids, rows)
         for table in find_tables(graph)
@@ -74,19 +62,9 @@ def find_embedding(graph: ir.Graph) -> Embedding:
 
 
 def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
-    """Put learned vectors before the tokens of a model.
-
-    Args:
-        model: The model, changed in place.
-        spec: How many they are, and their seed.
-
-    Returns:
-        Names of the parameter and of the embedding.
-
-    Raises:
-        OdtpackError: As :func:`find_embedding`; or an input or an output has an axis of tokens,
-            and what that means is not known (``no-tokens``).
-    """
+    """Put learned vectors before the tokens of a model."""
+    # model: The model, changed in place. spec: How many they are, and their seed.
+    # Returns names of the parameter and of the embedding.
     graph = model.graph
     embedding = find_embedding(graph)
     count, length = spec.tokens, embedding.length
@@ -123,7 +101,10 @@ def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
         with op.after(maker):
             cut = op.slice(value, [1], [count], [np.iinfo(np.int64).max])
         take_place(value, cut, [])
-    _forget_shapes(graph)
+    # The shapes of what nodes compute are left to inference: sequences are longer now.
+    outputs = {value: value.shape for value in graph.outputs}
+    for value in (value for node in graph for value in node.outputs):
+        value.shape = outputs.get(value)
     infer_shapes(model)
     return NAME, embedding.table.name
 
@@ -156,14 +137,6 @@ def _lengthened(op: Ops, value: ir.Value, embedding: Embedding, count: int) -> i
     batch = op.slice(op.shape_of(value), [0], [0], [1])
     rows = op.Expand(numbers, op.join([batch, op.ints(count)], 0))
     return op.join([rows, op.Add(value, count) if value.name == _POSITIONS else value], 1)
-
-
-def _forget_shapes(graph: ir.Graph) -> None:
-    """Leave the shapes of what nodes compute to inference: sequences are longer now."""
-    outputs = {value: value.shape for value in graph.outputs}
-    for node in graph:
-        for value in node.outputs:
-            value.shape = outputs.get(value)
 
 
 def _no_tokens(what: str, hint: str | None = None) -> OdtpackError:

@@ -113,19 +113,13 @@ def differentiate(
 
 
 class _NoRuleError(Exception):
-    """A node on the way back has no rule.
-
-    Attributes:
-        node: The node.
-        opset: Opset under which it is read.
-        around: Nodes in whose subgraphs it lies, innermost first.
-    """
+    """A node on the way back has no rule."""
 
     def __init__(self, node: ir.Node, opset: int) -> None:
         super().__init__(node.op_type)
         self.node = node
-        self.opset = opset
-        self.around: list[ir.Node] = []
+        self.opset = opset  # opset under which it is read
+        self.around: list[ir.Node] = []  # nodes in whose subgraphs it lies, innermost first
 
 
 def _walk(
@@ -239,7 +233,8 @@ def _no_gradient(
 ) -> OdtpackError:
     node, inside = missing.node, "".join(f", in {n.op_type} {n.name!r}" for n in missing.around)
     outermost = [node, *missing.around][-1]
-    reaching = [v.name for v in sources if _reaches(graph, v, outermost, registry)]
+    read = set(reads(outermost))
+    reaching = [v.name for v in sources if read & dependents(graph, [v], registry)]
     shown = ", ".join(repr(name) for name in reaching[:3]) + (" and others" if reaching[3:] else "")
     domain, why = node.domain or "ai.onnx", node.metadata_props.get(REASON)
     return OdtpackError(
@@ -252,28 +247,17 @@ def _no_gradient(
     )
 
 
-def _reaches(graph: ir.Graph, source: ir.Value, node: ir.Node, registry: Registry) -> bool:
-    reached = dependents(graph, [source], registry)
-    return any(value in reached for value in reads(node))
-
-
 # Adds values at indices, which may repeat.
 
 
 def add_at(
     op: Ops, shape: ir.Value, indices: ir.Value, updates: ir.Value, axis: int = 0
 ) -> ir.Value:
-    """Zeros, plus each of ``updates`` at its index along ``axis``.
-
-    ONNX Runtime adds no float16, so such sums run in float32, and are rounded once.
-
-    Args:
-        op: Writes the nodes; of opset 16 or later.
-        shape: INT64 vector: shape of the result.
-        indices: Indices of the shape of ``updates``.
-        updates: Values to add; the result is of their type.
-        axis: Axis of the result that the indices count along.
-    """
+    """Zeros, plus each of ``updates`` at its index along ``axis``."""
+    # ONNX Runtime adds no float16, so such sums run in float32, and are rounded once.
+    # op: Writes the nodes; of opset 16 or later. shape: INT64 vector: shape of the result. indices:
+    # Indices of the shape of ``updates``. updates: Values to add; the result is of their type.
+    # axis: Axis of the result that the indices count along.
     dtype = updates.dtype or ir.DataType.FLOAT
     wide = wider(dtype)
     summed = op.ScatterElements(

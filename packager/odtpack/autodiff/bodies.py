@@ -8,6 +8,7 @@ import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -53,19 +54,13 @@ _CHEAP = {
 
 
 class BackwardBody:
-    """The subgraph that takes a body's cotangents back, while it is written.
-
-    Attributes:
-        body: The forward body. It gets more outputs and, for shapes, more nodes.
-        graph: The backward body.
-        op: Writes into ``graph``.
-    """
+    """The subgraph that takes a body's cotangents back, while it is written."""
 
     def __init__(self, ctx: Context, body: ir.Graph) -> None:
-        self.body = body
+        self.body = body  # The forward body. It gets more outputs and, for shapes, more nodes.
         name = ctx.op.fresh_name(f"{body.name or ctx.node.op_type}.backward")
-        self.graph = ir.Graph([], [], nodes=[], name=name)
-        self.op = ctx.op.inside(self.graph)
+        self.graph = ir.Graph([], [], nodes=[], name=name)  # the backward body
+        self.op = ctx.op.inside(self.graph)  # writes into ``graph``
         self._forward = ctx.op.inside(body)
         self._ctx = ctx
         self._again: list[ir.Node] = []  # nodes to compute again, last first
@@ -76,16 +71,10 @@ class BackwardBody:
     def differentiate(
         self, seeds: Iterable[tuple[ir.Value, ir.Value]], wrt: Iterable[ir.Value]
     ) -> dict[ir.Value, ir.Value]:
-        """Write the vector-Jacobian product of the body.
-
-        Args:
-            seeds: Outputs of the body with their cotangents, values that ``graph`` sees. An
-                output may stand there more than once.
-            wrt: Inputs of the body, and values that it captures.
-
-        Returns:
-            Cotangent of each value in ``wrt`` that has one.
-        """
+        """Write the vector-Jacobian product of the body."""
+        # seeds: Outputs of the body with their cotangents, values that ``graph`` sees. An output
+        # may stand there more than once. wrt: Inputs of the body, and values that it captures.
+        # Returns cotangent of each value in ``wrt`` that has one.
         self._first = len(self.graph)
         summed: dict[ir.Value, ir.Value] = {}
         for value, cotangent in seeds:
@@ -131,14 +120,9 @@ class BackwardBody:
         return len(self.body.outputs) - 1
 
     def plan(self, is_fixed: Callable[[ir.Value], bool]) -> list[ir.Value]:
-        """Choose what of the forward body is handed over and what is computed again.
-
-        Args:
-            is_fixed: Whether a value has the same shape in every turn.
-
-        Returns:
-            Values to hand over: inputs of the forward body, and outputs of its nodes.
-        """
+        """Choose what of the forward body is handed over and what is computed again."""
+        # is_fixed: Whether a value has the same shape in every turn.
+        # Returns values to hand over: inputs of the forward body, and outputs of its nodes.
         self._keep_shapes_forward()
         own = defined(self.body)
         self._needed = needed = {value for value in captures(self.graph) if value in own}
@@ -202,12 +186,9 @@ class BackwardBody:
         return light, kept
 
     def complete(self, standin: Callable[[ir.Value], ir.Value]) -> None:
-        """Write what is computed again, and let the backward body read stand-ins.
-
-        Args:
-            standin: Gives the value by which ``graph`` sees a value of the plan; may write
-                nodes, which go before those of the cotangents.
-        """
+        """Write what is computed again, and let the backward body read stand-ins."""
+        # standin: Gives the value by which ``graph`` sees a value of the plan; may write nodes,
+        # which go before those of the cotangents.
         first = next(itertools.islice(self.graph, self._first, None), None)
         with nullcontext() if first is None else self.op.before(first):
             mapping = {value: standin(value) for value in self._kept}
@@ -330,34 +311,24 @@ class Slices:
     direction: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """What Loop and Scan have in common.
-
-    Attributes:
-        body: The subgraph that is run in every turn.
-        states: What it carries.
-        scanned: Inputs that it takes in slices.
-        stacked: Outputs of turns that are stacked, each with its cotangent (None: unused).
-        length: Number of turns, if it is known.
-    """
-
-    body: ir.Graph
-    states: list[State]
-    scanned: list[Slices]
-    stacked: list[tuple[Slices, ir.Value | None]]
-    length: int | None
-
-
 class Turns(abc.ABC):
     """How values enter and leave the turns of a backward loop."""
 
     first_output = 0  # of the body that is an output of the node
 
-    def __init__(self, ctx: Context, loop: Form) -> None:
-        self.ctx = ctx
-        self.loop = loop
-        self.back = BackwardBody(ctx, loop.body)
+    def __init__(
+        self,
+        ctx: Context,
+        body: ir.Graph,  # that is run in every turn
+        states: list[State],  # what it carries
+        scanned: list[Slices],  # inputs that it takes in slices
+        # Outputs of turns that are stacked, each with its cotangent (None: unused).
+        stacked: list[tuple[Slices, ir.Value | None]],
+        length: int | None,  # number of turns, if it is known
+    ) -> None:
+        self.ctx, self.body, self.states = ctx, body, states
+        self.scanned, self.stacked, self.length = scanned, stacked, length
+        self.back = BackwardBody(ctx, body)
         self._stacks: dict[ir.Value, Slices] = {}
 
     @abc.abstractmethod
@@ -368,12 +339,9 @@ class Turns(abc.ABC):
     def write(
         self, initial: Sequence[ir.Value], collected: Sequence[Slices]
     ) -> tuple[ir.Value, ...]:
-        """Write the loop.
-
-        Args:
-            initial: First values of what is carried, the first inputs of the body.
-            collected: What the last outputs of the body are parts of.
-        """
+        """Write the loop."""
+        # initial: First values of what is carried, the first inputs of the body. collected: What
+        # the last outputs of the body are parts of.
 
     @abc.abstractmethod
     def in_order(self, whole: ir.Value) -> ir.Value:
@@ -381,7 +349,7 @@ class Turns(abc.ABC):
 
     def whole(self, value: ir.Value) -> ir.Value:
         """All turns' values of the forward body, along a new first axis."""
-        for slices in self.loop.scanned:
+        for slices in self.scanned:
             if slices.part is value and slices.axis == slices.direction == 0:
                 return slices.whole
         return self.stack(value).whole
@@ -393,14 +361,14 @@ class Turns(abc.ABC):
 
     def standin(self, value: ir.Value) -> ir.Value:
         """A value of the forward body in the backward body."""
-        for slices in self.loop.scanned:
+        for slices in self.scanned:
             if slices.part is value:
                 return self.enter(slices)
         return self.enter(self.stack(value))
 
     def stack(self, value: ir.Value) -> Slices:
         """The output of the forward loop that stacks a value, added if there is none."""
-        for slices, _ in self.loop.stacked:
+        for slices, _ in self.stacked:
             if slices.part is value and slices.axis == slices.direction == 0:
                 return slices
         if value in self._stacks:
@@ -412,7 +380,7 @@ class Turns(abc.ABC):
         if not isinstance(value.type, ir.TensorType):
             raise self.ctx.unsupported(f"its gradient reads {value.name!r}, which is not a tensor")
         index, dims = self.back.append(value), dims_of(value)
-        shape = None if dims is None else (self.loop.length, *dims)
+        shape = None if dims is None else (self.length, *dims)
         whole = add_output(self.ctx, index - self.first_output, f"{value.name}.stack", value, shape)
         self._stacks[value] = Slices(index, whole, value, 0, 0)
         return self._stacks[value]
@@ -425,12 +393,11 @@ class Turns(abc.ABC):
 class ScanTurns(Turns):
     """The turns of a Scan in the opposite direction, whose parts are inputs of its body."""
 
-    def __init__(self, ctx: Context, loop: Form) -> None:
-        super().__init__(ctx, loop)
+    def __init__(self, ctx: Context, *loop: Any) -> None:
+        super().__init__(ctx, *loop)
         self._entered: list[tuple[Slices, ir.Value]] = []
 
     def enter(self, slices: Slices) -> ir.Value:
-        """See the base class."""
         name, part = self.back.op.fresh_name(f"{slices.whole.name}.part"), slices.part
         value = ir.Value(name=name, type=part.type, shape=part.shape)
         self._entered.append((slices, value))
@@ -439,9 +406,8 @@ class ScanTurns(Turns):
     def write(
         self, initial: Sequence[ir.Value], collected: Sequence[Slices]
     ) -> tuple[ir.Value, ...]:
-        """See the base class."""
         if not self._entered:  # the turns must be counted
-            self.enter(self.loop.scanned[0])
+            self.enter(self.scanned[0])
         entered = [slices for slices, _ in self._entered]
         graph = self.back.graph
         graph.inputs.extend(value for _, value in self._entered)
@@ -458,7 +424,6 @@ class ScanTurns(Turns):
         )
 
     def in_order(self, whole: ir.Value) -> ir.Value:
-        """See the base class."""
         return whole
 
 
@@ -467,16 +432,15 @@ class LoopTurns(Turns):
 
     first_output = 1
 
-    def __init__(self, ctx: Context, loop: Form) -> None:
-        super().__init__(ctx, loop)
-        turn, going = loop.body.inputs[:2]
+    def __init__(self, ctx: Context, *loop: Any) -> None:
+        super().__init__(ctx, *loop)
+        turn, going = self.body.inputs[:2]
         self._turn = self.back.input("turn", turn)
         self.back.output(self.back.input("going", going), going)
         self._count: ir.Value | None = None
         self._position: ir.Value | None = None
 
     def enter(self, slices: Slices) -> ir.Value:
-        """See the base class."""
         op = self.ctx.op
         if self._count is None or self._position is None:
             self._count = self._count_turns(slices)
@@ -487,32 +451,27 @@ class LoopTurns(Turns):
 
     def _count_turns(self, slices: Slices) -> ir.Value:
         op, zero = self.ctx.op, self.ctx.op.constant(np.array(0))
-        if self.loop.length is not None:
-            return op.constant(np.array(self.loop.length))
+        if self.length is not None:
+            return op.constant(np.array(self.length))
         return op.Gather(op.Shape(slices.whole), zero, axis=0)
 
     def changing(self, value: ir.Value) -> str | None:
-        """See the base class."""
-        from odtpack.graph.inference import infer_by_standard
-
-        if self.is_fixed(value) or value not in self.loop.body.inputs[2:]:
+        if self.is_fixed(value) or value not in self.body.inputs[2:]:
             return None
         if value.meta.get(inference.VARIES):
             return "changes from turn to turn"
         outermost = self.ctx.op
         while outermost.outer is not None:
             outermost = outermost.outer
-        open_ = inference.may_change(outermost.graph, value, infer_by_standard)
-        if not open_:
+        if not inference.may_change(outermost.graph, value):
             return None
         return "may change from turn to turn (declare it in the body where it does not)"
 
     def write(
         self, initial: Sequence[ir.Value], collected: Sequence[Slices]
     ) -> tuple[ir.Value, ...]:
-        """See the base class."""
         if self._count is None:
-            self._count = self._count_turns(self.stack(self.loop.body.inputs[0]))
+            self._count = self._count_turns(self.stack(self.body.inputs[0]))
         graph = self.back.graph
         return self.ctx.op.emit(
             "Loop",
@@ -522,22 +481,21 @@ class LoopTurns(Turns):
         )
 
     def in_order(self, whole: ir.Value) -> ir.Value:
-        """See the base class."""
         return self.ctx.op.slice(whole, [0], [-1], [np.iinfo(np.int64).min], [-1])
 
 
 def reverse(ctx: Context, turns: Turns) -> Cotangents:
-    """Write the backward loop."""
-    loop, back, op = turns.loop, turns.back, ctx.op
-    for state in loop.states:
+    """Write the backward turns."""
+    back, op = turns.back, ctx.op
+    for state in turns.states:
         state.before.type = state.before.type or state.first.type
-    carried = _carried(ctx, loop)
+    carried = _carried(ctx, turns)
     ends = [back.input(f"{state.after.name}.cotangent", state.before) for state in carried]
     seeds = [(state.after, end) for state, end in zip(carried, ends, strict=True)]
-    for slices, cotangent in loop.stacked:
+    for slices, cotangent in turns.stacked:
         if cotangent is not None and may_be_float(slices.part):
             seeds.append((slices.part, turns.enter(dataclasses.replace(slices, whole=cotangent))))
-    scanned = [slices for slices in loop.scanned if ctx.needs(slices.index)]
+    scanned = [slices for slices in turns.scanned if ctx.needs(slices.index)]
     wrt = [*(s.before for s in carried), *(s.part for s in scanned), *ctx.captured]
     found = back.differentiate(seeds, wrt)
     scanned = [slices for slices in scanned if slices.part in found]
@@ -587,7 +545,7 @@ def _take_products(
     turns: Turns, captured: Sequence[ir.Value], found: dict[ir.Value, ir.Value]
 ) -> dict[ir.Value, list[Product]]:
     """Take products out of the cotangents of captured weights; what is left stays in ``found``."""
-    values = [*turns.loop.body.inputs, *(y for node in turns.loop.body for y in node.outputs)]
+    values = [*turns.body.inputs, *(y for node in turns.body for y in node.outputs)]
     rows = {v for v in values if len(dims_of(v) or ()) == 2 and turns.is_fixed(v)}
     products = {}
     for value in captured:
@@ -615,7 +573,7 @@ def _multiply(
         for value in (product.left, product.right)
     )
     left, right = op.reshape(left, -1, rows), op.reshape(right, -1, columns)
-    if isinstance(turns, LoopTurns) and not turns.loop.length:
+    if isinstance(turns, LoopTurns) and not turns.length:
         # There may have been no turn, and older runtimes fail on a product of no rows, or
         # return what happens to lie in memory.
         left, right = (
@@ -626,12 +584,12 @@ def _multiply(
     return _typed(y, weight)
 
 
-def _carried(ctx: Context, loop: Form) -> list[State]:
+def _carried(ctx: Context, turns: Turns) -> list[State]:
     """States that depend on what is wanted, and that the outputs with cotangents depend on."""
-    body, states = loop.body, [state for state in loop.states if may_be_float(state.before)]
-    sources = {s.part for s in loop.scanned if ctx.needs(s.index)} | set(ctx.captured)
+    body, states = turns.body, [state for state in turns.states if may_be_float(state.before)]
+    sources = {s.part for s in turns.scanned if ctx.needs(s.index)} | set(ctx.captured)
     sources |= {state.before for state in states if ctx.needs(state.index)}
-    results = {part.part for part, cotangent in loop.stacked if cotangent is not None}
+    results = {part.part for part, cotangent in turns.stacked if cotangent is not None}
     results |= {state.after for state in states if state.cotangent is not None}
     # What one turn passes on is a source, or a result, of another.
     for _ in states:
@@ -664,17 +622,11 @@ def _carried(ctx: Context, loop: Form) -> list[State]:
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """A product p' q, of which one operand is the forward body's.
+    """A product p' q, of which one operand is the forward body's."""
 
-    Attributes:
-        left: Rows p, by turn.
-        right: Rows q, by turn.
-        forward: Which of the two is the forward body's.
-    """
-
-    left: ir.Value
-    right: ir.Value
-    forward: ir.Value
+    left: ir.Value  # rows p, by turn
+    right: ir.Value  # rows q, by turn
+    forward: ir.Value  # which of the two is the forward body's
 
     @property
     def ours(self) -> ir.Value:
@@ -685,16 +637,10 @@ class Product:
 def take_products(
     back: BackwardBody, total: ir.Value, rows: Collection[ir.Value]
 ) -> tuple[ir.Value | None, list[Product]]:
-    """Take the products out of a sum in a backward body.
-
-    Args:
-        back: The body; the nodes of the products are removed from it.
-        total: A sum that nothing reads.
-        rows: Matrices of the forward body that can be stacked.
-
-    Returns:
-        What is left of the sum (None: nothing), and the products.
-    """
+    """Take the products out of a sum in a backward body."""
+    # back: The body; the nodes of the products are removed from it. total: A sum that nothing
+    # reads. rows: Matrices of the forward body that can be stacked.
+    # Returns what is left of the sum (None: nothing), and the products.
     additions, products, rest, queue = [], [], [], [total]
     while queue:
         value = queue.pop()
@@ -731,10 +677,6 @@ def _is_product(node: ir.Node, back: BackwardBody, rows: Collection[ir.Value]) -
     if node.attributes.get_float("alpha", 1.0) != 1.0:
         return False
     forward = [value for value in node.inputs if value in rows]
-    ours = [v for v in node.inputs if v is not None and _is_of(v, back.graph)]
-    return len(forward) == 1 and len(ours) == 1
-
-
-def _is_of(value: ir.Value, graph: ir.Graph) -> bool:
-    node = value.producer()
-    return value in graph.inputs if node is None else node.graph is graph
+    producers = [(v, v.producer()) for v in node.inputs if v is not None]
+    ours = [v in back.graph.inputs if p is None else p.graph is back.graph for v, p in producers]
+    return len(forward) == 1 and ours.count(True) == 1

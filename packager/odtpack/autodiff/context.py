@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import Dims, dims_of
+from odtpack.graph.graphs import Dims, constant, dims_of
 from odtpack.graph.ops import Ops
 
 # What a gradient rule sees of its node.
@@ -205,9 +205,7 @@ class Context:
 
         An initializer that is differentiated is not known: training changes it.
         """
-        value = None if self.needs(index) else self.maybe_x(index)
-        tensor = None if value is None else ir.convenience.get_const_tensor(value)
-        return None if tensor is None else tensor.numpy()
+        return constant(None if self.needs(index) else self.maybe_x(index))
 
     def unsupported(self, why: str) -> OdtpackError:
         """The error for an attribute or shape that the rule does not cover."""
@@ -225,14 +223,10 @@ class Context:
 
 @dataclasses.dataclass(frozen=True)
 class WithCaptured:
-    """Cotangents of a node with subgraphs.
+    """Cotangents of a node with subgraphs."""
 
-    Attributes:
-        inputs: Cotangent of each input; None for one that has none.
-        captured: Cotangents of values that its subgraphs read from around them.
-    """
-
-    inputs: Sequence[ir.Value | None]
+    inputs: Sequence[ir.Value | None]  # cotangent of each input; None for one that has none
+    # Cotangents of values that its subgraphs read from around them.
     captured: Mapping[ir.Value, ir.Value]
 
 
@@ -242,18 +236,14 @@ RuleFunction = Callable[[Context], Cotangents]
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """How to differentiate one operator from one opset on.
+    """How to differentiate one operator from one opset on."""
 
-    Attributes:
-        function: Emits the input cotangents of a node; None for an operator that is
-            declared non-differentiable (its derivative is zero or undefined everywhere).
-        since: First opset of the operator's domain for which the rule holds.
-        broadcasts: The inputs broadcast to the output's shape, so that the walk must
-            sum each cotangent back to the shape of its input.
-    """
-
+    # Emits the input cotangents of a node; None for an operator that is declared non-differentiable
+    # (its derivative is zero or undefined everywhere).
     function: RuleFunction | None
-    since: int = 1
+    since: int = 1  # first opset of the operator's domain for which the rule holds
+    # The inputs broadcast to the output's shape, so that the walk must sum each cotangent back to
+    # the shape of its input.
     broadcasts: bool = False
 
     @property
@@ -341,15 +331,8 @@ class Placed:
 def place(
     op: Ops, part: ir.Value, before: Sequence[int], after: Sequence[int], sizes: Sequence[object]
 ) -> ir.Value:
-    """Pad a part with zeros, and remember it where it is padded along one axis alone.
-
-    Args:
-        op: Writer for the graph.
-        part: Cotangent of the part.
-        before: Zeros in front of each axis.
-        after: Zeros after each axis.
-        sizes: Dimensions of the whole.
-    """
+    """Pad a part with zeros, and remember it where it is padded along one axis alone."""
+    # before: Zeros in front of each axis. after: Zeros after each axis.
     whole = op.pad(part, before, after)
     padded = [axis for axis, pads in enumerate(zip(before, after, strict=True)) if any(pads)]
     node = whole.producer()
@@ -363,15 +346,9 @@ def place(
 
 
 def join(op: Ops, parts: Sequence[ir.Value]) -> list[ir.Value]:
-    """Replace parts that fill an axis without gap or overlap by their Concat.
-
-    Args:
-        op: Writer for the graph.
-        parts: Cotangents of one value, to be added up.
-
-    Returns:
-        Cotangents with the same sum.
-    """
+    """Replace parts that fill an axis without gap or overlap by their Concat."""
+    # parts: Cotangents of one value, to be added up.
+    # Returns cotangents with the same sum.
     placed: defaultdict[tuple[int, int], list[tuple[Placed, ir.Value]]] = defaultdict(list)
     for whole in parts:
         node = whole.producer()

@@ -44,12 +44,9 @@ _PASSING = SCALING | _ROWS | _MOVING
 
 
 def find(graph: ir.Graph, sources: set[ir.Value]) -> set[ir.Node]:
-    """Nodes whose rules must not multiply a zero cotangent by what may not be finite.
-
-    Args:
-        graph: In topological order.
-        sources: Values that are differentiated, which are taken to be finite.
-    """
+    """Nodes whose rules must not multiply a zero cotangent by what may not be finite."""
+    # graph: In topological order. sources: Values that are differentiated, which are taken to be
+    # finite.
     candidates = _discarded(graph)
     if not candidates:
         return set()
@@ -79,10 +76,8 @@ def _discarded(graph: ir.Graph) -> set[ir.Node]:
 def _may_be_infinite(
     graph: ir.Graph, candidates: set[ir.Node], sources: set[ir.Value]
 ) -> set[ir.Value]:
-    """Values that may hold NaN or infinities though the model is sound.
-
-    Only what ``candidates`` are computed from is looked at: weights are large.
-    """
+    """Values that may hold NaN or infinities though the model is sound."""
+    # Only what ``candidates`` are computed from is looked at: weights are large.
     relevant, stack = set(candidates), list(candidates)
     while stack:
         producers = (value.producer() for value in reads(stack.pop()))
@@ -141,11 +136,9 @@ def _holds_infinite(tensor: ir.TensorProtocol | None) -> bool:
 
 
 def _is_tame(node: ir.Node, fixed: set[ir.Value]) -> bool:
-    """Whether a function that is singular somewhere is so nowhere, for the operand that it has.
-
-    A known divisor is not zero in a sound model; a whole exponent of one or more has a slope
-    everywhere.
-    """
+    """Whether a function that is singular somewhere is so nowhere, for the operand that it has."""
+    # A known divisor is not zero in a sound model; a whole exponent of one or more has a slope
+    # everywhere.
     if node.op_type == "Div":
         return node.inputs[1] in fixed
     power = node.inputs[1] if node.op_type == "Pow" else None

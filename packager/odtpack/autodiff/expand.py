@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,17 @@ from odtpack.autodiff.backward import ancestors, dependents, opset_of
 from odtpack.autodiff.context import REGISTRY, Registry
 from odtpack.errors import OdtpackError
 from odtpack.graph.fold import fold, share_constants
-from odtpack.graph.graphs import InlinePass, captures, dims_of, nodes_of, reads, subgraphs
+from odtpack.graph.graphs import (
+    InlinePass,
+    captures,
+    constant,
+    dims_of,
+    nodes_of,
+    producer,
+    reads,
+    replace,
+    subgraphs,
+)
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 
@@ -30,41 +39,20 @@ _DOMAIN = "odtpack.body"  # of the functions that exist for the length of one ex
 # Operators that the same attributes mean something else for from this opset on. All other
 # changes between opsets add to an operator, or take an attribute away, which is found out.
 CHANGED_MEANING = {
-    "Softmax": 13,
-    "LogSoftmax": 13,
-    "Hardmax": 13,
-    "BatchNormalization": 14,
-    "RoiAlign": 16,
-    "Split": 18,
-    "Resize": 18,
-    "DFT": 20,
-    "GridSample": 20,
-    "GroupNormalization": 21,
-}
+    "Softmax": 13, "LogSoftmax": 13, "Hardmax": 13, "BatchNormalization": 14, "RoiAlign": 16,
+    "Split": 18, "Resize": 18, "DFT": 20, "GridSample": 20, "GroupNormalization": 21,
+}  # fmt: skip
 
 
 def expand(model: ir.Model, sources: Collection[str], registry: Registry = REGISTRY) -> ir.Model:
-    """Expand every node without a rule between ``sources`` and the outputs that has a body.
-
-    Nodes inside the bodies of control flow are expanded there.
-
-    Functions of the model itself are all inlined, and integer arithmetic on known shapes,
-    which bodies are full of, is folded; sequences of known tensors are replaced by the
-    tensors. Names of inputs, outputs and initializers stay; the values of a body are named
-    after its node.
-
-    Args:
-        model: Types and shapes inferred; changed in place.
-        sources: Names of the inputs and initializers whose gradients are wanted.
-        registry: Rules that make an expansion unnecessary.
-
-    Returns:
-        An equivalent model. Types and shapes of its new values are inferred.
-
-    Raises:
-        OdtpackError: A function of the model calls itself, or needs another opset
-            (code ``bad-function``).
-    """
+    """Expand every node without a rule between ``sources`` and the outputs that has a body."""
+    # Nodes inside the bodies of control flow are expanded there.
+    # Functions of the model itself are all inlined, and integer arithmetic on known shapes, which
+    # bodies are full of, is folded; sequences of known tensors are replaced by the tensors. Names
+    # of inputs, outputs and initializers stay; the values of a body are named after its node.
+    # model: Types and shapes inferred; changed in place. sources: Names of the inputs and
+    # initializers whose gradients are wanted. registry: Rules that make an expansion unnecessary.
+    # Returns an equivalent model. Types and shapes of its new values are inferred.
     sources = frozenset(sources)
     if model.functions:
         for function in model.functions.values():
@@ -136,22 +124,20 @@ def _body(node: ir.Node, graph: ir.Graph) -> ir.Function | None:
             return None
     except (ValueError, RuntimeError, onnx.defs.SchemaError):  # not for these types or inputs
         return None
-    _define_all_outputs(proto)
+    # Outputs that a body leaves undefined, as its call does not ask for them, get any value.
+    defined = {name for node in proto.node for name in node.output}
+    for name in proto.output:
+        if name not in defined:
+            proto.node.add(op_type="Identity", input=[proto.input[0]], output=[name])
     function = ir.serde.deserialize_function(proto)
     if not _same_meaning(function, function.opset_imports.get("", opset), opset):
         return None
     function.opset_imports.clear()
     function.opset_imports[""] = opset
-    _add_defaults(node, schema)
+    for name, attribute in schema.attributes.items():  # to which a body refers
+        if name not in node.attributes and attribute.default_value.type:
+            node.attributes[name] = ir.serde.deserialize_attribute(attribute.default_value)
     return function
-
-
-def _define_all_outputs(proto: onnx.FunctionProto) -> None:
-    """Give outputs that a body leaves undefined, as its call does not ask for them, any value."""
-    defined = {name for node in proto.node for name in node.output}
-    for name in proto.output:
-        if name not in defined:
-            proto.node.add(op_type="Identity", input=[proto.input[0]], output=[name])
 
 
 def _newest(versions: Iterable[int], opset: int) -> int:
@@ -169,13 +155,6 @@ def _type(value: ir.Value | None) -> onnx.TypeProto:
         if value.shape is not None:
             ir.serde.serialize_shape_into(proto, value.shape)
     return proto
-
-
-def _add_defaults(node: ir.Node, schema: Any) -> None:
-    """Write default attributes out: a body refers to the attributes of its call."""
-    for name, attribute in schema.attributes.items():
-        if name not in node.attributes and attribute.default_value.type:
-            node.attributes[name] = ir.serde.deserialize_attribute(attribute.default_value)
 
 
 def _same_meaning(function: ir.Function, written: int, opset: int) -> bool:
@@ -259,119 +238,92 @@ Members = tuple[ir.Value, ...]
 _LARGEST = 4096  # members of a sequence; a longer one is left as it is
 
 
-@dataclasses.dataclass
-class _Node:
-    """A sequence operator, and the sequences that are known before it."""
-
-    op: Ops
-    node: ir.Node
-    known: dict[ir.Value, Members]
-
-    def value(self, index: int) -> ir.Value | None:
-        return self.node.inputs[index] if index < len(self.node.inputs) else None
-
-    def members(self) -> Members | None:
-        """Members of the sequence that the node reads."""
-        value = self.value(0)
-        return None if value is None else self.known.get(value)
-
-    def constant(self, index: int) -> np.ndarray | None:
-        value = self.value(index)
-        tensor = None if value is None else ir.convenience.get_const_tensor(value)
-        return None if tensor is None else tensor.numpy()
-
-    def position(self, index: int, count: int, last: int) -> int | None:
-        """A constant position up to ``last``, which it is if absent.
-
-        A negative one counts back from ``count``, the number of members, in every operator:
-        SequenceInsert at -1 puts its tensor in front of the last member.
-        """
-        if self.value(index) is None:
-            return last if last >= 0 else None
-        constant = self.constant(index)
-        if constant is None or constant.size != 1 or not -count <= int(constant.item()) <= last:
-            return None
-        place = int(constant.item())
-        return place if place >= 0 else place + count
-
-    def integer(self, name: str, default: int) -> int:
-        return self.node.attributes.get_int(name, default)
+_SEQUENCE_OPERATORS = {
+    "ConcatFromSequence", "Identity", "SequenceAt", "SequenceConstruct", "SequenceEmpty",
+    "SequenceErase", "SequenceInsert", "SequenceLength", "SplitToSequence",
+}  # fmt: skip
+_READERS = {"ConcatFromSequence", "SequenceAt", "SequenceLength"}  # of which results are tensors
 
 
 def resolve(graph: ir.Graph) -> bool:
-    """Resolve every sequence operator of the graph that can be; return whether any was.
-
-    Args:
-        graph: In topological order, with types and shapes inferred; changed in place.
-            Types and shapes of new values are not inferred.
-    """
+    """Resolve every sequence operator of the graph that can be; return whether any was."""
+    # graph: In topological order, with types and shapes inferred; changed in place. Types and
+    # shapes of new values are not inferred.
     if not any(node.op_type in _READERS and not node.domain for node in graph):
         return False
     op = Ops(graph, "sequence/")
-    known: dict[ir.Value, Members] = {}
+    known: dict[ir.Value, Members] = {}  # sequences that are known before a node
     changed = False
     for node in list(graph):
-        if node.domain:
+        if node.domain or node.op_type not in _SEQUENCE_OPERATORS:
             continue
-        call = _Node(op, node, known)
         with op.before(node):
-            if node.op_type in _WRITERS:
-                members = _WRITERS[node.op_type](call)
-                if members is not None and len(members) <= _LARGEST:
-                    known[node.outputs[0]] = members
-            elif node.op_type in _READERS:
-                result = _READERS[node.op_type](call)
-                if result is not None:
-                    _replace(op, node, result)
-                    changed = True
+            result = _resolved(op, node, known)
+            if isinstance(result, tuple):
+                if len(result) <= _LARGEST:
+                    known[node.outputs[0]] = result
+            elif result is not None:
+                # A member may be read elsewhere, or be an output itself: it keeps its name.
+                replace(node.outputs[0], op.Identity(result), [node])
+                changed = True
     return changed
 
 
-def _replace(op: Ops, node: ir.Node, result: ir.Value) -> None:
-    """Let ``result`` take the place and the name of the node's output."""
-    output = node.outputs[0]
-    # A member may be read elsewhere, or be an output itself: it keeps its name.
-    copy = op.Identity(result)
-    copy.type, copy.shape = output.type, output.shape
-    name, output.name = output.name, None
-    copy.name = name
-    output.replace_all_uses_with(copy, replace_graph_outputs=True)
-    if node.graph is not None:
-        node.graph.remove(node, safe=True)
-
-
-def _construct(call: _Node) -> Members | None:
-    return tuple(value for value in call.node.inputs if value is not None)
-
-
-def _insert(call: _Node) -> Members | None:
-    members, tensor = call.members(), call.value(1)
-    if members is None or tensor is None:
+def _resolved(op: Ops, node: ir.Node, known: dict[ir.Value, Members]) -> Members | ir.Value | None:
+    """The members of a node's sequence, or the tensor that it reads from one, where known."""
+    given = [*node.inputs, None, None, None]
+    members = None if given[0] is None else known.get(given[0])
+    if node.op_type == "SequenceConstruct":
+        return tuple(value for value in node.inputs if value is not None)
+    if node.op_type == "SequenceEmpty":
+        return ()
+    if node.op_type == "SplitToSequence":
+        return _split(op, node)
+    if members is None or node.op_type == "Identity":
+        return members
+    count = len(members)
+    if node.op_type == "SequenceLength":
+        return op.constant(np.array(count, np.int64))
+    if node.op_type == "ConcatFromSequence":
+        axis = node.attributes.get_int("axis", 0)
+        if node.attributes.get_int("new_axis", 0) and members:
+            members = tuple(op.unsqueeze(member, axis) for member in members)
+        return op.Concat(*members, axis=axis) if members else None
+    if node.op_type == "SequenceInsert":
+        tensor, place = given[1], _position(given[2], count, count)
+        if tensor is None or place is None:
+            return None
+        return (*members[:place], tensor, *members[place:])
+    place = _position(given[1], count, count - 1)
+    if place is None:
         return None
-    place = call.position(2, len(members), len(members))
-    return None if place is None else (*members[:place], tensor, *members[place:])
+    erased = members[:place] + members[place + 1 :]
+    return members[place] if node.op_type == "SequenceAt" else erased
 
 
-def _erase(call: _Node) -> Members | None:
-    members = call.members()
-    place = None if members is None else call.position(1, len(members), len(members) - 1)
-    return None if members is None or place is None else members[:place] + members[place + 1 :]
+def _position(value: ir.Value | None, count: int, last: int) -> int | None:
+    """A constant position up to ``last``, which it is if absent."""
+    # A negative one counts back from ``count``, the number of members, in every operator:
+    # SequenceInsert at -1 puts its tensor in front of the last member.
+    if value is None:
+        return last if last >= 0 else None
+    array = constant(value, largest=1)
+    if array is None or array.size != 1:
+        return None
+    place = int(array.item())
+    return None if not -count <= place <= last else place if place >= 0 else place + count
 
 
-def _same(call: _Node) -> Members | None:
-    return call.members()
-
-
-def _split(call: _Node) -> Members | None:
+def _split(op: Ops, node: ir.Node) -> Members | None:
     """Parts of given sizes, of one size but the last, or of one element each."""
-    op, x = call.op, call.value(0)
+    x, lengths, *_ = [*node.inputs, None]
     dims = None if x is None else dims_of(x)
     if x is None or not dims:
         return None
-    axis = call.integer("axis", 0) % len(dims)
+    axis = node.attributes.get_int("axis", 0) % len(dims)
     size = dims[axis]
-    if call.value(1) is not None:
-        given = call.constant(1)
+    if lengths is not None:
+        given = constant(lengths)
         if given is None:
             return None
         sizes = [int(part) for part in given.reshape(-1)]
@@ -386,45 +338,9 @@ def _split(call: _Node) -> Members | None:
     if not 0 < len(sizes) <= _LARGEST:
         return None
     parts = op.split(x, axis, sizes)
-    if call.value(1) is None and not call.integer("keepdims", 1):
+    if lengths is None and not node.attributes.get_int("keepdims", 1):
         parts = tuple(op.squeeze(part, axis) for part in parts)
     return tuple(parts)
-
-
-def _at(call: _Node) -> ir.Value | None:
-    members = call.members()
-    place = None if members is None else call.position(1, len(members), len(members) - 1)
-    return None if members is None or place is None else members[place]
-
-
-def _length(call: _Node) -> ir.Value | None:
-    members = call.members()
-    return None if members is None else call.op.constant(np.array(len(members), np.int64))
-
-
-def _concat(call: _Node) -> ir.Value | None:
-    op, members = call.op, call.members()
-    if not members:
-        return None
-    axis = call.integer("axis", 0)
-    if call.integer("new_axis", 0):
-        members = tuple(op.unsqueeze(member, axis) for member in members)
-    return op.Concat(*members, axis=axis)
-
-
-_WRITERS: dict[str, Callable[[_Node], Members | None]] = {
-    "SequenceConstruct": _construct,
-    "SequenceEmpty": lambda _: (),
-    "SequenceInsert": _insert,
-    "SequenceErase": _erase,
-    "SplitToSequence": _split,
-    "Identity": _same,
-}
-_READERS: dict[str, Callable[[_Node], ir.Value | None]] = {
-    "SequenceAt": _at,
-    "SequenceLength": _length,
-    "ConcatFromSequence": _concat,
-}
 
 
 # Unpacks a weight of few bits for each node that reads it, when that node is at work.
@@ -457,8 +373,10 @@ def rewrite(op: Ops, graph: ir.Graph) -> bool:
     ]
     ones: dict[ir.Value, ir.Value] = {}
     for node, index, value in readers:
-        late = next((v for v in node.inputs if v is not None and _is_computed(v, chains)), None)
-        if late is None or _is_dequantized(late):
+        computed = (v for v in node.inputs if v is not None and not v.is_initializer())
+        late = next((v for v in computed if v not in chains), None)
+        # A product of integers may take the place of the reader of what is dequantized.
+        if late is None or producer(late, "DequantizeLinear") is not None:
             continue
         with op.before(node):
             if late not in ones:
@@ -470,16 +388,6 @@ def rewrite(op: Ops, graph: ir.Graph) -> bool:
     return bool(readers)
 
 
-def _is_dequantized(value: ir.Value) -> bool:
-    """Whether a product of integers may take the place of its reader."""
-    node = value.producer()
-    return node is not None and node.op_type == "DequantizeLinear"
-
-
-def _is_computed(value: ir.Value, chains: set[ir.Value]) -> bool:
-    return value not in chains and not value.is_initializer()
-
-
 def find_chains(graph: ir.Graph) -> set[ir.Value]:
     """Values that follow from stored codes and other constants alone."""
     found: set[ir.Value] = set()
@@ -489,14 +397,12 @@ def find_chains(graph: ir.Graph) -> set[ir.Value]:
         if not inputs or node.domain not in ("", "ai.onnx") or not constants.issuperset(inputs):
             continue
         constants.update(node.outputs)
-        starts = node.op_type == "DequantizeLinear" and _size(inputs[0]) >= SMALLEST
+        codes = inputs[0].const_value
+        large = codes is not None and codes.size >= SMALLEST
+        starts = node.op_type == "DequantizeLinear" and large
         if starts or not found.isdisjoint(inputs):
             found.update(node.outputs)
     return found
-
-
-def _size(value: ir.Value) -> int:
-    return 0 if value.const_value is None else value.const_value.size
 
 
 def _copy(

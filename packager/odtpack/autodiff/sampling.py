@@ -29,17 +29,12 @@ _KEYS = -0.75  # parameter of the cubic kernel: that of ONNX Runtime and PyTorch
 
 @dataclasses.dataclass(frozen=True)
 class Taps:
-    """The elements that each sample reads.
+    """The elements that each sample reads."""
 
-    Attributes:
-        index: INT64 [N, P, K], within the plane.
-        weight: [N, P, K]; zero for what lies outside of the plane where that reads zero.
-        slope: Derivative of ``weight`` by the position along each axis, [N, P, K] each;
-            None where it is zero everywhere.
-    """
-
-    index: ir.Value
-    weight: ir.Value
+    index: ir.Value  # INT64 [N, P, K], within the plane
+    weight: ir.Value  # [N, P, K]; zero for what lies outside of the plane where that reads zero
+    # Derivative of ``weight`` by the position along each axis, [N, P, K] each; None where it is
+    # zero everywhere.
     slope: tuple[ir.Value | None, ...]
 
 
@@ -62,16 +57,10 @@ def nearest(op: Ops, at: ir.Value, size: ir.Value, padding: str, corners: bool) 
 
 
 def linear(op: Ops, at: ir.Value, size: ir.Value, padding: str, corners: bool) -> Taps:
-    """The two elements around each position.
-
-    Args:
-        op: Writes the nodes.
-        at: Positions [N, P, 1].
-        size: INT64 [1]: length of the axis.
-        padding: What lies outside: "zeros", or "border" and "reflection", which move
-            the position inside.
-        corners: Reflect at the centres of the outermost elements, not at their edges.
-    """
+    """The two elements around each position."""
+    # at: Positions [N, P, 1]. size: INT64 [1]: length of the axis. padding: What lies outside:
+    # "zeros", or "border" and "reflection", which move the position inside. corners: Reflect at the
+    # centres of the outermost elements, not at their edges.
     moved, slope = _move_inside(op, at, size, padding, corners)
     dtype = (at.dtype or ir.DataType.FLOAT).numpy()
     taps = op.Add(op.Floor(moved), op.constant(np.array([0, 1], dtype)))
@@ -221,11 +210,7 @@ class Kernel:
 
     @classmethod
     def of(cls, ctx: Context) -> Kernel:
-        """Read a Resize node.
-
-        Raises:
-            OdtpackError: An attribute has a value that the specification does not name.
-        """
+        """Read a Resize node."""
         kernel = cls(
             ctx.string("mode", "nearest"),
             ctx.string("nearest_mode", "round_prefer_floor"),
@@ -245,35 +230,22 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """One axis of a Resize.
+    """One axis of a Resize."""
 
-    Attributes:
-        old: INT64 [1]: length of the input.
-        new: INT64 [1]: length of the result.
-        scale: Its scale, a number or [1]; None for new / old.
-        region: Start and end of the part to resize, numbers or [2]; None for all of it.
-    """
-
-    old: ir.Value
-    new: ir.Value
-    scale: float | ir.Value | None
+    old: ir.Value  # INT64 [1]: length of the input
+    new: ir.Value  # INT64 [1]: length of the result
+    scale: float | ir.Value | None  # its scale, a number or [1]; None for new / old
+    # Start and end of the part to resize, numbers or [2]; None for all of it.
     region: tuple[float, float] | ir.Value | None
 
 
 def weights(op: Ops, kernel: Kernel, axis: Axis, dtype: ir.DataType) -> ir.Value:
-    """Write the nodes that compute the weights [new, old] of one axis.
-
-    Args:
-        op: Writes the nodes.
-        kernel: How to interpolate.
-        axis: Along what.
-        dtype: Type to compute in.
-    """
+    """Write the nodes that compute the weights [new, old] of one axis."""
     old, new = (op.cast(value, dtype) for value in (axis.old, axis.new))
     scale = op.Div(new, old) if axis.scale is None else _vector(op, axis.scale, dtype)
     at = op.unsqueeze(_positions(op, kernel, axis, scale, dtype), 1)  # [new, 1]
     last = op.Sub(old, 1.0)
-    columns = _numbers(op, axis.old, dtype)  # [old]
+    columns = numbers(op, axis.old, dtype)  # [old]
     if kernel.antialias:
         result = _filtered(op, kernel, at, axis, scale)
     elif kernel.mode == "linear":
@@ -295,7 +267,7 @@ def _positions(
     op: Ops, kernel: Kernel, axis: Axis, scale: ir.Value, dtype: ir.DataType
 ) -> ir.Value:
     """Where each element of the result lies in the input: [new]."""
-    rows, mode = _numbers(op, axis.new, dtype), kernel.coordinates
+    rows, mode = numbers(op, axis.new, dtype), kernel.coordinates
     old, new = (op.cast(value, dtype) for value in (axis.old, axis.new))
     last, one = op.Sub(old, 1.0), op.constant(np.ones(1, dtype.numpy()))
     steps = op.Max(op.Sub(new, 1.0), one)
@@ -362,10 +334,8 @@ def _keys(op: Ops, distance: ir.Value, a: float) -> ir.Value:
 
 
 def _filtered(op: Ops, kernel: Kernel, at: ir.Value, axis: Axis, scale: ir.Value) -> ir.Value:
-    """The kernel stretched over all elements that shrink into one.
-
-    Weights of elements outside of the input go to its border, or are left out.
-    """
+    """The kernel stretched over all elements that shrink into one."""
+    # Weights of elements outside of the input go to its border, or are left out.
     dtype = at.dtype or ir.DataType.FLOAT
     shrink = op.Min(scale, op.constant(np.ones(1, dtype.numpy())))
     support = op.Div(
@@ -375,7 +345,7 @@ def _filtered(op: Ops, kernel: Kernel, at: ir.Value, axis: Axis, scale: ir.Value
     margin = op.cast(op.Add(op.Ceil(support), 1.0), ir.DataType.INT64)
     wide = op.Add(axis.old, op.Mul(margin, 2))
     last = op.Sub(op.cast(axis.old, dtype), 1.0)
-    elements = op.Sub(_numbers(op, wide, dtype), op.cast(margin, dtype))  # [wide]
+    elements = op.Sub(numbers(op, wide, dtype), op.cast(margin, dtype))  # [wide]
     distance = op.Mul(op.Abs(op.Sub(elements, at)), shrink)
     if kernel.mode == "linear":
         values = op.Max(op.Sub(1.0, distance), _zero(op, dtype))
@@ -384,7 +354,7 @@ def _filtered(op: Ops, kernel: Kernel, at: ir.Value, axis: Axis, scale: ir.Value
     inside = _clip(op, elements, last)
     if kernel.exclude_outside:
         values = op.Mul(values, op.cast(op.Equal(inside, elements), dtype))
-    hits = op.Equal(op.unsqueeze(inside, 1), _numbers(op, axis.old, dtype))  # [wide, old]
+    hits = op.Equal(op.unsqueeze(inside, 1), numbers(op, axis.old, dtype))  # [wide, old]
     return op.MatMul(_normalize(op, values), op.cast(hits, dtype))
 
 
@@ -392,7 +362,7 @@ def _normalize(op: Ops, values: ir.Value) -> ir.Value:
     return op.Div(values, op.reduce_sum(values, [1]))
 
 
-def _numbers(op: Ops, count: ir.Value, dtype: ir.DataType) -> ir.Value:
+def numbers(op: Ops, count: ir.Value, dtype: ir.DataType) -> ir.Value:
     """0, 1, ... below ``count`` [1]."""
     zero, one = (op.constant(np.int64(value)) for value in (0, 1))
     return op.cast(op.Range(zero, op.squeeze(count, 0), one), dtype)

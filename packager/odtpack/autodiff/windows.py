@@ -18,38 +18,35 @@ from odtpack.graph.ops import Ops
 # The spatial side of convolutions and pools: where each window and each tap lies.
 
 
-@dataclasses.dataclass(frozen=True)
-class Windows:
-    """The spatial side of a convolution; one entry for each spatial axis.
-
-    Attributes:
-        kernel: Kernel sizes.
-        strides: Steps between windows.
-        dilations: Distances between taps.
-        before: Zeros in front of each axis.
-        after: Zeros after each axis.
-        size: Input sizes.
-        out: Output sizes.
-        groups: Number of groups.
-        channels: Input channels.
-        features: Output channels.
-    """
-
+class _Taps:
     kernel: tuple[int, ...]
-    strides: tuple[int, ...]
     dilations: tuple[int, ...]
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    size: tuple[int, ...]
-    out: tuple[int, ...]
-    groups: int
-    channels: int
-    features: int
 
     @property
     def rank(self) -> int:
         """Number of spatial axes."""
         return len(self.kernel)
+
+    def taps(self) -> list[tuple[int, ...]]:
+        """Offset of every kernel element in the padded plane, in row-major order."""
+        steps = (range(0, k * d, d) for k, d in zip(self.kernel, self.dilations, strict=True))
+        return list(itertools.product(*steps))
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows(_Taps):
+    """The spatial side of a convolution; one entry for each spatial axis."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]  # steps between windows
+    dilations: tuple[int, ...]  # distances between taps
+    before: tuple[int, ...]  # zeros in front of each axis
+    after: tuple[int, ...]  # zeros after each axis
+    size: tuple[int, ...]  # input sizes
+    out: tuple[int, ...]  # output sizes
+    groups: int  # number of groups
+    channels: int
+    features: int  # output channels
 
     @property
     def spatial(self) -> range:
@@ -79,11 +76,6 @@ class Windows:
         """Number of output positions of one sample and channel."""
         return math.prod(self.out)
 
-    def taps(self) -> list[tuple[int, ...]]:
-        """Offset of every kernel element in the padded input, in row-major order."""
-        steps = (range(0, k * d, d) for k, d in zip(self.kernel, self.dilations, strict=True))
-        return list(itertools.product(*steps))
-
     def tap(
         self, op: Ops, padded: ir.Value, axes: Sequence[int], offset: Sequence[int]
     ) -> ir.Value:
@@ -96,27 +88,14 @@ class Windows:
         return tuple((o - 1) * s + 1 for o, s in zip(self.out, self.strides, strict=True))
 
 
-def _same_pads(total: Sequence[int], upper: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    small, large = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
-    return (small, large) if upper else (large, small)
-
-
 def conv_windows(ctx: Context) -> Windows:
-    """Read a Conv node.
-
-    Raises:
-        OdtpackError: Channels or spatial sizes are unknown.
-    """
+    """Read a Conv node."""
     weight = _known(ctx, ctx.dims(ctx.x(1)))
     return _windows(ctx, tuple(weight[2:]), ctx.int("group", 1), weight[0])
 
 
 def pool_windows(ctx: Context) -> Windows:
-    """Read a pooling node: one group for each channel.
-
-    Raises:
-        OdtpackError: Channels or spatial sizes are unknown.
-    """
+    """Read a pooling node: one group for each channel."""
     channels = _known(ctx, ctx.dims(ctx.x())[1:])[0]
     return _windows(ctx, ctx.ints("kernel_shape", ()), channels, channels)
 
@@ -129,16 +108,9 @@ def _known(ctx: Context, dims: Dims) -> list[int]:
 
 
 def check_lengths(ctx: Context, rank: int, spatial: int) -> None:
-    """Hold the list attributes to the number of spatial axes.
-
-    Args:
-        ctx: A convolution or pool.
-        rank: Length of its kernel.
-        spatial: Number of spatial axes of its input.
-
-    Raises:
-        OdtpackError: One is too long or too short.
-    """
+    """Hold the list attributes to the number of spatial axes."""
+    # ctx: A convolution or pool. rank: Length of its kernel. spatial: Number of spatial axes of its
+    # input.
     lengths = {"kernel_shape": rank, "strides": rank, "dilations": rank, "pads": 2 * rank}
     for name, wanted in lengths.items():
         if rank != spatial or len(ctx.ints(name, (0,) * wanted)) != wanted:
@@ -158,15 +130,18 @@ def _windows(ctx: Context, kernel: tuple[int, ...], groups: int, features: int) 
             "with auto_pad and dilations ONNX Runtime has other windows than the standard"
         )
     before, after = padding(ctx, kernel, strides, size)
-    out = tuple(
-        _positions(n, b, a, r, s, ctx.int("ceil_mode", 0))
-        for n, b, a, r, s in zip(size, before, after, reach, strides, strict=True)
-    )
-    after = tuple(
-        max(a, (o - 1) * s + r - n - b)
-        for n, b, a, r, s, o in zip(size, before, after, reach, strides, out, strict=True)
-    )
-    return Windows(kernel, strides, dilations, before, after, size, out, groups, channels, features)
+    out, reached = [], []
+    for n, b, a, r, s in zip(size, before, after, reach, strides, strict=True):
+        count = (n + b + a - r) // s + 1
+        # With ceil_mode the last window may start inside and hang over.
+        if ctx.int("ceil_mode", 0) and (n + b + a - r) % s and count * s < n + b:
+            count += 1
+        out.append(count)
+        reached.append(max(a, (count - 1) * s + r - n - b))
+    return Windows(
+        kernel, strides, dilations, before, tuple(reached), size, tuple(out), groups, channels,
+        features,
+    )  # fmt: skip
 
 
 def padding(
@@ -179,17 +154,10 @@ def padding(
             max(0, (-(-n // s) - 1) * s + k - n)
             for n, s, k in zip(size, strides, kernel, strict=True)
         ]
-        return _same_pads(total, mode == "SAME_UPPER")
+        small, large = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+        return (small, large) if mode == "SAME_UPPER" else (large, small)
     pads = ctx.ints("pads", (0,) * 2 * rank) if mode == "NOTSET" else (0,) * 2 * rank
     return pads[:rank], pads[rank:]
-
-
-def _positions(size: int, before: int, after: int, reach: int, stride: int, ceil: int) -> int:
-    """Number of windows along one axis; with ``ceil`` the last may start inside and hang over."""
-    count = (size + before + after - reach) // stride + 1
-    if ceil and (size + before + after - reach) % stride and count * stride < size + before:
-        count += 1
-    return count
 
 
 def transposed_convolution(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
@@ -215,39 +183,19 @@ def transposed_convolution(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> 
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenWindows:
-    """The spatial side of a convolution or pool; one entry for each spatial axis.
+class OpenWindows(_Taps):
+    """The spatial side of a convolution or pool; one entry for each spatial axis."""
 
-    Attributes:
-        op: Writes the nodes.
-        kernel: Kernel sizes.
-        strides: Steps between windows.
-        dilations: Distances between taps.
-        before: INT64 vector [rank]: elements of padding in front of each axis.
-        after: The same after each axis, so that the last window ends with it; negative
-            where elements are left over.
-        size: INT64 vector [rank]: sizes of the plane that the windows read.
-        out: INT64 vector [rank]: number of windows along each axis.
-    """
-
-    op: Ops
+    op: Ops  # writes the nodes
     kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    before: ir.Value
+    strides: tuple[int, ...]  # steps between windows
+    dilations: tuple[int, ...]  # distances between taps
+    before: ir.Value  # INT64 vector [rank]: elements of padding in front of each axis
+    # The same after each axis, so that the last window ends with it; negative where elements are
+    # left over.
     after: ir.Value
-    size: ir.Value
-    out: ir.Value
-
-    @property
-    def rank(self) -> int:
-        """Number of spatial axes."""
-        return len(self.kernel)
-
-    def taps(self) -> list[tuple[int, ...]]:
-        """Offset of every kernel element in the padded plane, in row-major order."""
-        steps = (range(0, k * d, d) for k, d in zip(self.kernel, self.dilations, strict=True))
-        return list(itertools.product(*steps))
+    size: ir.Value  # INT64 vector [rank]: sizes of the plane that the windows read
+    out: ir.Value  # INT64 vector [rank]: number of windows along each axis
 
     def spans(self) -> ir.Value:
         """Elements between the first and last window position along each axis, plus one."""
@@ -285,34 +233,24 @@ def spatial_shape(op: Ops, value: ir.Value) -> ir.Value:
 
 
 def open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
-    """Read a Conv or a pool: its windows lie on its input.
-
-    Raises:
-        OdtpackError: The attributes do not go with the input's rank.
-    """
-    strides, dilations, reach = _steps(ctx, kernel, ctx.rank(ctx.x()) - 2)
-    op, rank, mode = ctx.op, len(kernel), ctx.string("auto_pad", "NOTSET")
-    size, out = spatial_shape(op, ctx.x()), spatial_shape(op, ctx.dy())
-    needed = op.Add(op.Mul(op.Sub(out, 1), op.ints(*strides)), op.ints(*reach))
+    """Read a Conv or a pool: its windows lie on its input."""
+    op, size, out = ctx.op, spatial_shape(ctx.op, ctx.x()), spatial_shape(ctx.op, ctx.dy())
+    strides, dilations, needed = _steps(ctx, kernel, ctx.rank(ctx.x()) - 2, out)
+    mode = ctx.string("auto_pad", "NOTSET")
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         before = _same_before(op, _same_total(op, size, kernel, strides), mode)
     else:
-        pads = ctx.ints("pads", (0,) * 2 * rank) if mode == "NOTSET" else (0,) * 2 * rank
-        before = op.ints(*pads[:rank])
+        pads = (0,) * 2 * len(kernel)
+        before = op.ints(*(ctx.ints("pads", pads) if mode == "NOTSET" else pads)[: len(kernel)])
     after = op.Sub(op.Sub(needed, size), before)
     return OpenWindows(op, tuple(kernel), strides, dilations, before, after, size, out)
 
 
 def transposed_open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
-    """Read a ConvTranspose: its windows lie on its output.
-
-    Raises:
-        OdtpackError: The attributes do not go with the input's rank.
-    """
-    strides, dilations, reach = _steps(ctx, kernel, ctx.rank(ctx.x()) - 2)
-    op, rank, mode = ctx.op, len(kernel), ctx.string("auto_pad", "NOTSET")
-    size, out = spatial_shape(op, ctx.dy()), spatial_shape(op, ctx.x())
-    needed = op.Add(op.Mul(op.Sub(out, 1), op.ints(*strides)), op.ints(*reach))
+    """Read a ConvTranspose: its windows lie on its output."""
+    op, size, out = ctx.op, spatial_shape(ctx.op, ctx.dy()), spatial_shape(ctx.op, ctx.x())
+    strides, dilations, needed = _steps(ctx, kernel, ctx.rank(ctx.x()) - 2, out)
+    rank, mode = len(kernel), ctx.string("auto_pad", "NOTSET")
     if mode.startswith("SAME") or "output_shape" in ctx.node.attributes:
         extra = op.ints(*ctx.ints("output_padding", (0,) * rank))
         total = op.Max(op.Sub(op.Add(needed, extra), size), op.ints(0))
@@ -324,13 +262,9 @@ def transposed_open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
 
 
 def column_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
-    """Read a Col2Im: its windows lie on its output, as many as fit into it.
-
-    Raises:
-        OdtpackError: The attributes do not go with the kernel's rank.
-    """
-    strides, dilations, reach = _steps(ctx, kernel, len(kernel))
+    """Read a Col2Im: its windows lie on its output, as many as fit into it."""
     op, rank = ctx.op, len(kernel)
+    strides, dilations, reach = _reach(ctx, kernel, rank)
     pads = ctx.ints("pads", (0,) * 2 * rank)
     before, after = op.ints(*pads[:rank]), op.ints(*pads[rank:])
     size = spatial_shape(op, ctx.dy())
@@ -339,15 +273,27 @@ def column_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
     return OpenWindows(op, tuple(kernel), strides, dilations, before, after, size, out)
 
 
-def _steps(
-    ctx: Context, kernel: Sequence[int], spatial: int
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+_Sizes = tuple[int, ...]
+
+
+def _reach(ctx: Context, kernel: Sequence[int], spatial: int) -> tuple[_Sizes, _Sizes, _Sizes]:
     """Strides, dilations, and how far the taps of one window reach."""
-    rank = len(kernel)
-    check_lengths(ctx, rank, spatial)
-    strides, dilations = (ctx.ints(name, (1,) * rank) for name in ("strides", "dilations"))
-    reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
-    return strides, dilations, reach
+    check_lengths(ctx, len(kernel), spatial)
+    strides, dilations = (ctx.ints(n, (1,) * len(kernel)) for n in ("strides", "dilations"))
+    return (
+        strides,
+        dilations,
+        tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)),
+    )
+
+
+def _steps(
+    ctx: Context, kernel: Sequence[int], spatial: int, out: ir.Value
+) -> tuple[_Sizes, _Sizes, ir.Value]:
+    """Strides, dilations, and the elements from the first to the last that windows read."""
+    op, (strides, dilations, reach) = ctx.op, _reach(ctx, kernel, spatial)
+    needed = op.Add(op.Mul(op.Sub(out, 1), op.ints(*strides)), op.ints(*reach))
+    return strides, dilations, needed
 
 
 def _same_total(op: Ops, size: ir.Value, kernel: Sequence[int], strides: Sequence[int]) -> ir.Value:
@@ -429,19 +375,15 @@ def counts(ctx: Context, win: OpenWindows) -> ir.Value:
         starts = op.Sub(op.Mul(steps, win.strides[axis]), first)
         low = op.Neg(first) if include else op.ints(0)
         limit = op.slice(high, [0], [axis], [axis + 1])
-        to_limit, to_low = (_taps_until(win, axis, starts, bound) for bound in (limit, low))
+        ends, dilation = [], win.dilations[axis]
+        for bound in (limit, low):  # taps of each window that lie before it
+            room = op.Max(op.Sub(bound, starts), op.ints(0))
+            taps = op.Div(op.Add(room, dilation - 1), dilation)
+            ends.append(op.Min(taps, op.ints(win.kernel[axis])))
         others = [other for other in range(win.rank) if other != axis]
-        count = op.Sub(to_limit, to_low)
+        count = op.Sub(*ends)
         axes.append(op.unsqueeze(count, *others) if others else count)
     return op.cast(functools.reduce(op.Mul, axes), ctx.dtype(ctx.x()))
-
-
-def _taps_until(win: OpenWindows, axis: int, starts: ir.Value, bound: ir.Value) -> ir.Value:
-    """Number of taps of each window that lie before ``bound``."""
-    op, dilation = win.op, win.dilations[axis]
-    room = op.Max(op.Sub(bound, starts), op.ints(0))
-    taps = op.Div(op.Add(room, dilation - 1), dilation)
-    return op.Min(taps, op.ints(win.kernel[axis]))
 
 
 # Convolutions on small planes as matrix products.
@@ -512,11 +454,9 @@ def depthwise(op: Ops, win: Windows, x: ir.Value, w: ir.Value) -> ir.Value:
 
 
 def depthwise_input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
-    """DX [N, C, p...] of a depthwise convolution: dY times T transposed.
-
-    T transposed is written from the weight anew, with a pattern of its own: sharing T with
-    the forward pass would keep it in memory from there to here.
-    """
+    """DX [N, C, p...] of a depthwise convolution: dY times T transposed."""
+    # T transposed is written from the weight anew, with a pattern of its own: sharing T with the
+    # forward pass would keep it in memory from there to here.
     pattern = _pattern(win).transpose(0, 2, 1)
     bands = _bands(op, win, w, pattern, (win.pixels, math.prod(win.size)))
     dx = op.MatMul(channels_first(op, dy, win.channels, win.pixels), bands)
@@ -529,7 +469,7 @@ def depthwise_weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) 
     planes = op.transpose(channels_first(op, x, win.channels, pixels), 0, 2, 1)
     bands = op.MatMul(planes, channels_first(op, dy, win.channels, win.pixels))
     flat = op.reshape(bands, win.channels, pixels * win.pixels)
-    pattern = _pattern(win).reshape(math.prod(win.kernel), -1).astype(_numpy(x))
+    pattern = _pattern(win).reshape(math.prod(win.kernel), -1).astype(op.type_of(x).numpy())
     weight = op.Gemm(flat, op.constant(pattern), transB=1)
     return op.reshape(weight, win.channels, 1, *win.kernel)
 
@@ -538,12 +478,8 @@ def _bands(
     op: Ops, win: Windows, w: ir.Value, pattern: np.ndarray, shape: tuple[int, int]
 ) -> ir.Value:
     taps = op.reshape(w, win.channels, math.prod(win.kernel))
-    flat = np.ascontiguousarray(pattern.reshape(pattern.shape[0], -1), _numpy(w))
+    flat = np.ascontiguousarray(pattern.reshape(pattern.shape[0], -1), op.type_of(w).numpy())
     return op.reshape(op.Gemm(taps, op.constant(flat)), win.channels, *shape)
-
-
-def _numpy(value: ir.Value) -> np.dtype:
-    return np.dtype((value.dtype or ir.DataType.FLOAT).numpy())
 
 
 def _pattern(win: Windows) -> np.ndarray:

@@ -65,11 +65,9 @@ def attention(ctx: Context) -> Outputs | None:
 
 @decomposition("MultiHeadAttention")
 def multi_head_attention(ctx: Context) -> Outputs | None:
-    """Inputs: query, key, value, bias, mask, bias of scores, past keys and values.
-
-    Query, key and value are [B, S, N H] each, or key and value [B, N, T, H] as they are. The
-    packed forms have no kernel for CPUs.
-    """
+    """Inputs: query, key, value, bias, mask, bias of scores, past keys and values."""
+    # Query, key and value are [B, S, N H] each, or key and value [B, N, T, H] as they are. The
+    # packed forms have no kernel for CPUs.
     if asked_for(ctx, 3) or ctx.maybe_x(8) is not None or ctx.maybe_x(9) is not None:
         return None
     heads = _projections(ctx) if _covers_mask(ctx.maybe_x(4), ctx.x()) else None
@@ -188,10 +186,8 @@ _UNREAD = {  # inputs, and what they make of the operator
 
 @decomposition("GroupQueryAttention")
 def group_query_attention(ctx: Context) -> Outputs | None:
-    """Inputs: query, key, value, past keys and values, lengths, cosines, sines, positions, bias.
-
-    Query, key and value are [B, S, heads H] each, or all in the first.
-    """
+    """Inputs: query, key, value, past keys and values, lengths, cosines, sines, positions, bias."""
+    # Query, key and value are [B, S, heads H] each, or all in the first.
     op, count, shared = ctx.op, ctx.int("num_heads", 0), ctx.int("kv_num_heads", 0)
     why = _why_not(ctx)
     width = known_size(ctx.x(), 2)
@@ -317,11 +313,9 @@ _EPSILON = 1e-12
 
 @decomposition("EmbedLayerNormalization")
 def embed_layer_norm(ctx: Context) -> Outputs:
-    """Sum of word, position and segment embeddings, normalized; and the lengths of the masks.
-
-    Inputs: words [B, S], segments, tables of words, positions and segments, scale, bias,
-    mask, positions.
-    """
+    """Sum of word, position and segment embeddings, normalized; and the lengths of the masks."""
+    # Inputs: words [B, S], segments, tables of words, positions and segments, scale, bias, mask,
+    # positions.
     op, words, segments, positions = ctx.op, ctx.x(), ctx.maybe_x(1), ctx.maybe_x(8)
     total = op.Gather(ctx.x(2), words, axis=0)
     if positions is not None:
@@ -345,11 +339,9 @@ def _mask_index(ctx: Context) -> ir.Value:
 
 @decomposition("RotaryEmbedding")
 def rotary_embedding(ctx: Context) -> Outputs | None:
-    """Turn pairs of features by angles that grow with the position.
-
-    Inputs: x [B, S, heads * size] or [B, heads, S, size], positions [B, S] or the first
-    one [1], cosines and sines [longest, half the rotated size].
-    """
+    """Turn pairs of features by angles that grow with the position."""
+    # Inputs: x [B, S, heads * size] or [B, heads, S, size], positions [B, S] or the first one [1],
+    # cosines and sines [longest, half the rotated size].
     op, x, positions = ctx.op, ctx.x(), ctx.x(1)
     rank, half = known_rank(x), known_size(ctx.x(2), 1)
     place_rank = known_rank(positions)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from odtpack.autodiff.context import Context
 from odtpack.contrib import attention, elementary, nbits  # noqa: F401  (fills the table)
 from odtpack.contrib.table import DOMAIN, TABLE
-from odtpack.graph.graphs import nodes_of
+from odtpack.graph.graphs import nodes_of, replace
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 
@@ -32,23 +32,17 @@ def rename_misplaced(proto: onnx.ModelProto) -> None:
 
 
 def decompose(model: ir.Model) -> ir.Model:
-    """Write every contributed node that can be in standard operators.
-
-    Args:
-        model: In topological order, with types and shapes inferred; changed in place.
-
-    Returns:
-        An equivalent model, with types and shapes inferred.
-    """
+    """Write every contributed node that can be in standard operators."""
+    # model: In topological order, with types and shapes inferred; changed in place.
+    # Returns an equivalent model, with types and shapes inferred.
     graph = model.graph
-    op = Ops(graph, "contrib/")
+    op: Ops | None = None
     # Some need the ranks of their inputs, which may follow from those before them.
-    changed = True
-    while changed:
-        found = [node for node in graph if node.domain == DOMAIN and node.op_type in TABLE]
-        changed = sum(_replace(op, node) for node in found) > 0
-        if changed:
-            model = infer_shapes(model)
+    while found := [node for node in graph if node.domain == DOMAIN and node.op_type in TABLE]:
+        op = op or Ops(graph, "contrib/")
+        if not sum(_replace(op, node) for node in found):
+            break
+        model = infer_shapes(model)
     if all(node.domain != DOMAIN for node in nodes_of(graph)):
         graph.opset_imports.pop(DOMAIN, None)
     return model
@@ -65,10 +59,8 @@ def _replace(op: Ops, node: ir.Node) -> bool:
                 continue
             # An operand may come back as it is: it keeps its own name.
             copy = op.Identity(new) if new.producer() is None or new in node.inputs else new
-            copy.type, copy.shape = old.type or new.type, old.shape
-            name, old.name = old.name, None
-            copy.name = name
-            old.replace_all_uses_with(copy, replace_graph_outputs=True)
+            old.type = old.type or new.type
+            replace(old, copy, [])
     if node.graph is not None:
         node.graph.remove(node, safe=True)
     return True

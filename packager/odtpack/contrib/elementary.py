@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnx_ir as ir
-
 from odtpack.autodiff.context import Context
 from odtpack.contrib.table import (
     Outputs,
@@ -22,20 +20,12 @@ from odtpack.contrib.table import (
 # Activations with a bias or a gate.
 
 
-@decomposition("Gelu")
-def exact(ctx: Context) -> Outputs:
-    return gelu(ctx.op, ctx.x(), tanh=False)
-
-
-@decomposition("BiasGelu")
-def bias(ctx: Context) -> Outputs:
-    return gelu(ctx.op, ctx.op.Add(ctx.x(), ctx.x(1)), tanh=False)
-
-
-@decomposition("FastGelu")
-def fast(ctx: Context) -> Outputs:
+@decomposition("Gelu", "BiasGelu", "FastGelu")
+def gelus(ctx: Context) -> Outputs:
+    """x Phi(x) of the input, with the second one added to it if there is one."""
     x, shift = ctx.x(), ctx.maybe_x(1)
-    return gelu(ctx.op, x if shift is None else ctx.op.Add(x, shift), tanh=True)
+    x = x if shift is None else ctx.op.Add(x, shift)
+    return gelu(ctx.op, x, tanh=ctx.node.op_type == "FastGelu")
 
 
 @decomposition("QuickGelu")
@@ -113,29 +103,18 @@ _EPSILON = 1e-12  # of ONNX Runtime's kernels, where the attribute is absent
 _ONNX_EPSILON = 1e-5
 
 
-@decomposition("SkipLayerNormalization")
-def skip_layer_norm(ctx: Context) -> Outputs | None:
-    """Inputs x, skip, scale, bias of the normalization, bias of the sum."""
+@decomposition("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+def skip_norm(ctx: Context) -> Outputs | None:
+    """Inputs x, skip, scale, bias of the normalization if it has one, bias of the sum."""
     if asked_for(ctx, 1) or asked_for(ctx, 2):
         return None
-    total = _sum(ctx, ctx.maybe_x(4))
-    epsilon = ctx.float("epsilon", _EPSILON)
-    return [layer_norm(ctx.op, total, ctx.x(2), ctx.maybe_x(3), epsilon), None, None, total]
-
-
-@decomposition("SkipSimplifiedLayerNormalization")
-def skip_rms_norm(ctx: Context) -> Outputs | None:
-    """Inputs x, skip, scale, bias of the sum."""
-    if asked_for(ctx, 1) or asked_for(ctx, 2):
-        return None
-    total = _sum(ctx, ctx.maybe_x(3))
-    epsilon = ctx.float("epsilon", _EPSILON)
-    return [rms_norm(ctx.op, total, ctx.x(2), [-1], epsilon), None, None, total]
-
-
-def _sum(ctx: Context, bias: ir.Value | None) -> ir.Value:
-    total = ctx.op.Add(ctx.x(), ctx.x(1))
-    return total if bias is None else ctx.op.Add(total, bias)
+    op, centered = ctx.op, ctx.node.op_type == "SkipLayerNormalization"
+    total, bias = op.Add(ctx.x(), ctx.x(1)), ctx.maybe_x(4 if centered else 3)
+    total = total if bias is None else op.Add(total, bias)
+    scale, epsilon = ctx.x(2), ctx.float("epsilon", _EPSILON)
+    if centered:
+        return [layer_norm(op, total, scale, ctx.maybe_x(3), epsilon), None, None, total]
+    return [rms_norm(op, total, scale, [-1], epsilon), None, None, total]
 
 
 @decomposition("SimplifiedLayerNormalization")

@@ -32,25 +32,16 @@ _TYPES = {  # by bits: without and with sign, and what turns the bytes of one in
 
 @dataclasses.dataclass(frozen=True)
 class _Matrix:
-    """What a node stores.
+    """What a node stores."""
 
-    Attributes:
-        name: That of the initializer with the codes.
-        packed: Codes without sign, as bytes [rows, bytes of K codes].
-        scales: [rows, blocks].
-        zeros: Zero points: [rows, blocks] of uint8 or of the type of the scales, or one for all.
-        bits: 4 or 8.
-        columns: K.
-        block: Columns of a block.
-    """
-
-    name: str
-    packed: np.ndarray
-    scales: np.ndarray
+    name: str  # that of the initializer with the codes
+    packed: np.ndarray  # codes without sign, as bytes [rows, bytes of K codes]
+    scales: np.ndarray  # [rows, blocks]
+    # Zero points: [rows, blocks] of uint8 or of the type of the scales, or one for all.
     zeros: np.ndarray | int
-    bits: int
-    columns: int
-    block: int
+    bits: int  # 4 or 8
+    columns: int  # K
+    block: int  # columns of a block
 
 
 def needs_blocks(graph: ir.Graph) -> bool:

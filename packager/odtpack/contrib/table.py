@@ -21,11 +21,9 @@ TABLE: dict[str, Decomposition] = {}
 
 
 def decomposition(*op_types: str) -> Callable[[Decomposition], Decomposition]:
-    """Register how the named operators are written in standard ones.
-
-    The decorated function writes nodes with ``ctx.op`` and returns the node's outputs, the
-    first ones or all; or None, before it has written anything, for a node it does not cover.
-    """
+    """Register how the named operators are written in standard ones."""
+    # The decorated function writes nodes with ``ctx.op`` and returns the node's outputs, the first
+    # ones or all; or None, before it has written anything, for a node it does not cover.
 
     def register(function: Decomposition) -> Decomposition:
         for op_type in op_types:

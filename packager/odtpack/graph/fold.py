@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from odtpack.graph.graphs import Dims, Names, dims_of, static_dims, subgraphs, used_names
+from odtpack.graph.graphs import Dims, Names, constant, dims_of, static_dims, subgraphs, used_names
 
 _LARGEST = 4096  # elements of a folded value: shapes and axes, not tables
 
@@ -32,18 +32,12 @@ _INTEGERS = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL}
 
 
 def fold(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
-    """Replace integer nodes with known results by Constant nodes of the same names.
-
-    Shapes that depend on the results may then be inferred, and be folded in their turn.
-    Subgraphs are folded, too.
-
-    Args:
-        graph: In topological order, with types and shapes inferred; changed in place.
-        keep: Names of initializers whose values are not to be relied on.
-
-    Returns:
-        Whether there were any.
-    """
+    """Replace integer nodes with known results by Constant nodes of the same names."""
+    # Shapes that depend on the results may then be inferred, and be folded in their turn. Subgraphs
+    # are folded, too.
+    # graph: In topological order, with types and shapes inferred; changed in place. keep: Names of
+    # initializers whose values are not to be relied on.
+    # Returns whether there were any.
     return _fold(graph, graph, keep)
 
 
@@ -62,8 +56,14 @@ def _fold(graph: ir.Graph, root: ir.Graph, keep: Collection[str]) -> bool:
         output = node.outputs[0]
         if output.is_graph_output() or output.dtype not in _INTEGERS:
             continue
-        array = _shape(node) if node.op_type in ("Shape", "Size") else None
-        if node.op_type in _FOLDED and not (node.op_type in _GROWING and _may_be_large(output)):
+        array = None
+        dims = _read_dims(node) if node.op_type in ("Shape", "Size") else None
+        if dims is not None and all(isinstance(dim, int) for dim in dims):
+            array = np.array(dims, np.int64)
+            array = np.asarray(array.prod()) if node.op_type == "Size" else array
+        sizes = static_dims(output)
+        small = sizes is not None and math.prod(sizes) <= _LARGEST
+        if node.op_type in _FOLDED and (small or node.op_type not in _GROWING):
             array = _evaluate(node, graph, keep)
         if array is not None and array.size <= _LARGEST:
             _replace(graph, node, array)
@@ -72,17 +72,11 @@ def _fold(graph: ir.Graph, root: ir.Graph, keep: Collection[str]) -> bool:
 
 
 def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
-    """Give subgraphs copies of the axes and sizes that they read from the main graph.
-
-    Shape inference does not see the values of what lies outside of a subgraph.
-
-    Args:
-        graph: The main graph; its subgraphs are changed in place.
-        keep: Names of initializers whose values are not to be relied on.
-
-    Returns:
-        Whether there were any.
-    """
+    """Give subgraphs copies of the axes and sizes that they read from the main graph."""
+    # Shape inference does not see the values of what lies outside of a subgraph.
+    # graph: The main graph; its subgraphs are changed in place. keep: Names of initializers whose
+    # values are not to be relied on.
+    # Returns whether there were any.
     names, changed = Names(used_names(graph)), False
     known = {
         value: value.const_value
@@ -104,20 +98,6 @@ def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
     return changed
 
 
-def _may_be_large(value: ir.Value) -> bool:
-    dims = static_dims(value)
-    return dims is None or math.prod(dims) > _LARGEST
-
-
-def _shape(node: ir.Node) -> np.ndarray | None:
-    """The result of Shape or Size, if every dimension is known."""
-    dims = _read_dims(node)
-    if dims is None or not all(isinstance(dim, int) for dim in dims):
-        return None
-    known = np.array(dims, np.int64)
-    return np.asarray(known.prod()) if node.op_type == "Size" else known
-
-
 def _read_dims(shape: ir.Node) -> Dims | None:
     """Dimensions that a Shape or Size node reads."""
     value = shape.inputs[0]
@@ -131,24 +111,24 @@ def _read_dims(shape: ir.Node) -> Dims | None:
 def _known(value: ir.Value | None, keep: Collection[str]) -> np.ndarray | None:
     if value is None or value.name in keep or value.is_graph_input():
         return None
-    tensor = ir.convenience.get_const_tensor(value)
-    if tensor is None or tensor.size > _LARGEST:
-        return None
-    return np.asarray(tensor.numpy())
+    return constant(value, largest=_LARGEST)
 
 
 def _evaluate(node: ir.Node, graph: ir.Graph, keep: Collection[str]) -> np.ndarray | None:
-    """The result of a node all of whose inputs are known.
-
-    Gather and Slice may read a shape of which only what they pick is known.
-    """
+    """The result of a node all of whose inputs are known."""
+    # Gather and Slice may read a shape of which only what they pick is known.
     feeds, partial = {}, False
     for index, value in enumerate(node.inputs):
         if value is None:
             continue
         array = _known(value, keep)
         if array is None and index == 0 and node.op_type in ("Gather", "Slice"):
-            array, partial = _marked_shape(value.producer()), True
+            # The result of a Shape node with -1, which no shape has, for what is unknown.
+            shape = value.producer()
+            dims = None if shape is None or shape.op_type != "Shape" else _read_dims(shape)
+            if dims is not None:
+                array = np.array([d if isinstance(d, int) else -1 for d in dims], np.int64)
+            partial = True
         if array is None or value.name is None:
             return None
         feeds[value.name] = array
@@ -160,14 +140,6 @@ def _evaluate(node: ir.Node, graph: ir.Graph, keep: Collection[str]) -> np.ndarr
     except (ValueError, IndexError, TypeError, ArithmeticError):
         return None  # the runtime will say what is wrong with it
     return None if partial and np.any(np.asarray(result) < 0) else np.asarray(result)
-
-
-def _marked_shape(node: ir.Node | None) -> np.ndarray | None:
-    """The result of a Shape node with -1, which no shape has, for what is unknown."""
-    dims = None if node is None or node.op_type != "Shape" else _read_dims(node)
-    if dims is None:
-        return None
-    return np.array([dim if isinstance(dim, int) else -1 for dim in dims], np.int64)
 
 
 def _replace(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> None:

@@ -73,10 +73,8 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
 
 
 def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
-    """Every node of a graph, each before those of its subgraphs.
-
-    The same as ``graph.all_nodes()``, in a fraction of the time.
-    """
+    """Every node of a graph, each before those of its subgraphs."""
+    # The same as ``graph.all_nodes()``, in a fraction of the time.
     for node in graph:
         yield node
         for subgraph in subgraphs(node):
@@ -161,12 +159,9 @@ def drop_unused_constants(graph: ir.Graph) -> None:
 
 
 def is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
-    """Whether every node stands after those that it reads from, so that sorting changes nothing.
-
-    Args:
-        graph: The graph; its subgraphs are looked into.
-        made: What nodes before the subgraph have computed; what its own do is added.
-    """
+    """Whether every node stands after those that it reads from, so that sorting changes nothing."""
+    # graph: The graph; its subgraphs are looked into. made: What nodes before the subgraph have
+    # computed; what its own do is added.
     made = set() if made is None else made
     for node in graph:
         for value in node.inputs:
@@ -181,12 +176,18 @@ def is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
 # Small questions that several passes ask of a graph.
 
 
+def constant(value: ir.Value | None, largest: int | None = None) -> np.ndarray | None:
+    """What a value holds that is known before the model runs, of so many elements at most."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    if tensor is None or (largest is not None and tensor.size > largest):
+        return None
+    return np.asarray(tensor.numpy())
+
+
 def scalar(value: ir.Value | None) -> float | None:
     """The number that a constant of one element holds, else None."""
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    if tensor is None or tensor.size != 1:
-        return None
-    return float(np.asarray(tensor.numpy()).reshape(-1)[0])
+    array = constant(value, largest=1)
+    return None if array is None or array.size != 1 else float(array.item())
 
 
 def is_scalar(value: ir.Value | None, wanted: float) -> bool:
@@ -214,11 +215,9 @@ def split_scalar(node: ir.Node | None, wanted: float) -> ir.Value | None:
 
 
 def same_rank(left: ir.Value | None, right: ir.Value | None) -> bool:
-    """Whether two values are known to have as many axes.
-
-    A constant of one element may be written with more axes than what it is combined with,
-    [1, 1, 1], and gives them to the result.
-    """
+    """Whether two values are known to have as many axes."""
+    # A constant of one element may be written with more axes than what it is combined with, [1, 1,
+    # 1], and gives them to the result.
     if left is None or right is None or left.shape is None or right.shape is None:
         return False
     return left.shape.rank() == right.shape.rank()
@@ -247,23 +246,16 @@ def replace(old: ir.Value, new: ir.Value, nodes: Iterable[ir.Node]) -> None:
 
 # Merges nodes that compute the same, as ONNX Runtime's optimizers do.
 
-_PLAIN: Final = {
-    ir.AttributeType.INT,
-    ir.AttributeType.FLOAT,
-    ir.AttributeType.STRING,
-    ir.AttributeType.INTS,
-    ir.AttributeType.FLOATS,
-    ir.AttributeType.STRINGS,
-}
+PLAIN_ATTRIBUTES: Final = {
+    ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING,
+    ir.AttributeType.INTS, ir.AttributeType.FLOATS, ir.AttributeType.STRINGS,
+}  # fmt: skip
 
 
 def merge(graph: ir.Graph, nodes: Iterable[ir.Node] | None = None) -> None:
-    """Let the first of several equal nodes do for all.
-
-    Args:
-        graph: A sorted graph; changed in place. Its subgraphs stay as they are.
-        nodes: Nodes of it to merge, in its order; all if None.
-    """
+    """Let the first of several equal nodes do for all."""
+    # graph: A sorted graph; changed in place. Its subgraphs stay as they are. nodes: Nodes of it to
+    # merge, in its order; all if None.
     found: dict[Hashable, ir.Node] = {}
     for node in list(graph if nodes is None else nodes):
         key = _key(node)
@@ -284,7 +276,7 @@ def _key(node: ir.Node) -> Hashable:
     attributes = sorted(node.attributes.items())
     if node.domain or node.op_type in RANDOM_OPERATORS:
         return None
-    if any(attribute.type not in _PLAIN for _, attribute in attributes):
+    if any(attribute.type not in PLAIN_ATTRIBUTES for _, attribute in attributes):
         return None
     return (
         node.op_type,
@@ -298,38 +290,23 @@ def _key(node: ir.Node) -> Hashable:
 
 
 class InlinePass(common_passes.InlinePass):
-    """onnx-ir's, in time proportional to what it makes.
+    """onnx-ir's, in time proportional to what it makes."""
 
-    That one tries ``name_2``, ``name_3`` and so on for every copy of a value from the start, so
-    that the copies of a function that is called n times take n^2 tries.
-    """
+    # That one tries ``name_2``, ``name_3`` and so on for every copy of a value from the start, so
+    # that the copies of a function that is called n times take n^2 tries.
 
     def _reset(self, model: ir.Model) -> None:
         super()._reset(model)
-        self._used_value_names = _CountedNames(self._used_value_names)
-        self._used_node_names = _CountedNames(self._used_node_names)
-
-
-class _CountedNames(set[str]):
-    """Names that are taken, and the number at which the search for another goes on."""
-
-    def __init__(self, names: set[str]) -> None:
-        super().__init__(names)
-        self.reached: dict[str, int] = {}
+        self._used_value_names = Names(self._used_value_names)
+        self._used_node_names = Names(self._used_node_names)
 
 
 def _make_unique_name(name: str, callstack: list[str], used_names: set[str]) -> str:
     """As onnx-ir's: the same names, found sooner where the set remembers how far it got."""
-    reached = used_names.reached if isinstance(used_names, _CountedNames) else {}
-    candidate, number = name, reached.get(name, 1)
-    if number > 1:
-        candidate = f"{name}_{number}"
-    while candidate in used_names:
-        number += 1
-        candidate = f"{name}_{number}"
-    reached[name] = number
-    used_names.add(candidate)
-    return candidate
+    names = used_names if isinstance(used_names, Names) else Names(used_names)
+    made = names.fresh(name)
+    used_names.add(made)
+    return made
 
 
 inliner._make_unique_name = _make_unique_name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -12,7 +12,15 @@ import onnx.defs
 import onnx.shape_inference
 import onnx_ir as ir
 
-from odtpack.graph.graphs import Dims, defined, dims_of, nodes_of, static_dims, subgraphs
+from odtpack.graph.graphs import (
+    PLAIN_ATTRIBUTES,
+    Dims,
+    defined,
+    dims_of,
+    nodes_of,
+    static_dims,
+    subgraphs,
+)
 
 # Types and shapes of a model's values, by the onnx library.
 #
@@ -24,36 +32,25 @@ _LARGEST_CONSTANT: Final = 1000  # bytes of an initializer that may be a shape o
 
 
 def infer_shapes(model: ir.Model, *, new_only: bool = False) -> ir.Model:
-    """Infer types and shapes of every value, with data propagation; return the model.
-
-    Values of subgraphs are among them, and what loops carry.
-
-    What is known stays. Where inference fails, nothing is added: a rule that needs what is
-    missing says so.
-
-    The onnx library propagates vectors element by element, so data propagation is left
-    out where a model declares one so long that it could exhaust the memory.
-
-    Args:
-        model: Changed in place.
-        new_only: What is known in full was inferred before, and nothing that it depends on
-            has changed since.
-    """
+    """Infer types and shapes of every value, with data propagation; return the model."""
+    # Values of subgraphs are among them, and what loops carry.
+    # What is known stays. Where inference fails, nothing is added: a rule that needs what is
+    # missing says so.
+    # The onnx library propagates vectors element by element, so data propagation is left out where
+    # a model declares one so long that it could exhaust the memory.
+    # model: Changed in place. new_only: What is known in full was inferred before, and nothing that
+    # it depends on has changed since.
     if _complete_by_node(model, new_only):
         return model
-    return infer(model, infer_by_standard)
+    return _infer_whole(model)
 
 
 def _complete_by_node(model: ir.Model, new_only: bool) -> bool:
-    """Infer node by node, as long as each one's outputs become fully known.
-
-    Most models are known in full already, but for a few new nodes. What is found is what
-    inference of the whole model finds: with every size a number or a name, data propagation
-    has nothing to add.
-
-    Returns:
-        Whether every value is known now. Otherwise the rest is for the whole.
-    """
+    """Infer node by node, as long as each one's outputs become fully known."""
+    # Most models are known in full already, but for a few new nodes. What is found is what
+    # inference of the whole model finds: with every size a number or a name, data propagation has
+    # nothing to add.
+    # Returns whether every value is known now. Otherwise the rest is for the whole.
     inference = NodeInference(dict(model.graph.opset_imports))
     _type_initializers(model.graph)
     known = _is_known if new_only else _is_static
@@ -69,10 +66,8 @@ def _complete_by_node(model: ir.Model, new_only: bool) -> bool:
 
 
 def _complete(value: ir.Value, found: Found | None) -> bool:
-    """Take over what was found about a value; whether it is fully known then.
-
-    What is declared stays, but that a number found wins over a name.
-    """
+    """Take over what was found about a value; whether it is fully known then."""
+    # What is declared stays, but that a number found wins over a name.
     dtype, dims = found or (None, None)
     known = dims_of(value)
     if dims is not None and known is not None:
@@ -91,26 +86,22 @@ def _complete(value: ir.Value, found: Found | None) -> bool:
     return value.dtype is not None and _is_known(value.shape)
 
 
-def infer_by_standard(model: ir.Model) -> ir.Model:
+def _infer_by_standard(model: ir.Model) -> None:
     """The same as far as the onnx library goes, which treats no loop bodies."""
     inferred = inferred_proto(model)
     if inferred is not None:
         _merge(model.graph, inferred.graph)
-    return model
 
 
 def inferred_proto(model: ir.Model, *, sizes: bool = True) -> onnx.ModelProto | None:
-    """What the onnx library makes of a model, without the values of large initializers.
-
-    Args:
-        model: The model.
-        sizes: Follow the values of shapes through the graph, which is slow where long vectors
-            are joined. Types do not depend on it.
-
-    Returns:
-        The model with types and shapes; None if its inference fails. Initializers are inputs.
-    """
-    data_prop = sizes and all(map(_vectors_are_short, model.graphs()))
+    """What the onnx library makes of a model, without the values of large initializers."""
+    # sizes: Follow the values of shapes through the graph, which is slow where long vectors are
+    # joined. Types do not depend on it.
+    # Returns the model with types and shapes; None if its inference fails. Initializers are inputs.
+    vectors = (v for g in model.graphs() for v in defined(g) if len(dims_of(v) or ()) == 1)
+    data_prop = sizes and all(
+        not isinstance(n, int) or n <= _LONGEST_VECTOR for v in vectors for n in dims_of(v) or ()
+    )
     with _without_large_initializers(model.graph):
         proto = ir.to_proto(model)
     try:
@@ -160,21 +151,13 @@ def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
             inferred = found.get(value.name or "")
             if inferred is not None and not (value.dtype is not None and _is_static(value.shape)):
                 _refine(value, inferred)
-        for attribute in described.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                _merge_body(node.attributes[attribute.name].as_graph(), attribute.g)
-            for inner, inner_proto in zip(
-                node.attributes[attribute.name].as_graphs() if attribute.graphs else (),
-                attribute.graphs,
-                strict=True,
-            ):
-                _merge_body(inner, inner_proto)
-
-
-def _merge_body(graph: ir.Graph, proto: onnx.GraphProto) -> None:
-    for value, info in zip(graph.inputs, proto.input, strict=True):
-        _refine(value, info.type)
-    _merge(graph, proto)
+        bodies = [
+            body for a in described.attribute for body in ([a.g] if a.HasField("g") else a.graphs)
+        ]
+        for body, inner in zip(subgraphs(node), bodies, strict=True):
+            for value, info in zip(body.inputs, inner.input, strict=True):
+                _refine(value, info.type)
+            _merge(body, inner)
 
 
 def _refine(value: ir.Value, inferred: onnx.TypeProto) -> None:
@@ -193,13 +176,9 @@ def _refine_tensor(value: ir.Value, inferred: onnx.TypeProto.Tensor) -> None:
     """The same for a tensor, as nearly every value is one: most of a merge is spent here."""
     if inferred.elem_type and (value.dtype is None or int(value.dtype) != inferred.elem_type):
         value.type = ir.TensorType(ir.DataType(inferred.elem_type))
-    if inferred.HasField("shape"):
-        dims = [
-            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
-            for dim in inferred.shape.dim
-        ]
-        if value.shape is None or list(dims_of(value) or ()) != dims:
-            value.shape = ir.Shape(dims)
+    dims = _dims(inferred)
+    if dims is not None and dims_of(value) != dims:
+        value.shape = ir.Shape(dims)
 
 
 def _is_static(shape: ir.Shape | None) -> bool:
@@ -217,31 +196,12 @@ def _is_known(shape: ir.Shape | None) -> bool:
     )
 
 
-def _vectors_are_short(graph: ir.Graph) -> bool:
-    values = (*graph.inputs, *graph.initializers.values(), *(y for n in graph for y in n.outputs))
-    return all(
-        value.shape is None
-        or value.shape.rank() != 1
-        or not isinstance(value.shape[0], int)
-        or value.shape[0] <= _LONGEST_VECTOR
-        for value in values
-    )
-
-
 # What the standard finds out about one node's outputs from its inputs alone.
 #
 # Training graphs repeat themselves: the same operator with the same attributes meets inputs
 # of the same types and shapes in every layer. So each such node is inferred once, and the
 # whole takes a fraction of what inference of the model takes.
 
-_PLAIN: Final = {
-    ir.AttributeType.FLOAT,
-    ir.AttributeType.FLOATS,
-    ir.AttributeType.INT,
-    ir.AttributeType.INTS,
-    ir.AttributeType.STRING,
-    ir.AttributeType.STRINGS,
-}
 
 Found = tuple[ir.DataType, Dims | None]
 """Element type and dimensions; None for an unknown rank, and for each unknown dimension."""
@@ -259,13 +219,10 @@ _MOST_KNOWN: Final = 10_000
 
 
 class NodeInference:
-    """Infers nodes of one model in topological order, without data propagation between them.
+    """Infers nodes of one model in topological order, without data propagation between them."""
 
-    Where a value has no type or shape, what was found of it before takes its place.
-
-    Args:
-        opsets: Versions of the operator sets by domain.
-    """
+    # Where a value has no type or shape, what was found of it before takes its place.
+    # opsets: Versions of the operator sets by domain.
 
     def __init__(self, opsets: dict[str, int]) -> None:
         self._opsets = opsets
@@ -275,19 +232,22 @@ class NodeInference:
         self._descriptions: dict[ir.Value, _Input] = {}  # most values are read several times
 
     def outputs(self, node: ir.Node) -> list[Found | None]:
-        """Type and shape of each output, as far as they follow from the inputs'.
-
-        None for an output of which nothing is found out, and for every output of a node
-        with subgraphs, whose types come from inside.
-        """
+        """Type and shape of each output, as far as they follow from the inputs'."""
+        # None for an output of which nothing is found out, and for every output of a node with
+        # subgraphs, whose types come from inside.
         if subgraphs(node):
             return [None] * len(node.outputs)
         inputs = tuple([self._described(value) for value in node.inputs])
         attributes = node.attributes.data.values()  # see odtpack.graph.graphs.subgraphs
-        if any(attribute.type not in _PLAIN for attribute in attributes):
+        if any(attribute.type not in PLAIN_ATTRIBUTES for attribute in attributes):
             found = self._infer(node, inputs)
         else:
-            plain = tuple([(a.name, a.type, _hashable(a.value)) for a in attributes])
+            plain = tuple(
+                [
+                    (a.name, a.type, tuple(a.value) if isinstance(a.value, list) else a.value)
+                    for a in attributes
+                ]
+            )
             key = (self._of_opsets, node.op_type, node.domain, plain, inputs, len(node.outputs))
             known = _KNOWN.get(key)  # once: another thread may clear it
             if known is None:
@@ -357,21 +317,21 @@ class NodeInference:
         return [_read(found.get(name)) for name in proto.output]
 
 
-def _hashable(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _read(proto: onnx.TypeProto | None) -> Found | None:
     if proto is None or not proto.HasField("tensor_type") or not proto.tensor_type.elem_type:
         return None
-    tensor = proto.tensor_type
-    dims: Dims | None = None
-    if tensor.HasField("shape"):
-        dims = tuple(
+    return ir.DataType(proto.tensor_type.elem_type), _dims(proto.tensor_type)
+
+
+def _dims(tensor: onnx.TypeProto.Tensor) -> Dims | None:
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(
+        [
             dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
             for dim in tensor.shape.dim
-        )
-    return ir.DataType(tensor.elem_type), dims
+        ]
+    )
 
 
 # Shapes of what a Loop carries, which the standard's shape inference leaves open.
@@ -397,15 +357,16 @@ class _State(NamedTuple):
     last: ir.Value
 
 
-def infer(model: ir.Model, infer_others: Callable[[ir.Model], ir.Model]) -> ir.Model:
-    """Infer shapes, those of carried values included.
-
-    Args:
-        model: Changed in place.
-        infer_others: Infers all shapes but these.
-    """
-    model = infer_others(model)
-    states = [state for state in _states(model) if _is_open(state)]
+def _infer_whole(model: ir.Model) -> ir.Model:
+    """Infer shapes of a model, changed in place, those of carried values included."""
+    _infer_by_standard(model)
+    states = [
+        state
+        for state in _states(model)
+        if not state.before.meta.get(_OPEN)
+        and isinstance(state.first.type, ir.TensorType)
+        and (state.before.shape is None or state.last.shape is None)
+    ]
     if not states:
         return model
     known = {value: value.shape for graph in model.graphs() for value in defined(graph)}
@@ -416,8 +377,15 @@ def infer(model: ir.Model, infer_others: Callable[[ir.Model], ir.Model]) -> ir.M
         new = [s for s in states if s not in guesses and s.first.shape is not None]
         guesses |= {state: dims_of(state.first) for state in new}
         if not new:
-            if not judged:  # these are the shapes of the first turn, assumed or not
-                _mark_varying(states)
+            for state in () if judged else states:  # the shapes of the first turn, assumed or not
+                first, after = dims_of(state.first), dims_of(state.after)
+                if first is None or after is None or dims_of(state.before) != first:
+                    continue
+                sizes = [
+                    p for p in zip(first, after, strict=False) if all(type(d) is int for d in p)
+                ]
+                if len(first) != len(after) or any(a != b for a, b in sizes):
+                    state.before.meta[VARIES] = True
             judged = True
             found = {state: _common(state, guess) for state, guess in guesses.items()}
             if found == guesses:
@@ -429,7 +397,7 @@ def infer(model: ir.Model, infer_others: Callable[[ir.Model], ir.Model]) -> ir.M
                 if state.before.shape is None:
                     state.before.shape = ir.Shape(dims)
                 state.last.shape = ir.Shape(dims)
-        model = infer_others(model)
+        _infer_by_standard(model)
     else:
         _restore(known)
         guesses = dict.fromkeys(states)
@@ -444,17 +412,6 @@ def _restore(shapes: Mapping[ir.Value, ir.Shape | None]) -> None:
         value.shape = shape
 
 
-def _mark_varying(states: list[_State]) -> None:
-    for state in states:
-        first, after = dims_of(state.first), dims_of(state.after)
-        if first is None or after is None or dims_of(state.before) != dims_of(state.first):
-            continue
-        pairs = zip(first, after, strict=False)
-        sizes = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
-        if len(first) != len(after) or any(a != b for a, b in sizes):
-            state.before.meta[VARIES] = True
-
-
 def _states(model: ir.Model) -> Iterator[_State]:
     for node in nodes_of(model.graph):
         if node.op_type != "Loop" or node.domain not in ("", "ai.onnx"):
@@ -466,19 +423,11 @@ def _states(model: ir.Model) -> Iterator[_State]:
                 yield _State(first, before, after, last)
 
 
-def may_change(
-    graph: ir.Graph, value: ir.Value, infer_others: Callable[[ir.Model], ir.Model]
-) -> bool:
-    """Whether a carried value may have another shape in another turn.
-
-    Sizes that are known only when the model runs are set to numbers for that: then inference
-    separates what has as many elements as before from what has more.
-
-    Args:
-        graph: The main graph; not changed.
-        value: Input of the body of a Loop in it.
-        infer_others: Infers all shapes but those of carried values.
-    """
+def may_change(graph: ir.Graph, value: ir.Value) -> bool:
+    """Whether a carried value may have another shape in another turn."""
+    # Sizes that are known only when the model runs are set to numbers for that: then inference
+    # separates what has as many elements as before from what has more.
+    # graph: The main graph; not changed. value: Input of the body of a Loop in it.
     model = ir.Model(graph, ir_version=8)
     twin = model.clone()
     numbers: dict[str, int] = {}
@@ -489,7 +438,7 @@ def may_change(
             each.shape = _with_numbers(each, numbers, new=False)
     states, twins = list(_states(model)), list(_states(twin))
     for _ in range(_ROUNDS):  # a loop inside a loop begins with what the outer one carries
-        infer_others(twin)
+        _infer_by_standard(twin)
         unknown = [s for s in twins if static_dims(s.before) is None and static_dims(s.first)]
         if not unknown:
             break
@@ -512,12 +461,6 @@ def _with_numbers(value: ir.Value, numbers: dict[str, int], *, new: bool) -> ir.
             numbers.setdefault(name, _SIZE * (len(numbers) + 1))
         found.append(dim if isinstance(dim, int) else numbers.get(name))
     return None if None in found else ir.Shape([dim for dim in found if dim is not None])
-
-
-def _is_open(state: _State) -> bool:
-    if state.before.meta.get(_OPEN) or not isinstance(state.first.type, ir.TensorType):
-        return False
-    return state.before.shape is None or state.last.shape is None
 
 
 def _common(state: _State, guess: Dims | None) -> Dims | None:

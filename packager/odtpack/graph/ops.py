@@ -21,16 +21,8 @@ Scalar = int | float
 Operand = ir.Value | Scalar | None
 
 _BOOLEAN = {
-    "Equal",
-    "Greater",
-    "Less",
-    "GreaterOrEqual",
-    "LessOrEqual",
-    "Not",
-    "And",
-    "Or",
-    "IsNaN",
-}
+    "Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Not", "And", "Or", "IsNaN",
+}  # fmt: skip
 _INT64 = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}
 _LARGEST_EXPONENT = 126  # of the powers of two that float32 holds
 _MOST_JOINED = 7
@@ -51,14 +43,12 @@ def _attribute(name: str, value: Any) -> Any:
 
 
 class Ops:
-    """A cursor in a graph; attribute access names the operator to write there.
+    """A cursor in a graph; attribute access names the operator to write there."""
 
-    Args:
-        graph: Graph to write into; new nodes go to its end unless :meth:`before` is used.
-        prefix: Start of the names of new values, so that a reader sees where they come from.
-        outer: Writer for the graph around ``graph``, if that is a subgraph: names differ
-            from all names there, and opsets are the same.
-    """
+    # graph: Graph to write into; new nodes go to its end unless :meth:`before` is used. prefix:
+    # Start of the names of new values, so that a reader sees where they come from. outer: Writer
+    # for the graph around ``graph``, if that is a subgraph: names differ from all names there, and
+    # opsets are the same.
 
     FLOAT: Final = ir.DataType.FLOAT
     INT64: Final = ir.DataType.INT64
@@ -110,11 +100,9 @@ class Ops:
         name: str | None = None,
         **attributes: Any,
     ) -> tuple[ir.Value, ...]:
-        """Write one node and return its outputs.
-
-        Numbers among ``inputs`` become constants of the type of the other inputs.
-        Attributes that are None are left out.
-        """
+        """Write one node and return its outputs."""
+        # Numbers among ``inputs`` become constants of the type of the other inputs. Attributes that
+        # are None are left out.
         dtype = next((v.dtype for v in inputs if isinstance(v, ir.Value) and v.dtype), None)
         if op_type == "Where":
             dtype = next((v.dtype for v in inputs[1:] if isinstance(v, ir.Value) and v.dtype), None)
@@ -190,13 +178,11 @@ class Ops:
             self._home, self._place = before
 
     def run_before(self, early: ir.Value, late: ir.Value, readers: Sequence[ir.Node]) -> None:
-        """Make the runtime compute ``early`` before ``readers``, which read ``late``.
-
-        ONNX Runtime executes depth first from the outputs, so a value that only the
-        backward pass reads is computed there, and what it is computed from stays in memory
-        until then. Both values must have the same shape at run time: the readers get a
-        view of ``late`` whose shape is taken from ``early``, at no cost.
-        """
+        """Make the runtime compute ``early`` before ``readers``, which read ``late``."""
+        # ONNX Runtime executes depth first from the outputs, so a value that only the backward pass
+        # reads is computed there, and what it is computed from stays in memory until then. Both
+        # values must have the same shape at run time: the readers get a view of ``late`` whose
+        # shape is taken from ``early``, at no cost.
         view = self.Reshape(late, self.Shape(early))
         view.type, view.shape = late.type, late.shape
         for node in readers:
@@ -240,11 +226,9 @@ class Ops:
         return result
 
     def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
-        """Reshape to the shape of ``like``.
-
-        With at most one unknown dimension the shape is written as a constant with a -1:
-        a Shape node would keep ``like`` alive until the backward pass reads its shape.
-        """
+        """Reshape to the shape of ``like``."""
+        # With at most one unknown dimension the shape is written as a constant with a -1: a Shape
+        # node would keep ``like`` alive until the backward pass reads its shape.
         dims = dims_of(like)
         if (
             dims is not None
@@ -286,6 +270,10 @@ class Ops:
     def reduce_mean(self, value: ir.Value, axes: Sequence[int], keepdims: bool = True) -> ir.Value:
         """Mean over ``axes``."""
         return self._axes("ReduceMean", 18, value, axes, keepdims=int(keepdims))
+
+    def reduce_max(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """Maximum over ``axes``, which stay as axes of length one."""
+        return self._axes("ReduceMax", 18, value, axes)
 
     def reduce_prod(self, value: ir.Value, axes: Sequence[int], keepdims: bool = True) -> ir.Value:
         """Product over ``axes``."""
@@ -336,11 +324,9 @@ class Ops:
     # Compound steps that several rules share
 
     def heaviside(self, value: ir.Value) -> ir.Value:
-        """1 where ``value`` is positive, 0 where it is not, in the type of ``value``.
-
-        For float32 a HardSigmoid of slope 2^126 does it in one pass, four times faster
-        than Greater and Cast. It is exact for every number that is not denormal.
-        """
+        """1 where ``value`` is positive, 0 where it is not, in the type of ``value``."""
+        # For float32 a HardSigmoid of slope 2^126 does it in one pass, four times faster than
+        # Greater and Cast. It is exact for every number that is not denormal.
         if value.dtype == ir.DataType.FLOAT:
             return self.HardSigmoid(value, alpha=2.0**_LARGEST_EXPONENT, beta=0.0)
         return self.cast(self.Greater(value, 0), value.dtype or ir.DataType.FLOAT)

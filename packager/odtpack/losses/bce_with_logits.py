@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,10 +25,10 @@ class BinaryCrossEntropyWithLogits(Elementwise):
         pos_weight: p, likewise.
     """
 
-    name: ClassVar[str] = "bce_with_logits"
-    summary: ClassVar[str] = "Cross-entropy of yes or no, from logits."
-    formula: ClassVar[str] = "-w (p t log s(y) + (1 - t) log(1 - s(y))), s the sigmoid"
-    prediction: ClassVar[str] = "logits"
+    name = "bce_with_logits"
+    summary = "Cross-entropy of yes or no, from logits."
+    formula = "-w (p t log s(y) + (1 - t) log(1 - s(y))), s the sigmoid"
+    prediction = "logits"
     weight: Numbers | None = option(None, "Factor of the terms.", least=0, axes=0)
     pos_weight: Numbers | None = option(None, "Factor of the terms of a yes.", least=0, axes=0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from odtpack.losses.common.base import Embeddings, Target, dims, distance, shaped, target_dtype
 from odtpack.option import option
@@ -26,12 +26,12 @@ class Contrastive(Embeddings):
         margin: How far apart a pair that does not belong together shall lie.
     """
 
-    name: ClassVar[str] = "contrastive"
-    summary: ClassVar[str] = "Pairs are to be near each other, or apart."
-    formula: ClassVar[str] = "t d² + (1 - t) max(margin - d, 0)², d = ‖a - b + 1e-6‖"
-    prediction: ClassVar[str] = "two embeddings [N, D]"
-    target: ClassVar[str] = "`target` [N]"
-    reads: ClassVar[tuple[str, ...]] = ("first", "second")
+    name = "contrastive"
+    summary = "Pairs are to be near each other, or apart."
+    formula = "t d² + (1 - t) max(margin - d, 0)², d = ‖a - b + 1e-6‖"
+    prediction = "two embeddings [N, D]"
+    target = "`target` [N]"
+    reads = ("first", "second")
     margin: float = option(1.0, "How far apart.", above=0)
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
@@ -41,7 +41,6 @@ class Contrastive(Embeddings):
         return (Target("target", "target", target_dtype(first), dims(first)[:1]),)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
-        """Write the loss of every pair."""
         first, second, together = values
         apart = distance(op, first, second, 2)
         short = op.Relu(op.Sub(self.margin, apart))

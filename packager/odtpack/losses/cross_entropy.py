@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from odtpack.losses.common.base import log_softmax, rank
 from odtpack.losses.nll import NegativeLogLikelihood
@@ -27,10 +27,10 @@ class CrossEntropy(NegativeLogLikelihood):
         label_smoothing: e, from 0 to 1.
     """
 
-    name: ClassVar[str] = "cross_entropy"
-    summary: ClassVar[str] = "Cross-entropy of labels, from logits."
-    formula: ClassVar[str] = "-w[t] log softmax(y)[t], smoothed by `label_smoothing`"
-    prediction: ClassVar[str] = "logits [N, C, ...]"
+    name = "cross_entropy"
+    summary = "Cross-entropy of labels, from logits."
+    formula = "-w[t] log softmax(y)[t], smoothed by `label_smoothing`"
+    prediction = "logits [N, C, ...]"
     label_smoothing: float = option(
         0.0, "How much of a label is spread over all classes.", least=0, most=1
     )
@@ -39,12 +39,7 @@ class CrossEntropy(NegativeLogLikelihood):
         return log_softmax(op, prediction)
 
     def _smooth(
-        self,
-        op: Ops,
-        terms: ir.Value,
-        log_p: ir.Value,
-        axis: int,
-        classes: ir.Value | None,
+        self, op: Ops, terms: ir.Value, log_p: ir.Value, axis: int, classes: ir.Value | None
     ) -> ir.Value:
         if not self.label_smoothing:
             return terms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -52,11 +52,11 @@ class CTC(Loss):
         layout: Axes of the prediction.
     """
 
-    name: ClassVar[str] = "ctc"
-    summary: ClassVar[str] = "Connectionist temporal classification."
-    formula: ClassVar[str] = "-log P(all alignments that read as the labels)"
-    prediction: ClassVar[str] = "logits or log-probabilities [T, N, C]"
-    target: ClassVar[str] = "`labels` [N, S], `input_lengths` [N], `target_lengths` [N]"
+    name = "ctc"
+    summary = "Connectionist temporal classification."
+    formula = "-log P(all alignments that read as the labels)"
+    prediction = "logits or log-probabilities [T, N, C]"
+    target = "`labels` [N, S], `input_lengths` [N], `target_lengths` [N]"
     blank: int = option(0, "Class that stands for no label.", whole=True, least=0)
     layout: Layout = option("TNC", "Axes of the prediction.")
 
@@ -79,7 +79,6 @@ class CTC(Loss):
         return {"odtpack.class_count": str(classes)} if isinstance(classes, int) else {}
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
-        """Write the loss of every sample."""
         prediction, labels, input_lengths, target_lengths = values
         labels, input_lengths, target_lengths = (
             op.cast(value, op.INT64) for value in (labels, input_lengths, target_lengths)
@@ -189,10 +188,7 @@ def _jumps(op: Ops, places: ir.Value, blank: int) -> ir.Value:
 
 def _log_sum(op: Ops, value: ir.Value) -> ir.Value:
     """Logarithm of the sum of the exponentials over axis 1: [N, 2 S + 1] to [N, 1]."""
-    if op.opset < 18:
-        top = op.ReduceMax(value, axes=[1], keepdims=1)
-    else:
-        top = op.ReduceMax(value, op.ints(1), keepdims=1)
+    top = op.reduce_max(value, [1])
     total = op.reduce_sum(op.Exp(op.Sub(value, top)), [1])
     return op.Add(top, op.Log(total))
 

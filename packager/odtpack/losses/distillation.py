@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from odtpack.losses.common.base import (
     Loss,
-    Reduction,
     Target,
     label_metadata,
     label_target,
@@ -38,11 +37,11 @@ class Distillation(Loss):
         ignore_index: Label of samples for which only the teacher counts.
     """
 
-    name: ClassVar[str] = "distillation"
-    summary: ClassVar[str] = "Divergence from a teacher, and cross-entropy of labels."
-    formula: ClassVar[str] = "alpha kl_div + (1 - alpha) cross_entropy"
-    prediction: ClassVar[str] = "logits [N, C, ...]"
-    target: ClassVar[str] = "`labels`, `target`"
+    name = "distillation"
+    summary = "Divergence from a teacher, and cross-entropy of labels."
+    formula = "alpha kl_div + (1 - alpha) cross_entropy"
+    prediction = "logits [N, C, ...]"
+    target = "`labels`, `target`"
     alpha: float = option(0.5, "How much the teacher counts.", least=0, most=1)
     temperature: float = option(2.0, "Divides the logits.", above=0)
     teacher: Teacher = option("logits", "What the target holds.")
@@ -57,23 +56,13 @@ class Distillation(Loss):
         return label_metadata(predictions[0], self.ignore_index)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
-        """Write the loss of every sample."""
-        return self._mix(op, "none", *values)
+        return dataclasses.replace(self, reduction="none").reduced(op, *values)
 
     def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
         """Write both losses, each with its own mean."""
-        return self._mix(op, self.reduction, *values)
-
-    def _mix(
-        self,
-        op: Ops,
-        reduction: Reduction,
-        prediction: ir.Value,
-        labels: ir.Value,
-        target: ir.Value,
-    ) -> ir.Value:
-        soft = KLDivergence(reduction, self.temperature, self.teacher)
-        hard = CrossEntropy(reduction, ignore_index=self.ignore_index)
+        prediction, labels, target = values
+        soft = KLDivergence(self.reduction, self.temperature, self.teacher)
+        hard = CrossEntropy(self.reduction, ignore_index=self.ignore_index)
         near = soft.reduced(op, prediction, target)
         right = hard.reduced(op, prediction, labels)
         return like(op.Add(op.Mul(near, self.alpha), op.Mul(right, 1 - self.alpha)), near)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from odtpack.losses.common.base import Elementwise, huber
 from odtpack.option import option
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 class Huber(Elementwise):
     """d^2 / 2 for |d| <= delta, delta (|d| - delta / 2) beyond; d = prediction - target."""
 
-    name: ClassVar[str] = "huber"
-    summary: ClassVar[str] = "Squares up to a difference, and a straight line beyond."
-    formula: ClassVar[str] = r"d²/2 up to \|d\| = delta, then delta (\|d\| - delta/2); d = y - t"
+    name = "huber"
+    summary = "Squares up to a difference, and a straight line beyond."
+    formula = r"d²/2 up to \|d\| = delta, then delta (\|d\| - delta/2); d = y - t"
     delta: float = option(1.0, "The difference.", above=0)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
-        """Write the terms."""
         return huber(op, self.delta, *values)

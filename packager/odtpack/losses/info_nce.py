@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from odtpack.losses.common.base import LEAST_SQUARE, Embeddings, Target, dims, shaped
 from odtpack.losses.cross_entropy import CrossEntropy
@@ -28,12 +28,12 @@ class InfoNCE(Embeddings):
         symmetric: Mean of both directions, from queries to keys and back.
     """
 
-    name: ClassVar[str] = "info_nce"
-    summary: ClassVar[str] = "Each query is to find its key among those of the batch."
-    formula: ClassVar[str] = "-log softmax over j of ⟨q[i], k[j]⟩/T, at j = i"
-    prediction: ClassVar[str] = "queries, keys [N, D]"
-    target: ClassVar[str] = ""
-    reads: ClassVar[tuple[str, ...]] = ("queries", "keys")
+    name = "info_nce"
+    summary = "Each query is to find its key among those of the batch."
+    formula = "-log softmax over j of ⟨q[i], k[j]⟩/T, at j = i"
+    prediction = "queries, keys [N, D]"
+    target = ""
+    reads = ("queries", "keys")
     temperature: float = option(0.07, "Divides the products.", above=0)
     normalize: bool = option(True, "Whether embeddings are brought to length 1.")
     symmetric: bool = option(False, "Whether keys are to find their queries, too.")
@@ -44,7 +44,6 @@ class InfoNCE(Embeddings):
         return ()
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
-        """Write the loss of every query."""
         queries, keys = (self._direction(op, value) for value in values)
         size = dims(values[0])[0]
         similarity = op.MatMul(queries, op.transpose(keys, 1, 0))

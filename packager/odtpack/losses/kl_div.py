@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from odtpack.losses.common.base import (
     Loss,
@@ -43,10 +43,10 @@ class KLDivergence(Loss):
         teacher: What the target holds.
     """
 
-    name: ClassVar[str] = "kl_div"
-    summary: ClassVar[str] = "Divergence from a teacher."
-    formula: ClassVar[str] = "T² Σ q (log q - log softmax(y/T)), q the teacher's softmax(t/T)"
-    prediction: ClassVar[str] = "logits [N, C, ...]"
+    name = "kl_div"
+    summary = "Divergence from a teacher."
+    formula = "T² Σ q (log q - log softmax(y/T)), q the teacher's softmax(t/T)"
+    prediction = "logits [N, C, ...]"
     temperature: float = option(1.0, "Divides the logits.", above=0)
     teacher: Teacher = option("logits", "What the target holds.")
 
@@ -56,7 +56,6 @@ class KLDivergence(Loss):
         return (target_like(predictions[0]),)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
-        """Write the divergence of every sample."""
         prediction, target = values
         return divergence(op, prediction, target, self.temperature, self.teacher)
 

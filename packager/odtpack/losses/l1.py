@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from odtpack.losses.common.base import Elementwise, like
 
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 class MeanAbsoluteError(Elementwise):
     """|prediction - target|; the slope where they are equal is 0."""
 
-    name: ClassVar[str] = "l1"
-    summary: ClassVar[str] = "Mean absolute error."
-    formula: ClassVar[str] = r"\|y - t\|"
+    name = "l1"
+    summary = "Mean absolute error."
+    formula = r"\|y - t\|"
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
-        """Write the distances."""
         prediction, target = values
         return like(op.Abs(op.Sub(prediction, target)), prediction)

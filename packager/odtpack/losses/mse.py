@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from odtpack.losses.common.base import Elementwise, like
 
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 class MeanSquaredError(Elementwise):
     """(prediction - target)^2."""
 
-    name: ClassVar[str] = "mse"
-    summary: ClassVar[str] = "Mean squared error."
-    formula: ClassVar[str] = "(y - t)²"
+    name = "mse"
+    summary = "Mean squared error."
+    formula = "(y - t)²"
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
-        """Write the squares."""
         prediction, target = values
         difference = like(op.Sub(prediction, target), prediction)
         return like(op.Mul(difference, difference), prediction)

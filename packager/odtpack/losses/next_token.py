@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,12 +33,12 @@ class NextToken(Loss):
             :mod:`odtpack.losses.common.vocabulary`; None for all.
     """
 
-    name: ClassVar[str] = "next_token"
-    summary: ClassVar[str] = "Cross-entropy of the next token, from logits."
-    formula: ClassVar[str] = "-log softmax(y[:, t])[labels[:, t + 1]]"
-    prediction: ClassVar[str] = "logits [B, T, V]"
-    target: ClassVar[str] = "`labels` [B, T]"
-    classifies: ClassVar[bool] = False
+    name = "next_token"
+    summary = "Cross-entropy of the next token, from logits."
+    formula = "-log softmax(y[:, t])[labels[:, t + 1]]"
+    prediction = "logits [B, T, V]"
+    target = "`labels` [B, T]"
+    classifies = False
     ignore_index: int = option(-100, "Label of tokens that do not count.", whole=True)
     words: int | None = option(
         None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,11 +40,11 @@ class NegativeLogLikelihood(Loss):
         ignore_index: Label of samples that do not count; it need not be a class.
     """
 
-    name: ClassVar[str] = "nll"
-    summary: ClassVar[str] = "Negative log-likelihood of labels, from log-probabilities."
-    formula: ClassVar[str] = "-w[t] y[t]"
-    prediction: ClassVar[str] = "log-probabilities [N, C, ...]"
-    target: ClassVar[str] = "`labels` [N, ...]"
+    name = "nll"
+    summary = "Negative log-likelihood of labels, from log-probabilities."
+    formula = "-w[t] y[t]"
+    prediction = "log-probabilities [N, C, ...]"
+    target = "`labels` [N, ...]"
     weight: Numbers | None = option(None, "A number for each class.", least=0, axes=1)
     ignore_index: int | None = option(None, "Label of samples that do not count.", whole=True)
 
@@ -69,7 +69,6 @@ class NegativeLogLikelihood(Loss):
         return label_metadata(predictions[0], self.ignore_index)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
-        """Write the loss of every sample."""
         return self._sum_and_count(op, *values)[0]
 
     def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
@@ -122,11 +121,6 @@ class NegativeLogLikelihood(Loss):
         return op.constant(array)
 
     def _smooth(
-        self,
-        op: Ops,
-        terms: ir.Value,
-        log_p: ir.Value,
-        axis: int,
-        classes: ir.Value | None,
+        self, op: Ops, terms: ir.Value, log_p: ir.Value, axis: int, classes: ir.Value | None
     ) -> ir.Value:
         return terms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from odtpack.losses.common.base import Elementwise, huber, like
 from odtpack.option import option
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 class SmoothL1(Elementwise):
     """d^2 / (2 beta) for |d| <= beta, |d| - beta / 2 beyond; d = prediction - target."""
 
-    name: ClassVar[str] = "smooth_l1"
-    summary: ClassVar[str] = "Huber's loss divided by the difference."
-    formula: ClassVar[str] = r"d²/(2 beta) up to \|d\| = beta, then \|d\| - beta/2"
+    name = "smooth_l1"
+    summary = "Huber's loss divided by the difference."
+    formula = r"d²/(2 beta) up to \|d\| = beta, then \|d\| - beta/2"
     beta: float = option(1.0, "The difference.", above=0)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
-        """Write the terms."""
         terms = huber(op, self.beta, *values)
         return terms if self.beta == 1 else like(op.Mul(terms, 1 / self.beta), values[0])

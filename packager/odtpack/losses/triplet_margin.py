@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from odtpack.losses.common.base import Embeddings, Target, dims, distance, shaped
 from odtpack.option import option
@@ -28,12 +28,12 @@ class TripletMargin(Embeddings):
         swap: Where the negative lies nearer to the positive, take that distance.
     """
 
-    name: ClassVar[str] = "triplet_margin"
-    summary: ClassVar[str] = "An anchor is to be nearer to the positive than to the negative."
-    formula: ClassVar[str] = "max(d(a, p) - d(a, n) + margin, 0), d(a, b) = ‖a - b + 1e-6‖"
-    prediction: ClassVar[str] = "anchor, positive, negative [N, D]"
-    target: ClassVar[str] = ""
-    reads: ClassVar[tuple[str, ...]] = ("anchor", "positive", "negative")
+    name = "triplet_margin"
+    summary = "An anchor is to be nearer to the positive than to the negative."
+    formula = "max(d(a, p) - d(a, n) + margin, 0), d(a, b) = ‖a - b + 1e-6‖"
+    prediction = "anchor, positive, negative [N, D]"
+    target = ""
+    reads = ("anchor", "positive", "negative")
     margin: float = option(1.0, "By how much.", above=0)
     p: Literal[1, 2] = option(2, "Norm of the distance.")
     swap: bool = option(
@@ -46,7 +46,6 @@ class TripletMargin(Embeddings):
         return ()
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
-        """Write the loss of every triplet."""
         anchor, positive, negative = values
         near = distance(op, anchor, positive, self.p)
         far = distance(op, anchor, negative, self.p)

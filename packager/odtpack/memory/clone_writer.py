@@ -22,18 +22,10 @@ from odtpack_simulator.memory.runtime_graph import Node
 
 
 def write(op: Ops, graph: ir.Graph, step: Step, choice: Choice, sizes: SizeNames) -> dict[str, str]:
-    """Write the nodes, and let the backward pass read what they compute.
-
-    Args:
-        op: Writer for the training graph; new nodes go to its end, and so it is no longer sorted.
-        graph: That of the training model.
-        step: It as ONNX Runtime executes it.
-        choice: What to compute again.
-        sizes: Names the sizes of what is computed again.
-
-    Returns:
-        Names of the copies of values, by the names that they have in the timeline.
-    """
+    """Write the nodes, and let the backward pass read what they compute."""
+    # op: Writer for the training graph; new nodes go to its end, and so it is no longer sorted.
+    # step: It as ONNX Runtime executes it. sizes: Names the sizes of what is computed again.
+    # Returns names of the copies of values, by the names that they have in the timeline.
     nodes = choice.timeline.nodes
     writer = _Writer(op, graph, step, choice.again, sizes, nodes)
     groups: dict[int, list[str]] = {}
@@ -78,10 +70,8 @@ class _Writer:
         ]
 
     def latest(self, nodes: Sequence[Node], trigger: int) -> ir.Value:
-        """What is computed last before a node of the timeline, of what it reads if possible.
-
-        Of data: sizes exist long before, and what accumulates gradients is not in a step model.
-        """
+        """What is computed last before a node of the timeline, of what it reads if possible."""
+        # Of data: sizes exist long before, and what accumulates gradients is not in a step model.
         late = [name for name in self._late if self._places[name] < trigger]
         read = set(nodes[trigger].reads).intersection(late)
         needed = [name for name in late if self._last_read.get(name, -1) >= trigger]
@@ -196,11 +186,9 @@ class _Writer:
                 self._redirect(inner)
 
     def _sources(self, value: ir.Value) -> list[ir.Value]:
-        """The values of the runtime's graph that a value of the forward pass stands for: itself.
-
-        Or what it is computed from, where the runtime makes it a part of the node that reads it: a
-        transpose within a product.
-        """
+        """The values of the runtime's graph that a value of the forward pass stands for: itself."""
+        # Or what it is computed from, where the runtime makes it a part of the node that reads it:
+        # a transpose within a product.
         found, stack = [], [value]
         while stack:
             each = stack.pop()
@@ -212,10 +200,8 @@ class _Writer:
         return found
 
     def _is_early(self, node: ir.Node, value: ir.Value) -> bool:
-        """Whether a node runs before the value is computed again: what asks for its shape may.
-
-        The copy may wait for just that node, and would wait for itself.
-        """
+        """Whether a node runs before the value is computed again: what asks for its shape may."""
+        # The copy may wait for just that node, and would wait for itself.
         own = [self._places[each.name] for each in node.outputs if each.name in self._places]
         copied = self._places.get(f"{value.name}{AGAIN}")
         return bool(own) and copied is not None and max(own) < copied

@@ -17,13 +17,13 @@ import onnx_ir.passes.common as common_passes
 
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.graphs import dims_of
+from odtpack.graph.graphs import Dims, dims_of
 from odtpack.graph.ops import Ops
 from odtpack.memory import clone_writer, early_masks, schedule
 from odtpack.memory.costs import ancestors, nameable, take_ranks
 from odtpack.memory.order import gradients_at_once, weights_late
 from odtpack.memory.recompute import Choice, choose
-from odtpack.memory.schedule import Schedule, SizeNames
+from odtpack.memory.schedule import SizeNames, arrange, places_of
 from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
 from odtpack.memory.timeline import Step
 from odtpack.passes.compact import compact
@@ -37,21 +37,11 @@ _SMALLEST: Final = 1 << 21
 def compile_memory(
     model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec
 ) -> MemoryReport | None:
-    """Let a training model compute again what need not be kept.
-
-    Args:
-        model: The training model, sorted; changed in place.
-        parameters: Names of the parameters among its inputs, with what to call each.
-        spec: For which shapes, and how far.
-
-    Returns:
-        What was done; None where no limit is asked for and there is next to nothing to gain,
-        or no way to look at the model.
-
-    Raises:
-        OdtpackError: A limit is asked for, and ONNX Runtime does not load the model; loading it
-            takes too much memory or time, or crashes.
-    """
+    """Let a training model compute again what need not be kept."""
+    # model: The training model, sorted; changed in place. parameters: Names of the parameters among
+    # its inputs, with what to call each. spec: For which shapes, and how far.
+    # Returns what was done; None where no limit is asked for and there is next to nothing to gain,
+    # or no way to look at the model.
     if spec.limit is not None:
         return _compile(model, parameters, spec)
     if _values_bytes(model.graph, spec) < _SMALLEST:
@@ -75,7 +65,7 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     op, sizes = Ops(trial.graph, "again/"), SizeNames()
     early = early_masks.compute_early(op, trial.graph, before)
     schedule.rename_sizes(op, trial.graph, before, sizes)
-    Schedule.of(trial.graph, before.timeline(), {}, early).arrange()
+    arrange(trial.graph, places_of(trial.graph, before.timeline(), {}, early))
     executed = _load(trial, shapes)
     take_ranks(trial.graph, executed)
     step = Step(weights_late(gradients_at_once(executed), parameters))
@@ -84,7 +74,7 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     )
     renamed = clone_writer.write(op, trial.graph, step, choice, sizes)
     common_passes.RemoveUnusedNodesPass()(trial)  # copies of what ONNX Runtime merges with others
-    Schedule.of(trial.graph, choice.timeline, renamed, early).arrange()
+    arrange(trial.graph, places_of(trial.graph, choice.timeline, renamed, early))
     after = Step(_load(trial, shapes)).timeline().peak
     if peak - after < spec.worth * peak:
         return MemoryReport(peak, peak, total, spec)
@@ -95,19 +85,24 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
 
 def _values_bytes(graph: ir.Graph, spec: MemorySpec) -> int:
     """Bytes of all that the forward pass computes, as far as sizes are known."""
-    sizes = dict(spec.sizes)
-    found = 0.0
-    for node in ancestors(graph.outputs[:1]):
-        for value in node.outputs:
-            dims = dims_of(value) or ()
-            shape = [
-                dim
-                if isinstance(dim, int)
-                else sizes.get(dim or "", spec.other if axis else spec.batch)
-                for axis, dim in enumerate(dims)
-            ]
-            found += math.prod(shape) * (value.dtype or ir.DataType.FLOAT).itemsize if shape else 0
-    return int(found)
+    values = (value for node in ancestors(graph.outputs[:1]) for value in node.outputs)
+    return int(
+        sum(
+            math.prod(_sizes(dims, spec, dict(spec.sizes)))
+            * (value.dtype or ir.DataType.FLOAT).itemsize
+            for value in values
+            if (dims := dims_of(value))
+        )
+    )
+
+
+def _sizes(dims: Dims, spec: MemorySpec, named: dict[str, int]) -> tuple[int, ...]:
+    """A size for each axis; what has a name that is not known is added to ``named``."""
+    usual = [spec.other if axis else spec.batch for axis in range(len(dims))]
+    return tuple(
+        named.setdefault(dim, size) if isinstance(dim, str) else size if dim is None else dim
+        for dim, size in zip(dims, usual, strict=True)
+    )
 
 
 def input_shapes(graph: ir.Graph, spec: MemorySpec) -> dict[str, tuple[int, ...]]:
@@ -118,14 +113,7 @@ def input_shapes(graph: ir.Graph, spec: MemorySpec) -> dict[str, tuple[int, ...]
         dims = dims_of(value)
         if dims is None or all(isinstance(dim, int) for dim in dims):
             continue
-        shape = []
-        for axis, dim in enumerate(dims):
-            usual = spec.other if axis else spec.batch
-            if isinstance(dim, str):
-                shape.append(named.setdefault(dim, usual))
-            else:
-                shape.append(usual if dim is None else dim)
-        shapes[str(value.name)] = tuple(shape)
+        shapes[str(value.name)] = _sizes(dims, spec, named)
     return shapes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import onnx_ir as ir
@@ -25,10 +25,8 @@ def nameable(graph: ir.Graph) -> frozenset[str]:
 
 
 def take_ranks(graph: ir.Graph, executed: RuntimeGraph) -> None:
-    """Give values of the forward pass whose rank is unknown the one that ONNX Runtime infers.
-
-    With the sizes that are the same for every batch.
-    """
+    """Give values of the forward pass whose rank is unknown the one that ONNX Runtime infers."""
+    # With the sizes that are the same for every batch.
     for node in ancestors(graph.outputs[:1]):
         for value in node.outputs:
             known = executed.values.get(value.name or "")
@@ -36,7 +34,7 @@ def take_ranks(graph: ir.Graph, executed: RuntimeGraph) -> None:
                 value.shape = ir.Shape(d if isinstance(d, int) else None for d in known.dims)
 
 
-def ancestors(outputs: Collection[ir.Value]) -> set[ir.Node]:
+def ancestors(outputs: Iterable[ir.Value]) -> set[ir.Node]:
     """Nodes that some values need; for the loss those are the forward pass."""
     found: set[ir.Node] = set()
     stack = [value.producer() for value in outputs]
@@ -67,37 +65,19 @@ _NODE_SECONDS: Final = 2e-6
 _CONVOLUTIONS: Final = {"Conv", "ConvTranspose", "FusedConv"}
 
 _NANOSECONDS: Final = {
-    "BiasGelu": 0.8,
-    "Erf": 0.5,
-    "Exp": 0.4,
-    "FastGelu": 0.8,
-    "Gelu": 0.8,
-    "LayerNormalization": 0.5,
-    "Log": 0.5,
-    "LogSoftmax": 0.5,
-    "Pow": 1.0,
-    "QuickGelu": 0.8,
-    "ReduceSum": 0.3,
-    "ScatterElements": 3.0,
-    "Sigmoid": 0.4,
-    "Softmax": 0.5,
-    "Sqrt": 0.4,
-    "Tanh": 0.4,
-    "Transpose": 0.4,
-    "Where": 0.5,
-}
+    "BiasGelu": 0.8, "Erf": 0.5, "Exp": 0.4, "FastGelu": 0.8, "Gelu": 0.8,
+    "LayerNormalization": 0.5, "Log": 0.5, "LogSoftmax": 0.5, "Pow": 1.0, "QuickGelu": 0.8,
+    "ReduceSum": 0.3, "ScatterElements": 3.0, "Sigmoid": 0.4, "Softmax": 0.5, "Sqrt": 0.4,
+    "Tanh": 0.4, "Transpose": 0.4, "Where": 0.5,
+}  # fmt: skip
 """Nanoseconds an element of the largest tensor, of operators that arithmetic or scattered
 accesses make slower than their traffic."""
 
 
 def node_seconds(node: Node, values: Mapping[str, Value], bandwidth: float = _BANDWIDTH) -> float:
-    """Estimated time of one run of a node: of its first branch, or of one turn of its body.
-
-    Args:
-        node: The node.
-        values: Every value that it and its subgraphs may name.
-        bandwidth: Bytes a second that are read and written.
-    """
+    """Estimated time of one run of a node: of its first branch, or of one turn of its body."""
+    # values: Every value that it and its subgraphs may name. bandwidth: Bytes a second that are
+    # read and written.
     if node.subgraphs:
         body = next(iter(node.subgraphs.values()))
         inner = {**values, **body.values}

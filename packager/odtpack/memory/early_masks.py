@@ -62,17 +62,10 @@ class _Group:
 
 
 def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
-    """Let masks for which the backward pass would keep what is larger be needed by the loss.
-
-    Args:
-        op: Writer for the training graph.
-        graph: The graph; new nodes go to its end.
-        step: It as ONNX Runtime executes it.
-
-    Returns:
-        Names of what is to be computed as soon as it can be: the masks, what is computed on the
-        way to them, and the loss. None where that would save too little: the graph is as it was.
-    """
+    """Let masks for which the backward pass would keep what is larger be needed by the loss."""
+    # graph: The graph; new nodes go to its end. step: It as ONNX Runtime executes it.
+    # Returns names of what is to be computed as soon as it can be: the masks, what is computed on
+    # the way to them, and the loss. None where that would save too little: the graph is as it was.
     search = _Search(graph, step)
     groups, loss = list(search.groups()), graph.outputs[0]
     saved = sum(group.saved for group in groups)
@@ -99,7 +92,7 @@ def _as_bytes(op: Ops, mask: ir.Value, step: Step) -> ir.Value:
         found = (op.Greater if alpha > 0 else op.Less)(node.inputs[0], -beta / alpha)
         numbers, name = op.cast(found, ir.DataType.FLOAT), mask.name
     mask.replace_all_uses_with(numbers)
-    found.shape = numbers.shape = ir.Shape(step.value(str(name)).dims or ())
+    found.shape = numbers.shape = ir.Shape(step.graph.values[str(name)].dims or ())
     op.graph.remove(node, safe=True)
     numbers.name = name  # which has a place in the step, where it is read
     return found
@@ -137,7 +130,9 @@ class _Search:
             owner.update(dict.fromkeys(group.masks, group))
             groups.append(group)
         for group in groups:
-            group.kept = sum(map(self._mask_bytes, group.masks))
+            group.kept = sum(
+                self._nbytes(v) // int((v.dtype or ir.DataType.BOOL).itemsize) for v in group.masks
+            )
             if _SHARE * group.kept <= group.freed:
                 yield group
 
@@ -196,10 +191,8 @@ class _Search:
         return list(found)
 
     def _is_mask(self, value: ir.Value) -> bool:
-        """Whether a value tells two cases apart, and more than other masks are computed from it.
-
-        Or is a number of elements, which takes no memory either.
-        """
+        """Whether a value tells two cases apart, and more than other masks are computed from it."""
+        # Or is a number of elements, which takes no memory either.
         node = value.producer()
         if node is None or node.op_type in _SIZES:
             return node is not None
@@ -211,6 +204,3 @@ class _Search:
     def _nbytes(self, value: ir.Value) -> int:
         known = self._step.graph.values.get(value.name or "")
         return 0 if known is None else known.nbytes or 0
-
-    def _mask_bytes(self, value: ir.Value) -> int:
-        return self._nbytes(value) // int((value.dtype or ir.DataType.BOOL).itemsize)

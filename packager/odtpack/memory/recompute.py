@@ -36,17 +36,11 @@ _PATIENCE: Final = 3
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What to compute again.
+    """What to compute again."""
 
-    Attributes:
-        again: Names of the values.
-        timeline: The step with them.
-        seconds: Estimated time that it takes.
-    """
-
-    again: frozenset[str]
-    timeline: Timeline
-    seconds: float
+    again: frozenset[str]  # names of the values
+    timeline: Timeline  # the step with them
+    seconds: float  # estimated time that it takes
 
     @property
     def peak(self) -> int:
@@ -67,18 +61,12 @@ class _Move:
 
 
 def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collection[str]) -> Choice:
-    """Choose what to compute again.
-
-    Args:
-        step: The step.
-        limit: Bytes of activations at the peak to come to; as few as the time allows if None.
-        seconds: Time that computing again may take.
-        nameable: Names of values that a control edge can be put on: those of a known rank.
-
-    Returns:
-        The choice with the lowest peak within the time; with a limit, the cheapest that was found
-        within it, if one was.
-    """
+    """Choose what to compute again."""
+    # limit: Bytes of activations at the peak to come to; as few as the time allows if None.
+    # seconds: Time that computing again may take. nameable: Names of values that a control edge can
+    # be put on: those of a known rank.
+    # Returns the choice with the lowest peak within the time; with a limit, the cheapest that was
+    # found within it, if one was.
     found = _choose(_Search(step, seconds, nameable, step.seconds), limit)
     if limit is None or found.peak <= limit:
         return found
@@ -123,18 +111,12 @@ class _Search:
                     self._families[step.root(name)].append(name)
         self._outputs = set(step.graph.outputs)
 
-    def time(self, again: Collection[str]) -> float:
-        return self._step.time(again)
-
     def choice(self, again: frozenset[str]) -> Choice:
-        return Choice(again, self._step.timeline(again), self.time(again))
+        return Choice(again, self._step.timeline(again), self._step.time(again))
 
     def lower(self, current: Choice, target: int) -> tuple[Choice, Choice]:
-        """Add moves until the peak is at the target, or none helps or fits the time.
-
-        Returns:
-            The lowest choice on the way, and the last: the same where the target is reached.
-        """
+        """Add moves until the peak is at the target, or none helps or fits the time."""
+        # Returns the lowest choice on the way, and the last: the same where the target is reached.
         lowest = current
         for _ in range(_MOST_MOVES):
             if current.peak <= target:
@@ -142,7 +124,7 @@ class _Search:
             moves = sorted(self._moves(current, target), key=lambda m: (-m.worth, sorted(m.adds)))
             again, wanted = set(current.again), current.peak - target
             nodes = {self._step.producer[name] for name in again}
-            seconds = self.time(again)
+            seconds = self._step.time(again)
             for move in moves:
                 # Several at a time: what they do to one another, the next look takes in.
                 if not again.isdisjoint(move.adds):
@@ -175,7 +157,7 @@ class _Search:
             return life.most_until_repeated(early, groups[root]) + self._step.nbytes(root) <= peak
 
         # Many at a time, and half of them where that is too much.
-        stack = [sorted(groups, key=lambda r: (-self.time(groups[r]), r))]
+        stack = [sorted(groups, key=lambda r: (-self._step.time(groups[r]), r))]
         while stack:
             roots = [root for root in stack.pop() if may_be_kept(root)]
             if not roots:
@@ -227,7 +209,8 @@ class _Search:
             if name in adds or name in again:
                 continue
             index = step.producer[name]
-            if not self._can_repeat(name, index) or (name in wanted and name not in self._nameable):
+            repeats = step.can_repeat(index) and name not in self._outputs
+            if not repeats or (name in wanted and name not in self._nameable):
                 return None
             adds.add(name)
             if index not in nodes:
@@ -245,9 +228,6 @@ class _Search:
                 else:
                     gain -= held
         return _Move(frozenset(adds), step.nbytes(root), gain, weight)
-
-    def _can_repeat(self, name: str, index: int) -> bool:
-        return self._step.can_repeat(index) and name not in self._outputs
 
     def _held(self, name: str, root: str, first: int, ratio: float, life: _Lives) -> float | None:
         """What it costs to keep a value until a place; None if it is to be computed again."""
@@ -274,7 +254,8 @@ class _Lives:
         self._uses = current.timeline.uses
         nodes, triggers = current.timeline.nodes, current.timeline.triggers
         for place, node in enumerate(nodes):
-            is_early = place not in triggers and self._is_forward(step, node)
+            name = next(filter(None, node.outputs), "")
+            is_early = place not in triggers and step.producer.get(name, -1) in step.forward
             for output in node.outputs:
                 if is_early and output:
                     self._early[output] = place
@@ -287,16 +268,7 @@ class _Lives:
                     self._early[name] = place
                 else:
                     self.late[name].append(place)
-        self._above = [
-            0,
-            *itertools.accumulate(int(use > target) for use in current.timeline.uses),
-        ]
-
-    @staticmethod
-    def _is_forward(step: Step, node: object) -> bool:
-        outputs = getattr(node, "outputs", ())
-        name = next((each for each in outputs if each), "")
-        return step.producer.get(name, -1) in step.forward
+        self._above = [0, *itertools.accumulate(int(use > target) for use in self._uses)]
 
     def early_end(self, family: Collection[str]) -> int:
         """Place of the last node of the forward pass that writes or reads a buffer."""

@@ -30,17 +30,10 @@ from odtpack_simulator.memory.kernel_memory import IN_PLACE
 _OWN = "again "
 
 
-def zeros_of(op: Ops, late: ir.Value, rank: int) -> ir.Value:
-    """As many zeros as a shape has axes, once ``late`` exists."""
-    return op.Mul(op.Size(late), op.constant(np.zeros(rank, np.int64)))
-
-
 class SizeNames:
-    """Names of sizes that nothing else in a model has, see :mod:`.own_buffers`.
+    """Names of sizes that nothing else in a model has, see :mod:`.own_buffers`."""
 
-    Args:
-        numbers: Of the families of names that are still to come.
-    """
+    # numbers: Of the families of names that are still to come.
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
         self._numbers = itertools.count() if numbers is None else numbers
@@ -49,15 +42,6 @@ class SizeNames:
     def another(self) -> SizeNames:
         """Names that differ from these and from those of every call before."""
         return SizeNames(self._numbers)
-
-    @staticmethod
-    def is_own(size: object) -> bool:
-        """Whether a size has such a name."""
-        return isinstance(size, str) and size.startswith(_OWN)
-
-    def shape(self, value: ir.Value) -> ir.Shape:
-        """The shape of a value whose first axis has a name of its own."""
-        return self.named(dims_of(value) or ())
 
     def named(self, shape: Sequence[int | str | None], axis: int = 0) -> ir.Shape:
         """A shape one of whose axes has a name of its own."""
@@ -74,13 +58,10 @@ class SizeNames:
 
 
 class ControlEdge:
-    """Views of values that exist once ``late`` does.
+    """Views of values that exist once ``late`` does."""
 
-    Args:
-        op: Writer for the graph, which puts nodes where they may stand.
-        late: A value of any type; its last reader may well be this edge.
-        sizes: Names the first axis of the views.
-    """
+    # op: Writer for the graph, which puts nodes where they may stand. late: A value of any type;
+    # its last reader may well be this edge. sizes: Names the first axis of the views.
 
     def __init__(self, op: Ops, late: ir.Value, sizes: SizeNames) -> None:
         self._op = op
@@ -97,9 +78,10 @@ class ControlEdge:
         if value not in self._views:
             rank = len(dims)
             if rank not in self._shapes:
-                self._shapes[rank] = zeros_of(self._op, self._late, rank)
+                op, size = self._op, self._op.Size(self._late)
+                self._shapes[rank] = op.Mul(size, op.constant(np.zeros(rank, np.int64)))
             view = self._op.Reshape(value, self._shapes[rank])
-            view.type, view.shape = value.type, self._sizes.shape(value)
+            view.type, view.shape = value.type, self._sizes.named(dims)
             self._views[value] = view
         return self._views[value]
 
@@ -111,78 +93,47 @@ class ControlEdge:
 # nodes whose readers are all placed, the one that is executed first comes last.
 
 
-class Schedule:
-    """An order for the nodes of a training model.
+def places_of(
+    graph: ir.Graph, timeline: Timeline, renamed: Mapping[str, str], at_once: Collection[str] = ()
+) -> dict[str, float]:
+    """When a timeline computes each value, by name."""
+    # renamed: Names that the graph has for those of the timeline that differ. at_once: Names of
+    # values that the loss needs and that are computed as soon as they can be instead.
+    places = {
+        renamed.get(name, name): float(index)
+        for index, node in enumerate(timeline.nodes)
+        for name in node.outputs
+        if name and name not in at_once
+    }
+    if at_once:
+        places[str(graph.outputs[0].name)] = 0.0  # all that the loss needs comes first
+    return places
 
-    Args:
-        graph: Its graph.
-        places: When each value is computed, by name; of a value without a place, as soon as what
-            it is computed from exists.
-    """
 
-    def __init__(self, graph: ir.Graph, places: Mapping[str, float]) -> None:
-        self._graph = graph
-        self._places = places
-
-    @classmethod
-    def of(
-        cls,
-        graph: ir.Graph,
-        timeline: Timeline,
-        renamed: Mapping[str, str],
-        at_once: Collection[str] = (),
-    ) -> Schedule:
-        """The order of a timeline.
-
-        Args:
-            graph: The graph.
-            timeline: The planned order.
-            renamed: Names that the graph has for those of the timeline that differ.
-            at_once: Names of values that the loss needs and that are computed as soon as they can
-                be instead.
-        """
-        places = {
-            renamed.get(name, name): float(index)
-            for index, node in enumerate(timeline.nodes)
-            for name in node.outputs
-            if name and name not in at_once
-        }
-        if at_once:
-            places[str(graph.outputs[0].name)] = 0.0  # all that the loss needs comes first
-        return cls(graph, places)
-
-    def arrange(self) -> None:
-        """Sort the nodes of the graph."""
-        nodes = list(self._graph)
-        producers = {value: i for i, node in enumerate(nodes) for value in node.outputs}
-        needs = [{producers[v] for v in reads(node) if v in producers} for node in nodes]
-        order = _from_the_end(needs, self._keys(nodes, needs))
-        self._graph.remove(nodes)
-        self._graph.extend(nodes[index] for index in order)
-
-    def _keys(self, nodes: Sequence[ir.Node], needs: Sequence[set[int]]) -> list[float]:
-        """When each node runs.
-
-        What the runtime makes a part of another comes right after what it needs, and what needs
-        nothing with what reads it.
-        """
-        keys = [
-            min(
-                (self._places[v.name] for v in node.outputs if v.name and v.name in self._places),
-                default=-1.0,
-            )
-            for node in nodes
-        ]
-        sorted_nodes = _from_the_end(needs, [0.0] * len(nodes))
-        for index in sorted_nodes:
-            if keys[index] < 0:
-                keys[index] = max((keys[source] for source in needs[index]), default=-1.0)
-        unknown = [key < 0 for key in keys]
-        for index in reversed(sorted_nodes):
-            for source in needs[index]:
-                if unknown[source] and (keys[source] < 0 or keys[index] < keys[source]):
-                    keys[source] = keys[index]
-        return keys
+def arrange(graph: ir.Graph, places: Mapping[str, float]) -> None:
+    """Sort the nodes of a training model by when their values are computed."""
+    # A value without a place is computed as soon as what it is computed from exists.
+    nodes = list(graph)
+    producers = {value: i for i, node in enumerate(nodes) for value in node.outputs}
+    needs = [{producers[v] for v in reads(node) if v in producers} for node in nodes]
+    # What the runtime makes a part of another comes right after what it needs, and what needs
+    # nothing with what reads it.
+    keys = [
+        min((places[v.name] for v in node.outputs if v.name and v.name in places), default=-1.0)
+        for node in nodes
+    ]
+    sorted_nodes = _from_the_end(needs, [0.0] * len(nodes))
+    for index in sorted_nodes:
+        if keys[index] < 0:
+            keys[index] = max((keys[source] for source in needs[index]), default=-1.0)
+    unknown = [key < 0 for key in keys]
+    for index in reversed(sorted_nodes):
+        for source in needs[index]:
+            if unknown[source] and (keys[source] < 0 or keys[index] < keys[source]):
+                keys[source] = keys[index]
+    order = _from_the_end(needs, keys)
+    graph.remove(nodes)
+    graph.extend(nodes[index] for index in order)
 
 
 def _from_the_end(needs: Sequence[Collection[int]], keys: Sequence[float]) -> list[int]:
@@ -223,14 +174,8 @@ _LARGE = 1 << 14
 
 
 def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> None:
-    """Let the backward pass read what it starts from under sizes of other names.
-
-    Args:
-        op: Writer for the training graph.
-        graph: The graph; new nodes go to its end.
-        step: It as ONNX Runtime executes it.
-        names: Makes the names.
-    """
+    """Let the backward pass read what it starts from under sizes of other names."""
+    # graph: The graph; new nodes go to its end. step: It as ONNX Runtime executes it.
     forward = ancestors(graph.outputs[:1])
     reset = next((v for v in graph.inputs if v.name == RESET_NAME), None)
     if reset is None:
@@ -250,8 +195,13 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> None
             _own_sizes(node, step, names)
             continue
         large = any(_nbytes(step, value) >= _LARGE for value in node.outputs)
-        source = next(_sources(node, step), None) if large else None
-        if source is None:
+        # What it reads that is no constant, the largest first.
+        source = max(
+            (v for v in node.inputs if v is not None and _dims(v, step) and not v.is_initializer()),
+            key=lambda value: _nbytes(step, value),
+            default=None,
+        )
+        if not large or source is None:
             continue
         if source not in views:
             dims = _dims(source, step)
@@ -277,20 +227,10 @@ def _own_sizes(node: ir.Node, step: Step, names: SizeNames) -> None:
             continue
         if dims_of(value) is None and all(isinstance(dim, int) for dim in dims):
             continue  # ONNX Runtime takes the name over from what it is computed from
-        if overwrites and source and any(map(SizeNames.is_own, source)):
+        if overwrites and source and any(str(size).startswith(_OWN) for size in source):
             value.shape = ir.Shape(source)
         else:
             value.shape = names.another().open(dims)
-
-
-def _sources(node: ir.Node, step: Step) -> Iterator[ir.Value]:
-    """What a node reads that is no constant, the largest first."""
-    found = [
-        value
-        for value in node.inputs
-        if value is not None and _dims(value, step) and not value.is_initializer()
-    ]
-    yield from sorted(found, key=lambda value: -_nbytes(step, value))
 
 
 def _dims(value: ir.Value, step: Step) -> tuple[int | str | None, ...]:

@@ -23,36 +23,25 @@ USUAL_SIZE: Final = 64
 
 @dataclasses.dataclass(frozen=True)
 class MemorySpec:
-    """For which shapes the memory of a step is made small, and how far.
+    """For which shapes the memory of a step is made small, and how far."""
 
-    Attributes:
-        sizes: Sizes of open axes of the inputs by name.
-        batch: Size of every other open first axis.
-        other: Size of every other open axis.
-        budget: Bytes that the whole training may take at its peak, see
-            :mod:`odtpack.package.write`.
-        limit: Bytes of activations that a training step may have at its peak, those of the
-            sessions' nodes that are added counted; as few as ``slowdown`` allows if None.
-        slowdown: Part of the training model's time that computing again may take, by the
-            estimate of :mod:`odtpack.memory.costs`.
-        worth: Part of the activations below which a saving is left.
-    """
-
+    # Sizes of open axes of the inputs by name.
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    batch: int = USUAL_BATCH
-    other: int = USUAL_SIZE
+    batch: int = USUAL_BATCH  # size of every other open first axis
+    other: int = USUAL_SIZE  # size of every other open axis
+    # Bytes that the whole training may take at its peak, see :mod:`odtpack.package.write`.
     budget: int | None = None
+    # Bytes of activations that a training step may have at its peak, those of the sessions' nodes
+    # that are added counted; as few as ``slowdown`` allows if None.
     limit: int | None = None
+    # Part of the training model's time that computing again may take, by the estimate of
+    # :mod:`odtpack.memory.costs`.
     slowdown: float = FREE_SLOWDOWN
-    worth: float = WORTH
+    worth: float = WORTH  # part of the activations below which a saving is left
 
 
 def read_memory(spec: BuildSpec) -> MemorySpec:
-    """The problem that a specification poses.
-
-    Raises:
-        OdtpackError: A size cannot be read, or sizes are given without a budget.
-    """
+    """The problem that a specification poses."""
     if spec.memory_budget is None:
         if spec.memory_batch is not None or spec.memory_sizes:
             raise OdtpackError(
@@ -80,36 +69,22 @@ def read_memory(spec: BuildSpec) -> MemorySpec:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """One tensor that is not kept for the backward pass.
+    """One tensor that is not kept for the backward pass."""
 
-    Attributes:
-        name: What it is, for people: ``layers.0.linear1/Gelu``.
-        nbytes: Its size for the shapes that were asked for.
-        seconds: Estimated time of computing it again.
-    """
-
-    name: str
-    nbytes: int
-    seconds: float
+    name: str  # what it is, for people: ``layers.0.linear1/Gelu``
+    nbytes: int  # its size for the shapes that were asked for
+    seconds: float  # estimated time of computing it again
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryReport:
-    """What the compiler did to a training model.
+    """What the compiler did to a training model."""
 
-    Attributes:
-        before: Bytes of activations at the peak of a step as differentiated.
-        after: The same as emitted.
-        seconds: Estimated time of a step as differentiated.
-        spec: What it was asked for.
-        decisions: What is computed again, the largest first.
-    """
-
-    before: int
-    after: int
-    seconds: float
-    spec: MemorySpec
-    decisions: tuple[Decision, ...] = ()
+    before: int  # bytes of activations at the peak of a step as differentiated
+    after: int  # the same as emitted
+    seconds: float  # estimated time of a step as differentiated
+    spec: MemorySpec  # what it was asked for
+    decisions: tuple[Decision, ...] = ()  # what is computed again, the largest first
 
     @property
     def slowdown(self) -> float:

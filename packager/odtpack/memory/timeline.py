@@ -16,7 +16,7 @@ from odtpack.memory import costs
 from odtpack_runtime.session.graph_signature import RESET_NAME
 from odtpack_simulator.memory.arena import Allocation, allocate
 from odtpack_simulator.memory.kernel_memory import ALIASES
-from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
+from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
 from odtpack_simulator.memory.session_memory import BYTES_PER_NODE
 
 AGAIN: Final = "~again"
@@ -31,20 +31,14 @@ OPTIONAL_OUTPUTS = {"BatchNormalization", "LayerNormalization", "MaxPool"}
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """A step as it would be executed.
+    """A step as it would be executed."""
 
-    Attributes:
-        nodes: In order, those that compute again among them.
-        triggers: For each node that computes again, by place, the place of the node of the
-            backward pass in front of which it stands.
-        allocation: Its buffers.
-        extra_nodes: Nodes that it has more than the step as it was.
-    """
-
-    nodes: tuple[Node, ...]
+    nodes: tuple[Node, ...]  # in order, those that compute again among them
+    # For each node that computes again, by place, the place of the node of the backward pass in
+    # front of which it stands.
     triggers: Mapping[int, int]
-    allocation: Allocation
-    extra_nodes: int
+    allocation: Allocation  # its buffers
+    extra_nodes: int  # nodes that it has more than the step as it was
 
     @cached_property
     def uses(self) -> list[int]:
@@ -59,21 +53,17 @@ class Timeline:
 
 
 class Step:
-    """A training step as ONNX Runtime executes it.
-
-    Attributes:
-        graph: Its graph.
-        forward: Places of the nodes that the loss needs.
-        producer: Place of the node that computes a value.
-        seconds: Estimated time of each node.
-    """
+    """A training step as ONNX Runtime executes it."""
 
     def __init__(self, graph: RuntimeGraph) -> None:
         self.graph = graph
+        # Place of the node that computes a value.
         self.producer = {
             name: index for index, node in enumerate(graph.nodes) for name in node.outputs if name
         }
+        # Places of the nodes that the loss needs.
         self.forward = graph.needed_for(graph.outputs[:1])
+        # Estimated time of each node.
         self.seconds = [costs.node_seconds(node, graph.values) for node in graph.nodes]
         self._root: dict[str, str] = {}
         for node in graph.nodes:
@@ -83,10 +73,6 @@ class Step:
     def root(self, name: str) -> str:
         """The value whose memory this one is a view of; itself if it has its own."""
         return self._root.get(name, name)
-
-    def value(self, name: str) -> Value:
-        """What is known of a value."""
-        return self.graph.values[name]
 
     def nbytes(self, name: str) -> int:
         """Its size; 0 where it depends on data."""

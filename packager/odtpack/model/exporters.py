@@ -26,11 +26,7 @@ _ARGUMENT = re.compile(r"%(\w+)")
 
 
 class ExportedParameters:
-    """What the exporter of a graph noted of the module's parameters.
-
-    Args:
-        graph: Forward graph.
-    """
+    """What the exporter of a graph noted of the module's parameters."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._targets = dict(_TENSOR.findall(graph.metadata_props.get(_SIGNATURE, "")))
@@ -43,10 +39,8 @@ class ExportedParameters:
         return name in self._names
 
     def read(self, node: ir.Node, index: int) -> str | None:
-        """The parameter that a node reads at a place among its inputs; None if unknown.
-
-        The same for two places only if they read one parameter of the module.
-        """
+        """The parameter that a node reads at a place among its inputs; None if unknown."""
+        # The same for two places only if they read one parameter of the module.
         value = node.inputs[index]
         if value is None:
             return None
@@ -133,12 +127,10 @@ def is_generated(name: str) -> bool:
 
 
 def made_up(graph: ir.Graph) -> set[str]:
-    """Names of initializers that an exporter made up, so that they say nothing of the module.
-
-    torch.export notes which initializers are parameters. What it has no note of was computed
-    from them, and is named after the operation (``permute_1``, ``slice_1``, ``zeros_like``),
-    where it did not keep the name of a parameter, which has a dot.
-    """
+    """Names of initializers that an exporter made up, so that they say nothing of the module."""
+    # torch.export notes which initializers are parameters. What it has no note of was computed from
+    # them, and is named after the operation (``permute_1``, ``slice_1``, ``zeros_like``), where it
+    # did not keep the name of a parameter, which has a dot.
     noted = any(KIND in value.metadata_props for value in graph.initializers.values())
     return {
         name
@@ -148,10 +140,8 @@ def made_up(graph: ir.Graph) -> set[str]:
 
 
 def module_names(graph: ir.Graph) -> dict[str, str]:
-    """Names in the module, such as ``blocks.0.qkv.weight``, by those that an exporter made up.
-
-    A name that would mean two initializers means none.
-    """
+    """Names in the module, such as ``blocks.0.qkv.weight``, by those that an exporter made up."""
+    # A name that would mean two initializers means none.
     found: dict[str, str] = {}
     for name in sorted(made_up(graph)):
         uses = graph.initializers[name].uses()
@@ -163,13 +153,8 @@ def module_names(graph: ir.Graph) -> dict[str, str]:
 
 
 def matching(pattern: str, names: Iterable[str], original: Mapping[str, str]) -> list[str]:
-    """The names that a pattern matches, as they are or as they were in the module.
-
-    Args:
-        pattern: A name, or a glob.
-        names: Names of initializers.
-        original: Names in the module, see :func:`module_names`.
-    """
+    """The names that a pattern matches, as they are or as they were in the module."""
+    # pattern: A name, or a glob. original: Names in the module, see :func:`module_names`.
     return [
         name
         for name in names
@@ -178,11 +163,9 @@ def matching(pattern: str, names: Iterable[str], original: Mapping[str, str]) ->
 
 
 def origin(node: ir.Node, index: int) -> str | None:
-    """Which tensor of which module a node reads; one name for all calls of a module.
-
-    The older exporter numbers what would have the same name, be it another call of the
-    same module or another module, so that its numbers are left out.
-    """
+    """Which tensor of which module a node reads; one name for all calls of a module."""
+    # The older exporter numbers what would have the same name, be it another call of the same
+    # module or another module, so that its numbers are left out.
     kind, path = role(node, index), _path(node)
     return f"{path}.{kind}" if path and kind else None
 
@@ -264,11 +247,8 @@ _OPERATORS = ("Conv", "ConvTranspose", "Gemm")
 
 
 def restore(graph: ir.Graph) -> bool:
-    """Give nodes the biases that their calls had; return whether any lacked one.
-
-    Args:
-        graph: Forward graph; changed in place. New initializers have the module's names.
-    """
+    """Give nodes the biases that their calls had; return whether any lacked one."""
+    # graph: Forward graph; changed in place. New initializers have the module's names.
     parameters = ExportedParameters(graph)
     changed = False
     for node in graph:

@@ -38,21 +38,11 @@ def load_beside(
     is_in_place: Callable[[onnx.TensorProto], bool],
     map_file: Callable[[Path], memoryview],
 ) -> Iterator[tuple[onnx.TensorProto, memoryview]]:
-    """Find the external data of a model file, which must lie in the file's own folder.
-
-    Args:
-        proto: The model; tensors that are not in place are read into it.
-        path: Its file.
-        is_in_place: Whether an initializer is to be read where it is.
-        map_file: Maps a file into memory.
-
-    Yields:
-        The initializers that are in place, without their reference to the file, and their
-        bytes.
-
-    Raises:
-        OdtpackError: Data lie elsewhere, are not there, or are too short.
-    """
+    """Find the external data of a model file, which must lie in the file's own folder."""
+    # proto: The model; tensors that are not in place are read into it. is_in_place: Whether an
+    # initializer is to be read where it is.
+    # Returns the initializers that are in place, without their reference to the file, and their
+    # bytes.
     files: dict[Path, memoryview] = {}
     try:
         for tensor in _external(proto):
@@ -79,15 +69,7 @@ def load_beside(
 
 
 def files_beside(proto: onnx.ModelProto, path: Path) -> list[Path]:
-    """The files that hold external data of a model, sorted.
-
-    Args:
-        proto: The model.
-        path: Its file.
-
-    Raises:
-        OdtpackError: Data lie outside the model's folder, are not there, or are too short.
-    """
+    """The files that hold external data of a model, sorted."""
     found = set()
     for tensor in _external(proto):
         _check(tensor, path)
@@ -97,11 +79,7 @@ def files_beside(proto: onnx.ModelProto, path: Path) -> list[Path]:
 
 
 def require_none(proto: onnx.ModelProto) -> None:
-    """Refuse external data of a model that has no folder.
-
-    Raises:
-        OdtpackError: There is some.
-    """
+    """Refuse external data of a model that has no folder."""
     for tensor in _external(proto):
         raise OdtpackError(
             "external-data-without-folder",
@@ -111,11 +89,7 @@ def require_none(proto: onnx.ModelProto) -> None:
 
 
 def load_into(model: ir.Model) -> ir.Model:
-    """Read the external initializers of a model in memory where they are; return the model.
-
-    Raises:
-        OdtpackError: External data cannot be read, or lie outside the model's folder.
-    """
+    """Read the external initializers of a model in memory where they are; return the model."""
     import onnx_ir as ir
 
     try:
@@ -189,14 +163,9 @@ class Span:
 
 
 def detach(data: memoryview) -> tuple[bytes | memoryview, dict[int, Span]]:
-    """Leave the large ``raw_data`` of a model's initializers out.
-
-    Args:
-        data: Bytes of a serialized ``ModelProto``; they may be anything.
-
-    Returns:
-        The message without them, and the place of each by the initializer's index.
-    """
+    """Leave the large ``raw_data`` of a model's initializers out."""
+    # data: Bytes of a serialized ``ModelProto``; they may be anything.
+    # Returns the message without them, and the place of each by the initializer's index.
     spans: dict[int, Span] = {}
     chunks: list[bytes | memoryview] = []
     count = 0

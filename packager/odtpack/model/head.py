@@ -37,26 +37,14 @@ _LAYOUTS: Final = {2: "[batch, width]", 3: "[batch, sequence, width]"}
 def add_head(
     path: Path, pool: Pool, classes: int, *, seed: int = 0, name: str | None = None
 ) -> bytes:
-    """Return the serialized model of an encoder with a head, whose only output is ``logits``.
-
-    ``head.weight`` [classes, width] is drawn uniformly from (-1/sqrt(width), 1/sqrt(width)),
-    as ``torch.nn.Linear`` does; ``head.bias`` [classes] is zero. Both have the dtype of the
-    encoder's output. Nodes that only other outputs needed are dropped.
-
-    Args:
-        path: Forward model.
-        pool: ``"mean"`` over the tokens, those that an integer input named like
-            ``*attention_mask*`` [batch, sequence] marks if there is one; ``"cls"``, the first
-            token; ``"none"`` for an output [batch, width].
-        classes: Number of logits, at least 1.
-        seed: Seed of the weight.
-        name: Output of the encoder to read; by default the first float one of the fitting rank.
-
-    Raises:
-        OdtpackError: The model is not valid (as :func:`odtpack.model.loading.load_model`), has
-            no such output, does not fix its width, has a value of one of the head's names, or
-            would exceed 2 GB.
-    """
+    """Return the serialized model of an encoder with a head, whose only output is ``logits``."""
+    # ``head.weight`` [classes, width] is drawn uniformly from (-1/sqrt(width), 1/sqrt(width)), as
+    # ``torch.nn.Linear`` does; ``head.bias`` [classes] is zero. Both have the dtype of the
+    # encoder's output. Nodes that only other outputs needed are dropped.
+    # pool: ``"mean"`` over the tokens, those that an integer input named like ``*attention_mask*``
+    # [batch, sequence] marks if there is one; ``"cls"``, the first token; ``"none"`` for an output
+    # [batch, width]. classes: Number of logits, at least 1. name: Output of the encoder to read; by
+    # default the first float one of the fitting rank.
     if classes < 1:
         raise OdtpackError("bad-argument", f"classes is {classes}; it must be at least 1")
     checked = load_model(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import (
     TRAINABLE_TYPES,
     InlinePass,
+    constant,
     defined,
     dims_of,
     is_lifted_constant,
@@ -52,25 +54,14 @@ CONVERTED_FROM = "odtpack.converted"
 def load_model(
     model: ModelLike, named: Collection[str] = (), untie: Sequence[str] = ()
 ) -> ir.Model:
-    """Return a checked model with local functions inlined and shapes inferred.
-
-    Contributed operators are written in standard ones where :mod:`odtpack.contrib` can, and a
-    key-value cache is left out (see :mod:`odtpack.model.loading`).
-    Large initializers stay where they are, in the file or in the given model's memory.
-
-    Args:
-        model: Path of an ONNX file (external data beside it), or a model in memory,
-            which is not changed.
-        named: Initializers that the caller goes by, which are not taken for folded copies of
-            others (see :mod:`odtpack.model.shared_tensors`).
-        untie: Patterns of shared tensors of which each place gets its own copy (see
-            :mod:`odtpack.model.shared_tensors`).
-
-    Raises:
-        OdtpackError: Not an ONNX model, invalid, an opset that no runtime loads, external
-            data outside the model's folder, or an initializer with missing bytes; or a
-            pattern matches no shared tensor.
-    """
+    """Return a checked model with local functions inlined and shapes inferred."""
+    # Contributed operators are written in standard ones where :mod:`odtpack.contrib` can, and a
+    # key-value cache is left out (see :mod:`odtpack.model.loading`). Large initializers stay where
+    # they are, in the file or in the given model's memory.
+    # model: Path of an ONNX file (external data beside it), or a model in memory, which is not
+    # changed. named: Initializers that the caller goes by, which are not taken for folded copies of
+    # others (see :mod:`odtpack.model.shared_tensors`). untie: Patterns of shared tensors of which
+    # each place gets its own copy (see :mod:`odtpack.model.shared_tensors`).
     return load_source(source.open_model(model), named, untie)
 
 
@@ -81,21 +72,17 @@ def load_source(
     *,
     as_stored: bool = False,
 ) -> ir.Model:
-    """:func:`load_model` of a model that is open already.
-
-    Args:
-        given: The model.
-        named: As :func:`load_model`.
-        untie: As :func:`load_model`.
-        as_stored: Whether equal parameters that were stored once stay one.
-
-    Raises:
-        OdtpackError: As :func:`load_model`.
-    """
+    """:func:`load_model` of a model that is open already."""
+    # as_stored: Whether equal parameters that were stored once stay one.
     from odtpack.contrib import decompose, needs_blocks, rename_misplaced
 
     rename_misplaced(given.proto)
-    _open_negative_sizes(given.proto.graph)
+    # A size of -1 is read as ONNX Runtime does, and as exporters mean it: any number.
+    graph = given.proto.graph
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value < 0:
+                dim.ClearField("dim_value")
     check_functions(given.proto, given.where)
     _check(given.proto, given.where)
     converted = old_opsets.convert(given.proto, given.arrays, given.where)
@@ -113,7 +100,11 @@ def load_source(
     for function in loaded.functions.values():
         _name_standard_domain(function.opset_imports)
     given.restore(loaded.graph)
-    _mark_constants(loaded)
+    # The passes that make initializers of Constant nodes leave a trace of it.
+    bodies = (n for f in loaded.functions.values() for n in f.all_nodes())
+    for node in (*nodes_of(loaded.graph), *bodies):
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            mark_constant(node.outputs[0])
     for transform in (
         InlinePass(),
         common_passes.RemoveInitializersFromInputsPass(),
@@ -138,9 +129,24 @@ def load_source(
     if needs_blocks(loaded.graph):
         patterns.to_blocks(loaded.graph)
     loaded = decompose(loaded)
-    if cache:
-        loaded.meta[CACHE] = (*cache, *_drop_unread(loaded, inputs))
+    if cache:  # inputs go, too, that were read with the cache, and are not without it
+        common_passes.RemoveUnusedNodesPass()(loaded)
+        gone = [v for v in inputs if not v.uses() and not v.is_graph_output()]
+        gone = [v for v in loaded.graph.inputs if v in gone]
+        loaded.graph.inputs[:] = [v for v in loaded.graph.inputs if v not in gone]
+        loaded.meta[CACHE] = (*cache, *(str(value.name) for value in gone))
     return loaded
+
+
+def _open_declared_sizes(graph: ir.Graph) -> None:
+    """Leave it to inference whether an output has as many of something as an input."""
+    # Exporters write down the name that they are given: ``[batch, vocabulary]`` for what a Reshape
+    # makes ``[batch * sequence, vocabulary]``. A target of that shape would be refused.
+    sizes = {dim for v in graph.inputs for dim in dims_of(v) or () if isinstance(dim, str)}
+    for value in graph.outputs:
+        dims = dims_of(value)
+        if dims is not None and value.producer() is not None and sizes.intersection(dims):
+            value.shape = ir.Shape([None if dim in sizes else dim for dim in dims])
 
 
 def _infer_anew(model: ir.Model) -> ir.Model:
@@ -167,38 +173,6 @@ def _infer_anew(model: ir.Model) -> ir.Model:
     return infer_shapes(model) if filled else model
 
 
-def _drop_unread(model: ir.Model, read: Sequence[ir.Value]) -> list[str]:
-    """Leave out inputs that were read with the cache, and are not without it."""
-    names = {value.name for value in read}
-    common_passes.RemoveUnusedNodesPass()(model)
-    inputs = model.graph.inputs
-    gone = [value for value in inputs if value.name in names and not value.uses()]
-    gone = [value for value in gone if not value.is_graph_output()]
-    inputs[:] = [value for value in inputs if value not in gone]
-    return [str(value.name) for value in gone]
-
-
-def _open_negative_sizes(graph: onnx.GraphProto) -> None:
-    """Read a size of -1 as ONNX Runtime does, and as exporters mean it: any number."""
-    for info in (*graph.input, *graph.output, *graph.value_info):
-        for dim in info.type.tensor_type.shape.dim:
-            if dim.HasField("dim_value") and dim.dim_value < 0:
-                dim.ClearField("dim_value")
-
-
-def _open_declared_sizes(graph: ir.Graph) -> None:
-    """Leave it to inference whether an output has as many of something as an input.
-
-    Exporters write down the name that they are given: ``[batch, vocabulary]`` for what a
-    Reshape makes ``[batch * sequence, vocabulary]``. A target of that shape would be refused.
-    """
-    names = {dim for value in graph.inputs for dim in dims_of(value) or () if isinstance(dim, str)}
-    for value in graph.outputs:
-        dims = dims_of(value)
-        if dims is not None and value.producer() is not None and names.intersection(dims):
-            value.shape = ir.Shape([None if dim in names else dim for dim in dims])
-
-
 def _name_standard_domain(imports: dict[str, int]) -> None:
     """The standard operators' domain has two names; here it is ""."""
     if "ai.onnx" in imports:
@@ -206,10 +180,8 @@ def _name_standard_domain(imports: dict[str, int]) -> None:
 
 
 def _lift_parameters(graph: ir.Graph) -> None:
-    """Move what may be a parameter from subgraphs to the main graph, where it can be trained.
-
-    Constants of other types stay: shape inference reads axes and sizes only where they are.
-    """
+    """Move what may be a parameter from subgraphs to the main graph, where it can be trained."""
+    # Constants of other types stay: shape inference reads axes and sizes only where they are.
     names = {value.name for value in defined(graph)}
     for subgraph in list(graph.subgraphs()):
         for name, value in list(subgraph.initializers.items()):
@@ -225,17 +197,6 @@ def _lift_parameters(graph: ir.Graph) -> None:
             graph.register_initializer(value)
 
 
-def _mark_constants(model: ir.Model) -> None:
-    """Let the passes that make initializers of Constant nodes leave a trace of it."""
-    nodes = [
-        *nodes_of(model.graph),
-        *(n for f in model.functions.values() for n in f.all_nodes()),
-    ]
-    for node in nodes:
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-            mark_constant(node.outputs[0])
-
-
 def _drop_trailing_absent(graph: ir.Graph) -> None:
     """Remove absent inputs at the end of a node: some kernels crash on their empty names."""
     for node in nodes_of(graph):
@@ -246,10 +207,8 @@ def _drop_trailing_absent(graph: ir.Graph) -> None:
 
 
 def _write_conditions(graph: ir.Graph) -> None:
-    """Give a Loop that carries nothing its condition, which may be absent but not left out.
-
-    Its place is lost as soon as a pass removes absent inputs at the end of nodes.
-    """
+    """Give a Loop that carries nothing its condition, which may be absent but not left out."""
+    # Its place is lost as soon as a pass removes absent inputs at the end of nodes.
     true: ir.Value | None = None
     for node in nodes_of(graph):
         if node.op_type == "Loop" and node.domain in ("", "ai.onnx") and not any(node.inputs[1:]):
@@ -292,11 +251,7 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
 
 
 def check_texts(proto: onnx.ModelProto, where: str) -> None:
-    """Check that every name in a model is text.
-
-    Raises:
-        OdtpackError: One is not UTF-8 (``invalid-model``).
-    """
+    """Check that every name in a model is text."""
     for text in _texts(proto):
         if not isinstance(text, str):
             raise OdtpackError(
@@ -331,26 +286,23 @@ _MOST_TRIPS: Final = 2**24
 """Without another end: at a microsecond a trip, which no operator is quicker than, 17 seconds."""
 
 
-_WHOLE: Final = {ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64}
+_WHOLE: Final = {np.dtype(np.bool_), np.dtype(np.int32), np.dtype(np.int64)}
 
 
 def check_loops(graph: ir.Graph, where: str) -> None:
-    """Check that no Loop goes on for ever because its condition is always true.
-
-    A trip count that is only a bound, as exporters write 2^63 - 1 for ``while``, is fine where the
-    condition is computed.
-
-    Raises:
-        OdtpackError: ``endless-loop``.
-    """
+    """Check that no Loop goes on for ever because its condition is always true."""
+    # A trip count that is only a bound, as exporters write 2^63 - 1 for ``while``, is fine where
+    # the condition is computed.
     for node in nodes_of(graph):
         if node.op_type != "Loop" or node.domain not in ("", "ai.onnx") or len(node.inputs) < 2:
             continue
         trips, condition = node.inputs[0], node.inputs[1]
-        if condition is not None and _truth(condition) is not True:
+        if condition is not None and not _constant(condition):
             continue
         body = node.attributes["body"].as_graph()
-        if len(body.outputs) < 1 or not _stays_true(body):
+        # Whether the condition for another trip is true whenever that of its own was.
+        goes_on = _origin(body.outputs[0]) if body.outputs else None
+        if goes_on is None or not (goes_on in body.inputs[1:2] or _constant(goes_on)):
             continue
         number = None if trips is None else _constant(trips)
         if trips is not None and (number is None or number <= _MOST_TRIPS):
@@ -364,12 +316,6 @@ def check_loops(graph: ir.Graph, where: str) -> None:
         )
 
 
-def _stays_true(body: ir.Graph) -> bool:
-    """Whether a body's condition for another trip is true whenever that of its own was."""
-    value = _origin(body.outputs[0])
-    return value in body.inputs[1:2] or _truth(value) is True
-
-
 def _origin(value: ir.Value) -> ir.Value:
     """What a value is a copy of."""
     for _ in range(1000):
@@ -380,17 +326,10 @@ def _origin(value: ir.Value) -> ir.Value:
     return value
 
 
-def _truth(value: ir.Value) -> bool | None:
-    number = _constant(value)
-    return None if number is None else bool(number)
-
-
 def _constant(value: ir.Value) -> int | None:
     """The only element of a constant; None for what is computed, or has more."""
-    tensor = ir.convenience.get_const_tensor(_origin(value))
-    if tensor is None or tensor.size != 1 or tensor.dtype not in _WHOLE:
-        return None
-    return int(tensor.numpy().item())
+    array = constant(_origin(value), largest=1)
+    return int(array.item()) if array is not None and array.dtype in _WHOLE and array.size else None
 
 
 # What inlining a model's functions will produce: counted before it is done.
@@ -408,14 +347,10 @@ _Name = tuple[str, str, str]
 
 
 def check_functions(proto: onnx.ModelProto, where: str) -> None:
-    """Check that inlining makes no more nodes than a file of this size can mean.
-
-    Raises:
-        OdtpackError: ``functions-too-large``; ``bad-function`` if one calls itself.
-    """
+    """Check that inlining makes no more nodes than a file of this size can mean."""
     if not proto.functions:
         return
-    bodies = {_name(function): function for function in proto.functions}
+    bodies = {(_domain(f.domain), f.name, getattr(f, "overload", "")): f for f in proto.functions}
     calls: dict[_Name, list[_Name]] = {}
     sizes: dict[_Name, int] = {}
     for name, function in bodies.items():
@@ -423,8 +358,14 @@ def check_functions(proto: onnx.ModelProto, where: str) -> None:
     stored, called = _count(proto.graph.node, bodies)
     allowed = max(_ALWAYS_ALLOWED, _TIMES_STORED * (stored + sum(sizes.values())))
     total: dict[_Name, int] = {}
-    for name in _callees_first(calls, where):
-        total[name] = sizes[name] + sum(total[each] for each in calls[name])
+    try:
+        for name in graphlib.TopologicalSorter(calls).static_order():  # callees first
+            total[name] = sizes[name] + sum(total[each] for each in calls[name])
+    except graphlib.CycleError as error:
+        raise OdtpackError(
+            "bad-function", f"function {error.args[1][0][1]!r} of the model calls itself",
+            where=where,
+        ) from None  # fmt: skip
     made = stored + sum(total[each] for each in called)
     if made > allowed:
         shown = f"{made:,}" if made < 10**12 else f"2^{made.bit_length() - 1}"
@@ -436,57 +377,22 @@ def check_functions(proto: onnx.ModelProto, where: str) -> None:
         )
 
 
-def _name(function: onnx.FunctionProto) -> _Name:
-    return _domain(function.domain), function.name, getattr(function, "overload", "")
-
-
 def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
 def _count(nodes: object, bodies: dict[_Name, onnx.FunctionProto]) -> tuple[int, list[_Name]]:
     """The number of nodes, those of subgraphs included, and the functions that they call."""
-    count, called = 0, []
-    for node in _all_nodes(nodes):
-        count += 1
-        name = _domain(node.domain), node.op_type, getattr(node, "overload", "")
-        if name in bodies:
-            called.append(name)
-    return count, called
-
-
-def _all_nodes(nodes: object) -> Iterator[onnx.NodeProto]:
-    waiting = [nodes]
+    count, called, waiting = 0, list[_Name](), [nodes]
     while waiting:
         for node in waiting.pop():  # type: ignore[attr-defined]
-            yield node
+            count += 1
+            name = _domain(node.domain), node.op_type, getattr(node, "overload", "")
+            if name in bodies:
+                called.append(name)
             for attribute in node.attribute:
                 waiting += [graph.node for graph in (attribute.g, *attribute.graphs) if graph.node]
-
-
-def _callees_first(calls: dict[_Name, list[_Name]], where: str) -> Iterator[_Name]:
-    """The functions in an order in which each follows those that it calls."""
-    begun: set[_Name] = set()
-    finished: set[_Name] = set()
-    for first, callees in calls.items():
-        stack = [(first, iter(dict.fromkeys(callees)))] if first not in begun else []
-        begun.add(first)
-        while stack:
-            name, rest = stack[-1]
-            callee = next(rest, None)
-            if callee is None:
-                stack.pop()
-                finished.add(name)
-                yield name
-            elif callee not in begun:
-                begun.add(callee)
-                stack.append((callee, iter(dict.fromkeys(calls[callee]))))
-            elif callee not in finished:
-                raise OdtpackError(
-                    "bad-function",
-                    f"function {callee[1]!r} of the model calls itself",
-                    where=where,
-                )
+    return count, called
 
 
 # Leaves out the key-value cache of a decoder: in training every sequence starts empty.
@@ -508,15 +414,18 @@ _TOKENS = 2  # axis of [batch, heads, tokens, size]
 
 
 def drop(graph: ir.Graph) -> tuple[str, ...]:
-    """Leave out the inputs and outputs of a graph that are a cache.
-
-    An input is one if a node reads it as past keys or values, or a Concat, whose result is an
-    output, puts it in front along the tokens, whose number is open.
-
-    Returns:
-        Names of the inputs that are left out.
-    """
-    found = [value for value in graph.inputs if _is_past(value)]
+    """Leave out the inputs and outputs of a graph that are a cache."""
+    # An input is one if a node reads it as past keys or values, or a Concat, whose result is an
+    # output, puts it in front along the tokens, whose number is open.
+    # Returns names of the inputs that are left out.
+    found = [
+        value
+        for value in graph.inputs
+        if len(dims := dims_of(value) or ()) == 4
+        and not isinstance(dims[_TOKENS], int)
+        and not (value.is_initializer() or value.is_graph_output())
+        and any(_present(node, index) is not None for node, index in value.uses())
+    ]
     kept = [value for value in graph.inputs if value not in found]
     if not found or not kept:
         return ()
@@ -529,15 +438,6 @@ def drop(graph: ir.Graph) -> tuple[str, ...]:
             _make_empty(op, graph, past, kept[0])
     graph.inputs[:] = kept
     return tuple(str(value.name) for value in found)
-
-
-def _is_past(value: ir.Value) -> bool:
-    dims = dims_of(value)
-    if dims is None or len(dims) != 4 or isinstance(dims[_TOKENS], int):
-        return False
-    if value.is_initializer() or value.is_graph_output():
-        return False
-    return any(_present(node, index) is not None for node, index in value.uses())
 
 
 def _present(node: ir.Node, index: int) -> tuple[ir.Value, ...] | None:

@@ -30,17 +30,11 @@ from odtpack.model.exporters import (
 
 @dataclasses.dataclass(frozen=True)
 class SharedTensor:
-    """A tensor that is read in several places.
+    """A tensor that is read in several places."""
 
-    Attributes:
-        name: The initializer.
-        places: Who reads it: names of nodes, or what they compute.
-        one_parameter: Whether the exporter noted that it is one parameter of the module.
-    """
-
-    name: str
-    places: tuple[str, ...]
-    one_parameter: bool
+    name: str  # the initializer
+    places: tuple[str, ...]  # who reads it: names of nodes, or what they compute
+    one_parameter: bool  # whether the exporter noted that it is one parameter of the module
 
     def sentence(self) -> str:
         """What ``build`` says of it."""
@@ -52,12 +46,8 @@ class SharedTensor:
 
 
 def shared_tensors(graph: ir.Graph, names: Iterable[str]) -> list[SharedTensor]:
-    """Those of some initializers that several nodes read.
-
-    Args:
-        graph: Graph of a loaded model.
-        names: The initializers to look at, in the order of the result.
-    """
+    """Those of some initializers that several nodes read."""
+    # names: The initializers to look at, in the order of the result.
     parameters = ExportedParameters(graph)
     found = []
     for name in names:
@@ -71,17 +61,10 @@ def shared_tensors(graph: ir.Graph, names: Iterable[str]) -> list[SharedTensor]:
 
 
 def untie(graph: ir.Graph, patterns: Sequence[str]) -> None:
-    """Give each place that reads a shared tensor its own copy.
-
-    Places that the exporter noted as one parameter of the module stay together, unless all do.
-
-    Args:
-        graph: Graph of a loaded model; changed in place.
-        patterns: Of the names of the initializers, as ``--train`` takes them.
-
-    Raises:
-        UnknownNameError: A pattern matches no tensor that is shared (``unknown-parameter``).
-    """
+    """Give each place that reads a shared tensor its own copy."""
+    # Places that the exporter noted as one parameter of the module stay together, unless all do.
+    # graph: Graph of a loaded model; changed in place. patterns: Of the names of the initializers,
+    # as ``--train`` takes them.
     if not patterns:
         return
     parameters, original = ExportedParameters(graph), module_names(graph)
@@ -90,7 +73,10 @@ def untie(graph: ir.Graph, patterns: Sequence[str]) -> None:
     shared = [each.name for each in shared_tensors(graph, candidates)]
     for pattern in patterns:
         hits = matching(pattern, candidates, original)
-        if not any(name in shared or _was_merged(graph, name) for name in hits):
+        # Loading may have separated already what was stored together.
+        merged = (separated_from(graph.initializers[n]) != n or len(copies_of(graph, [n])) > 1
+                  for n in hits)  # fmt: skip
+        if not any(map(shared.__contains__, hits)) and not any(merged):
             known = ", ".join(map(repr, shared[:4])) + (", ..." if shared[4:] else "")
             raise UnknownNameError(
                 "unknown-parameter",
@@ -105,24 +91,14 @@ def untie(graph: ir.Graph, patterns: Sequence[str]) -> None:
 
 
 def copies_of(graph: ir.Graph, names: Sequence[str]) -> tuple[str, ...]:
-    """Some initializers, and those that were one with them in the file.
-
-    Args:
-        graph: Graph of a loaded model.
-        names: Names as they are in the file. What was separated stands after its origin,
-            unless it is named, too.
-    """
+    """Some initializers, and those that were one with them in the file."""
+    # names: Names as they are in the file. What was separated stands after its origin, unless it is
+    # named, too.
     separated: dict[str, list[str]] = {}
     for name, value in graph.initializers.items():
         if separated_from(value) != name:
             separated.setdefault(separated_from(value), []).append(name)
     return tuple(dict.fromkeys(n for name in names for n in (name, *separated.get(name, ()))))
-
-
-def _was_merged(graph: ir.Graph, name: str) -> bool:
-    """Whether a tensor was stored together with another, which loading separated already."""
-    origin = separated_from(graph.initializers[name])
-    return origin != name or len(copies_of(graph, [name])) > 1
 
 
 def _separate_places(
@@ -179,13 +155,9 @@ Use = tuple[ir.Node, int]
 
 
 def split(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
-    """Give each place its own copy of a merged parameter; return whether there were any.
-
-    Args:
-        graph: Forward graph; changed in place. New initializers are named after their
-            modules.
-        keep: Names of initializers that stay what they are.
-    """
+    """Give each place its own copy of a merged parameter; return whether there were any."""
+    # graph: Forward graph; changed in place. New initializers are named after their modules. keep:
+    # Names of initializers that stay what they are.
     changed = False
     parameters = ExportedParameters(graph)
     values = [v for n, v in graph.initializers.items() if n not in keep and _is_merged(v)]
@@ -209,7 +181,9 @@ def split(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
         names = names or Names(used_names(graph))
         groups.pop(base, None)
         for label, places in groups.items():
-            separate(graph, value, places, names.fresh(_name(value, label, unnamed)))
+            # The name is that in the module, if the tensor is as it was there.
+            stem = str(value.name) if value.name in unnamed else label
+            separate(graph, value, places, names.fresh(stem))
         changed = True
     return changed
 
@@ -266,19 +240,15 @@ def _restore_left(
                 output.replace_all_uses_with(found[label])
             else:
                 output.name = None
-                found[label] = _without_notes(separate(graph, value, uses, name))
+                found[label] = separate(graph, value, uses, name)
+                found[label].metadata_props.clear()
         else:
             output.name = None
-            _without_notes(separate(graph, value, uses, name))
+            separate(graph, value, uses, name).metadata_props.clear()
         if node.graph is not None:
             node.graph.remove(node, safe=True)
         changed = True
     return changed
-
-
-def _without_notes(value: ir.Value) -> ir.Value:
-    value.metadata_props.clear()
-    return value
 
 
 def _computed(value: ir.Value, use: Use) -> str | None:
@@ -316,7 +286,8 @@ def _are_apart(
         return False
     if _is_fill(value):
         return True
-    if untold or _owner(name) in [_owner(label) for label in groups][1:]:
+    owner, *others = (each.rpartition(".")[0] for each in (name, *groups))
+    if untold or owner in others[1:]:
         return False  # equal tensors are stored under the first name, a tied one under the last
     if computed:
         return True
@@ -324,20 +295,11 @@ def _are_apart(
     return all(noted(node) for node, _ in uses) and len({(n.op_type, i) for n, i in uses}) == 1
 
 
-def _owner(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
 def _is_fill(value: ir.Value) -> bool:
     """Whether a tensor holds a single value."""
     tensor = value.const_value
     array = np.zeros(0) if tensor is None else tensor.numpy()
     return array.size > 0 and bool(np.ptp(array) == 0)
-
-
-def _name(value: ir.Value, label: str, unnamed: Collection[str]) -> str:
-    """The stem of a name: that in the module, if the tensor is as it was there."""
-    return str(value.name) if value.name in unnamed else label
 
 
 # Undoes what separates tied weights: the transpose that an exporter folded.
@@ -356,18 +318,17 @@ def _name(value: ir.Value, label: str, unnamed: Collection[str]) -> str:
 
 
 def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
-    """Replace folded transposes of initializers by nodes; return whether there were any.
-
-    Args:
-        graph: Forward graph; changed in place.
-        keep: Names of initializers that stay what they are.
-    """
+    """Replace folded transposes of initializers by nodes; return whether there were any."""
+    # graph: Forward graph; changed in place. keep: Names of initializers that stay what they are.
     originals: dict[tuple[tuple[int, ...], bytes], list[tuple[ir.Value, np.ndarray]]] = {}
     copies, unnamed = [], made_up(graph)
     parameters = ExportedParameters(graph)
     for value in graph.initializers.values():
-        array = _matrix(value)
-        if array is None:
+        tensor = value.const_value
+        if tensor is None or tensor.dtype not in TRAINABLE_TYPES or len(tensor.shape) != 2:
+            continue
+        array = tensor.numpy()
+        if min(array.shape) < 2:  # a vector in disguise
             continue
         if value.name not in unnamed:
             key = (array.shape[::-1], array[0].tobytes())
@@ -377,7 +338,8 @@ def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
     changed = False
     kept: dict[str, tuple[ir.Value, np.ndarray]] = {}
     for copy, array in copies:
-        label = _only_label(copy, parameters)
+        labels = {parameters.read(*use) for use in copy.uses()}
+        label = labels.pop() if len(labels) == 1 else None  # of all places that read the copy
         if label in kept and np.array_equal(kept[label][1], array):
             copy.replace_all_uses_with(kept[label][0])
             graph.initializers.pop(str(copy.name))
@@ -396,12 +358,6 @@ def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
     return changed
 
 
-def _only_label(copy: ir.Value, parameters: ExportedParameters) -> str | None:
-    """The parameter of the module that all places that read a copy read."""
-    labels = {parameters.read(*use) for use in copy.uses()}
-    return labels.pop() if len(labels) == 1 else None
-
-
 def _trained_apart(original: ir.Value, label: str | None, parameters: ExportedParameters) -> bool:
     """Whether a matrix and the copy that the exporter made of a parameter are two parameters."""
     if label is None or label == original.name:
@@ -411,15 +367,6 @@ def _trained_apart(original: ir.Value, label: str | None, parameters: ExportedPa
         return False
     # An embedding may be tied to a layer of another name; a layer has a copy of its own.
     return parameters.named(label) or any(read and kind for read, kind in reads)
-
-
-def _matrix(value: ir.Value) -> np.ndarray | None:
-    """The values of a float matrix; None for anything else, and for a vector in disguise."""
-    tensor = value.const_value
-    if tensor is None or tensor.dtype not in TRAINABLE_TYPES or len(tensor.shape) != 2:
-        return None
-    array = tensor.numpy()
-    return array if min(array.shape) > 1 else None
 
 
 def _replace(graph: ir.Graph, copy: ir.Value, original: ir.Value) -> None:
@@ -446,12 +393,7 @@ _GROWING = {
 
 
 def weight_array(value: ir.Value) -> np.ndarray:
-    """What a value that follows from initializers alone holds.
-
-    Raises:
-        OdtpackError: It follows from something else, too, or by way of an operator whose result
-            may be of any size and take any time (``unknown-weight``).
-    """
+    """What a value that follows from initializers alone holds."""
     if value.const_value is not None:
         return value.const_value.numpy()
     node = value.producer()

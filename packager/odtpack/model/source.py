@@ -35,16 +35,12 @@ _IN_MEMORY = "the model in memory"
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A model without the values of its large initializers, and those values.
+    """A model without the values of its large initializers, and those values."""
 
-    Attributes:
-        proto: The model. A detached initializer has its name and type, and shape [0].
-        where: What to call the model in messages.
-        arrays: Values of the detached initializers, by name; not to be written to.
-    """
-
+    # The model. A detached initializer has its name and type, and shape [0].
     proto: onnx.ModelProto
-    where: str
+    where: str  # what to call the model in messages
+    # Values of the detached initializers, by name; not to be written to.
     arrays: dict[str, np.ndarray]
 
     def restore(self, graph: ir.Graph) -> None:
@@ -56,12 +52,7 @@ class Source:
 
 
 def open_model(model: ModelLike) -> Source:
-    """Open a model; what it is has not been checked, but that its tensors are complete.
-
-    Raises:
-        OdtpackError: No such file, not an ONNX model, external data outside the model's
-            folder or missing, or an initializer with missing bytes.
-    """
+    """Open a model; what it is has not been checked, but that its tensors are complete."""
     if isinstance(model, ir.Model):
         return _from_ir(model)
     if isinstance(model, onnx.ModelProto):
@@ -96,11 +87,7 @@ def open_model(model: ModelLike) -> Source:
 
 
 def map_file(path: Path) -> memoryview:
-    """The bytes of a file, mapped into memory: read when they are used, and never copied.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """The bytes of a file, mapped into memory: read when they are used, and never copied."""
     with path.open("rb") as stream:
         if path.stat().st_size == 0:  # which cannot be mapped
             return memoryview(b"")
@@ -108,10 +95,8 @@ def map_file(path: Path) -> memoryview:
 
 
 def release_pages(array: np.ndarray) -> None:
-    """Let the system drop the pages of an array that lies in a mapped file, if it does.
-
-    The next look at them reads them from the file again.
-    """
+    """Let the system drop the pages of an array that lies in a mapped file, if it does."""
+    # The next look at them reads them from the file again.
     owner: Any = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
@@ -185,12 +170,15 @@ def _from_ir(model: ir.Model) -> Source:
 
 
 def check_bytes(tensor: onnx.TensorProto, where: str) -> None:
-    """Check that a tensor holds exactly as many values as its shape and type say.
-
-    Raises:
-        OdtpackError: It does not (``initializer-size``), or its type is unknown.
-    """
-    _check_type(tensor, where)
+    """Check that a tensor holds exactly as many values as its shape and type say."""
+    try:
+        ir.DataType(tensor.data_type)
+    except ValueError:
+        raise OdtpackError(
+            "unknown-element-type",
+            f"tensor {tensor.name!r} has elements of the unknown type {tensor.data_type}",
+            where=where,
+        ) from None
     if tensor.HasField("raw_data"):
         wanted = _wanted_bytes(tensor)
         fits = len(tensor.raw_data) == wanted
@@ -203,17 +191,6 @@ def check_bytes(tensor: onnx.TensorProto, where: str) -> None:
             fits = False
     if not fits:
         raise _wrong_size(tensor, held, where)
-
-
-def _check_type(tensor: onnx.TensorProto, where: str) -> None:
-    try:
-        ir.DataType(tensor.data_type)
-    except ValueError:
-        raise OdtpackError(
-            "unknown-element-type",
-            f"tensor {tensor.name!r} has elements of the unknown type {tensor.data_type}",
-            where=where,
-        ) from None
 
 
 def _is_in_place(tensor: Any) -> bool:

@@ -7,6 +7,7 @@ is new only: a model of many blocks takes time in proportion to its size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import onnx
@@ -91,7 +92,11 @@ class ModelAccessor:
         self._seen = [0, 0, 0]
         graph = self._model.graph
         if graph.node:
-            self._infer_whole()
+            inferred = infer_shapes(ir.from_proto(self._model))
+            for node in inferred.graph.all_nodes():
+                self._names.update(filter(None, (node.name, *(y.name for y in node.outputs))))
+            named = (y for node in inferred.graph for y in node.outputs if y.name)
+            self._values.update({str(y.name): ir.serde.serialize_value(y) for y in named})
         self._take_new(len(graph.node))
 
     def knows(self, name: str) -> bool:
@@ -236,7 +241,7 @@ class ModelAccessor:
             if name not in self._values:
                 raise self._unknown(name, who)
             tensor = small.get(name)
-            if tensor is not None and _size(tensor) <= _SMALL:
+            if tensor is not None and math.prod(tensor.dims) <= _SMALL:
                 part.graph.initializer.append(tensor)
             else:
                 part.graph.input.append(self._values[name])
@@ -253,15 +258,6 @@ class ModelAccessor:
         self._names |= {v.name for v in graph.input[self._seen[0] :]}
         self._names |= {t.name for t in graph.initializer[self._seen[1] :]}
         self._seen = [len(graph.input), len(graph.initializer), nodes]
-
-    def _infer_whole(self) -> None:
-        inferred = infer_shapes(ir.from_proto(self._model))
-        for node in inferred.graph.all_nodes():
-            self._names.update(filter(None, (node.name, *(y.name for y in node.outputs))))
-        for node in inferred.graph:
-            for value in node.outputs:
-                if value.name:
-                    self._values[value.name] = ir.serde.serialize_value(value)
 
     def _unknown(self, name: str, who: str) -> OdtpackError:
         outputs = ", ".join(repr(output.name) for output in self._model.graph.output)
@@ -282,10 +278,3 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
             for inner in graph.node:
                 yield from (name for name in _reads(inner) if name not in own)
             yield from (output.name for output in graph.output if output.name not in own)
-
-
-def _size(tensor: onnx.TensorProto) -> int:
-    size = 1
-    for dim in tensor.dims:
-        size *= dim
-    return size

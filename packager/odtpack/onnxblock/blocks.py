@@ -39,9 +39,18 @@ __all__ = [
 ]
 
 
-class _Binary(Block):
+class _Operator(Block):
+    """Writes the operator that a class of this module is named after."""
+
     _op_type: ClassVar[str]
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not hasattr(cls, "_op_type") and not cls.__name__.startswith("_"):
+            cls._op_type = cls.__name__
+
+
+class _Binary(_Operator):
     def build(self, input_name1: str, input_name2: str) -> str:
         """Write the node; the inputs broadcast."""
         names = [input_name1, input_name2]
@@ -51,30 +60,20 @@ class _Binary(Block):
 class Add(_Binary):
     """Sum of two values."""
 
-    _op_type = "Add"
-
 
 class Sub(_Binary):
     """Difference of two values."""
-
-    _op_type = "Sub"
 
 
 class Mul(_Binary):
     """Product of two values."""
 
-    _op_type = "Mul"
-
 
 class Div(_Binary):
     """Quotient of two values."""
 
-    _op_type = "Div"
 
-
-class _Unary(Block):
-    _op_type: ClassVar[str]
-
+class _Unary(_Operator):
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
         self._attributes = attributes
@@ -89,43 +88,30 @@ class _Unary(Block):
 class Sigmoid(_Unary):
     """1 / (1 + exp(-x))."""
 
-    _op_type = "Sigmoid"
-
 
 class Log(_Unary):
     """Natural logarithm."""
-
-    _op_type = "Log"
 
 
 class Neg(_Unary):
     """-x."""
 
-    _op_type = "Neg"
-
 
 class Abs(_Unary):
     """|x|; its slope at 0 is 0."""
 
-    _op_type = "Abs"
+
+class _Reduction(_Unary):
+    def __init__(self, keepdims: bool = True) -> None:
+        super().__init__(keepdims=int(keepdims))
 
 
-class ReduceMean(_Unary):
+class ReduceMean(_Reduction):
     """Mean over all axes, which keep length 1 unless ``keepdims`` is false."""
 
-    _op_type = "ReduceMean"
 
-    def __init__(self, keepdims: bool = True) -> None:
-        super().__init__(keepdims=int(keepdims))
-
-
-class ReduceSum(_Unary):
+class ReduceSum(_Reduction):
     """Sum over all axes, which keep length 1 unless ``keepdims`` is false."""
-
-    _op_type = "ReduceSum"
-
-    def __init__(self, keepdims: bool = True) -> None:
-        super().__init__(keepdims=int(keepdims))
 
 
 class Pow(Block):
@@ -251,16 +237,12 @@ class LabelEncoder(Block):
     ) -> None:
         super().__init__()
         self._attributes: dict[str, Any] = {
-            "default_float": default_float,
-            "default_int64": default_int64,
-            "default_string": default_string,
-            "keys_floats": keys_floats,
-            "keys_int64s": keys_int64s,
-            "keys_strings": keys_strings,
-            "values_floats": values_floats,
-            "values_int64s": values_int64s,
+            "default_float": default_float, "default_int64": default_int64,
+            "default_string": default_string, "keys_floats": keys_floats,
+            "keys_int64s": keys_int64s, "keys_strings": keys_strings,
+            "values_floats": values_floats, "values_int64s": values_int64s,
             "values_strings": values_strings,
-        }
+        }  # fmt: skip
 
     def build(self, label_encoder_input_name: str) -> str:
         """Write the node."""

@@ -208,7 +208,8 @@ def result_names(output: Any, who: str) -> tuple[str, ...]:
         OdtpackError: It returned something else, or a name twice.
     """
     names = (output,) if isinstance(output, str) else output
-    if not isinstance(names, list | tuple) or not names or not _are_names(names):
+    texts = isinstance(names, list | tuple) and all(isinstance(n, str) and n for n in names)
+    if not texts or not names:
         raise OdtpackError(
             "bad-block-result",
             f"{who} returned {output!r}; build must return a name, or a tuple of names",
@@ -217,10 +218,6 @@ def result_names(output: Any, who: str) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise OdtpackError("named-twice", f"{who} returned a name twice: {', '.join(names)}")
     return tuple(names)
-
-
-def _are_names(values: Sequence[object]) -> bool:
-    return all(isinstance(value, str) and value for value in values)
 
 
 def set_outputs(accessor: ModelAccessor, names: Sequence[str], who: str) -> None:

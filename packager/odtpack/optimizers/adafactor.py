@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,27 +44,22 @@ class Adafactor(Optimizer):
         OdtpackError: A hyperparameter is out of range.
     """
 
-    kind: ClassVar[str] = "adafactor"
-    summary: ClassVar[str] = "Adafactor, with the learning rate as given."
-    source: ClassVar[str] = "`torch.optim.Adafactor`, after Shazeer and Stern (2018)"
-    keeps: ClassVar[str] = "a number per row and column: 0.02 bytes for 700 x 700"
-    learning_rates: ClassVar[tuple[float, ...]] = (0.01, 0.03, 0.003)
+    kind = "adafactor"
+    summary = "Adafactor, with the learning rate as given."
+    source = "`torch.optim.Adafactor`, after Shazeer and Stern (2018)"
+    keeps = "a number per row and column: 0.02 bytes for 700 x 700"
+    learning_rates = (0.01, 0.03, 0.003)
     beta2_decay: float = option(
         -0.8, "Power of the step by which the second moment decays.", most=0
     )
     epsilon2: float = option(1e-3, "Least root mean square of a parameter.", above=0)
     clip_threshold: float = option(1.0, "Largest root mean square of a step.", above=0)
 
-    @property
-    def state(self) -> tuple[StateVector, ...]:
-        """Means of the squares of each row, and of each column."""
-        return StateVector(ROWS, (0,)), StateVector(COLUMNS, (1,))
+    # Means of the squares of each row, and of each column.
+    state = (StateVector(ROWS, (0,)), StateVector(COLUMNS, (1,)))
 
     def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
-        """Write one step; see :meth:`Optimizer.write`.
-
-        ``values`` also holds ``factored`` BOOL[1]: true for matrices, false for vectors.
-        """
+        # ``values`` also holds ``factored`` BOOL[1]: true for matrices, false for vectors.
         params, gradients, rate = values["params"], values["gradients"], values["learning_rate"]
         dtype = op.type_of(gradients)
         epsilon1 = float(np.finfo(dtype.numpy()).eps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from odtpack.optimizers.common.base import (
     FIRST,
@@ -39,24 +39,20 @@ class Adam(Optimizer):
         OdtpackError: A hyperparameter is out of range.
     """
 
-    kind: ClassVar[str] = "adam"
-    summary: ClassVar[str] = "Adam."
-    source: ClassVar[str] = "`torch.optim.Adam`, decay as an L2 penalty"
-    keeps: ClassVar[str] = "two moments: 8 bytes"
+    kind = "adam"
+    summary = "Adam."
+    source = "`torch.optim.Adam`, decay as an L2 penalty"
+    keeps = "two moments: 8 bytes"
     beta1: float = option(0.9, "Decay of the first moment.", above=0, below=1)
     beta2: float = option(0.999, "Decay of the second moment.", above=0, below=1)
     epsilon: float = option(1e-8, "Added to the denominator.", above=0)
     bias_correction: bool = option(True, "Whether the moments are corrected for their start at 0.")
 
-    @property
-    def state(self) -> tuple[StateVector, ...]:
-        """First and second moment."""
-        return StateVector(FIRST), StateVector(SECOND)
+    state = (StateVector(FIRST), StateVector(SECOND))
 
     def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
-        """Write one step; see :meth:`Optimizer.write`."""
         params = values["params"]
         gradients = add_decay(op, values["gradients"], params, weight_decay)
         m, v = moments(op, values, gradients, self.beta1, self.beta2)
-        step = change(self, op, values, m, v, scaled_epsilon=True)
+        step = change(op, values, m, v, self, scaled_epsilon=True)
         return {"params": op.Sub(params, step), FIRST: m, SECOND: v}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from odtpack.optimizers.common.base import (
     FIRST,
@@ -52,13 +52,13 @@ class AdamW(Optimizer):
         OdtpackError: A hyperparameter is out of range.
     """
 
-    kind: ClassVar[str] = "adamw"
-    summary: ClassVar[str] = "Adam with decoupled weight decay."
-    source: ClassVar[str] = (
+    kind = "adamw"
+    summary = "Adam with decoupled weight decay."
+    source = (
         "Hugging Face transformers, `adam_mode` 1 of onnxruntime-training; with "
         "`formula=pytorch` `torch.optim.AdamW`, `adam_mode` 0"
     )
-    keeps: ClassVar[str] = "two moments: 8 bytes"
+    keeps = "two moments: 8 bytes"
     beta1: float = option(0.9, "Decay of the first moment.", above=0, below=1)
     beta2: float = option(0.999, "Decay of the second moment.", above=0, below=1)
     epsilon: float = option(1e-6, "Added to the denominator.", above=0)
@@ -68,20 +68,16 @@ class AdamW(Optimizer):
     )
     bias_correction: bool = option(True, "Whether the moments are corrected for their start at 0.")
 
-    @property
-    def state(self) -> tuple[StateVector, ...]:
-        """First and second moment."""
-        return StateVector(FIRST), StateVector(SECOND)
+    state = (StateVector(FIRST), StateVector(SECOND))
 
     def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
-        """Write one step; see :meth:`Optimizer.write`."""
         rate, params = values["learning_rate"], values["params"]
         m, v = moments(op, values, values["gradients"], self.beta1, self.beta2)
         keep = keep_factor(op, rate, weight_decay)
         early = self.formula == PYTORCH
         if keep is not None and early:
             params = op.Mul(params, keep)
-        step = change(self, op, values, m, v, scaled_epsilon=early)
+        step = change(op, values, m, v, self, scaled_epsilon=early)
         new = op.Sub(params, step)
         if keep is not None and not early:
             new = op.Mul(new, keep)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,21 +34,17 @@ class Lion(Optimizer):
         OdtpackError: A hyperparameter is out of range.
     """
 
-    kind: ClassVar[str] = "lion"
-    summary: ClassVar[str] = "Lion."
-    source: ClassVar[str] = "Chen et al. (2023), algorithm 2"
-    keeps: ClassVar[str] = "one moment: 4 bytes"
-    learning_rates: ClassVar[tuple[float, ...]] = (0.0003, 0.001, 0.0001)
+    kind = "lion"
+    summary = "Lion."
+    source = "Chen et al. (2023), algorithm 2"
+    keeps = "one moment: 4 bytes"
+    learning_rates = (0.0003, 0.001, 0.0001)
     beta1: float = option(0.9, "How the sign of a step is mixed.", above=0, below=1)
     beta2: float = option(0.99, "Decay of the moment.", above=0, below=1)
 
-    @property
-    def state(self) -> tuple[StateVector, ...]:
-        """The moment."""
-        return (StateVector(FIRST),)
+    state = (StateVector(FIRST),)
 
     def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
-        """Write one step; see :meth:`Optimizer.write`."""
         params, rate, gradients = values["params"], values["learning_rate"], values["gradients"]
         moment = values[FIRST]
         # u / (|u| + tiny) is the sign of u, NaN where u is. The operator Sign takes longer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,11 +36,11 @@ class SGD(Optimizer):
             without momentum or with dampening.
     """
 
-    kind: ClassVar[str] = "sgd"
-    summary: ClassVar[str] = "Stochastic gradient descent."
-    source: ClassVar[str] = "`torch.optim.SGD`, with dampening and Nesterov's method"
-    keeps: ClassVar[str] = "with momentum one moment: 4 bytes; else nothing"
-    learning_rates: ClassVar[tuple[float, ...]] = (0.03, 0.1, 0.01)
+    kind = "sgd"
+    summary = "Stochastic gradient descent."
+    source = "`torch.optim.SGD`, with dampening and Nesterov's method"
+    keeps = "with momentum one moment: 4 bytes; else nothing"
+    learning_rates = (0.03, 0.1, 0.01)
     momentum: float = option(0.0, "How much of the last step is kept.", least=0, below=1)
     dampening: float = option(
         0.0, "Share of the gradient that does not enter the momentum.", least=0, below=1
@@ -65,7 +65,6 @@ class SGD(Optimizer):
         return (StateVector(FIRST),) if self.momentum else ()
 
     def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
-        """Write one step; see :meth:`Optimizer.write`."""
         params, rate = values["params"], values["learning_rate"]
         gradients = add_decay(op, values["gradients"], params, weight_decay)
         if not self.momentum:

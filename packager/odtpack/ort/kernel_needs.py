@@ -26,15 +26,10 @@ Types = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class Need:
-    """A release, and what needs it.
+    """A release, and what needs it."""
 
-    Attributes:
-        version: The release.
-        why: What it is the first to load, such as ``"Split of opset 13 with bool"``.
-    """
-
-    version: tuple[int, ...]
-    why: str
+    version: tuple[int, ...]  # the release
+    why: str  # what it is the first to load, such as ``"Split of opset 13 with bool"``
 
     @property
     def name(self) -> str:

@@ -43,17 +43,13 @@ class Operator:
 
 @dataclass(frozen=True)
 class OperatorConfig:
-    """A configuration.
-
-    Attributes:
-        operators: The operators.
-        types: For operators by domain and name: what their JSON holds. An operator that is
-            not there is not limited.
-        allowed_types: C++ names of the types of all operators; None without a limit.
-    """
+    """A configuration."""
 
     operators: frozenset[Operator]
+    # For operators by domain and name: what their JSON holds. An operator that is not there is not
+    # limited.
     types: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    # C++ names of the types of all operators; None without a limit.
     allowed_types: frozenset[str] | None = None
 
     def text(self, comments: Sequence[str] = ()) -> str:
@@ -65,13 +61,10 @@ class OperatorConfig:
             names = sorted(
                 o.name for o in self.operators if (o.domain, o.version) == (domain, version)
             )
-            entries = [name + self._json(domain, name) for name in names]
+            found = [(name, self.types.get((domain, name))) for name in names]
+            entries = [name + (json.dumps(types) if types else "") for name, types in found]
             lines.append(f"{domain};{version};{','.join(entries)}")
         return "\n".join(lines) + "\n"
-
-    def _json(self, domain: str, name: str) -> str:
-        types = self.types.get((domain, name))
-        return json.dumps(types) if types else ""
 
 
 def config_of(models: Iterable[Path], types: Types = Types.NONE) -> OperatorConfig:
@@ -82,6 +75,7 @@ def config_of(models: Iterable[Path], types: Types = Types.NONE) -> OperatorConf
         OperatorTypeUsageManager,
         OrtFormatModelProcessor,
     )
+    from onnxruntime.tools.ort_format_model.types import value_name_to_typestr
 
     class SeesAll(OperatorTypeUsageManager):  # type: ignore[misc] # it has no types
         """Also sees the type of every value, which takes much longer."""
@@ -92,7 +86,11 @@ def config_of(models: Iterable[Path], types: Types = Types.NONE) -> OperatorConf
 
         def process_node(self, node: Any, value_name_to_typeinfo: dict[Any, Any]) -> None:
             super().process_node(node, value_name_to_typeinfo)
-            self.seen.update(_types_of(node, value_name_to_typeinfo))
+            names = [node.Inputs(i) for i in range(node.InputsLength())]
+            names += [node.Outputs(i) for i in range(node.OutputsLength())]
+            known = value_name_to_typeinfo
+            typed = [n for n in names if n and known.get(n) is not None]
+            self.seen.update(value_name_to_typestr(n, known) for n in typed)
 
     found: dict[str, dict[int, set[str]]] = {}
     manager: Any = None  # names alone need no look at types
@@ -134,14 +132,6 @@ def main_graph(model: Path) -> list[str]:
     root = bindings.InferenceSession.GetRootAsInferenceSession(model.read_bytes(), 0)
     graph = root.Model().Graph()
     return [graph.Nodes(index).OpType().decode() for index in range(graph.NodesLength())]
-
-
-def _types_of(node: Any, known: Mapping[Any, Any]) -> set[str]:
-    from onnxruntime.tools.ort_format_model.types import value_name_to_typestr
-
-    names = [node.Inputs(i) for i in range(node.InputsLength())]
-    names += [node.Outputs(i) for i in range(node.OutputsLength())]
-    return {value_name_to_typestr(n, known) for n in names if n and known.get(n) is not None}
 
 
 def read_config(path: Path) -> OperatorConfig:
@@ -241,37 +231,23 @@ _ALWAYS_THERE = {("ai.onnx", "Cast", f"{side} 0", "bool") for side in ("inputs",
 
 @dataclass(frozen=True)
 class Ran:
-    """What one session did.
+    """What one session did."""
 
-    Attributes:
-        run: How the model was run.
-        operators: Operators of all its nodes, those of subgraphs included.
-        nodes: How many nodes the main graph has, each of which ran.
-        kernels_run: How many kernels ran, each iteration of a loop counted.
-        types: C++ names of the types that ran, by domain, name and ``inputs`` or ``outputs``
-            and index.
-    """
-
-    run: SessionRun
-    operators: frozenset[Operator]
-    nodes: int
-    kernels_run: int
+    run: SessionRun  # how the model was run
+    operators: frozenset[Operator]  # operators of all its nodes, those of subgraphs included
+    nodes: int  # how many nodes the main graph has, each of which ran
+    kernels_run: int  # how many kernels ran, each iteration of a loop counted
+    # C++ names of the types that ran, by domain, name and ``inputs`` or ``outputs`` and index.
     types: frozenset[tuple[str, str, str, str]]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of the check.
+    """Result of the check."""
 
-    Attributes:
-        ran: What was run.
-        missing: What sessions need and the configuration lacks, in words.
-        unused: What the configuration holds and no session needs, in words.
-    """
-
-    ran: tuple[Ran, ...]
-    missing: tuple[str, ...]
-    unused: tuple[str, ...]
+    ran: tuple[Ran, ...]  # what was run
+    missing: tuple[str, ...]  # what sessions need and the configuration lacks, in words
+    unused: tuple[str, ...]  # what the configuration holds and no session needs, in words
 
     @property
     def passed(self) -> bool:
@@ -305,8 +281,9 @@ def check_config(
         tracked = {entry[:3] for entry in given if entry[2] != "custom"}
         run_types = {entry for entry in seen if entry[:3] in tracked}
         wanted = {entry for entry in static if entry[:2] in listed} | run_types
-        missing += [_words(entry) for entry in sorted(wanted - given - _ALWAYS_THERE)]
-        unused += [_words(entry) for entry in sorted(given - wanted)]
+        words = "{0};{1}: type {3} of {2}"
+        missing += [words.format(*entry) for entry in sorted(wanted - given - _ALWAYS_THERE)]
+        unused += [words.format(*entry) for entry in sorted(given - wanted)]
     if config.allowed_types is not None:
         in_graphs = config_of(graphs, Types.GLOBAL).allowed_types or frozenset()
         wanted_types = in_graphs | {type_ for *_, type_ in seen}
@@ -324,11 +301,6 @@ def _flat(types: Mapping[tuple[str, str], Mapping[str, Any]]) -> set[tuple[str, 
         for triple in entry.get("custom", ()):
             flat.add((domain, name, "custom", ", ".join(triple)))
     return flat
-
-
-def _words(entry: tuple[str, str, str, str]) -> str:
-    domain, name, where, type_ = entry
-    return f"{domain};{name}: type {type_} of {where}"
 
 
 def _run(run: SessionRun, graph: Path | None, feeds: Feeds, scratch: Path) -> Ran:
@@ -383,17 +355,10 @@ def run_profiled(
     model: str, level: str | None, platform: str | None, replay: bool,
     feeds: Mapping[str, str], saved: str, profile: str,
 ) -> str:  # fmt: skip
-    """Run a model once and return the path of its profile; to be called apart.
-
-    Args:
-        model: The model.
-        level: Optimization level; None in ORT format.
-        platform: Processors that it is optimized for; None for all.
-        replay: Whether recorded optimizations are applied.
-        feeds: Paths of ``.npy`` files by name of input.
-        saved: Where the optimized model goes, of one with a level.
-        profile: Start of the profile's path.
-    """
+    """Run a model once and return the path of its profile; to be called apart."""
+    # level: Optimization level; None in ORT format. platform: Processors that it is optimized for;
+    # None for all. feeds: Paths of ``.npy`` files by name of input. saved: Where the optimized
+    # model goes, of one with a level. profile: Start of the profile's path.
     target = None if platform is None else Platform(platform)
     options = session_options(level or "all", target)
     options.enable_profiling = True
@@ -421,18 +386,14 @@ def run_profiled(
 def _operators(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Iterable[Operator]:
     """Operators of every node, those of subgraphs included."""
     for node in graph.node:
-        yield Operator(node.domain or "ai.onnx", _since(node, opsets), node.op_type)
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        version = opsets[domain]  # of ONNX Runtime's own domains there is one version so far
+        if onnx.defs.has(node.op_type, version, domain):
+            version = onnx.defs.get_schema(node.op_type, version, domain).since_version
+        yield Operator(node.domain or "ai.onnx", version, node.op_type)
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
                 yield from _operators(inner, opsets)
-
-
-def _since(node: onnx.NodeProto, opsets: Mapping[str, int]) -> int:
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    version = opsets[domain]
-    if onnx.defs.has(node.op_type, version, domain):
-        return int(onnx.defs.get_schema(node.op_type, version, domain).since_version)
-    return version  # of ONNX Runtime's own domains there is one version so far
 
 
 def _types(
@@ -492,7 +453,14 @@ def _has_types(
     registered: Mapping[str, Collection[str]], operator: Operator, config: OperatorConfig
 ) -> bool:
     """Whether each type that a kernel is registered for may be one that is allowed."""
-    names = {constraint: set(map(_cpp_name, types)) for constraint, types in registered.items()}
+    names = {
+        constraint: {
+            CPP_NAMES.get(name, name)
+            for each in types
+            for name in [each.removeprefix("tensor(").removesuffix(")")]
+        }
+        for constraint, types in registered.items()
+    }
     if config.allowed_types is not None:
         nameable = {name for types in names.values() for name in types} & _NAMEABLE
         allowed = config.allowed_types
@@ -515,11 +483,6 @@ def _has_types(
             if types and not types & set(allowed_names):
                 return False
     return True
-
-
-def _cpp_name(onnx_name: str) -> str:
-    name = onnx_name.removeprefix("tensor(").removesuffix(")")
-    return CPP_NAMES.get(name, name)
 
 
 _NAMEABLE: Final = {"bool", "float", "double", *CPP_NAMES.values()}

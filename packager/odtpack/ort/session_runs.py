@@ -24,24 +24,15 @@ INFERENCE_MODEL = "inference_model"
 
 @dataclass(frozen=True)
 class SessionRun:
-    """One way in which a session runs one model.
+    """One way in which a session runs one model."""
 
-    Attributes:
-        model: Which model: ``training_model``, ``eval_model``, ``optimizer_model`` or
-            ``inference_model``.
-        path: The file that is loaded, ``.onnx`` or ``.ort``.
-        platform: Processors that it is optimized for; None for all.
-        level: Optimization level, key of :data:`LEVELS`; None in ORT format.
-        source: The model in ONNX format.
-        replay: Whether recorded optimizations are applied; None if there are none.
-    """
-
+    # Which model: ``training_model``, ``eval_model``, ``optimizer_model`` or ``inference_model``.
     model: str
-    path: Path
-    platform: Platform | None
-    level: str | None
-    source: Path
-    replay: bool | None = None
+    path: Path  # the file that is loaded, ``.onnx`` or ``.ort``
+    platform: Platform | None  # processors that it is optimized for; None for all
+    level: str | None  # optimization level, key of :data:`LEVELS`; None in ORT format
+    source: Path  # the model in ONNX format
+    replay: bool | None = None  # whether recorded optimizations are applied; None if there are none
 
     def __str__(self) -> str:
         """Return it as reports name it."""
@@ -142,16 +133,11 @@ _SIZE = 2
 
 
 class SampleFeeds:
-    """Inputs of the models of a package.
+    """Inputs of the models of a package."""
 
-    Args:
-        package: The package; its parameters come from its checkpoint.
-        data: An ``.npz`` file with samples; made-up values if None: numbers from a fixed
-            seed, zeros where whole numbers are asked for, every open axis of size 2.
-
-    Raises:
-        OdtpackError: The data do not fit the package.
-    """
+    # package: The package; its parameters come from its checkpoint. data: An ``.npz`` file with
+    # samples; made-up values if None: numbers from a fixed seed, zeros where whole numbers are
+    # asked for, every open axis of size 2.
 
     def __init__(self, package: Package, data: Path | None = None) -> None:
         self._user = _user_inputs(package, data)

@@ -20,18 +20,10 @@ import math
 
 import onnx_ir as ir
 
-from odtpack.graph.graphs import dims_of, static_dims, subgraphs
+from odtpack.graph.graphs import dims_of, reads, static_dims, subgraphs
 
 # Operators that compute element i of the output from element i of equally shaped inputs.
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Identity", "Where"}
-
-# Operators that copy their first input, unless it is the memory of the output, and then read
-# and write single elements of the output. What they read besides must be other memory.
-_SCATTERS = {"ScatterElements"}
-
-# Operators that copy their third input, unless it is the memory of the output, and then add to the
-# output. What they multiply must be other memory.
-_SUMS = {"Gemm"}
 
 _OWNER = "owner"
 
@@ -44,11 +36,7 @@ class UnsafeAliasError(Exception):
 
 
 def verify(graph: ir.Graph, source: ir.Value, output: ir.Value) -> None:
-    """Check that ``output`` may overwrite ``source``, a graph input.
-
-    Raises:
-        UnsafeAliasError: It may not, or it cannot be shown.
-    """
+    """Check that ``output`` may overwrite ``source``, a graph input."""
     dims, written = dims_of(source), dims_of(output)
     if dims is None or None in dims or written is None:
         raise UnsafeAliasError(f"the shape of {source.name!r} is unknown")
@@ -110,9 +98,13 @@ def _is_in_place(writer: ir.Node, read: list[ir.Value]) -> bool:
         return False
     if writer.op_type == "Scan":
         return True  # its body decides
-    if writer.op_type in _SCATTERS:
+    if writer.op_type == "ScatterElements":
+        # It copies its first input, unless it is the memory of the output, and then reads and
+        # writes single elements of the output. What it reads besides must be other memory.
         return not any(value in read for value in writer.inputs[1:])
-    if writer.op_type in _SUMS:
+    if writer.op_type == "Gemm":
+        # It copies its third input, unless it is the memory of the output, and then adds to the
+        # output. What it multiplies must be other memory.
         return not any(value in read for value in writer.inputs[:2])
     return writer.op_type in _ELEMENTWISE
 
@@ -166,19 +158,10 @@ def _not_upstream(wanted: set[ir.Node], writer: ir.Node) -> set[ir.Node]:
     missing, seen = set(wanted), {writer}
     queue = collections.deque([writer])
     while queue and missing:
-        for value in _reads(queue.popleft()):
+        for value in reads(queue.popleft()):
             node = value.producer()
             if node is not None and node not in seen:
                 seen.add(node)
                 missing.discard(node)
                 queue.append(node)
     return missing
-
-
-def _reads(node: ir.Node) -> list[ir.Value]:
-    """Inputs of a node, and outer values that its subgraphs read."""
-    values = [value for value in node.inputs if value is not None]
-    for subgraph in subgraphs(node):
-        for inner in subgraph:
-            values.extend(v for v in _reads(inner) if v.graph is not subgraph)
-    return values

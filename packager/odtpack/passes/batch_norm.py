@@ -66,13 +66,7 @@ def state_names(graph: ir.Graph) -> list[str]:
 
 
 def check(graph: ir.Graph) -> None:
-    """Refuse what the update of running statistics does not bear.
-
-    Raises:
-        OdtpackError: New statistics are read by other nodes or returned, or a running
-            statistic is read elsewhere: it is overwritten in the middle of a step. Or a
-            layer lies in the body of a loop or branch, where nothing can keep them.
-    """
+    """Refuse what the update of running statistics does not bear."""
     layers = [node for node in graph if is_training(node)]
     for node in nodes_of(graph):
         if is_training(node) and node not in layers:
@@ -88,11 +82,8 @@ def check(graph: ir.Graph) -> None:
                 f"node {node.name!r} (BatchNormalization) hands its statistics to other nodes "
                 "or to the caller",
             )
-        for value in node.inputs[3:5]:
-            uses = () if value is None else value.uses()
-            if value is not None and any(
-                use.node not in layers or use.idx not in (3, 4) for use in uses
-            ):
+        for value in filter(None, node.inputs[3:5]):
+            if any(use.node not in layers or use.idx not in (3, 4) for use in value.uses()):
                 raise OdtpackError(
                     "statistic-shared",
                     f"the running statistic {value.name!r} of node {node.name!r} "
@@ -109,16 +100,13 @@ def to_evaluation(graph: ir.Graph) -> None:
 
 
 def mark(graph: ir.Graph) -> None:
-    """Replace training-mode nodes by the internal operator.
-
-    Raises:
-        OdtpackError: As :func:`check`.
-    """
+    """Replace training-mode nodes by the internal operator."""
     check(graph)
+    layers = [node for node in graph if is_training(node)]
+    if not layers:
+        return
     names = Ops(graph)
-    for node in list(graph):
-        if not is_training(node):
-            continue
+    for node in layers:
         x, scale = node.inputs[:2]
         new = ir.node(
             OP_TYPE,
@@ -160,11 +148,9 @@ def _channels(x: ir.Value) -> int | None:
 
 
 def lower(op: Ops, graph: ir.Graph) -> list[RunningStatistic]:
-    """Write the internal operators as plain nodes; return the updates of the statistics.
-
-    A layer that is used twice updates its statistics twice, the second time from the
-    result of the first.
-    """
+    """Write the internal operators as plain nodes; return the updates of the statistics."""
+    # A layer that is used twice updates its statistics twice, the second time from the result of
+    # the first.
     layers = [n for n in graph if n.op_type == OP_TYPE and n.domain == INTERNAL_DOMAIN]
     uses = Counter(value for node in layers for value in node.inputs[3:5])
     writer = _Writer(op)
@@ -239,11 +225,8 @@ class _Writer:
         return found
 
     def updates(self, uses: Counter[ir.Value | None]) -> list[RunningStatistic]:
-        """Write the new running statistics at the end of the graph.
-
-        Args:
-            uses: How many layers update each statistic.
-        """
+        """Write the new running statistics at the end of the graph."""
+        # uses: How many layers update each statistic.
         op, latest = self._op, dict[ir.Value, ir.Value]()
         together: dict[Hashable, list[_Batch]] = defaultdict(list)
         for found in self._found:

@@ -25,7 +25,7 @@ import onnx.defs
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack.graph.graphs import Dims, subgraphs
+from odtpack.graph.graphs import defined, subgraphs
 from odtpack.graph.inference import NodeInference
 from odtpack.graph.ops import Ops
 
@@ -41,44 +41,24 @@ _CHARACTERS = string.ascii_letters + string.digits
 
 
 def compact(model: ir.Model, *, keep_names: bool) -> ir.Model:
-    """Make a finished model small.
-
-    Args:
-        model: In topological order; changed in place.
-        keep_names: Keep the names of nodes and values, and constants as they are.
-
-    Returns:
-        The model.
-    """
+    """Make a finished model small."""
+    # model: In topological order; changed in place. keep_names: Keep the names of nodes and values,
+    # and constants as they are.
+    # Returns the model.
     common_passes.ClearMetadataAndDocStringPass()(model)
     common_passes.DeduplicateInitializersPass(size_limit=_LARGEST_COMPARED)(model)
     graphs = list(_graphs(model.graph))
-    _drop_notes(graphs)
+    # What exporters noted of values onnx-ir's pass leaves. It would be written as a description
+    # without a type, which the ONNX checker refuses.
+    for graph in graphs:
+        for value in defined(graph):
+            value.metadata_props.clear()
     _drop_defaults(model.graph, graphs)
     if not keep_names:
         _narrow_constants(model.graph)
         _shorten_names(model.graph, graphs)
     _drop_types(model.graph, graphs)
     return model
-
-
-def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
-    """A graph and the graphs inside it, outermost first."""
-    yield graph
-    for node in graph:
-        for inner in subgraphs(node):
-            yield from _graphs(inner)
-
-
-def _drop_notes(graphs: Sequence[ir.Graph]) -> None:
-    """Drop what exporters noted of values, which onnx-ir's pass leaves.
-
-    It would be written as a description without a type, which the ONNX checker refuses.
-    """
-    for graph in graphs:
-        outputs = (output for node in graph for output in node.outputs)
-        for value in (*graph.inputs, *graph.initializers.values(), *outputs):
-            value.metadata_props.clear()
 
 
 def _drop_defaults(graph: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
@@ -92,6 +72,14 @@ def _drop_defaults(graph: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
             for name, attribute in list(node.attributes.items()):
                 if name in defaults and defaults[name] == (attribute.type, attribute.value):
                     del node.attributes[name]
+
+
+def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
+    """A graph and the graphs inside it, outermost first."""
+    yield graph
+    for node in graph:
+        for inner in subgraphs(node):
+            yield from _graphs(inner)
 
 
 @functools.cache
@@ -111,31 +99,32 @@ def _defaults(op_type: str, version: int) -> dict[str, tuple[ir.AttributeType, A
 
 def _narrow_constants(graph: ir.Graph) -> None:
     """Store large constants of small whole numbers in bytes."""
-    op, outputs = Ops(graph), set(graph.outputs)
-    for name, value in list(graph.initializers.items()):
+    outputs, found = set(graph.outputs), {}
+    for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is None or tensor.dtype not in _FLOATS or tensor.nbytes < _LARGE_CONSTANT:
             continue
-        readers = value.consumers()
-        if value in outputs or any(node.graph is not graph for node in readers):
+        if value in outputs or any(node.graph is not graph for node in value.consumers()):
             continue
         array = tensor.numpy()
         with np.errstate(invalid="ignore"):
             narrow = array.astype(np.uint8)
         # Bytes are compared: of a negative zero the sign would be lost.
-        if narrow.astype(array.dtype).tobytes() != array.tobytes():
-            continue
+        if narrow.astype(array.dtype).tobytes() == array.tobytes():
+            found[value] = narrow, tensor.dtype
+    if not found:
+        return
+    op = Ops(graph)
+    for value, (narrow, dtype) in found.items():
         with op.before(graph[0]):
-            value.replace_all_uses_with(_expanded(op, narrow, tensor.dtype))
-        graph.initializers.pop(name)
+            value.replace_all_uses_with(_expanded(op, narrow, dtype))
+        graph.initializers.pop(str(value.name))
 
 
 def _expanded(op: Ops, narrow: np.ndarray, dtype: ir.DataType) -> ir.Value:
-    """Nodes that expand an array of bytes.
-
-    A matrix of zeros and ones with at most one of them in each column, as gradients of
-    convolutions and pools have it, is known by the row of each column's one.
-    """
+    """Nodes that expand an array of bytes."""
+    # A matrix of zeros and ones with at most one of them in each column, as gradients of
+    # convolutions and pools have it, is known by the row of each column's one.
     for axis in (0, 1):
         length = narrow.shape[axis] if narrow.ndim == 2 else _NOWHERE
         if length < _NOWHERE and narrow.max() == 1 and narrow.sum(axis, np.int64).max() <= 1:
@@ -149,7 +138,14 @@ def _expanded(op: Ops, narrow: np.ndarray, dtype: ir.DataType) -> ir.Value:
 def _shorten_names(graph: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
     """Name values a, b, c in the order of the file, and nodes after their first output."""
     kept = {value.name for value in (*graph.inputs, *graph.outputs)}
-    names = (name for name in _short_names() if name not in kept)
+    # a, b, ..., Z, aa, ab, ..., a0, ...: a letter, then letters and digits.
+    every = (
+        first + "".join(rest)
+        for length in itertools.count()
+        for first in _LETTERS
+        for rest in itertools.product(_CHARACTERS, repeat=length)
+    )
+    names = (name for name in every if name not in kept)
     outputs = set(graph.outputs)
     for inner in graphs:
         # Initializers first: they are read most, and the first names are the shortest.
@@ -169,21 +165,11 @@ def _shorten_names(graph: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
             node.name = next((value.name for value in node.outputs if value.name), None)
 
 
-def _short_names() -> Iterator[str]:
-    """a, b, ..., Z, aa, ab, ..., a0, ...: a letter, then letters and digits."""
-    for length in itertools.count():
-        for first in _LETTERS:
-            for rest in itertools.product(_CHARACTERS, repeat=length):
-                yield first + "".join(rest)
-
-
 def _drop_types(main: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
-    """Drop types and shapes of values that inference without data propagation finds.
-
-    ONNX Runtime infers at least as much; what only the packager knows stays. A value's
-    type may go if it follows from those of its node's inputs: each of these is in the file,
-    or follows in the same way.
-    """
+    """Drop types and shapes of values that inference without data propagation finds."""
+    # ONNX Runtime infers at least as much; what only the packager knows stays. A value's type may
+    # go if it follows from those of its node's inputs: each of these is in the file, or follows in
+    # the same way.
     outputs = set(main.outputs)
     inference = NodeInference(dict(main.opset_imports))
     found = [
@@ -197,22 +183,17 @@ def _drop_types(main: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
         if described is None:
             continue
         dtype, dims = described
-        if value.type == ir.TensorType(dtype) and _covers(dims, value.shape):
+        shape = value.shape
+        covered = shape is None or (
+            dims is not None
+            and len(dims) == shape.rank()
+            and all(a is None or a == b for a, b in zip(_dims(shape), dims, strict=True))
+        )
+        if value.type == ir.TensorType(dtype) and covered:
             value.type = value.shape = None
     for graph in graphs:
         for value in graph.initializers.values():
             value.type = value.shape = None
-
-
-def _covers(found: Dims | None, shape: ir.Shape | None) -> bool:
-    """Whether the dimensions found say all that a shape says."""
-    if shape is None:
-        return True
-    if found is None or len(found) != shape.rank():
-        return False
-    return all(
-        ours == theirs for ours, theirs in zip(_dims(shape), found, strict=True) if ours is not None
-    )
 
 
 def _dims(shape: ir.Shape) -> Iterator[int | str | None]:

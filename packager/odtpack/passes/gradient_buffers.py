@@ -39,39 +39,36 @@ OUTPUT_SUFFIX = "_grad.accumulation.out"
 
 
 def accumulate(op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value) -> ir.Value:
-    """Write the accumulation of one gradient.
-
-    Args:
-        op: Writer for the training graph.
-        gradient: Gradient of this step, of the parameter's shape.
-        buffer: Graph input with the gradient accumulated so far, of the same shape.
-        reset: BOOL scalar; true to start afresh.
-
-    Returns:
-        The accumulated gradient.
-    """
+    """Write the accumulation of one gradient."""
+    # gradient: Gradient of this step, of the parameter's shape. buffer: Graph input with the
+    # gradient accumulated so far, of the same shape. reset: BOOL scalar; true to start afresh.
+    # Returns the accumulated gradient.
     dims = static_dims(buffer) or ()
     if int(np.prod(dims)) < (_LARGE_VECTOR if len(dims) <= 1 else _LARGE_MATRIX):
         return op.Add(op.Where(reset, 0, buffer), gradient)
     scatter = read(unrounded(gradient))
     if scatter is not None and not gradient.uses():
-        out = _scattered(op, scatter, buffer, dims, reset)
-        out.type = buffer.type
-        return out
+        return _scattered(op, scatter, buffer, dims, reset)
     product = gradient.producer()
     # Branches may not share value names with each other or with the main graph.
-    if product is not None and _is_private_gemm(product):
-        fresh = _branch(op, f"{buffer.name}.fresh", gradient, [_like(product)])
-        copy = _like(product)
-        added = _branch(
-            op, f"{buffer.name}.added", gradient, [copy, ir.node("Add", [buffer, copy.outputs[0]])]
+    if (
+        product is not None
+        and product.op_type == "Gemm"
+        and not product.domain
+        and all(v is None for v in product.inputs[2:])
+        and not gradient.uses()
+        and not gradient.is_graph_output()
+    ):
+        first, copy = (
+            ir.node("Gemm", product.inputs[:2], dict(product.attributes)) for _ in range(2)
         )
+        total = [copy, ir.node("Add", [buffer, copy.outputs[0]])]
         op.graph.remove(product)
     else:
-        keep = ir.node("Identity", [gradient])
-        fresh = _branch(op, f"{buffer.name}.fresh", gradient, [keep])
-        added = _branch(op, f"{buffer.name}.added", gradient, [ir.node("Add", [buffer, gradient])])
-    out = _choose(op, reset, fresh, added)
+        first, total = ir.node("Identity", [gradient]), [ir.node("Add", [buffer, gradient])]
+    fresh = _branch(op, f"{buffer.name}.fresh", gradient, [first])
+    added = _branch(op, f"{buffer.name}.added", gradient, total)
+    out: ir.Value = op.If(reset, then_branch=fresh, else_branch=added)
     out.type = buffer.type
     return out
 
@@ -91,32 +88,9 @@ def _scattered(
         output.type, output.shape = buffer.type, buffer.shape
         graph.outputs.append(output)
     scatter.remove()
-    return _choose(op, reset, fresh, added)
-
-
-def _choose(op: Ops, reset: ir.Value, fresh: ir.Graph, added: ir.Graph) -> ir.Value:
-    out: ir.Value = op.If(
-        reset,
-        then_branch=ir.AttrGraph("then_branch", fresh),
-        else_branch=ir.AttrGraph("else_branch", added),
-    )
+    out: ir.Value = op.If(reset, then_branch=fresh, else_branch=added)
+    out.type = buffer.type
     return out
-
-
-def _is_private_gemm(node: ir.Node) -> bool:
-    """A product without an addend that nothing else reads."""
-    value = node.outputs[0]
-    return (
-        node.op_type == "Gemm"
-        and not node.domain
-        and all(v is None for v in node.inputs[2:])
-        and not value.uses()
-        and not value.is_graph_output()
-    )
-
-
-def _like(node: ir.Node) -> ir.Node:
-    return ir.node(node.op_type, node.inputs[:2], dict(node.attributes))
 
 
 def _branch(op: Ops, name: str, gradient: ir.Value, nodes: list[ir.Node]) -> ir.Graph:
@@ -153,17 +127,12 @@ _LONG_ROW, _LARGE_TABLE = 16, 1 << 18
 
 @dataclass(frozen=True)
 class Scatter:
-    """A ScatterElements that adds to zeros.
-
-    Attributes:
-        node: The node.
-        axis: Axis of the table that the indices count along, not negative.
-        column: Reshape of n indices to [1, .., n, .., 1] along ``axis``, if slice j of the
-            updates goes as a whole to index j; None if each element has an index of its own.
-    """
+    """A ScatterElements that adds to zeros."""
 
     node: ir.Node
-    axis: int
+    axis: int  # axis of the table that the indices count along, not negative
+    # Reshape of n indices to [1, .., n, .., 1] along ``axis``, if slice j of the updates goes as a
+    # whole to index j; None if each element has an index of its own.
     column: ir.Node | None
 
     @property
@@ -182,16 +151,15 @@ class Scatter:
             indices = _input(self.node, 1)
         else:  # made where they are needed: they are twice as large as the updates
             indices = op.Expand(self.column.outputs[0], op.Shape(self.updates))
-        return _add_at(op, data, indices, self.updates, self.axis)
+        y: ir.Value = op.ScatterElements(
+            data, indices, self.updates, axis=self.axis, reduction="add"
+        )
+        return y
 
     def fresh(self, op: Ops, dims: tuple[int, ...], reset: ir.Value) -> ir.Value:
-        """Add the updates to zeros.
-
-        Args:
-            op: Writer for a branch that is entered only if ``reset`` is true.
-            dims: Shape of the table.
-            reset: BOOL scalar. It makes the zeros, so that nothing folds them.
-        """
+        """Add the updates to zeros."""
+        # op: Writer for a branch that is entered only if ``reset`` is true. dims: Shape of the
+        # table. reset: BOOL scalar. It makes the zeros, so that nothing folds them.
         false = op.Not(reset)
         zero = op.cast(false, _fill_type(self.zeros.producer()))
         width = math.prod(dims[1:])
@@ -202,12 +170,9 @@ class Scatter:
     def _by_rows(
         self, op: Ops, numbers: ir.Value, dims: tuple[int, ...], false: ir.Value, zero: ir.Value
     ) -> ir.Value:
-        """:meth:`fresh` without zeros of the table's shape, for n updates to rows ``numbers``.
-
-        The updates are summed in a table of n + 1 rows, of which row 0 stays zero. ``slots``
-        says which of them each row of the large table is: 0, or 1 + j of the last update j
-        for it.
-        """
+        """:meth:`fresh` without zeros of the table's shape, for n updates to rows ``numbers``."""
+        # The updates are summed in a table of n + 1 rows, of which row 0 stays zero. ``slots`` says
+        # which of them each row of the large table is: 0, or 1 + j of the last update j for it.
         end = op.Add(op.Shape(numbers), op.ints(1))
         one = op.constant(np.array(1, np.int64))
         blank = op.Expand(op.cast(false, ir.DataType.INT64), op.ints(dims[0]))
@@ -216,7 +181,7 @@ class Scatter:
         rows = op.reshape(op.Gather(slots, numbers, axis=0), -1, *[1] * (len(dims) - 1))
         indices = op.Expand(rows, op.Shape(self.updates))
         none = op.Expand(zero, op.Concat(end, op.ints(*dims[1:]), axis=0))
-        summed = _add_at(op, none, indices, self.updates, 0)
+        summed = op.ScatterElements(none, indices, self.updates, axis=0, reduction="add")
         y: ir.Value = op.Gather(summed, slots, axis=0)
         return y
 
@@ -232,19 +197,17 @@ def read(value: ir.Value) -> Scatter | None:
     node = graphs.producer(value, "ScatterElements")
     if node is None or value.is_graph_output() or len(value.uses()) > 1:
         return None
-    if node.attributes.get_string("reduction", "none") != "add" or not _is_zeros(_input(node, 0)):
+    if node.attributes.get_string("reduction", "none") != "add" or not _zeros(_input(node, 0)):
         return None
     axis = node.attributes.get_int("axis", 0)
     return None if axis < 0 else Scatter(node, axis, _column(node, axis))
 
 
 def unrounded(gradient: ir.Value) -> ir.Value:
-    """The float32 value that a float32 gradient of float16 numbers was before it was rounded.
-
-    Models in float16 train copies of their parameters in float32. ONNX Runtime adds float16
-    in float32; between the two there is no need to round. Casts that are no longer read
-    are left to the pass that removes such nodes.
-    """
+    """The float32 value that a float32 gradient of float16 numbers was before it was rounded."""
+    # Models in float16 train copies of their parameters in float32. ONNX Runtime adds float16 in
+    # float32; between the two there is no need to round. Casts that are no longer read are left to
+    # the pass that removes such nodes.
     outer = graphs.producer(gradient, "Cast")
     inner = None if outer is None else graphs.producer(outer.inputs[0], "Cast")
     if inner is None or len(inner.outputs[0].uses()) > 1:
@@ -254,15 +217,9 @@ def unrounded(gradient: ir.Value) -> ir.Value:
 
 
 def merge(op: Ops, gradient: ir.Value) -> ir.Value:
-    """Write a gradient that is a sum, some of whose terms are scatters, without zeros.
-
-    Args:
-        op: Writer for the training graph.
-        gradient: Gradient of one parameter and of nothing else.
-
-    Returns:
-        The gradient: ``gradient`` itself, if there is nothing to merge.
-    """
+    """Write a gradient that is a sum, some of whose terms are scatters, without zeros."""
+    # gradient: Gradient of one parameter and of nothing else.
+    # Returns the gradient: ``gradient`` itself, if there is nothing to merge.
     adds, terms = _terms(gradient)
     scatters = [scatter for scatter in map(read, terms) if scatter is not None]
     if not adds or not scatters:
@@ -286,18 +243,14 @@ def merge(op: Ops, gradient: ir.Value) -> ir.Value:
 
 
 def zeros_at_run_time(op: Ops, graph: ir.Graph, reset: ir.Value) -> None:
-    """Compute large zeros that scatters start from in every run, instead of storing them.
-
-    Args:
-        op: Writer for the graph.
-        graph: The training graph, its subgraphs included.
-        reset: Graph input, BOOL [1]. Nothing knows it before the model runs.
-    """
-    found = {
-        node: dims
-        for scatter in list(nodes_of(graph))
-        if (node := _origin(scatter)) is not None and (dims := _large(node)) is not None
-    }
+    """Compute large zeros that scatters start from in every run, instead of storing them."""
+    # graph: The training graph, its subgraphs included. reset: Graph input, BOOL [1]. Nothing knows
+    # it before the model runs.
+    found = {}
+    for node in filter(None, map(_origin, list(nodes_of(graph)))):
+        dims = graphs.constant(node.inputs[0])
+        if dims is not None and math.prod(dims.tolist()) >= _LARGE_ZEROS:
+            found[node] = dims.tolist()
     if not found:
         return
     with op.before(graph.node(0)):
@@ -309,11 +262,6 @@ def zeros_at_run_time(op: Ops, graph: ir.Graph, reset: ir.Value) -> None:
         graphs.replace(node.outputs[0], zeros, [node])
 
 
-def _add_at(op: Ops, data: ir.Value, indices: ir.Value, updates: ir.Value, axis: int) -> ir.Value:
-    y: ir.Value = op.ScatterElements(data, indices, updates, axis=axis, reduction="add")
-    return y
-
-
 def _together(op: Ops, scatters: list[Scatter], axis: int, data: ir.Value) -> ir.Value:
     """The updates of all scatters, which have columns, added to ``data`` in one pass."""
     if len(scatters) == 1:
@@ -323,7 +271,9 @@ def _together(op: Ops, scatters: list[Scatter], axis: int, data: ir.Value) -> ir
     numbers = op.Concat(*(column.outputs[0] for column in columns), axis=axis)
     # A view of the same shape, by which :func:`read` knows a column.
     column = op.Reshape(numbers, columns[0].inputs[1])
-    return _add_at(op, data, op.Expand(column, op.Shape(updates)), updates, axis)
+    indices = op.Expand(column, op.Shape(updates))
+    y: ir.Value = op.ScatterElements(data, indices, updates, axis=axis, reduction="add")
+    return y
 
 
 def _terms(total: ir.Value) -> tuple[list[ir.Node], list[ir.Value]]:
@@ -350,19 +300,10 @@ def _column(node: ir.Node, axis: int) -> ir.Node | None:
     if expand is None or shape is None or shape.inputs[0] is not node.inputs[2]:
         return None
     reshape = graphs.producer(expand.inputs[0], "Reshape")
-    dims = None if reshape is None else _constant(reshape.inputs[1])
-    if reshape is None or dims is None:
+    dims = None if reshape is None else graphs.constant(reshape.inputs[1])
+    if dims is None:
         return None
-    wanted = np.where(np.arange(dims.size) == axis, -1, 1)
-    return reshape if np.array_equal(dims, wanted) else None
-
-
-def _is_zeros(value: ir.Value | None) -> bool:
-    node = graphs.producer(value, "ConstantOfShape")
-    if node is None:
-        return False
-    fill = node.attributes.get_tensor("value", None)
-    return fill is None or not np.any(np.asarray(fill.numpy()))
+    return reshape if np.array_equal(dims, np.where(np.arange(dims.size) == axis, -1, 1)) else None
 
 
 def _origin(node: ir.Node) -> ir.Node | None:
@@ -372,25 +313,19 @@ def _origin(node: ir.Node) -> ir.Node | None:
     value: ir.Value | None = _input(node, 0)
     while (view := graphs.producer(value, "Reshape")) is not None:
         value = view.inputs[0]
-    return graphs.producer(value, "ConstantOfShape") if _is_zeros(value) else None
+    return _zeros(value)
 
 
-def _large(zeros: ir.Node) -> tuple[int, ...] | None:
-    """The shape of zeros, if it is known and large."""
-    dims = _constant(zeros.inputs[0])
-    if dims is None or math.prod(dims.tolist()) < _LARGE_ZEROS:
-        return None
-    return tuple(dims.tolist())
+def _zeros(value: ir.Value | None) -> ir.Node | None:
+    """The node that computes a value, if that is zeros of a shape."""
+    node = graphs.producer(value, "ConstantOfShape")
+    fill = None if node is None else node.attributes.get_tensor("value", None)
+    return node if fill is None or not np.any(np.asarray(fill.numpy())) else None
 
 
 def _fill_type(zeros: ir.Node | None) -> ir.DataType:
     fill = None if zeros is None else zeros.attributes.get_tensor("value", None)
     return ir.DataType.FLOAT if fill is None else fill.dtype
-
-
-def _constant(value: ir.Value | None) -> np.ndarray | None:
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return None if tensor is None else np.asarray(tensor.numpy())
 
 
 def _input(node: ir.Node, index: int) -> ir.Value:

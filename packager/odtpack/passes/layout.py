@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -81,10 +81,8 @@ def _result(node: ir.Node) -> _Lying | None:
 
 
 def _wanted(nodes: Sequence[ir.Node]) -> set[ir.Value]:
-    """Results of nodes that can be moved, and that no one else would have to transpose.
-
-    Where one reader takes channels first, others may be left: there is one transpose either way.
-    """
+    """Results of nodes that can be moved, and that no one else would have to transpose."""
+    # Where one reader takes channels first, others may be left: there is one transpose either way.
     able: dict[ir.Value, _Lying] = {}
     for node in nodes:
         found = _result(node) or _operand(node, able)
@@ -96,11 +94,12 @@ def _wanted(nodes: Sequence[ir.Node]) -> set[ir.Value]:
         if output not in able or _result(node) or output.is_graph_output():
             continue
         readers = list(output.consumers())
-        first = [_takes_channels_first(reader, able) for reader in readers]
-        if any(first) or (
+        if any(_all_users(each, "Reshape", _back, able) for each in readers) or (
             readers
             and all(
-                reader.outputs[0] in wanted or _summed_by(reader, able) or _is(reader, "Size")
+                reader.outputs[0] in wanted
+                or _all_users(reader, "ReduceSum", _summed, able)
+                or _is(reader, "Size")
                 for reader in readers
             )
         ):
@@ -108,16 +107,15 @@ def _wanted(nodes: Sequence[ir.Node]) -> set[ir.Value]:
     return wanted
 
 
-def _takes_channels_first(reader: ir.Node, able: Mapping[ir.Value, _Lying]) -> bool:
-    if not _is(reader, "Reshape"):
-        return False
-    users = list(reader.outputs[0].consumers())
-    return bool(users) and all(_back(user, able) is not None for user in users)
-
-
-def _summed_by(reader: ir.Node, able: Mapping[ir.Value, _Lying]) -> bool:
-    users = list(reader.outputs[0].consumers()) if _is(reader, "ReduceSum") else []
-    return bool(users) and all(_summed(user, able) is not None for user in users)
+def _all_users(
+    reader: ir.Node,
+    op_type: str,
+    taken: Callable[[ir.Node, Mapping[ir.Value, _Lying]], _Lying | None],
+    able: Mapping[ir.Value, _Lying],
+) -> bool:
+    """Whether all that reads a node of a type takes what lies channels first."""
+    users = list(reader.outputs[0].consumers()) if _is(reader, op_type) else []
+    return bool(users) and all(taken(user, able) is not None for user in users)
 
 
 def _operand(node: ir.Node, lying: Mapping[ir.Value, _Lying]) -> _Lying | None:
@@ -131,12 +129,12 @@ def _operand(node: ir.Node, lying: Mapping[ir.Value, _Lying]) -> _Lying | None:
     if not _is(node, *_ELEMENTWISE):
         return None
     for value in node.inputs:
-        if value is None or graphs.scalar(value) is not None or _per_channel(value):
+        view = graphs.producer(value, "Reshape")  # to [C, 1, 1], which both layouts take alike
+        per_channel = view is not None and _ints(view.inputs[1]) == [-1, 1, 1]
+        if value is None or graphs.scalar(value) is not None or per_channel:
             continue
-        if value not in lying or (lying[value].channels, lying[value].size) != (
-            found.channels,
-            found.size,
-        ):
+        other = lying.get(value)
+        if other is None or (other.channels, other.size) != (found.channels, found.size):
             return None
     return found
 
@@ -161,10 +159,8 @@ def _move(op: Ops, node: ir.Node, lying: dict[ir.Value, _Lying]) -> None:
 
 
 def _sum(op: Ops, node: ir.Node, summed: _Lying) -> None:
-    """Sum [C, N, H W] over samples and space, which lie together.
-
-    The node stays: its result may be a gradient.
-    """
+    """Sum [C, N, H W] over samples and space, which lie together."""
+    # The node stays: its result may be a gradient.
     node.replace_input_with(0, summed.first)
     if len(node.inputs) > 1:
         node.replace_input_with(1, op.ints(1, 2))
@@ -189,22 +185,12 @@ def _summed(node: ir.Node, lying: Mapping[ir.Value, _Lying]) -> _Lying | None:
     over_space = graphs.producer(node.inputs[0], "ReduceSum") if _is(node, "ReduceSum") else None
     if over_space is None or over_space.inputs[0] is None:
         return None
-    sums = ((over_space, [2, 3]), (node, [0]))
-    if any(_axes(each) != axes or each.attributes.get_int("keepdims", 1) for each, axes in sums):
-        return None
+    for each, wanted in ((over_space, [2, 3]), (node, [0])):
+        axes = list(each.attributes.get_ints("axes", ()) or ())
+        axes = _ints(each.inputs[1]) if len(each.inputs) > 1 else axes
+        if each.attributes.get_int("keepdims", 1) or axes != wanted:
+            return None
     return lying.get(over_space.inputs[0])
-
-
-def _axes(node: ir.Node) -> list[int]:
-    if len(node.inputs) > 1:
-        return _ints(node.inputs[1])
-    return list(node.attributes.get_ints("axes", ()) or ())
-
-
-def _per_channel(value: ir.Value) -> bool:
-    """Whether a value is [C, 1, 1], which both layouts take alike."""
-    view = graphs.producer(value, "Reshape")
-    return view is not None and _ints(view.inputs[1]) == [-1, 1, 1]
 
 
 def _is(node: ir.Node, *op_types: str) -> bool:
@@ -216,8 +202,8 @@ def _swaps(node: ir.Node) -> bool:
 
 
 def _ints(value: ir.Value | None) -> list[int]:
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return [] if tensor is None else [int(i) for i in tensor.numpy().reshape(-1)]
+    array = graphs.constant(value)
+    return [] if array is None else [int(i) for i in array.reshape(-1)]
 
 
 # Rewrites forward convolutions on small planes as matrix products (autodiff.planes).

@@ -2,84 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from typing import Any, Final
 
 import onnx_ir as ir
-from onnx_ir import passes
 
 from odtpack.autodiff.context import INTERNAL_DOMAIN, Context
 from odtpack.autodiff.rules.reduce import reduced_axes
 from odtpack.graph import graphs
 from odtpack.graph.graphs import dims_of, nodes_of, subgraphs
 from odtpack.graph.ops import Ops
-
-# Passes of onnx-ir that are made of functions.
-
-ALL: Final = "*"
-"""Every internal operator."""
-
-
-class GraphPass(passes.InPlacePass):
-    """A pass over the main graph, in place.
-
-    Args:
-        rewrite: Changes the graph, which it takes after the writer if there is one. It
-            returns whether it changed something; None counts as yes.
-        op: Writer, which several passes may share: they share its constants then.
-        lowers: Internal operator, or :data:`ALL`, of which no node is left afterwards.
-    """
-
-    def __init__(
-        self, rewrite: Callable[..., object], op: Ops | None = None, *, lowers: str | None = None
-    ) -> None:
-        self._rewrite = rewrite if op is None else functools.partial(rewrite, op)
-        self._op = op
-        self._lowers = lowers
-        self._name = f"{rewrite.__module__}.{rewrite.__qualname__}"
-
-    def __str__(self) -> str:
-        return self._name
-
-    def requires(self, model: ir.Model) -> None:
-        """The writer writes into the graph of this model."""
-        if self._op is not None and self._op.graph is not model.graph:
-            raise passes.PreconditionError(f"{self} has a writer for another graph")
-
-    def call(self, model: ir.Model) -> passes.PassResult:
-        """Rewrite the graph."""
-        return passes.PassResult(model, self._rewrite(model.graph) is not False)
-
-    def ensures(self, model: ir.Model) -> None:
-        """No node is left of the operator that it lowers."""
-        for node in model.graph if self._lowers else ():
-            if node.domain == INTERNAL_DOMAIN and self._lowers in (node.op_type, ALL):
-                raise passes.PostconditionError(f"{self} left a node {node.op_type}")
-
-
-class ModelPass(passes.InPlacePass):
-    """A pass over a whole model, in place, from a function that takes and returns it."""
-
-    def __init__(self, rewrite: Callable[..., ir.Model], **options: Any) -> None:
-        self._rewrite = functools.partial(rewrite, **options)
-
-    def call(self, model: ir.Model) -> passes.PassResult:
-        """Rewrite the model."""
-        return passes.PassResult(self._rewrite(model), modified=True)
-
-
-def run(model: ir.Model, *sequence: passes.PassBase) -> bool:
-    """Run passes one after the other; return whether one changed the model.
-
-    Unlike onnx-ir's ``Sequential`` it lets errors through as they are: they are for the user.
-    """
-    changed = False
-    for each in sequence:
-        changed |= each(model).modified
-    return changed
-
 
 # Recognizes a layer normalization that an exporter wrote out, and writes one node.
 #
@@ -309,16 +240,11 @@ def mark_fake_quant(graph: ir.Graph) -> None:
 
 
 def _is_pair(quantize: ir.Node, dequantize: ir.Node) -> bool:
-    return (
-        quantize.outputs[0].dtype in _BOUNDS
-        and quantize.inputs[1] is dequantize.inputs[1]
-        and _zero_point(quantize) is _zero_point(dequantize)
-        and all(
-            quantize.attributes.get_int(name, default)
-            == dequantize.attributes.get_int(name, default)
-            for name, default in _WHERE.items()
-        )
+    ours, theirs = (
+        (n.inputs[1], _zero_point(n), *(n.attributes.get_int(*each) for each in _WHERE.items()))
+        for n in (quantize, dequantize)
     )
+    return quantize.outputs[0].dtype in _BOUNDS and ours == theirs
 
 
 def _zero_point(node: ir.Node) -> ir.Value | None:
@@ -361,23 +287,19 @@ def keep_epsilon(op: Ops, graph: ir.Graph) -> None:
             continue
         for variance, epsilon in (add.inputs, reversed(add.inputs)):
             mean = graphs.producer(variance, "ReduceMean")
-            if mean is None or epsilon is None or _is_read(add, mean, epsilon):
+            if mean is None or epsilon is None:
                 continue
+            value: ir.Value | None = epsilon
+            while (cast := graphs.producer(value, "Cast", "Identity")) is not None:
+                value = cast.inputs[0]
+            power = graphs.producer(mean.inputs[0], "Pow")
+            squares = power is None or graphs.is_scalar(power.inputs[1], 2.0)
+            if squares and epsilon is add.inputs[1] and graphs.scalar(value) is not None:
+                continue  # the fused kernel computes what these nodes do
             with op.before(add):
                 total = op.Sub(variance, op.Neg(epsilon))
             graphs.replace(add.outputs[0], total, [add])
             break
-
-
-def _is_read(add: ir.Node, mean: ir.Node, epsilon: ir.Value) -> bool:
-    """Whether the fused kernel computes what these nodes do."""
-    power = graphs.producer(mean.inputs[0], "Pow")
-    if power is not None and not graphs.is_scalar(power.inputs[1], 2.0):
-        return False
-    value: ir.Value | None = epsilon
-    while (cast := graphs.producer(value, "Cast", "Identity")) is not None:
-        value = cast.inputs[0]
-    return epsilon is add.inputs[1] and graphs.scalar(value) is not None
 
 
 # Moves a Relu after the MaxPool that alone reads it.
@@ -456,7 +378,12 @@ def to_blocks(graph: ir.Graph) -> bool:
     if not TO <= graph.opset_imports[""] < BLOCKS or _changes_before_21(graph):
         return False
     if graph.opset_imports[""] < 18:
-        _reduce_by_inputs(Ops(graph, "axes/"), graph)
+        op = Ops(graph, "axes/")
+        for node in graph:
+            if node.op_type in _REDUCTIONS and "axes" in node.attributes:
+                axes = node.attributes.pop("axes").as_ints()
+                node.resize_inputs(2)
+                node.replace_input_with(1, op.ints(*axes))
     graph.opset_imports[""] = BLOCKS
     return True
 
@@ -471,11 +398,3 @@ def _changes_before_21(graph: ir.Graph) -> bool:
         if any(_changes_before_21(subgraph) for subgraph in subgraphs(node)):
             return True
     return False
-
-
-def _reduce_by_inputs(op: Ops, graph: ir.Graph) -> None:
-    for node in graph:
-        if node.op_type in _REDUCTIONS and "axes" in node.attributes:
-            axes = node.attributes.pop("axes").as_ints()
-            node.resize_inputs(2)
-            node.replace_input_with(1, op.ints(*axes))

@@ -25,9 +25,9 @@ from odtpack.graph.ops import Ops
 #   gradients, as float16 does not distinguish neighbouring elements beyond 2048.
 # - AffineGrid, whose function body ONNX Runtime fails to run in float16.
 
-_RECURRENT = ("GRU", "LSTM", "RNN")
-_POSITIONED = ("AffineGrid", "DeformConv", "GridSample", "MaxRoiPool", "RoiAlign")
-_WIDENED_REDUCTIONS = ("ScatterElements", "ScatterND")
+_WIDENED = {
+    "AffineGrid", "DeformConv", "GRU", "GridSample", "LSTM", "MaxRoiPool", "RNN", "RoiAlign",
+}  # fmt: skip
 
 
 def widen(graph: ir.Graph) -> None:
@@ -35,13 +35,19 @@ def widen(graph: ir.Graph) -> None:
     op = Ops(graph, "half/")
     for node in list(graph):
         half = [v is not None and v.dtype == ir.DataType.FLOAT16 for v in node.inputs]
-        if node.domain or not any(half) or not _is_widened(node):
+        widened = node.op_type in _WIDENED
+        if node.op_type in ("ScatterElements", "ScatterND"):
+            widened = node.attributes.get_string("reduction", "none") != "none"
+        if node.domain or not any(half) or not widened:
             continue
         with op.before(node):
             operands = [
-                _cast(op, value) if narrow and value is not None else value
+                op.cast(value, ir.DataType.FLOAT) if narrow and value is not None else value
                 for value, narrow in zip(node.inputs, half, strict=True)
             ]
+            for value, wide in zip(node.inputs, operands, strict=True):
+                if value is not None and wide is not None:
+                    wide.shape = value.shape
             attributes = {key: attribute.value for key, attribute in node.attributes.items()}
             results = op.emit(node.op_type, operands, outputs=len(node.outputs), **attributes)
             for old, new in zip(node.outputs, results, strict=True):
@@ -51,18 +57,6 @@ def widen(graph: ir.Graph) -> None:
                 new.shape = old.shape
                 graphs.replace(old, op.cast(new, ir.DataType.FLOAT16), [])
         graph.remove(node, safe=True)
-
-
-def _cast(op: Ops, value: ir.Value) -> ir.Value:
-    wide = op.cast(value, ir.DataType.FLOAT)
-    wide.shape = value.shape
-    return wide
-
-
-def _is_widened(node: ir.Node) -> bool:
-    if node.op_type in _WIDENED_REDUCTIONS:
-        return node.attributes.get_string("reduction", "none") != "none"
-    return node.op_type in (*_RECURRENT, *_POSITIONED)
 
 
 def refuse_bfloat16(graph: ir.Graph) -> None:
@@ -93,12 +87,7 @@ _ERF_END, _ERF_NODES = 6.0, 40
 
 
 def lower(model: ir.Model) -> ir.Model:
-    """Rewrite nodes of type DOUBLE; anything else is left as it is.
-
-    Raises:
-        OdtpackError: A node whose windows depend on sizes that are unknown, or in another form
-            that is not written out.
-    """
+    """Rewrite nodes of type DOUBLE; anything else is left as it is."""
     if not any(_is_lowered(node) for node in nodes_of(model.graph)):
         return model
     model = infer_shapes(model)  # of what the gradient added, too
@@ -125,19 +114,16 @@ def _write(op: Ops, node: ir.Node) -> ir.Value:
     try:
         return _WRITERS[node.op_type](op, Context(node, op, [], []))
     except OdtpackError as error:
-        sizes = ", ".join(_dims_text(value) for value in node.inputs if value is not None)
+        dims = (dims_of(value) for value in node.inputs if value is not None)
+        sizes = ", ".join(
+            "?" if d is None else f"[{', '.join(str(n) if isinstance(n, int) else '?' for n in d)}]"
+            for d in dims
+        )
         raise OdtpackError(
             "unsupported-in-double",
             f"node {node.name!r} ({node.op_type}, inputs of shape {sizes}): ONNX Runtime has no "
             "float64 kernel for it, and this form of it is not written out with others",
         ) from error
-
-
-def _dims_text(value: ir.Value) -> str:
-    dims = dims_of(value)
-    if dims is None:
-        return "?"
-    return f"[{', '.join(str(dim) if isinstance(dim, int) else '?' for dim in dims)}]"
 
 
 def _conv(op: Ops, ctx: Context) -> ir.Value:
@@ -157,10 +143,8 @@ def _conv(op: Ops, ctx: Context) -> ir.Value:
 
 
 def _conv_transpose(op: Ops, ctx: Context) -> ir.Value:
-    """One product for each group, whose rows are spread over the taps and added up.
-
-    ``win`` are the windows of the convolution whose gradient this is, from Y to X.
-    """
+    """One product for each group, whose rows are spread over the taps and added up."""
+    # ``win`` are the windows of the convolution whose gradient this is, from Y to X.
     win, x, w, bias = convolution.read_windows(ctx), ctx.x(), ctx.x(1), ctx.maybe_x(2)
     taps = win.taps()
     inner, outer = win.features // win.groups, win.channels // win.groups
@@ -208,38 +192,26 @@ def _average_pool(op: Ops, ctx: Context) -> ir.Value:
 
 def _lp_pool(op: Ops, ctx: Context) -> ir.Value:
     win = pool_windows(ctx)
-    padded = op.pad(_power(op, ctx), [0, 0, *win.before], [0, 0, *win.after])
-    return _root(op, ctx, op.Sum(*(win.tap(op, padded, win.spatial, tap) for tap in win.taps())))
-
-
-def _global_lp_pool(op: Ops, ctx: Context) -> ir.Value:
-    return _root(op, ctx, op.reduce_sum(_power(op, ctx), range(2, ctx.rank(ctx.x()))))
-
-
-def _power(op: Ops, ctx: Context) -> ir.Value:
-    return op.Pow(op.Abs(ctx.x()), float(ctx.int("p", 2)))
-
-
-def _root(op: Ops, ctx: Context, total: ir.Value) -> ir.Value:
+    powers = op.Pow(op.Abs(ctx.x()), float(ctx.int("p", 2)))
+    padded = op.pad(powers, [0, 0, *win.before], [0, 0, *win.after])
+    total = op.Sum(*(win.tap(op, padded, win.spatial, tap) for tap in win.taps()))
     return op.Pow(total, 1 / ctx.int("p", 2))
 
 
-def _global_average(op: Ops, ctx: Context) -> ir.Value:
-    return op.reduce_mean(ctx.x(), range(2, ctx.rank(ctx.x())))
+def _spatial(ctx: Context) -> range:
+    return range(2, ctx.rank(ctx.x()))
 
 
-def _global_maximum(op: Ops, ctx: Context) -> ir.Value:
-    axes = range(2, ctx.rank(ctx.x()))
-    if op.opset >= 18:
-        return op.ReduceMax(ctx.x(), op.ints(*axes))
-    return op.ReduceMax(ctx.x(), axes=list(axes))
+def _negative(op: Ops, ctx: Context, below: ir.Value) -> ir.Value:
+    """x, and below zero another value."""
+    return op.Where(op.Less(ctx.x(), 0.0), below, ctx.x())
 
 
-def _erf(op: Ops, ctx: Context) -> ir.Value:
-    return _erf_of(op, ctx.x(), ctx.rank(ctx.x()))
+def _exp_minus_one(op: Ops, ctx: Context) -> ir.Value:
+    return op.Sub(op.Exp(op.Min(ctx.x(), 0.0)), 1.0)
 
 
-def _erf_of(op: Ops, value: ir.Value, rank: int) -> ir.Value:
+def _erf(op: Ops, value: ir.Value, rank: int) -> ir.Value:
     low, high = (op.constant(np.float64(end)) for end in (-_ERF_END, _ERF_END))
     x = op.Clip(value, low, high)
     nodes, weights = np.polynomial.legendre.leggauss(_ERF_NODES)
@@ -256,7 +228,7 @@ def _gelu(op: Ops, ctx: Context) -> ir.Value:
         cube = op.Mul(op.Mul(x, op.Mul(x, x)), 0.044715)
         bend = op.Tanh(op.Mul(op.Add(x, cube), math.sqrt(2 / math.pi)))
     else:
-        bend = _erf_of(op, op.Mul(x, math.sqrt(0.5)), ctx.rank(x))
+        bend = _erf(op, op.Mul(x, math.sqrt(0.5)), ctx.rank(x))
     return op.Mul(op.Mul(x, 0.5), op.Add(bend, 1.0))
 
 
@@ -277,72 +249,42 @@ def _one_hot(op: Ops, ctx: Context) -> ir.Value:
     return op.Where(op.Equal(hot, op.ints(1)), on, off)
 
 
-def _mean(op: Ops, ctx: Context) -> ir.Value:
-    operands = [value for value in ctx.node.inputs if value is not None]
-    return op.Mul(op.Sum(*operands), 1 / len(operands))
-
-
-def _hard_sigmoid(op: Ops, ctx: Context) -> ir.Value:
-    line = op.Add(op.Mul(ctx.x(), ctx.float("alpha", 0.2)), ctx.float("beta", 0.5))
-    return op.Min(op.Max(line, 0.0), 1.0)
-
-
-def _leaky_relu(op: Ops, ctx: Context) -> ir.Value:
-    x = ctx.x()
-    return op.Where(op.Less(x, 0.0), op.Mul(x, ctx.float("alpha", 0.01)), x)
-
-
-def _prelu(op: Ops, ctx: Context) -> ir.Value:
-    x = ctx.x()
-    return op.Where(op.Less(x, 0.0), op.Mul(x, ctx.x(1)), x)
-
-
-def _elu(op: Ops, ctx: Context) -> ir.Value:
-    x = ctx.x()
-    below = op.Mul(op.Sub(op.Exp(op.Min(x, 0.0)), 1.0), ctx.float("alpha", 1.0))
-    return op.Where(op.Less(x, 0.0), below, x)
-
-
-def _selu(op: Ops, ctx: Context) -> ir.Value:
-    x, alpha = ctx.x(), ctx.float("alpha", 1.6732631921768188)
-    below = op.Mul(op.Sub(op.Exp(op.Min(x, 0.0)), 1.0), alpha)
-    return op.Mul(op.Where(op.Less(x, 0.0), below, x), ctx.float("gamma", 1.0507010221481323))
-
-
-def _hard_swish(op: Ops, ctx: Context) -> ir.Value:
-    x = ctx.x()
-    return op.Mul(x, op.Min(op.Max(op.Add(op.Mul(x, 1 / 6), 0.5), 0.0), 1.0))
-
-
-def _softsign(op: Ops, ctx: Context) -> ir.Value:
-    return op.Div(ctx.x(), op.Add(op.Abs(ctx.x()), 1.0))
-
-
-def _softplus(op: Ops, ctx: Context) -> ir.Value:
-    """max(x, 0) + log(1 + exp(-|x|)), which never overflows."""
-    x = ctx.x()
-    return op.Add(op.Max(x, 0.0), op.Log(op.Add(op.Exp(op.Neg(op.Abs(x))), 1.0)))
-
-
 _WRITERS: dict[str, Writer] = {
     "AveragePool": _average_pool,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
-    "Elu": _elu,
-    "Erf": _erf,
+    "Elu": lambda op, ctx: _negative(
+        op, ctx, op.Mul(_exp_minus_one(op, ctx), ctx.float("alpha", 1.0))
+    ),
+    "Erf": lambda op, ctx: _erf(op, ctx.x(), ctx.rank(ctx.x())),
     "Gelu": _gelu,
-    "GlobalAveragePool": _global_average,
-    "GlobalLpPool": _global_lp_pool,
-    "GlobalMaxPool": _global_maximum,
-    "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _hard_swish,
+    "GlobalAveragePool": lambda op, ctx: op.reduce_mean(ctx.x(), _spatial(ctx)),
+    "GlobalLpPool": lambda op, ctx: op.Pow(
+        op.reduce_sum(op.Pow(op.Abs(ctx.x()), float(ctx.int("p", 2))), _spatial(ctx)),
+        1 / ctx.int("p", 2),
+    ),
+    "GlobalMaxPool": lambda op, ctx: op.reduce_max(ctx.x(), _spatial(ctx)),
+    "HardSigmoid": lambda op, ctx: op.Min(
+        op.Max(op.Add(op.Mul(ctx.x(), ctx.float("alpha", 0.2)), ctx.float("beta", 0.5)), 0.0), 1.0
+    ),
+    "HardSwish": lambda op, ctx: op.Mul(
+        ctx.x(), op.Min(op.Max(op.Add(op.Mul(ctx.x(), 1 / 6), 0.5), 0.0), 1.0)
+    ),
     "InstanceNormalization": _instance_normalization,
-    "LeakyRelu": _leaky_relu,
+    "LeakyRelu": lambda op, ctx: op.Where(
+        op.Less(ctx.x(), 0.0), op.Mul(ctx.x(), ctx.float("alpha", 0.01)), ctx.x()
+    ),
     "LpPool": _lp_pool,
-    "Mean": _mean,
+    "Mean": lambda op, ctx: op.Mul(op.Sum(*ctx.node.inputs), 1 / len(ctx.node.inputs)),
     "OneHot": _one_hot,
-    "PRelu": _prelu,
-    "Selu": _selu,
-    "Softplus": _softplus,
-    "Softsign": _softsign,
+    "PRelu": lambda op, ctx: op.Where(op.Less(ctx.x(), 0.0), op.Mul(ctx.x(), ctx.x(1)), ctx.x()),
+    "Selu": lambda op, ctx: op.Mul(
+        _negative(op, ctx, op.Mul(_exp_minus_one(op, ctx), ctx.float("alpha", 1.6732631921768188))),
+        ctx.float("gamma", 1.0507010221481323),
+    ),
+    # max(x, 0) + log(1 + exp(-|x|)), which never overflows.
+    "Softplus": lambda op, ctx: op.Add(
+        op.Max(ctx.x(), 0.0), op.Log(op.Add(op.Exp(op.Neg(op.Abs(ctx.x()))), 1.0))
+    ),
+    "Softsign": lambda op, ctx: op.Div(ctx.x(), op.Add(op.Abs(ctx.x()), 1.0)),
 }

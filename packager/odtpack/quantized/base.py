@@ -14,6 +14,7 @@ from odtpack.adapters.layers import Layer, find_layers
 from odtpack.autodiff.expand import SMALLEST
 from odtpack.choices import BaseKind
 from odtpack.errors import OdtpackError
+from odtpack.graph import graphs
 from odtpack.graph.graphs import LOOK_UP
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
@@ -50,32 +51,21 @@ _LEAST = np.finfo(np.float32).tiny
 
 @dataclasses.dataclass(frozen=True)
 class Codes:
-    """A matrix in few bits.
+    """A matrix in few bits."""
 
-    Attributes:
-        kind: How.
-        values: INT8, INT4 or UINT4, of the matrix's shape.
-        scales: FLOAT: for int8 one for each output; else of the matrix's rank, with a number for
-            each block along the inputs.
-        axis: Axis of the inputs.
-        block: Weights that share a scale; 0 for all of an output.
-    """
-
-    kind: BaseKind
-    values: np.ndarray
+    kind: BaseKind  # how
+    values: np.ndarray  # INT8, INT4 or UINT4, of the matrix's shape
+    # FLOAT: for int8 one for each output; else of the matrix's rank, with a number for each block
+    # along the inputs.
     scales: np.ndarray
-    axis: int
-    block: int
+    axis: int  # axis of the inputs
+    block: int  # weights that share a scale; 0 for all of an output
 
 
 def quantize(matrix: np.ndarray, kind: BaseKind, axis: int) -> Codes:
-    """Codes of a matrix, rounding to nearest.
-
-    Args:
-        matrix: Finite floating-point numbers, of two axes.
-        kind: What to make of it. Where blocks would have fewer than 8 weights it is int8.
-        axis: Axis of the inputs.
-    """
+    """Codes of a matrix, rounding to nearest."""
+    # matrix: Finite floating-point numbers, of two axes. kind: What to make of it. Where blocks
+    # would have fewer than 8 weights it is int8. axis: Axis of the inputs.
     size = matrix.shape[axis]
     block = math.gcd(size, _BLOCKS.get(kind, 1))
     if kind == "int8" or block < _SMALLEST_BLOCK:
@@ -129,27 +119,15 @@ _BLOCKED_OPSET = 21  # of DequantizeLinear with 4 bits and blocks
 def quantize_base(
     model: ir.Model, kind: BaseKind, trained: Sequence[str] = (), newest_opset: int = 21
 ) -> ir.Model:
-    """Store the matrices of linear layers, and look-up tables, as codes with scales.
-
-    The codes are constants of the model, and no parameters. Everything that reads a weight reads
-    what its codes stand for, be it the layer, its gradient or DoRA's norms. A table that Gather
-    reads, tied to a layer or not, is stored as int8, since its rows are looked up before they are
-    unpacked.
-
-    Args:
-        model: As :func:`odtpack.model.loading.load_model` returns it; changed in place.
-        kind: ``int8``, ``int4`` or ``nf4``.
-        trained: Patterns of parameters that stay as they are, for training.
-        newest_opset: The newest opset that the loading runtime knows.
-
-    Returns:
-        The model, with shapes inferred.
-
-    Raises:
-        OdtpackError: There is no weight to store so (``base-not-used``), a weight is infinite or
-            NaN (``value-out-of-range``), or 4 bits are asked for and the model cannot be
-            expressed in opset 21 or that is too new for the target (``base-needs-opset``).
-    """
+    """Store the matrices of linear layers, and look-up tables, as codes with scales."""
+    # The codes are constants of the model, and no parameters. Everything that reads a weight reads
+    # what its codes stand for, be it the layer, its gradient or DoRA's norms. A table that Gather
+    # reads, tied to a layer or not, is stored as int8, since its rows are looked up before they are
+    # unpacked.
+    # model: As :func:`odtpack.model.loading.load_model` returns it; changed in place. kind:
+    # ``int8``, ``int4`` or ``nf4``. trained: Patterns of parameters that stay as they are, for
+    # training. newest_opset: The newest opset that the loading runtime knows.
+    # Returns the model, with shapes inferred.
     graph = model.graph
     opset = graph.opset_imports[""]
     new_enough = kind == "int8" or opset >= _BLOCKED_OPSET
@@ -221,12 +199,8 @@ def _replace(
         end = unpacked.producer()
         assert end is not None  # noqa: S101 - a Mul
         end.metadata_props[LOOK_UP] = layer
-        unpacked.shape, unpacked.type = node.outputs[0].shape, ir.TensorType(op.FLOAT)
-        old = node.outputs[0]
-        name, old.name = old.name, None
-        unpacked.name = name
-        old.replace_all_uses_with(unpacked, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
+        node.outputs[0].type = ir.TensorType(op.FLOAT)
+        graphs.replace(node.outputs[0], unpacked, [node])
     readers = [*source.uses()]
     if readers:
         order = {id(node): place for place, node in enumerate(graph)}

@@ -30,29 +30,21 @@ Write: TypeAlias = "Callable[[Ops, Values], dict[str, ir.Value]]"
 """Writes an update: new values, by name, of some of the values that it gets by name."""
 
 
-def suits(dtype: ir.DataType) -> bool:
-    """Whether products of a type have a kernel for a row that is faster than two passes."""
-    return dtype == ir.DataType.FLOAT
+FAST_TYPE: Final = ir.DataType.FLOAT
+"""The type whose products have a kernel for a row that is faster than two passes."""
 
 
 def write_axpy(
     op: Ops, kept: Mapping[str, ir.Value], gradient: ir.Value, update: Write
 ) -> dict[str, ir.Value]:
-    """Write an update, with sums like these in one node.
-
-    Args:
-        op: Writer for the graph.
-        kept: The parameter and its state, by name, which results may be written over; [1, N] if
-            their type :func:`suits`.
-        gradient: The gradient, of the same shape.
-        update: Writes the update; ``gradients`` is among what it gets.
-
-    Returns:
-        The new values, by name.
-    """
+    """Write an update, with sums like these in one node."""
+    # kept: The parameter and its state, by name, which results may be written over; [1, N] if they
+    # are of :data:`FAST_TYPE`. gradient: The gradient, of the same shape. update: Writes it;
+    # ``gradients`` is among what it gets.
+    # Returns the new values, by name.
     last = next(reversed(op.graph), None)
     results = update(op, {**kept, "gradients": gradient})
-    if not suits(op.type_of(gradient)):
+    if op.type_of(gradient) != FAST_TYPE:
         return results
     nodes = list(itertools.takewhile(lambda node: node is not last, reversed(op.graph)))
     return _fuse_sums(op, nodes[::-1], {*kept.values(), gradient}, {*kept.values()}, results)
@@ -65,18 +57,12 @@ def _fuse_sums(
     kept: Collection[ir.Value],
     results: Mapping[str, ir.Value],
 ) -> dict[str, ir.Value]:
-    """Rewrite the sums of an update.
-
-    Args:
-        op: Writer for the graph of ``nodes``.
-        nodes: The elementwise nodes of an update, in topological order; changed in place.
-        rows: What they compute from that is no scalar, each [1, N].
-        kept: Those of them that results may be written over.
-        results: What the update gives, by name.
-
-    Returns:
-        The results after the rewrite.
-    """
+    """Rewrite the sums of an update."""
+    # op: Writer for the graph of ``nodes``. nodes: The elementwise nodes of an update, in
+    # topological order; changed in place. rows: What they compute from that is no scalar, each [1,
+    # N]. kept: Those of them that results may be written over. results: What the update gives, by
+    # name.
+    # Returns the results after the rewrite.
     found, instead = set(rows), {value: value for value in results.values()}
     for node in nodes:
         if found.isdisjoint(node.inputs):
@@ -119,10 +105,9 @@ def _fuse_sum(
 
 def _as_matrix(op: Ops, scalar: ir.Value, *, negative: bool) -> ir.Value:
     """A scalar, or less it, as [1, 1]."""
-    known = ir.convenience.get_const_tensor(scalar)
+    known = graphs.constant(scalar)
     if known is not None:
-        array = known.numpy().reshape(1, 1)
-        return op.constant(np.negative(array) if negative else array)
+        return op.constant((np.negative(known) if negative else known).reshape(1, 1))
     return op.reshape(op.Neg(scalar) if negative else scalar, 1, 1)
 
 
@@ -178,19 +163,12 @@ def cut(dims: Sequence[int]) -> Cut | None:
 def write_chunks(
     op: Ops, parts: Cut, vectors: Mapping[str, ir.Value], gradient: ir.Value, update: Write
 ) -> dict[str, ir.Value]:
-    """Write an update in parts.
-
-    Args:
-        op: Writer for the graph, or for a branch in it.
-        parts: How the parameter is cut.
-        vectors: The parameter and its state, by name, of the shape of ``parts`` or, each part a
-            single row, of that of ``parts.flat``.
-        gradient: Its gradient, which nothing but the update reads.
-        update: Writes the update of one part; ``gradients`` is among what it gets.
-
-    Returns:
-        The new values, by name, of the shape of ``vectors``.
-    """
+    """Write an update in parts."""
+    # op: Writer for the graph, or for a branch in it. vectors: The parameter and its state, by
+    # name, of the shape of ``parts`` or, each part a single row, of that of ``parts.flat``.
+    # gradient: Its gradient, which nothing but the update reads. update: Writes the update of one
+    # part; ``gradients`` is among what it gets.
+    # Returns the new values, by name, of the shape of ``vectors``.
     shape = static_dims(vectors["params"]) or ()
     dtype = op.type_of(vectors["params"])
     body = ir.Graph([], [], nodes=[], name=op.fresh_name("update/part"))
@@ -271,12 +249,10 @@ def product_of(gradient: ir.Value) -> ir.Node | None:
 
 
 class Readers:
-    """The nodes of a graph by what they read, and what each needs.
+    """The nodes of a graph by what they read, and what each needs."""
 
-    Args:
-        graph: A training graph without updates; nodes that are added later are not known.
-        parameters: Those of its inputs that are parameters, trained or not.
-    """
+    # graph: A training graph without updates; nodes that are added later are not known. parameters:
+    # Those of its inputs that are parameters, trained or not.
 
     def __init__(self, graph: ir.Graph, parameters: Iterable[ir.Value]) -> None:
         self._readers: dict[ir.Value, list[ir.Node]] = {}
@@ -290,11 +266,9 @@ class Readers:
                 self._forms.update(node.outputs)
 
     def of(self, parameter: ir.Value) -> set[ir.Node]:
-        """All nodes that read a parameter, or what is made of it and of other parameters only.
-
-        A form of a parameter, as its transpose, may lie in its memory, and ONNX Runtime may let
-        what reads the form read the parameter in its place.
-        """
+        """All nodes that read a parameter, or what is made of it and of other parameters only."""
+        # A form of a parameter, as its transpose, may lie in its memory, and ONNX Runtime may let
+        # what reads the form read the parameter in its place.
         found: set[ir.Node] = set()
         stack = [parameter]
         while stack:
@@ -304,18 +278,6 @@ class Readers:
                 found.add(node)
                 stack += (value for value in node.outputs if value in self._forms)
         return found
-
-
-def ancestors(values: Iterable[ir.Value]) -> set[ir.Node]:
-    """Nodes that have run once some values exist."""
-    found: set[ir.Node] = set()
-    stack = list(values)
-    while stack:
-        node = stack.pop().producer()
-        if node is not None and node not in found:
-            found.add(node)
-            stack += reads(node)
-    return found
 
 
 def after(op: Ops, nodes: Iterable[ir.Node], value: ir.Value, dims: tuple[int, ...]) -> ir.Value:
@@ -336,17 +298,11 @@ def after(op: Ops, nodes: Iterable[ir.Node], value: ir.Value, dims: tuple[int, .
 
 
 def fresh_gradients(op: Ops, graph: ir.Graph, reset: ir.Value) -> dict[str, ir.Value]:
-    """Take accumulation out of a training graph.
-
-    Args:
-        op: Writer for the graph.
-        graph: The graph; changed in place. Gradient buffers and accumulated gradients are no
-            longer among its inputs and outputs.
-        reset: The input ``lazy_reset_grad``, which nothing is left to choose by.
-
-    Returns:
-        The gradient of each trainable parameter, by its name, in the order of the outputs.
-    """
+    """Take accumulation out of a training graph."""
+    # graph: The graph; changed in place. Gradient buffers and accumulated gradients are no longer
+    # among its inputs and outputs. reset: The input ``lazy_reset_grad``, which nothing is left to
+    # choose by.
+    # Returns the gradient of each trainable parameter, by its name, in the order of the outputs.
     flags = _views(reset)
     for node in list(graph):
         if node.op_type == "If" and node.inputs[0] in flags:

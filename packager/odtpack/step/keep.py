@@ -24,12 +24,9 @@ from odtpack.graph.ops import Ops
 
 
 class Keeper:
-    """Writes what decides about updates into a graph.
+    """Writes what decides about updates into a graph."""
 
-    Args:
-        op: Writer for the main graph.
-        loss: The loss, a scalar.
-    """
+    # op: Writer for the main graph. loss: The loss, a scalar.
 
     def __init__(self, op: Ops, loss: ir.Value) -> None:
         self._op = op
@@ -42,11 +39,8 @@ class Keeper:
         self._updated: list[tuple[list[str], ir.Value]] = []
 
     def good(self, *factors: ir.Value) -> ir.Value:
-        """Whether loss and gradient are finite, BOOL[1].
-
-        Args:
-            factors: The gradient, or two whose product it is.
-        """
+        """Whether loss and gradient are finite, BOOL[1]."""
+        # factors: The gradient, or two whose product it is.
         op = self._op
         dtype = op.type_of(factors[0])
         if dtype not in self._limits:  # nothing is below the limit where the loss is not finite
@@ -66,19 +60,11 @@ class Keeper:
         gradient: Sequence[ir.Value],
         write: Callable[[Ops], Mapping[str, ir.Value]],
     ) -> dict[str, ir.Value]:
-        """Write an update of one parameter, or of none.
-
-        Args:
-            name: Name of the parameter.
-            good: What :meth:`good` returns.
-            vectors: The parameter and its state, by name.
-            gradient: What the update reads besides, of the main graph, that is not the same for
-                other parameters.
-            write: Writes the update with the writer that it is given; new values by name.
-
-        Returns:
-            The new values, by name.
-        """
+        """Write an update of one parameter, or of none."""
+        # vectors: The parameter and its state, by name. gradient: What the update reads besides, of
+        # the main graph, that is not the same for other parameters. write: Writes the update with
+        # the writer that it is given; new values by name.
+        # Returns the new values, by name.
         then = ir.Graph([], [], nodes=[], name=self._op.fresh_name("update/made"))
         results = write(self._op.inside(then))
         hoist(self._op, then, {*vectors.values(), *gradient})
@@ -101,18 +87,8 @@ class Keeper:
         gradient: ir.Value,
         new: Mapping[str, ir.Value],
     ) -> dict[str, Sequence[ir.Value]]:
-        """Cut updated vectors of several parameters up, with old values for some of them.
-
-        Args:
-            names: Names of the parameters.
-            sizes: How many elements each has.
-            old: The joined vectors, by name.
-            gradient: The joined gradients.
-            new: The updated vectors.
-
-        Returns:
-            New values of each parameter, by name.
-        """
+        """Cut updated vectors of several parameters up, with old values for some of them."""
+        # Returns new values of each parameter, by name.
         good = self.good(gradient)
         then, other = (
             ir.Graph([], [], nodes=[], name=self._op.fresh_name(f"update/{kind}"))
@@ -136,12 +112,9 @@ class Keeper:
         return {key: cut[i * count : (i + 1) * count] for i, key in enumerate(new)}
 
     def report(self, names: Sequence[str], output: str) -> ir.Value:
-        """Say which parameters kept their values.
-
-        Args:
-            names: All of them, in the order of the result.
-            output: Name of the result, BOOL with an element for each.
-        """
+        """Say which parameters kept their values."""
+        # names: All of them, in the order of the result. output: Name of the result, BOOL with an
+        # element for each.
         op = self._op
         order = [name for own, _ in self._updated for name in own]
         flags = [value for _, value in self._updated]
@@ -185,14 +158,9 @@ class Keeper:
 
 
 def hoist(op: Ops, graph: ir.Graph, own: set[ir.Value]) -> None:
-    """Move nodes of a subgraph, and its constants, to the end of the graph around it.
-
-    Args:
-        op: Writer for the graph around.
-        graph: The subgraph, not yet of a node; changed in place.
-        own: What the nodes that stay are computed from, directly or not, as well as those that
-            compute its outputs.
-    """
+    """Move nodes of a subgraph, and its constants, to the end of the graph around it."""
+    # graph: The subgraph, not yet of a node; changed in place. own: What the nodes that stay are
+    # computed from, directly or not, as well as those that compute its outputs.
     outputs = set(graph.outputs)
     for name, value in list(graph.initializers.items()):
         graph.initializers.pop(name)

@@ -31,13 +31,14 @@ from odtpack import targets
 from odtpack.graph import graphs
 from odtpack.graph.graphs import static_dims, used_names
 from odtpack.graph.ops import Ops
-from odtpack.memory.schedule import Schedule
+from odtpack.memory.costs import ancestors
+from odtpack.memory.schedule import arrange
 from odtpack.optimizers.common.base import Group, Optimizer
 from odtpack.optimizers.common.model import Clip, clipped
 from odtpack.passes import aliases
 from odtpack.passes.compact import compact
 from odtpack.step import chunks
-from odtpack.step.chunks import Readers, after, ancestors, fresh_gradients
+from odtpack.step.chunks import Readers, after, fresh_gradients
 from odtpack.step.keep import Keeper
 from odtpack_runtime.session.graph_signature import (
     KEPT_NAME,
@@ -72,23 +73,20 @@ def step_model(
     clip: Clip,
     groups: Sequence[Group] = (),
 ) -> ir.Model | None:
-    """Write the step model of a training model.
-
-    Args:
-        training: The training model as it is written, in topological order.
-        parameters: Names of those of its inputs that are parameters, trained or not.
-        optimizer: Formula and hyperparameters, for which :func:`can_update` holds.
-        clip: How gradients are clipped, not by their norm.
-        groups: Parameter groups; their decays take the place of the optimizer's.
-
-    Returns:
-        The model; None where the model has values of the names that it needs.
-    """
+    """Write the step model of a training model."""
+    # training: The training model as it is written, in topological order. parameters: Names of
+    # those of its inputs that are parameters, trained or not. optimizer: Formula and
+    # hyperparameters, for which :func:`can_update` holds. clip: How gradients are clipped, not by
+    # their norm. groups: Parameter groups; their decays take the place of the optimizer's.
+    # Returns the model; None where the model has values of the names that it needs.
     model = training.clone()
     graph = model.graph
     if used_names(graph) & {RATE_NAME, STEP_NAME, KEPT_NAME}:
         return None
-    places = _execution_places(training)
+    # When each value of the training model is computed.
+    proto = ir.to_proto(training).graph
+    outputs = (proto.node[index].output for index in execution_order(proto))
+    places = {n: float(place) for place, names in enumerate(outputs) for n in names if n}
     op = Ops(graph, _PREFIX)
     reset = next(value for value in graph.inputs if value.name == RESET_NAME)
     writer = _Writer(op, optimizer, clip, groups)
@@ -99,7 +97,7 @@ def step_model(
     common_passes.DeduplicateInitializersPass()(model)
     # Scalars of the formula that several updates compute alike.
     graphs.merge(graph, (node for node in graph if str(node.name).startswith(_PREFIX)))
-    Schedule(graph, places).arrange()
+    arrange(graph, places)
     inputs = {str(value.name): value for value in graph.inputs}
     for value in graph.outputs:
         name = str(value.name)
@@ -108,13 +106,6 @@ def step_model(
     graph.name = "step"
     targets.stamp(model)
     return compact(model, keep_names=False)
-
-
-def _execution_places(training: ir.Model) -> dict[str, float]:
-    """When each value of the training model is computed."""
-    nodes = ir.to_proto(training).graph.node
-    order = execution_order(ir.to_proto(training).graph)
-    return {name: float(place) for place, i in enumerate(order) for name in nodes[i].output if name}
 
 
 def join(op: Ops, values: Sequence[ir.Value]) -> ir.Value:
@@ -161,13 +152,9 @@ class _Writer:
         inputs: Sequence[ir.Value],
         places: Mapping[str, float],
     ) -> None:
-        """Write the updates of all parameters, and name inputs and outputs.
-
-        Args:
-            gradients: The gradient of each trainable parameter.
-            inputs: All parameters, trained or not.
-            places: When each value of the training model is computed, by name.
-        """
+        """Write the updates of all parameters, and name inputs and outputs."""
+        # gradients: The gradient of each trainable parameter. places: When each value of the
+        # training model is computed, by name.
         graph = self._op.graph
         readers = Readers(graph, inputs)
         parameters = {str(value.name): value for value in inputs}
@@ -188,7 +175,10 @@ class _Writer:
                 if sum(sizes[each] for each in (*vectors[-1], name)) > JOINED:
                     vectors.append([])
                 vectors[-1].append(name)
-                self._compute_at_once(gradient)
+                # What is used at the end is computed as soon as it can be.
+                value = self._op.Size(gradient)
+                value.name, value.shape = f"{ORDER_PREFIX}{len(self._orders)}", ir.Shape([])
+                self._orders.append(value)
         for index, names in ((index, each) for index, all_ in joined.items() for each in all_):
             late = {node for name in names for node in readers.of(parameters[name])}
             late -= ancestors(gradients[name] for name in names)
@@ -208,7 +198,7 @@ class _Writer:
         parts = chunks.cut(dims)
         # Not of [O, C, 1, 1]: with a scalar ONNX Runtime computes that one element at a time.
         shape: tuple[int, ...] = (math.prod(dims),) if parts is None else parts.shape
-        if chunks.suits(op.type_of(parameter)):
+        if op.type_of(parameter) == chunks.FAST_TYPE:
             shape = (1, *shape) if parts is None else parts.flat.shape
         vectors = {
             "params": parameter
@@ -233,12 +223,6 @@ class _Writer:
         results = self._keeper.alone(name, good, vectors, read, write)
         for key, value in results.items():
             self._output(value, name, key, shape)
-
-    def _compute_at_once(self, gradient: ir.Value) -> None:
-        """Let a gradient that is used at the end be computed as soon as it can be."""
-        value = self._op.Size(gradient)
-        value.name, value.shape = f"{ORDER_PREFIX}{len(self._orders)}", ir.Shape([])
-        self._orders.append(value)
 
     def _together(
         self,

@@ -14,7 +14,6 @@ import onnx_ir as ir
 
 from odtpack.autodiff.bodies import (
     BackwardBody,
-    Form,
     LoopTurns,
     ScanTurns,
     Slices,
@@ -56,7 +55,9 @@ def if_(ctx: Context) -> Cotangents:
         back.complete(results.__getitem__)
     graphs: dict[str, Any] = {n: ir.AttrGraph(n, back.graph) for n, back in branches.items()}
     cotangents = ctx.op.emit("If", [ctx.node.inputs[0]], outputs=len(reached), **graphs)
-    return WithCaptured([], _typed(reached, cotangents))
+    for value, cotangent in zip(reached, cotangents, strict=True):
+        cotangent.type, cotangent.shape = value.type, value.shape
+    return WithCaptured([], dict(zip(reached, cotangents, strict=True)))
 
 
 def _branch_result(
@@ -73,12 +74,6 @@ def _branch_result(
         other.append_dummy(value)
     fixed = dims is not None and all(isinstance(dim, int) for dim in dims)
     return add_output(ctx, index, f"{value.name}.kept", value, dims if fixed else None)
-
-
-def _typed(values: Sequence[ir.Value], cotangents: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
-    for value, cotangent in zip(values, cotangents, strict=True):
-        cotangent.type, cotangent.shape = value.type, value.shape
-    return dict(zip(values, cotangents, strict=True))
 
 
 def _check(ctx: Context, holds: bool) -> None:
@@ -123,8 +118,7 @@ def scan(ctx: Context) -> Cotangents:
         stacked.append((slices, ctx.maybe_dy(i)))
     sizes = [dims[s.axis] for s in scanned if (dims := dims_of(s.whole)) is not None]
     length = next((size for size in sizes if isinstance(size, int)), None)
-    turns = ScanTurns(ctx, Form(body, states, scanned, stacked, length))
-    cotangents = reverse(ctx, turns)
+    cotangents = reverse(ctx, ScanTurns(ctx, body, states, scanned, stacked, length))
     added = [0] * (len(body.outputs) - total)
     for name, values in zip(_LISTS, (out_axes, out_ways), strict=True):
         key = f"scan_output_{name}"
@@ -148,8 +142,7 @@ def loop(ctx: Context) -> Cotangents:
         (Slices(i, ctx.y(i), body.outputs[1 + i], 0, 0), ctx.maybe_dy(i))
         for i in range(count, len(body.outputs) - 1)
     ]
-    found = Form(body, states, [], stacked, _trip_count(ctx, body))
-    return reverse(ctx, LoopTurns(ctx, found))
+    return reverse(ctx, LoopTurns(ctx, body, states, [], stacked, _trip_count(ctx, body)))
 
 
 def _trip_count(ctx: Context, body: ir.Graph) -> int | None:

@@ -39,8 +39,14 @@ def conv(ctx: Context) -> Cotangents:
     dx = dw = db = None
     if ctx.needs(2):
         db = sum_per_channel(op, dy, ctx.rank(x))
-    if windows.is_open(ctx, x):
-        return [*_conv_on_open_plane(ctx), db]
+    if windows.is_open(ctx, x):  # the size of the plane is known only when the model runs
+        groups, weight = ctx.int("group", 1), [ctx.size(w, axis) for axis in range(ctx.rank(w))]
+        on = windows.open_windows(ctx, weight[2:])
+        return [
+            on.scatter(w, dy, groups) if ctx.needs(0) else None,
+            windows.weight_gradient(on, x, dy, groups, weight) if ctx.needs(1) else None,
+            db,
+        ]
     win = conv_windows(ctx)
     input_gradient, weight_gradient = forms(win)
     if ctx.needs(0):
@@ -50,34 +56,21 @@ def conv(ctx: Context) -> Cotangents:
     return [dx, dw, db]
 
 
-def _conv_on_open_plane(ctx: Context) -> tuple[ir.Value | None, ir.Value | None]:
-    """dX and dW where the size of the plane is known only when the model runs."""
-    w, dy, groups = ctx.x(1), ctx.dy(), ctx.int("group", 1)
-    weight = [ctx.size(w, axis) for axis in range(ctx.rank(w))]
-    win = windows.open_windows(ctx, weight[2:])
-    dx = dw = None
-    if ctx.needs(0):
-        dx = win.scatter(w, dy, groups)
-    if ctx.needs(1):
-        dw = windows.weight_gradient(win, ctx.x(), dy, groups, weight)
-    return dx, dw
-
-
 def forms(win: Windows) -> tuple[Form, Form]:
     """The quickest ways to write the gradients of the input and of the weight."""
     if windows.suits_pointwise(win):
         return windows.pointwise_input_gradient, windows.pointwise_weight_gradient
     if windows.suits_depthwise(win):
         return windows.depthwise_input_gradient, windows.depthwise_weight_gradient
-    if suits(win):
-        return input_gradient, weight_gradient
-    return _input_gradient, _weight_gradient
+    if win.depthwise and win.rank == 2:
+        return _depthwise_input_gradient, _depthwise_weight_gradient
+    if win.pointwise and win.groups == 1:
+        return _pointwise_input_gradient, _weight_gradient
+    return transposed_convolution, _weight_gradient
 
 
-def _input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
-    """The transposed convolution; a plain matrix product for 1x1 kernels."""
-    if not (win.pointwise and win.groups == 1):
-        return transposed_convolution(op, win, w, dy)
+def _pointwise_input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
+    """A plain matrix product for 1x1 kernels."""
     weight = op.transpose(op.reshape(w, win.features, win.channels), 1, 0)
     dx = op.MatMul(weight, op.reshape(dy, -1, win.features, win.pixels))
     return op.reshape(dx, -1, win.channels, *win.size)
@@ -93,27 +86,27 @@ def _weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Val
     """dW[o, c, t] = sum over n, p of dY[n, o, p] X[n, c, stride p + t]."""
     if win.groups > 1:
         return _grouped(op, win, x, dy)
+    shape = (win.features, win.channels, *win.kernel)
     if win.pointwise:
-        return _pointwise(op, win, x, dy)
+        return op.reshape(_pointwise(op, win, x, dy), *shape)
     if win.tiles and win.kernel[-1] >= _WIDE_PATCH:
-        return _patches(op, win, x, dy)
+        return op.reshape(_patches(op, win, x, dy), *shape)
     if win.channels < _FEW_CHANNELS:
-        return _joined_taps(op, win, x, dy)
-    return _tap_by_tap(op, win, x, dy)
+        return op.reshape(_joined_taps(op, win, x, dy), *shape)
+    return op.reshape(_tap_by_tap(op, win, x, dy), *shape)
 
 
 def _pointwise(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     pixels = win.pixels
-    shape = (win.features, win.channels, *win.kernel)
     if pixels * (win.features + win.channels) < win.features * win.channels:
         # Few pixels: one product over all samples; the transposes cost less than
         # a product for each sample and the sum of them.
         left = _channels_by_pixels(op, win, dy)
         right = op.transpose(op.reshape(x, -1, win.channels, pixels), 0, 2, 1)
-        return op.reshape(op.MatMul(left, op.reshape(right, -1, win.channels)), *shape)
+        return op.MatMul(left, op.reshape(right, -1, win.channels))
     left = op.reshape(dy, -1, win.features, pixels)
     right = op.transpose(op.reshape(x, -1, win.channels, pixels), 0, 2, 1)
-    return op.reshape(op.reduce_sum(op.MatMul(left, right), [0], keepdims=False), *shape)
+    return op.reduce_sum(op.MatMul(left, right), [0], keepdims=False)
 
 
 def _patches(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
@@ -123,8 +116,7 @@ def _patches(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     places, elements = range(2, 2 + 2 * win.rank, 2), range(3, 3 + 2 * win.rank, 2)
     patches = op.transpose(blocks, 0, *places, 1, *elements)
     patches = op.reshape(patches, -1, win.channels * math.prod(win.kernel))
-    dw = op.MatMul(_channels_by_pixels(op, win, dy), patches)
-    return op.reshape(dw, win.features, win.channels, *win.kernel)
+    return op.MatMul(_channels_by_pixels(op, win, dy), patches)
 
 
 def _joined_taps(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
@@ -136,8 +128,7 @@ def _joined_taps(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     rows = op.transpose(op.reshape(dy, -1, win.features, pixels), 0, 2, 1)
     summed = op.reduce_sum(op.MatMul(columns, rows), [0], keepdims=False)
     by_tap = op.reshape(summed, len(taps), win.channels, win.features)
-    shape = (win.features, win.channels, *win.kernel)
-    return op.reshape(op.transpose(by_tap, 2, 1, 0), *shape)
+    return op.transpose(by_tap, 2, 1, 0)
 
 
 def _tap_by_tap(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
@@ -151,8 +142,7 @@ def _tap_by_tap(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
         columns = op.reshape(win.tap(op, padded, axes, tap), -1, win.channels)
         products.append(op.MatMul(rows, columns))
     by_tap = op.reshape(op.join(products, 0), len(products), win.features, win.channels)
-    shape = (win.features, win.channels, *win.kernel)
-    return op.reshape(op.transpose(by_tap, 1, 2, 0), *shape)
+    return op.transpose(by_tap, 1, 2, 0)
 
 
 def _grouped(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
@@ -196,39 +186,30 @@ _NARROWEST_ROW_OF_DOTS = 48
 _MOST_PIXELS_BY_ROWS = 12 * 12
 
 
-def suits(win: Windows) -> bool:
-    """Whether a convolution is depthwise in two dimensions."""
-    return win.depthwise and win.rank == 2
-
-
-def _by_rows(win: Windows) -> bool:
-    return max(win.size[1], win.out[1]) <= _WIDEST_ROW
-
-
-def weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
+def _depthwise_weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     """dW [C, 1, kh, kw]."""
-    if _by_dots(win):
+    # Dots want wide rows, and a column of windows that reads every column of the kernel in turn.
+    # A kernel of one row is left out: ONNX Runtime computes a matrix of two rows or more times a
+    # column as scalar products, a single row times a column one element at a time.
+    # Of columns apart, a quarter of the time is not worth the memory of what is laid together.
+    narrowest = _NARROWEST_ROW_OF_DOTS if win.strides[1] == 1 else _WIDEST_ROW + 1
+    in_turn = min(win.strides[1], win.dilations[1]) == 1
+    if in_turn and win.kernel[0] > 1 and win.size[1] >= narrowest:
         return _dots(op, win, x, dy)
-    if not _by_rows(win):
-        return _sum_of_taps(op, win, x, dy)
+    weights = []
+    if max(win.size[1], win.out[1]) > _WIDEST_ROW:
+        padded = op.pad(x, [0, 0, *win.before], [0, 0, *win.after])
+        for offset in win.taps():
+            product = op.Mul(win.tap(op, padded, win.spatial, offset), dy)
+            weights.append(op.unsqueeze(op.reduce_sum(product, [0, 2, 3], keepdims=False), 1))
+        return op.reshape(op.join(weights, 1), win.channels, 1, *win.kernel)
     grads = op.reshape(op.transpose(dy, 1, 0, 2, 3), win.channels, -1, win.out[1])
     pattern = op.constant(_row_pattern(win, x).T.copy())
-    weights = []
     for rows in _input_rows(op, win, x):
         band = op.MatMul(op.transpose(rows, 0, 2, 1), grads)  # [C, W, out_w]
         flat = op.reshape(band, win.channels, win.size[1] * win.out[1])
         weights.append(op.unsqueeze(op.MatMul(flat, pattern), 1))  # [C, 1, kw]
     return op.reshape(op.join(weights, 1), win.channels, 1, *win.kernel)
-
-
-def input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
-    """dX [N, C, H, W]."""
-    if not _by_rows(win) or max(win.strides) > 1 or win.pixels > _MOST_PIXELS_BY_ROWS:
-        return transposed_convolution(op, win, w, dy)
-    return _input_gradient_by_rows(op, win, w, dy)
-
-
-# By rows
 
 
 def _row_pattern(win: Windows, like: ir.Value) -> np.ndarray:
@@ -243,10 +224,8 @@ def _row_pattern(win: Windows, like: ir.Value) -> np.ndarray:
 
 
 def _input_rows(op: Ops, win: Windows, x: ir.Value) -> list[ir.Value]:
-    """For each kernel row the input rows that the output rows read: [C, N out_h, W].
-
-    The row that lies on the output row itself, the middle one mostly, is cut out of nothing.
-    """
+    """For each kernel row the input rows that the output rows read: [C, N out_h, W]."""
+    # The row that lies on the output row itself, the middle one mostly, is cut out of nothing.
     planes = op.transpose(x, 1, 0, 2, 3)
     padded = op.pad(planes, [0, 0, win.before[0], 0], [0, 0, win.after[0], 0])
     span, stride = win.spans()[0], win.strides[0]
@@ -258,8 +237,11 @@ def _input_rows(op: Ops, win: Windows, x: ir.Value) -> list[ir.Value]:
     return rows
 
 
-def _input_gradient_by_rows(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
-    """Row h of dX sums row h + before - i dilation of dY through T_i transposed; stride 1."""
+def _depthwise_input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
+    """dX [N, C, H, W]: row h sums row h + before - i dilation of dY through T_i transposed."""
+    few = max(win.size[1], win.out[1]) <= _WIDEST_ROW and win.pixels <= _MOST_PIXELS_BY_ROWS
+    if not few or max(win.strides) > 1:
+        return transposed_convolution(op, win, w, dy)
     (height, width), (kh, kw) = win.size, win.kernel
     rows_now, moved = win.out[0], op.transpose(dy, 1, 0, 2, 3)  # [C, N, out_h, out_w]
     reach = (kh - 1) * win.dilations[0]
@@ -278,28 +260,11 @@ def _input_gradient_by_rows(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) ->
     return op.transpose(dx, 1, 0, 2, 3)
 
 
-# By dots
-
-
-def _by_dots(win: Windows) -> bool:
-    """Whether rows are wide, and a column of windows reads every column of the kernel in turn.
-
-    A kernel of one row is left out: ONNX Runtime computes a matrix of two rows or more times a
-    column as scalar products, a single row times a column one element at a time.
-    """
-    in_turn = min(win.strides[1], win.dilations[1]) == 1
-    # Of columns apart, a quarter of the time is not worth the memory of what is laid together.
-    narrowest = _NARROWEST_ROW_OF_DOTS if win.strides[1] == 1 else _WIDEST_ROW + 1
-    return in_turn and win.kernel[0] > 1 and win.size[1] >= narrowest
-
-
 def _dots(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
-    """Tap (i, j) is the scalar product of dY, moved by j, and of the rows that taps i read.
-
-    Rows of dY are as wide as those of the padded input, so that one shift moves all of them.
-    Where windows are s columns apart, column s c + b of the input is column c of plane b, and j
-    moves dY by j / s.
-    """
+    """Tap (i, j) is the scalar product of dY, moved by j, and of the rows that taps i read."""
+    # Rows of dY are as wide as those of the padded input, so that one shift moves all of them.
+    # Where windows are s columns apart, column s c + b of the input is column c of plane b, and j
+    # moves dY by j / s.
     (height, columns), (stride, apart) = win.out, win.strides
     moves = range(0, -(-win.kernel[1] // apart) * win.dilations[1], win.dilations[1])
     read = win.before[1] + win.size[1] + win.after[1]
@@ -323,18 +288,6 @@ def _dots(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     return op.reshape(total, win.channels, 1, *win.kernel)
 
 
-# By taps
-
-
-def _sum_of_taps(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
-    padded = op.pad(x, [0, 0, *win.before], [0, 0, *win.after])
-    sums = []
-    for offset in win.taps():
-        product = op.Mul(win.tap(op, padded, win.spatial, offset), dy)
-        sums.append(op.unsqueeze(op.reduce_sum(product, [0, 2, 3], keepdims=False), 1))
-    return op.reshape(op.join(sums, 1), win.channels, 1, *win.kernel)
-
-
 # Transposed convolution: the gradients of a convolution with input and output swapped.
 
 
@@ -346,7 +299,13 @@ def conv_transpose(ctx: Context) -> Cotangents:
     if ctx.needs(2):
         db = sum_per_channel(op, dy, ctx.rank(x))
     if windows.is_open(ctx, x) or windows.is_open(ctx, ctx.y()):
-        return [*_conv_transpose_on_open_plane(ctx), db]
+        groups, weight = ctx.int("group", 1), [ctx.size(w, axis) for axis in range(ctx.rank(w))]
+        on = windows.transposed_open_windows(ctx, weight[2:])
+        if ctx.needs(0):
+            dx = op.Conv(on.pad(dy), w, group=groups, strides=on.strides, dilations=on.dilations)
+        if ctx.needs(1):
+            dw = windows.weight_gradient(on, dy, x, groups, weight)
+        return [dx, dw, db]
     win = read_windows(ctx)
     if ctx.needs(0):
         dx = op.Conv(
@@ -358,24 +317,9 @@ def conv_transpose(ctx: Context) -> Cotangents:
     return [dx, dw, db]
 
 
-def _conv_transpose_on_open_plane(ctx: Context) -> tuple[ir.Value | None, ir.Value | None]:
-    """dX and dW where the size of the plane is known only when the model runs."""
-    op, x, w, dy, groups = ctx.op, ctx.x(), ctx.x(1), ctx.dy(), ctx.int("group", 1)
-    weight = [ctx.size(w, axis) for axis in range(ctx.rank(w))]
-    win = windows.transposed_open_windows(ctx, weight[2:])
-    dx = dw = None
-    if ctx.needs(0):
-        dx = op.Conv(win.pad(dy), w, group=groups, strides=win.strides, dilations=win.dilations)
-    if ctx.needs(1):
-        dw = windows.weight_gradient(win, dy, x, groups, weight)
-    return dx, dw
-
-
 def read_windows(ctx: Context) -> Windows:
-    """The windows of the convolution from Y [N, O, ...] to X [N, C, ...]; weight [C, O/G, ...].
-
-    After the last window there is only as much padding as it reads.
-    """
+    """The windows of the convolution from Y [N, O, ...] to X [N, C, ...]; weight [C, O/G, ...]."""
+    # After the last window there is only as much padding as it reads.
     x, w, y = ctx.x(), ctx.x(1), ctx.y()
     rank = ctx.rank(x) - 2
     axes = range(2, 2 + rank)
@@ -403,11 +347,9 @@ def read_windows(ctx: Context) -> Windows:
 
 @vjp("DeformConv", since=19)
 def deform_conv(ctx: Context) -> Cotangents:
-    """y[o, p] = b[o] + sum over c, k of w[o, c, k] m[k, p] x[c] at position (k, p).
-
-    Samples and offset groups together are the planes [N D, C / D, H, W] of
-    :mod:`odtpack.autodiff.sampling`; each has K P samples.
-    """
+    """y[o, p] = b[o] + sum over c, k of w[o, c, k] m[k, p] x[c] at position (k, p)."""
+    # Samples and offset groups together are the planes [N D, C / D, H, W] of
+    # :mod:`odtpack.autodiff.sampling`; each has K P samples.
     op, x, w, mask = ctx.op, ctx.x(), ctx.x(1), ctx.maybe_x(4)
     outer, inner, *kernel = (ctx.size(w, axis) for axis in range(ctx.rank(w)))
     if len(kernel) != 2:

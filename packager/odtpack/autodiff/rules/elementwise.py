@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -15,28 +15,10 @@ from odtpack.graph.ops import Ops
 
 # Piecewise constant, boolean or integer results: the derivative is zero or undefined.
 non_differentiable(
-    "And",
-    "Or",
-    "Xor",
-    "Not",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "IsInf",
-    "IsNaN",
-    "Sign",
-    "Ceil",
-    "Floor",
-    "Round",
-    "BitShift",
-    "BitwiseAnd",
-    "BitwiseNot",
-    "BitwiseOr",
-    "BitwiseXor",
-    "BitCast",
-)
+    "And", "Or", "Xor", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
+    "IsInf", "IsNaN", "Sign", "Ceil", "Floor", "Round", "BitShift", "BitwiseAnd", "BitwiseNot",
+    "BitwiseOr", "BitwiseXor", "BitCast", "Hardmax",
+)  # fmt: skip
 # Text in, or a number of things out.
 non_differentiable(
     "RegexFullMatch", "SequenceLength", "StringConcat", "StringNormalizer", "StringSplit",
@@ -46,11 +28,6 @@ non_differentiable("StopGradient", domain=INTERNAL_DOMAIN)
 
 
 # Arithmetic and elementary functions. ``dy`` is the cotangent of the output ``y``.
-
-
-@vjp("Identity")
-def identity(ctx: Context) -> Cotangents:
-    return ctx.dy()
 
 
 @vjp("Add", broadcasts=True)
@@ -125,10 +102,8 @@ def _power_slope(ctx: Context) -> ir.Value:
 
 @vjp("Mod", broadcasts=True)
 def mod(ctx: Context) -> Cotangents:
-    """With fmod=1 the quotient is rounded towards zero, and its slope is zero.
-
-    Where there is no remainder, as of a division by zero, nothing flows.
-    """
+    """With fmod=1 the quotient is rounded towards zero, and its slope is zero."""
+    # Where there is no remainder, as of a division by zero, nothing flows.
     op, a, b, dy = ctx.op, ctx.x(0), ctx.x(1), ctx.dy()
     if not ctx.needs(1):
         return [dy, None]
@@ -151,35 +126,37 @@ def cast(ctx: Context) -> Cotangents:
     return [ctx.op.cast(ctx.dy(), ctx.dtype(ctx.x())), None]
 
 
-@vjp("Neg")
-def neg(ctx: Context) -> Cotangents:
-    return ctx.op.Neg(ctx.dy())
+# The cotangent of x for y = f(x).
+_ELEMENTARY: dict[str, Callable[[Ops, ir.Value, ir.Value, ir.Value], ir.Value]] = {
+    "Abs": lambda op, x, y, dy: op.Mul(dy, op.Sign(x)),
+    "Acos": lambda op, x, y, dy: op.Neg(op.Div(dy, op.Sqrt(op.Sub(1, op.Mul(x, x))))),
+    "Acosh": lambda op, x, y, dy: op.Div(dy, op.Sqrt(op.Sub(op.Mul(x, x), 1))),
+    "Asin": lambda op, x, y, dy: op.Div(dy, op.Sqrt(op.Sub(1, op.Mul(x, x)))),
+    "Asinh": lambda op, x, y, dy: op.Div(dy, op.Sqrt(op.Add(op.Mul(x, x), 1))),
+    "Atan": lambda op, x, y, dy: op.Div(dy, op.Add(op.Mul(x, x), 1)),
+    "Atanh": lambda op, x, y, dy: op.Div(dy, op.Sub(1, op.Mul(x, x))),
+    "Cos": lambda op, x, y, dy: op.Neg(op.Mul(dy, op.Sin(x))),
+    "Cosh": lambda op, x, y, dy: op.Mul(dy, op.Sinh(x)),
+    "Exp": lambda op, x, y, dy: op.Mul(dy, y),
+    "Identity": lambda op, x, y, dy: dy,
+    "Log": lambda op, x, y, dy: op.Div(dy, x),
+    "Neg": lambda op, x, y, dy: op.Neg(dy),
+    "Reciprocal": lambda op, x, y, dy: op.Neg(op.Mul(dy, op.Mul(y, y))),
+    # Masks come from the output where they can: it is kept anyway.
+    "Relu": lambda op, x, y, dy: op.Mul(dy, op.heaviside(y)),
+    "Sigmoid": lambda op, x, y, dy: op.Mul(dy, op.Mul(y, op.Sub(1, y))),
+    "Sin": lambda op, x, y, dy: op.Mul(dy, op.Cos(x)),
+    "Sinh": lambda op, x, y, dy: op.Mul(dy, op.Cosh(x)),
+    "Softplus": lambda op, x, y, dy: op.Mul(dy, op.Sigmoid(x)),
+    "Sqrt": lambda op, x, y, dy: op.Div(op.Mul(dy, 0.5), y),
+    "Tan": lambda op, x, y, dy: op.Mul(dy, op.Add(op.Mul(y, y), 1)),
+    "Tanh": lambda op, x, y, dy: op.Mul(dy, op.Sub(1, op.Mul(y, y))),
+}
 
 
-@vjp("Abs")
-def absolute(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), ctx.op.Sign(ctx.x()))
-
-
-@vjp("Reciprocal")
-def reciprocal(ctx: Context) -> Cotangents:
-    op, y = ctx.op, ctx.y()
-    return op.Neg(op.Mul(ctx.dy(), op.Mul(y, y)))
-
-
-@vjp("Sqrt")
-def sqrt(ctx: Context) -> Cotangents:
-    return ctx.op.Div(ctx.op.Mul(ctx.dy(), 0.5), ctx.y())
-
-
-@vjp("Exp")
-def exp(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), ctx.y())
-
-
-@vjp("Log")
-def log(ctx: Context) -> Cotangents:
-    return ctx.op.Div(ctx.dy(), ctx.x())
+@vjp(*_ELEMENTARY)
+def elementary(ctx: Context) -> Cotangents:
+    return _ELEMENTARY[ctx.node.op_type](ctx.op, ctx.x(), ctx.y(), ctx.dy())
 
 
 @vjp("Erf")
@@ -190,78 +167,7 @@ def erf(ctx: Context) -> Cotangents:
     return op.Mul(op.Mul(ctx.dy(), 2 / math.sqrt(math.pi)), bell)
 
 
-@vjp("Sin")
-def sin(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), ctx.op.Cos(ctx.x()))
-
-
-@vjp("Cos")
-def cos(ctx: Context) -> Cotangents:
-    return ctx.op.Neg(ctx.op.Mul(ctx.dy(), ctx.op.Sin(ctx.x())))
-
-
-@vjp("Tan")
-def tan(ctx: Context) -> Cotangents:
-    op, y = ctx.op, ctx.y()
-    return op.Mul(ctx.dy(), op.Add(op.Mul(y, y), 1))
-
-
-@vjp("Sinh")
-def sinh(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), ctx.op.Cosh(ctx.x()))
-
-
-@vjp("Cosh")
-def cosh(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), ctx.op.Sinh(ctx.x()))
-
-
-@vjp("Tanh")
-def tanh(ctx: Context) -> Cotangents:
-    op, y = ctx.op, ctx.y()
-    return op.Mul(ctx.dy(), op.Sub(1, op.Mul(y, y)))
-
-
-@vjp("Asin", "Acos")
-def arc_sine(ctx: Context) -> Cotangents:
-    op, x = ctx.op, ctx.x()
-    dx = op.Div(ctx.dy(), op.Sqrt(op.Sub(1, op.Mul(x, x))))
-    return dx if ctx.node.op_type == "Asin" else op.Neg(dx)
-
-
-@vjp("Atan")
-def arc_tangent(ctx: Context) -> Cotangents:
-    op, x = ctx.op, ctx.x()
-    return op.Div(ctx.dy(), op.Add(op.Mul(x, x), 1))
-
-
-@vjp("Asinh")
-def area_sine(ctx: Context) -> Cotangents:
-    op, x = ctx.op, ctx.x()
-    return op.Div(ctx.dy(), op.Sqrt(op.Add(op.Mul(x, x), 1)))
-
-
-@vjp("Acosh")
-def area_cosine(ctx: Context) -> Cotangents:
-    op, x = ctx.op, ctx.x()
-    return op.Div(ctx.dy(), op.Sqrt(op.Sub(op.Mul(x, x), 1)))
-
-
-@vjp("Atanh")
-def area_tangent(ctx: Context) -> Cotangents:
-    op, x = ctx.op, ctx.x()
-    return op.Div(ctx.dy(), op.Sub(1, op.Mul(x, x)))
-
-
-non_differentiable("Hardmax")
-
-
-# Activations and softmax. Masks come from the output where they can: it is kept anyway.
-
-
-@vjp("Relu")
-def relu(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), ctx.op.heaviside(ctx.y()))
+# Activations and softmax.
 
 
 @vjp("LeakyRelu")
@@ -305,10 +211,8 @@ _Bound = tuple[ir.Value, np.ndarray | None]
 
 
 def _between(op: Ops, y: ir.Value, low: _Bound, high: _Bound) -> ir.Value:
-    """1 where ``y`` lies between both bounds, else 0.
-
-    Masks of one byte an element are a quarter of the memory traffic of two :func:`_inside`.
-    """
+    """1 where ``y`` lies between both bounds, else 0."""
+    # Masks of one byte an element are a quarter of the memory traffic of two :func:`_inside`.
     bound, known = low
     positive = known is not None and known.item() == 0  # for y is not below the bound
     above = op.cast(y, ir.DataType.BOOL) if positive else op.Greater(y, bound)
@@ -316,10 +220,8 @@ def _between(op: Ops, y: ir.Value, low: _Bound, high: _Bound) -> ir.Value:
 
 
 def _inside(op: Ops, y: ir.Value, bound: ir.Value, known: np.ndarray | None, sign: int) -> ir.Value:
-    """1 where ``y`` is on the inner side of one bound (``sign`` 1: above it), else 0.
-
-    A HardSigmoid whose slope is a power of two is exact and takes a single pass.
-    """
+    """1 where ``y`` is on the inner side of one bound (``sign`` 1: above it), else 0."""
+    # A HardSigmoid whose slope is a power of two is exact and takes a single pass.
     if known is not None and y.dtype == ir.DataType.FLOAT:
         value = float(known.reshape(-1)[0])
         _, exponent = math.frexp(value)
@@ -331,10 +233,8 @@ def _inside(op: Ops, y: ir.Value, bound: ir.Value, known: np.ndarray | None, sig
 
 
 def _clip_bound(ctx: Context, index: int) -> ir.Value | None:
-    """A bound receives the cotangents of the elements that it holds.
-
-    The output is min(max(x, low), high): where the bounds cross, the upper one holds them all.
-    """
+    """A bound receives the cotangents of the elements that it holds."""
+    # The output is min(max(x, low), high): where the bounds cross, the upper one holds them all.
     if not ctx.needs(index):
         return None
     op, x, low, high = ctx.op, ctx.x(), ctx.maybe_x(1), ctx.maybe_x(2)
@@ -354,12 +254,6 @@ def prelu(ctx: Context) -> Cotangents:
         op.Mul(dy, op.Where(op.Greater(x, 0), 1, ctx.x(1))) if ctx.needs(0) else None,
         op.Mul(dy, op.Min(x, 0)) if ctx.needs(1) else None,
     ]
-
-
-@vjp("Sigmoid")
-def sigmoid(ctx: Context) -> Cotangents:
-    op, y = ctx.op, ctx.y()
-    return op.Mul(ctx.dy(), op.Mul(y, op.Sub(1, y)))
 
 
 @vjp("HardSigmoid")
@@ -385,11 +279,6 @@ def selu(ctx: Context) -> Cotangents:
     gamma = ctx.float("gamma", 1.0507010221481323)
     below = op.Add(ctx.y(), alpha * gamma)
     return op.Mul(ctx.dy(), op.Where(op.Greater(ctx.x(), 0), gamma, below))
-
-
-@vjp("Softplus")
-def softplus(ctx: Context) -> Cotangents:
-    return ctx.op.Mul(ctx.dy(), ctx.op.Sigmoid(ctx.x()))
 
 
 @vjp("Softsign")
@@ -439,44 +328,30 @@ def _half_plus_half(op: Ops, value: ir.Value) -> ir.Value:
     return op.Add(op.Mul(value, 0.5), 0.5)
 
 
-@vjp("Softmax", since=13)
-def softmax(ctx: Context) -> Cotangents:
-    """dx = y (dy - sum(y dy))."""
-    return _softmax(ctx, [ctx.axis(default=-1)])
-
-
-@vjp("LogSoftmax", since=13)
-def log_softmax(ctx: Context) -> Cotangents:
-    """dx = dy - exp(y) sum(dy)."""
-    return _log_softmax(ctx, [ctx.axis(default=-1)])
-
-
-@vjp("Softmax", since=1)
-def softmax_flat(ctx: Context) -> Cotangents:
-    """Before opset 13 all axes from ``axis`` on are one."""
-    return _softmax(ctx, range(ctx.axis(default=1), ctx.rank(ctx.y())))
-
-
-def _softmax(ctx: Context, axes: Sequence[int]) -> ir.Value:
-    op, y, dy = ctx.op, _kept(ctx, ctx.y()), ctx.dy()
-    return op.Mul(y, op.Sub(dy, op.reduce_sum(op.Mul(y, dy), axes)))
+def _softmax_axes(ctx: Context) -> Sequence[int]:
+    """The axes of a distribution: one, or before opset 13 all from ``axis`` on."""
+    if ctx.op.opset >= 13:
+        return [ctx.axis(default=-1)]
+    return range(ctx.axis(default=1), ctx.rank(ctx.y()))
 
 
 def _kept(ctx: Context, y: ir.Value) -> ir.Value:
-    """``y``, with zeros for the NaN of rows that the model discards.
-
-    A row whose scores are all masked with -inf is NaN, and its cotangent is zero.
-    """
+    """``y``, with zeros for the NaN of rows that the model discards."""
+    # A row whose scores are all masked with -inf is NaN, and its cotangent is zero.
     return ctx.op.Where(ctx.op.IsNaN(y), 0, y) if ctx.discarded else y
 
 
-@vjp("LogSoftmax", since=1)
-def log_softmax_flat(ctx: Context) -> Cotangents:
-    return _log_softmax(ctx, range(ctx.axis(default=1), ctx.rank(ctx.y())))
+@vjp("Softmax")
+def softmax(ctx: Context) -> Cotangents:
+    """dx = y (dy - sum(y dy))."""
+    op, axes, y, dy = ctx.op, _softmax_axes(ctx), _kept(ctx, ctx.y()), ctx.dy()
+    return op.Mul(y, op.Sub(dy, op.reduce_sum(op.Mul(y, dy), axes)))
 
 
-def _log_softmax(ctx: Context, axes: Sequence[int]) -> ir.Value:
-    op, dy = ctx.op, ctx.dy()
+@vjp("LogSoftmax")
+def log_softmax(ctx: Context) -> Cotangents:
+    """dx = dy - exp(y) sum(dy)."""
+    op, axes, dy = ctx.op, _softmax_axes(ctx), ctx.dy()
     return op.Sub(dy, op.Mul(_kept(ctx, op.Exp(ctx.y())), op.reduce_sum(dy, axes)))
 
 

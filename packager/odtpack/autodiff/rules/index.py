@@ -137,12 +137,9 @@ def gather_nd(ctx: Context) -> Cotangents:
 
 
 def row_numbers(ctx: Context, batch: int = 0) -> tuple[ir.Value, ir.Value | int]:
-    """Number the rows that index tuples (input 1) mean in a table (input 0) of rows.
-
-    Returns:
-        The number of each tuple's row, of the shape of the tuples; the length of a row, a
-        number or an INT64 vector of one element. A row is what a tuple leaves open.
-    """
+    """Number the rows that index tuples (input 1) mean in a table (input 0) of rows."""
+    # Returns the number of each tuple's row, of the shape of the tuples; the length of a row, a
+    # number or an INT64 vector of one element. A row is what a tuple leaves open.
     op, x, depth = ctx.op, ctx.x(), ctx.dims(ctx.x(1))[-1]
     if not isinstance(depth, int):
         raise ctx.unsupported("the length of its index tuples is known only when the model runs")
@@ -249,7 +246,11 @@ def scatter(ctx: Context) -> Cotangents:
     op, data, indices, updates, dy = ctx.op, ctx.x(0), ctx.x(1), ctx.x(2), ctx.dy()
     reduction, elements = ctx.string("reduction", "none"), ctx.node.op_type == "ScatterElements"
     if reduction in ("mul", "max", "min"):
-        return _reduced_elements(ctx, reduction) if elements else _reduced_rows(ctx, reduction)
+        given = (data, indices, updates, ctx.y(), dy)
+        if not elements:
+            return _reduced_rows(ctx, *given)
+        ddata, dupdates = _reduced(ctx, _Written(op, *given, ctx.axis()))
+        return [ddata, None, dupdates]
     axis: dict[str, Any] = {"axis": ctx.axis()} if elements else {}
     ddata = dupdates = None
     if ctx.needs(0) and reduction == "add":
@@ -287,37 +288,41 @@ class _Written:
         return self.op.GatherElements(value, self.indices, axis=self.axis)
 
 
-def _reduced_elements(ctx: Context, reduction: str) -> Cotangents:
-    values = (ctx.x(0), ctx.x(1), ctx.x(2), ctx.y(), ctx.dy())
-    ddata, dupdates = _reduced(ctx, reduction, _Written(ctx.op, *values, ctx.axis()))
-    return [ddata, None, dupdates]
-
-
-def _reduced_rows(ctx: Context, reduction: str) -> Cotangents:
+def _reduced_rows(
+    ctx: Context,
+    data: ir.Value,
+    _: ir.Value,
+    updates: ir.Value,
+    y: ir.Value,
+    dy: ir.Value,
+) -> Cotangents:
     """ScatterND writes whole rows: the same with data and updates as tables of rows."""
     op, (numbers, width) = ctx.op, row_numbers(ctx)
-    data, updates, y, dy = (
-        as_rows(op, value, width) for value in (ctx.x(0), ctx.x(2), ctx.y(), ctx.dy())
-    )
-    indices = op.Expand(op.reshape(numbers, -1, 1), op.Shape(updates))
-    found = _reduced(ctx, reduction, _Written(op, data, indices, updates, y, dy, 0))
+    table, rows, y, dy = (as_rows(op, value, width) for value in (data, updates, y, dy))
+    indices = op.Expand(op.reshape(numbers, -1, 1), op.Shape(rows))
+    found = _reduced(ctx, _Written(op, table, indices, rows, y, dy, 0))
     ddata, dupdates = (
         None if value is None else op.reshape_like(value, like)
-        for value, like in zip(found, (ctx.x(0), ctx.x(2)), strict=True)
+        for value, like in zip(found, (data, updates), strict=True)
     )
     return [ddata, None, dupdates]
 
 
-def _reduced(ctx: Context, reduction: str, written: _Written) -> Parts:
-    return _product(ctx, written) if reduction == "mul" else _extremum(ctx, written)
+def _reduced(ctx: Context, written: _Written) -> Parts:
+    """An extremum is shared by all that attain it; a product see below."""
+    if ctx.string("reduction", "none") == "mul":
+        return _product(ctx, written)
+    op, dtype = written.op, ctx.dtype(written.data)
+    kept = op.cast(op.Equal(written.data, written.y), dtype)
+    hits = op.cast(op.Equal(written.updates, written.read(written.y)), dtype)
+    share = op.Div(written.dy, op.Add(kept, written.collect(hits, "add")))
+    return op.Mul(kept, share), op.Mul(hits, written.read(share))
 
 
 def _product(ctx: Context, written: _Written) -> Parts:
-    """The slope of a factor is the product of the others.
-
-    Where a factor u is zero, that is not y / u: so zeros are counted, and left out of the
-    product. A slope is zero if another factor than its own is.
-    """
+    """The slope of a factor is the product of the others."""
+    # Where a factor u is zero, that is not y / u: so zeros are counted, and left out of the
+    # product. A slope is zero if another factor than its own is.
     op, updates = written.op, written.updates
     ddata = dupdates = None
     if ctx.needs(0):
@@ -330,14 +335,6 @@ def _product(ctx: Context, written: _Written) -> Parts:
         slope = op.Div(written.read(weighted), factors)
         dupdates = op.Where(op.Equal(others, 0), slope, 0)
     return ddata, dupdates
-
-
-def _extremum(ctx: Context, written: _Written) -> Parts:
-    op, dtype = written.op, ctx.dtype(written.data)
-    kept = op.cast(op.Equal(written.data, written.y), dtype)
-    hits = op.cast(op.Equal(written.updates, written.read(written.y)), dtype)
-    share = op.Div(written.dy, op.Add(kept, written.collect(hits, "add")))
-    return op.Mul(kept, share), op.Mul(hits, written.read(share))
 
 
 @vjp("TensorScatter", since=24)

@@ -51,10 +51,8 @@ def matmul(ctx: Context) -> Cotangents:
 
 
 def _shared_weight(ctx: Context, rows: int, columns: int) -> Cotangents:
-    """The right operand is a matrix: one product over all rows, not one for each sample.
-
-    Gemm transposes as it reads, so that no transposed copy is made.
-    """
+    """The right operand is a matrix: one product over all rows, not one for each sample."""
+    # Gemm transposes as it reads, so that no transposed copy is made.
     op, a, b, dy = ctx.op, ctx.x(0), ctx.x(1), ctx.dy()
     da = db = None
     matrix = ctx.rank(a) == 2
@@ -126,7 +124,13 @@ def _operand(ctx: Context, terms: list[str], output: str, i: int) -> ir.Value:
     sizes = dict(zip(terms[i], dims, strict=True))
     others = [j for j in range(len(terms)) if j != i]
     given = [output, *(terms[j] for j in others)]
-    long = _long_labels(ctx, terms, output, i)
+    # Labels along which the result, or an operand other than this one, is longer than 1.
+    long = {
+        label
+        for j, term in enumerate(terms)
+        for label, dim in zip(term, ctx.dims(ctx.x(j)), strict=True)
+        if dim != 1 and (j != i or label in output)
+    }
     # A label of length 1 here and longer elsewhere is summed over, and put back as a 1.
     one = {label for label in terms[i] if sizes[label] == 1 and label in long}
     kept = [label for label in dict.fromkeys(terms[i]) if label in "".join(given)]
@@ -141,11 +145,18 @@ def _operand(ctx: Context, terms: list[str], output: str, i: int) -> ir.Value:
             continue
         twin = next(spare)
         given.append(label + twin)
-        factors.append(_identity(ctx, x, axis))
+        size, dtype = dims[axis], ctx.dtype(x)
+        if isinstance(size, int):
+            identity = op.constant(np.eye(size, dtype=dtype.numpy()))
+        else:
+            length = op.slice(op.Shape(x), [0], [axis], [axis + 1])
+            identity = op.EyeLike(op.zeros(op.Concat(length, length, axis=0), dtype))
+        factors.append(identity)
         result.append(twin)
         if label not in kept:  # the identity says where the diagonal is
             kept.append(label)
-            result.insert(_place(terms[i], kept, label), label)
+            before = terms[i][: terms[i].index(label)]
+            result.insert(sum(other in kept for other in before), label)
     equation = f"{','.join(given)}->{''.join(result)}"
     dx = op.Einsum(ctx.dy(), *factors, equation=equation)
     first = {label: terms[i].index(label) for label in terms[i]}
@@ -156,30 +167,6 @@ def _operand(ctx: Context, terms: list[str], output: str, i: int) -> ir.Value:
     # Where all other operands have length 1 along a label, so has the product.
     narrow = any(label not in output and label not in long for label in kept)
     return op.Expand(dx, op.shape_of(x)) if stretched or narrow else dx
-
-
-def _place(term: str, kept: list[str], label: str) -> int:
-    """How many of the kept labels stand before the first of ``label``."""
-    return sum(other in kept for other in term[: term.index(label)])
-
-
-def _long_labels(ctx: Context, terms: list[str], output: str, i: int) -> set[str]:
-    """Labels along which the result, or an operand other than ``i``, is longer than 1."""
-    return {
-        label
-        for j, term in enumerate(terms)
-        for label, dim in zip(term, ctx.dims(ctx.x(j)), strict=True)
-        if dim != 1 and (j != i or label in output)
-    }
-
-
-def _identity(ctx: Context, x: ir.Value, axis: int) -> ir.Value:
-    """The identity matrix of the size of an axis."""
-    op, dtype, size = ctx.op, ctx.dtype(x), ctx.dims(x)[axis]
-    if isinstance(size, int):
-        return op.constant(np.eye(size, dtype=dtype.numpy()))
-    length = op.slice(op.Shape(x), [0], [axis], [axis + 1])
-    return op.EyeLike(op.zeros(op.Concat(length, length, axis=0), dtype))
 
 
 def _terms(ctx: Context) -> list[str]:
@@ -205,10 +192,8 @@ def _terms(ctx: Context) -> list[str]:
 
 @vjp("Det", since=11)
 def det(ctx: Context) -> Cotangents:
-    """The slope is the matrix of cofactors, signed determinants without one row and column.
-
-    ONNX has no inverse; and unlike y X^-T, cofactors are right for a singular matrix, too.
-    """
+    """The slope is the matrix of cofactors, signed determinants without one row and column."""
+    # ONNX has no inverse; and unlike y X^-T, cofactors are right for a singular matrix, too.
     op, x, rank = ctx.op, ctx.x(), ctx.rank(ctx.x())
     size = ctx.size(x, rank - 1)
     dy = op.unsqueeze(ctx.dy(), rank - 2, rank - 1)

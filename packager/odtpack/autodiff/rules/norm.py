@@ -82,10 +82,8 @@ def per_channel(op: Ops, value: ir.Value, rank: int) -> ir.Value:
 
 
 def sum_per_channel(op: Ops, value: ir.Value, rank: int) -> ir.Value:
-    """Sum [N, C, ...] to [C]: over space first, then over samples.
-
-    Two short sums lose less to rounding than a long one, and run no slower.
-    """
+    """Sum [N, C, ...] to [C]: over space first, then over samples."""
+    # Two short sums lose less to rounding than a long one, and run no slower.
     if rank > 2:
         value = op.reduce_sum(value, range(2, rank), keepdims=False)
     return op.reduce_sum(value, [0], keepdims=False)
@@ -93,11 +91,9 @@ def sum_per_channel(op: Ops, value: ir.Value, rank: int) -> ir.Value:
 
 @vjp("BatchNormalization", since=9)
 def frozen_batch_normalization(ctx: Context) -> Cotangents:
-    """Inference mode: the statistics are constants, the node is affine for each channel.
-
-    Training mode never arrives here: passes.batch_norm replaces it first. Scale and
-    statistics of a float16 input may be float32, and the sums are too.
-    """
+    """Inference mode: the statistics are constants, the node is affine for each channel."""
+    # Training mode never arrives here: passes.batch_norm replaces it first. Scale and statistics of
+    # a float16 input may be float32, and the sums are too.
     op, wide = ctx.op, wider(ctx.dtype(ctx.x()))
     x, scale, mean, variance = (op.cast(ctx.x(i), wide) for i in (0, 1, 3, 4))
     dy, rank = op.cast(ctx.dy(), wide), ctx.rank(ctx.x())
@@ -130,20 +126,11 @@ def as_inputs(ctx: Context, *cotangents: ir.Value | None) -> list[ir.Value | Non
     ]
 
 
-def affine(op: Ops, x: ir.Value, gain: ir.Value, shift: ir.Value, channels: int) -> ir.Value:
-    """x [N, C, ...] * gain [C] + shift [C] in one pass, by an inference-mode normalization."""
-    dtype = (x.dtype or ir.DataType.FLOAT).numpy()
-    mean, variance = op.constant(np.zeros(channels, dtype)), op.constant(np.ones(channels, dtype))
-    return op.BatchNormalization(x, gain, shift, mean, variance, epsilon=0.0)
-
-
 @vjp("BatchNormTraining", domain=INTERNAL_DOMAIN)
 def batch_norm_training(ctx: Context) -> Cotangents:
-    """Inputs x, scale, bias, running mean and variance; outputs y, ..., mean, inv_std, count.
-
-    With g = scale inv_std and a bar for means over samples and space,
-    dx = g dy - (g dy_bar + g inv_std^2 (dy (x - mean))_bar (x - mean)).
-    """
+    """Inputs x, scale, bias, running mean and variance; outputs y, ..., mean, inv_std, count."""
+    # With g = scale inv_std and a bar for means over samples and space, dx = g dy - (g dy_bar + g
+    # inv_std^2 (dy (x - mean))_bar (x - mean)).
     op, wide, rank = ctx.op, wider(ctx.dtype(ctx.x())), ctx.rank(ctx.x())
     x, dy = op.cast(ctx.x(), wide), op.cast(ctx.dy(), wide)
     mean, inv_std = ctx.y(3), ctx.y(4)  # [C], wide
@@ -157,7 +144,10 @@ def batch_norm_training(ctx: Context) -> Cotangents:
         gain = op.Mul(op.cast(ctx.x(1), wide), inv_std)
         share = op.Div(gain, ctx.y(5))
         slope = op.Mul(op.Mul(share, inv_std), dscale)
-        along = affine(op, centered, slope, op.Mul(share, dbias), channels)
+        shift = op.Mul(share, dbias)
+        # centered * slope + shift in one pass, by an inference-mode normalization.
+        zeros, ones = (op.constant(f(channels, wide.numpy())) for f in (np.zeros, np.ones))
+        along = op.BatchNormalization(centered, slope, shift, zeros, ones, epsilon=0.0)
         dx = op.Sub(op.Mul(dy, per_channel(op, gain, rank)), along)
     return as_inputs(ctx, dx, dscale, dbias)
 
@@ -237,11 +227,9 @@ def dequantize_linear(ctx: Context) -> Cotangents:
 
 @vjp("FakeQuant", domain=INTERNAL_DOMAIN)
 def fake_quant(ctx: Context) -> Cotangents:
-    """y = s clip(round(x / s), low, high), whose bounds are those of the type less zero point.
-
-    dx = dy inside the bounds. ds = dy (y - x) / s inside, dy y / s outside: the learned step
-    size quantization of Esser et al., 2020.
-    """
+    """y = s clip(round(x / s), low, high), whose bounds are those of the type less zero point."""
+    # dx = dy inside the bounds. ds = dy (y - x) / s inside, dy y / s outside: the learned step size
+    # quantization of Esser et al., 2020.
     op, x, scale, y, dy = ctx.op, ctx.x(), ctx.x(1), ctx.y(), ctx.dy()
     spread, collect = _blocks(ctx, scale)
     wide, zero = spread(scale), ctx.maybe_x(2)
@@ -260,11 +248,9 @@ def fake_quant(ctx: Context) -> Cotangents:
 
 
 def _blocks(ctx: Context, scale: ir.Value) -> tuple[Spread, Spread]:
-    """How scales reach the elements, and how the elements' cotangents reach the scales.
-
-    A scale is one for all, one for each slice along an axis, or one for each block of
-    ``block_size`` elements along it.
-    """
+    """How scales reach the elements, and how the elements' cotangents reach the scales."""
+    # A scale is one for all, one for each slice along an axis, or one for each block of
+    # ``block_size`` elements along it.
     op, x, scales = ctx.op, ctx.x(), ctx.dims(scale)
     rank = ctx.rank(x)
     if scales in ((), (1,)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ import onnx_ir as ir
 from odtpack.autodiff import windows
 from odtpack.autodiff.backward import add_at
 from odtpack.autodiff.context import Context, Cotangents, vjp
-from odtpack.autodiff.sampling import length
+from odtpack.autodiff.sampling import length, numbers
 from odtpack.autodiff.windows import (
     Windows,
     check_lengths,
@@ -31,12 +32,10 @@ _ADDING_SINCE = 16  # ScatterElements
 
 @vjp("MaxPool", since=8)
 def max_pool(ctx: Context) -> Cotangents:
-    """Compare the output with each tap of the input; MaxPool's own indices are slow.
-
-    Asking the kernel for its indices output makes it 25 times slower than without, on
-    all platforms that have a vectorized MaxPool. But the nodes for the taps of a large window
-    take longer than that.
-    """
+    """Compare the output with each tap of the input; MaxPool's own indices are slow."""
+    # Asking the kernel for its indices output makes it 25 times slower than without, on all
+    # platforms that have a vectorized MaxPool. But the nodes for the taps of a large window take
+    # longer than that.
     kernel = ctx.ints("kernel_shape", ())
     if math.prod(kernel) > MANY_TAPS and ctx.op.opset >= _ADDING_SINCE:
         return _scatter_by_index(ctx)
@@ -56,11 +55,9 @@ def max_pool(ctx: Context) -> Cotangents:
 
 
 def _unpool(ctx: Context, win: Windows) -> ir.Value:
-    """Windows that tile the plane: find each maximum's position, then MaxUnpool.
-
-    The positions are found in the forward pass, after the pool, so that they and not the
-    pool's input, several times their size, wait in memory for the backward pass.
-    """
+    """Windows that tile the plane: find each maximum's position, then MaxUnpool."""
+    # The positions are found in the forward pass, after the pool, so that they and not the pool's
+    # input, several times their size, wait in memory for the backward pass.
     op, x, y = ctx.op, ctx.x(), ctx.y()
     plane = math.prod(win.size)
     readers = list(y.consumers())
@@ -80,12 +77,10 @@ def _unpool(ctx: Context, win: Windows) -> ir.Value:
 
 
 def _first_maximum(op: Ops, win: Windows, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Elements from each window's first maximum to the end of the plane, as float32.
-
-    Every element that equals its window's maximum gets that number, all others 0; the first
-    of a window has the largest, which one more pool finds. A window without any, which holds
-    NaN, takes the last element of the plane.
-    """
+    """Elements from each window's first maximum to the end of the plane, as float32."""
+    # Every element that equals its window's maximum gets that number, all others 0; the first of a
+    # window has the largest, which one more pool finds. A window without any, which holds NaN,
+    # takes the last element of the plane.
     scales = op.constant(np.array([1, 1, *win.strides], np.float32))
     region = None if op.opset >= 13 else op.constant(np.empty(0, np.float32))
     peaks = op.Resize(
@@ -99,11 +94,9 @@ def _first_maximum(op: Ops, win: Windows, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def _scatter_by_index(ctx: Context) -> ir.Value:
-    """Windows of any size: add each cotangent up at the index that the kernel reports.
-
-    A window that sees only padding or minus infinity reports none, and its maximum is the
-    lowest number.
-    """
+    """Windows of any size: add each cotangent up at the index that the kernel reports."""
+    # A window that sees only padding or minus infinity reports none, and its maximum is the lowest
+    # number.
     op, x, y, dy = ctx.op, ctx.x(), ctx.y(), ctx.dy()
     check_lengths(ctx, len(ctx.ints("kernel_shape", ())), ctx.rank(x) - 2)
     if ctx.int("storage_order", 0):  # which only says how indices count
@@ -178,10 +171,7 @@ def counts(ctx: Context, win: Windows) -> np.ndarray:
         starts = np.arange(win.out[axis]) * win.strides[axis] - win.before[axis]
         taps = starts[:, None] + np.arange(win.kernel[axis]) * win.dilations[axis]
         axes.append(((taps >= low) & (taps < high)).sum(1))
-    product = axes[0]
-    for more in axes[1:]:
-        product = product[..., None] * more
-    return np.asarray(product, np.float64)
+    return np.asarray(functools.reduce(np.multiply.outer, axes), np.float64)
 
 
 @vjp("GlobalAveragePool")
@@ -249,11 +239,9 @@ def _share(ctx: Context) -> ir.Value:
 
 @vjp("MaxUnpool", since=9)
 def max_unpool(ctx: Context) -> Cotangents:
-    """Each element reads the cotangent of where it was put, as in PyTorch.
-
-    Overlapping windows put the same maximum to the same place more than once; each of them
-    then receives the whole cotangent.
-    """
+    """Each element reads the cotangent of where it was put, as in PyTorch."""
+    # Overlapping windows put the same maximum to the same place more than once; each of them then
+    # receives the whole cotangent.
     op = ctx.op
     return [op.Gather(op.reshape(ctx.dy(), -1), ctx.x(1), axis=0), None, None]
 
@@ -280,10 +268,8 @@ _REDUCTION_SINCE = 16  # opset from which ScatterElements adds
 
 @vjp("RoiAlign", since=10)
 def roi_align(ctx: Context) -> Cotangents:
-    """The mean or maximum over a grid of linearly interpolated samples in each bin.
-
-    Symbols: R regions, C channels, bins P along an axis, S samples in a bin along an axis.
-    """
+    """The mean or maximum over a grid of linearly interpolated samples in each bin."""
+    # Symbols: R regions, C channels, bins P along an axis, S samples in a bin along an axis.
     mode = ctx.string("mode", "avg")
     if mode not in ("avg", "max"):
         raise ctx.unsupported(f"mode {mode!r}")
@@ -293,16 +279,9 @@ def roi_align(ctx: Context) -> Cotangents:
 
 
 class _Samples:
-    """Where the samples lie along one axis.
+    """Where the samples lie along one axis."""
 
-    Attributes:
-        bins: Number P of bins.
-        size: INT64 [1]: length of the plane.
-        at: Positions [R, P, S], within the plane.
-        inside: One for each sample that counts, else 0: [R, P, S].
-        taken: Where there are fewer samples than S, which those are: BOOL [R, 1, S], else None.
-        share: One by the number of samples in a bin: a number or [R, 1, 1].
-    """
+    # bins: Number P of bins. size: INT64 [1]: length of the plane.
 
     def __init__(self, ctx: Context, axis: int, bins: int) -> None:
         op, rois, dtype = ctx.op, ctx.x(1), ctx.dtype(ctx.x())
@@ -315,7 +294,9 @@ class _Samples:
         extent = op.Sub(end, start) if half else op.Max(op.Sub(end, start), 1.0)
         step = op.unsqueeze(op.Mul(extent, 1 / bins), 2)  # [R, 1, 1]
         each = ctx.int("sampling_ratio", 0)
+        # Where there are fewer samples than S, which those are: BOOL [R, 1, S], else None.
         self.taken: ir.Value | None = None
+        # One by the number of samples in a bin: a number or [R, 1, 1].
         self.share: ir.Value | float = 1 / each if each > 0 else 0.0
         if each > 0:
             offset = op.constant(((np.arange(each) + 0.5) / each).astype(dtype.numpy()))
@@ -332,13 +313,13 @@ class _Samples:
         self.bins, self.size = bins, length(op, ctx.x(), 2 + axis)
         last = op.Sub(op.cast(self.size, dtype), 1.0)
         near = op.Not(op.Or(op.Less(at, -1.0), op.Greater(at, op.Add(last, 1.0))))
-        self.inside = op.cast(near, dtype)
-        self.at = op.Min(op.Max(at, 0.0), last)
+        self.inside = op.cast(near, dtype)  # one for each sample that counts, else 0: [R, P, S]
+        self.at = op.Min(op.Max(at, 0.0), last)  # positions [R, P, S], within the plane
 
     def matrix(self, op: Ops) -> ir.Value:
         """[R, P, size]: how much of each element the mean over a bin's samples holds."""
         dtype = self.at.dtype or ir.DataType.FLOAT
-        elements = _numbers(op, self.size, dtype)
+        elements = numbers(op, self.size, dtype)
         distance = op.Abs(op.Sub(op.unsqueeze(self.at, 3), elements))
         weight = op.Mul(op.Max(op.Sub(1.0, distance), 0.0), op.unsqueeze(self.inside, 3))
         if self.taken is not None:
@@ -356,22 +337,14 @@ class _Samples:
         return index, op.Mul(weight, op.Concat(self.inside, self.inside, axis=2))
 
 
-def _numbers(op: Ops, count: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """0, 1, ... below ``count`` [1]."""
-    zero, one = (op.constant(np.int64(value)) for value in (0, 1))
-    return op.cast(op.Range(zero, op.squeeze(count, 0), one), dtype)
-
-
 def _mean(ctx: Context, rows: _Samples, columns: _Samples) -> ir.Value:
-    """y[r] = A_r x[batch r] B_r^T, so dx[n] = sum over the r of n of A_r^T dy[r] B_r.
-
-    The sum over regions and bins is one product of a matrix [N H, R P], which holds A_r
-    for the sample that region r lies in, with the rest.
-    """
+    """y[r] = A_r x[batch r] B_r^T, so dx[n] = sum over the r of n of A_r^T dy[r] B_r."""
+    # The sum over regions and bins is one product of a matrix [N H, R P], which holds A_r for the
+    # sample that region r lies in, with the rest.
     op, x, dy, dtype = ctx.op, ctx.x(), ctx.dy(), ctx.dtype(ctx.x())
     samples = length(op, x, 0)
     batch = op.unsqueeze(op.cast(ctx.x(2), ir.DataType.INT64), 1)
-    mine = op.Equal(batch, _numbers(op, samples, ir.DataType.INT64))  # [R, N]
+    mine = op.Equal(batch, numbers(op, samples, ir.DataType.INT64))  # [R, N]
     mine = op.unsqueeze(op.transpose(op.cast(mine, dtype), 1, 0), 1, 3)  # [N, 1, R, 1]
     left = op.unsqueeze(op.transpose(rows.matrix(op), 2, 0, 1), 0)  # [1, H, R, P]
     height, width = rows.size, columns.size
@@ -427,7 +400,7 @@ def _put(ctx: Context, place: ir.Value, updates: ir.Value, batch: ir.Value) -> i
     channels = length(op, x, 1)
     plane = op.Mul(length(op, x, 2), length(op, x, 3))
     first = op.Mul(op.reshape(op.cast(batch, ir.DataType.INT64), -1, 1), channels)
-    number = op.Add(first, _numbers(op, channels, ir.DataType.INT64))  # [R, C]
+    number = op.Add(first, numbers(op, channels, ir.DataType.INT64))  # [R, C]
     flat = op.Add(place, op.unsqueeze(op.Mul(number, plane), 2))
     size = op.Mul(op.Mul(length(op, x, 0), channels), plane)
     summed = add_at(op, size, op.reshape(flat, -1), op.reshape(updates, -1))
@@ -467,6 +440,6 @@ def _covered(ctx: Context, axis: int, bins: int) -> ir.Value:
     first = op.constant(np.arange(bins, dtype=dtype.numpy()).reshape(1, bins))
     low = op.Add(start, op.Floor(op.Mul(step, first)))
     high = op.Add(start, op.Ceil(op.Mul(step, op.Add(first, 1.0))))
-    element = _numbers(op, length(op, ctx.x(), 2 + axis), dtype)
+    element = numbers(op, length(op, ctx.x(), 2 + axis), dtype)
     low, high = op.unsqueeze(low, 2), op.unsqueeze(high, 2)
     return op.And(op.Not(op.Less(element, low)), op.Less(element, high))

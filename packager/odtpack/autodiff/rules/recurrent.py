@@ -33,35 +33,23 @@ _LOWER = {name.lower() for name in _NAMES}
 
 @dataclasses.dataclass(frozen=True)
 class GateFunction:
-    """y = f(a), where a is clipped first.
+    """y = f(a), where a is clipped first."""
 
-    Attributes:
-        name: Name in lower case.
-        alpha: First parameter.
-        beta: Second parameter.
-        clip: Bound on the absolute value of a; None without one.
-    """
-
-    name: str
-    alpha: float = 0.0
-    beta: float = 0.0
-    clip: float | None = None
+    name: str  # name in lower case
+    alpha: float = 0.0  # first parameter
+    beta: float = 0.0  # second parameter
+    clip: float | None = None  # bound on the absolute value of a; None without one
 
     def value(self, op: Ops, a: ir.Value) -> ir.Value:
         """The function of ``a``, which is clipped first."""
-        return _VALUES[self.name](op, self._clipped(op, a), self)
+        return _FUNCTIONS[self.name][0](op, self._clipped(op, a), self)
 
     def slope(self, op: Ops, a: ir.Value | None, y: ir.Value) -> ir.Value:
-        """The derivative at ``a``, where y = f(a); zero where ``a`` is clipped.
-
-        Args:
-            op: Writer.
-            a: Input of the function; may be None if :attr:`slope_needs_input` is False.
-            y: Its output.
-        """
+        """The derivative at ``a``, where y = f(a); zero where ``a`` is clipped."""
+        # a: Input of the function; may be None if :attr:`slope_needs_input` is False.
         if a is None:
-            return _SLOPES[self.name](op, y, y, self)
-        slope = _SLOPES[self.name](op, self._clipped(op, a), y, self)
+            return _FUNCTIONS[self.name][1](op, y, y, self)
+        slope = _FUNCTIONS[self.name][1](op, self._clipped(op, a), y, self)
         if self.clip is None:
             return slope
         return op.Mul(slope, op.heaviside(op.Sub(self.clip, op.Abs(a))))
@@ -76,66 +64,59 @@ class GateFunction:
         return a if self.clip is None else op.Clip(a, -self.clip, self.clip)
 
 
-_Slope = Callable[[Ops, ir.Value, ir.Value, GateFunction], ir.Value]
 _Value = Callable[[Ops, ir.Value, GateFunction], ir.Value]
+_Slope = Callable[[Ops, ir.Value, ir.Value, GateFunction], ir.Value]
 
 
-def _constant_slope(op: Ops, a: ir.Value, y: ir.Value, f: GateFunction) -> ir.Value:
-    dtype = (a.dtype or ir.DataType.FLOAT).numpy()
-    return op.Expand(op.constant(np.array([f.alpha], dtype)), op.Shape(y))
+def _square(op: Ops, value: ir.Value) -> ir.Value:
+    return op.Mul(value, value)
 
 
-def _scaled_tanh_slope(op: Ops, a: ir.Value, y: ir.Value, f: GateFunction) -> ir.Value:
-    t = op.Tanh(op.Mul(a, f.beta))
-    return op.Mul(op.Sub(1, op.Mul(t, t)), f.alpha * f.beta)
-
-
-def _softsign_slope(op: Ops, a: ir.Value, y: ir.Value, f: GateFunction) -> ir.Value:
-    width = op.Add(op.Abs(a), 1)
-    return op.Reciprocal(op.Mul(width, width))
-
-
-_VALUES: dict[str, _Value] = {
-    "sigmoid": lambda op, a, f: op.Sigmoid(a),
-    "tanh": lambda op, a, f: op.Tanh(a),
-    "relu": lambda op, a, f: op.Relu(a),
-    "affine": lambda op, a, f: op.Add(op.Mul(a, f.alpha), f.beta),
-    "leakyrelu": lambda op, a, f: op.LeakyRelu(a, alpha=f.alpha),
-    "thresholdedrelu": lambda op, a, f: op.ThresholdedRelu(a, alpha=f.alpha),
-    "scaledtanh": lambda op, a, f: op.Mul(op.Tanh(op.Mul(a, f.beta)), f.alpha),
-    "hardsigmoid": lambda op, a, f: op.HardSigmoid(a, alpha=f.alpha, beta=f.beta),
-    "elu": lambda op, a, f: op.Elu(a, alpha=f.alpha),
-    "softsign": lambda op, a, f: op.Softsign(a),
-    "softplus": lambda op, a, f: op.Softplus(a),
-}
-
-_SLOPES: dict[str, _Slope] = {
-    "sigmoid": lambda op, a, y, f: op.Mul(y, op.Sub(1, y)),
-    "tanh": lambda op, a, y, f: op.Sub(1, op.Mul(y, y)),
-    "relu": lambda op, a, y, f: op.heaviside(y),
-    "affine": _constant_slope,
-    "leakyrelu": lambda op, a, y, f: op.Add(op.Mul(op.heaviside(a), 1 - f.alpha), f.alpha),
-    "thresholdedrelu": lambda op, a, y, f: op.heaviside(op.Sub(a, f.alpha)),
-    "scaledtanh": _scaled_tanh_slope,
-    "hardsigmoid": lambda op, a, y, f: op.Mul(op.heaviside(op.Mul(y, op.Sub(1, y))), f.alpha),
-    "elu": lambda op, a, y, f: op.Where(op.Greater(a, 0), 1, op.Add(y, f.alpha)),
-    "softsign": _softsign_slope,
-    "softplus": lambda op, a, y, f: op.Sigmoid(a),
+# f(a), and its slope from a and y = f(a).
+_FUNCTIONS: dict[str, tuple[_Value, _Slope]] = {
+    "sigmoid": (lambda op, a, f: op.Sigmoid(a), lambda op, a, y, f: op.Mul(y, op.Sub(1, y))),
+    "tanh": (lambda op, a, f: op.Tanh(a), lambda op, a, y, f: op.Sub(1, _square(op, y))),
+    "relu": (lambda op, a, f: op.Relu(a), lambda op, a, y, f: op.heaviside(y)),
+    "affine": (
+        lambda op, a, f: op.Add(op.Mul(a, f.alpha), f.beta),
+        lambda op, a, y, f: op.Expand(
+            op.constant(np.array([f.alpha], op.type_of(a).numpy())), op.Shape(y)
+        ),
+    ),
+    "leakyrelu": (
+        lambda op, a, f: op.LeakyRelu(a, alpha=f.alpha),
+        lambda op, a, y, f: op.Add(op.Mul(op.heaviside(a), 1 - f.alpha), f.alpha),
+    ),
+    "thresholdedrelu": (
+        lambda op, a, f: op.ThresholdedRelu(a, alpha=f.alpha),
+        lambda op, a, y, f: op.heaviside(op.Sub(a, f.alpha)),
+    ),
+    "scaledtanh": (
+        lambda op, a, f: op.Mul(op.Tanh(op.Mul(a, f.beta)), f.alpha),
+        lambda op, a, y, f: op.Mul(
+            op.Sub(1, _square(op, op.Tanh(op.Mul(a, f.beta)))), f.alpha * f.beta
+        ),
+    ),
+    "hardsigmoid": (
+        lambda op, a, f: op.HardSigmoid(a, alpha=f.alpha, beta=f.beta),
+        lambda op, a, y, f: op.Mul(op.heaviside(op.Mul(y, op.Sub(1, y))), f.alpha),
+    ),
+    "elu": (
+        lambda op, a, f: op.Elu(a, alpha=f.alpha),
+        lambda op, a, y, f: op.Where(op.Greater(a, 0), 1, op.Add(y, f.alpha)),
+    ),
+    "softsign": (
+        lambda op, a, f: op.Softsign(a),
+        lambda op, a, y, f: op.Reciprocal(_square(op, op.Add(op.Abs(a), 1))),
+    ),
+    "softplus": (lambda op, a, f: op.Softplus(a), lambda op, a, y, f: op.Sigmoid(a)),
 }
 
 
 def gate_functions(ctx: Context, defaults: Sequence[str]) -> list[tuple[GateFunction, ...]]:
-    """Functions of an LSTM or GRU node, a tuple for each direction.
-
-    Parameters go to those functions that take one, in their order.
-
-    Args:
-        ctx: The node.
-        defaults: Names of the functions of one direction, where the node names none.
-
-    Raises:
-        OdtpackError: A function that ONNX Runtime does not know, or another number of them.
-    """
+    """Functions of an LSTM or GRU node, a tuple for each direction."""
+    # Parameters go to those functions that take one, in their order.
+    # defaults: Names of the functions of one direction, where the node names none.
     count = len(defaults) * directions(ctx)
     names = ctx.strings("activations") or tuple(defaults) * directions(ctx)
     if len(names) != count:
@@ -158,15 +139,10 @@ def gate_functions(ctx: Context, defaults: Sequence[str]) -> list[tuple[GateFunc
 
 
 def rnn_functions(ctx: Context) -> list[tuple[GateFunction, ...]]:
-    """The function of each direction of an RNN node.
-
-    The kernel knows the names in one spelling only. Older ones take parameters by direction
-    and zero for one that is missing, newer ones as for LSTM: a node on which they disagree
-    has no gradient.
-
-    Raises:
-        OdtpackError: As above, or runtimes disagree about a parameter.
-    """
+    """The function of each direction of an RNN node."""
+    # The kernel knows the names in one spelling only. Older ones take parameters by direction and
+    # zero for one that is missing, newer ones as for LSTM: a node on which they disagree has no
+    # gradient.
     count = directions(ctx)
     names = ctx.strings("activations", ("Tanh", "Tanh"))
     if len(names) == 2 and count == 1:
@@ -223,22 +199,15 @@ Functions = tuple[GateFunction, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Cotangents that the loop over the steps of one direction has found.
+    """Cotangents that the loop over the steps of one direction has found."""
 
-    Attributes:
-        inputs: Of X W^T + Wb, for all gates [T B, G H].
-        states: Of H R^T + Rb, gates and the states H that they were computed from
-            [T B, H]: one pair for each block of rows of R.
-        initial_h: Of the initial hidden state [B, H].
-        initial_c: Of the initial cell state [B, H].
-        peepholes: Of P [3 H].
-    """
-
-    inputs: ir.Value
+    inputs: ir.Value  # of X W^T + Wb, for all gates [T B, G H]
+    # Of H R^T + Rb, gates and the states H that they were computed from [T B, H]: one pair for each
+    # block of rows of R.
     states: Sequence[tuple[ir.Value, ir.Value]]
-    initial_h: ir.Value
-    initial_c: ir.Value | None = None
-    peepholes: ir.Value | None = None
+    initial_h: ir.Value  # of the initial hidden state [B, H]
+    initial_c: ir.Value | None = None  # of the initial cell state [B, H]
+    peepholes: ir.Value | None = None  # of P [3 H]
 
 
 class Gates:
@@ -259,22 +228,15 @@ class Gates:
 
     def input(self, gate: int, states: ir.Value | None = None) -> ir.Value:
         """a = x W^T + h R^T + Wb + Rb of a gate [T B, H]; h is the state before a step."""
-        linear = self._product(self._direction.x, self.w[gate], self.sums, gate)
+        linear = self.product(self._direction.x, self.w, self.sums, gate)
         states = self._direction.h if states is None else states
         return self.op.Gemm(states, self.r[gate], linear, transB=1)
 
-    def of_inputs(self, gate: int) -> ir.Value:
-        """x W^T + Wb of a gate."""
-        return self._product(self._direction.x, self.w[gate], self.biases[0], gate)
-
-    def of_states(self, gate: int) -> ir.Value:
-        """h R^T + Rb of a gate."""
-        return self._product(self._direction.h, self.r[gate], self.biases[1], gate)
-
-    def _product(
-        self, rows: ir.Value, weight: ir.Value, biases: Sequence[ir.Value], gate: int
+    def product(
+        self, rows: ir.Value, weights: Sequence[ir.Value], biases: Sequence[ir.Value], gate: int
     ) -> ir.Value:
-        return self.op.Gemm(rows, weight, *biases[gate : gate + 1], transB=1)
+        """x W^T + Wb, or h R^T + Rb, of a gate."""
+        return self.op.Gemm(rows, weights[gate], *biases[gate : gate + 1], transB=1)
 
 
 def rnn_cell(direction: Direction, functions: Functions) -> Found:
@@ -288,15 +250,13 @@ def rnn_cell(direction: Direction, functions: Functions) -> Found:
         return [op.MatMul(da, r)], [da]
 
     initial_h, stacked = direction.backward([direction.final(1)], [slopes], body)
-    da = layer.rows(stacked, layer.hidden)
+    da = op.reshape(stacked, -1, layer.hidden)
     return Found(da, [(da, direction.h)], initial_h)
 
 
 def gru_cell(direction: Direction, functions: Functions) -> Found:
-    """h = (1 - z) n + z before, where n = g(x Wh^T + (r before) Rh^T + b) and z, r = f(a).
-
-    ONNX names n "h". k_z = (before - n) z', k_n = (1 - z) n', k_r = before r'.
-    """
+    """h = (1 - z) n + z before, where n = g(x Wh^T + (r before) Rh^T + b) and z, r = f(a)."""
+    # ONNX names n "h". k_z = (before - n) z', k_n = (1 - z) n', k_r = before r'.
     op, layer, before, (f, g) = direction.op, direction.layer, direction.h, functions
     hidden, gates = layer.hidden, Gates(direction)
     (z, dz), (r, dr) = (value_and_slope(op, f, gates.input(gate)) for gate in (0, 1))
@@ -319,21 +279,20 @@ def gru_cell(direction: Direction, functions: Functions) -> Found:
 
     sequences = [layer.by_step(each, hidden) for each in (*factors, z, r)]
     initial_h, *stacked = direction.backward([direction.final(1)], sequences, body)
-    zr_gates, n_gate = layer.rows(stacked[0], 2 * hidden), layer.rows(stacked[1], hidden)
+    zr_gates, n_gate = op.reshape(stacked[0], -1, 2 * hidden), op.reshape(stacked[1], -1, hidden)
     inputs = op.Concat(zr_gates, n_gate, axis=1)
     return Found(inputs, [(zr_gates, before), (n_gate, reset)], initial_h)
 
 
 def gru_linear_first(direction: Direction, functions: Functions) -> Found:
-    """The same with n = g(x Wh^T + Wbh + r q), q = before Rh^T + Rbh.
-
-    k_z = (before - n) z', k_n = (1 - z) n', k_r = k_n q r', and k_q = k_n r for q.
-    """
+    """The same with n = g(x Wh^T + Wbh + r q), q = before Rh^T + Rbh."""
+    # k_z = (before - n) z', k_n = (1 - z) n', k_r = k_n q r', and k_q = k_n r for q.
     op, layer, before, (f, g) = direction.op, direction.layer, direction.h, functions
     hidden, gates, weights = layer.hidden, Gates(direction), direction.r
     (z, dz), (r, dr) = (value_and_slope(op, f, gates.input(gate)) for gate in (0, 1))
-    q = gates.of_states(2)
-    n, dn = value_and_slope(op, g, op.Add(gates.of_inputs(2), op.Mul(r, q)))
+    q = gates.product(before, gates.r, gates.biases[1], 2)
+    of_x = gates.product(direction.x, gates.w, gates.biases[0], 2)
+    n, dn = value_and_slope(op, g, op.Add(of_x, op.Mul(r, q)))
     k_n = op.Mul(op.Sub(1, z), dn)
     factors = [
         op.Mul(op.Sub(before, n), dz),
@@ -351,7 +310,7 @@ def gru_linear_first(direction: Direction, functions: Functions) -> Found:
 
     sequences = [layer.by_step(each, hidden) for each in (*factors, z)]
     initial_h, *stacked = direction.backward([direction.final(1)], sequences, body)
-    of_inputs, of_states = (layer.rows(each, 3 * hidden) for each in stacked)
+    of_inputs, of_states = (op.reshape(each, -1, 3 * hidden) for each in stacked)
     return Found(of_inputs, [(of_states, before)], initial_h)
 
 
@@ -371,22 +330,19 @@ _I, _O, _FORGET, _G = range(4)  # order of the gates
 
 
 def lstm_cell(direction: Direction, functions: Functions) -> Found:
-    """Cotangents of one direction of an LSTM.
-
-    With dh for the hidden state after a step, the cotangent of the cell is
-    dc = (that from the next step) + dh k_c, k_c = o k'(c) + k_o Po, and the gates have
-    dh k_o, k_o = k(c) o'; dc k_i, k_i = g i'; dc k_f, k_f = before forget'; and dc k_g,
-    k_g = i g'. The step before receives dc k_b, k_b = forget + k_i Pi + k_f Pf.
-    """
+    """Cotangents of one direction of an LSTM."""
+    # With dh for the hidden state after a step, the cotangent of the cell is
+    # dc = (that from the next step) + dh k_c, k_c = o k'(c) + k_o Po, and the gates have
+    # dh k_o, k_o = k(c) o'; dc k_i, k_i = g i'; dc k_f, k_f = before forget'; and dc k_g,
+    # k_g = i g'. The step before receives dc k_b, k_b = forget + k_i Pi + k_f Pf.
     op, layer, weights, (f, _, k) = direction.op, direction.layer, direction.r, functions
-    hidden, gates, peepholes = layer.hidden, Gates(direction), _Peepholes.of(direction)
-    cell = _cell(direction, gates, functions, peepholes)
-    o, do = value_and_slope(op, f, peepholes.add(op, _O, gates.input(_O), cell.after))
-    shown, dshown = value_and_slope(op, dataclasses.replace(k, clip=None), cell.after)
+    hidden, gates, see = layer.hidden, Gates(direction), _peepholes(direction)
+    before, after, forget, k_i, k_f, k_g = _cell(direction, gates, functions, see)
+    o, do = value_and_slope(op, f, see(op, _O, gates.input(_O), after))
+    shown, dshown = value_and_slope(op, dataclasses.replace(k, clip=None), after)
     k_o = op.Mul(shown, do)
-    k_c = peepholes.add(op, _O, op.Mul(o, dshown), k_o)
-    k_b = peepholes.add(op, _I, cell.forget, cell.k_i)
-    k_b = peepholes.add(op, _FORGET, k_b, cell.k_f)
+    k_c = see(op, _O, op.Mul(o, dshown), k_o)
+    k_b = see(op, _FORGET, see(op, _I, forget, k_i), k_f)
 
     def body(op: Ops, dh: ir.Value, dc: ir.Value, *factors: ir.Value) -> Step:
         k_o, k_c, k_i, k_f, k_g, k_b = factors
@@ -395,56 +351,38 @@ def lstm_cell(direction: Direction, functions: Functions) -> Found:
         da = op.Concat(*(op.Mul(*pair) for pair in pairs), axis=1)
         return [op.MatMul(da, weights), op.Mul(dc, k_b)], [da]
 
-    factors = (k_o, k_c, cell.k_i, cell.k_f, cell.k_g, k_b)
-    sequences = [layer.by_step(each, hidden) for each in factors]
+    sequences = [layer.by_step(each, hidden) for each in (k_o, k_c, k_i, k_f, k_g, k_b)]
     finals = [direction.final(1), direction.final(2)]
     initial_h, initial_c, stacked = direction.backward(finals, sequences, body)
-    da = layer.rows(stacked, 4 * hidden)
+    da = op.reshape(stacked, -1, 4 * hidden)
     dp = None
     if layer.ctx.needs(7):
         parts = op.split(da, 1, [hidden] * 4)
-        seen = {_I: cell.before, _O: cell.after, _FORGET: cell.before}
+        seen = {_I: before, _O: after, _FORGET: before}
         sums = [op.reduce_sum(op.Mul(parts[g], c), [0], keepdims=False) for g, c in seen.items()]
         dp = op.Concat(*sums, axis=0)
     return Found(da, [(da, direction.h)], initial_h, initial_c, dp)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Peepholes:
-    """Weights [H] by which the gates i, o and forget see the cell; none without peepholes."""
-
-    weights: Sequence[ir.Value]
-
-    @classmethod
-    def of(cls, direction: Direction) -> _Peepholes:
-        weights = direction.layer.ctx.maybe_x(7)
-        if weights is None:
-            return cls(())
-        return cls(direction.op.split(direction.part(weights), 0, [direction.layer.hidden] * 3))
-
-    def add(self, op: Ops, gate: int, a: ir.Value, cell: ir.Value) -> ir.Value:
-        """a + P cell for one gate."""
-        return op.Add(a, op.Mul(cell, self.weights[gate])) if self.weights else a
+_See = Callable[[Ops, int, ir.Value, ir.Value], ir.Value]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Cell:
-    """Cell states around each step and the gates that make them; all are rows [T B, H]."""
-
-    before: ir.Value
-    after: ir.Value
-    forget: ir.Value
-    k_i: ir.Value
-    k_f: ir.Value
-    k_g: ir.Value
+def _peepholes(direction: Direction) -> _See:
+    """What adds P cell to a gate's a: weights [H] by which i, o and forget see the cell, if any."""
+    given = direction.layer.ctx.maybe_x(7)
+    if given is None:
+        return lambda op, gate, a, cell: a
+    p = direction.op.split(direction.part(given), 0, [direction.layer.hidden] * 3)
+    return lambda op, gate, a, cell: op.Add(a, op.Mul(cell, p[gate]))
 
 
-def _cell(direction: Direction, gates: Gates, functions: Functions, peepholes: _Peepholes) -> _Cell:
-    """Run the cell states through all steps, as no output of the node holds them.
-
-    Without peepholes the gates do not depend on them, and are computed before the loop.
-    With input_forget the forget gate is 1 - i.
-    """
+def _cell(
+    direction: Direction, gates: Gates, functions: Functions, see: _See
+) -> tuple[ir.Value, ...]:
+    """Run the cell states through all steps, as no output of the node holds them."""
+    # Returns them before and after each step, forget, k_i, k_f and k_g, all rows [T B, H].
+    # Without peepholes the gates do not depend on the states, and are computed before the loop.
+    # With input_forget the forget gate is 1 - i.
     op, layer, (f, g, _) = direction.op, direction.layer, functions
     coupled = bool(layer.ctx.int("input_forget", 0))
     blind = [gates.input(gate) for gate in ((_I,) if coupled else (_I, _FORGET))]
@@ -453,8 +391,7 @@ def _cell(direction: Direction, gates: Gates, functions: Functions, peepholes: _
     def gates_at(
         op: Ops, cell: ir.Value, blind: Sequence[ir.Value]
     ) -> tuple[list[ir.Value], ir.Value, ir.Value]:
-        pairs = zip((_I, _FORGET), blind, strict=False)
-        a = [peepholes.add(op, gate, each, cell) for gate, each in pairs]
+        a = [see(op, gate, each, cell) for gate, each in zip((_I, _FORGET), blind, strict=False)]
         i = f.value(op, a[0])
         return a, i, op.Sub(1, i) if coupled else f.value(op, a[1])
 
@@ -469,10 +406,10 @@ def _cell(direction: Direction, gates: Gates, functions: Functions, peepholes: _
 
     def run(body: Body, *rows: ir.Value) -> ir.Value:
         sequences = [layer.by_step(each, layer.hidden) for each in rows]
-        return direction.forward([start], sequences, body)[1]
+        return direction.scan([start], sequences, body, falling=direction.latest_first)[1]
 
     start = direction.initial(6)
-    if peepholes.weights:
+    if layer.ctx.maybe_x(7) is not None:
         stacked = run(watching, block, *blind)
         before = direction.before(stacked, 6)
         a, i, forget = gates_at(op, before, blind)
@@ -480,13 +417,13 @@ def _cell(direction: Direction, gates: Gates, functions: Functions, peepholes: _
         a, i, forget = gates_at(op, start, blind)  # which look at no state
         stacked = run(plain, forget, op.Mul(i, block))
         before = direction.before(stacked, 6)
-    after = layer.rows(stacked, layer.hidden)
+    after = op.reshape(stacked, -1, layer.hidden)
     k_i = op.Mul(op.Sub(block, before) if coupled else block, f.slope(op, a[0], i))
     if coupled:
         k_f = op.zeros(op.Shape(i), layer.dtype)
     else:
         k_f = op.Mul(before, f.slope(op, a[1], forget))
-    return _Cell(before, after, forget, k_i, k_f, op.Mul(i, dblock))
+    return before, after, forget, k_i, k_f, op.Mul(i, dblock)
 
 
 # What RNN, LSTM and GRU have in common: one direction of a node, and a loop over its steps.
@@ -502,29 +439,17 @@ Body = Callable[..., Step]
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Where a batch has sequences shorter than T.
+    """Where a batch has sequences shorter than T."""
 
-    Attributes:
-        valid: BOOL [T, B, 1], false past the end of a sequence.
-        followed: BOOL [T, B, 1], whether the next step is valid too.
-        any: BOOL [B, 1], false for a sequence without any step, whose states are zero.
-    """
-
-    valid: ir.Value
-    followed: ir.Value
-    any: ir.Value
+    valid: ir.Value  # BOOL [T, B, 1], false past the end of a sequence
+    followed: ir.Value  # BOOL [T, B, 1], whether the next step is valid too
+    any: ir.Value  # BOOL [B, 1], false for a sequence without any step, whose states are zero
 
 
 class Layer:
-    """A recurrent node: its sizes, and how its values are cut into directions.
+    """A recurrent node: its sizes, and how its values are cut into directions."""
 
-    Args:
-        ctx: The node.
-        gates: G.
-
-    Raises:
-        OdtpackError: ONNX Runtime cannot run the node, or H or I is unknown.
-    """
+    # gates: G.
 
     def __init__(self, ctx: Context, gates: int) -> None:
         self.ctx, self.op, self.gates = ctx, ctx.op, gates
@@ -543,12 +468,8 @@ class Layer:
         self.steps, self.batch = ctx.dims(ctx.x())[:2]
         self.states = ctx.extra_output(0, self.dtype)  # Y [T, D, B, H]
         self.lengths = self._lengths()
-        self.x = self.rows(ctx.x(), self.inputs)  # [T B, I]
+        self.x = self.op.reshape(ctx.x(), -1, self.inputs)  # [T B, I]
         self._parts: dict[tuple[ir.Value, int], list[ir.Value]] = {}
-
-    def latest_first(self, direction: int) -> bool:
-        """Whether the forward pass of a direction runs from the last step to the first."""
-        return direction == 1 or self.ctx.string("direction", "forward") == "reverse"
 
     def part(self, value: ir.Value, axis: int, direction: int) -> ir.Value:
         """What one direction has of a value, without the axis of directions."""
@@ -562,10 +483,6 @@ class Layer:
         """Put what the directions have side by side along a new axis 0."""
         parts = [self.op.unsqueeze(value, 0) for value in values]
         return parts[0] if len(parts) == 1 else self.op.Concat(*parts, axis=0)
-
-    def rows(self, value: ir.Value, width: int) -> ir.Value:
-        """View [T, B, width] as [T B, width]."""
-        return self.op.reshape(value, -1, width)
 
     def by_step(self, rows: ir.Value, width: int) -> ir.Value:
         """View [T B, width] as [T, B, width]."""
@@ -608,37 +525,29 @@ class Layer:
 
 
 class Direction:
-    """One direction of a node.
+    """One direction of a node."""
 
-    Attributes:
-        x: Inputs of each step [T B, I].
-        w: Input weights [G H, I].
-        r: Recurrent weights [G H, H].
-        biases: Biases of both [G H], or None.
-        h: Hidden state before each step [T B, H].
-        y: Hidden state after each step [T B, H].
-    """
+    # w: Input weights [G H, I]. r: Recurrent weights [G H, H].
 
     def __init__(self, layer: Layer, index: int) -> None:
         self.layer, self.op, self.index = layer, layer.op, index
-        self.latest_first = layer.latest_first(index)
-        self.x = layer.x
+        # Whether the forward pass runs from the last step to the first.
+        reverse = layer.ctx.string("direction", "forward") == "reverse"
+        self.latest_first = index == 1 or reverse
+        self.x = layer.x  # inputs of each step [T B, I]
         self.w, self.r = self.part(layer.ctx.x(1)), self.part(layer.ctx.x(2))
-        self.biases = None
+        self.biases = None  # biases of both [G H], or None
         if (both := layer.ctx.maybe_x(3)) is not None:
             size = layer.gates * layer.hidden
             self.biases = self.op.split(self.part(both), 0, [size, size])
         states = layer.by_step(self.part(layer.states, 1), layer.hidden)
-        self.y = layer.rows(states, layer.hidden)
-        self.h = self.before(states, 5)
+        self.y = self.op.reshape(states, -1, layer.hidden)  # hidden state after each step [T B, H]
+        self.h = self.before(states, 5)  # hidden state before each step [T B, H]
 
     def before(self, after: ir.Value, number: int) -> ir.Value:
-        """State before each step [T B, H].
-
-        Args:
-            after: State after each step [T, B, H], zero past the end of a sequence.
-            number: Input of the node that holds the initial state.
-        """
+        """State before each step [T B, H]."""
+        # after: State after each step [T, B, H], zero past the end of a sequence. number: Input of
+        # the node that holds the initial state.
         op, layer = self.op, self.layer
         given = layer.ctx.maybe_x(number)
         initial = self.initial(number)
@@ -650,7 +559,7 @@ class Direction:
             if given is not None and layer.lengths is not None:
                 # The pass starts at the end of each sequence.
                 joined = op.Where(layer.lengths.followed, joined, initial)
-        return layer.rows(joined, layer.hidden)
+        return op.reshape(joined, -1, layer.hidden)
 
     def initial(self, number: int) -> ir.Value:
         """An initial state [B, H] of the node, zero if it has none."""
@@ -665,35 +574,15 @@ class Direction:
         part = self.part(given)
         return part if lengths is None else self.op.Where(lengths.any, part, 0)
 
-    def forward(
-        self, states: Sequence[ir.Value], sequences: Sequence[ir.Value], body: Body
-    ) -> list[ir.Value]:
-        """Write a loop over the steps in the order of the forward pass.
-
-        Past the end of a sequence its states stay, and what is stacked is zero.
-
-        Args:
-            states: Carried from step to step, [B, H] each.
-            sequences: What a step reads, [T, B, width] each.
-            body: Receives a writer, a state for each of ``states`` and a slice for each of
-                ``sequences``; returns the new states and the values to stack.
-
-        Returns:
-            The last states, then the stacked values [T, B, width].
-        """
-        return self._scan(states, sequences, body, falling=self.latest_first)
-
     def backward(
         self, states: Sequence[ir.Value], sequences: Sequence[ir.Value], body: Body
     ) -> list[ir.Value]:
-        """Write a loop against the order of the forward pass.
-
-        The first state is the cotangent of the hidden state: what Y's cotangent has at a
-        step is added before the body sees it. All else is as in :meth:`forward`.
-        """
+        """Write a loop against the order of the forward pass."""
+        # The first state is the cotangent of the hidden state: what Y's cotangent has at a step is
+        # added before the body sees it. All else is as in :meth:`scan`.
         given, layer = self.layer.ctx.maybe_dy(0), self.layer
         if given is None:
-            return self._scan(states, sequences, body, falling=not self.latest_first)
+            return self.scan(states, sequences, body, falling=not self.latest_first)
         dy = self.part(given, 1)
         dy.shape = ir.Shape([layer.steps, layer.batch, layer.hidden])
 
@@ -701,9 +590,9 @@ class Direction:
             *others, dy = rest
             return body(op, op.Add(dh, dy), *others)
 
-        return self._scan(states, [*sequences, dy], add, falling=not self.latest_first)
+        return self.scan(states, [*sequences, dy], add, falling=not self.latest_first)
 
-    def _scan(
+    def scan(
         self,
         states: Sequence[ir.Value],
         sequences: Sequence[ir.Value],
@@ -711,6 +600,12 @@ class Direction:
         *,
         falling: bool,
     ) -> list[ir.Value]:
+        """Write a loop over the steps, from the last one if ``falling``."""
+        # states are carried from step to step, [B, H] each; sequences are read, [T, B, width] each.
+        # The body receives a writer, a state for each of ``states`` and a slice for each of
+        # ``sequences``, and returns the new states and the values to stack. Past the end of a
+        # sequence its states stay, and what is stacked is zero. Returns the last states, then the
+        # stacked values [T, B, width].
         op, layer = self.op, self.layer
         if layer.lengths is not None:
             sequences = [*sequences, layer.lengths.valid]
@@ -793,7 +688,9 @@ def _recurrent(
     if ctx.needs(1):
         result[1] = layer.join([op.Gemm(each.inputs, layer.x, transA=1) for each in found])
     if ctx.needs(2):
-        result[2] = layer.join([_recurrent_weight(op, each) for each in found])
+        result[2] = layer.join(
+            [op.join([op.Gemm(*pair, transA=1) for pair in each.states], 0) for each in found]
+        )
     if ctx.needs(3):
         result[3] = layer.join([_biases(op, each) for each in found])
     if ctx.needs(5):
@@ -803,11 +700,6 @@ def _recurrent(
     if ctx.needs(7):
         result[7] = layer.join([each.peepholes for each in found if each.peepholes])
     return result
-
-
-def _recurrent_weight(op: Ops, found: Found) -> ir.Value:
-    blocks = [op.Gemm(gates, states, transA=1) for gates, states in found.states]
-    return op.Concat(*blocks, axis=0) if len(blocks) > 1 else blocks[0]
 
 
 def _biases(op: Ops, found: Found) -> ir.Value:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -24,10 +25,8 @@ Axes = Sequence[int] | None
 
 
 def reduced_axes(ctx: Context) -> Axes:
-    """Axes that the node reduces, counted from the front.
-
-    Empty means none at all, None that they are known only when the model runs.
-    """
+    """Axes that the node reduces, counted from the front."""
+    # Empty means none at all, None that they are known only when the model runs.
     rank = ctx.rank(ctx.x())
     listed = ctx.node.attributes.get_ints("axes", None)
     if listed is None and ctx.maybe_x(1) is not None:
@@ -71,10 +70,23 @@ def count_averaged(ctx: Context, axes: Axes, dtype: ir.DataType) -> ir.Value | f
     return op.cast(op.ReduceProd(wanted, keepdims=0), dtype)
 
 
-@vjp("ReduceSum")
-def reduce_sum(ctx: Context) -> Cotangents:
+# The cotangent of x, from x and what gives y and dy with the reduced axes.
+_Kept = Callable[[], ir.Value]
+_REDUCTIONS: dict[str, Callable[[Ops, ir.Value, _Kept, _Kept], ir.Value]] = {
+    "ReduceSum": lambda op, x, y, dy: op.Expand(dy(), op.shape_of(x)),
+    "ReduceSumSquare": lambda op, x, y, dy: op.Mul(x, op.Mul(dy(), 2.0)),
+    "ReduceL1": lambda op, x, y, dy: op.Mul(op.Sign(x), dy()),
+    "ReduceLogSum": lambda op, x, y, dy: op.Expand(op.Div(dy(), op.Exp(y())), op.shape_of(x)),
+    # The slope is the softmax over the reduced axes, exp(x - y).
+    "ReduceLogSumExp": lambda op, x, y, dy: op.Mul(op.Exp(op.Sub(x, y())), dy()),
+}
+
+
+@vjp(*_REDUCTIONS)
+def reduction(ctx: Context) -> Cotangents:
     axes = reduced_axes(ctx)
-    return ctx.op.Expand(keep_axes(ctx, ctx.dy(), axes), ctx.op.shape_of(ctx.x()))
+    y, dy = (functools.partial(keep_axes, ctx, v, axes) for v in (ctx.y(), ctx.dy()))
+    return _REDUCTIONS[ctx.node.op_type](ctx.op, ctx.x(), y, dy)
 
 
 @vjp("ReduceMean")
@@ -86,18 +98,6 @@ def reduce_mean(ctx: Context) -> Cotangents:
     return op.Expand(share, op.shape_of(ctx.x()))
 
 
-@vjp("ReduceSumSquare")
-def reduce_sum_square(ctx: Context) -> Cotangents:
-    axes = reduced_axes(ctx)
-    return ctx.op.Mul(ctx.x(), ctx.op.Mul(keep_axes(ctx, ctx.dy(), axes), 2.0))
-
-
-@vjp("ReduceL1")
-def reduce_l1(ctx: Context) -> Cotangents:
-    axes = reduced_axes(ctx)
-    return ctx.op.Mul(ctx.op.Sign(ctx.x()), keep_axes(ctx, ctx.dy(), axes))
-
-
 @vjp("ReduceL2")
 def reduce_l2(ctx: Context) -> Cotangents:
     """x dy / y; zero where the norm is zero, the subgradient that PyTorch takes."""
@@ -105,21 +105,6 @@ def reduce_l2(ctx: Context) -> Cotangents:
     norm = keep_axes(ctx, ctx.y(), axes)
     safe = op.Where(op.Equal(norm, 0), 1, norm)
     return op.Mul(ctx.x(), op.Div(keep_axes(ctx, ctx.dy(), axes), safe))
-
-
-@vjp("ReduceLogSum")
-def reduce_log_sum(ctx: Context) -> Cotangents:
-    op, axes = ctx.op, reduced_axes(ctx)
-    share = op.Div(keep_axes(ctx, ctx.dy(), axes), op.Exp(keep_axes(ctx, ctx.y(), axes)))
-    return op.Expand(share, op.shape_of(ctx.x()))
-
-
-@vjp("ReduceLogSumExp")
-def reduce_log_sum_exp(ctx: Context) -> Cotangents:
-    """The slope is the softmax over the reduced axes, exp(x - y)."""
-    op, axes = ctx.op, reduced_axes(ctx)
-    soft = op.Exp(op.Sub(ctx.x(), keep_axes(ctx, ctx.y(), axes)))
-    return op.Mul(soft, keep_axes(ctx, ctx.dy(), axes))
 
 
 @vjp("ReduceMax", "ReduceMin")
@@ -157,11 +142,9 @@ def cumulative_sum(ctx: Context) -> Cotangents:
 
 @vjp("CumProd", since=26)
 def cumulative_product(ctx: Context) -> Cotangents:
-    """dx_i is the sum of dy_j y_j over the products j that x_i is in, divided by x_i.
-
-    After the first zero nothing counts: every product from there on is zero whatever
-    changes. The first zero itself has the slope of the products without it.
-    """
+    """dx_i is the sum of dy_j y_j over the products j that x_i is in, divided by x_i."""
+    # After the first zero nothing counts: every product from there on is zero whatever changes. The
+    # first zero itself has the slope of the products without it.
     op, x, axis, dy = ctx.op, ctx.x(), ctx.x(1), ctx.dy()
     reverse, exclusive = ctx.int("reverse", 0), ctx.int("exclusive", 0)
 
@@ -191,7 +174,9 @@ _AXIS_INPUT_SINCE = 20
 @vjp("DFT", since=17)
 def dft(ctx: Context) -> Cotangents:
     op, x, rank = ctx.op, ctx.x(), ctx.rank(ctx.x())
-    axis, inverse = _axis(ctx, rank), bool(ctx.int("inverse", 0))
+    inverse, axis = bool(ctx.int("inverse", 0)), ctx.axis(default=1)
+    if op.opset >= _AXIS_INPUT_SINCE:
+        axis = (-2 if ctx.maybe_x(2) is None else _known(ctx, 2, "axis")) % rank
     onesided = bool(ctx.int("onesided", 0))
     if onesided and inverse:
         raise ctx.unsupported("it is one-sided and inverse at once")
@@ -202,12 +187,6 @@ def dft(ctx: Context) -> Cotangents:
     kept = min(size, length)
     dx = op.slice(dx, [axis, rank - 1], [0, 0], [kept, parts])
     return [_pad_end(op, dx, rank, axis, size - kept), None, None]
-
-
-def _axis(ctx: Context, rank: int) -> int:
-    if ctx.op.opset < _AXIS_INPUT_SINCE:
-        return ctx.axis(default=1)
-    return (-2 if ctx.maybe_x(2) is None else _known(ctx, 2, "axis")) % rank
 
 
 def _known(ctx: Context, index: int, what: str) -> int:

@@ -19,11 +19,9 @@ from odtpack.graph.ops import Ops
 
 @vjp("Resize", since=11)
 def resize(ctx: Context) -> Cotangents:
-    """All modes are separable: y = M x along each axis, so dx = M^T dy.
-
-    M is a constant where the sizes and the scale of an axis are known; else the graph
-    computes it. Sizes, scales and the region of tf_crop_and_resize receive no gradient.
-    """
+    """All modes are separable: y = M x along each axis, so dx = M^T dy."""
+    # M is a constant where the sizes and the scale of an axis are known; else the graph computes
+    # it. Sizes, scales and the region of tf_crop_and_resize receive no gradient.
     op, x, rank, dx = ctx.op, ctx.x(), ctx.rank(ctx.x()), ctx.dy()
     kernel = Kernel.of(ctx)
     for position, axis in enumerate(_listed(ctx)):
@@ -130,11 +128,9 @@ _MODES = {
 
 @vjp("GridSample", since=16)
 def grid_sample(ctx: Context) -> Cotangents:
-    """x [N, C, ...] read at grid [N, ..., r], whose last axis counts from the last to the first.
-
-    A grid of -1 to 1 spans the plane: from the centre of its first element to that of its
-    last with align_corners, from edge to edge without.
-    """
+    """x [N, C, ...] read at grid [N, ..., r], whose last axis counts from the last to the first."""
+    # A grid of -1 to 1 spans the plane: from the centre of its first element to that of its last
+    # with align_corners, from edge to edge without.
     op, x, grid, rank = ctx.op, ctx.x(), ctx.x(1), ctx.rank(ctx.x()) - 2
     mode, padding = ctx.string("mode", "linear"), ctx.string("padding_mode", "zeros")
     corners = bool(ctx.int("align_corners", 0))
@@ -170,10 +166,8 @@ def grid_sample(ctx: Context) -> Cotangents:
 
 @vjp("AffineGrid", since=20)
 def affine_grid(ctx: Context) -> Cotangents:
-    """grid [N, P, r] = base [P, r] A^T + b, where theta [N, r, r + 1] is A with b appended.
-
-    The operator itself makes ``base``: it is the grid of the identity.
-    """
+    """grid [N, P, r] = base [P, r] A^T + b, where theta [N, r, r + 1] is A with b appended."""
+    # The operator itself makes ``base``: it is the grid of the identity.
     op, theta, rank = ctx.op, ctx.x(), ctx.size(ctx.x(), 1)
     dtype = ctx.dtype(theta)
     identity = op.constant(np.eye(rank, rank + 1, dtype=dtype.numpy())[None])

@@ -14,7 +14,6 @@ from odtpack.autodiff.context import Context, Cotangents, non_differentiable, vj
 from odtpack.autodiff.rules.index import REDUCTION_SINCE
 from odtpack.autodiff.rules.linalg import multiply_axis
 from odtpack.graph.graphs import dims_of
-from odtpack.graph.ops import Ops
 
 non_differentiable(
     "Shape", "Size", "ConstantOfShape", "Constant", "EyeLike",
@@ -109,7 +108,7 @@ def slice_(ctx: Context) -> Cotangents:
     ends, axes, steps = (None if b is None else [int(i) for i in b] for b in bounds)
     if axes is None or steps is None:
         return _from_positions(ctx)
-    count = len(axes) or (0 if starts is None else len(starts)) or _length(ctx, ctx.x(1))
+    count = len(axes) or (0 if starts is None else len(starts)) or ctx.size(ctx.x(1), 0)
     axes = [axis % rank for axis in axes] or list(range(count))
     steps = steps or [1] * count
     sizes = [ctx.dims(x)[axis] for axis in axes]
@@ -124,23 +123,12 @@ def slice_(ctx: Context) -> Cotangents:
         if picked.step == 1 and picked:
             before[axis], after[axis] = picked.start, size - picked.stop
         else:
-            dx = _spread(op, dx, rank, axis, size, picked)
+            # Element k goes to ``picked[k]``; the others read a zero put after the last.
+            source = np.full(size, len(picked), np.int64)
+            source[list(picked)] = np.arange(len(picked))
+            padded = op.pad(dx, [0] * rank, [int(i == axis) for i in range(rank)])
+            dx = op.Gather(padded, op.constant(source), axis=axis)
     return context.place(op, dx, before, after, ctx.dims(x))
-
-
-def _length(ctx: Context, value: ir.Value) -> int:
-    (length,) = ctx.dims(value)
-    if not isinstance(length, int):
-        raise ctx.unsupported(f"the number of elements of {value.name!r} is unknown")
-    return length
-
-
-def _spread(op: Ops, dx: ir.Value, rank: int, axis: int, size: int, picked: range) -> ir.Value:
-    """Element k of ``dx`` goes to ``picked[k]``; the others read a zero put after the last."""
-    after = [int(i == axis) for i in range(rank)]
-    source = np.full(size, len(picked), np.int64)
-    source[list(picked)] = np.arange(len(picked))
-    return op.Gather(op.pad(dx, [0] * rank, after), op.constant(source), axis=axis)
 
 
 def _pads_at_run_time(ctx: Context, axes: list[int]) -> ir.Value:
@@ -168,13 +156,9 @@ def pad(ctx: Context) -> Cotangents:
     dx = op.Pad(ctx.dy(), cut, *([None, ctx.x(3)] if ctx.maybe_x(3) is not None else []))
     dvalue = None
     if ctx.needs(2):
-        border = op.Sub(_sum(op, ctx.dy()), _sum(op, dx))
-        dvalue = op.reshape_like(border, ctx.x(2))
+        sums = [op.reduce_sum(op.reshape(value, -1), [0]) for value in (ctx.dy(), dx)]
+        dvalue = op.reshape_like(op.Sub(*sums), ctx.x(2))
     return [dx, None, dvalue]
-
-
-def _sum(op: Ops, value: ir.Value) -> ir.Value:
-    return op.reduce_sum(op.reshape(value, -1), [0])
 
 
 def _copied_border(ctx: Context, mode: str) -> Cotangents:
@@ -196,11 +180,9 @@ def _copied_border(ctx: Context, mode: str) -> Cotangents:
 
 
 def _from_positions(ctx: Context, add: bool = False, mode: str | None = None) -> ir.Value:
-    """For bounds that are known only when the model runs: cut or pad the elements' numbers.
-
-    The node's operator, applied to the number of each element instead of the element,
-    says where every element of the result comes from.
-    """
+    """For bounds that are known only when the model runs: cut or pad the elements' numbers."""
+    # The node's operator, applied to the number of each element instead of the element, says where
+    # every element of the result comes from.
     op, x = ctx.op, ctx.x()
     if add and op.opset < REDUCTION_SINCE:
         raise ctx.unsupported(

@@ -31,19 +31,12 @@ TargetRole = Literal["labels", "target"]
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a loss compares with: a graph input, unless the model has a value for it.
+    """What a loss compares with: a graph input, unless the model has a value for it."""
 
-    Attributes:
-        name: Name of the graph input.
-        role: Its role in the manifest.
-        dtype: Element type.
-        dims: Dimensions.
-    """
-
-    name: str
-    role: TargetRole
-    dtype: ir.DataType
-    dims: Dims
+    name: str  # name of the graph input
+    role: TargetRole  # its role in the manifest
+    dtype: ir.DataType  # element type
+    dims: Dims  # dimensions
 
     def value(self, name: str | None = None) -> ir.Value:
         """The graph input, under its own or another name."""
@@ -172,11 +165,7 @@ class Loss(abc.ABC):
 
 
 def dims(value: ir.Value) -> Dims:
-    """Dimensions of a value.
-
-    Raises:
-        OdtpackError: The rank is unknown.
-    """
+    """Dimensions of a value."""
     from odtpack.graph.graphs import dims_of
 
     found = dims_of(value)
@@ -186,20 +175,12 @@ def dims(value: ir.Value) -> Dims:
 
 
 def rank(value: ir.Value) -> int:
-    """Number of axes of a value.
-
-    Raises:
-        OdtpackError: It is unknown.
-    """
+    """Number of axes of a value."""
     return len(dims(value))
 
 
 def require_rank(loss: str, value: ir.Value, shape: str, least: int, most: int | None) -> None:
-    """Check the rank of a prediction.
-
-    Raises:
-        OdtpackError: It is not from ``least`` to ``most``.
-    """
+    """Check the rank of a prediction."""
     found = rank(value)
     if found < least or (most is not None and found > most):
         raise OdtpackError(
@@ -268,11 +249,9 @@ class Elementwise(Loss):
 
 
 def huber(op: Ops, delta: float, prediction: ir.Value, target: ir.Value) -> ir.Value:
-    """With a = |prediction - target| and c = min(a, delta): c (a - c / 2).
-
-    That is a^2 / 2 up to delta and delta (a - delta / 2) beyond; nothing is squared that
-    could overflow.
-    """
+    """With a = |prediction - target| and c = min(a, delta): c (a - c / 2)."""
+    # That is a^2 / 2 up to delta and delta (a - delta / 2) beyond; nothing is squared that could
+    # overflow.
     distance = like(op.Abs(op.Sub(prediction, target)), prediction)
     near = like(op.Min(distance, delta), prediction)
     return like(op.Mul(near, op.Sub(distance, op.Mul(near, 0.5))), prediction)
@@ -318,16 +297,8 @@ def bad_option(loss: str, option: str, value: object, must: str) -> OdtpackError
 
 
 def numbers(loss: str, option: Option, value: Any) -> Numbers:
-    """Return an array, list or number as nested tuples.
-
-    Args:
-        loss: Name of the loss.
-        option: The option, which is an array.
-        value: What was given.
-
-    Raises:
-        OdtpackError: It is not an array of finite numbers that the option takes.
-    """
+    """Return an array, list or number as nested tuples."""
+    # option: The option, which is an array.
     try:
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError):
@@ -367,11 +338,7 @@ def log_softmax(op: Ops, logits: ir.Value) -> tuple[ir.Value, int]:
 
 
 def label_target(loss: str, prediction: ir.Value) -> Target:
-    """The graph input for class numbers: they drop the class axis of the prediction.
-
-    Raises:
-        OdtpackError: The prediction has fewer than two axes.
-    """
+    """The graph input for class numbers: they drop the class axis of the prediction."""
     require_rank(loss, prediction, "[N, C, ...]", 2, None)
     shape = dims(prediction)
     if not isinstance(shape[1], int) and any(isinstance(dim, int) for dim in shape[2:]):
@@ -420,11 +387,7 @@ class Embeddings(Loss):
     """A loss that compares embeddings of one length."""
 
     def check_embeddings(self, predictions: Sequence[ir.Value]) -> None:
-        """Check rank and length of the embeddings.
-
-        Raises:
-            OdtpackError: One has another rank than 2, or their lengths differ.
-        """
+        """Check rank and length of the embeddings."""
         for value in predictions:
             require_rank(self.name, value, "[N, D]", 2, 2)
         widths = {dims(value)[1] for value in predictions}

@@ -30,21 +30,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """The last product of a language model.
+    """The last product of a language model."""
 
-    Attributes:
-        hidden: What it reads, [B, T, K].
-        weight: Float matrix, or codes.
-        codes: Where they are codes, the node that makes numbers of them.
-        words_first: Whether the weight is [V, K] and not [K, V].
-        words: V.
-    """
-
-    hidden: ir.Value
-    weight: ir.Value
-    codes: ir.Node | None
-    words_first: bool
-    words: int
+    hidden: ir.Value  # what it reads, [B, T, K]
+    weight: ir.Value  # float matrix, or codes
+    codes: ir.Node | None  # where they are codes, the node that makes numbers of them
+    words_first: bool  # whether the weight is [V, K] and not [K, V]
+    words: int  # V
 
     @property
     def axis(self) -> int:
@@ -63,12 +55,7 @@ class Head:
 
 
 def head_of(logits: ir.Value, loss: str) -> Head:
-    """The product that gives the logits.
-
-    Raises:
-        OdtpackError: They are no product with a stored weight, or one that cannot be cut
-            (``head-not-found``).
-    """
+    """The product that gives the logits."""
     node, words_first = logits.producer(), False
     while node is not None and node.op_type == "Identity" and node.inputs[0] is not None:
         node = node.inputs[0].producer()
@@ -128,7 +115,7 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
         logits = op.MatMul(rows, across if head.words_first else part)
         if scales is not None:
             logits = op.Mul(logits, scales)
-        highest = _highest(op, logits)
+        highest = op.reduce_max(logits, [2])
         peak = highest if total is None else op.Max(most, highest)
         shares = op.Exp(op.Sub(logits, peak))
         summed = op.reduce_sum(shares, [2])
@@ -154,18 +141,10 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
     return terms
 
 
-def _highest(op: Ops, logits: ir.Value) -> ir.Value:
-    if op.opset >= 18:
-        return op.ReduceMax(logits, op.ints(2), keepdims=1)
-    return op.emit("ReduceMax", [logits], axes=[2], keepdims=1)[0]
-
-
 def _part(op: Ops, head: Head, start: ir.Value, end: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    """A part of the weight's words, as it is stored, and the scale of each.
-
-    Codes become floats by a Cast. After a DequantizeLinear, ONNX Runtime quantizes once more
-    what the Transpose of it gives, which takes ten times as long as the products.
-    """
+    """A part of the weight's words, as it is stored, and the scale of each."""
+    # Codes become floats by a Cast. After a DequantizeLinear, ONNX Runtime quantizes once more what
+    # the Transpose of it gives, which takes ten times as long as the products.
     bounds = [op.reshape(start, 1), op.reshape(end, 1)]
     part = op.Slice(head.weight, *bounds, op.ints(head.axis))
     if head.scales is None:
@@ -174,11 +153,9 @@ def _part(op: Ops, head: Head, start: ir.Value, end: ir.Value) -> tuple[ir.Value
 
 
 def _blocks(op: Ops, head: Head, start: int, end: int, one: ir.Value) -> ir.Value:
-    """The same of codes with blocks, which are cut when the model is built.
-
-    No kernel cuts values of 4 bits. The scales are computed, so that numbers are made of a part
-    once, for all that read it, and when it is their turn.
-    """
+    """The same of codes with blocks, which are cut when the model is built."""
+    # No kernel cuts values of 4 bits. The scales are computed, so that numbers are made of a part
+    # once, for all that read it, and when it is their turn.
     # Here, so that recipes can read the declarations of losses without onnx_ir.
     import onnx_ir as ir
 

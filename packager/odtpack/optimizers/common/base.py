@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -24,26 +24,6 @@ if TYPE_CHECKING:
 # What Adam and AdamW share: two moments, and the change that follows from them.
 
 
-class AdamLike(Protocol):
-    """Hyperparameters that the change reads."""
-
-    @property
-    def beta1(self) -> float:
-        """Decay of the first moment."""
-
-    @property
-    def beta2(self) -> float:
-        """Decay of the second moment."""
-
-    @property
-    def epsilon(self) -> float:
-        """Added to the denominator."""
-
-    @property
-    def bias_correction(self) -> bool:
-        """Whether the moments are corrected for their start at 0."""
-
-
 def moments(
     op: Ops, values: Values, gradients: ir.Value, beta1: float, beta2: float
 ) -> tuple[ir.Value, ir.Value]:
@@ -53,38 +33,26 @@ def moments(
 
 
 def change(
-    optimizer: AdamLike,
-    op: Ops,
-    values: Values,
-    m: ir.Value,
-    v: ir.Value,
-    *,
-    scaled_epsilon: bool,
+    op: Ops, values: Values, m: ir.Value, v: ir.Value, optimizer: Any, *, scaled_epsilon: bool
 ) -> ir.Value:
-    """Return lr sqrt(u2) / u1 m / (sqrt(v) + epsilon'), where u = 1 - b^t.
-
-    epsilon' is epsilon, or with ``scaled_epsilon`` sqrt(u2) epsilon: the same as dividing
-    sqrt(v) by sqrt(u2) first, with a pass over the vector less.
-    """
-    size = values["learning_rate"]
-    epsilon: ir.Value | float = optimizer.epsilon
+    """Return lr sqrt(u2) / u1 m / (sqrt(v) + epsilon'), where u = 1 - b^t."""
+    # optimizer: Adam or AdamW. epsilon' is epsilon, or with ``scaled_epsilon`` sqrt(u2) epsilon:
+    # the same as dividing sqrt(v) by sqrt(u2) first, with a pass over the vector less.
+    size, epsilon = values["learning_rate"], optimizer.epsilon
     if optimizer.bias_correction:
         t = op.cast(values["step"], op.type_of(size))
         root2 = op.Sqrt(_unbias(op, t, optimizer.beta2))
         if scaled_epsilon:
-            epsilon = op.Mul(root2, optimizer.epsilon)
+            epsilon = op.Mul(root2, epsilon)
         size = op.Mul(size, op.Div(root2, _unbias(op, t, optimizer.beta1)))
-    direction = op.Div(m, op.Add(op.Sqrt(v), epsilon))
-    return op.Mul(direction, size)
+    return op.Mul(op.Div(m, op.Add(op.Sqrt(v), epsilon)), size)
 
 
 def _unbias(op: Ops, t: ir.Value, beta: float) -> ir.Value:
-    """Return 1 - beta^t, of the type of t, [1].
-
-    It is 1 - exp(-2 x) with x = -t ln(beta) / 2, written 2 tanh(x) / (1 + tanh(x)): with
-    b2 = 0.999 a difference of 1 would lose four digits of the first steps in float32, and
-    float64 is what not every runtime has.
-    """
+    """Return 1 - beta^t, of the type of t, [1]."""
+    # It is 1 - exp(-2 x) with x = -t ln(beta) / 2, written 2 tanh(x) / (1 + tanh(x)): with b2 =
+    # 0.999 a difference of 1 would lose four digits of the first steps in float32, and float64 is
+    # what not every runtime has.
     half = op.Tanh(op.Mul(t, -math.log(beta) / 2))
     return op.Div(op.Mul(half, 2.0), op.Add(half, 1.0))
 
@@ -98,16 +66,12 @@ Values: TypeAlias = "Mapping[str, ir.Value]"
 
 @dataclasses.dataclass(frozen=True)
 class StateVector:
-    """What an optimizer keeps from step to step for every parameter.
+    """What an optimizer keeps from step to step for every parameter."""
 
-    Attributes:
-        name: Input of the optimizer model; its new value is the output ``<name>.out``.
-        axes: None if it has the parameter's shape. Otherwise the optimizer is run parameter
-            by parameter, each seen as a matrix [rows, columns], and these of the two axes
-            are kept; the other has length 1.
-    """
-
-    name: str
+    name: str  # input of the optimizer model; its new value is the output ``<name>.out``
+    # None if it has the parameter's shape. Otherwise the optimizer is run parameter by parameter,
+    # each seen as a matrix [rows, columns], and these of the two axes are kept; the other has
+    # length 1.
     axes: tuple[int, ...] | None = None
 
 
@@ -256,24 +220,13 @@ def resolve_groups(
     *,
     decay_vectors: bool = True,
 ) -> tuple[Group, ...]:
-    """Divide the trained parameters into groups.
-
-    The first rule whose pattern matches a parameter holds for it, and if none does the
-    optimizer's own numbers. Parameters with equal numbers are one group.
-
-    Args:
-        ranks: Number of axes of each trained parameter, by name in the model's order.
-        rules: What holds for which parameters.
-        weight_decay: Weight decay of the optimizer.
-        decay_vectors: If false, parameters with less than two axes (biases, the scales of
-            normalizations) do not decay, unless a rule gives them a decay.
-
-    Returns:
-        The groups, that of the first parameter first; one if all are updated alike.
-
-    Raises:
-        UnknownNameError: A rule holds for no parameter.
-    """
+    """Divide the trained parameters into groups."""
+    # The first rule whose pattern matches a parameter holds for it, and if none does the
+    # optimizer's own numbers. Parameters with equal numbers are one group.
+    # ranks: Number of axes of each trained parameter, by name in the model's order. decay_vectors:
+    # If false, parameters with less than two axes (biases, the scales of normalizations) do not
+    # decay, unless a rule gives them a decay.
+    # Returns the groups, that of the first parameter first; one if all are updated alike.
     found: dict[tuple[float, float], list[str]] = {}
     used: set[GroupRule] = set()
     for name, rank in ranks.items():
