@@ -28,7 +28,7 @@ PARTS = ("_process", "_log", "_lines")
 @contextmanager
 def kept() -> Iterator[None]:
     """Keep processes inside of the block."""
-    free: dict[object, tuple[int, list[Any]]] = {}
+    free: dict[tuple[object, ...], tuple[int, list[Any]]] = {}
     start, call, close = Worker.start, Worker.call, Worker.close
 
     def started(self: Worker) -> None:
@@ -36,7 +36,7 @@ def kept() -> Iterator[None]:
             return
         variables = {**os.environ, "PYTEST_CURRENT_TEST": ""}
         replaced = worker.subprocess.Popen, vars(worker.Limits)["of"]
-        key = (*replaced, *sys.path, Path.cwd(), *sorted(variables.items()))
+        key = (os.getpid(), *replaced, *sys.path, Path.cwd(), *sorted(variables.items()))
         uses, parts = free.pop(key, (0, []))
         for name, part in zip(PARTS, parts, strict=False):
             setattr(self, name, part)
@@ -64,8 +64,9 @@ def kept() -> Iterator[None]:
             return
         if held := free.pop(state["key"], None):
             end(held[1])
-        if len(free) >= 2:
-            end(free.pop(next(iter(free)))[1])
+        own = [key for key in free if key[0] == os.getpid()]  # a fork's are its parent's as well
+        if len(own) >= 2:
+            end(free.pop(own[0])[1])
         free[state["key"]] = state["uses"], [getattr(self, name) for name in PARTS]
         self._process = None
 
