@@ -192,7 +192,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add(packager / "autodiff/rules/elementwise.py", GRADIENT)
     add(copy / "tests/autodiff/cases/elementwise.py", GRADIENT_CASE)
     (packager / "passes" / "double_negation.py").write_text(example("A pass"))
-    (line,) = re.findall(r"^    (run\(model, .*double_negation.*)$", contributing(), re.M)
+    (line,) = re.findall(r"^    (apply\(model, .*double_negation.*)$", contributing(), re.M)
     pipeline = packager / "passes" / "pipeline.py"
     add(pipeline, f"    {line}\n", "    # Rewrites of the forward graph that make its gradient")
     add(pipeline, "from odtpack.passes import double_negation\n", "from odtpack.passes.compact")
