@@ -21,21 +21,13 @@ from odtpack_simulator.values.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class AppOnDevice:
-    """The app on one device, before anything is measured.
+    """The app on one device, before anything is measured."""
 
-    Attributes:
-        profile: The device.
-        policy: How the app trains.
-        kit: What it trains with.
-        sessions: How the kit's sessions allocate memory, and of which models they are.
-        footprint: What the app holds besides the training.
-    """
-
-    profile: DeviceProfile
-    policy: Policy
-    kit: Kit
-    sessions: SessionUse
-    footprint: AppFootprint
+    profile: DeviceProfile  # The device
+    policy: Policy  # How the app trains
+    kit: Kit  # What it trains with
+    sessions: SessionUse  # How the kit's sessions allocate memory, and of which models they are
+    footprint: AppFootprint  # What the app holds besides the training
 
     @property
     def limit(self) -> int | None:
@@ -59,17 +51,8 @@ def device_result(
     timing: HostTiming,
     steps: Sequence[int],
 ) -> DeviceResult:
-    """Everything about one device, not yet judged. Nothing is run.
-
-    Args:
-        app: The app on the device.
-        plan: The predicted memory, with the app's kit.
-        peaks: The measured memory, with the app's kit and without limits.
-        free: The training without limits.
-        settled: The limits that replays were held to: what is left for a training.
-        timing: Times on this machine.
-        steps: Optimizer steps of the training on each piece of data.
-    """
+    """Everything about one device, not yet judged. Nothing is run."""
+    # `settled`: The limits that replays were held to: what is left for a training.
     profile = app.profile
     held = settled.get(app.room) if app.room is not None else None
     latency = carry(timing, profile)

@@ -14,12 +14,7 @@ from odtpack_simulator.result.result import HostInfo
 
 
 def host_info(timing: HostTiming, threads: int) -> HostInfo:
-    """This machine, as the result of a simulation stores it.
-
-    Args:
-        timing: Its calibration.
-        threads: Intra-operator threads of the replay.
-    """
+    """This machine, as the result of a simulation stores it."""
     return HostInfo(
         cpu=processor_name() or platform.processor() or platform.machine() or "unknown",
         cores=os.cpu_count() or 1,

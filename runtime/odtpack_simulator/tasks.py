@@ -19,10 +19,9 @@ from odtpack_simulator.result.result import InterruptionInfo
 
 @dataclass(frozen=True, slots=True)
 class SettleTask:
-    """Find out which memory limits end the training; see :func:`bisect_limits`.
+    """Find out which memory limits end the training; see :func:`bisect_limits`."""
 
-    Where its ``peaks`` without a limit are not known (None), they are measured first.
-    """
+    # Where its `peaks` without a limit are not known (None), they are measured first.
 
     job: Job
     limits: tuple[int, ...]
@@ -44,10 +43,9 @@ Task = SettleTask | InterruptTask
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task found; the fields of the other kind are empty.
+    """What a task found; the fields of the other kind are empty."""
 
-    ``resumed`` has the peaks by phase of a process that went on from a checkpoint.
-    """
+    # `resumed` has the peaks by phase of a process that went on from a checkpoint.
 
     settled: Mapping[int, LimitOutcome] = field(default_factory=dict)
     peaks: Peaks | None = None
@@ -56,11 +54,7 @@ class TaskResult:
 
 
 def run_task(task: Task) -> TaskResult:
-    """Run one task: the work of an executor.
-
-    Raises:
-        OdtpackError: A child failed.
-    """
+    """Run one task: the work of an executor."""
     if isinstance(task, SettleTask):
         peaks = task.peaks
         if peaks is None:
@@ -79,11 +73,9 @@ def run_task(task: Task) -> TaskResult:
 
 
 class _Resumed:
-    """Listens for a process that begins with a checkpoint, and is not warned of low memory.
+    """Listens for a process that begins with a checkpoint, and is not warned of low memory."""
 
-    Attributes:
-        phases: Its peaks by phase; empty without such a process.
-    """
+    # `phases`: Its peaks by phase; empty without such a process.
 
     def __init__(self) -> None:
         self.phases: Mapping[str, int] = {}

@@ -40,8 +40,7 @@ from odtpack_simulator.values.quantities import Unknown
 from odtpack_simulator.values.schema_errors import first_problem
 from odtpack_simulator.values.units import Interval, format_duration
 
-NS: Final = 10**9
-"""Nanoseconds in a second."""
+NS: Final = 10**9  # Nanoseconds in a second
 
 LONGEST_WORK: Final = 1000 * 365 * NS_PER_DAY
 """A step or checkpoint that takes longer than a thousand years is a mistake in a profile."""
@@ -61,8 +60,7 @@ FIGURES: Final = (
 )
 """The figures of a campaign that may be null, in the order of the record."""
 
-_MANY_STEPS: Final = 10**12
-"""More than fit into any window."""
+_MANY_STEPS: Final = 10**12  # More than fit into any window
 
 
 def run_campaign(
@@ -200,11 +198,9 @@ def _least_kept(save_every: int | None, steps: int) -> int:
 
 
 def _left_out(profile: DeviceProfile, latency: DeviceLatency) -> list[NotJudged]:
-    """What counts as nothing because it is unknown, which makes the other figures too low.
-
-    Without throttling, times are too low. Without the idle power, on the other hand, energy is
-    too high: it is all that the device takes.
-    """
+    """What counts as nothing because it is unknown, which makes the other figures too low."""
+    # Without throttling, times are too low. Without the idle power, on the other hand, energy is
+    # too high: it is all that the device takes.
     missing: list[tuple[str, str]] = []
     if latency.session_creation_ms is None:
         missing.append(("session_creation_ms", "it was not measured"))
@@ -280,11 +276,9 @@ class _Figures:
         self._why: dict[str, str] = {}
 
     def put(self, name: str, values: Sequence[float]) -> None:
-        """Set a figure from the three scenarios: fast, typical, slow.
-
-        The interval spans them, because not every figure grows from fast to slow: in a shorter
-        window a device throttles for a smaller share of the time, and may lose fewer steps.
-        """
+        """Set a figure from the three scenarios: fast, typical, slow."""
+        # The interval spans them, because not every figure grows from fast to slow: in a shorter
+        # window a device throttles for a smaller share of the time, and may lose fewer steps.
         if all(map(math.isfinite, values)):
             low, high = min(values), max(values)
             self._known[name] = Interval(low=low, typical=values[_TYPICAL], high=high)
@@ -364,11 +358,7 @@ def _put_energy(
 
 
 def make_policy(**values: Any) -> Policy:
-    """The policy of these values, see :class:`~odtpack_simulator.result.result.Policy`.
-
-    Raises:
-        OdtpackError: ``bad-policy``: a value is out of its range.
-    """
+    """The policy of these values, see :class:`~odtpack_simulator.result.result.Policy`."""
     try:
         return Policy(**values)
     except ValidationError as error:

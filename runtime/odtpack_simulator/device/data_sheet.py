@@ -38,17 +38,11 @@ Extension = Literal["dotprod", "i8mm", "bf16", "sve", "sme", "avx2", "avx512", "
 
 @dataclass(frozen=True, slots=True)
 class CoreKind:
-    """What one kind of core reaches.
+    """What one kind of core reaches."""
 
-    Attributes:
-        gemm: Share of its peak, in a matrix product.
-        dram: Share of the memory chips' peak, in a copy by one thread.
-        copy_bytes: Bytes that it copies per cycle at most.
-    """
-
-    gemm: Interval
-    dram: Interval
-    copy_bytes: Interval
+    gemm: Interval  # Share of its peak, in a matrix product
+    dram: Interval  # Share of the memory chips' peak, in a copy by one thread
+    copy_bytes: Interval  # Bytes that it copies per cycle at most
 
 
 def _interval(low: float, typical: float, high: float) -> Interval:
@@ -82,13 +76,7 @@ _INT8_PLAIN: Final = _interval(0.7, 1.2, 2)
 
 
 def core_kind(core: str, vendor: str, extensions: Sequence[str]) -> CoreKind:
-    """The kind of a core, from its name, its maker and the instructions it has.
-
-    Args:
-        core: Name of the fastest cores; empty where the profile names none.
-        vendor: Of the device.
-        extensions: Of the processor.
-    """
+    """The kind of a core, from its name, its maker and the instructions it has."""
     if vendor == "Apple":
         return APPLE
     if not _X86_EXTENSIONS.isdisjoint(extensions) or _X86_NAMES.search(core):
@@ -114,13 +102,9 @@ def int8_factor(extensions: Sequence[str]) -> Interval:
 
 
 def copy_rate(kind: CoreKind, dram: Interval, clock: Interval | None) -> Interval:
-    """Bytes per second that one thread copies.
-
-    Args:
-        kind: Of the fastest core.
-        dram: Peak of the memory chips in bytes per second.
-        clock: Of the fastest core in Hz; None if unknown.
-    """
+    """Bytes per second that one thread copies."""
+    # `dram`: Peak of the memory chips in bytes per second.
+    # `clock`: Of the fastest core in Hz; None if unknown.
     share = _times(dram, kind.dram)
     if clock is None:
         return share

@@ -12,23 +12,14 @@ from odtpack_simulator.values.units import Interval
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """What a profile says about speed.
+    """What a profile says about speed."""
 
-    Attributes:
-        threads: Threads of the training; None if the profile cannot say.
-        gemm: FLOP/s of a large matrix product with these threads.
-        core: The same with one thread, on the fastest core.
-        copy: Bytes per second that one thread copies in memory.
-        clock_hz: Clock of the fastest core in Hz; None if unknown.
-        int8: Operations per second of a large int8 product with these threads.
-    """
-
-    threads: int | None
-    gemm: Interval
-    core: Interval
-    copy: Interval
-    clock_hz: float | None
-    int8: Interval
+    threads: int | None  # Threads of the training; None if the profile cannot say
+    gemm: Interval  # FLOP/s of a large matrix product with these threads
+    core: Interval  # The same with one thread, on the fastest core
+    copy: Interval  # Bytes per second that one thread copies in memory
+    clock_hz: float | None  # Clock of the fastest core in Hz; None if unknown
+    int8: Interval  # Operations per second of a large int8 product with these threads
 
 
 def device_rates(profile: DeviceProfile) -> DeviceRates | str:
@@ -60,12 +51,10 @@ def _rate(profile: DeviceProfile, rate: Interval, threads: int, measured: int) -
 
 
 def clock_share(profile: DeviceProfile, threads: int, measured: int) -> Interval:
-    """Rate of ``threads`` threads as a share of that of ``measured``, without knowing peaks.
-
-    Threads run on the fastest cores there are. Where all cores are of one kind, rates are in
-    proportion to their number. Otherwise the slow cores' share is only known to be between
-    nothing and what their clock (or else their number) says.
-    """
+    """Rate of ``threads`` threads as a share of that of ``measured``, without knowing peaks."""
+    # Threads run on the fastest cores there are. Where all cores are of one kind, rates are in
+    # proportion to their number. Otherwise the slow cores' share is only known to be between
+    # nothing and what their clock (or else their number) says.
     clocks: list[float] = []
     for cluster in profile.cpu.clusters:
         cores, clock = bounds(cluster.cores, "count"), bounds(cluster.clock, "frequency")

@@ -79,12 +79,9 @@ def shown(key: str, figure: Quantity | Unknown | None) -> ProfileFigure:
 class MemoryFigures(Strict):
     """What the device's memory holds, what one app gets of it, and how fast it copies."""
 
-    ram: Bytes | None = None
-    """Memory of the device as sold."""
-    app_limit_foreground: Bytes | None = None
-    """Memory at which an app in the foreground is ended."""
-    app_limit_background: Bytes | None = None
-    """Memory at which an app in the background is ended."""
+    ram: Bytes | None = None  # Memory of the device as sold
+    app_limit_foreground: Bytes | None = None  # Memory at which an app in the foreground is ended
+    app_limit_background: Bytes | None = None  # Memory at which an app in the background is ended
     app_limit_entitled: Bytes | None = None
     """Foreground limit with the platform's entitlement for more memory (iOS)."""
     low_memory_warning: Fraction | None = None
@@ -115,8 +112,7 @@ class Cluster(Strict):
     core: str = Field(min_length=1, max_length=64)
     cores: Count
     clock: Frequency
-    fp32_peak: Compute | None = None
-    """Single-precision rate of the cluster's cores together."""
+    fp32_peak: Compute | None = None  # Single-precision rate of the cluster's cores together
 
 
 class CpuFigures(Strict):
@@ -133,8 +129,7 @@ class CpuFigures(Strict):
     fp32_peak: Compute | None = None
     gemm_efficiency: Fraction | None = None
     fp32_gemm: Compute | None = None
-    fp32_gemm_single: Compute | None = None
-    """``fp32_gemm`` with one thread."""
+    fp32_gemm_single: Compute | None = None  # `fp32_gemm` with one thread
     int8_gemm: Compute | None = None
     """Rate of a large int8 matrix product, two operations for each product and sum."""
     fp32_conv: Compute | None = None
@@ -423,15 +418,7 @@ class DeviceProfile(Strict):
 
 
 def parse_profile(data: bytes, where: str) -> DeviceProfile:
-    """Read a profile from the bytes of a TOML file.
-
-    Args:
-        data: Content of the file.
-        where: Its name, for messages.
-
-    Raises:
-        OdtpackError: Not TOML, or not what ``docs/formats/device-profile.md`` allows.
-    """
+    """Read a profile from the bytes of a TOML file."""
     content = parse_toml(data, code="profile", what="device profile", where=where)
     try:
         return DeviceProfile.model_validate(content)
@@ -526,12 +513,7 @@ _FIGURE = ("value", "low", "high", "threads", "unit", "kind", "source", "unknown
 
 
 def profile_toml(profile: DeviceProfile, *, comment: str = "") -> str:
-    """The text of a profile's file; parsing it gives an equal profile.
-
-    Args:
-        profile: What to write.
-        comment: Lines for people at the top, without their ``#``.
-    """
+    """The text of a profile's file; parsing it gives an equal profile."""
     content = profile.model_dump(mode="json", exclude_none=True)
     return "\n".join(_lines(content, comment)) + "\n"
 

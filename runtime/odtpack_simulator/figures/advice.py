@@ -40,12 +40,10 @@ def for_device_limit(result: SimulationResult, device: DeviceResult, limit_bytes
 
 
 def for_memory(result: SimulationResult, device: DeviceResult, limit_bytes: float) -> str:
-    """What brings the peak of the training under ``limit_bytes``, by the plans in the result.
-
-    The mildest change that is enough, and one of another kind; else what comes nearest. A
-    measured peak may be above the planned one: each plan is then taken to be as much too low. A
-    replay that was killed has no measured peak, and is taken to have needed at least the limit.
-    """
+    """What brings the peak of the training under ``limit_bytes``, by the plans in the result."""
+    # The mildest change that is enough, and one of another kind; else what comes nearest. A
+    # measured peak may be above the planned one: each plan is then taken to be as much too low. A
+    # replay that was killed has no measured peak, and is taken to have needed at least the limit.
     changes = result.memory.changes
     others = device.memory.others_bytes
     if limit_bytes <= 0 and others:
@@ -251,10 +249,8 @@ def _times(numerator: float, denominator: float) -> float:
 
 
 def _opening(subject: Subject) -> float:
-    """Share of the work that goes into opening and saving, however few steps are made.
-
-    A piece of data takes a session at least, each of which is opened and saved once.
-    """
+    """Share of the work that goes into opening and saving, however few steps are made."""
+    # A piece of data takes a session at least, each of which is opened and saved once.
     campaign = subject.on.campaign
     if campaign is None or campaign.restart_s is None or campaign.active_s is None:
         return 0.0

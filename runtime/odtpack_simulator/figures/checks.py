@@ -221,19 +221,16 @@ def _finishes(result: SimulationResult, device: DeviceResult, campaign: DeviceCa
     )
 
 
-LEAST_SHARE: Final = 0.001
-"""Share of its loss by which a model that learns improves at the least."""
+LEAST_SHARE: Final = 0.001  # Share of its loss by which a model that learns improves at the least
 
 
 def learns_check(result: SimulationResult) -> Check:
-    """Whether the loss on held-out samples fell by more than its noise.
-
-    It passes where the whole interval of the fall is above zero, and fails where none of it
-    is, or where the fall is less than a thousandth of the loss: any difference shows if only
-    the samples agree on it. In between the samples do not show it: with :data:`ENOUGH_GROUPS` of
-    them to compare, a training that is worth shipping would show, and the check fails; with
-    fewer it is not judged.
-    """
+    """Whether the loss on held-out samples fell by more than its noise."""
+    # It passes where the whole interval of the fall is above zero, and fails where none of it is,
+    # or where the fall is less than a thousandth of the loss: any difference shows if only the
+    # samples agree on it. In between the samples do not show it: with ENOUGH_GROUPS of them to
+    # compare, a training that is worth shipping would show, and the check fails; with fewer it is
+    # not judged.
     fall = result.training.held_out_fall
     status, message = _outcome(result, fall)
     return Check(

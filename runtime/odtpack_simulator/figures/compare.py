@@ -188,16 +188,8 @@ def _value(value: object) -> str:
 def compare(
     base: SimulationResult, head: SimulationResult, budgets: Budgets | None = None
 ) -> Comparison:
-    """Compare two results.
-
-    Args:
-        base: The baseline result; its own checks do not count.
-        head: The new result.
-        budgets: Limits to judge the head by, with the base as baseline.
-
-    Raises:
-        OdtpackError: The budgets name a device that is neither in the head nor shipped.
-    """
+    """Compare two results."""
+    # `base`: The baseline result; its own checks do not count.
     budgeted = budgets or Budgets()
     judged = judge(head, budgeted, baseline=base)
     verdicts = {device.name: device.verdict for device in judged.devices}

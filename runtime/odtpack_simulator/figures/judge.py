@@ -40,8 +40,7 @@ from odtpack_simulator.values.units import format_limit, format_number, format_p
 NO_BASELINE: Final = (
     "no baseline was given: odtpack judge RESULT.json --budget budgets.toml --baseline BASE.json"
 )
-Limits = Mapping[str, Sequence[PlacedLimit]]
-"""Limits by key of their metric."""
+Limits = Mapping[str, Sequence[PlacedLimit]]  # Limits by key of their metric
 Source = TypeVar("Source")
 
 
@@ -52,16 +51,9 @@ def limit_checks(
     baseline: Sequence[Figure] | str,
     advise: Callable[[Metric[Source], float], str],
 ) -> list[Check]:
-    """A check for each limit of each figure.
-
-    Args:
-        metrics: What the figures are of.
-        figures: Of one subject, in the order of the checks.
-        limits: What they must keep.
-        baseline: The same subject's figures that limits such as "+5 %" refer to, or why there
-            are none.
-        advise: What to change first to reach a limit, from a metric and the limit.
-    """
+    """A check for each limit of each figure."""
+    # `baseline`: The same subject's figures that limits such as "+5 %" refer to, or why there are
+    # none.
     found = []
     for figure in figures:
         metric = metrics[figure.metric]
@@ -255,11 +247,9 @@ def _with_footprint(device: DeviceResult, footprint: AppFootprint | None) -> Dev
 
 
 def _stand_in(own: list[Check], always: list[Check], limits: Limits) -> list[Check]:
-    """Let a budget for the peak take the place of a device's limit that is unknown.
-
-    Removes the open check of the limit from ``always``, and says so in the budget's. The
-    budget must be able to fail by itself: absolute, and at level ``error``.
-    """
+    """Let a budget for the peak take the place of a device's limit that is unknown."""
+    # Removes the open check of the limit from `always`, and says so in the budget's. The budget
+    # must be able to fail by itself: absolute, and at level `error`.
     placed = limits.get("peak_memory", ())
     if not any(each.kind == "absolute" and each.level == "error" for each in placed):
         return own

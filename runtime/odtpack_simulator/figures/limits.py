@@ -41,8 +41,7 @@ from odtpack_simulator.values.schema_errors import TAG_PREFIX, first_problem, ne
 from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
 from odtpack_simulator.values.units import parse_quantity
 
-MAX_LIMITS: Final = 8
-"""Most limits in the list of one key."""
+MAX_LIMITS: Final = 8  # Most limits in the list of one key
 
 Kind = Literal["absolute", "percent", "difference"]
 
@@ -61,12 +60,11 @@ _SIGNED = re.compile(r"\s*([+-])\s*(\S.*)")
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The value of a limit, in the unit of its metric.
+    """The value of a limit, in the unit of its metric."""
 
-    ``figure`` is the limit itself (``absolute``), or how far a figure may be above, or
-    below zero under, that of a baseline: in percent of it (``percent``), or in the
-    metric's unit (``difference``).
-    """
+    # `figure` is the limit itself (`absolute`), or how far a figure may be above, or below zero
+    # under, that of a baseline: in percent of it (`percent`), or in the metric's unit
+    # (`difference`).
 
     figure: float
     kind: Kind = "absolute"
@@ -398,16 +396,7 @@ def parse_budgets(data: bytes, source: str = "budgets.toml") -> Budgets:
 def make_budgets(
     content: Mapping[str, Any], source: str, lines: Mapping[tuple[str, ...], int]
 ) -> Budgets:
-    """Read budgets from the tables of a TOML file.
-
-    Args:
-        content: The tables ``budgets``, ``class`` and ``device``.
-        source: Name of the file, for messages and for the location of each check.
-        lines: Line of each table and key, by path.
-
-    Raises:
-        OdtpackError: An unknown key, or a value without the unit it needs.
-    """
+    """Read budgets from the tables of a TOML file."""
     try:
         file = _File.model_validate(content)
     except ValidationError as error:

@@ -114,13 +114,11 @@ def _headroom_advice(subject: Subject, limit: float) -> str:
 
 
 def host_interval(host: HostLatency, sample: Sample) -> Interval | None:
-    """What the host's steps leave open about a time that was taken from them, in ms.
-
-    The interval of the median or of the 90th percentile as it was measured, or, for a
-    result without one, between two order statistics of the steps: for the quantile q of
-    n steps those at n q ± 1.96 √(n q (1 - q)), which cover it with 95 % (binomial). A
-    single step can be any of the steps, but for the lowest and highest twentieth.
-    """
+    """What the host's steps leave open about a time that was taken from them, in ms."""
+    # The interval of the median or of the 90th percentile as it was measured, or, for a result
+    # without one, between two order statistics of the steps: for the quantile q of n steps those at
+    # n q ± 1.96 √(n q (1 - q)), which cover it with 95 % (binomial). A single step can be any of
+    # the steps, but for the lowest and highest twentieth.
     steps = sorted(host.steps_ms)
     last = len(steps) - 1
     known = {"median": host.p50_ms, "p90": host.p90_ms, "single": None}[sample]
@@ -239,10 +237,8 @@ def _left_out(subject: Subject, field: str, unit: Unit) -> str:
 
 
 def _days_chance(base: Figure, head: Figure) -> float | None:
-    """Days that were begun, or not, by a difference in time that is within the noise of times.
-
-    Whole days jump: however little the last session takes longer, it may end on another day.
-    """
+    """Days that were begun, or not, by a difference in time that is within the noise of times."""
+    # Whole days jump: however little the last session takes longer, it may end on another day.
     noise = of_ratio(base, head)
     if noise is None or base.noise is None or head.noise is None:
         return None
@@ -402,8 +398,7 @@ _ALL: Final[tuple[Metric[Subject], ...]] = (
     ),
 )  # fmt: skip
 
-METRICS: Final = MappingProxyType({metric.key: metric for metric in _ALL})
-"""Key -> metric."""
+METRICS: Final = MappingProxyType({metric.key: metric for metric in _ALL})  # Key -> metric
 
 ALWAYS: Final = MappingProxyType(
     {

@@ -134,21 +134,7 @@ def carried_device(
     state: AppState,
     times: Scenario,
 ) -> FleetDevice:
-    """A model of device from what a simulation says about it.
-
-    Args:
-        profile: The device.
-        latency: Times carried to it.
-        peak_bytes: Peak of the training.
-        others_bytes: What the app's process holds besides the training.
-        share: Its share of the population.
-        state: Where the app trains.
-        times: Which end of the intervals to take.
-
-    Raises:
-        OdtpackError: ``fleet-device``: the profile lacks what the times of a step, or of a
-            window in the background, follow from.
-    """
+    """A model of device from what a simulation says about it."""
     paces = device_times(profile, latency, state)
     if isinstance(paces, str):
         raise OdtpackError(
@@ -192,33 +178,19 @@ def unmeasured(devices: Sequence[FleetDevice]) -> list[str]:
     return said
 
 
-OnStage = Callable[[str], None]
-"""Called with what is being done, in words for people."""
+OnStage = Callable[[str], None]  # Called with what is being done, in words for people
 
 
 def measure_devices(
     package: Package,
     data: FleetData,
     fleet: FleetFile,
-    batch_size: int,
+    batch_size: int,  # Samples of the largest batch of any client
     *,
     on_stage: OnStage = lambda stage: None,
     on_message: OnMessage | None = None,
 ) -> list[FleetDevice]:
-    """Plan the memory of a client's training, time its steps here, and carry them to each model.
-
-    Args:
-        package: What is trained.
-        data: Samples to time steps on.
-        fleet: The models of device.
-        batch_size: Samples of the largest batch of any client.
-        on_stage: Called as it goes on.
-        on_message: Called with the messages of the timing process.
-
-    Raises:
-        OdtpackError: A profile cannot be read or lacks what times follow from; a model of the
-            package does not load, or the timing fails.
-    """
+    """Plan the memory of a client's training, time its steps here, and carry them to each model."""
     if not fleet.population.devices:
         return []
     profiles = [load_profile(device.profile) for device in fleet.population.devices]
@@ -267,12 +239,7 @@ def measure_devices(
 def devices_of_result(
     package: Package, result: SimulationResult, fleet: FleetFile, batch_size: int
 ) -> list[FleetDevice]:
-    """The same from what ``odtpack simulate`` measured before, of this package and batch.
-
-    Raises:
-        OdtpackError: ``fleet-times``: the result is of another package or batch, or lacks one of
-            the fleet's devices as it is now.
-    """
+    """The same from what ``odtpack simulate`` measured before, of this package and batch."""
     if result.package.manifest_sha256 != package.manifest_sha256:
         raise OdtpackError("fleet-times", "The result is of another package.")
     if result.data.batch_size != batch_size:

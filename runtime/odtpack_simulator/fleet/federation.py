@@ -56,8 +56,7 @@ from odtpack_simulator.fleet.workers import ClientPool, Group
 from odtpack_simulator.replay.executor import RayExecutor
 
 _EVALUATION_BATCH: Final = 256
-_MOST_REFUSALS: Final = 20
-"""Reasons of refusal that a round's record keeps; the ends count all."""
+_MOST_REFUSALS: Final = 20  # Reasons of refusal that a round's record keeps; the ends count all
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +75,10 @@ OnFleetProgress = Callable[[FleetProgress], None]
 
 
 class Federation:
-    """A federation of a package's clients.
+    """A federation of a package's clients."""
 
-    Args:
-        package: Folder of the package.
-        data: ``.npz`` file that the clients' samples are drawn from; a fifth is held out.
-        fleet: Who takes part, and how.
-        devices: The models of device, in the order of the fleet file; ideal ones without any.
-
-    Raises:
-        OdtpackError: The package, the data or the fleet file are wrong, or do not fit each other.
-    """
+    # `data`: `.npz` file that the clients' samples are drawn from; a fifth is held out.
+    # `devices`: The models of device, in the order of the fleet file; ideal ones without any.
 
     def __init__(
         self,
@@ -198,11 +190,7 @@ class Federation:
         return summarize(self, state), state
 
     def save_checkpoint(self, state: FleetState, path: Path) -> None:
-        """Write a checkpoint of the package with the parameters that the rounds came to.
-
-        Raises:
-            OdtpackError: The file cannot be written.
-        """
+        """Write a checkpoint of the package with the parameters that the rounds came to."""
         fresh = CheckpointState.load_checkpoint(self.package.checkpoint)
         for name, array in state.arrays.items():
             fresh.parameters[name].data = array

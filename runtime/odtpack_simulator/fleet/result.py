@@ -249,11 +249,7 @@ class FleetResult(Part):
 
 
 def load_fleet_result(path: str | os.PathLike[str]) -> FleetResult:
-    """Read a result that :meth:`FleetResult.to_json` wrote.
-
-    Raises:
-        OdtpackError: Absent, too large, or not a result of this version.
-    """
+    """Read a result that :meth:`FleetResult.to_json` wrote."""
     file = Path(path)
     data = read_bounded(file, limit=MAX_RESULT_BYTES, code="result", what="result file")
     try:

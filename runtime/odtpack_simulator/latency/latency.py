@@ -37,11 +37,7 @@ __all__ = ["HostTiming", "carry", "measure_host"]
 def measure_host(
     job: Job, *, on_message: OnMessage | None = None, stall_seconds: float = STALL_SECONDS
 ) -> HostTiming:
-    """Time steps of a job whose ``task`` is ``time``, in a child process.
-
-    Raises:
-        OdtpackError: As :func:`~odtpack_simulator.replay.replay.run_child`.
-    """
+    """Time steps of a job whose ``task`` is ``time``, in a child process."""
     timed: Message = {}
     with closing(run_child(job, stall_seconds=stall_seconds)) as messages:
         for message in messages:
@@ -56,12 +52,7 @@ def measure_host(
 
 
 def carry(host: HostTiming, profile: DeviceProfile) -> DeviceLatency:
-    """Estimate the times of a training on a device. A pure function.
-
-    Args:
-        host: Measurements on this machine.
-        profile: The device; ``not_judged`` says what it lacks, if it does.
-    """
+    """Estimate the times of a training on a device. A pure function."""
     device = device_rates(profile)
     if isinstance(device, str):
         return DeviceLatency(
@@ -110,13 +101,11 @@ def carry(host: HostTiming, profile: DeviceProfile) -> DeviceLatency:
 
 
 def core_ratio(host: HostTiming, device: DeviceRates) -> Interval:
-    """How many times longer one core of the device takes for what does not use vectors.
-
-    Two ratios bound it, each at its typical value: that of the clocks, since a phone's
-    core does no more per cycle, and that of matrix products by one thread, in which
-    wider vectors count too. Their geometric mean is the typical value. Where a clock
-    is unknown, the ratio of the copies takes its place.
-    """
+    """How many times longer one core of the device takes for what does not use vectors."""
+    # Two ratios bound it, each at its typical value: that of the clocks, since a phone's core does
+    # no more per cycle, and that of matrix products by one thread, in which wider vectors count
+    # too. Their geometric mean is the typical value. Where a clock is unknown, the ratio of the
+    # copies takes its place.
     vectors = host.calibration.core_flops / device.core.typical
     clock = host.calibration.clock_hz
     if clock is not None and device.clock_hz is not None:
@@ -131,14 +120,7 @@ def core_ratio(host: HostTiming, device: DeviceRates) -> Interval:
 def group_ratio(
     group: OperatorGroup, host: HostTiming, device: DeviceRates, core: Interval
 ) -> Interval:
-    """How many times longer the device takes for some operators.
-
-    Args:
-        group: Runs of one operator with the same work.
-        host: Measurements on this machine.
-        device: The device's rates.
-        core: What :func:`core_ratio` says.
-    """
+    """How many times longer the device takes for some operators."""
     if group.operator_class == "other":
         return core
     roof = host.calibration.roof

@@ -35,14 +35,8 @@ _SECONDS: Final = 60.0
 
 
 def allocator_overhead(allocator: Allocator) -> float | None:
-    """Bytes taken from the system per byte held; None where the system does not say.
-
-    Args:
-        allocator: ``"arena"`` for ONNX Runtime's default, ``"heap"`` with the arena off.
-
-    Raises:
-        OdtpackError: The measuring process ended without an answer.
-    """
+    """Bytes taken from the system per byte held; None where the system does not say."""
+    # `allocator`: `"arena"` for ONNX Runtime's default, `"heap"` with the arena off.
     if sys.platform != "linux":
         return None
     package_root = str(Path(__file__).resolve().parents[2])

@@ -32,23 +32,14 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        repeats: Repetitions of every rate and of the storage file, if time allows.
-        convolution_seconds: Time spent on one shape of convolution, at least.
-        rate_seconds: Time after which rates are not repeated once more.
-        file_bytes: Size of the file that is written and read.
-        syncs: Number of small writes.
-        storage_seconds: Time after which the file is not written once more.
-    """
-
-    repeats: int = 5
-    convolution_seconds: float = 0.4
-    rate_seconds: float = 40.0
-    file_bytes: int = 256 * 2**20
-    syncs: int = 40
-    storage_seconds: float = 20.0
+    repeats: int = 5  # Repetitions of every rate and of the storage file, if time allows
+    convolution_seconds: float = 0.4  # Time spent on one shape of convolution, at least
+    rate_seconds: float = 40.0  # Time after which rates are not repeated once more
+    file_bytes: int = 256 * 2**20  # Size of the file that is written and read
+    syncs: int = 40  # Number of small writes
+    storage_seconds: float = 20.0  # Time after which the file is not written once more
 
 
 def measure_device(
@@ -60,20 +51,8 @@ def measure_device(
     effort: Effort | None = None,
     on_progress: Progress | None = None,
 ) -> DeviceProfile:
-    """Measure this machine; the default effort takes well under two minutes.
-
-    Args:
-        folder: Folder whose storage is measured; nothing stays in it.
-        name: ``vendor/device`` of the profile, in lower case.
-        title: Name for people.
-        threads: Threads that a training would use; by default one per performance core.
-        effort: How much is measured.
-        on_progress: Called with steps done, steps in all, and what comes next.
-
-    Raises:
-        OdtpackError: A name that no profile can have, threads out of range, or storage
-            that cannot be written.
-    """
+    """Measure this machine; the default effort takes well under two minutes."""
+    # `threads`: Threads that a training would use; by default one per performance core.
     _check(name, title, threads)
     effort = effort or Effort()
     report = on_progress or (lambda done, total, what: None)
@@ -121,12 +100,10 @@ def _check(name: str, title: str, threads: int | None) -> None:
 
 
 def conv_flops(threads: int, effort: Effort) -> float:
-    """FLOP/s of a 3 x 3 convolution in ONNX Runtime, best of three shapes.
-
-    Operations are those of the definition (two per weight and output), whatever the kernel
-    saves: this is the rate that a layer's cost divided by its time gives. The weights are an
-    input, as they are in a training step, so none are laid out anew before.
-    """
+    """FLOP/s of a 3 x 3 convolution in ONNX Runtime, best of three shapes."""
+    # Operations are those of the definition (two per weight and output), whatever the kernel saves:
+    # this is the rate that a layer's cost divided by its time gives. The weights are an input, as
+    # they are in a training step, so none are laid out anew before.
     return max(_convolution(*shape, threads, effort) for shape in _CONVOLUTIONS)
 
 

@@ -28,34 +28,21 @@ OS_NAMES: Final = {"linux": "linux", "darwin": "macos", "win32": "windows"}
 
 @dataclass(frozen=True, slots=True)
 class CoreGroup:
-    """Cores with one top clock.
+    """Cores with one top clock."""
 
-    Attributes:
-        cores: Their number; two hardware threads of one core count once.
-        clock_hz: Top clock, or None.
-    """
-
-    cores: int
-    clock_hz: float | None
+    cores: int  # Their number; two hardware threads of one core count once
+    clock_hz: float | None  # Top clock, or None
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the system says.
+    """What the system says."""
 
-    Attributes:
-        processor: Name of the processor, or None.
-        ram_bytes: Memory of the machine, or None.
-        limit_bytes: Memory that this process may use by its control group, or None.
-        groups: Cores that this process may use, the fastest group first.
-        quota: Processors that the control group grants, or None for all of them.
-    """
-
-    processor: str | None
-    ram_bytes: int | None
-    limit_bytes: int | None
-    groups: tuple[CoreGroup, ...]
-    quota: float | None
+    processor: str | None  # Name of the processor, or None
+    ram_bytes: int | None  # Memory of the machine, or None
+    limit_bytes: int | None  # Memory that this process may use by its control group, or None
+    groups: tuple[CoreGroup, ...]  # Cores that this process may use, the fastest group first
+    quota: float | None  # Processors that the control group grants, or None for all of them
 
     @property
     def cores(self) -> int:
@@ -150,12 +137,9 @@ def _groups() -> tuple[CoreGroup, ...]:
     )
 
 
-BUSY: Final = "this machine was busy"
-"""Says why a time is not judged, or is uncertain."""
-QUIET_SHARE: Final = 0.02
-"""Share of its time that a step may wait and still count as undisturbed."""
-ENOUGH_STEPS: Final = 8
-"""Undisturbed steps from which on the others are left out."""
+BUSY: Final = "this machine was busy"  # Says why a time is not judged, or is uncertain
+QUIET_SHARE: Final = 0.02  # Share of its time that a step may wait and still count as undisturbed
+ENOUGH_STEPS: Final = 8  # Undisturbed steps from which on the others are left out
 _TASKS: Final = Path("/proc/self/task")
 _COMPUTING: Final = (1, 2, 3, 6, 7)
 """Fields of the line ``cpu`` in ``/proc/stat`` (proc(5)): user, nice, system, irq and softirq."""
@@ -163,11 +147,9 @@ _STEAL: Final = 8
 
 
 class WaitingClock:
-    """Seconds that the threads of this process have waited, from when it is made.
+    """Seconds that the threads of this process have waited, from when it is made."""
 
-    Args:
-        threads: How many threads work; the others wait for them.
-    """
+    # `threads`: How many threads work; the others wait for them.
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -237,37 +219,24 @@ _MOST_CACHED: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StorageTiming:
-    """What :func:`measure_storage` found.
+    """What :func:`measure_storage` found."""
 
-    Attributes:
-        write: Bytes per second of every repetition, ``fsync`` included.
-        read: Bytes per second of every repetition past the page cache; empty if the cache
-            could not be passed by.
-        sync: Seconds of every small write with ``fsync``.
-        cached: Why ``read`` is empty; None if it is not.
-    """
-
-    write: tuple[float, ...]
+    write: tuple[float, ...]  # Bytes per second of every repetition, `fsync` included
+    # Bytes per second of every repetition past the page cache; empty if the cache could not be
+    # passed by.
     read: tuple[float, ...]
-    sync: tuple[float, ...]
-    cached: str | None
+    sync: tuple[float, ...]  # Seconds of every small write with `fsync`
+    cached: str | None  # Why `read` is empty; None if it is not
 
 
 def measure_storage(
     folder: Path, *, size: int, repeats: int, syncs: int, seconds: float = 20.0
 ) -> StorageTiming:
-    """Write, read and remove files in ``folder``.
-
-    Args:
-        folder: Where checkpoints would be; it must exist and be writable.
-        size: Bytes of the file, a multiple of 1 MiB.
-        repeats: How often it is written and read, if time allows.
-        syncs: Number of small writes, if time allows.
-        seconds: Time after which neither is repeated once more.
-
-    Raises:
-        OdtpackError: The folder cannot be written, or has no space left.
-    """
+    """Write, read and remove files in ``folder``."""
+    # `size`: Bytes of the file, a multiple of 1 MiB.
+    # `repeats`: How often it is written and read, if time allows.
+    # `syncs`: Number of small writes, if time allows.
+    # `seconds`: Time after which neither is repeated once more.
     chunk = secrets.token_bytes(_CHUNK)  # storage that compresses cannot cheat
     write: list[float] = []
     read: list[float] = []

@@ -31,10 +31,8 @@ from odtpack_simulator.values.schema_errors import first_problem
 
 # The profile that a kit's measurements of a phone make, with bounds from their own spread.
 
-_LONG_ENOUGH: Final = 300.0
-"""Seconds of load after which a phone has shown how it throttles."""
-_BURST: Final = 3
-"""The first rates, before the device is warm."""
+_LONG_ENOUGH: Final = 300.0  # Seconds of load after which a phone has shown how it throttles
+_BURST: Final = 3  # The first rates, before the device is warm
 _BY_KIT: Final[dict[str, OsClass]] = {
     "cpp": "linux",
     "javascript": "web",
@@ -54,20 +52,10 @@ def imported_profile(
     system: OsClass | None = None,
     like: DeviceProfile | None = None,
 ) -> DeviceProfile:
-    """Make a profile of what a kit measured.
-
-    Args:
-        measured: What was measured.
-        name: ``vendor/device`` of the profile, in lower case.
-        title: Name for people.
-        system: Where it was measured; by default what the measurements say, else what their
-            kit runs on.
-        like: A profile of the same device: figures that no benchmark measures are taken from it.
-
-    Raises:
-        OdtpackError: A name or title that no profile can have, rates that are missing, or a
-            system that neither the caller nor the measurements name.
-    """
+    """Make a profile of what a kit measured."""
+    # `system`: Where it was measured; by default what the measurements say, else what their kit
+    # runs on.
+    # `like`: A profile of the same device: figures that no benchmark measures are taken from it.
     if not re.fullmatch(NAME_PATTERN, name) or len(name) > 100:
         raise OdtpackError("profile-name", f"{name[:100]!r} cannot be the name of a profile")
     if not title or len(title) > 100:
@@ -175,11 +163,9 @@ def _imported_storage(measured: DeviceMeasurements, source: str) -> Figure:
 
 
 def _throttling(sustained: Sustained | None, source: str) -> Figure:
-    """How far the rate falls under load, and when.
-
-    The first rates are the burst; what the last third holds, in share of that, is sustained.
-    Throttling begins with the first rate after which none comes back to the middle of both.
-    """
+    """How far the rate falls under load, and when."""
+    # The first rates are the burst; what the last third holds, in share of that, is sustained.
+    # Throttling begins with the first rate after which none comes back to the middle of both.
     last = sustained.seconds[-1] if sustained and sustained.seconds else 0.0
     if sustained is None or last < _LONG_ENOUGH or len(sustained.seconds) < 3 * _BURST:
         why = unknown(f"it takes load of {_LONG_ENOUGH / 60:.0f} min or more to show: {source}")
@@ -217,48 +203,27 @@ _SHORT: Final = "a measurement of two minutes does not show throttling"
 
 @dataclass(slots=True)
 class Measurements:
-    """What was measured on a machine; lists hold one value per repetition.
+    """What was measured on a machine; lists hold one value per repetition."""
 
-    Attributes:
-        threads: Threads of ``gemm`` and ``convolution``.
-        gemm: FLOP/s of a large matrix product.
-        gemm_single: The same with one thread.
-        convolution: FLOP/s of a convolution.
-        copy: Bytes per second that one thread copies.
-        arena: Bytes mapped per byte that tensors hold, with ONNX Runtime's arena; None where
-            the system does not say.
-        heap: The same with the arena off.
-        storage: Times of the storage, and ``file_bytes``, the size of its file.
-        file_bytes: See storage.
-        waited: Share of the time in which the rates waited for a processor.
-    """
-
-    threads: int
-    gemm: list[float] = field(default_factory=list)
-    gemm_single: list[float] = field(default_factory=list)
-    convolution: list[float] = field(default_factory=list)
-    copy: list[float] = field(default_factory=list)
+    threads: int  # Threads of `gemm` and `convolution`
+    gemm: list[float] = field(default_factory=list)  # FLOP/s of a large matrix product
+    gemm_single: list[float] = field(default_factory=list)  # The same with one thread
+    convolution: list[float] = field(default_factory=list)  # FLOP/s of a convolution
+    copy: list[float] = field(default_factory=list)  # Bytes per second that one thread copies
+    # Bytes mapped per byte that tensors hold, with ONNX Runtime's arena; None where the system does
+    # not say.
     arena: float | None = None
-    heap: float | None = None
+    heap: float | None = None  # The same with the arena off
+    # Times of the storage, and `file_bytes`, the size of its file.
     storage: StorageTiming | None = None
-    file_bytes: int = 0
-    waited: float = 0.0
+    file_bytes: int = 0  # See storage
+    waited: float = 0.0  # Share of the time in which the rates waited for a processor
 
 
 def measured_profile(
     machine: Machine, measured: Measurements, *, name: str, title: str
 ) -> DeviceProfile:
-    """Put measurements into a profile.
-
-    Args:
-        machine: What the system says.
-        measured: What was measured, at least one value of each rate.
-        name: ``vendor/device``.
-        title: Name for people.
-
-    Raises:
-        OdtpackError: Profiles know no such system.
-    """
+    """Put measurements into a profile."""
     day = datetime.now(UTC).date().isoformat()
     source = f"odtpack devices measure, ONNX Runtime {onnxruntime.__version__}, {day}"
     if measured.waited > _MOST_WAITED:

@@ -61,21 +61,13 @@ def workspaces(
     op_type: str,
     attributes: Mapping[str, Any],
     inputs: Sequence[tuple[Shape | None, int]],
-    outputs: Sequence[tuple[Shape | None, int]],
+    outputs: Sequence[tuple[Shape | None, int]],  # The same of each output
     threads: int,
     *,
     domain: str = "",
 ) -> tuple[int, ...]:
-    """Bytes of each buffer that a kernel holds while it runs, besides inputs and outputs.
-
-    Args:
-        op_type: Operator.
-        attributes: Its attributes.
-        inputs: Shape (None if unknown) and bytes per element of each input.
-        outputs: The same of each output.
-        threads: Intra-operator threads.
-        domain: The operator's domain.
-    """
+    """Bytes of each buffer that a kernel holds while it runs, besides inputs and outputs."""
+    # `inputs`: Shape (None if unknown) and bytes per element of each input.
     rule = _RULES.get(op_type)
     if rule is None or domain == NCHWC_DOMAIN:
         return ()  # the blocked kernels compute straight from their inputs
@@ -181,11 +173,9 @@ def _einsum(
 
 
 def _recurrent(gates: int) -> _Rule:
-    """All gates of all time steps, computed at once before the recurrence, per direction.
-
-    GRU and LSTM keep both directions at once, and for the one that goes backwards
-    its inputs and its results in reverse; RNN computes one direction after the other.
-    """
+    """All gates of all time steps, computed at once before the recurrence, per direction."""
+    # GRU and LSTM keep both directions at once, and for the one that goes backwards its inputs and
+    # its results in reverse; RNN computes one direction after the other.
 
     def rule(
         attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int

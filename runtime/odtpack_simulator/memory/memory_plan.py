@@ -113,35 +113,20 @@ def plan_memory(
 
 @dataclass(frozen=True, kw_only=True)
 class ArenaPlans:
-    """A training that is planned but for its arena: with one it takes a small part of the time.
+    """A training that is planned but for its arena: with one it takes a small part of the time."""
 
-    Attributes:
-        manifest: The package's.
-        layout: Where parameters lie in the flat vectors.
-        sharing: How sessions allocate memory.
-        models: Sessions and passes of the network.
-        optimizer: The session of the optimizer model.
-        update: Its pass; None where a step model updates the parameters.
-        heap: Most bytes of small buffers at once, where there is no arena.
-        process: What a process takes that has loaded ONNX Runtime.
-        parameters: Parameters, and what is there as long as they are.
-        fed: What is there when something runs besides: all sessions, threads, a batch.
-        gradients: Gradients of parameters.
-        moments: What the optimizer keeps.
-    """
-
-    manifest: Manifest
-    layout: Layout
-    sharing: Sharing
-    models: Models
-    optimizer: Session
-    update: Pass | None
-    heap: int | None
-    process: Item
-    parameters: Sequence[Item]
-    fed: Sequence[Item]
-    gradients: Sequence[Item]
-    moments: Sequence[Item]
+    manifest: Manifest  # The package's
+    layout: Layout  # Where parameters lie in the flat vectors
+    sharing: Sharing  # How sessions allocate memory
+    models: Models  # Sessions and passes of the network
+    optimizer: Session  # The session of the optimizer model
+    update: Pass | None  # Its pass; None where a step model updates the parameters
+    heap: int | None  # Most bytes of small buffers at once, where there is no arena
+    process: Item  # What a process takes that has loaded ONNX Runtime
+    parameters: Sequence[Item]  # Parameters, and what is there as long as they are
+    fed: Sequence[Item]  # What is there when something runs besides: all sessions, threads, a batch
+    gradients: Sequence[Item]  # Gradients of parameters
+    moments: Sequence[Item]  # What the optimizer keeps
 
     @property
     def running(self) -> list[Item]:
@@ -151,14 +136,10 @@ class ArenaPlans:
     def plan(
         self, session: SessionInfo | None, *, ballast: int = 0, evaluates: bool = True
     ) -> MemoryPlan:
-        """Plan it with an arena.
-
-        Args:
-            session: What the manifest says of sessions, with settings of the arena.
-            ballast: Bytes that something else takes of a shared arena first, and keeps: how near a
-                plan is to another region of it.
-            evaluates: Whether the app evaluates before it trains, and in between.
-        """
+        """Plan it with an arena."""
+        # `ballast`: Bytes that something else takes of a shared arena first, and keeps: how near a
+        # plan is to another region of it.
+        # `evaluates`: Whether the app evaluates before it trains, and in between.
         life = Life(Arenas(self.sharing, session, ballast), self.heap)
         self._load(life)
         if evaluates:
@@ -305,16 +286,8 @@ def plan_arenas(
 def step_graphs(
     package: Package, shapes: Mapping[str, Sequence[int]], threads: int = 1
 ) -> list[RuntimeGraph]:
-    """The graphs that a batch runs through in training, as often as it does.
-
-    Args:
-        package: The package; of one with a step model, the training model counts.
-        shapes: Shape of one batch of each user input.
-        threads: Intra-operator threads of the sessions.
-
-    Raises:
-        OdtpackError: A model does not load, or a shape does not fit.
-    """
+    """The graphs that a batch runs through in training, as often as it does."""
+    # `package`: The package; of one with a step model, the training model counts.
 
     def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> Session:
         return Session(name, load_runtime_graph(path, sizes, threads=threads), 0)

@@ -23,8 +23,7 @@ from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN, Shape
 
-Dim = int | str | None
-"""A size, the name of a size, or None for an unknown one."""
+Dim = int | str | None  # A size, the name of a size, or None for an unknown one
 
 Dims = tuple[Dim, ...]
 Typed = tuple[int, Dims | None]
@@ -32,8 +31,7 @@ Typed = tuple[int, Dims | None]
 
 MICROSOFT_DOMAIN = "com.microsoft"
 
-_MOST_SIZES = 64
-"""Elements of a tensor that may be computed here: shapes are small."""
+_MOST_SIZES = 64  # Elements of a tensor that may be computed here: shapes are small
 
 _ARITHMETIC = frozenset(
     {
@@ -55,17 +53,9 @@ def fill_in(
     constants: Mapping[str, onnx.TensorProto],
     found: MutableMapping[str, Typed],
     *,
-    as_planned: bool = False,
+    as_planned: bool = False,  # Leave out what ONNX Runtime does not know when it plans memory
 ) -> None:
-    """Add types and shapes of node outputs that ``found`` lacks, where rules give them.
-
-    Args:
-        nodes: Nodes in the order of execution.
-        opset: Version of the default operator set.
-        constants: Initializers in scope.
-        found: Element type and shape by name; gets the new ones.
-        as_planned: Leave out what ONNX Runtime does not know when it plans memory.
-    """
+    """Add types and shapes of node outputs that ``found`` lacks, where rules give them."""
     if as_planned:
         nodes = [node for node in nodes if is_planned(node)]
     sizes = _Sizes(nodes, opset, constants, found, products_with_zero=not as_planned)
@@ -294,11 +284,9 @@ _KNOWN: dict[tuple[str, str], Callable[[onnx.NodeProto, Dims], Dims]] = {
 
 @functools.cache
 def nchwc_block() -> int:
-    """Channels per block of ONNX Runtime's blocked layout on this processor: 8 or 16.
-
-    Found by optimizing a convolution with 24 output channels and looking to how
-    many its weight was padded.
-    """
+    """Channels per block of ONNX Runtime's blocked layout on this processor: 8 or 16."""
+    # Found by optimizing a convolution with 24 output channels and looking to how many its weight
+    # was padded.
     weight = onnx.numpy_helper.from_array(np.ones((24, 16, 3, 3), np.float32), "w")
     graph = helper.make_graph(
         [helper.make_node("Conv", ["x", "w"], ["y"])],

@@ -53,29 +53,15 @@ def plan_changes(
     threads: int = 1,
     sharing: Sharing | None = None,
     step_model: bool = False,
-    weights_bytes: int = 0,
+    weights_bytes: int = 0,  # Frozen weights of segments that the kit holds in memory
 ) -> list[PlannedChange]:
-    """The peak of a package with each change that is open to it, and with several at once.
-
-    What is frozen already is not among them, nor is a micro-batch where the models fix their
-    batch, nor SGD where the optimizer keeps nothing.
-
-    Args:
-        package: The package.
-        shapes: Shape of one batch of each user input.
-        threads: Intra-operator threads of the sessions.
-        sharing: How sessions allocate memory; the package's choice if None.
-        step_model: Whether the app trains with the package's step model. Packages with fewer
-            gradients or another optimizer are planned with the other two models all the same.
-        weights_bytes: Frozen weights of segments that the kit holds in memory.
-
-    Returns:
-        Single changes first, those of a kind from the least to the most; then combinations. The
-        last one is the most that can be done.
-
-    Raises:
-        OdtpackError: A model does not load, or a shape does not fit.
-    """
+    """The peak of a package with each change that is open to it, and with several at once."""
+    # What is frozen already is not among them, nor is a micro-batch where the models fix their
+    # batch, nor SGD where the optimizer keeps nothing.
+    # `step_model`: Whether the app trains with the package's step model. Packages with fewer
+    # gradients or another optimizer are planned with the other two models all the same.
+    # Returns: Single changes first, those of a kind from the least to the most; then combinations.
+    # The last one is the most that can be done.
     with scratch_folder("changes") as folder:
         variants = _Variants(
             package, shapes, threads, sharing, Path(folder), step_model, weights_bytes

@@ -32,15 +32,7 @@ from odtpack_simulator.memory.process_memory import memory_options
 def save_optimized(
     model: str, out: str, threads: int, level: OptimizationLevel, sizes: Mapping[str, int] = {}
 ) -> None:
-    """Write what a session makes of a model; to be called apart, as it computes constants.
-
-    Args:
-        model: The model.
-        out: Where it goes.
-        threads: Intra-operator threads.
-        level: How far ONNX Runtime rewrites the model.
-        sizes: Sizes of named dimensions.
-    """
+    """Write what a session makes of a model; to be called apart, as it computes constants."""
     options = memory_options(threads)
     options.graph_optimization_level = LEVELS[level]
     options.optimized_model_filepath = out
@@ -57,16 +49,13 @@ def save_optimized(
 
 
 class Labels:
-    """Names for people: ``features.3.conv/Clip``, ``grad/features.3.conv/Mul``.
+    """Names for people: ``features.3.conv/Clip``, ``grad/features.3.conv/Mul``."""
 
-    Args:
-        graph: The graph.
-        parameters: Names of those inputs that are parameters.
-        shown: What to call a parameter, by name, where it has a better name than its own.
-        later: Start of the names of nodes that the first output does not need; in a training
-            graph that is the gradient.
-        gradient: Whether it computes gradients alone: all its nodes are such then.
-    """
+    # `parameters`: Names of those inputs that are parameters.
+    # `shown`: What to call a parameter, by name, where it has a better name than its own.
+    # `later`: Start of the names of nodes that the first output does not need; in a training graph
+    # that is the gradient.
+    # `gradient`: Whether it computes gradients alone: all its nodes are such then.
 
     def __init__(
         self,
@@ -151,21 +140,14 @@ def _layers(
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor of the graph.
+    """A tensor of the graph."""
 
-    Attributes:
-        name: Its name.
-        itemsize: Bytes per element; 0 for text and for what is not a tensor.
-        dims: Shape as ONNX Runtime knows it when it plans: sizes, names of
-            sizes, None for an unknown size; None as a whole if not even the
-            rank is known.
-        shape: Shape with the sizes of a real batch; None where it depends on data.
-    """
-
-    name: str
-    itemsize: int
+    name: str  # Its name
+    itemsize: int  # Bytes per element; 0 for text and for what is not a tensor
+    # Shape as ONNX Runtime knows it when it plans: sizes, names of sizes, None for an unknown size;
+    # None as a whole if not even the rank is known.
     dims: Dims | None
-    shape: Shape | None
+    shape: Shape | None  # Shape with the sizes of a real batch; None where it depends on data
 
     @property
     def nbytes(self) -> int | None:
@@ -175,10 +157,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator; ``inputs`` and ``outputs`` hold ``""`` for what is left out.
+    """One operator; ``inputs`` and ``outputs`` hold ``""`` for what is left out."""
 
-    ``implicit`` names the outer values that its subgraphs read.
-    """
+    # `implicit` names the outer values that its subgraphs read.
 
     name: str
     op_type: str
@@ -197,11 +178,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeGraph:
-    """A graph in the order of execution.
+    """A graph in the order of execution."""
 
-    ``values`` covers this graph only; a subgraph's nodes may name values of the
-    graphs around it. ``initializers`` maps names to bytes.
-    """
+    # `values` covers this graph only; a subgraph's nodes may name values of the graphs around it.
+    # `initializers` maps names to bytes.
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -252,19 +232,8 @@ def load_runtime_graph(
     threads: int = 1,
     level: OptimizationLevel = "all",
 ) -> RuntimeGraph:
-    """Read a model as ONNX Runtime executes it.
-
-    The result is shared with other callers, who do not change it.
-
-    Args:
-        model: An ``.onnx`` model.
-        shapes: Shapes of graph inputs, for those that leave sizes open.
-        threads: Intra-operator threads, as of the session to come.
-        level: How far ONNX Runtime rewrites the model.
-
-    Raises:
-        OdtpackError: The model does not load; a shape contradicts it.
-    """
+    """Read a model as ONNX Runtime executes it."""
+    # The result is shared with other callers, who do not change it.
     sizes = tuple(sorted((name, tuple(shape)) for name, shape in shapes.items()))
     key = file_sha256(Path(model)), sizes, threads, level
     graph = _recent.pop(key, None) or _read(Path(model), shapes, threads, level)
@@ -306,10 +275,8 @@ def _read(
 
 
 def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the type of every value: ONNX Runtime saves shapes only of such values.
-
-    The shapes are left to ONNX Runtime, which plans with those that it finds itself.
-    """
+    """The model with the type of every value: ONNX Runtime saves shapes only of such values."""
+    # The shapes are left to ONNX Runtime, which plans with those that it finds itself.
     known = {value.name for value in _all_infos(model.graph)}
     inferred = onnx.shape_inference.infer_shapes(model)
     for value in _all_infos(inferred.graph):

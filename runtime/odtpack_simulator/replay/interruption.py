@@ -40,35 +40,26 @@ _SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has one way to 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """An interruption to come.
+    """An interruption to come."""
 
-    Attributes:
-        at: What happens.
-        step: After how many optimizer steps.
-        share: For ``save``, how much of the tensors' bytes is written by then, from 0 to 1.
-    """
-
-    at: Kind
-    step: int
+    at: Kind  # What happens
+    step: int  # After how many optimizer steps
+    # For `save`, how much of the tensors' bytes is written by then, from 0 to 1.
     share: float | None = None
 
 
 @dataclass(slots=True)
 class _Log:
-    """What has happened so far.
+    """What has happened so far."""
 
-    Attributes:
-        interruptions: Those after which the training has begun again.
-        interrupted: Kind and step of the one after which it has not yet.
-        saves: Number of whole saves.
-        torn: Bytes in the temporary file at each kill in a save.
-        freed: Bytes of memory before and after each low-memory warning.
-    """
-
+    # Those after which the training has begun again.
     interruptions: list[Interruption] = field(default_factory=list)
+    # Kind and step of the one after which it has not yet.
     interrupted: tuple[Kind, int] | None = None
-    saves: int = 0
+    saves: int = 0  # Number of whole saves
+    # Bytes in the temporary file at each kill in a save.
     torn: list[int] = field(default_factory=list)
+    # Bytes of memory before and after each low-memory warning.
     freed: list[tuple[int, int]] = field(default_factory=list)
 
     def take(self, message: Message) -> None:
@@ -91,17 +82,10 @@ class _Log:
 
 
 def plan_interruptions(steps: int, save_every: int, count: int, seed: int) -> list[Planned]:
-    """Choose interruptions, in the order in which they will happen.
-
-    Each kind comes equally often, as far as the training has a place for it, at steps drawn
-    from the seed.
-
-    Args:
-        steps: Optimizer steps of the training.
-        save_every: Optimizer steps between two saves; the last step saves as well.
-        count: Number of interruptions.
-        seed: Seed of the choice.
-    """
+    """Choose interruptions, in the order in which they will happen."""
+    # Each kind comes equally often, as far as the training has a place for it, at steps drawn from
+    # the seed.
+    # `save_every`: Optimizer steps between two saves; the last step saves as well.
     random = np.random.default_rng([seed, 0x1A7E])
     saves = [*range(save_every, steps, save_every), steps]
     plan = []
@@ -117,7 +101,7 @@ def plan_interruptions(steps: int, save_every: int, count: int, seed: int) -> li
 
 
 def interrupt(
-    job: Job,
+    job: Job,  # What to train, without a memory limit. `keep_checkpoint` is only read
     *,
     seed: int,
     count: int,
@@ -125,24 +109,10 @@ def interrupt(
     on_message: OnMessage | None = None,
     stall_seconds: float = STALL_SECONDS,
 ) -> InterruptionInfo:
-    """Train with interruptions and compare the end with that of an undisturbed training.
-
-    The undisturbed one is the checkpoint that the same job left at its ``keep_checkpoint``;
-    where there is none, it is trained here.
-
-    Args:
-        job: What to train, without a memory limit. ``keep_checkpoint`` is only read.
-        seed: Seed of kinds and places of the interruptions.
-        count: Number of interruptions.
-        save_every: Optimizer steps between two saves.
-        on_message: Called with every message of the children; steps come again after a kill.
-        stall_seconds: As for :func:`~odtpack_simulator.replay.replay.replay`.
-
-    Raises:
-        OdtpackError: ``bad-interruptions`` for an argument; ``other-run`` or ``bad-position``
-            if ``keep_checkpoint`` is not the end of this training; ``interruption-failed`` if
-            a child ended otherwise than it was meant to; and what replays raise.
-    """
+    """Train with interruptions and compare the end with that of an undisturbed training."""
+    # The undisturbed one is the checkpoint that the same job left at its `keep_checkpoint`; where
+    # there is none, it is trained here.
+    # `on_message`: Called with every message of the children; steps come again after a kill.
     _check("number of interruptions", count, 0, MAX_INTERRUPTIONS)
     _check("number of steps between two saves", save_every, 1, 2**31 - 1)
     _check("seed", seed, 0, 2**31 - 1)

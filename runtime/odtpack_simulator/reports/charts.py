@@ -98,10 +98,8 @@ class LimitLine:
 def limit_lines(
     peak_bytes: int, limits: Sequence[tuple[str, int]]
 ) -> tuple[list[LimitLine], list[tuple[str, int]]]:
-    """Which limits to draw into a timeline, and which are out of its range.
-
-    Limits so close that their letters would overlap share a line at the lowest.
-    """
+    """Which limits to draw into a timeline, and which are out of its range."""
+    # Limits so close that their letters would overlap share a line at the lowest.
     ordered = sorted(limits, key=lambda limit: (limit[1], limit[0]))
     inside = [limit for limit in ordered if limit[1] <= _LIMITS_WITHIN * peak_bytes]
     lines: list[LimitLine] = []
@@ -258,16 +256,11 @@ class RooflinePoint:
 def roofline_chart(
     points: Sequence[RooflinePoint], gemm_gflops: float, traffic_gbs: float
 ) -> Markup:
-    """Operators under the roof of this host, both axes logarithmic.
-
-    Williams, Waterman, Patterson: "Roofline: an insightful visual performance
-    model" (CACM 2009): attainable = min(peak, intensity times bandwidth).
-
-    Args:
-        points: What was measured.
-        gemm_gflops: Rate of a large matrix product: the flat roof.
-        traffic_gbs: Bytes read and written per nanosecond: the slanted roof.
-    """
+    """Operators under the roof of this host, both axes logarithmic."""
+    # Williams, Waterman, Patterson: "Roofline: an insightful visual performance model" (CACM 2009):
+    # attainable = min(peak, intensity times bandwidth).
+    # `gemm_gflops`: Rate of a large matrix product: the flat roof.
+    # `traffic_gbs`: Bytes read and written per nanosecond: the slanted roof.
     ridge = gemm_gflops / traffic_gbs
     x_axis = log_axis(
         min([point.intensity for point in points] + [ridge / 4]),
@@ -330,10 +323,8 @@ def limit_bar(
     runtime: float = 0.0,
     warning: float | None = None,
 ) -> Markup:
-    """Share of a device's memory limit: bar for predicted, tick for measured, dashes for 100 %.
-
-    What the process holds besides the training lies left of it, in the same bar.
-    """
+    """Share of a device's memory limit: bar for predicted, tick for measured, dashes for 100 %."""
+    # What the process holds besides the training lies left of it, in the same bar.
     full = scale.position(1.0)
     layers = [rectangle(0.0, full, "track", 3, ROW_HEIGHT - 6)]
     start = 0.0

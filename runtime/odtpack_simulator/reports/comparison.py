@@ -67,26 +67,16 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Changes of one metric that changed alike.
+    """Changes of one metric that changed alike."""
 
-    Attributes:
-        names: The package, or the devices.
-        verdicts: How the verdict of the devices changed, such as ``pass → fail``; empty where it
-            did not.
-        title: Name of the metric.
-        base: Change, or range of figures, before.
-        head: The same now.
-        change: In percent, and what of it can be chance.
-        direction: The same of all of them.
-    """
-
-    names: Names
+    names: Names  # The package, or the devices
+    # How the verdict of the devices changed, such as `pass → fail`; empty where it did not.
     verdicts: str
-    title: str
-    base: str
-    head: str
-    change: str
-    direction: Direction
+    title: str  # Name of the metric
+    base: str  # Change, or range of figures, before
+    head: str  # The same now
+    change: str  # In percent, and what of it can be chance
+    direction: Direction  # The same of all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +92,8 @@ class CheckLine:
 
 
 def rows(comparison: Comparison) -> tuple[list[Row], int]:
-    """What changed, the worst first, and how many figures did not change.
-
-    Devices whose verdict changed come before everything else.
-    """
+    """What changed, the worst first, and how many figures did not change."""
+    # Devices whose verdict changed come before everything else.
     present = sum(device.presence == "both" for device in comparison.devices)
     found: list[tuple[tuple[int, int, float], Row]] = []
     same = 0
@@ -131,10 +119,8 @@ def rows(comparison: Comparison) -> tuple[list[Row], int]:
 
 
 def transitions(comparison: Comparison) -> list[tuple[str, list[str]]]:
-    """How verdicts changed, such as ``pass → fail``, and on which devices; the worst first.
-
-    Where all devices changed alike, that is all there is to say of them.
-    """
+    """How verdicts changed, such as ``pass → fail``, and on which devices; the worst first."""
+    # Where all devices changed alike, that is all there is to say of them.
     groups: dict[tuple[Verdict, Verdict], list[str]] = {}
     for device in comparison.devices:
         before, now = device.verdict_before, device.verdict
@@ -464,8 +450,7 @@ _STATES: Final[dict[Direction, str]] = {
     "not compared": "not judged",
 }
 _LEAST_SCALE: Final = 5.0
-_LARGEST_SCALE: Final = 100.0
-"""Percent at which a bar ends; the figure beside it gives the rest."""
+_LARGEST_SCALE: Final = 100.0  # Percent at which a bar ends; the figure beside it gives the rest
 
 
 def render_comparison(comparison: Comparison) -> bytes:

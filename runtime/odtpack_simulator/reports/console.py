@@ -37,13 +37,9 @@ _TOPIC_COLUMNS: Final = 17
 
 
 def print_result(result: AnyResult, console: Console | None = None) -> None:
-    """Print headline, device table, and advice for what fails.
-
-    Args:
-        result: A judged result of a simulation or of a fleet.
-        console: Where to print; by default stderr, in colour only on a terminal
-            and without ``NO_COLOR``.
-    """
+    """Print headline, device table, and advice for what fails."""
+    # `console`: Where to print; by default stderr, in colour only on a terminal and without
+    # `NO_COLOR`.
     console = console or Console(stderr=True)
     report = report_of(result)
     console.print(_verdict(report.verdict, report.headline))

@@ -33,49 +33,31 @@ VERDICT_SYMBOLS: Final[dict[Verdict, str]] = {
 }
 NOT_VALIDATED: Final = "not validated on hardware"
 UNKNOWN: Final = "–"
-MOST_TEXT: Final = 400
-"""Characters of one text in Markdown."""
+MOST_TEXT: Final = 400  # Characters of one text in Markdown
 _SEVERITY: Final = {"fail": 0, "warn": 1, "not judged": 2, "pass": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFormat:
-    """A report format; its name is that of its file, ``<name>_report.py``.
+    """A report format; its name is that of its file, ``<name>_report.py``."""
 
-    Attributes:
-        render: From a result to the bytes of the file.
-        suffix: Ending of the file in examples, without the dot.
-        to_stdout: Whether it may go to standard output.
-        audience: Whom it is for, in Markdown, for the documentation.
-        written_as: What is written, likewise.
-    """
-
-    render: Callable[[AnyResult], bytes]
-    suffix: str
-    to_stdout: bool = True
-    audience: str
-    written_as: str
+    render: Callable[[AnyResult], bytes]  # From a result to the bytes of the file
+    suffix: str  # Ending of the file in examples, without the dot
+    to_stdout: bool = True  # Whether it may go to standard output
+    audience: str  # Whom it is for, in Markdown, for the documentation
+    written_as: str  # What is written, likewise
 
 
 @dataclass(frozen=True)
 class Suite:
-    """The checks of one subject: the package, the federation, or a device.
+    """The checks of one subject: the package, the federation, or a device."""
 
-    Attributes:
-        title: What it is called for people.
-        name: The same for programs.
-        checks: Its checks, in stored order.
-        validated: Whether its profile was compared with the device.
-        is_device: Whether it is a device.
-        properties: Further names and values.
-    """
-
-    title: str
-    name: str
-    checks: Sequence[Check]
-    validated: bool = True
-    is_device: bool = False
-    properties: Sequence[tuple[str, str]] = ()
+    title: str  # What it is called for people
+    name: str  # The same for programs
+    checks: Sequence[Check]  # Its checks, in stored order
+    validated: bool = True  # Whether its profile was compared with the device
+    is_device: bool = False  # Whether it is a device
+    properties: Sequence[tuple[str, str]] = ()  # Further names and values
 
     @property
     def note(self) -> str:
@@ -85,21 +67,13 @@ class Suite:
 
 @dataclass(frozen=True)
 class Cell:
-    """What one device has to say on one topic.
+    """What one device has to say on one topic."""
 
-    Attributes:
-        state: Verdict of its worst check; None where there is nothing to judge.
-        figure: The figure that stands for the topic.
-        words: What the check says of it, short: ``over 100 ms``, ``within 60 s``.
-        detail: The message of the check, or why there is no figure.
-        ends: Both ends of the interval that the figure is the typical value of.
-    """
-
-    state: Verdict | None
-    figure: str
-    words: str
-    detail: str
-    ends: str = ""
+    state: Verdict | None  # Verdict of its worst check; None where there is nothing to judge
+    figure: str  # The figure that stands for the topic
+    words: str  # What the check says of it, short: `over 100 ms`, `within 60 s`
+    detail: str  # The message of the check, or why there is no figure
+    ends: str = ""  # Both ends of the interval that the figure is the typical value of
 
 
 @dataclass(frozen=True)
@@ -134,49 +108,29 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a report says.
+    """What a report says."""
 
-    Attributes:
-        result: What it is of.
-        of: What was made, in words: ``odtpack simulation``.
-        name: The package.
-        made: Of which commit the result is, and when it was made.
-        headline: The verdict in a few words.
-        tally: How much does not pass, worst first.
-        caution: A sentence where verdicts rest on profiles that were never compared.
-        key_figures: The figures at the top: (name, figure, remark).
-        summary: A sentence for the console.
-        kinds: What is known of each check.
-        suites: The checks, those of the whole first.
-        topics: Columns of the matrix.
-        matrix: Devices against topics.
-        tables: Further figures.
-        bars: Memory of each device's process: (title, drawing, words).
-        legend: What the characters of a drawing are.
-        unknown: What has no figure though no check asks for one, and why.
-        notes: Further sentences, each with a heading.
-        advice: What to change first where no check says so.
-    """
-
-    result: AnyResult
-    of: str
-    name: str
-    made: str
-    headline: str
-    tally: Sequence[tuple[Verdict, str]] = ()
-    caution: str = ""
-    key_figures: Sequence[tuple[str, str, str]]
-    summary: str = ""
-    kinds: Mapping[str, CheckKind]
-    suites: Sequence[Suite]
-    topics: Sequence[str] = ()
-    matrix: Sequence[MatrixRow] = ()
-    tables: Sequence[Table] = ()
+    result: AnyResult  # What it is of
+    of: str  # What was made, in words: `odtpack simulation`
+    name: str  # The package
+    made: str  # Of which commit the result is, and when it was made
+    headline: str  # The verdict in a few words
+    tally: Sequence[tuple[Verdict, str]] = ()  # How much does not pass, worst first
+    caution: str = ""  # A sentence where verdicts rest on profiles that were never compared
+    key_figures: Sequence[tuple[str, str, str]]  # The figures at the top: (name, figure, remark)
+    summary: str = ""  # A sentence for the console
+    kinds: Mapping[str, CheckKind]  # What is known of each check
+    suites: Sequence[Suite]  # The checks, those of the whole first
+    topics: Sequence[str] = ()  # Columns of the matrix
+    matrix: Sequence[MatrixRow] = ()  # Devices against topics
+    tables: Sequence[Table] = ()  # Further figures
+    # Memory of each device's process: (title, drawing, words).
     bars: Sequence[tuple[str, str, str]] = ()
-    legend: str = ""
+    legend: str = ""  # What the characters of a drawing are
+    # What has no figure though no check asks for one, and why.
     unknown: Sequence[tuple[str, str]] = ()
-    notes: Sequence[tuple[str, str]] = ()
-    advice: str = ""
+    notes: Sequence[tuple[str, str]] = ()  # Further sentences, each with a heading
+    advice: str = ""  # What to change first where no check says so
 
     @property
     def verdict(self) -> Verdict:
@@ -426,10 +380,9 @@ def markdown_text(text: str, most: int = MOST_TEXT) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a Markdown text with rows that may be cut: ``head``, rows, ``tail``.
+    """A part of a Markdown text with rows that may be cut: ``head``, rows, ``tail``."""
 
-    ``whole`` parts are never cut: there is room for them before there is any for rows.
-    """
+    # `whole` parts are never cut: there is room for them before there is any for rows.
 
     head: str
     rows: Sequence[str] = ()
@@ -439,11 +392,9 @@ class Block:
 
 
 def fitted(blocks: Sequence[Block], limit: int) -> str:
-    """Blocks as text of at most ``limit`` bytes: what does not fit is left out and counted.
-
-    A comment on GitHub holds so much. Rows are left out from the end of each part, and parts
-    from the end of the text.
-    """
+    """Blocks as text of at most ``limit`` bytes: what does not fit is left out and counted."""
+    # A comment on GitHub holds so much. Rows are left out from the end of each part, and parts from
+    # the end of the text.
     note_room = 120
     held = sum(len((b.head + b.tail).encode()) for b in blocks if b.whole)
     text, used = "", 0

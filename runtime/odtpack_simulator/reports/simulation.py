@@ -112,11 +112,9 @@ def headline(result: SimulationResult) -> str:
 
 
 def key_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
-    """The handful of figures at the top: (name, figure, remark).
-
-    Memory and time are those of the device that they are worst on; those of this machine
-    stand in the remark, or alone where no device has the figure.
-    """
+    """The handful of figures at the top: (name, figure, remark)."""
+    # Memory and time are those of the device that they are worst on; those of this machine stand in
+    # the remark, or alone where no device has the figure.
     figures = [("Package", format_bytes(result.package.package_bytes), _parameters(result))]
     figures += [_peak_figure(result), *_step_figures(result)]
     return [*figures, *_learned(result)]
@@ -446,11 +444,9 @@ AS_NOTHING: Final = "counted as nothing"
 
 
 def unknown_rows(result: SimulationResult) -> list[Unknown]:
-    """What is not judged, and what counts as nothing in the figures of campaigns.
-
-    Without a figure counted as nothing times and energy are too low by what it takes; without
-    the power that a device takes at rest energy is too high.
-    """
+    """What is not judged, and what counts as nothing in the figures of campaigns."""
+    # Without a figure counted as nothing times and energy are too low by what it takes; without the
+    # power that a device takes at rest energy is too high.
     groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for outcome in (NOT_JUDGED, AS_NOTHING):
         for device in result.devices:
@@ -524,25 +520,15 @@ LEGEND: Final = "a = the app, r = ONNX Runtime, t = the training, . = free, | = 
 
 @dataclass(frozen=True)
 class ProcessBar:
-    """The memory of an app's process on one device.
+    """The memory of an app's process on one device."""
 
-    Attributes:
-        title: The device.
-        app: What the app holds without the training, in bytes.
-        runtime: What ONNX Runtime's library holds.
-        training: The peak of the training.
-        limit: What the device grants the process; None if unknown.
-        kit: What the app trains with, and what its sessions share.
-        source: Where the figure of the app comes from.
-    """
-
-    title: str
-    app: int
-    runtime: int
-    training: int
-    limit: int | None
-    kit: str
-    source: str
+    title: str  # The device
+    app: int  # What the app holds without the training, in bytes
+    runtime: int  # What ONNX Runtime's library holds
+    training: int  # The peak of the training
+    limit: int | None  # What the device grants the process; None if unknown
+    kit: str  # What the app trains with, and what its sessions share
+    source: str  # Where the figure of the app comes from
 
     @property
     def need(self) -> int:
@@ -550,11 +536,9 @@ class ProcessBar:
         return self.app + self.runtime + self.training
 
     def drawn(self) -> str:
-        """The bar in characters, see :data:`LEGEND`.
-
-        It is as long as the limit, or as the need where that is more; each part that is not
-        nothing has a character at least.
-        """
+        """The bar in characters, see :data:`LEGEND`."""
+        # It is as long as the limit, or as the need where that is more; each part that is not
+        # nothing has a character at least.
         whole = max(self.need, self.limit or 0, 1)
         parts = ((self.app, "a"), (self.runtime, "r"), (self.training, "t"))
         text = "".join(

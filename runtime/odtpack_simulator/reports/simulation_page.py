@@ -133,11 +133,9 @@ def memory_section(result: SimulationResult) -> dict[str, Any]:
 
 
 def parts_of_step(timeline: Sequence[TimelinePoint]) -> list[tuple[str, int]]:
-    """Forward, backward and update, each with the place of its first node.
-
-    Where ONNX Runtime runs some nodes of the backward pass between those of the forward pass,
-    it begins where the fewest nodes stand on the wrong side.
-    """
+    """Forward, backward and update, each with the place of its first node."""
+    # Where ONNX Runtime runs some nodes of the backward pass between those of the forward pass, it
+    # begins where the fewest nodes stand on the wrong side.
     if any(point.part is None for point in timeline):
         return []
     step = [point.part == "backward" for point in timeline if point.part != "update"]
@@ -445,8 +443,7 @@ def _operator_classes(result: SimulationResult) -> list[tuple[str, str]]:
     return [(_CLASS_WORDS[name], format_percent(share)) for name, share in totals.items()]
 
 
-MOST_PANELS: Final = 5
-"""Devices whose curves are drawn; ``report.css`` has one rule for each."""
+MOST_PANELS: Final = 5  # Devices whose curves are drawn; `report.css` has one rule for each
 
 _OUTLINES: Final = {
     "step": "M-4.5-4.5L4.5 4.5M4.5-4.5L-4.5 4.5",

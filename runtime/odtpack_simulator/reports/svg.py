@@ -20,11 +20,9 @@ Attribute = str | float | int | None
 
 
 def element(tag: str, *children: Markup | str, **attributes: Attribute) -> Markup:
-    """One element; strings among the children are escaped, ``Markup`` is not.
-
-    Attributes: ``class_`` means ``class``, other underscores become hyphens,
-    None leaves the attribute out, floats are written with three decimals.
-    """
+    """One element; strings among the children are escaped, ``Markup`` is not."""
+    # Attributes: `class_` means `class`, other underscores become hyphens, None leaves the
+    # attribute out, floats are written with three decimals.
     parts = [tag]
     for name, value in attributes.items():
         if value is not None:
@@ -54,19 +52,12 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values and where its ticks stand.
+    """A range of values and where its ticks stand."""
 
-    Attributes:
-        low: Value at position 0.
-        high: Value at position 1, above ``low``.
-        ticks: Values to label, ascending, inside the range.
-        logarithmic: Positions follow the logarithm; ``low`` is positive then.
-    """
-
-    low: float
-    high: float
-    ticks: tuple[float, ...]
-    logarithmic: bool = False
+    low: float  # Value at position 0
+    high: float  # Value at position 1, above `low`
+    ticks: tuple[float, ...]  # Values to label, ascending, inside the range
+    logarithmic: bool = False  # Positions follow the logarithm; `low` is positive then
 
     def position(self, value: float) -> float:
         """Share of the axis at which a value stands, 0 to 1; values outside stop at the ends."""

@@ -131,11 +131,9 @@ class DeviceCampaign(Part):
 
     @property
     def calendar_days(self) -> Interval | None:
-        """Whole days that the training spans, the first and the last included.
-
-        A day lasts 24 hours, from the start of the first session on. Three sessions at two a
-        day start after 0, 12 and 24 hours: the third is on the second day.
-        """
+        """Whole days that the training spans, the first and the last included."""
+        # A day lasts 24 hours, from the start of the first session on. Three sessions at two a day
+        # start after 0, 12 and 24 hours: the third is on the second day.
         days = self.days
         if days is None:
             return None
@@ -380,10 +378,8 @@ class DeviceMemory(Part):
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the training: measured where the child measured one, else predicted.
-
-        What the replay does not measure may need more than the training did.
-        """
+        """The peak of the training: measured where the child measured one, else predicted."""
+        # What the replay does not measure may need more than the training did.
         measured = self.measured_peak_bytes
         trained = self.predicted_peak_bytes if measured is None else measured
         return max(trained, self.unmeasured_bytes or 0)
@@ -655,11 +651,7 @@ class Subject:
 
     @property
     def on(self) -> DeviceResult:
-        """The device.
-
-        Raises:
-            ValueError: A device's metric was read from a package: a bug of the caller.
-        """
+        """The device."""
         if self.device is None:
             msg = "this metric is read from a device"
             raise ValueError(msg)
@@ -697,11 +689,9 @@ _SECONDS = 5.0
 
 
 def find_origin(folder: Path) -> Origin:
-    """The time of now, and the commit that is checked out around a folder.
-
-    A pipeline's own word for the commit (``GITHUB_SHA``, ``CI_COMMIT_SHA``) comes first.
-    ``SOURCE_DATE_EPOCH``, in seconds, takes the place of the time.
-    """
+    """The time of now, and the commit that is checked out around a folder."""
+    # A pipeline's own word for the commit (`GITHUB_SHA`, `CI_COMMIT_SHA`) comes first.
+    # `SOURCE_DATE_EPOCH`, in seconds, takes the place of the time.
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     now = datetime.fromtimestamp(int(epoch), UTC) if epoch.isdecimal() else datetime.now(UTC)
     named = os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA")

@@ -29,12 +29,7 @@ _Loc = tuple[int | str, ...]
 
 
 def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
-    """The first deviation as (key, sentence without the key).
-
-    Args:
-        error: What validation of ``model`` raised.
-        model: The model at the top; its fields give the allowed names.
-    """
+    """The first deviation as (key, sentence without the key)."""
     found = all_problems(error, model)
     key, text = found[0]
     if len(found) > 1:
@@ -43,10 +38,8 @@ def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, 
 
 
 def all_problems(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
-    """Every deviation as (key, sentence without the key), unknown keys first.
-
-    An unknown key is most often a misspelt one whose absence is reported too.
-    """
+    """Every deviation as (key, sentence without the key), unknown keys first."""
+    # An unknown key is most often a misspelt one whose absence is reported too.
     found = error.errors(include_url=False)
     found.sort(key=lambda problem: problem["type"] != "extra_forbidden")
     return [(_key(each["loc"]), _sentence(dict(each), each["loc"], model)) for each in found]

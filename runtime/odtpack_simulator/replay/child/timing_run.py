@@ -46,25 +46,21 @@ _PROFILED_STEPS: Final = 25
 _PROFILED_SECONDS: Final = 2.0
 _REPEATS: Final = 5
 _REPEATED_SECONDS: Final = 1.5
-_MAX_ROWS: Final = 4000
-"""Rows of operators in a message: more are put together by operator type."""
+_MAX_ROWS: Final = 4000  # Rows of operators in a message: more are put together by operator type
 
 
 def time_steps(job: Job, send: Send) -> None:
-    """Calibrate this machine, time steps, sessions and checkpoints, and profile a few steps.
-
-    Sends ``timed`` with
-
-    - ``calibration``: the fields of :class:`~odtpack_simulator.measure.calibration.Calibration`;
-    - ``first_step_ms``, ``steps_ms``, and ``waited_ms``, what each of these waited;
-      ``rates_after``: matrix rate and copy bandwidth after them; ``stolen_share``,
-      ``others_share`` (of the cores that the steps leave free) and ``load_average``;
-    - ``operators`` of one typical step: rows of ``op_type``, ``calls``, ``us`` (with what the
-      profile adds), ``flops`` and ``moved_bytes``, put together where all of a run is alike;
-      ``profiled_steps``;
-    - ``session_creation``, ``checkpoint_load`` and ``checkpoint_save``: ``ms`` and ``cpu_ms``,
-      medians; ``checkpoint_bytes``, ``model_bytes``, those of mapped weights included.
-    """
+    """Calibrate this machine, time steps, sessions and checkpoints, and profile a few steps."""
+    # Sends `timed` with
+    # - `calibration`: the fields of Calibration;
+    # - `first_step_ms`, `steps_ms`, and `waited_ms`, what each of these waited;
+    #   `rates_after`: matrix rate and copy bandwidth after them; `stolen_share`,
+    #   `others_share` (of the cores that the steps leave free) and `load_average`;
+    # - `operators` of one typical step: rows of `op_type`, `calls`, `us` (with what the
+    #   profile adds), `flops` and `moved_bytes`, put together where all of a run is alike;
+    #   `profiled_steps`;
+    # - `session_creation`, `checkpoint_load` and `checkpoint_save`: `ms` and `cpu_ms`,
+    #   medians; `checkpoint_bytes`, `model_bytes`, those of mapped weights included.
     send("phase", name="calibrating this machine")
     known = job.calibration and Calibration.from_message(job.calibration)
     calibration = known or calibrate(job.threads)
