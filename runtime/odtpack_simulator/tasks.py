@@ -61,32 +61,21 @@ def run_task(task: Task) -> TaskResult:
             free = hold(task.job, None)
             peaks = Peaks(free.peak_bytes, free.phase_peaks)
         return TaskResult(bisect_limits(task.job, task.limits, peaks.nbytes), peaks)
-    seen = _Resumed()
-    info = interrupt(
-        task.job,
-        seed=task.seed,
-        count=task.count,
-        save_every=task.save_every,
-        on_message=seen.take,
-    )
-    return TaskResult(interruption=info, resumed=seen.phases)
+    begun: list[int] = []
+    resumed: dict[str, int] = {}
 
-
-class _Resumed:
-    """Listens for a process that begins with a checkpoint, and is not warned of low memory."""
-
-    # `phases`: Its peaks by phase; empty without such a process.
-
-    def __init__(self) -> None:
-        self.phases: Mapping[str, int] = {}
-        self._begun: list[int] = []
-
-    def take(self, message: Message) -> None:
-        """Note what a child reports."""
+    def take(message: Message) -> None:
+        """Listen for a process that begins with a checkpoint, and is not warned of low memory."""
         match message["event"]:
             case "started":
-                self._begun = []
+                begun.clear()
             case "begun":
-                self._begun.append(message["step"])
-            case "trained" if len(self._begun) == 1 and self._begun[0] > 0:
-                self.phases = resumed_phases(message["phase_peaks"])
+                begun.append(message["step"])
+            case "trained" if len(begun) == 1 and begun[0] > 0:
+                resumed.clear()
+                resumed.update(resumed_phases(message["phase_peaks"]))
+
+    info = interrupt(
+        task.job, seed=task.seed, count=task.count, save_every=task.save_every, on_message=take
+    )
+    return TaskResult(interruption=info, resumed=resumed)

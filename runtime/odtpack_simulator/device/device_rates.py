@@ -47,7 +47,7 @@ def _rate(profile: DeviceProfile, rate: Interval, threads: int, measured: int) -
     scaled = profile.gemm_flops(threads)
     if threads == measured or (scaled is not None and scaled != rate):
         return scaled or rate
-    return _product(rate, clock_share(profile, threads, measured))
+    return rate.times(clock_share(profile, threads, measured))
 
 
 def clock_share(profile: DeviceProfile, threads: int, measured: int) -> Interval:
@@ -63,20 +63,11 @@ def clock_share(profile: DeviceProfile, threads: int, measured: int) -> Interval
     first = [cluster.cores for cluster in profile.cpu.clusters[:1]]
     fastest = next((bounds(cores, "count") for cores in first), None)
     if fastest is not None and max(threads, measured) <= fastest.typical:
-        return Interval(low=share, typical=share, high=share)  # all of them on like cores
+        return Interval.of(share, share, share)  # all of them on like cores
     if len(profile.cpu.clusters) == 1:
         share = min(threads, len(clocks)) / max(1, min(measured, len(clocks)))
-        return Interval(low=share, typical=share, high=share)
+        return Interval.of(share, share, share)
     if clocks and all(clocks):
-        share = _fastest(clocks, threads) / _fastest(clocks, measured)
-    return Interval(low=min(1, share), typical=math.sqrt(share), high=max(1, share))
-
-
-def _fastest(rates: list[float], count: int) -> float:
-    return sum(sorted(rates, reverse=True)[:count])
-
-
-def _product(one: Interval, other: Interval) -> Interval:
-    return Interval(
-        low=one.low * other.low, typical=one.typical * other.typical, high=one.high * other.high
-    )
+        clocks.sort(reverse=True)
+        share = sum(clocks[:threads]) / sum(clocks[:measured])
+    return Interval.of(min(1, share), math.sqrt(share), max(1, share))

@@ -37,7 +37,17 @@ def device_checks(
     checks = [limit]
     training = device.training
     if training and training.outcome == "killed" and device.memory.outcome != "killed":
-        checks.append(_steps_done(result, device))
+        of = f"{training.steps_done} of {result.data.made_steps} steps"
+        why = shortened(training.detail) if training.detail else "the replay was ended"
+        checks.append(
+            Check(
+                metric="steps_done",
+                limit=result.data.made_steps,
+                actual=training.steps_done,
+                status="fail",
+                message=f"{why} ({of})",
+            )
+        )
     if device.memory.outcome == "fits" and device.memory.warning_bytes is not None:
         checks.append(_low_memory_warning(result, device, device.memory.warning_bytes))
     if device.campaign is not None and device.campaign.endless is not None:
@@ -171,19 +181,6 @@ def _beside(memory: DeviceMemory) -> str:
     known = memory.app_kind or "by the budgets"
     app = f"{format_bytes(memory.app_bytes or 0)} of the app ({known})"
     return f" beside {app} and {format_bytes(memory.runtime_bytes or 0)} of ONNX Runtime's library"
-
-
-def _steps_done(result: SimulationResult, device: DeviceResult) -> Check:
-    training = device.training
-    done = training.steps_done if training else 0
-    reason = shortened(training.detail) if training and training.detail else "the replay was ended"
-    return Check(
-        metric="steps_done",
-        limit=result.data.made_steps,
-        actual=done,
-        status="fail",
-        message=f"{reason} ({done} of {result.data.made_steps} steps)",
-    )
 
 
 def _low_memory_warning(result: SimulationResult, device: DeviceResult, warning: int) -> Check:

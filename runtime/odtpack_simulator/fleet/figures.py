@@ -69,12 +69,6 @@ def _until(played: Played, read: Callable[[SeedPoint], float]) -> Figure:
     return _mean(played, of, f"{shown} is never reached", "predicted", shown)
 
 
-def _most_traffic(played: Played) -> Figure:
-    if len(played.result.seeds) > 1:
-        return Figure(value=None, reason="several seeds were played")
-    return Figure(value=played.result.traffic_bytes.most)
-
-
 def _most_energy(played: Played) -> Figure:
     """Where the power of some devices is unknown, that of the others is a lower bound."""
     energy = played.result.energy_j
@@ -125,7 +119,10 @@ _ALL: Final[tuple[Metric[Played], ...]] = (
         key="traffic_per_device", title="Traffic of a device", unit="B", scope="package",
         topic="Sessions", words="a device sends and receives up to {}",
         meaning="Bytes, up and down, of any device that took part.", example="20 MB",
-        read=_most_traffic, advise=_advise,
+        advise=_advise,
+        read=lambda played: Figure(value=played.result.traffic_bytes.most)
+        if len(played.result.seeds) <= 1
+        else Figure(value=None, reason="several seeds were played"),
     ),
     Metric(
         key="energy_per_device", title="Energy of a device", unit="J", scope="package",

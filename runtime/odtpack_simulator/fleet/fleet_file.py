@@ -17,7 +17,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import AppState
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.schema_errors import first_problem
-from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
+from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
 from odtpack_simulator.values.units import parse_quantity
 
 MAX_FLEET_BYTES: Final = 256 * 1024
@@ -321,10 +321,7 @@ def make_fleet(
         problems = sorted(
             error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
         )
-        path = tuple(str(part) for part in problems[0]["loc"])
-        known = lines or {}
-        found = (known.get(path[:depth]) for depth in range(len(path), 0, -1))
-        line = next((number for number in found if number), None)
+        line = nearest_line(lines or {}, tuple(map(str, problems[0]["loc"])))
         raise OdtpackError(
             "fleet-invalid",
             f"the fleet file is wrong at {key}: {problem}",

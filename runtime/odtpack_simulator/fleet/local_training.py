@@ -74,13 +74,6 @@ class ModelEvaluation:
         """Share of the labels that the highest score names; None where there are none."""
         return sum(self.right) / sum(self.total) if sum(self.total) else None
 
-    def class_accuracy(self) -> npt.NDArray[np.float64]:
-        """The same for each class; NaN for a class without samples."""
-        total = np.array(self.total, np.float64)
-        accuracy = np.full(len(total), np.nan)
-        np.divide(self.right, total, out=accuracy, where=total > 0)
-        return accuracy
-
 
 class LocalTrainer:
     """Trains a package for clients, and evaluates it for the server."""

@@ -126,7 +126,10 @@ class FleetState:
                 problem = problem or "clients are at work that do not exist, or have not begun"
         if problem is None and (visits.dtype != VISIT or visits.ndim != 1):
             problem = "it has no visits"
-        if problem is None and not _in_range(visits, len(record.devices)):
+        if problem is None and not all(
+            ((visits[column] >= 0) & (visits[column] < most)).all()
+            for column, most in (("model", len(record.devices)), ("end", len(ENDS)))
+        ):
             problem = "its visits name devices or ends that do not exist"
         if problem is not None:
             raise _wrong(path, problem)
@@ -149,13 +152,6 @@ def visit_rows(visits: Sequence[Visit]) -> Visits:
         end = ENDS.index(visit.end)
         rows[index] = (visit.client, visit.model, end, visit.at, energy, sent)
     return rows
-
-
-def _in_range(visits: Visits, devices: int) -> bool:
-    models, ends = visits["model"], visits["end"]
-    return bool(
-        ((models >= 0) & (models < devices)).all() and ((ends >= 0) & (ends < len(ENDS))).all()
-    )
 
 
 def _wrong(path: Path, problem: str) -> OdtpackError:

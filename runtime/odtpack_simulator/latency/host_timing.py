@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -173,10 +174,7 @@ class HostTiming:
             load=message["load_average"],
         )
         # The steps ran between both calibrations.
-        gemm, copy = (
-            math.sqrt(first * last)
-            for first, last in zip(before, message["rates_after"], strict=True)
-        )
+        gemm, copy = map(math.sqrt, map(operator.mul, before, message["rates_after"]))
         alone = gemm
         if calibration.threads > 1:
             alone *= calibration.core_flops / calibration.gemm_flops
@@ -220,11 +218,7 @@ class HostTiming:
     def quantile_ms(self, share: float) -> Interval:
         """A quantile of the steps with its confidence interval, wider on a busy machine."""
         found = quantile_interval(self.steps_ms, share)
-        return Interval(
-            low=found.low * self.steady.low,
-            typical=found.typical,
-            high=found.high * self.steady.high,
-        )
+        return found.times(Interval.of(self.steady.low, 1.0, self.steady.high))
 
     @property
     def rest_ms(self) -> float:

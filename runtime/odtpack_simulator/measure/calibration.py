@@ -116,7 +116,7 @@ def operator_seconds(
 
 def runtime_costs(seconds: float = CALIBRATION_SECONDS) -> tuple[float, float]:
     """Microseconds of an operator that has nothing to do, and what a profile adds to it."""
-    long, short = (_median_seconds(_chain(length), seconds) * 1e6 for length in _CHAIN)
+    long, short = (median_seconds(_chain(length), seconds) * 1e6 for length in _CHAIN)
     node_us = max(0.0, (long - short) / (_CHAIN[0] - _CHAIN[1]))
     with scratch_folder("calibrate") as folder:
         run = _chain(_CHAIN[0], Path(folder) / "chain")
@@ -136,15 +136,15 @@ def _chain(length: int, profile: Path | None = None) -> Callable[[], object]:
     return bound_operators(operators, {"value0": shape}, shape, 1, profile=profile)
 
 
-def _median_seconds(work: Callable[[], object], seconds: float) -> float:
+def median_seconds(work: Callable[[], object], seconds: float, most: int | None = 200) -> float:
     """Median duration over so much time, the first two calls left out."""
-    return statistics.median(itertools.islice(_seconds(work, seconds), 2, None))
+    return statistics.median(itertools.islice(_seconds(work, seconds, most), 2, None))
 
 
-def _seconds(work: Callable[[], object], seconds: float) -> Iterator[float]:
+def _seconds(work: Callable[[], object], seconds: float, most: int | None = 200) -> Iterator[float]:
     """Durations of five calls, and of more while the time lasts."""
     end = time.perf_counter() + seconds
-    for count in range(200):
+    for count in itertools.islice(itertools.count(), most):
         start = time.perf_counter()
         if count >= 5 and start > end:
             return

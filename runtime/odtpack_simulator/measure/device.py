@@ -7,20 +7,17 @@ the median is the figure, the extremes are its bounds.
 
 from __future__ import annotations
 
-import re
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.device.profile import NAME_PATTERN, DeviceProfile
-from odtpack_simulator.measure.allocator import allocator_overhead
-from odtpack_simulator.measure.calibration import copy_bandwidth, gemm_flops
+from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.measure.calibration import copy_bandwidth, gemm_flops, median_seconds
 from odtpack_simulator.measure.host import WaitingClock, measure_storage, this_machine
-from odtpack_simulator.measure.measured_profile import Measurements, measured_profile
+from odtpack_simulator.measure.measured_profile import Measurements, check_names, measured_profile
 from odtpack_simulator.measure.operators import Operator, bound_operators
 
 MAX_THREADS: Final = 1024
@@ -53,12 +50,18 @@ def measure_device(
 ) -> DeviceProfile:
     """Measure this machine; the default effort takes well under two minutes."""
     # `threads`: Threads that a training would use; by default one per performance core.
-    _check(name, title, threads)
+    check_names(name, title)
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise OdtpackError(
+            "threads-range",
+            f"{threads} threads cannot be measured with",
+            hint=f"choose 1 to {MAX_THREADS}, or leave the option out",
+        )
     effort = effort or Effort()
     report = on_progress or (lambda done, total, what: None)
     machine = this_machine()
     measured = Measurements(threads or machine.training_threads(), file_bytes=effort.file_bytes)
-    total = effort.repeats + 2
+    total = effort.repeats + 1
     clock, start = WaitingClock(measured.threads), time.perf_counter()
     end = start + effort.rate_seconds
     for done in range(effort.repeats):
@@ -72,9 +75,7 @@ def measure_device(
         measured.copy.append(copy_bandwidth(1))
     measured.waited = min(1.0, clock.seconds() / (time.perf_counter() - start))
     clock.close()
-    report(effort.repeats, total, "allocator")
-    measured.arena, measured.heap = allocator_overhead("arena"), allocator_overhead("heap")
-    report(effort.repeats + 1, total, "storage")
+    report(effort.repeats, total, "storage")
     measured.storage = measure_storage(
         folder,
         size=effort.file_bytes,
@@ -84,19 +85,6 @@ def measure_device(
     )
     report(total, total, "done")
     return measured_profile(machine, measured, name=name, title=title)
-
-
-def _check(name: str, title: str, threads: int | None) -> None:
-    if not re.fullmatch(NAME_PATTERN, name) or len(name) > 100:
-        raise OdtpackError("profile-name", f"{name[:100]!r} cannot be the name of a profile")
-    if not title or len(title) > 100:
-        raise OdtpackError("profile-title", "a title has 1 to 100 characters")
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise OdtpackError(
-            "threads-range",
-            f"{threads} threads cannot be measured with",
-            hint=f"choose 1 to {MAX_THREADS}, or leave the option out",
-        )
 
 
 def conv_flops(threads: int, effort: Effort) -> float:
@@ -118,17 +106,5 @@ def _convolution(
         threads,
         optimized=True,
     )
-    run = list(_timed(work, effort.convolution_seconds))
     operations = 2 * batch * outputs * side * side * inputs * 9
-    return operations / statistics.median(run[2:])
-
-
-def _timed(work: Callable[[], object], seconds: float) -> Iterator[float]:
-    """Durations for at least five calls and at least so long."""
-    end = time.perf_counter() + seconds
-    count = 0
-    while count < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        work()
-        yield time.perf_counter() - start
-        count += 1
+    return operations / median_seconds(work, effort.convolution_seconds, most=None)

@@ -66,7 +66,9 @@ class Machine:
 def this_machine() -> Machine:
     """Ask the system."""
     quota = _cgroup("cpu.max").split()
-    ram = _ram_bytes()
+    ram = None
+    with suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
+        ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _cgroup("memory.max")
     limit_bytes = int(limit) if limit.isdigit() else None
     if limit_bytes is not None and ram is not None and limit_bytes >= ram:
@@ -107,13 +109,6 @@ def _cgroup(name: str) -> str:
         if text := _text(folder / name).strip():
             return text
     return ""
-
-
-def _ram_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
-        return None
 
 
 def _groups() -> tuple[CoreGroup, ...]:
@@ -170,16 +165,13 @@ class WaitingClock:
             os.close(self._files.pop())
 
     def _waited(self) -> float:
-        if self._files:
-            return 1e-9 * sum(_second_number(file) for file in self._files)
-        return time.perf_counter() - time.thread_time() if self._threads == 1 else 0.0
-
-
-def _second_number(file: int) -> int:
-    try:
-        return int(os.pread(file, 128, 0).split()[1])
-    except OSError:  # the thread has ended
-        return 0
+        if not self._files:
+            return time.perf_counter() - time.thread_time() if self._threads == 1 else 0.0
+        waited = 0
+        for file in self._files:
+            with suppress(OSError):  # the thread has ended
+                waited += int(os.pread(file, 128, 0).split()[1])
+        return 1e-9 * waited
 
 
 def stolen_seconds() -> float:

@@ -180,7 +180,15 @@ class _Planner:
             for name in (*node.inputs, *node.implicit, *node.outputs):
                 if name:
                     self._release(name)
-        self._find_ends()
+        # Every buffer lives until its last reader; without one, until the end.
+        last = {
+            self._root(name): index
+            for index, node in enumerate(self._graph.nodes)
+            for name in node.reads
+        }
+        end = len(self._graph.nodes) - 1
+        for name, buffer in self._buffers.items():
+            buffer.last = end if name in self._outputs else last.get(name, end)
         return Allocation(
             tuple(self._buffers.values()),
             tuple(self._measure()),
@@ -213,7 +221,11 @@ class _Planner:
         if name not in self._outputs:
             is_view = node.op_type in ALIASES and node.domain in ("", "ai.onnx")
             if name in self._read or is_view:
-                source = self._shared_input(node, position, name) or self._freed(name)
+                source = self._shared_input(node, position, name)
+                # Of unknown rank, or a scalar, nothing is used again.
+                if source is None and self._values[name].dims:
+                    freed = self._free.get(self._size_key(name))
+                    source = freed.pop() if freed else None
         if source is None:
             self._buffers[name] = Buffer(
                 name, self._nbytes(node, name), index, index, {name: index}
@@ -238,12 +250,6 @@ class _Planner:
         size = self._size_key(source)
         return source if last and size is not None and size == self._size_key(name) else None
 
-    def _freed(self, name: str) -> str | None:
-        if not self._values[name].dims:  # unknown rank, or a scalar
-            return None
-        freed = self._free.get(self._size_key(name))
-        return freed.pop() if freed else None
-
     def _size_key(self, name: str) -> object:
         """What values have in common whose sizes are known to be equal: by number or by name."""
         # None if nothing is known to be as large.
@@ -266,16 +272,6 @@ class _Planner:
             self._unknown.append(name)
             nbytes = max((self._values[i].nbytes or 0 for i in node.inputs if i), default=0)
         return nbytes
-
-    def _find_ends(self) -> None:
-        """Let every buffer live until its last reader; without one, until the end."""
-        last: dict[str, int] = {}
-        for index, node in enumerate(self._graph.nodes):
-            for name in node.reads:
-                last[self._root(name)] = index
-        end = len(self._graph.nodes) - 1
-        for name, buffer in self._buffers.items():
-            buffer.last = end if name in self._outputs else last.get(name, end)
 
     def _measure(self) -> list[NodeUse]:
         """Memory in use during each node."""
@@ -428,7 +424,9 @@ class Arena:
         if chunk.size >= 2 * size or chunk.size - size >= self.max_dead_bytes:
             self._split(chunk, size)
         chunk.free = False
-        self._touch(chunk, nbytes)
+        pages = chunk.region.touched[chunk.start // PAGE : -(-(chunk.start + nbytes) // PAGE)]
+        self.touched += (pages.size - int(np.count_nonzero(pages))) * PAGE
+        pages[:] = True
         return chunk
 
     def release(self, chunk: Chunk | None) -> None:
@@ -478,13 +476,6 @@ class Arena:
         key = chunk.key
         del self._keys[bisect.bisect_left(self._keys, key)], self._free[key]
         chunk.free = False
-
-    def _touch(self, chunk: Chunk, nbytes: int) -> None:
-        pages = chunk.region.touched[chunk.start // PAGE : -(-(chunk.start + nbytes) // PAGE)]
-        fresh = pages.size - int(np.count_nonzero(pages))
-        if fresh:
-            pages[:] = True
-            self.touched += fresh * PAGE
 
 
 def _rounded(nbytes: int) -> int:

@@ -109,10 +109,10 @@ def sort_saved_model(saved: onnx.GraphProto, original: onnx.GraphProto) -> None:
     originals = {name: node for node in original.node for name in node.output if name}
     for node in saved.node:
         twin = next((originals[name] for name in node.output if name in originals), None)
-        graphs = {} if twin is None else dict(_graphs(twin))
+        bodies = {} if twin is None else dict(_graphs(twin))
         for name, graph in _graphs(node):
-            if name in graphs:
-                sort_saved_model(graph, graphs[name])
+            if name in bodies:
+                sort_saved_model(graph, bodies[name])
     if [list(node.output) for node in saved.node] == [list(node.output) for node in original.node]:
         nodes = [onnx.NodeProto() for _ in saved.node]
         for node, index in zip(nodes, execution_order(saved), strict=True):
@@ -153,6 +153,14 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str], outer: frozenset[s
                 field[:] = [names.get(name, name) for name in field]
         for _, body in _graphs(node):
             _rename(body, names, around)
+
+
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and all that are inside it."""
+    yield graph
+    for node in graph.node:
+        for _, body in _graphs(node):
+            yield from graphs(body)
 
 
 def _graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:

@@ -57,7 +57,8 @@ def fill_in(
 ) -> None:
     """Add types and shapes of node outputs that ``found`` lacks, where rules give them."""
     if as_planned:
-        nodes = [node for node in nodes if is_planned(node)]
+        blocked = (NCHWC_DOMAIN, "Upsample")
+        nodes = [node for node in nodes if (node.domain, node.op_type) != blocked]
     sizes = _Sizes(nodes, opset, constants, found, products_with_zero=not as_planned)
     for node in nodes:
         outputs = [name for name in node.output if name]
@@ -72,11 +73,6 @@ def fill_in(
             kind, dims = found.get(name, (0, None))
             if name and not is_fixed(dims) and (dims is None or is_fixed(typed[1])):
                 found[name] = (kind or typed[0], typed[1])
-
-
-def is_planned(node: onnx.NodeProto) -> bool:
-    """Whether ONNX Runtime knows the shapes of a node's outputs when it plans their memory."""
-    return (node.domain, node.op_type) != (NCHWC_DOMAIN, "Upsample")
 
 
 def is_fixed(dims: Dims | None) -> TypeGuard[Shape]:
@@ -243,6 +239,11 @@ def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((int(a.i) for a in node.attribute if a.name == name), default)
 
 
+def _channels(node: onnx.NodeProto, dims: Dims, channels: Dim) -> Dims:
+    last = _attribute(node, "channels_last", 0)
+    return (dims[0], *dims[2:], channels) if last else (dims[0], channels, *dims[2:])
+
+
 def _reorder_input(node: onnx.NodeProto, dims: Dims) -> Dims:
     if _attribute(node, "channels_last", 0):
         dims = (dims[0], dims[-1], *dims[1:-1])
@@ -250,13 +251,6 @@ def _reorder_input(node: onnx.NodeProto, dims: Dims) -> Dims:
     channels = dims[1]
     if isinstance(channels, int):
         channels = math.ceil(channels / block) * block
-    return (dims[0], channels, *dims[2:])
-
-
-def _reorder_output(node: onnx.NodeProto, dims: Dims) -> Dims:
-    channels = _attribute(node, "channels", 0) or dims[1]
-    if _attribute(node, "channels_last", 0):
-        return (dims[0], *dims[2:], channels)
     return (dims[0], channels, *dims[2:])
 
 
@@ -268,17 +262,15 @@ def _upsample(node: onnx.NodeProto, dims: Dims) -> Dims:
     )
 
 
-def _same(node: onnx.NodeProto, dims: Dims) -> Dims:
-    return dims
-
-
 _KNOWN: dict[tuple[str, str], Callable[[onnx.NodeProto, Dims], Dims]] = {
     (NCHWC_DOMAIN, "ReorderInput"): _reorder_input,
-    (NCHWC_DOMAIN, "ReorderOutput"): _reorder_output,
+    (NCHWC_DOMAIN, "ReorderOutput"): lambda node, dims: _channels(
+        node, dims, _attribute(node, "channels", 0) or dims[1]
+    ),
     (NCHWC_DOMAIN, "Upsample"): _upsample,
-    (MICROSOFT_DOMAIN, "BiasGelu"): _same,
-    (MICROSOFT_DOMAIN, "FastGelu"): _same,
-    (MICROSOFT_DOMAIN, "SkipLayerNormalization"): _same,
+    (MICROSOFT_DOMAIN, "BiasGelu"): lambda _, dims: dims,
+    (MICROSOFT_DOMAIN, "FastGelu"): lambda _, dims: dims,
+    (MICROSOFT_DOMAIN, "SkipLayerNormalization"): lambda _, dims: dims,
 }
 
 

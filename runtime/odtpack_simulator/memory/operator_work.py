@@ -69,9 +69,9 @@ def operator_work(op_type: str, inputs: Tensors, outputs: Tensors) -> Work:
 
 def _traffic(op_type: str, inputs: Tensors, outputs: Tensors) -> float:
     written = sum(tensor.nbytes for tensor in outputs)
-    if op_type in ALIASES or not inputs:
-        return 0.0 if op_type in ALIASES else written
-    if op_type in ("Shape", "Size"):
+    if op_type in ALIASES:
+        return 0.0
+    if op_type in ("Shape", "Size") or not inputs:
         return written
     rest = sum(tensor.nbytes for tensor in inputs[1:])
     if op_type in _PARTIAL_READS:

@@ -365,10 +365,19 @@ def plan_segments(
 ) -> Models:
     """Plan the passes of a package of segments."""
     models = _Models(package, info, threads, load)
-    afresh, adding = (
-        _trained(models, info, package.training_model.name, shapes, afresh=afresh)
-        for afresh in (True, False)
-    )
+
+    def trained(*, afresh: bool) -> Pass:
+        """A batch forth and back."""
+        work = _PassOf(models, shapes, {RESET_NAME: afresh})
+        for segment in info.segments:
+            work.run(segment.forward, segment.names)
+        work.run(package.training_model.name, {}, ends=True)
+        for segment in reversed(info.segments):
+            if segment.backward is not None:
+                work.run(segment.backward, segment.names, gradient=True)
+        return work.done()
+
+    afresh, adding = trained(afresh=True), trained(afresh=False)
     held_out = _PassOf(models, shapes)
     for segment in info.segments:
         held_out.run(segment.forward, segment.names)
@@ -377,25 +386,6 @@ def plan_segments(
     training = [models.sessions[name] for name in (*names, package.training_model.name)]
     evaluation = models.sessions[package.eval_model.name]
     return Models(tuple(training), (evaluation,), afresh, adding, held_out.done())
-
-
-def _trained(
-    models: _Models,
-    info: SegmentsInfo,
-    training: str,
-    shapes: Mapping[str, Sequence[int]],
-    *,
-    afresh: bool,
-) -> Pass:
-    """A batch forth and back."""
-    work = _PassOf(models, shapes, {RESET_NAME: afresh})
-    for segment in info.segments:
-        work.run(segment.forward, segment.names)
-    work.run(training, {}, ends=True)
-    for segment in reversed(info.segments):
-        if segment.backward is not None:
-            work.run(segment.backward, segment.names, gradient=True)
-    return work.done()
 
 
 class _Models:
@@ -456,7 +446,11 @@ class _PassOf:
 
     def done(self) -> Pass:
         """The pass."""
-        return Pass(tuple(self._runs), _items(self._kept), _items(self._passing))
+        kept, passing = (
+            tuple(Item(name, nbytes, "activations") for name, nbytes in values.items())
+            for values in (self._kept, self._passing)
+        )
+        return Pass(tuple(self._runs), kept, passing)
 
     def run(
         self, file: str, names: Mapping[str, str], *, gradient: bool = False, ends: bool = False
@@ -506,10 +500,6 @@ def _sized(dims: Dims | None, sizes: Mapping[str, int]) -> Shape | None:
     shape = [sizes.get(dim) if isinstance(dim, str) else dim for dim in dims or (None,)]
     known = tuple(size for size in shape if size is not None)
     return known if len(known) == len(shape) else None
-
-
-def _items(values: Mapping[str, int]) -> tuple[Item, ...]:
-    return tuple(Item(name, nbytes, "activations") for name, nbytes in values.items())
 
 
 # The nodes of a network in one graph, be it one model or several.

@@ -19,7 +19,7 @@ import gc
 import mmap
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,11 +79,6 @@ def _status() -> dict[str, int]:
         if value.endswith("kB"):
             figures[key] = int(value.split()[0]) * 1024
     return figures
-
-
-def _files(status: Mapping[str, int]) -> int:
-    """Bytes of pages of files."""
-    return status.get("RssFile", 0) + status.get("RssShmem", 0)
 
 
 def give_back_memory() -> None:
@@ -152,7 +147,8 @@ class MemoryMeter:
         status = _status()
         self._seen = max(self._seen, status["RssAnon"])
         if self._is_marked:
-            self._seen = max(self._seen, status["VmHWM"] - _files(status))
+            files = status.get("RssFile", 0) + status.get("RssShmem", 0)
+            self._seen = max(self._seen, status["VmHWM"] - files)
 
     def close(self) -> None:
         """Stop measuring."""

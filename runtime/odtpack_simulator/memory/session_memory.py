@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import onnx
 
+from odtpack_simulator.memory.execution_order import graphs
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
 
@@ -98,8 +99,9 @@ def session_bytes(
     graph = onnx.load(str(Path(model)), load_external_data=False).graph
     stored, subgraphs = count(graph)
     nodes = sum(1 for _ in executed.walk())
-    constants: int = sum(each.ByteSize() for body in _bodies(graph) for each in body.initializer)
-    outputs = sum(len(body.output) for body in _bodies(graph))
+    _, *bodies = graphs(graph)
+    constants: int = sum(each.ByteSize() for body in bodies for each in body.initializer)
+    outputs = sum(len(body.output) for body in bodies)
     once = 0 if is_segment else BYTES_PER_SESSION + len(graph.input) * BYTES_PER_INPUT
     return (
         once
@@ -113,17 +115,8 @@ def session_bytes(
 
 def count(graph: onnx.GraphProto) -> tuple[int, int]:
     """Number of nodes, those of subgraphs included, and of subgraphs."""
-    bodies = list(_bodies(graph))
-    return len(graph.node) + sum(len(body.node) for body in bodies), len(bodies)
-
-
-def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graphs inside a graph, those inside them included."""
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield attribute.g
-                yield from _bodies(attribute.g)
+    found = list(graphs(graph))
+    return sum(len(each.node) for each in found), len(found) - 1
 
 
 def constant_bytes(graph: RuntimeGraph, *, arena: bool = False) -> int:

@@ -237,7 +237,7 @@ class Shipment:
         """Archive a file or folder: regular files and folders only."""
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w") as archive:
-            archive.add(path, arcname=path.name, filter=_regular)
+            archive.add(path, path.name, filter=lambda e: e if e.isreg() or e.isdir() else None)
         data = stream.getvalue()
         return cls(str(path), hashlib.sha256(data).hexdigest(), data)
 
@@ -248,10 +248,6 @@ class Shipment:
         with tarfile.open(fileobj=io.BytesIO(self.data)) as archive:
             archive.extractall(folder, filter="data")
         return str(folder / Path(self.origin).name)
-
-
-def _regular(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return entry if entry.isreg() or entry.isdir() else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,17 +296,11 @@ def relocate(value: Any, moved: dict[str, str]) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(relocate(each, moved) for each in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changes = dict(_changes(value, moved))
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        after = {name: relocate(before, moved) for name, before in fields.items()}
+        changes = {name: each for name, each in after.items() if each != fields[name]}
         return dataclasses.replace(value, **changes) if changes else value
     return value
-
-
-def _changes(value: Any, moved: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    for field in dataclasses.fields(value):
-        before = getattr(value, field.name)
-        after = relocate(before, moved)
-        if after != before:
-            yield field.name, after
 
 
 def _check_address(address: str) -> None:

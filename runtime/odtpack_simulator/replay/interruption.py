@@ -24,7 +24,7 @@ import numpy as np
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.replay.job import Job, Message, load_position, run_digest
+from odtpack_simulator.replay.job import Job, Message, check_whole, load_position, run_digest
 from odtpack_simulator.replay.paired_loss import first_difference
 from odtpack_simulator.replay.random_operators import unrepeatable_operators
 from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, run_training_child
@@ -113,9 +113,12 @@ def interrupt(
     # The undisturbed one is the checkpoint that the same job left at its `keep_checkpoint`; where
     # there is none, it is trained here.
     # `on_message`: Called with every message of the children; steps come again after a kill.
-    _check("number of interruptions", count, 0, MAX_INTERRUPTIONS)
-    _check("number of steps between two saves", save_every, 1, 2**31 - 1)
-    _check("seed", seed, 0, 2**31 - 1)
+    for what, value, least, most in (
+        ("number of interruptions", count, 0, MAX_INTERRUPTIONS),
+        ("number of steps between two saves", save_every, 1, 2**31 - 1),
+        ("seed", seed, 0, 2**31 - 1),
+    ):
+        check_whole("bad-interruptions", what, value, least, most)
     plan = plan_interruptions(job.steps, save_every, count, seed)
     with tempfile.TemporaryDirectory(prefix="odtpack-interrupt-", dir=job.folder) as folder:
         free = dataclasses.replace(job, task="train", evaluate=False, limit_bytes=None)
@@ -191,8 +194,14 @@ def _run(
             log.take(message)
             if message["event"] == "paused" and kill is not None:
                 pid = seen["started"]["pid"]
-                if kill.at == "save":
-                    log.torn.append(_torn_bytes(job.saved_checkpoint, pid))
+                if kill.at == "save":  # its temporary file is there, and under way
+                    target = job.saved_checkpoint
+                    files = list(target.parent.glob(f".{target.name}.{pid}-*.tmp"))
+                    if not files:
+                        raise _failed(
+                            "the process stopped in a save, and no part of it is on the disk"
+                        )
+                    log.torn.append(files[0].stat().st_size)
                 log.interrupted = (kill.at, message["step"])
                 os.kill(pid, _SIGKILL)
             if on_message is not None:
@@ -201,14 +210,6 @@ def _run(
     if reached not in seen or (code == 0) == (kill is not None):
         reason = seen.get("out-of-memory", {}).get("message") or seen["exit"]["stderr"]
         raise _failed(f"a training process ended with exit code {code}: {reason}")
-
-
-def _torn_bytes(target: Path, pid: int) -> int:
-    """Size of the temporary file of a save that is under way."""
-    files = list(target.parent.glob(f".{target.name}.{pid}-*.tmp"))
-    if not files:
-        raise _failed("the process stopped in a save, and no part of it is on the disk")
-    return files[0].stat().st_size
 
 
 def _detail(odd: str | None, own: str | None, log: _Log) -> str:
@@ -235,14 +236,6 @@ def _detail(odd: str | None, own: str | None, log: _Log) -> str:
         if kept:
             said.append(f"on {kept} of {len(log.freed)} warnings it did not go down")
     return "; ".join(said)
-
-
-def _check(what: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise OdtpackError(
-            "bad-interruptions",
-            f"The {what} is {value!r}; it must be a whole number from {least} to {most}.",
-        )
 
 
 def _failed(problem: str) -> OdtpackError:

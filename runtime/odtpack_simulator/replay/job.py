@@ -125,15 +125,7 @@ class Job:
     @property
     def schedule(self) -> SamplePlan:
         """The order of the samples."""
-        return SamplePlan(
-            self.samples,
-            self.batch_size,
-            self.epochs,
-            self.seed,
-            self.full_batches,
-            self.accumulation_steps,
-            self.pieces,
-        )
+        return SamplePlan(**{name: getattr(self, name) for name in SamplePlan.__slots__})
 
     def set_rate(self, optimizer: Optimizer) -> LRScheduler | None:
         """Set the learning rate of the first step; return what sets that of the others."""
@@ -442,11 +434,8 @@ def make_sample_plan(
         ("seed", seed, 0, 2**31 - 1),
         ("number of pieces", pieces, 1, MAX_PIECES),
     ):
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            code = f"bad-{name.removeprefix('number of ').replace(' ', '-')}"
-            raise OdtpackError(
-                code, f"The {name} is {value!r}; it must be a whole number from {least} to {most}."
-            )
+        code = f"bad-{name.removeprefix('number of ').replace(' ', '-')}"
+        check_whole(code, name, value, least, most)
     fixed = {spec.shape[0] for spec in inputs if spec.shape and isinstance(spec.shape[0], int)}
     if fixed - {batch_size}:
         raise OdtpackError(
@@ -458,24 +447,26 @@ def make_sample_plan(
     schedule = SamplePlan(
         samples, batch_size, epochs, seed, bool(fixed), accumulation_steps, pieces
     )
-    _check_enough(schedule)
-    return schedule
-
-
-def _check_enough(schedule: SamplePlan) -> None:
-    """Check that every piece has a batch."""
-    each = schedule.batch_size if schedule.full_batches else 1
-    if schedule.piece_samples(schedule.pieces - 1) >= each:
-        return
-    needed = each * schedule.pieces
-    while needed - int(needed * HELD_OUT_SHARE) < each * schedule.pieces:
+    # Every piece needs a batch.
+    each = batch_size if schedule.full_batches else 1
+    if schedule.piece_samples(pieces - 1) >= each:
+        return schedule
+    needed = each * pieces
+    while needed - int(needed * HELD_OUT_SHARE) < each * pieces:
         needed += 1
-    in_pieces = f" in {schedule.pieces} pieces" if schedule.pieces > 1 else ""
+    in_pieces = f" in {pieces} pieces" if pieces > 1 else ""
     raise OdtpackError(
         "too-few-samples",
-        f"The data have {schedule.samples} samples, and training{in_pieces} needs at least "
-        f"{needed}.",
+        f"The data have {samples} samples, and training{in_pieces} needs at least {needed}.",
         hint="a fifth is held out"
         + (f", and the model takes batches of {each} only" if each > 1 else "")
         + ("; let the data arrive in fewer pieces" if in_pieces else ""),
     )
+
+
+def check_whole(code: str, what: str, value: object, least: int, most: int) -> None:
+    """Refuse what is not a whole number in its range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise OdtpackError(
+            code, f"The {what} is {value!r}; it must be a whole number from {least} to {most}."
+        )

@@ -181,7 +181,10 @@ def make_group(limit_bytes: int, *, mounts: Path = _MOUNTS, membership: Path = _
     # `limit_bytes`: Its `memory.max`; its `memory.swap.max` is 0.
     # `mounts`: The system's table of mounts, `/proc/self/mountinfo`.
     # `membership`: The groups of this process, `/proc/self/cgroup`.
-    root = _unified_root(mounts)
+    # Where control groups of version 2 are mounted.
+    entries = (line.partition(" - ") for line in mounts.read_text().splitlines())
+    found = (fields.split()[4] for fields, _, kind in entries if kind.split()[:1] == ["cgroup2"])
+    root = next(map(Path, found), None)
     own = next(
         (line[3:] for line in membership.read_text().splitlines() if line.startswith("0::")), None
     )
@@ -215,15 +218,6 @@ def make_group(limit_bytes: int, *, mounts: Path = _MOUNTS, membership: Path = _
         else:
             return group
     raise problem
-
-
-def _unified_root(mounts: Path) -> Path | None:
-    """Where control groups of version 2 are mounted."""
-    for line in mounts.read_text().splitlines():
-        fields, _, kind = line.partition(" - ")
-        if kind.split()[:1] == ["cgroup2"]:
-            return Path(fields.split()[4])
-    return None
 
 
 def remove_group(group: Path) -> None:

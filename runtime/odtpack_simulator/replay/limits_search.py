@@ -114,14 +114,14 @@ def bisect_limits(
             low = middle + 1
         else:
             high = middle
-    return {limit: _nearest(limit, index < low, runs) for index, limit in enumerate(near)}
 
+    def nearest(limit: int, ends: bool) -> LimitOutcome:
+        """The replay that settles a limit: of those with the same outcome the nearest one."""
+        outcome = "killed" if ends else "completed"
+        same = (tried for tried, run in runs.items() if run.outcome == outcome)
+        tried = min(
+            (t for t in same if (t >= limit if ends else t <= limit)), key=lambda t: abs(t - limit)
+        )
+        return LimitOutcome(runs[tried], tried == limit)
 
-def _nearest(limit: int, ends: bool, runs: Mapping[int, ReplayResult]) -> LimitOutcome:
-    """The replay that settles a limit: of those with the same outcome the nearest one."""
-    outcome = "killed" if ends else "completed"
-    same = [tried for tried, run in runs.items() if run.outcome == outcome]
-    tried = min(
-        (t for t in same if (t >= limit if ends else t <= limit)), key=lambda t: abs(t - limit)
-    )
-    return LimitOutcome(runs[tried], tried == limit)
+    return {limit: nearest(limit, index < low) for index, limit in enumerate(near)}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -50,8 +50,7 @@ class Rate:
 def choose_rate(manifest: Manifest, learning_rate: float | None, steps: int) -> Rate:
     """The rate of a training of so many steps, as ``odtpack train`` chooses it."""
     proposed, follows = None, None
-    if manifest.schedule is not None:
-        info = manifest.schedule
+    if (info := manifest.schedule) is not None:
         proposed = info.learning_rate
         try:
             follows = ScheduleSpec(info.kind, info.settings, proposed).schedule(steps)
@@ -120,13 +119,7 @@ def make_job(
         checkpoint=str(package.checkpoint),
         folder=str(folder),
         data=dict(data),
-        samples=schedule.samples,
-        batch_size=schedule.batch_size,
-        epochs=schedule.epochs,
-        seed=schedule.seed,
-        full_batches=schedule.full_batches,
-        accumulation_steps=schedule.accumulation_steps,
-        pieces=schedule.pieces,
+        **dataclasses.asdict(schedule),
         learning_rate=rate.initial,
         rate_kind=rate.schedule.kind if rate.schedule is not None else None,
         rate_settings=rate.schedule.settings() if rate.schedule is not None else {},
@@ -265,7 +258,17 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
             if message["problem"]:
                 result.detail = f"the memory limit was not held: {message['problem']}"
         case "evaluation":
-            _take_evaluation(message, result)
+            loss, metric = message["loss"], message["metric"]
+            result.curve.append(EvaluationPoint(step=message["step"], loss=loss, metric=metric))
+            groups = list(map(tuple, message["groups"]))  # JSON knows no tuples
+            if message["when"] == "before":
+                result.eval_loss_before, result.metric_before = loss, metric
+                result.groups_before = groups
+            elif message["when"] == "after":
+                result.eval_loss_after, result.metric_after = loss, metric
+                result.groups_after = groups
+                if message["total"] is not None:
+                    result.metric_counts = (message["right"], message["total"])
         case "step":
             result.losses.append(message["loss"])
             result.steps_ms.append(message["ms"])
@@ -282,31 +285,11 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
             result.detail = result.detail or message["unmeasured"] or ""
             return _ENDED
         case "compared":
-            result.groups_before += _groups(message["before"])
-            result.groups_after += _groups(message["after"])
+            result.groups_before += map(tuple, message["before"])
+            result.groups_after += map(tuple, message["after"])
         case "exit" if phase != _ENDED:
             result.detail = _cause_of_exit(message, result.limit_bytes is not None, phase)
     return phase
-
-
-def _take_evaluation(message: Message, result: ReplayResult) -> None:
-    loss, metric = message["loss"], message["metric"]
-    result.curve.append(EvaluationPoint(step=message["step"], loss=loss, metric=metric))
-    groups = _groups(message["groups"])
-    match message["when"]:
-        case "before":
-            result.eval_loss_before, result.metric_before = loss, metric
-            result.groups_before = groups
-        case "after":
-            result.eval_loss_after, result.metric_after = loss, metric
-            result.groups_after = groups
-            if message["total"] is not None:
-                result.metric_counts = (message["right"], message["total"])
-
-
-def _groups(sent: list[list[Any]]) -> list[Groups]:
-    """Groups as JSON has them, which knows no tuples."""
-    return [(losses, sizes) for losses, sizes in sent]
 
 
 def _cause_of_exit(message: Message, limited: bool, phase: str) -> str:
@@ -334,13 +317,18 @@ def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Me
     # ends, is closed, or raises.
     path = Path(job.folder) / "job.json"
     job.write(path)
+    # This process's environment, its import path, and steady memory.
+    package_root = str(Path(odtpack_runtime.__file__).resolve().parents[1])
+    inherited = os.environ.get("PYTHONPATH")
+    paths = [package_root, *(inherited.split(os.pathsep) if inherited else [])]
+    environment = os.environ | child_environment() | {"PYTHONPATH": os.pathsep.join(paths)}
     with tempfile.TemporaryFile() as stderr, Limiter(job.limit_bytes, job.limit_methods) as limiter:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "odtpack_simulator.replay.child", str(path)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=_environment() | limiter.environment,
+            env=environment | limiter.environment,
             cwd=job.folder,
             # Ctrl-C reaches this process, which ends the child.
             start_new_session=os.name == "posix",
@@ -356,21 +344,15 @@ def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Me
                 code = process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired as error:
                 raise _stalled(f"it did not end in {_END_SECONDS:g} s") from error
-            ended = limiter.ended()
-            yield {"event": "exit", "code": code, "stderr": _tail(stderr), "ended": ended}
+            stderr.seek(0)
+            said = stderr.read()[-4000:].decode(errors="replace").strip().splitlines()
+            last = said[-1] if said else ""
+            yield {"event": "exit", "code": code, "stderr": last, "ended": limiter.ended()}
         finally:
             process.kill()
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
-
-
-def _environment() -> dict[str, str]:
-    """The environment of the child: this process's, its import path, and steady memory."""
-    package_root = str(Path(odtpack_runtime.__file__).resolve().parents[1])
-    inherited = os.environ.get("PYTHONPATH")
-    paths = [package_root, *(inherited.split(os.pathsep) if inherited else [])]
-    return {**os.environ, **child_environment(), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _messages(process: subprocess.Popen[bytes], stall_seconds: float) -> Iterator[Message]:
@@ -427,13 +409,6 @@ def _parse(line: bytes) -> Message:
 
 def _stalled(reason: str) -> OdtpackError:
     return OdtpackError("replay-stalled", f"The training process was ended: {reason}.")
-
-
-def _tail(stream: IO[bytes]) -> str:
-    """The last line that the child wrote to standard error."""
-    stream.seek(0)
-    lines = stream.read()[-4000:].decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
 
 
 def final_loss(result: ReplayResult) -> float | None:

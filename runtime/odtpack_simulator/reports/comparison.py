@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from markupsafe import Markup
-
 from odtpack_simulator.figures.compare import Change, Comparison, DeviceComparison, Direction
 from odtpack_simulator.figures.simulated import CHECKS
 from odtpack_simulator.reports import charts
@@ -192,11 +190,12 @@ def _short(name: str) -> str:
 
 def _groups(members: list[_Member], devices: int) -> Iterator[tuple[str, list[_Member]]]:
     """Members of one metric that share a row, each group with how its verdict changed."""
-    values = Counter(map(_figures, members))
-    common, count = values.most_common(1)[0]
+    values = [(change.base, change.head, change.direction) for _, change in members]
+    common, count = Counter(values).most_common(1)[0]
     if count > 1 and 2 * count > devices:  # it does not depend on the device
-        yield "", [member for member in members if _figures(member) == common]
-        members = [member for member in members if _figures(member) != common]
+        both = list(zip(members, values, strict=True))
+        yield "", [member for member, value in both if value == common]
+        members = [member for member, value in both if value != common]
     parts: dict[tuple[str, Direction], list[_Member]] = {}
     for device, figure in members:
         before, now = device.verdict_before, device.verdict
@@ -208,24 +207,17 @@ def _groups(members: list[_Member], devices: int) -> Iterator[tuple[str, list[_M
             yield verdicts, group
 
 
-def _figures(member: _Member) -> tuple[float | None, float | None, Direction]:
-    _, figure = member
-    return figure.base, figure.head, figure.direction
-
-
 def _alike(members: list[_Member]) -> Iterator[list[_Member]]:
     """Members whose changes in percent lie close together, the largest change first."""
     unknown = [member for member in members if member[1].change_percent is None]
     if unknown:
         yield unknown
-    known = [(figure.change_percent, device, figure) for device, figure in members]
-    ranked = sorted(
-        ((change, (device, figure)) for change, device, figure in known if change is not None),
-        key=lambda each: -abs(each[0]),
-    )
     group: list[_Member] = []
     largest = 0.0
-    for change, member in ranked:
+    for member in sorted(members, key=lambda each: -abs(each[1].change_percent or 0.0)):
+        change = member[1].change_percent
+        if change is None:
+            continue
         if group and abs(largest - change) > max(_POINTS, _SHARE * abs(largest)):
             yield group
             group = []
@@ -248,7 +240,11 @@ def _rank(verdicts: str, figures: Sequence[Change]) -> tuple[int, int, float]:
 def _row(names: Names, verdicts: str, figures: Sequence[Change]) -> Row:
     first = figures[0]
     changes = [f.change_percent for f in figures if f.change_percent is not None]
-    change = _change_range(changes) if changes else "–"
+    change = "–"
+    if changes:  # one that is many times the base reads as a factor: "+4.2 %", "× 35"
+        ends = sorted((min(changes), max(changes)), key=abs)
+        first_, last = (f"{p:+.1f} %" if p < 1000 else f"× {1 + p / 100:,.0f}" for p in ends)
+        change = last if first_ == last else f"{first_.removesuffix(' %')} to {last}"
     noise = max((f.noise_percent or 0.0 for f in figures), default=0.0)
     if noise >= 0.05:
         change += f" (noise ± {noise:.{0 if noise >= 100 else 1}f} %)"
@@ -266,15 +262,6 @@ def _range(values: Iterable[float | None], of: Change) -> str:
     if format_value(low, of.unit) == format_value(high, of.unit):
         return format_value(low, of.unit)
     return format_interval_of(low, high, of.unit)
-
-
-def _change_range(percents: Sequence[float]) -> str:
-    """A change that is many times the base reads as a factor: ``+4.2 %``, ``× 35``."""
-    low, high = min(percents), max(percents)
-    if abs(high) < abs(low):
-        low, high = high, low
-    first, last = (f"{p:+.1f} %" if p < 1000 else f"× {1 + p / 100:,.0f}" for p in (low, high))
-    return first if first == last else f"{first.removesuffix(' %')} to {last}"
 
 
 def _whole(comparison: Comparison) -> str:
@@ -457,9 +444,9 @@ def render_comparison(comparison: Comparison) -> bytes:
     """The page as UTF-8 HTML. The same comparison gives the same bytes."""
     changed = [pair for pair in comparison.figures() if pair[1].direction != "same"]
     order = list(MARKS)
-    changed.sort(key=lambda pair: (order.index(pair[1].direction), -abs(_change(pair[1]))))
-    most = max([_LEAST_SCALE, *(abs(_change(figure)) for _, figure in changed)])
-    reach = min(_LARGEST_SCALE, most)
+    sizes = {id(figure): abs(figure.change_percent or 0.0) for _, figure in changed}
+    changed.sort(key=lambda pair: (order.index(pair[1].direction), -sizes[id(pair[1])]))
+    reach = min(_LARGEST_SCALE, max([_LEAST_SCALE, *sizes.values()]))
     axis = Axis(-reach, reach, (-reach, 0.0, reach))
     return render_page(
         "comparison.html.j2",
@@ -468,41 +455,28 @@ def render_comparison(comparison: Comparison) -> bytes:
         notes=[*comparison.notes, *presence(comparison)],
         verdicts=verdicts(comparison),
         rows=[_bar(comparison, device, figure, axis) for device, figure in changed],
-        axis=charts.axis_row(axis, _tick) if changed else None,
+        axis=charts.axis_row(axis, lambda at: f"{at:+.3g} %" if at else "0 %") if changed else None,
         checks=check_lines(comparison),
         closing=closing(comparison, len(list(comparison.figures())) - len(changed)),
     )
-
-
-def _change(figure: Change) -> float:
-    return figure.change_percent or 0.0
 
 
 def _bar(
     comparison: Comparison, device: DeviceComparison | None, figure: Change, axis: Axis
 ) -> Bar:
     base, head = (_range([value], figure) for value in (figure.base, figure.head))
-    change = "" if figure.change_percent is None else f"{figure.change_percent:+.1f} %"
-    noise = figure.noise_percent
+    percent, noise = figure.change_percent, figure.noise_percent
+    change, drawing = "", charts.empty_row(axis)
+    if percent is not None:
+        change = f"{percent:+.1f} %"
+        drawing = charts.change_bar(percent, axis, noise, worse=figure.direction == "worse")
     parts = [change, MARKS[figure.direction].partition(" ")[2]]
     parts += [f"± {noise:.1f} % is noise"] if noise and figure.direction != "not compared" else []
     return Bar(
         f"{figure.title}, {_whole(comparison).lower() if device is None else device.title}",
         figure.reason or "",
-        _drawing(figure, axis),
+        drawing,
         f"{base} → {head}",
         ", ".join(filter(None, parts)),
         _STATES.get(figure.direction, "not judged"),
     )
-
-
-def _drawing(figure: Change, axis: Axis) -> Markup:
-    if figure.change_percent is None:
-        return charts.empty_row(axis)
-    return charts.change_bar(
-        figure.change_percent, axis, figure.noise_percent, worse=figure.direction == "worse"
-    )
-
-
-def _tick(change: float) -> str:
-    return f"{change:+.3g} %" if change else "0 %"

@@ -109,12 +109,10 @@ def _topics(report: Report, width: int) -> list[str]:
 
 def _cell(cell: Cell) -> Text:
     symbol, style = _SYMBOLS[cell.state] if cell.state else ("", "")
-    text = Text(
-        f"{symbol} {clean(cell.figure)}".strip(), style="" if cell.state == "pass" else style
-    )
-    for more in (cell.ends, cell.words if cell.words != "no budget" else ""):
-        if more:
-            text.append(f"\n{clean(more)}", style="dim")
+    shown = f"{symbol} {clean(cell.figure)}".strip()
+    text = Text(shown, style="" if cell.state == "pass" else style)
+    for more in filter(None, (cell.ends, cell.words if cell.words != "no budget" else "")):
+        text.append(f"\n{clean(more)}", style="dim")
     return text
 
 

@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 from odtpack_simulator.reports.report import (
     NOT_VALIDATED,
+    SEVERITY,
     AnyResult,
     Report,
     ReportFormat,
@@ -26,7 +27,6 @@ from odtpack_simulator.reports.report import (
     location,
     name_list,
     report_of,
-    severity,
     worst,
 )
 from odtpack_simulator.values.figure import Check, Verdict, shortened
@@ -66,7 +66,7 @@ def _annotations(report: Report) -> list[_Annotation]:
         if check.state != "pass":
             key = (check.state, check.metric, check.budget_location)
             groups.setdefault(key, []).append((suite, check))
-    ordered = sorted(groups.values(), key=lambda members: severity(members[0][1]))
+    ordered = sorted(groups.values(), key=lambda members: SEVERITY[members[0][1].state])
     words = [text for _, text in report.tally]
     if not report.all_validated:
         words.append(f"profiles {NOT_VALIDATED}: times are estimates")

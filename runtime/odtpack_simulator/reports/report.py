@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from odtpack_simulator.figures.metric import CheckKind
 from odtpack_simulator.fleet.result import FleetResult
 from odtpack_simulator.result.result import Origin, SimulationResult
-from odtpack_simulator.values.figure import WORST_FIRST, Check, Verdict, shortened
+from odtpack_simulator.values.figure import Check, Verdict, shortened
 from odtpack_simulator.values.plain_text import clean
 from odtpack_simulator.values.units import format_limit, format_value
 
@@ -34,7 +34,7 @@ VERDICT_SYMBOLS: Final[dict[Verdict, str]] = {
 NOT_VALIDATED: Final = "not validated on hardware"
 UNKNOWN: Final = "–"
 MOST_TEXT: Final = 400  # Characters of one text in Markdown
-_SEVERITY: Final = {"fail": 0, "warn": 1, "not judged": 2, "pass": 3}
+SEVERITY: Final = {"fail": 0, "warn": 1, "not judged": 2, "pass": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +194,7 @@ def check_rows(report: Report) -> list[CheckRow]:
         )
         for suite, check in report.checks()
     ]
-    return sorted(rows, key=lambda row: _SEVERITY[row.state])
+    return sorted(rows, key=lambda row: SEVERITY[row.state])
 
 
 def figure_text(check: Check, value: float | None, *, chosen: bool = False) -> str:
@@ -225,22 +225,19 @@ def first_fixes(report: Report) -> list[FirstFix]:
     fixes = []
     for metric, members in groups.items():
         suite, check = worst(members, report.kinds)
-        names = [other.title for other, _ in members if other.is_device]
-        first = [suite.title] if suite.is_device else []
-        where = name_list([*first, *(name for name in names if name not in first)])
-        states = [other.state for _, other in members]
+        names = dict.fromkeys([suite.title, *(each.title for each, _ in members if each.is_device)])
         fixes.append(
             FirstFix(
-                state=min(states, key=_SEVERITY.__getitem__),
+                state=min((other.state for _, other in members), key=SEVERITY.__getitem__),
                 title=report.title(metric),
-                devices=where if first else "",
+                devices=name_list([*names]) if suite.is_device else "",
                 message=check.message,
                 advice=check.advice or "",
                 note=next((s.note for s, _ in members if s.note), ""),
             )
         )
     order = {kind.title: place for place, kind in enumerate(report.kinds.values())}
-    fixes.sort(key=lambda fix: (_SEVERITY[fix.state], order.get(fix.title, len(order)), fix.title))
+    fixes.sort(key=lambda fix: (SEVERITY[fix.state], order.get(fix.title, len(order)), fix.title))
     folded: dict[tuple[str, str], FirstFix] = {}
     for fix in fixes:  # what the same change would correct stands together
         other = folded.get((fix.advice, fix.devices))
@@ -269,12 +266,7 @@ def worst(
         floor = kind is not None and kind.better == "higher"
         return (1.0 / max(ratio, 1e-12) if floor else ratio), 0.0
 
-    return max(members, key=lambda member: (-severity(member[1]), excess(member[1])))
-
-
-def severity(check: Check) -> int:
-    """A number for sorting checks, worst first."""
-    return _SEVERITY[check.state]
+    return max(members, key=lambda member: (-SEVERITY[member[1].state], excess(member[1])))
 
 
 @dataclass(frozen=True)
@@ -312,20 +304,19 @@ def tally(
     whole: Sequence[Check], devices: Sequence[Verdict], name: str
 ) -> list[tuple[Verdict, str]]:
     """How many devices have each verdict but ``pass``, worst first, and what the whole does."""
-    words: list[tuple[Verdict, str, str]] = [
-        ("fail", "fails", "fail"),
-        ("warn", "has a warning", "have a warning"),
-        ("not judged", "could not be judged", "could not be judged"),
-    ]
+    words: dict[Verdict, tuple[str, str]] = {
+        "fail": ("fails", "fail"),
+        "warn": ("has a warning", "have a warning"),
+        "not judged": ("could not be judged", "could not be judged"),
+    }
     found: list[tuple[Verdict, str]] = []
-    bad = [check.state for check in whole if check.state != "pass"]
-    if bad:
-        state = min(bad, key=_SEVERITY.__getitem__)
-        verb = {"fail": "fails", "warn": "has a warning"}.get(state, "could not be judged in full")
-        found.append((state, f"{name} itself {verb}"))
-    for verdict, one, many in words:
-        count = list(devices).count(verdict)
-        if count:
+    states: list[Verdict] = ["pass", *(check.state for check in whole)]
+    state = min(states, key=SEVERITY.__getitem__)
+    if state != "pass":
+        full = " in full" if state == "not judged" else ""
+        found.append((state, f"{name} itself {words[state][0]}{full}"))
+    for verdict, (one, many) in words.items():
+        if count := list(devices).count(verdict):
             found.append((verdict, f"{count} {one if count == 1 else many}"))
     return found
 
@@ -339,12 +330,6 @@ def caution(validated: Sequence[bool]) -> str:
     if open_ones < total:
         who = f"{open_ones} of {total} profiles {'is' if open_ones == 1 else 'are'}"
     return f"{who} {NOT_VALIDATED}: times and energy are estimates."
-
-
-def worst_first(rows: Sequence[MatrixRow]) -> list[MatrixRow]:
-    """Rows of the matrix by their verdicts: those that fail first, those that pass last."""
-    order = [*sorted(WORST_FIRST, key=_SEVERITY.__getitem__)]
-    return sorted(rows, key=lambda row: order.index(row.verdict))
 
 
 def made_words(origin: Origin) -> str:

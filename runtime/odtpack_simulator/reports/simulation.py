@@ -12,6 +12,7 @@ from odtpack_simulator.figures.metric import Topic
 from odtpack_simulator.figures.simulated import CHECKS
 from odtpack_simulator.reports.report import (
     NOT_VALIDATED,
+    SEVERITY,
     UNKNOWN,
     VERDICT_WORDS,
     Cell,
@@ -23,7 +24,6 @@ from odtpack_simulator.reports.report import (
     caution,
     figure_text,
     made_words,
-    severity,
     tally,
 )
 from odtpack_simulator.result.result import (
@@ -48,6 +48,8 @@ from odtpack_simulator.values.units import (
 def simulation_report(result: SimulationResult) -> Report:
     """What a report says of a simulation."""
     devices = result.devices
+    learned = _learned(result)
+    texts = ", ".join(f"{name.lower()} {text}" for name, text, _ in learned)
     bars = process_bars(result)
     notes = [("Interruptions", interruption_words(result.interruption))] * bool(result.interruption)
     mapped = mapped_words(result)
@@ -61,7 +63,7 @@ def simulation_report(result: SimulationResult) -> Report:
         tally=tally(result.checks, [device.verdict for device in devices], "the package"),
         caution=caution([device.validated for device in devices]),
         key_figures=key_figures(result),
-        summary=_learned_words(result),
+        summary=f"On {learned[0][2]} in {result.data.steps} steps: {texts}" if learned else "",
         kinds=CHECKS,
         suites=[
             Suite("Package", "package", result.checks),
@@ -203,13 +205,6 @@ def _learned(result: SimulationResult) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _learned_words(result: SimulationResult) -> str:
-    """The same in a sentence; empty where nothing was trained."""
-    figures = _learned(result)
-    texts = ", ".join(f"{name.lower()} {text}" for name, text, _ in figures)
-    return f"On {figures[0][2]} in {result.data.steps} steps: {texts}" if figures else ""
-
-
 def metric_text(result: SimulationResult, value: float) -> str:
     """A value of the training's metric: an accuracy in percent, any other as a number."""
     accuracy = result.training.metric_name == "accuracy"
@@ -249,31 +244,14 @@ def memory_words(device: DeviceResult) -> tuple[str, str]:
     return peak, f"{format_percent(share)} of {format_bytes(held.limit_bytes)}{app}"
 
 
-def step_words(device: DeviceResult) -> tuple[str, str]:
-    """Typical step time and its interval."""
-    return shown(device.latency.step_ms, "ms", device.latency.not_judged or "")
-
-
-def _finish(device: DeviceResult) -> tuple[str, str]:
+def _of_campaign(device: DeviceResult, name: str, unit: str) -> tuple[str, str]:
+    """A figure of the campaign; of energy the share of a battery, of sessions the days."""
     campaign = device.campaign or DeviceCampaign()
-    return shown(campaign.active_s, "s", _why(device, "active_s"))
-
-
-def _energy(device: DeviceResult) -> tuple[str, str]:
-    """Energy above idle, and what share of a full battery that is."""
-    campaign = device.campaign or DeviceCampaign()
-    figure, remark = shown(campaign.energy_j, "J", _why(device, "energy_j"))
-    if campaign.energy_j is not None and campaign.battery_share is not None:
-        remark = f"{format_percent(campaign.battery_share.typical)} of a battery"
-    return figure, remark
-
-
-def _sessions(device: DeviceResult) -> tuple[str, str]:
-    """Number of sessions and the days they take."""
-    campaign = device.campaign or DeviceCampaign()
-    figure, remark = shown(campaign.sessions, "count", _why(device, "sessions"))
-    days = campaign.calendar_days
-    if campaign.sessions is not None and days is not None:
+    figure, remark = shown(getattr(campaign, name), unit, _why(device, name))
+    days, battery = campaign.calendar_days, campaign.battery_share
+    if name == "energy_j" and campaign.energy_j is not None and battery is not None:
+        remark = f"{format_percent(battery.typical)} of a battery"
+    if name == "sessions" and campaign.sessions is not None and days is not None:
         remark = f"in {_whole(days.typical)} day{'' if days.typical == 1 else 's'}"
     return figure, remark
 
@@ -293,7 +271,7 @@ def _without_times(result: SimulationResult) -> list[tuple[str, str]]:
         if device.latency.step_ms is None:
             what, why = "times", device.latency.not_judged or ""
         elif device.campaign is None or device.campaign.active_s is None:
-            what, why = "finish", _finish(device)[1]
+            what, why = "finish", _of_campaign(device, "active_s", "s")[1]
         else:
             continue
         if not any(c.status == "not judged" and c.message == why for c in device.checks):
@@ -331,16 +309,15 @@ def _cell(figure: tuple[str, str], checks: Sequence[Check]) -> Cell:
     if not checks:
         known = "no budget" if text != UNKNOWN else "unknown"
         return Cell(None, text, "" if text == "ended early" else known, reason)
-    worst = min(checks, key=severity)
+    worst = min(checks, key=lambda check: SEVERITY[check.state])
     state = worst.state
     # Where several checks pass, one of the figure that somebody wrote a budget for says more.
     if state == "pass":
         own = [check for check in checks if CHECKS[check.metric].headline] or checks
         worst = next((check for check in own if check.budget_location), own[0])
-    if state == "not judged" and text != UNKNOWN:
-        return Cell(state, text, "not judged", worst.message)
     if state == "not judged":
-        return Cell(state, "not judged", "", worst.message)
+        has = text != UNKNOWN
+        return Cell(state, text if has else state, state if has else "", worst.message)
     words = _judged_words(worst, state)
     if not CHECKS[worst.metric].headline:  # the figure is that of another metric
         words = f"{CHECKS[worst.metric].title}: {words}"
@@ -374,10 +351,10 @@ def _metric(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
 
 _TOPIC_FIGURES: Final[dict[Topic, Callable[[SimulationResult, DeviceResult], tuple[str, str]]]] = {
     "Memory": lambda _, device: memory_words(device),
-    "Step": lambda _, device: step_words(device),
-    "Finish": lambda _, device: _finish(device),
-    "Energy": lambda _, device: _energy(device),
-    "Sessions": lambda _, device: _sessions(device),
+    "Step": lambda _, device: shown(device.latency.step_ms, "ms", device.latency.not_judged or ""),
+    "Finish": lambda _, device: _of_campaign(device, "active_s", "s"),
+    "Energy": lambda _, device: _of_campaign(device, "energy_j", "J"),
+    "Sessions": lambda _, device: _of_campaign(device, "sessions", "count"),
     "Metric": _metric,
 }
 TOPICS: Final[tuple[str, ...]] = tuple(_TOPIC_FIGURES)

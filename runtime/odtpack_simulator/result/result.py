@@ -9,14 +9,14 @@ because a diverged training must be reportable in JSON.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
@@ -636,11 +636,6 @@ class SimulationResult(Part):
         whole: list[tuple[DeviceResult | None, Check]] = [(None, check) for check in self.checks]
         return whole + [(device, check) for device in self.devices for check in device.checks]
 
-    def to_json(self) -> str:
-        """The result as JSON text in the order of the fields; the same result, the same bytes."""
-        content = self.model_dump(mode="json")
-        return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -664,10 +659,20 @@ def load_result(path: str | os.PathLike[str]) -> SimulationResult:
     Raises:
         OdtpackError: Absent, larger than 64 MiB, not JSON, or not a result of this version.
     """
+    return read_record(path, SimulationResult, MAX_RESULT_BYTES, SCHEMA_VERSION)
+
+
+Record = TypeVar("Record", bound=Part)
+
+
+def read_record(
+    path: str | os.PathLike[str], record: type[Record], most_bytes: int, version: int
+) -> Record:
+    """Read a file that :meth:`Part.to_json` wrote."""
     file = Path(path)
-    data = read_bounded(file, limit=MAX_RESULT_BYTES, code="result", what="result file")
+    data = read_bounded(file, limit=most_bytes, code="result", what="result file")
     try:
-        return SimulationResult.model_validate_json(data)
+        return record.model_validate_json(data)
     except ValidationError as error:
         broken = error.errors(include_url=False)[0]
         if broken["type"] == "json_invalid":
@@ -675,11 +680,11 @@ def load_result(path: str | os.PathLike[str]) -> SimulationResult:
                 "result-invalid",
                 f"the result file is not JSON: {broken['ctx']['error']}",
                 where=str(file),
-                hint="name a file that `odtpack simulate --report json:PATH` wrote",
+                hint="name a file that a command with `--report json:PATH` wrote",
             ) from error
-        key, problem = first_problem(error, SimulationResult)
+        key, problem = first_problem(error, record)
         if key == "schema_version":
-            problem += f"; this odtpack reads version {SCHEMA_VERSION}"
+            problem += f"; this odtpack reads version {version}"
         raise OdtpackError(
             "result-invalid", f"the result file is wrong at {key}: {problem}", where=str(file)
         ) from error
@@ -713,3 +718,11 @@ def _checked_out(folder: Path) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def tool_version() -> str:
+    """The version of odtpack."""
+    try:
+        return metadata.version("odtpack")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"

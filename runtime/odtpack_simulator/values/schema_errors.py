@@ -116,7 +116,10 @@ def _allowed_keys(loc: _Loc, model: type[BaseModel]) -> list[str]:
     for part in loc:
         if isinstance(part, str) and part.startswith(TAG_PREFIX):
             tag = part.removeprefix(TAG_PREFIX)
-            candidates = [c for c in candidates if tag in _tags(c)] or candidates
+            # By its `kind` a variant of a union is distinguished from the others.
+            kinds = {c: c.model_fields.get("kind") for c in candidates}
+            tagged = [c for c, kind in kinds.items() if kind and tag in get_args(kind.annotation)]
+            candidates = tagged or candidates
             continue
         inner = [
             found
@@ -132,12 +135,6 @@ def _allowed_keys(loc: _Loc, model: type[BaseModel]) -> list[str]:
             if (field.alias or name) not in names:
                 names.append(field.alias or name)
     return names
-
-
-def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
-    """Values of ``kind`` by which a variant of a union is distinguished from the others."""
-    field = model.model_fields.get("kind")
-    return () if field is None else get_args(field.annotation)
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -43,9 +43,7 @@ def quantile_interval(
             high = k
             break
     typical = quantile(ordered, share)
-    return Interval(
-        low=min(ordered[low], typical), typical=typical, high=max(ordered[high], typical)
-    )
+    return Interval.of(min(ordered[low], typical), typical, max(ordered[high], typical))
 
 
 _Z = statistics.NormalDist().inv_cdf(0.975)

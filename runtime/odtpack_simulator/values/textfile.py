@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,12 @@ def key_lines(text: str) -> dict[tuple[str, ...], int]:
         elif (match := _KEY.match(line)) and (path := _header_path(f"{match[1]} = 0")):
             lines.setdefault((*table, *path), number)
     return lines
+
+
+def nearest_line(lines: Mapping[tuple[str, ...], int], path: tuple[str, ...]) -> int | None:
+    """Line of a key, or of what it stands in, such as ``"acme/one" = { sessions = 3 }``."""
+    found = (lines.get(path[:depth]) for depth in range(len(path), 0, -1))
+    return next((line for line in found if line), None)
 
 
 _PART = r"(?:[A-Za-z0-9_-]+|\"[^\"]{0,1000}\"|'[^']{0,1000}')"

@@ -60,11 +60,19 @@ class Interval(Part):
             raise ValueError(msg)
         return self
 
+    @classmethod
+    def of(cls, low: float, typical: float, high: float) -> Interval:
+        """The interval of three numbers."""
+        return cls(low=low, typical=typical, high=high)
+
     def scaled(self, factor: float) -> Interval:
         """The same interval times a non-negative factor."""
-        return Interval(
-            low=self.low * factor, typical=self.typical * factor, high=self.high * factor
-        )
+        return Interval.of(self.low * factor, self.typical * factor, self.high * factor)
+
+    def times(self, other: Interval) -> Interval:
+        """The product of two intervals, end by end."""
+        ends = self.low * other.low, self.typical * other.typical, self.high * other.high
+        return Interval.of(*ends)
 
 
 def check_unit(unit: str, dimension: str) -> float:
@@ -159,23 +167,16 @@ def format_percent(share: float) -> str:
 
 def format_value(value: float, unit: str) -> str:
     """A figure for people, by its unit (``B``, ``ms``, ``s``, ``J``, ``%``, ``share``, ``1``)."""
-    match unit:
-        case "B":
-            return format_bytes(value)
-        case "ms":
-            return format_duration(value / 1e3)
-        case "s":
-            return format_duration(value)
-        case "J":
-            return format_energy(value)
-        case "%":
-            return format_percent(value / 100)
-        case "share":
-            return format_percent(value)
-        case "1":
-            return format_number(value)
-        case _:
-            return f"{format_number(value)} {unit}"
+    if unit in ("ms", "%"):
+        value, unit = (value / 1e3, "s") if unit == "ms" else (value / 100, "share")
+    shown = {
+        "B": format_bytes,
+        "s": format_duration,
+        "J": format_energy,
+        "share": format_percent,
+        "1": format_number,
+    }.get(unit)
+    return f"{format_number(value)} {unit}" if shown is None else shown(value)
 
 
 def format_limit(value: float, unit: str) -> str:
