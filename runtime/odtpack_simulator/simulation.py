@@ -10,24 +10,31 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import onnxruntime
 
-from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.app_footprint import AppFootprint, FootprintOf, default_footprint
-from odtpack_simulator.device.kits import kit_of
+from odtpack_simulator.campaign.campaign import run_campaign
+from odtpack_simulator.device.app_footprint import (
+    RUNTIME_LIBRARY_BYTES,
+    AppFootprint,
+    FootprintOf,
+    default_footprint,
+)
+from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import DeviceProfile
-from odtpack_simulator.device_result import AppOnDevice, device_result
 from odtpack_simulator.figures.judge import judge as judge_without_budgets
-from odtpack_simulator.host_result import host_info, tool_version
-from odtpack_simulator.latency.latency import measure_host
+from odtpack_simulator.latency.latency import HostTiming, carry, measure_sessions
+from odtpack_simulator.measure.host import processor_name
 from odtpack_simulator.memory.arena import SessionUse, session_use
 from odtpack_simulator.memory.execution_order import trained_layers
 from odtpack_simulator.memory.memory_phases import MemoryPlan
@@ -36,8 +43,8 @@ from odtpack_simulator.memory.planned_changes import MEMORY_CHECKS, plan_changes
 from odtpack_simulator.memory.planning import held_weights, whole_graph
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS
-from odtpack_simulator.replay.job import Job, SamplePlan, make_sample_plan
-from odtpack_simulator.replay.limits_search import Peaks
+from odtpack_simulator.replay.job import Job, make_sample_plan
+from odtpack_simulator.replay.limits_search import HELD_STEPS, LimitOutcome, Peaks
 from odtpack_simulator.replay.paired_loss import held_out_fall
 from odtpack_simulator.replay.replay import (
     OnProgress,
@@ -45,6 +52,7 @@ from odtpack_simulator.replay.replay import (
     ReplayResult,
     choose_rate,
     evenly_spaced,
+    final_loss,
     make_job,
     run_training_child,
     with_sessions,
@@ -52,6 +60,10 @@ from odtpack_simulator.replay.replay import (
 )
 from odtpack_simulator.result.result import (
     DataInfo,
+    DeviceMemory,
+    DeviceResult,
+    DeviceTraining,
+    HostInfo,
     MemoryInfo,
     PackageInfo,
     PeakTensor,
@@ -59,10 +71,13 @@ from odtpack_simulator.result.result import (
     SimulationResult,
     TrainingInfo,
     find_origin,
+    tool_version,
 )
 from odtpack_simulator.tasks import InterruptTask, SettleTask, Task, run_task
 from odtpack_simulator.values.paths import shown_path
+from odtpack_simulator.values.quantities import Quantity
 from odtpack_simulator.values.statistics import wilson_interval
+from odtpack_simulator.values.units import format_bytes
 
 MOST_STEPS: Final = 10_000
 """Steps that are really made: of a longer training a part is trained, and the rest follows."""
@@ -150,30 +165,35 @@ def simulate(
         shapes = {
             name: (schedule.largest_batch, *array.shape[1:]) for name, array in arrays.items()
         }
-        tokens = _tokens_per_sample(arrays)
-        del arrays
+        # Tokens of a sequence [samples, tokens].
+        ids = arrays.get(_INPUT_IDS)
+        tokens = ids.shape[1] if ids is not None and ids.ndim == 2 else None
+        del arrays, ids
         reporter.begin("predicting")
-        apps = [_app_on(profile, policy, footprint(profile), package) for profile in profiles]
+        apps = []
+        for profile in profiles:
+            kit = policy.kit or kit_of(profile.os)
+            held = held_weights(package, kit, fetched=profile.os == "web")
+            own = session_use(manifest, kit)._replace(weights_bytes=held)
+            apps.append(_AppOnDevice(profile, policy, kit, own, footprint(profile)))
         uses = dict.fromkeys(app.sessions for app in apps) or [session_use(manifest)]
         plans = {
             use: plan_memory(package, shapes, threads=threads, **use._asdict()) for use in uses
         }
         most = max(plans, key=lambda use: plans[use].peak.nbytes)
         reporter.begin("timing")  # alone on the machine: nothing else of this runs beside it
-        timings = {
-            use.step_model: measure_host(
-                dataclasses.replace(with_sessions(job, package, use), task="time"),
-                on_message=reporter.message,
-            )
-            for use in {use.step_model: use for use in uses}.values()
-        }
+        timings = measure_sessions(job, package, uses, reporter.message)
         timing = timings[most.step_model]
         reporter.begin("measuring", steps=schedule.steps)
         # The end of an interrupted training is compared with the end of this one.
         whole = with_sessions(
             dataclasses.replace(job, keep_checkpoint=str(Path(folder) / "trained")), package, most
         )
-        free = _free_run(whole, reporter)
+        free = run_training_child(whole, on_message=reporter.message)
+        if free.outcome == "killed":
+            raise OdtpackError(
+                "replay-killed", f"The training was killed without any limit set: {free.detail}."
+            )
         trained = Peaks(free.peak_bytes, free.phase_peaks)
         tasks: list[Task] = [
             SettleTask(
@@ -199,15 +219,27 @@ def simulate(
         tool_version=tool_version(),
         origin=find_origin(package.path),
         package=_package_info(package, Path(package_path)),
-        data=_data_info(whole_schedule, schedule, tokens),
+        data=DataInfo(
+            samples=whole_schedule.samples,
+            train_samples=whole_schedule.train_samples,
+            held_out_samples=whole_schedule.held_out_samples,
+            batch_size=batch_size,
+            accumulation_steps=whole_schedule.accumulation_steps,
+            epochs=epochs,
+            steps=whole_schedule.steps,
+            seed=seed,
+            trained_steps=schedule.steps,
+            trained_samples=schedule.samples,
+            tokens_per_sample=tokens,
+        ),
         policy=policy,
-        host=host_info(timing, threads),
+        host=_host_info(timing, threads),
         training=_training_info(free, job),
         interruption=done[-1].interruption if interruptions else None,
         latency_host=timing.host_latency(),
         memory=_memory_info(plans[most], peaks[most], most, manifest),
         devices=[
-            device_result(
+            _device_result(
                 app,
                 plans[app.sessions],
                 peaks[app.sessions],
@@ -256,29 +288,11 @@ def _check_arguments(
         )
 
 
-def _free_run(job: Job, reporter: ProgressReporter) -> ReplayResult:
-    free = run_training_child(job, on_message=reporter.message)
-    if free.outcome == "killed":
-        raise OdtpackError(
-            "replay-killed", f"The training was killed without any limit set: {free.detail}."
-        )
-    return free
-
-
 def _within(job: Job, name: str) -> Job:
     """The job with a folder of its own: tasks run side by side."""
     folder = Path(job.folder) / name
     folder.mkdir()
     return dataclasses.replace(job, folder=str(folder))
-
-
-def _app_on(
-    profile: DeviceProfile, policy: Policy, footprint: AppFootprint, package: Package
-) -> AppOnDevice:
-    kit = policy.kit or kit_of(profile.os)
-    use = session_use(package.manifest, kit)
-    use = use._replace(weights_bytes=held_weights(package, kit, fetched=profile.os == "web"))
-    return AppOnDevice(profile, policy, kit, use, footprint)
 
 
 def _package_info(package: Package, given: Path) -> PackageInfo:
@@ -301,28 +315,6 @@ def _package_info(package: Package, given: Path) -> PackageInfo:
         ),
         loss=manifest.loss,
         optimizer=manifest.optimizer.kind,
-    )
-
-
-def _tokens_per_sample(arrays: Mapping[str, Array]) -> int | None:
-    """Tokens of a sequence [samples, tokens], by the name that exporters give it; None without."""
-    ids = arrays.get(_INPUT_IDS)
-    return ids.shape[1] if ids is not None and ids.ndim == 2 else None
-
-
-def _data_info(schedule: SamplePlan, trained: SamplePlan, tokens: int | None) -> DataInfo:
-    return DataInfo(
-        samples=schedule.samples,
-        train_samples=schedule.train_samples,
-        held_out_samples=schedule.held_out_samples,
-        batch_size=schedule.batch_size,
-        accumulation_steps=schedule.accumulation_steps,
-        epochs=schedule.epochs,
-        steps=schedule.steps,
-        seed=schedule.seed,
-        trained_steps=trained.steps,
-        trained_samples=trained.samples,
-        tokens_per_sample=tokens,
     )
 
 
@@ -361,3 +353,155 @@ def _renamed(tensor: PeakTensor, modules: Mapping[str, str]) -> PeakTensor:
     """With the parameter's name in the module: ``gradient of onnx::MatMul_8`` says little."""
     what, of, name = tensor.name.rpartition(" of ")
     return tensor.model_copy(update={"name": f"{what}{of}{modules.get(name, name)}"})
+
+
+# What the shared measurements say about one device.
+
+
+@dataclass(frozen=True, slots=True)
+class _AppOnDevice:
+    """The app on one device, before anything is measured."""
+
+    profile: DeviceProfile  # The device
+    policy: Policy  # How the app trains
+    kit: Kit  # What it trains with
+    sessions: SessionUse  # How the kit's sessions allocate memory, and of which models they are
+    footprint: AppFootprint  # What the app holds besides the training
+
+    @property
+    def limit(self) -> int | None:
+        """What the device grants the app's process, in bytes; None if unknown."""
+        policy = self.policy
+        return self.profile.memory_limit_bytes(policy.state, entitled=policy.entitled)
+
+    @property
+    def room(self) -> int | None:
+        """What the limit leaves a training; None if the limit is unknown."""
+        others = self.footprint.nbytes + RUNTIME_LIBRARY_BYTES
+        return None if self.limit is None else max(0, self.limit - others)
+
+
+def _device_result(
+    app: _AppOnDevice,
+    plan: MemoryPlan,
+    peaks: Peaks,
+    free: ReplayResult,
+    settled: Mapping[int, LimitOutcome],
+    timing: HostTiming,
+    steps: Sequence[int],
+) -> DeviceResult:
+    """Everything about one device, not yet judged. Nothing is run."""
+    # `settled`: The limits that replays were held to: what is left for a training.
+    profile = app.profile
+    held = settled.get(app.room) if app.room is not None else None
+    latency = carry(timing, profile)
+    return DeviceResult(
+        name=profile.name,
+        title=profile.title,
+        os=profile.os,
+        validated=profile.validated,
+        profile_digest=profile.digest,
+        memory=_memory(app, plan, peaks, held),
+        latency=latency,
+        campaign=run_campaign(
+            profile,
+            latency,
+            app.policy,
+            steps=steps,
+            checkpoint_bytes=timing.checkpoint_bytes,
+            curve=free.curve,
+        ),
+        training=_training(app.limit, free, held),
+        figures=profile.figures(),
+    )
+
+
+def _memory(
+    app: _AppOnDevice,
+    plan: MemoryPlan,
+    peaks: Peaks,
+    held: LimitOutcome | None,
+) -> DeviceMemory:
+    profile, policy = app.profile, app.policy
+    limit = profile.memory_limit(policy.state, entitled=policy.entitled)
+    entitled = profile.memory.app_limit_entitled
+    foreground = policy.state == "foreground"
+    killed = held is not None and held.run.outcome == "killed"
+    measured = held.run.peak_bytes if held is not None and held.exact else peaks.nbytes
+    return DeviceMemory(
+        limit_bytes=app.limit,
+        limit_low_bytes=None if limit is None else int(limit.interval("bytes").low),
+        limit_kind=limit.kind if limit else None,
+        limit_source=limit.source if limit else None,
+        limit_state=policy.state,
+        limit_entitled=policy.entitled and foreground and profile.has_entitled_limit,
+        entitled_limit_bytes=(
+            int(entitled.interval("bytes").typical)
+            if isinstance(entitled, Quantity) and foreground
+            else None
+        ),
+        predicted_peak_bytes=plan.peak.nbytes,
+        measured_peak_bytes=None if killed else measured,
+        outcome="killed" if killed else "not judged",
+        held=held.run.limit_method if held is not None and held.exact else None,
+        held_bytes=held.run.limit_bytes if held is not None else None,
+        warning_bytes=profile.warning_bytes(policy.state, entitled=policy.entitled),
+        unmeasured_bytes=plan.unmeasured_bytes(peaks.phases),
+        phase=plan.highest_phase(peaks.phases),
+        app_bytes=app.footprint.nbytes,
+        app_kind=app.footprint.kind,
+        app_source=app.footprint.source,
+        runtime_bytes=RUNTIME_LIBRARY_BYTES,
+        kit=app.kit,
+        sharing=app.sessions.sharing,
+        detail=_ending(held) if held is not None and killed else "",
+    )
+
+
+def _ending(held: LimitOutcome) -> str:
+    """How the replay ended, and at which limit where it was not this one."""
+    if held.exact or held.run.limit_bytes is None:
+        return held.run.detail
+    return f"held to {format_bytes(held.run.limit_bytes)}, which is more: {held.run.detail}"
+
+
+def _training(limit: int | None, free: ReplayResult, held: LimitOutcome | None) -> DeviceTraining:
+    if held is not None and held.run.outcome == "killed":
+        run = held.run
+        return DeviceTraining(
+            outcome="killed",
+            steps_done=run.steps_done,
+            final_loss=final_loss(run),
+            detail=_ending(held),
+        )
+    if limit is None:
+        detail = "the limit is unknown: trained without one"
+    elif held is None:
+        detail = "trained without a limit: this one is far above what was needed"
+    elif held.run.detail:
+        detail = held.run.detail
+    elif held.exact:
+        detail = f"held to the limit for {HELD_STEPS} steps, loading, evaluation and saving"
+    else:
+        lower = format_bytes(held.run.limit_bytes or 0)
+        detail = f"held to {lower}, which is less, for {HELD_STEPS} steps"
+    return DeviceTraining(
+        outcome="completed",
+        steps_done=free.steps_done,
+        final_loss=final_loss(free),
+        detail=detail,
+    )
+
+
+def _host_info(timing: HostTiming, threads: int) -> HostInfo:
+    """This machine, as the result of a simulation stores it."""
+    return HostInfo(
+        cpu=processor_name() or platform.processor() or platform.machine() or "unknown",
+        cores=os.cpu_count() or 1,
+        threads=threads,
+        os=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        onnxruntime=onnxruntime.__version__,
+        gemm_gflops=timing.gemm_flops / 1e9,
+        memory_bandwidth_gbs=timing.copy_bandwidth / 1e9,
+    )

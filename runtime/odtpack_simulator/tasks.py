@@ -19,10 +19,9 @@ from odtpack_simulator.result.result import InterruptionInfo
 
 @dataclass(frozen=True, slots=True)
 class SettleTask:
-    """Find out which memory limits end the training; see :func:`bisect_limits`.
+    """Find out which memory limits end the training; see :func:`bisect_limits`."""
 
-    Where its ``peaks`` without a limit are not known (None), they are measured first.
-    """
+    # Where its `peaks` without a limit are not known (None), they are measured first.
 
     job: Job
     limits: tuple[int, ...]
@@ -44,10 +43,9 @@ Task = SettleTask | InterruptTask
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task found; the fields of the other kind are empty.
+    """What a task found; the fields of the other kind are empty."""
 
-    ``resumed`` has the peaks by phase of a process that went on from a checkpoint.
-    """
+    # `resumed` has the peaks by phase of a process that went on from a checkpoint.
 
     settled: Mapping[int, LimitOutcome] = field(default_factory=dict)
     peaks: Peaks | None = None
@@ -56,45 +54,28 @@ class TaskResult:
 
 
 def run_task(task: Task) -> TaskResult:
-    """Run one task: the work of an executor.
-
-    Raises:
-        OdtpackError: A child failed.
-    """
+    """Run one task: the work of an executor."""
     if isinstance(task, SettleTask):
         peaks = task.peaks
         if peaks is None:
             free = hold(task.job, None)
             peaks = Peaks(free.peak_bytes, free.phase_peaks)
         return TaskResult(bisect_limits(task.job, task.limits, peaks.nbytes), peaks)
-    seen = _Resumed()
-    info = interrupt(
-        task.job,
-        seed=task.seed,
-        count=task.count,
-        save_every=task.save_every,
-        on_message=seen.take,
-    )
-    return TaskResult(interruption=info, resumed=seen.phases)
+    begun: list[int] = []
+    resumed: dict[str, int] = {}
 
-
-class _Resumed:
-    """Listens for a process that begins with a checkpoint, and is not warned of low memory.
-
-    Attributes:
-        phases: Its peaks by phase; empty without such a process.
-    """
-
-    def __init__(self) -> None:
-        self.phases: Mapping[str, int] = {}
-        self._begun: list[int] = []
-
-    def take(self, message: Message) -> None:
-        """Note what a child reports."""
+    def take(message: Message) -> None:
+        """Listen for a process that begins with a checkpoint, and is not warned of low memory."""
         match message["event"]:
             case "started":
-                self._begun = []
+                begun.clear()
             case "begun":
-                self._begun.append(message["step"])
-            case "trained" if len(self._begun) == 1 and self._begun[0] > 0:
-                self.phases = resumed_phases(message["phase_peaks"])
+                begun.append(message["step"])
+            case "trained" if len(begun) == 1 and begun[0] > 0:
+                resumed.clear()
+                resumed.update(resumed_phases(message["phase_peaks"]))
+
+    info = interrupt(
+        task.job, seed=task.seed, count=task.count, save_every=task.save_every, on_message=take
+    )
+    return TaskResult(interruption=info, resumed=resumed)

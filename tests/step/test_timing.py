@@ -10,6 +10,7 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack_simulator import simulation
+from odtpack_simulator.latency import latency
 from odtpack_simulator.latency.latency import HostTiming
 from odtpack_simulator.replay.job import Job
 from tests import zoo
@@ -27,13 +28,13 @@ def test_each_device_has_the_times_of_its_kit(
     labels = random.integers(0, SIZES[-1], 24)
     np.savez(tmp_path / "data.npz", input=samples, labels=labels)
     timed: list[tuple[Job, HostTiming]] = []
-    measure = simulation.measure_host
+    measure = latency.measure_host
 
     def measured(job: Job, **options: Any) -> HostTiming:
         timed.append((job, measure(job, **options)))
         return timed[-1][1]
 
-    monkeypatch.setattr(simulation, "measure_host", measured)
+    monkeypatch.setattr(latency, "measure_host", measured)
     board = make_profile("board", 10**9)  # Linux, where the kit is Python's
     page = make_profile("page", 10**9).model_copy(update={"os": "web"})  # JavaScript's has two
     result = simulation.simulate(

@@ -23,9 +23,8 @@ from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.figures import fleet_figures, join_seeds, judge_fleet, seed_runs
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile
 from odtpack_simulator.fleet.result import FleetResult
-from odtpack_simulator.host_result import tool_version
 from odtpack_simulator.replay.executor import LocalExecutor
-from odtpack_simulator.result.result import Count, Loss, NonNegative
+from odtpack_simulator.result.result import Count, Loss, NonNegative, tool_version
 from odtpack_simulator.values.figure import Text
 from odtpack_simulator.values.part import Part
 

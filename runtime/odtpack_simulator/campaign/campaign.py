@@ -40,8 +40,7 @@ from odtpack_simulator.values.quantities import Unknown
 from odtpack_simulator.values.schema_errors import first_problem
 from odtpack_simulator.values.units import Interval, format_duration
 
-NS: Final = 10**9
-"""Nanoseconds in a second."""
+NS: Final = 10**9  # Nanoseconds in a second
 
 LONGEST_WORK: Final = 1000 * 365 * NS_PER_DAY
 """A step or checkpoint that takes longer than a thousand years is a mistake in a profile."""
@@ -61,8 +60,7 @@ FIGURES: Final = (
 )
 """The figures of a campaign that may be null, in the order of the record."""
 
-_MANY_STEPS: Final = 10**12
-"""More than fit into any window."""
+_MANY_STEPS: Final = 10**12  # More than fit into any window
 
 
 def run_campaign(
@@ -102,7 +100,8 @@ def run_campaign(
     period = _nanoseconds(86_400 / policy.sessions_per_day)
     courses = [play(pace, steps, save_every=policy.save_every, period=period) for pace in paces]
     watts = watts_above_idle(profile)
-    figures.put("restart_s", [_restart(pace) / NS for pace in paces])
+    begin = [p.creation + p.load + max(0, p.first_step - p.step) for p in paces]
+    figures.put("restart_s", [(p.save + more) / NS for p, more in zip(paces, begin, strict=True)])
     rest: dict[str, Any] = {
         "curve": _curve(courses[_TYPICAL], curve, watts),
         "left_out": _left_out(profile, latency),
@@ -117,8 +116,30 @@ def run_campaign(
             f"{typical.sessions} windows and {format_duration(typical.active / NS)} of work"
         )
         return figures.campaign(why, endless="worst case", **rest)
-    _put_times(figures, profile, courses)
-    _put_storage(figures, courses, policy, checkpoint_bytes)
+    written = [float(course.total("writes") * checkpoint_bytes) for course in courses]
+    # A training of less than a day writes all of it in that day.
+    days = [
+        max(1.0, course.sessions / policy.sessions_per_day, course.end / NS_PER_DAY)
+        for course in courses
+    ]
+    for name, values in (
+        ("active_s", [course.active / NS for course in courses]),
+        ("sessions", [float(course.sessions) for course in courses]),
+        ("days", [course.end / NS_PER_DAY for course in courses]),
+        ("repeated_steps", [float(course.total("made") - course.steps) for course in courses]),
+        ("written_bytes", written),
+        (
+            "written_bytes_per_day",
+            [total / span for total, span in zip(written, days, strict=True)],
+        ),
+        ("throttled_share", [course.total("throttled") / course.active for course in courses]),
+    ):
+        figures.put(name, values)
+    sustained = profile.sustained()
+    if sustained is None:
+        figures.lack("throttled_share", _absent(profile, "sustained_fraction"))
+    elif profile.throttle_seconds() is None and sustained.low < 1:
+        figures.lack("throttled_share", _absent(profile, "time_to_throttle"))
     _put_energy(figures, profile, courses, watts)
     return figures.campaign(**rest)
 
@@ -133,7 +154,7 @@ def steps_per_window(profile: DeviceProfile, latency: DeviceLatency) -> Interval
     if isinstance(paces, str) or profile.background_seconds() is None:
         return None
     fast, typical, slow = (float(play_session(pace, _MANY_STEPS, None).kept) for pace in paces)
-    return Interval(low=slow, typical=typical, high=fast)
+    return Interval.of(slow, typical, fast)
 
 
 def device_times(
@@ -190,21 +211,10 @@ def _nanoseconds(seconds: float) -> int:
     return round(min(seconds * NS, float(NEVER)))
 
 
-def _restart(pace: DeviceTimes) -> int:
-    return pace.save + pace.creation + pace.load + max(0, pace.first_step - pace.step)
-
-
-def _least_kept(save_every: int | None, steps: int) -> int:
-    """The least number of steps after which a session writes a checkpoint."""
-    return 1 if save_every is None else min(save_every, steps)
-
-
 def _left_out(profile: DeviceProfile, latency: DeviceLatency) -> list[NotJudged]:
-    """What counts as nothing because it is unknown, which makes the other figures too low.
-
-    Without throttling, times are too low. Without the idle power, on the other hand, energy is
-    too high: it is all that the device takes.
-    """
+    """What counts as nothing because it is unknown, which makes the other figures too low."""
+    # Without throttling, times are too low. Without the idle power, on the other hand, energy is
+    # too high: it is all that the device takes.
     missing: list[tuple[str, str]] = []
     if latency.session_creation_ms is None:
         missing.append(("session_creation_ms", "it was not measured"))
@@ -260,7 +270,8 @@ def _never_finishes(course: SimulatedRun) -> str:
     """Why no session keeps a step, and how long a window would have to be."""
     pace = course.pace
     heat, remaining = course.stuck or (0, 1)
-    least = _least_kept(course.save_every, remaining)
+    # The least number of steps after which a session writes a checkpoint.
+    least = 1 if course.save_every is None else min(course.save_every, remaining)
     needed = play_session(replace(pace, window=NEVER), least, None, heat).duration
     begin = pace.creation + pace.load
     return (
@@ -280,19 +291,17 @@ class _Figures:
         self._why: dict[str, str] = {}
 
     def put(self, name: str, values: Sequence[float]) -> None:
-        """Set a figure from the three scenarios: fast, typical, slow.
-
-        The interval spans them, because not every figure grows from fast to slow: in a shorter
-        window a device throttles for a smaller share of the time, and may lose fewer steps.
-        """
+        """Set a figure from the three scenarios: fast, typical, slow."""
+        # The interval spans them, because not every figure grows from fast to slow: in a shorter
+        # window a device throttles for a smaller share of the time, and may lose fewer steps.
         if all(map(math.isfinite, values)):
-            low, high = min(values), max(values)
-            self._known[name] = Interval(low=low, typical=values[_TYPICAL], high=high)
+            self._known[name] = Interval.of(min(values), values[_TYPICAL], max(values))
         else:
             self._why[name] = "the figure is beyond all numbers"
 
     def lack(self, name: str, why: str) -> None:
         """Say why a figure remains unknown."""
+        self._known.pop(name, None)
         self._why[name] = why
 
     def campaign(self, unknown: str = "", **rest: Any) -> DeviceCampaign:
@@ -300,39 +309,6 @@ class _Figures:
         null = [name for name in FIGURES if name not in self._known]
         reasons = [NotJudged(figure=name, reason=self._why.get(name, unknown)) for name in null]
         return DeviceCampaign(**self._known, not_judged=reasons, **rest)
-
-
-def _put_times(figures: _Figures, profile: DeviceProfile, courses: Sequence[SimulatedRun]) -> None:
-    figures.put("active_s", [course.active / NS for course in courses])
-    figures.put("sessions", [float(course.sessions) for course in courses])
-    figures.put("days", [course.end / NS_PER_DAY for course in courses])
-    figures.put(
-        "repeated_steps", [float(course.total("made") - course.steps) for course in courses]
-    )
-    sustained = profile.sustained()
-    if sustained is None:
-        figures.lack("throttled_share", _absent(profile, "sustained_fraction"))
-    elif profile.throttle_seconds() is None and sustained.low < 1:
-        figures.lack("throttled_share", _absent(profile, "time_to_throttle"))
-    else:
-        figures.put(
-            "throttled_share", [course.total("throttled") / course.active for course in courses]
-        )
-
-
-def _put_storage(
-    figures: _Figures, courses: Sequence[SimulatedRun], policy: Policy, checkpoint_bytes: int
-) -> None:
-    written = [float(course.total("writes") * checkpoint_bytes) for course in courses]
-    figures.put("written_bytes", written)
-    # A training of less than a day writes all of it in that day.
-    days = [
-        max(1.0, course.sessions / policy.sessions_per_day, course.end / NS_PER_DAY)
-        for course in courses
-    ]
-    figures.put(
-        "written_bytes_per_day", [total / span for total, span in zip(written, days, strict=True)]
-    )
 
 
 def _put_energy(
@@ -364,11 +340,7 @@ def _put_energy(
 
 
 def make_policy(**values: Any) -> Policy:
-    """The policy of these values, see :class:`~odtpack_simulator.result.result.Policy`.
-
-    Raises:
-        OdtpackError: ``bad-policy``: a value is out of its range.
-    """
+    """The policy of these values, see :class:`~odtpack_simulator.result.result.Policy`."""
     try:
         return Policy(**values)
     except ValidationError as error:

@@ -17,35 +17,23 @@ from functools import cache, partial
 from itertools import accumulate
 from typing import Final
 
-NEVER: Final = 10**60
-"""Later than any training ends."""
+NEVER: Final = 10**60  # Later than any training ends
 
 NS_PER_DAY: Final = 86_400 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """How fast a device works, and when it slows down or stops.
+    """How fast a device works, and when it slows down or stops."""
 
-    Attributes:
-        creation: Creating the sessions of the package.
-        load: Reading a checkpoint.
-        first_step: The first step of a session.
-        step: Every other step, before the device throttles.
-        save: Writing a checkpoint.
-        window: Longest session that the system allows.
-        throttle_after: Load from a cool start until the device throttles.
-        sustained: Share of the computing rate that is left then, in (0, 1].
-    """
-
-    creation: int
-    load: int
-    first_step: int
-    step: int
-    save: int
-    window: int = NEVER
-    throttle_after: int = NEVER
-    sustained: Fraction = Fraction(1)
+    creation: int  # Creating the sessions of the package
+    load: int  # Reading a checkpoint
+    first_step: int  # The first step of a session
+    step: int  # Every other step, before the device throttles
+    save: int  # Writing a checkpoint
+    window: int = NEVER  # Longest session that the system allows
+    throttle_after: int = NEVER  # Load from a cool start until the device throttles
+    sustained: Fraction = Fraction(1)  # Share of the computing rate that is left then, in (0, 1]
 
     def slowed(self, work: int) -> int:
         """Time for computing that takes ``work`` on a cool device, once it throttles."""
@@ -54,35 +42,22 @@ class DeviceTimes:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What one session does.
+    """What one session does."""
 
-    Attributes:
-        made: Steps completed in it.
-        kept: Those of them that a completed checkpoint holds.
-        writes: Checkpoints begun; one that the window's end cuts off counts.
-        duration: From its start to its end; a session that is cut off lasts the whole window.
-        throttled: The part of it in which the device throttles.
-    """
-
-    made: int
-    kept: int
-    writes: int
-    duration: int
-    throttled: int
+    made: int  # Steps completed in it
+    kept: int  # Those of them that a completed checkpoint holds
+    writes: int  # Checkpoints begun; one that the window's end cuts off counts
+    duration: int  # From its start to its end; a session that is cut off lasts the whole window
+    throttled: int  # The part of it in which the device throttles
 
 
 def play_session(
     pace: DeviceTimes, remaining: int, save_every: int | None, heat: int = 0
 ) -> Session:
-    """Play one session: create, load, then steps and checkpoints until done or cut off.
-
-    Args:
-        pace: The device.
-        remaining: Steps to make, at least 1; the session ends with a checkpoint after them.
-        save_every: Steps between two checkpoints. None: only one, when the session ends; the
-            app then makes no step after which the checkpoint would not fit into the window.
-        heat: Load that the device has not recovered from when the session starts.
-    """
+    """Play one session: create, load, then steps and checkpoints until done or cut off."""
+    # `save_every`: Steps between two checkpoints. None: only one, when the session ends; the app
+    # then makes no step after which the checkpoint would not fit into the window.
+    # `heat`: Load that the device has not recovered from when the session starts.
     hot_at = max(0, pace.throttle_after - heat)
     slow_step = pace.slowed(pace.step)
     every = remaining if save_every is None else save_every
@@ -134,49 +109,30 @@ def play_session(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """``count`` equal sessions in a row, and where the training stands before the first.
+    """``count`` equal sessions in a row, and where the training stands before the first."""
 
-    Attributes:
-        session: What each of them does.
-        count: Their number.
-        sessions: Sessions before.
-        steps: Steps kept before.
-        active: Nanoseconds of work before.
-        heat: At the start of each.
-    """
-
-    session: Session
-    count: int
-    sessions: int
-    steps: int
-    active: int
-    heat: int
+    session: Session  # What each of them does
+    count: int  # Their number
+    sessions: int  # Sessions before
+    steps: int  # Steps kept before
+    active: int  # Nanoseconds of work before
+    heat: int  # At the start of each
 
 
 @dataclass(slots=True)
 class SimulatedRun:
-    """The sessions of a whole training.
+    """The sessions of a whole training."""
 
-    Attributes:
-        pace: The device.
-        save_every: See :func:`play_session`.
-        runs: The sessions in order.
-        sessions: Their number.
-        steps: Steps kept.
-        active: Nanoseconds of work, of all sessions together.
-        end: When the last session ends, from the start of the first.
-        stuck: Of a session that keeps no step: heat at its start, and steps that remained of
-            its piece. Every later session would start as warm or warmer, so the training never
-            ends. None if it does.
-    """
-
-    pace: DeviceTimes
-    save_every: int | None
-    runs: list[Run] = field(default_factory=list)
-    sessions: int = 0
-    steps: int = 0
-    active: int = 0
-    end: int = 0
+    pace: DeviceTimes  # The device
+    save_every: int | None  # See play_session
+    runs: list[Run] = field(default_factory=list)  # The sessions in order
+    sessions: int = 0  # Their number
+    steps: int = 0  # Steps kept
+    active: int = 0  # Nanoseconds of work, of all sessions together
+    end: int = 0  # When the last session ends, from the start of the first
+    # Of a session that keeps no step: heat at its start, and steps that remained of its piece.
+    # Every later session would start as warm or warmer, so the training never ends. None if it
+    # does.
     stuck: tuple[int, int] | None = None
 
     def total(self, name: str) -> int:
@@ -189,15 +145,10 @@ class SimulatedRun:
         return max(run.session.duration for run in self.runs)
 
     def reached(self, step: int) -> tuple[int, int]:
-        """When and where a step is made for good.
-
-        Args:
-            step: From 1 to ``steps``.
-
-        Returns:
-            Nanoseconds of work until it is completed (its checkpoint comes after), and the
-            session, counted from 1.
-        """
+        """When and where a step is made for good."""
+        # `step`: From 1 to `steps`.
+        # Returns: Nanoseconds of work until it is completed (its checkpoint comes after), and the
+        # session, counted from 1.
         run = self.runs[bisect_left(self.runs, step, key=lambda run: run.steps) - 1]
         before, within = divmod(step - run.steps - 1, run.session.kept)
         # A session that ends right there: the same, with a checkpoint after the step.
@@ -209,19 +160,13 @@ class SimulatedRun:
 def play(
     pace: DeviceTimes, pieces: Iterable[int], *, save_every: int | None, period: int
 ) -> SimulatedRun:
-    """Play a training from its first session to its last.
-
-    A session starts every ``period``, or when the one before it ends if that is later. Heat
-    is load that the device has not recovered from: it grows with time under load, up to
-    ``pace.throttle_after``, and falls as fast at rest.
-
-    Args:
-        pace: The device.
-        pieces: Optimizer steps of each piece in which the data arrive, at least 1; a piece ends
-            its session.
-        save_every: See :func:`play_session`.
-        period: Nanoseconds between the starts of two sessions.
-    """
+    """Play a training from its first session to its last."""
+    # A session starts every `period`, or when the one before it ends if that is later. Heat is load
+    # that the device has not recovered from: it grows with time under load, up to
+    # `pace.throttle_after`, and falls as fast at rest.
+    # `pieces`: Optimizer steps of each piece in which the data arrive, at least 1; a piece ends its
+    # session.
+    # `period`: Nanoseconds between the starts of two sessions.
     course = SimulatedRun(pace, save_every)
     session_of = cache(partial(play_session, pace, save_every=save_every))
     heat = 0

@@ -19,17 +19,11 @@ from odtpack_simulator.values.quantities import SourceKind
 
 @dataclass(frozen=True, slots=True)
 class AppFootprint:
-    """Bytes that an app holds without the training and without ONNX Runtime's library.
+    """Bytes that an app holds without the training and without ONNX Runtime's library."""
 
-    Attributes:
-        nbytes: How many.
-        kind: How they are known; None where the app's budgets say so.
-        source: By whom, or on what basis.
-    """
-
-    nbytes: int
-    kind: SourceKind | None
-    source: str
+    nbytes: int  # How many
+    kind: SourceKind | None  # How they are known; None where the app's budgets say so
+    source: str  # By whom, or on what basis
 
 
 RUNTIME_LIBRARY_BYTES: Final = 7_800_000
@@ -67,8 +61,7 @@ APP_FOOTPRINTS: Final = MappingProxyType[OsClass, AppFootprint]({
 })  # fmt: skip
 """What is taken for an app of each system where its budgets do not say."""
 
-FootprintOf = Callable[[DeviceProfile], AppFootprint]
-"""Says what the app holds on a device."""
+FootprintOf = Callable[[DeviceProfile], AppFootprint]  # Says what the app holds on a device
 
 
 def default_footprint(profile: DeviceProfile) -> AppFootprint:

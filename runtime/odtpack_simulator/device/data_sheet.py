@@ -38,57 +38,41 @@ Extension = Literal["dotprod", "i8mm", "bf16", "sve", "sme", "avx2", "avx512", "
 
 @dataclass(frozen=True, slots=True)
 class CoreKind:
-    """What one kind of core reaches.
+    """What one kind of core reaches."""
 
-    Attributes:
-        gemm: Share of its peak, in a matrix product.
-        dram: Share of the memory chips' peak, in a copy by one thread.
-        copy_bytes: Bytes that it copies per cycle at most.
-    """
-
-    gemm: Interval
-    dram: Interval
-    copy_bytes: Interval
+    gemm: Interval  # Share of its peak, in a matrix product
+    dram: Interval  # Share of the memory chips' peak, in a copy by one thread
+    copy_bytes: Interval  # Bytes that it copies per cycle at most
 
 
-def _interval(low: float, typical: float, high: float) -> Interval:
-    return Interval(low=low, typical=typical, high=high)
-
-
-_SHARE: Final = _interval(0.17, 0.28, 0.5)
-_OUT_OF_ORDER: Final = _interval(0.55, 0.8, 0.95)
-ARM: Final = CoreKind(_OUT_OF_ORDER, _SHARE, _interval(3, 5, 8))
-IN_ORDER: Final = CoreKind(_interval(0.35, 0.55, 0.75), _SHARE, _interval(0.5, 1, 1.5))
-APPLE: Final = CoreKind(_OUT_OF_ORDER, _interval(0.25, 0.5, 0.6), _interval(5, 8, 12))
-X86: Final = CoreKind(_OUT_OF_ORDER, _SHARE, _interval(2, 3, 5))
+_SHARE: Final = Interval.of(0.17, 0.28, 0.5)
+_OUT_OF_ORDER: Final = Interval.of(0.55, 0.8, 0.95)
+ARM: Final = CoreKind(_OUT_OF_ORDER, _SHARE, Interval.of(3, 5, 8))
+IN_ORDER: Final = CoreKind(Interval.of(0.35, 0.55, 0.75), _SHARE, Interval.of(0.5, 1, 1.5))
+APPLE: Final = CoreKind(_OUT_OF_ORDER, Interval.of(0.25, 0.5, 0.6), Interval.of(5, 8, 12))
+X86: Final = CoreKind(_OUT_OF_ORDER, _SHARE, Interval.of(2, 3, 5))
 
 _IN_ORDER_NAMES: Final = re.compile(r"A(?:35|53|55|510|520)\b")
 _X86_NAMES: Final = re.compile(r"x86|EPYC|Ryzen|Xeon|Core\b.*\bi\d|Zen|Atom|Celeron|Pentium", re.I)
 _X86_EXTENSIONS: Final = frozenset({"avx2", "avx512", "vnni", "amx"})
 
-SME: Final = _interval(1.0, 1.5, 1.8)
+SME: Final = Interval.of(1.0, 1.5, 1.8)
 """Rate of products with SME over that without, of whole networks."""
 
 _INT8: Final[tuple[tuple[str, Interval], ...]] = (
     # Multiply-adds per instruction over those of a single-precision one: 16 lanes in four for
     # SDOT, 32 for SMMLA; the low end is what packing and requantizing leave of it.
-    ("amx", _interval(4, 8, 16)),
-    ("i8mm", _interval(2.5, 4.5, 8)),
-    ("vnni", _interval(2, 3, 4)),
-    ("dotprod", _interval(1.7, 3, 4)),
-    ("avx2", _interval(1, 1.6, 2)),
+    ("amx", Interval.of(4, 8, 16)),
+    ("i8mm", Interval.of(2.5, 4.5, 8)),
+    ("vnni", Interval.of(2, 3, 4)),
+    ("dotprod", Interval.of(1.7, 3, 4)),
+    ("avx2", Interval.of(1, 1.6, 2)),
 )
-_INT8_PLAIN: Final = _interval(0.7, 1.2, 2)
+_INT8_PLAIN: Final = Interval.of(0.7, 1.2, 2)
 
 
 def core_kind(core: str, vendor: str, extensions: Sequence[str]) -> CoreKind:
-    """The kind of a core, from its name, its maker and the instructions it has.
-
-    Args:
-        core: Name of the fastest cores; empty where the profile names none.
-        vendor: Of the device.
-        extensions: Of the processor.
-    """
+    """The kind of a core, from its name, its maker and the instructions it has."""
     if vendor == "Apple":
         return APPLE
     if not _X86_EXTENSIONS.isdisjoint(extensions) or _X86_NAMES.search(core):
@@ -98,37 +82,28 @@ def core_kind(core: str, vendor: str, extensions: Sequence[str]) -> CoreKind:
 
 def gemm_share(kind: CoreKind, extensions: Sequence[str]) -> Interval:
     """What a float32 product reaches, in share of the peak without SME; it may exceed 1 with it."""
-    return _times(kind.gemm, SME) if "sme" in extensions else kind.gemm
+    return kind.gemm.times(SME) if "sme" in extensions else kind.gemm
 
 
 def int8_factor(extensions: Sequence[str]) -> Interval:
     """Operations per second of an int8 product over those of a float32 one."""
-    known = (factor for name, factor in _INT8 if name in extensions)
-    factor = next(known, _INT8_PLAIN)
+    factor = next((factor for name, factor in _INT8 if name in extensions), _INT8_PLAIN)
     if "sme" not in extensions:
         return factor
     # Of what float32 products gain by SME, these are only sure to have the plain part.
-    return _interval(
+    return Interval.of(
         factor.low / SME.typical, factor.typical / SME.typical, factor.high / SME.typical
     )
 
 
 def copy_rate(kind: CoreKind, dram: Interval, clock: Interval | None) -> Interval:
-    """Bytes per second that one thread copies.
-
-    Args:
-        kind: Of the fastest core.
-        dram: Peak of the memory chips in bytes per second.
-        clock: Of the fastest core in Hz; None if unknown.
-    """
-    share = _times(dram, kind.dram)
+    """Bytes per second that one thread copies."""
+    # `dram`: Peak of the memory chips in bytes per second.
+    # `clock`: Of the fastest core in Hz; None if unknown.
+    share = dram.times(kind.dram)
     if clock is None:
         return share
-    most = _times(clock, kind.copy_bytes)
-    return _interval(
+    most = clock.times(kind.copy_bytes)
+    return Interval.of(
         min(share.low, most.low), min(share.typical, most.typical), min(share.high, most.high)
     )
-
-
-def _times(one: Interval, other: Interval) -> Interval:
-    return _interval(one.low * other.low, one.typical * other.typical, one.high * other.high)

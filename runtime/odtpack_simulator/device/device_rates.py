@@ -12,23 +12,14 @@ from odtpack_simulator.values.units import Interval
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """What a profile says about speed.
+    """What a profile says about speed."""
 
-    Attributes:
-        threads: Threads of the training; None if the profile cannot say.
-        gemm: FLOP/s of a large matrix product with these threads.
-        core: The same with one thread, on the fastest core.
-        copy: Bytes per second that one thread copies in memory.
-        clock_hz: Clock of the fastest core in Hz; None if unknown.
-        int8: Operations per second of a large int8 product with these threads.
-    """
-
-    threads: int | None
-    gemm: Interval
-    core: Interval
-    copy: Interval
-    clock_hz: float | None
-    int8: Interval
+    threads: int | None  # Threads of the training; None if the profile cannot say
+    gemm: Interval  # FLOP/s of a large matrix product with these threads
+    core: Interval  # The same with one thread, on the fastest core
+    copy: Interval  # Bytes per second that one thread copies in memory
+    clock_hz: float | None  # Clock of the fastest core in Hz; None if unknown
+    int8: Interval  # Operations per second of a large int8 product with these threads
 
 
 def device_rates(profile: DeviceProfile) -> DeviceRates | str:
@@ -56,16 +47,14 @@ def _rate(profile: DeviceProfile, rate: Interval, threads: int, measured: int) -
     scaled = profile.gemm_flops(threads)
     if threads == measured or (scaled is not None and scaled != rate):
         return scaled or rate
-    return _product(rate, clock_share(profile, threads, measured))
+    return rate.times(clock_share(profile, threads, measured))
 
 
 def clock_share(profile: DeviceProfile, threads: int, measured: int) -> Interval:
-    """Rate of ``threads`` threads as a share of that of ``measured``, without knowing peaks.
-
-    Threads run on the fastest cores there are. Where all cores are of one kind, rates are in
-    proportion to their number. Otherwise the slow cores' share is only known to be between
-    nothing and what their clock (or else their number) says.
-    """
+    """Rate of ``threads`` threads as a share of that of ``measured``, without knowing peaks."""
+    # Threads run on the fastest cores there are. Where all cores are of one kind, rates are in
+    # proportion to their number. Otherwise the slow cores' share is only known to be between
+    # nothing and what their clock (or else their number) says.
     clocks: list[float] = []
     for cluster in profile.cpu.clusters:
         cores, clock = bounds(cluster.cores, "count"), bounds(cluster.clock, "frequency")
@@ -74,20 +63,11 @@ def clock_share(profile: DeviceProfile, threads: int, measured: int) -> Interval
     first = [cluster.cores for cluster in profile.cpu.clusters[:1]]
     fastest = next((bounds(cores, "count") for cores in first), None)
     if fastest is not None and max(threads, measured) <= fastest.typical:
-        return Interval(low=share, typical=share, high=share)  # all of them on like cores
+        return Interval.of(share, share, share)  # all of them on like cores
     if len(profile.cpu.clusters) == 1:
         share = min(threads, len(clocks)) / max(1, min(measured, len(clocks)))
-        return Interval(low=share, typical=share, high=share)
+        return Interval.of(share, share, share)
     if clocks and all(clocks):
-        share = _fastest(clocks, threads) / _fastest(clocks, measured)
-    return Interval(low=min(1, share), typical=math.sqrt(share), high=max(1, share))
-
-
-def _fastest(rates: list[float], count: int) -> float:
-    return sum(sorted(rates, reverse=True)[:count])
-
-
-def _product(one: Interval, other: Interval) -> Interval:
-    return Interval(
-        low=one.low * other.low, typical=one.typical * other.typical, high=one.high * other.high
-    )
+        clocks.sort(reverse=True)
+        share = sum(clocks[:threads]) / sum(clocks[:measured])
+    return Interval.of(min(1, share), math.sqrt(share), max(1, share))

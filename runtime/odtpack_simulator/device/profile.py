@@ -20,14 +20,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
-from odtpack_simulator.device.data_sheet import (
-    CoreKind,
-    Extension,
-    copy_rate,
-    core_kind,
-    gemm_share,
-    int8_factor,
-)
+from odtpack_simulator.device import data_sheet
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.quantities import (
     Bandwidth,
@@ -40,7 +33,6 @@ from odtpack_simulator.values.quantities import (
     Frequency,
     Power,
     Quantity,
-    Ratio,
     SourceKind,
     Strict,
     ThreadedQuantity,
@@ -48,7 +40,7 @@ from odtpack_simulator.values.quantities import (
     bounds,
 )
 from odtpack_simulator.values.schema_errors import all_problems, near_name
-from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
+from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
 from odtpack_simulator.values.toml_text import toml_value
 from odtpack_simulator.values.units import Interval, format_bytes
 
@@ -79,12 +71,9 @@ def shown(key: str, figure: Quantity | Unknown | None) -> ProfileFigure:
 class MemoryFigures(Strict):
     """What the device's memory holds, what one app gets of it, and how fast it copies."""
 
-    ram: Bytes | None = None
-    """Memory of the device as sold."""
-    app_limit_foreground: Bytes | None = None
-    """Memory at which an app in the foreground is ended."""
-    app_limit_background: Bytes | None = None
-    """Memory at which an app in the background is ended."""
+    ram: Bytes | None = None  # Memory of the device as sold
+    app_limit_foreground: Bytes | None = None  # Memory at which an app in the foreground is ended
+    app_limit_background: Bytes | None = None  # Memory at which an app in the background is ended
     app_limit_entitled: Bytes | None = None
     """Foreground limit with the platform's entitlement for more memory (iOS)."""
     low_memory_warning: Fraction | None = None
@@ -93,10 +82,6 @@ class MemoryFigures(Strict):
     """Rate of a large ``memcpy`` by one thread, in bytes copied (the traffic is twice that)."""
     dram_bandwidth: Bandwidth | None = None
     """Peak of the memory chips, as a data sheet has it; without ``bandwidth`` it stands in."""
-    arena_overhead: Ratio | None = None
-    """Bytes that ONNX Runtime takes from the system per byte its tensors hold, with its arena."""
-    heap_overhead: Ratio | None = None
-    """The same with the arena off, where every tensor comes from the system's allocator."""
 
     @model_validator(mode="after")
     def _limits_within_ram(self) -> MemoryFigures:
@@ -115,8 +100,7 @@ class Cluster(Strict):
     core: str = Field(min_length=1, max_length=64)
     cores: Count
     clock: Frequency
-    fp32_peak: Compute | None = None
-    """Single-precision rate of the cluster's cores together."""
+    fp32_peak: Compute | None = None  # Single-precision rate of the cluster's cores together
 
 
 class CpuFigures(Strict):
@@ -127,14 +111,13 @@ class CpuFigures(Strict):
     :mod:`odtpack_simulator.device.data_sheet` has a share by the kind of core.
     """
 
-    extensions: list[Extension] = Field(default_factory=list, max_length=16)
+    extensions: list[data_sheet.Extension] = Field(default_factory=list, max_length=16)
     """Instructions for which ONNX Runtime has kernels of their own."""
     clusters: list[Cluster] = Field(default_factory=list, max_length=16)
     fp32_peak: Compute | None = None
     gemm_efficiency: Fraction | None = None
     fp32_gemm: Compute | None = None
-    fp32_gemm_single: Compute | None = None
-    """``fp32_gemm`` with one thread."""
+    fp32_gemm_single: Compute | None = None  # `fp32_gemm` with one thread
     int8_gemm: Compute | None = None
     """Rate of a large int8 matrix product, two operations for each product and sum."""
     fp32_conv: Compute | None = None
@@ -287,18 +270,17 @@ class DeviceProfile(Strict):
         if peak is None:
             return None
         share = bounds(self.cpu.gemm_efficiency, "ratio")
-        share = share or gemm_share(self._core_kind(), self.cpu.extensions)
-        return Interval(
-            low=peak.low * share.low,
-            typical=peak.typical * share.typical,
-            high=peak.high * share.high,
-        )
+        share = share or data_sheet.gemm_share(self._core_kind(), self.cpu.extensions)
+        return peak.times(share)
 
     def _core_peaks(self) -> list[float] | None:
         """FLOP/s of every core, the fastest first; None if a cluster's rate is unknown."""
         peaks: list[float] = []
         for cluster in self.cpu.clusters:
-            peak, cores = bounds(cluster.fp32_peak, "compute"), bounds(cluster.cores, "count")
+            peak, cores = (
+                bounds(cluster.fp32_peak, "compute"),
+                bounds(cluster.cores, "count"),
+            )
             if peak is None or cores is None:
                 return None
             peaks += [peak.typical / cores.typical] * round(cores.typical)
@@ -320,7 +302,7 @@ class DeviceProfile(Strict):
         chips = bounds(self.memory.dram_bandwidth, "bandwidth")
         if measured is not None or chips is None:
             return measured
-        return copy_rate(self._core_kind(), chips, self.fastest_clock())
+        return data_sheet.copy_rate(self._core_kind(), chips, self.fastest_clock())
 
     def int8_ops(self, threads: int | None = None) -> Interval | None:
         """Operations per second of a large int8 matrix product; None if unknown.
@@ -335,22 +317,17 @@ class DeviceProfile(Strict):
         rate = self.gemm_flops(threads)
         if measured is not None or rate is None:
             return measured
-        factor = int8_factor(self.cpu.extensions)
-        return Interval(
-            low=rate.low * factor.low,
-            typical=rate.typical * factor.typical,
-            high=rate.high * factor.high,
-        )
+        return rate.times(data_sheet.int8_factor(self.cpu.extensions))
 
     def fastest_clock(self) -> Interval | None:
         """Clock in Hz of the fastest cores; None if unknown."""
         clocks = [bounds(cluster.clock, "frequency") for cluster in self.cpu.clusters]
         return max((c for c in clocks if c), key=lambda clock: clock.typical, default=None)
 
-    def _core_kind(self) -> CoreKind:
+    def _core_kind(self) -> data_sheet.CoreKind:
         """The kind of the cores that train: of the fastest cluster, which comes first."""
         core = self.cpu.clusters[0].core if self.cpu.clusters else self.soc or ""
-        return core_kind(core, self.vendor, self.cpu.extensions)
+        return data_sheet.core_kind(core, self.vendor, self.cpu.extensions)
 
     def storage_bandwidth(self, direction: Literal["read", "write"]) -> Interval | None:
         """Bytes per second of sequential storage access; None if unknown."""
@@ -414,35 +391,31 @@ class DeviceProfile(Strict):
                     yield f"{section}.{key}", getattr(part, key)
                     continue
                 for index, cluster in enumerate(self.cpu.clusters):
-                    yield f"cpu.clusters[{index}].cores ({cluster.core})", cluster.cores
-                    yield f"cpu.clusters[{index}].clock ({cluster.core})", cluster.clock
-                    yield f"cpu.clusters[{index}].fp32_peak ({cluster.core})", cluster.fp32_peak
-        yield "sustained_fraction", self.sustained_fraction
-        yield "time_to_throttle", self.time_to_throttle
-        yield "background_window", self.background_window
+                    for name in ("cores", "clock", "fp32_peak"):
+                        yield (
+                            f"cpu.clusters[{index}].{name} ({cluster.core})",
+                            getattr(cluster, name),
+                        )
+        for key in ("sustained_fraction", "time_to_throttle", "background_window"):
+            yield key, getattr(self, key)
 
 
 def parse_profile(data: bytes, where: str) -> DeviceProfile:
-    """Read a profile from the bytes of a TOML file.
-
-    Args:
-        data: Content of the file.
-        where: Its name, for messages.
-
-    Raises:
-        OdtpackError: Not TOML, or not what ``docs/formats/device-profile.md`` allows.
-    """
+    """Read a profile from the bytes of a TOML file."""
     content = parse_toml(data, code="profile", what="device profile", where=where)
     try:
         return DeviceProfile.model_validate(content)
     except ValidationError as error:
         found = all_problems(error, DeviceProfile)
-        text = data.decode("utf-8")
-        line = _line(text, found[0][0])
+        lines = key_lines(data.decode("utf-8"))
+        # Of keys such as `memory.ram.value`.
+        line, *others = (
+            nearest_line(lines, tuple(re.findall(r"[^.\[\]]+", key)))
+            for key, _ in found[:_MOST_SHOWN]
+        )
         said = "; ".join(
             f"{key}: {problem}" if number is None else f"{key} (line {number}): {problem}"
-            for key, problem in found[1:_MOST_SHOWN]
-            for number in [_line(text, key)]
+            for (key, problem), number in zip(found[1:_MOST_SHOWN], others, strict=True)
         )
         more = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
         raise OdtpackError(
@@ -451,14 +424,6 @@ def parse_profile(data: bytes, where: str) -> DeviceProfile:
             + (f"; at {said}{more}" if said else ""),
             where=where if line is None else f"{where}:{line}",
         ) from error
-
-
-def _line(text: str, key: str) -> int | None:
-    """Line of a key such as ``memory.ram.value``, or of the nearest table around it."""
-    path = tuple(re.findall(r"[^.\[\]]+", key))
-    lines = key_lines(text)
-    found = (lines[path[:length]] for length in range(len(path), 0, -1) if path[:length] in lines)
-    return next(found, None)
 
 
 def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
@@ -526,12 +491,7 @@ _FIGURE = ("value", "low", "high", "threads", "unit", "kind", "source", "unknown
 
 
 def profile_toml(profile: DeviceProfile, *, comment: str = "") -> str:
-    """The text of a profile's file; parsing it gives an equal profile.
-
-    Args:
-        profile: What to write.
-        comment: Lines for people at the top, without their ``#``.
-    """
+    """The text of a profile's file; parsing it gives an equal profile."""
     content = profile.model_dump(mode="json", exclude_none=True)
     return "\n".join(_lines(content, comment)) + "\n"
 

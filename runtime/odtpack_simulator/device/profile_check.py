@@ -172,10 +172,6 @@ def _memory_warnings(profile: DeviceProfile) -> Iterator[str]:
             "memory.bandwidth is published: that is most often the peak of the memory chips, "
             "of which one thread copies a fifth to a half: give it as memory.dram_bandwidth"
         )
-    for key in ("arena_overhead", "heap_overhead"):
-        overhead = bounds(getattr(profile.memory, key), "ratio")
-        if overhead is not None and overhead.typical < 1:
-            yield f"memory.{key} is below 1: less is taken from the system than tensors hold"
 
 
 def _cpu_warnings(profile: DeviceProfile) -> Iterator[str]:

@@ -40,12 +40,10 @@ def for_device_limit(result: SimulationResult, device: DeviceResult, limit_bytes
 
 
 def for_memory(result: SimulationResult, device: DeviceResult, limit_bytes: float) -> str:
-    """What brings the peak of the training under ``limit_bytes``, by the plans in the result.
-
-    The mildest change that is enough, and one of another kind; else what comes nearest. A
-    measured peak may be above the planned one: each plan is then taken to be as much too low. A
-    replay that was killed has no measured peak, and is taken to have needed at least the limit.
-    """
+    """What brings the peak of the training under ``limit_bytes``, by the plans in the result."""
+    # The mildest change that is enough, and one of another kind; else what comes nearest. A
+    # measured peak may be above the planned one: each plan is then taken to be as much too low. A
+    # replay that was killed has no measured peak, and is taken to have needed at least the limit.
     changes = result.memory.changes
     others = device.memory.others_bytes
     if limit_bytes <= 0 and others:
@@ -63,7 +61,10 @@ def for_memory(result: SimulationResult, device: DeviceResult, limit_bytes: floa
             "the model has to be smaller: its batch cannot be cut, the optimizer keeps nothing, "
             "and only one layer is trained"
         )
-    more = _above_plan(device)
+    # Bytes by which the peak on the device is above the planned one.
+    memory = device.memory
+    killed_at = memory.room_bytes if memory.outcome == "killed" else None
+    more = max(0, max(memory.peak_bytes, killed_at or 0) - memory.predicted_peak_bytes)
     enough = [each for each in changes if each.peak_bytes + more <= _MARGIN * limit_bytes]
     if not enough:
         least = min(changes, key=lambda each: each.peak_bytes)
@@ -99,15 +100,6 @@ def _in_words(result: SimulationResult, change: PlannedChange) -> str:
     if change.stateless_optimizer:
         parts.append("SGD without momentum, which keeps no state,")
     return " and ".join(parts)
-
-
-def _above_plan(device: DeviceResult) -> int:
-    """Bytes by which the peak on a device is above the planned one."""
-    memory = device.memory
-    peak = memory.peak_bytes
-    if memory.outcome == "killed" and memory.room_bytes is not None:
-        peak = max(peak, memory.room_bytes)
-    return max(0, peak - memory.predicted_peak_bytes)
 
 
 def for_step_latency(result: SimulationResult, limit_ms: float, time: Interval | None) -> str:
@@ -208,13 +200,11 @@ def for_learning(result: SimulationResult) -> str:
 
 
 def samples_to_tell(metric: float, floor: float) -> int | None:
-    """Held-out samples at which a floor lies outside of the 95 % interval of a share of right ones.
-
-    Where the Wilson score interval of ``metric`` ends at ``floor``: ``n = z² floor
-    (1 - floor) / (metric - floor)²`` (E. B. Wilson, JASA 22, 1927: the interval holds
-    the shares whose own normal interval would hold the metric). None where no number is
-    enough, or where the metric is not a share.
-    """
+    """Held-out samples at which a floor lies outside the 95 % interval of a share of right ones."""
+    # Where the Wilson score interval of ``metric`` ends at ``floor``: ``n = z² floor
+    # (1 - floor) / (metric - floor)²`` (E. B. Wilson, JASA 22, 1927: the interval holds
+    # the shares whose own normal interval would hold the metric). None where no number is
+    # enough, or where the metric is not a share.
     distance = abs(metric - floor)
     if not (0.0 <= metric <= 1.0 and 0.0 <= floor <= 1.0) or distance < 1e-6:
         return None
@@ -251,10 +241,8 @@ def _times(numerator: float, denominator: float) -> float:
 
 
 def _opening(subject: Subject) -> float:
-    """Share of the work that goes into opening and saving, however few steps are made.
-
-    A piece of data takes a session at least, each of which is opened and saved once.
-    """
+    """Share of the work that goes into opening and saving, however few steps are made."""
+    # A piece of data takes a session at least, each of which is opened and saved once.
     campaign = subject.on.campaign
     if campaign is None or campaign.restart_s is None or campaign.active_s is None:
         return 0.0

@@ -37,7 +37,17 @@ def device_checks(
     checks = [limit]
     training = device.training
     if training and training.outcome == "killed" and device.memory.outcome != "killed":
-        checks.append(_steps_done(result, device))
+        of = f"{training.steps_done} of {result.data.made_steps} steps"
+        why = shortened(training.detail) if training.detail else "the replay was ended"
+        checks.append(
+            Check(
+                metric="steps_done",
+                limit=result.data.made_steps,
+                actual=training.steps_done,
+                status="fail",
+                message=f"{why} ({of})",
+            )
+        )
     if device.memory.outcome == "fits" and device.memory.warning_bytes is not None:
         checks.append(_low_memory_warning(result, device, device.memory.warning_bytes))
     if device.campaign is not None and device.campaign.endless is not None:
@@ -173,19 +183,6 @@ def _beside(memory: DeviceMemory) -> str:
     return f" beside {app} and {format_bytes(memory.runtime_bytes or 0)} of ONNX Runtime's library"
 
 
-def _steps_done(result: SimulationResult, device: DeviceResult) -> Check:
-    training = device.training
-    done = training.steps_done if training else 0
-    reason = shortened(training.detail) if training and training.detail else "the replay was ended"
-    return Check(
-        metric="steps_done",
-        limit=result.data.made_steps,
-        actual=done,
-        status="fail",
-        message=f"{reason} ({done} of {result.data.made_steps} steps)",
-    )
-
-
 def _low_memory_warning(result: SimulationResult, device: DeviceResult, warning: int) -> Check:
     """A training that fits may still be warned: it must then save, and free what it can."""
     memory = device.memory
@@ -221,19 +218,16 @@ def _finishes(result: SimulationResult, device: DeviceResult, campaign: DeviceCa
     )
 
 
-LEAST_SHARE: Final = 0.001
-"""Share of its loss by which a model that learns improves at the least."""
+LEAST_SHARE: Final = 0.001  # Share of its loss by which a model that learns improves at the least
 
 
 def learns_check(result: SimulationResult) -> Check:
-    """Whether the loss on held-out samples fell by more than its noise.
-
-    It passes where the whole interval of the fall is above zero, and fails where none of it
-    is, or where the fall is less than a thousandth of the loss: any difference shows if only
-    the samples agree on it. In between the samples do not show it: with :data:`ENOUGH_GROUPS` of
-    them to compare, a training that is worth shipping would show, and the check fails; with
-    fewer it is not judged.
-    """
+    """Whether the loss on held-out samples fell by more than its noise."""
+    # It passes where the whole interval of the fall is above zero, and fails where none of it is,
+    # or where the fall is less than a thousandth of the loss: any difference shows if only the
+    # samples agree on it. In between the samples do not show it: with ENOUGH_GROUPS of them to
+    # compare, a training that is worth shipping would show, and the check fails; with fewer it is
+    # not judged.
     fall = result.training.held_out_fall
     status, message = _outcome(result, fall)
     return Check(

@@ -124,7 +124,7 @@ def changes(
 
 
 def _change(metric: Metric[Source], before: Figure, now: Figure) -> Change:
-    direction: Direction
+    direction: Direction = "not compared"
     percent = noise = None
     reason: str | None = None
     if before.value is None:
@@ -135,11 +135,14 @@ def _change(metric: Metric[Source], before: Figure, now: Figure) -> Change:
         percent = _percent(now.value - before.value, before.value)
         reason = incomparable(before, now)
         if reason is None:
-            apart = chance(metric, before, now)
-            noise = None if apart is None else _percent(apart, before.value)
-            direction = _direction(metric, before.value, now.value, apart)
-        else:
-            direction = "not compared"
+            chances, apart = chance(metric, before, now), abs(now.value - before.value)
+            noise = None if chances is None else _percent(chances, before.value)
+            if apart <= _SAME * abs(before.value):
+                direction = "same"
+            elif chances is not None and apart <= chances:
+                direction = "within noise"
+            else:
+                direction = "better" if metric.keeps(now.value, before.value) else "worse"
     return Change(
         metric=metric.key,
         title=metric.title,
@@ -152,15 +155,6 @@ def _change(metric: Metric[Source], before: Figure, now: Figure) -> Change:
         direction=direction,
         reason=None if reason is None else shortened(reason),
     )
-
-
-def _direction(metric: Metric[Source], base: float, head: float, noise: float | None) -> Direction:
-    apart = abs(head - base)
-    if apart <= _SAME * abs(base):
-        return "same"
-    if noise is not None and apart <= noise:
-        return "within noise"
-    return "better" if metric.keeps(head, base) else "worse"
 
 
 def _percent(change: float, base: float) -> float | None:
@@ -188,24 +182,16 @@ def _value(value: object) -> str:
 def compare(
     base: SimulationResult, head: SimulationResult, budgets: Budgets | None = None
 ) -> Comparison:
-    """Compare two results.
-
-    Args:
-        base: The baseline result; its own checks do not count.
-        head: The new result.
-        budgets: Limits to judge the head by, with the base as baseline.
-
-    Raises:
-        OdtpackError: The budgets name a device that is neither in the head nor shipped.
-    """
+    """Compare two results."""
+    # `base`: The baseline result; its own checks do not count.
     budgeted = budgets or Budgets()
     judged = judge(head, budgeted, baseline=base)
     verdicts = {device.name: device.verdict for device in judged.devices}
     before = {device.name: device for device in base.devices}
-    verdicts_before = {
-        device.name: device.verdict
-        for device in judge(base, _of_devices(budgeted, base), baseline=base).devices
-    }
+    # Without tables of devices that the base does not have.
+    own = {name: section for name, section in budgeted.devices.items() if name in before}
+    judged_before = judge(base, replace(budgeted, devices=own), baseline=base)
+    verdicts_before = {device.name: device.verdict for device in judged_before.devices}
     devices = []
     kept = {device.name for device in head.devices}
     for device in [*head.devices, *(d for d in base.devices if d.name not in kept)]:
@@ -243,13 +229,6 @@ def compare(
         else [],
         verdict=None if budgets is None else judged.verdict,
     )
-
-
-def _of_devices(budgets: Budgets, result: SimulationResult) -> Budgets:
-    """The budgets without tables of devices that a result does not have."""
-    names = {device.name for device in result.devices}
-    own = {name: section for name, section in budgets.devices.items() if name in names}
-    return replace(budgets, devices=own)
 
 
 def _notes(base: SimulationResult, head: SimulationResult) -> list[str]:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, AppFootprint
+from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import list_profiles
 from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.checks import device_checks, package_checks
@@ -40,8 +40,7 @@ from odtpack_simulator.values.units import format_limit, format_number, format_p
 NO_BASELINE: Final = (
     "no baseline was given: odtpack judge RESULT.json --budget budgets.toml --baseline BASE.json"
 )
-Limits = Mapping[str, Sequence[PlacedLimit]]
-"""Limits by key of their metric."""
+Limits = Mapping[str, Sequence[PlacedLimit]]  # Limits by key of their metric
 Source = TypeVar("Source")
 
 
@@ -52,16 +51,9 @@ def limit_checks(
     baseline: Sequence[Figure] | str,
     advise: Callable[[Metric[Source], float], str],
 ) -> list[Check]:
-    """A check for each limit of each figure.
-
-    Args:
-        metrics: What the figures are of.
-        figures: Of one subject, in the order of the checks.
-        limits: What they must keep.
-        baseline: The same subject's figures that limits such as "+5 %" refer to, or why there
-            are none.
-        advise: What to change first to reach a limit, from a metric and the limit.
-    """
+    """A check for each limit of each figure."""
+    # `baseline`: The same subject's figures that limits such as "+5 %" refer to, or why there are
+    # none.
     found = []
     for figure in figures:
         metric = metrics[figure.metric]
@@ -130,9 +122,8 @@ def _check(
         elif status == "pass" and figure.low is not None and figure.high is None:
             status, text = "not judged", f"at least {figure.shown}: {figure.reason}"
         elif status == "pass" and figure.low is not None and figure.high is not None:
-            end, side = figure.high, "high"
-            if metric.better == "higher":
-                end, side = figure.low, "low"
+            floor = metric.better == "higher"
+            end, side = (figure.low, "low") if floor else (figure.high, "high")
             if not metric.keeps(end, limit):
                 status, level = "fail", "warn"
                 text = f"{said}: the {side} end is over {allowed}"
@@ -196,15 +187,23 @@ def _judge_device(
     budgets: Budgets,
     baseline: SimulationResult | None,
 ) -> DeviceResult:
-    device = _with_footprint(device, budgets.footprint(device.name, device.os))
+    footprint = budgets.footprint(device.name, device.os)
+    if footprint is not None:  # the budgets say what the app holds
+        said = {
+            "app_bytes": footprint.nbytes,
+            "app_kind": footprint.kind,
+            "app_source": shortened(footprint.source),
+            "runtime_bytes": RUNTIME_LIBRARY_BYTES,
+        }
+        memory = device.memory.model_copy(update=said)
+        device = device.model_copy(update={"memory": memory})
     checks, device = device_checks(result, device)
     subject, limits = Subject(result, device), budgets.for_device(device.name, device.os)
     base: Sequence[Figure] | str = NO_BASELINE
     if baseline is not None:
-        found = next((each for each in baseline.devices if each.name == device.name), None)
-        base = "the baseline does not have this device"
-        if found is not None:
-            base = figures_of(baseline, found)
+        found = [each for each in baseline.devices if each.name == device.name]
+        missing = "the baseline does not have this device"
+        base = figures_of(baseline, found[0]) if found else missing
     own = limit_checks(
         METRICS,
         figures_of(result, device),
@@ -241,25 +240,10 @@ def _package_limits(
     return found
 
 
-def _with_footprint(device: DeviceResult, footprint: AppFootprint | None) -> DeviceResult:
-    """The device with what the budgets say that the app holds, if they do."""
-    if footprint is None:
-        return device
-    said = {
-        "app_bytes": footprint.nbytes,
-        "app_kind": footprint.kind,
-        "app_source": shortened(footprint.source),
-        "runtime_bytes": RUNTIME_LIBRARY_BYTES,
-    }
-    return device.model_copy(update={"memory": device.memory.model_copy(update=said)})
-
-
 def _stand_in(own: list[Check], always: list[Check], limits: Limits) -> list[Check]:
-    """Let a budget for the peak take the place of a device's limit that is unknown.
-
-    Removes the open check of the limit from ``always``, and says so in the budget's. The
-    budget must be able to fail by itself: absolute, and at level ``error``.
-    """
+    """Let a budget for the peak take the place of a device's limit that is unknown."""
+    # Removes the open check of the limit from `always`, and says so in the budget's. The budget
+    # must be able to fail by itself: absolute, and at level `error`.
     placed = limits.get("peak_memory", ())
     if not any(each.kind == "absolute" and each.level == "error" for each in placed):
         return own

@@ -38,11 +38,10 @@ from odtpack_simulator.result.result import Subject
 from odtpack_simulator.values.figure import CheckLevel, Unit
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.schema_errors import TAG_PREFIX, first_problem, near_name
-from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
+from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
 from odtpack_simulator.values.units import parse_quantity
 
-MAX_LIMITS: Final = 8
-"""Most limits in the list of one key."""
+MAX_LIMITS: Final = 8  # Most limits in the list of one key
 
 Kind = Literal["absolute", "percent", "difference"]
 
@@ -61,12 +60,11 @@ _SIGNED = re.compile(r"\s*([+-])\s*(\S.*)")
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The value of a limit, in the unit of its metric.
+    """The value of a limit, in the unit of its metric."""
 
-    ``figure`` is the limit itself (``absolute``), or how far a figure may be above, or
-    below zero under, that of a baseline: in percent of it (``percent``), or in the
-    metric's unit (``difference``).
-    """
+    # `figure` is the limit itself (`absolute`), or how far a figure may be above, or below zero
+    # under, that of a baseline: in percent of it (`percent`), or in the metric's unit
+    # (`difference`).
 
     figure: float
     kind: Kind = "absolute"
@@ -149,13 +147,6 @@ def _one_limit(metric: Metric[Subject]) -> Any:
     return Annotated[Limit, BeforeValidator(build)]
 
 
-def _few(value: object) -> object:
-    if isinstance(value, list) and not 1 <= len(value) <= MAX_LIMITS:
-        msg = f"must be a list of 1 to {MAX_LIMITS} limits, found {len(value)}"
-        raise ValueError(msg)
-    return value
-
-
 def _variant(value: object) -> str:
     return f"{TAG_PREFIX}{'several' if isinstance(value, list | tuple) else 'one'}"
 
@@ -211,12 +202,19 @@ def _examples(metric: Metric[Subject]) -> list[object]:
 
 
 def _field(metric: Metric[Subject]) -> Any:
+
+    def few(value: object) -> object:
+        if isinstance(value, list) and not 1 <= len(value) <= MAX_LIMITS:
+            msg = f"must be a list of 1 to {MAX_LIMITS} limits, found {len(value)}"
+            raise ValueError(msg)
+        return value
+
     one = _one_limit(metric)
     several = tuple[one, ...]  # type: ignore[valid-type]
     return (
         Annotated[
             Annotated[one, Tag(f"{TAG_PREFIX}one")]
-            | Annotated[several, BeforeValidator(_few), Tag(f"{TAG_PREFIX}several")],
+            | Annotated[several, BeforeValidator(few), Tag(f"{TAG_PREFIX}several")],
             Discriminator(_variant),
             WithJsonSchema(_schema(metric)),
         ],
@@ -318,10 +316,8 @@ class Budgets:
     def narrowed(self, device: str, os_class: str) -> dict[str, tuple[PlacedLimit, ...]]:
         """Only what the class and the device override, by key; the device wins."""
         placed: dict[str, tuple[PlacedLimit, ...]] = {}
-        if os_class in self.classes:
-            placed |= self._placed(("class", os_class), self.classes[os_class])
-        if device in self.devices:
-            placed |= self._placed(("device", device), self.devices[device])
+        for table, section in self._tables(device, os_class)[1:]:
+            placed |= self._placed(table, section)
         return placed
 
     def for_device(self, device: str, os_class: str) -> dict[str, tuple[PlacedLimit, ...]]:
@@ -331,12 +327,8 @@ class Budgets:
     def footprint(self, device: str, os_class: OsClass) -> AppFootprint | None:
         """What the app holds on a device by the narrowest table that says so; None without."""
         found = None
-        for table, section in (
-            (("budgets",), self.defaults),
-            (("class", os_class), self.classes.get(os_class)),
-            (("device", device), self.devices.get(device)),
-        ):
-            if section is not None and section.app_footprint is not None:
+        for table, section in self._tables(device, os_class):
+            if section.app_footprint is not None:
                 where = self._location((*table, "app_footprint"))
                 found = AppFootprint(int(section.app_footprint), None, where)
         return found
@@ -361,6 +353,12 @@ class Budgets:
                     where=self._location(("device", name)),
                 )
 
+    def _tables(self, device: str, os_class: str) -> list[tuple[tuple[str, ...], Section]]:
+        """The tables that hold for a device, the narrowest last."""
+        narrower = (("class", os_class, self.classes), ("device", device, self.devices))
+        own = [((kind, name), tables[name]) for kind, name, tables in narrower if name in tables]
+        return [(("budgets",), self.defaults), *own]
+
     def _placed(
         self, table: tuple[str, ...], section: Section
     ) -> dict[str, tuple[PlacedLimit, ...]]:
@@ -377,7 +375,7 @@ class Budgets:
         return placed
 
     def _location(self, path: tuple[str, ...]) -> str:
-        line = _line_of(self.lines, path)
+        line = nearest_line(self.lines, path)
         return f"{self.source}:{line}" if line else f"{self.source} ({'.'.join(path)})"
 
 
@@ -398,21 +396,15 @@ def parse_budgets(data: bytes, source: str = "budgets.toml") -> Budgets:
 def make_budgets(
     content: Mapping[str, Any], source: str, lines: Mapping[tuple[str, ...], int]
 ) -> Budgets:
-    """Read budgets from the tables of a TOML file.
-
-    Args:
-        content: The tables ``budgets``, ``class`` and ``device``.
-        source: Name of the file, for messages and for the location of each check.
-        lines: Line of each table and key, by path.
-
-    Raises:
-        OdtpackError: An unknown key, or a value without the unit it needs.
-    """
+    """Read budgets from the tables of a TOML file."""
     try:
         file = _File.model_validate(content)
     except ValidationError as error:
         key, problem = first_problem(error, _File)
-        line = _line_of(lines, _path_of(error))
+        problems = error.errors(include_url=False)
+        problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
+        depth = 2 if problems[0]["loc"][:1] == ("budgets",) else 3
+        line = nearest_line(lines, tuple(map(str, problems[0]["loc"][:depth])))
         raise OdtpackError(
             "budgets-invalid",
             f"the budget file is wrong at {key}: {problem}",
@@ -440,16 +432,3 @@ def read_budgets(path: str | os.PathLike[str]) -> Budgets:
     file = Path(path)
     data = read_bounded(file, limit=MAX_BUDGET_BYTES, code="budgets", what="budget file")
     return parse_budgets(data, str(file))
-
-
-def _line_of(lines: Mapping[tuple[str, ...], int], path: tuple[str, ...]) -> int | None:
-    """Line of a key, or of what it stands in, such as ``"acme/one" = { sessions = 3 }``."""
-    found = (lines.get(path[:depth]) for depth in range(len(path), 0, -1))
-    return next((line for line in found if line), None)
-
-
-def _path_of(error: ValidationError) -> tuple[str, ...]:
-    problems = error.errors(include_url=False)
-    problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
-    depth = 2 if problems[0]["loc"][:1] == ("budgets",) else 3
-    return tuple(str(part) for part in problems[0]["loc"][:depth])

@@ -21,56 +21,37 @@ Topic = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckKind:
-    """What reports need to know of a check, with or without a budget.
+    """What reports need to know of a check, with or without a budget."""
 
-    Attributes:
-        title: Its name for people.
-        topic: Where reports show it.
-        headline: The figure that stands for its topic is its own.
-        better: ``lower`` where a limit is the most that is allowed, ``higher`` for a floor.
-    """
-
-    title: str
-    topic: Topic
-    headline: bool = False
+    title: str  # Its name for people
+    topic: Topic  # Where reports show it
+    headline: bool = False  # The figure that stands for its topic is its own
+    # `lower` where a limit is the most that is allowed, `higher` for a floor.
     better: Better = "lower"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric(CheckKind, Generic[Source]):
-    """One figure of a result that a budget can limit.
+    """One figure of a result that a budget can limit."""
 
-    Attributes:
-        key: Its key in a budget file.
-        unit: Unit of the figure; the budget file names its own.
-        scope: Whether there is one per package or federation, or one per device.
-        words: Beginning of a sentence about the figure: ``{}`` is its value, ``{kind}`` and
-            ``{how}`` are how it was found.
-        noun: What a plain number counts, ``" sessions"``.
-        meaning: A sentence for the documentation and the schema.
-        example: A value in a budget file.
-        read: The figure of a source; its metric, unit and subject are filled in.
-        advise: What to change first to reach a limit, given in ``unit``.
-        chance: How far the figures of base and head may lie apart, in ``unit``, by chance
-            alone; None where that is unknown or nothing.
-        suggested: A suggested budget has it.
-        never: An unknown figure stands for what never happens, which no limit allows.
-        below: Limits must be below this.
-    """
-
-    key: str
-    unit: Unit
-    scope: Scope
+    key: str  # Its key in a budget file
+    unit: Unit  # Unit of the figure; the budget file names its own
+    scope: Scope  # Whether there is one per package or federation, or one per device
+    # Beginning of a sentence about the figure: `{}` is its value, `{kind}` and `{how}` are how it
+    # was found.
     words: str
-    noun: str = ""
-    meaning: str
-    example: str
+    noun: str = ""  # What a plain number counts, `" sessions"`
+    meaning: str  # A sentence for the documentation and the schema
+    example: str  # A value in a budget file
+    # The figure of a source; its metric, unit and subject are filled in.
     read: Callable[[Source], Figure]
-    advise: Callable[[Source, float], str]
+    advise: Callable[[Source, float], str]  # What to change first to reach a limit, given in `unit`
+    # How far the figures of base and head may lie apart, in `unit`, by chance alone; None where
+    # that is unknown or nothing.
     chance: Callable[[Figure, Figure], float | None] = lambda _base, _head: None
-    suggested: bool = True
-    never: bool = False
-    below: float | None = None
+    suggested: bool = True  # A suggested budget has it
+    never: bool = False  # An unknown figure stands for what never happens, which no limit allows
+    below: float | None = None  # Limits must be below this
 
     def keeps(self, actual: float, limit: float) -> bool:
         """Whether a figure is within a limit; at the limit is within."""
@@ -93,12 +74,10 @@ class Metric(CheckKind, Generic[Source]):
 
 
 def of_ratio(base: Figure, head: Figure) -> float | None:
-    """How much larger or smaller a figure that follows from times may seem by chance.
-
-    What is uncertain about a device is the same in base and head, and cancels. What is left is how
-    well the host's times are known: the head's at the end of its interval against the base's at
-    the opposite end of its own, and the larger way of the two.
-    """
+    """How much larger or smaller a figure that follows from times may seem by chance."""
+    # What is uncertain about a device is the same in base and head, and cancels. What is left is
+    # how well the host's times are known: the head's at the end of its interval against the base's
+    # at the opposite end of its own, and the larger way of the two.
     if base.noise is None or head.noise is None:
         return None
     if base.noise[1] == 0.0 or head.noise[1] == 0.0:
@@ -141,11 +120,9 @@ def incomparable(base: Figure, head: Figure) -> str | None:
 
 
 def chance(metric: Metric[Source], base: Figure, head: Figure) -> float | None:
-    """How far two figures may lie apart by chance; None where it is unknown or without bounds.
-
-    Times of one and the same training differ by chance alone, however far they lie apart: what
-    made one longer was something else on the machine.
-    """
+    """How far two figures may lie apart by chance; None where it is unknown or without bounds."""
+    # Times of one and the same training differ by chance alone, however far they lie apart: what
+    # made one longer was something else on the machine.
     noise = metric.chance(base, head)
     same = base.basis.training is not None and base.basis.training == head.basis.training
     if same and base.value is not None and head.value is not None:

@@ -32,10 +32,6 @@ def _unknown(reason: str) -> Figure:
 # Of a package, the same on every device.
 
 
-def _package_size(subject: Subject) -> Figure:
-    return Figure(value=subject.result.package.package_bytes)
-
-
 def _adapter_size(subject: Subject) -> Figure:
     size = subject.result.package.adapter_bytes
     return _unknown("the package trains no adapter") if size is None else Figure(value=size)
@@ -104,23 +100,15 @@ def _repeats(base: Figure, head: Figure) -> float | None:
     return head.noise[2] - head.noise[1]
 
 
-def _headroom_advice(subject: Subject, limit: float) -> str:
-    total = subject.on.memory.limit_bytes or 0
-    left = total * (1.0 - limit / 100.0) - subject.on.memory.others_bytes
-    return advice.for_memory(subject.result, subject.on, left)
-
-
 # Times on a device, and what follows from them.
 
 
 def host_interval(host: HostLatency, sample: Sample) -> Interval | None:
-    """What the host's steps leave open about a time that was taken from them, in ms.
-
-    The interval of the median or of the 90th percentile as it was measured, or, for a
-    result without one, between two order statistics of the steps: for the quantile q of
-    n steps those at n q ± 1.96 √(n q (1 - q)), which cover it with 95 % (binomial). A
-    single step can be any of the steps, but for the lowest and highest twentieth.
-    """
+    """What the host's steps leave open about a time that was taken from them, in ms."""
+    # The interval of the median or of the 90th percentile as it was measured, or, for a result
+    # without one, between two order statistics of the steps: for the quantile q of n steps those at
+    # n q ± 1.96 √(n q (1 - q)), which cover it with 95 % (binomial). A single step can be any of
+    # the steps, but for the lowest and highest twentieth.
     steps = sorted(host.steps_ms)
     last = len(steps) - 1
     known = {"median": host.p50_ms, "p90": host.p90_ms, "single": None}[sample]
@@ -173,22 +161,22 @@ def _timed(
 
 
 def _latency(
-    subject: Subject, field: Literal["step_ms", "p90_ms", "first_step_ms"], sample: Sample
+    subject: Subject,
+    field: Literal["step_ms", "p90_ms", "first_step_ms"],
+    sample: Sample,
+    *,
+    per_1000_tokens: bool = False,
 ) -> Figure:
     latency = subject.on.latency
     found: Interval | None = getattr(latency, field)
+    tokens = subject.result.data.tokens_per_step
+    if per_1000_tokens and tokens is None:
+        return _unknown("the data have no tokens")
     if found is None:
         return _unknown(latency.not_judged or "the result has no such time")
+    # Milliseconds a token, and so seconds for 1,000 tokens.
+    found = found.scaled(1.0 / tokens) if per_1000_tokens and tokens else found
     return _timed(subject, found, sample)
-
-
-def _per_1000_tokens(subject: Subject) -> Figure:
-    tokens, latency = subject.result.data.tokens_per_step, subject.on.latency
-    if tokens is None:
-        return _unknown("the data have no tokens")
-    if latency.step_ms is None:
-        return _unknown(latency.not_judged or "the result has no such time")
-    return _timed(subject, latency.step_ms.scaled(1.0 / tokens))
 
 
 _LEFT_OUT: Final = {
@@ -245,10 +233,8 @@ def _left_out(subject: Subject, field: str, unit: Unit) -> str:
 
 
 def _days_chance(base: Figure, head: Figure) -> float | None:
-    """Days that were begun, or not, by a difference in time that is within the noise of times.
-
-    Whole days jump: however little the last session takes longer, it may end on another day.
-    """
+    """Days that were begun, or not, by a difference in time that is within the noise of times."""
+    # Whole days jump: however little the last session takes longer, it may end on another day.
     noise = of_ratio(base, head)
     if noise is None or base.noise is None or head.noise is None:
         return None
@@ -296,7 +282,7 @@ _ALL: Final[tuple[Metric[Subject], ...]] = (
         key="package_size", title="Package size", unit="B", scope="package", topic="Package",
         words="the package takes {}",
         meaning="Bytes of all files of the package together.", example="12 MB",
-        read=_package_size,
+        read=lambda subject: Figure(value=subject.result.package.package_bytes),
         advise=lambda subject, _: advice.for_package_size(subject.result),
     ),
     Metric(
@@ -336,7 +322,12 @@ _ALL: Final[tuple[Metric[Subject], ...]] = (
         meaning="Share of the memory that the device grants the app, in the foreground or in the "
         "background as it trains, that must stay free, the app itself counted (`app_footprint`).",
         example="20 %", read=_headroom, chance=_repeats, suggested=False, below=100.0,
-        advise=_headroom_advice,
+        advise=lambda subject, limit: advice.for_memory(
+            subject.result,
+            subject.on,
+            (subject.on.memory.limit_bytes or 0) * (1.0 - limit / 100.0)
+            - subject.on.memory.others_bytes,
+        ),
     ),
     _time(
         "step_latency", "Step latency", partial(_latency, field="step_ms", sample="median"),
@@ -359,7 +350,8 @@ _ALL: Final[tuple[Metric[Subject], ...]] = (
         "200 ms", lambda subject, _: advice.for_first_step(subject.result, subject.on),
     ),
     _time(
-        "time_per_1000_tokens", "Time for 1,000 tokens", _per_1000_tokens,
+        "time_per_1000_tokens", "Time for 1,000 tokens",
+        partial(_latency, field="step_ms", sample="median", per_1000_tokens=True),
         "Time in which a language model trains on a thousand tokens, padding included: the median "
         "step over the tokens of `input_ids` in it.", "20 s",
         lambda subject, _: advice.for_step_latency(subject.result, 0.0, None),
@@ -408,8 +400,7 @@ _ALL: Final[tuple[Metric[Subject], ...]] = (
     ),
 )  # fmt: skip
 
-METRICS: Final = MappingProxyType({metric.key: metric for metric in _ALL})
-"""Key -> metric."""
+METRICS: Final = MappingProxyType({metric.key: metric for metric in _ALL})  # Key -> metric
 
 ALWAYS: Final = MappingProxyType(
     {

@@ -125,11 +125,9 @@ def _shared_limits(
 
 
 def _alike(known: Mapping[str, float], members: list[str], factor: float) -> list[str]:
-    """The most devices of a group whose figures lie within ``factor``, so that they may share one.
-
-    None where they are fewer than two, or where the figure of a member is unknown: a limit for
-    the group would hold for that member too, and could not be judged.
-    """
+    """The most devices of a group whose figures lie within ``factor``, and may share a limit."""
+    # None where they are fewer than two, or where the figure of a member is unknown: a limit for
+    # the group would hold for that member too, and could not be judged.
     if any(each not in known for each in members):
         return []
     ranked = sorted(members, key=lambda each: -known[each])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.scratch import scratch_folder
@@ -16,10 +15,10 @@ from odtpack_simulator.campaign.campaign import device_times, watts_above_idle
 from odtpack_simulator.campaign.virtual_clock import NEVER, DeviceTimes, Session, play_session
 from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, default_footprint
 from odtpack_simulator.device.kits import kit_of
-from odtpack_simulator.device.profile import AppState, DeviceProfile, load_profile
-from odtpack_simulator.fleet.fleet_file import FleetFile
+from odtpack_simulator.device.profile import DeviceProfile, load_profile
+from odtpack_simulator.fleet.fleet_file import FleetFile, PopulationTable
 from odtpack_simulator.fleet.population import FleetData
-from odtpack_simulator.latency.latency import carry, measure_host
+from odtpack_simulator.latency.latency import carry, measure_sessions
 from odtpack_simulator.measure.host import BUSY
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_phases import MARGIN
@@ -29,15 +28,13 @@ from odtpack_simulator.replay.replay import (
     OnMessage,
     choose_rate,
     make_job,
-    with_sessions,
     write_data,
 )
 from odtpack_simulator.result.result import Bytes, DeviceLatency, NonNegative, SimulationResult
 from odtpack_simulator.values.figure import Text
 from odtpack_simulator.values.part import Part
 
-Scenario = Literal["fast", "typical", "slow"]
-_SCENARIOS: Final[tuple[Scenario, ...]] = ("fast", "typical", "slow")
+_SCENARIOS: Final = ("fast", "typical", "slow")
 
 
 class FleetDevice(Part):
@@ -129,26 +126,11 @@ def carried_device(
     latency: DeviceLatency,
     peak_bytes: int,
     others_bytes: int,
-    *,
     share: float,
-    state: AppState,
-    times: Scenario,
+    population: PopulationTable,
 ) -> FleetDevice:
-    """A model of device from what a simulation says about it.
-
-    Args:
-        profile: The device.
-        latency: Times carried to it.
-        peak_bytes: Peak of the training.
-        others_bytes: What the app's process holds besides the training.
-        share: Its share of the population.
-        state: Where the app trains.
-        times: Which end of the intervals to take.
-
-    Raises:
-        OdtpackError: ``fleet-device``: the profile lacks what the times of a step, or of a
-            window in the background, follow from.
-    """
+    """A model of device from what a simulation says about it."""
+    state = population.state
     paces = device_times(profile, latency, state)
     if isinstance(paces, str):
         raise OdtpackError(
@@ -157,7 +139,7 @@ def carried_device(
             where=profile.name,
             hint=_WAIT if BUSY in paces else None,
         )
-    which, granted = _SCENARIOS.index(times), profile.memory_limit_bytes(state)
+    which, granted = _SCENARIOS.index(population.times), profile.memory_limit_bytes(state)
     pace = paces[which]
     watts, battery = watts_above_idle(profile), profile.battery_joules()
     return FleetDevice(
@@ -192,33 +174,19 @@ def unmeasured(devices: Sequence[FleetDevice]) -> list[str]:
     return said
 
 
-OnStage = Callable[[str], None]
-"""Called with what is being done, in words for people."""
+OnStage = Callable[[str], None]  # Called with what is being done, in words for people
 
 
 def measure_devices(
     package: Package,
     data: FleetData,
     fleet: FleetFile,
-    batch_size: int,
+    batch_size: int,  # Samples of the largest batch of any client
     *,
     on_stage: OnStage = lambda stage: None,
     on_message: OnMessage | None = None,
 ) -> list[FleetDevice]:
-    """Plan the memory of a client's training, time its steps here, and carry them to each model.
-
-    Args:
-        package: What is trained.
-        data: Samples to time steps on.
-        fleet: The models of device.
-        batch_size: Samples of the largest batch of any client.
-        on_stage: Called as it goes on.
-        on_message: Called with the messages of the timing process.
-
-    Raises:
-        OdtpackError: A profile cannot be read or lacks what times follow from; a model of the
-            package does not load, or the timing fails.
-    """
+    """Plan the memory of a client's training, time its steps here, and carry them to each model."""
     if not fleet.population.devices:
         return []
     profiles = [load_profile(device.profile) for device in fleet.population.devices]
@@ -243,22 +211,15 @@ def measure_devices(
         files = write_data(data.arrays, Path(folder))
         rate = choose_rate(package.manifest, fleet.training.learning_rate, plan.steps)
         job = make_job(package, files, plan, rate, 1, Path(folder))
-        timings = {
-            use.step_model: measure_host(
-                dataclasses.replace(with_sessions(job, package, use), task="time"),
-                on_message=on_message,
-            )
-            for use in {use.step_model: use for use in uses.values()}.values()
-        }
+        timings = measure_sessions(job, package, uses.values(), on_message)
     return [
         carried_device(
             profile,
             carry(timings[uses[profile.os].step_model], profile),
             peaks[uses[profile.os]],
             default_footprint(profile).nbytes + RUNTIME_LIBRARY_BYTES,
-            share=device.share,
-            state=fleet.population.state,
-            times=fleet.population.times,
+            device.share,
+            fleet.population,
         )
         for profile, device in zip(profiles, fleet.population.devices, strict=True)
     ]
@@ -267,12 +228,7 @@ def measure_devices(
 def devices_of_result(
     package: Package, result: SimulationResult, fleet: FleetFile, batch_size: int
 ) -> list[FleetDevice]:
-    """The same from what ``odtpack simulate`` measured before, of this package and batch.
-
-    Raises:
-        OdtpackError: ``fleet-times``: the result is of another package or batch, or lacks one of
-            the fleet's devices as it is now.
-    """
+    """The same from what ``odtpack simulate`` measured before, of this package and batch."""
     if result.package.manifest_sha256 != package.manifest_sha256:
         raise OdtpackError("fleet-times", "The result is of another package.")
     if result.data.batch_size != batch_size:
@@ -296,9 +252,8 @@ def devices_of_result(
                 known.latency,
                 known.memory.peak_bytes,
                 known.memory.others_bytes,
-                share=wanted.share,
-                state=fleet.population.state,
-                times=fleet.population.times,
+                wanted.share,
+                fleet.population,
             )
         )
     return devices

@@ -17,13 +17,12 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.fleet.devices import IDEAL, FleetDevice
+from odtpack_simulator.fleet.devices import IDEAL, FleetDevice, unmeasured
 from odtpack_simulator.fleet.fleet_file import FleetFile
 from odtpack_simulator.fleet.local_training import (
     Arrays,
     LocalSettings,
     LocalTrainer,
-    LocalUpdate,
     ModelEvaluation,
 )
 from odtpack_simulator.fleet.population import (
@@ -33,8 +32,17 @@ from odtpack_simulator.fleet.population import (
     load_fleet_data,
     make_availability,
 )
-from odtpack_simulator.fleet.result import FleetResult, RoundRecord
+from odtpack_simulator.fleet.result import (
+    DeviceOutcome,
+    Fairness,
+    FleetPackage,
+    FleetPlan,
+    FleetResult,
+    PerDevice,
+    RoundRecord,
+)
 from odtpack_simulator.fleet.round_clock import (
+    ANSWERED,
     ENDS,
     BufferedClock,
     End,
@@ -43,8 +51,7 @@ from odtpack_simulator.fleet.round_clock import (
     Visit,
     count_ends,
 )
-from odtpack_simulator.fleet.state import FleetState, StateRecord, visit_rows
-from odtpack_simulator.fleet.summary import summarize
+from odtpack_simulator.fleet.state import FleetState, StateRecord, Visits, visit_rows
 from odtpack_simulator.fleet.updates import (
     ServerOptimizer,
     capped,
@@ -54,10 +61,11 @@ from odtpack_simulator.fleet.updates import (
 )
 from odtpack_simulator.fleet.workers import ClientPool, Group
 from odtpack_simulator.replay.executor import RayExecutor
+from odtpack_simulator.result.result import find_origin, tool_version
+from odtpack_simulator.values.paths import shown_path
 
 _EVALUATION_BATCH: Final = 256
-_MOST_REFUSALS: Final = 20
-"""Reasons of refusal that a round's record keeps; the ends count all."""
+_MOST_REFUSALS: Final = 20  # Reasons of refusal that a round's record keeps; the ends count all
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +84,10 @@ OnFleetProgress = Callable[[FleetProgress], None]
 
 
 class Federation:
-    """A federation of a package's clients.
+    """A federation of a package's clients."""
 
-    Args:
-        package: Folder of the package.
-        data: ``.npz`` file that the clients' samples are drawn from; a fifth is held out.
-        fleet: Who takes part, and how.
-        devices: The models of device, in the order of the fleet file; ideal ones without any.
-
-    Raises:
-        OdtpackError: The package, the data or the fleet file are wrong, or do not fit each other.
-    """
+    # `data`: `.npz` file that the clients' samples are drawn from; a fifth is held out.
+    # `devices`: The models of device, in the order of the fleet file; ideal ones without any.
 
     def __init__(
         self,
@@ -172,7 +173,19 @@ class Federation:
                 )
             self.devices = list(state.record.devices)
         else:
-            state = self._begin()
+            before = self._evaluate(self.initial)
+            record = StateRecord(
+                run=self.run,
+                now=0,
+                loss_before=before.loss,
+                accuracy_before=before.accuracy,
+                devices=self.devices,
+                rounds=[],
+                class_right=list(before.right),
+                class_total=list(before.total),
+            )
+            arrays = {name: array.copy() for name, array in self.initial.items()}
+            state = FleetState(record, arrays, self.server.begin(arrays))
         federation = self.fleet.federation
         clock = (RoundClock if federation.buffer is None else BufferedClock)(
             self.population,
@@ -192,36 +205,26 @@ class Federation:
                 self._round(number, played, pool, state, progress)
                 if state_path is not None:
                     state.save(state_path)
-        self._evaluate_last(state)
+        rounds = state.record.rounds
+        if rounds and rounds[-1].loss is None:  # it was not its turn
+            found = self._evaluate(state.arrays)
+            last = rounds[-1].model_copy(update={"loss": found.loss, "accuracy": found.accuracy})
+            changes: dict[str, object] = {
+                "rounds": [*rounds[:-1], last],
+                "class_right": list(found.right),
+                "class_total": list(found.total),
+            }
+            state.record = state.record.model_copy(update=changes)
         if state_path is not None and until is None:
             state.save(state_path)
-        return summarize(self, state), state
+        return _summarize(self, state), state
 
     def save_checkpoint(self, state: FleetState, path: Path) -> None:
-        """Write a checkpoint of the package with the parameters that the rounds came to.
-
-        Raises:
-            OdtpackError: The file cannot be written.
-        """
+        """Write a checkpoint of the package with the parameters that the rounds came to."""
         fresh = CheckpointState.load_checkpoint(self.package.checkpoint)
         for name, array in state.arrays.items():
             fresh.parameters[name].data = array
         CheckpointState.save_checkpoint(fresh, path)
-
-    def _begin(self) -> FleetState:
-        before = self._evaluate(self.initial)
-        record = StateRecord(
-            run=self.run,
-            now=0,
-            loss_before=before.loss,
-            accuracy_before=before.accuracy,
-            devices=self.devices,
-            rounds=[],
-            class_right=list(before.right),
-            class_total=list(before.total),
-        )
-        arrays = {name: array.copy() for name, array in self.initial.items()}
-        return FleetState(record, arrays, self.server.begin(arrays))
 
     def _round(
         self,
@@ -295,7 +298,9 @@ class Federation:
             looked_at=played.looked_at,
             absent=played.absent,
             ends={end: count for end, count in ends.items() if count},
-            training_loss=_mean_loss(kept),
+            training_loss=sum(u.loss * u.examples for u in kept) / sum(u.examples for u in kept)
+            if any(update.examples for update in kept)
+            else None,
             loss=None if evaluated is None else evaluated.loss,
             accuracy=None if evaluated is None else evaluated.accuracy,
             refused=list(refused.values())[:_MOST_REFUSALS],
@@ -315,21 +320,6 @@ class Federation:
             changes |= {"class_right": list(evaluated.right), "class_total": list(evaluated.total)}
         state.record = state.record.model_copy(update=changes)
 
-    def _evaluate_last(self, state: FleetState) -> None:
-        """Evaluate after the last round that there was, where it was not its turn."""
-        rounds = state.record.rounds
-        if not rounds or rounds[-1].loss is not None:
-            return
-        found = self._evaluate(state.arrays)
-        last = rounds[-1].model_copy(update={"loss": found.loss, "accuracy": found.accuracy})
-        state.record = state.record.model_copy(
-            update={
-                "rounds": [*rounds[:-1], last],
-                "class_right": list(found.right),
-                "class_total": list(found.total),
-            }
-        )
-
     def _evaluate(self, arrays: dict[str, np.ndarray]) -> ModelEvaluation:
         return self.trainer.evaluate(
             arrays, self.data.arrays, self.data.held_out, _EVALUATION_BATCH
@@ -339,17 +329,10 @@ class Federation:
 def _groups(
     population: Population, number: int, answers: Sequence[Visit], models: Mapping[int, Arrays]
 ) -> list[Group]:
-    """The clients of a round, which come in the order of their staleness, by what they begin with.
-
-    Args:
-        population: The clients.
-        number: Number of the round in which their answers arrive.
-        answers: Those that answer.
-        models: The parameters by the number of rounds that made them.
-    """
+    """The clients of a round, in the order of their staleness, by what they begin with."""
     return [
         Group(
-            models[number - 1 - staleness],
+            models[number - 1 - staleness],  # by the number of rounds that made them
             number - staleness,
             [(visit.client, population.client(visit.client).samples()) for visit in visits],
         )
@@ -357,6 +340,130 @@ def _groups(
     ]
 
 
-def _mean_loss(updates: Sequence[LocalUpdate]) -> float | None:
-    total = sum(update.examples for update in updates)
-    return sum(u.loss * u.examples for u in updates) / total if total else None
+_FAIRNESS_CLIENTS: Final = 1000
+
+
+def _summarize(federation: Federation, state: FleetState) -> FleetResult:
+    """The result of the rounds that a state holds, not judged."""
+    record, visits = state.record, state.all_visits()
+    manifest = federation.package.manifest
+    outcomes = [_outcome(federation, index, visits) for index in range(len(federation.devices))]
+    chosen = np.unique(visits["client"])
+    averaged = visits["end"] == ENDS.index("averaged")
+    unknown = unmeasured(federation.devices)
+    if federation.fleet.traffic.radio_power is None and not all(
+        d.ideal for d in federation.devices
+    ):
+        unknown.append("energy is that of the training: traffic.radio_power is not given")
+    return FleetResult(
+        tool_version=tool_version(),
+        origin=find_origin(federation.package.path),
+        package=FleetPackage(
+            path=shown_path(Path(federation.given)),
+            manifest_sha256=federation.package.manifest_sha256,
+            loss=manifest.loss,
+            optimizer=manifest.optimizer.kind,
+            crossing_parameters=sum(array.size for array in federation.initial.values()),
+            payload_bytes=federation.payload,
+        ),
+        plan=_plan(federation),
+        loss_before=record.loss_before,
+        accuracy_before=record.accuracy_before,
+        rounds=record.rounds,
+        devices=outcomes,
+        took_part=len(np.unique(visits["client"][averaged])),
+        chosen=len(chosen),
+        traffic_bytes=_per_device(visits, "bytes") or PerDevice(mean=0, most=0),
+        energy_j=_per_device(visits, "energy"),
+        fairness=_fairness(federation, record),
+        unknown=unknown,
+    )
+
+
+def _plan(federation: Federation) -> FleetPlan:
+    fleet = federation.fleet
+    return FleetPlan(
+        digest=fleet.digest,
+        data_digest=federation.data.digest,
+        seed=fleet.seed,
+        clients=fleet.population.clients,
+        per_round=fleet.federation.clients,
+        buffer=fleet.federation.buffer,
+        most_staleness=None
+        if fleet.federation.buffer is None
+        else fleet.federation.staleness_limit,
+        over_selection=fleet.federation.over_selection,
+        minimum=fleet.federation.minimum,
+        deadline_s=fleet.federation.deadline,
+        rounds=fleet.federation.rounds,
+        days=fleet.federation.days,
+        state=fleet.population.state,
+        requires=list(fleet.population.requires),
+        times=fleet.population.times,
+        batch_size=federation.settings.batch_size,
+        epochs=federation.settings.epochs,
+        learning_rate=federation.settings.learning_rate,
+        proximal=federation.settings.proximal,
+        train_samples=len(federation.data.train),
+        held_out_samples=len(federation.data.held_out),
+    )
+
+
+def _outcome(federation: Federation, index: int, visits: Visits) -> DeviceOutcome:
+    own = visits[visits["model"] == index]
+    total = sum(device.share for device in federation.devices)
+    device = federation.devices[index]
+    counts = np.bincount(own["end"], minlength=len(ENDS))
+    answered = np.isin(own["end"], [ENDS.index(end) for end in ENDS if end in ANSWERED])
+    quantiles = None
+    if answered.any():
+        seconds = np.quantile(own["at"][answered] / NS, (0.1, 0.5, 0.9))
+        quantiles = (float(seconds[0]), float(seconds[1]), float(seconds[2]))
+    energy = float(own["energy"].sum())
+    return DeviceOutcome(
+        device=device,
+        clients=round(len(federation.population) * device.share / total),
+        took_part=len(np.unique(own["client"][own["end"] == ENDS.index("averaged")])),
+        ends={end: int(counts[i]) for i, end in enumerate(ENDS) if counts[i]},
+        energy_j=None if np.isnan(energy) else energy,
+        traffic_bytes=int(own["bytes"].sum()),
+        round_s=quantiles,
+    )
+
+
+def _fairness(federation: Federation, record: StateRecord) -> Fairness | None:
+    """By the last model's accuracy for each class, and the clients' shares of them."""
+    found = ModelEvaluation(0.0, tuple(record.class_right), tuple(record.class_total))
+    if found.accuracy is None or not federation.data.classes:
+        return None
+    # Of a class without samples it is unknown.
+    right, total = (
+        np.array(each)[: len(federation.data.classes)] for each in (found.right, found.total)
+    )
+    known = total > 0
+    by_class = right / np.maximum(total, 1)
+    accuracies = []
+    for client in federation.population.sample(_FAIRNESS_CLIENTS):
+        shares = client.label_shares()[known]
+        if shares.sum() > 0:
+            accuracies.append(float(shares @ by_class[known] / shares.sum()))
+    if not accuracies:
+        return None
+    ordered = np.sort(accuracies)
+    tenth = max(1, len(ordered) // 10)
+    return Fairness(
+        clients=len(ordered),
+        mean=float(ordered.mean()),
+        worst_tenth=float(ordered[:tenth].mean()),
+        deciles=np.quantile(ordered, np.linspace(0, 1, 11)).tolist(),
+    )
+
+
+def _per_device(visits: Visits, column: str) -> PerDevice | None:
+    """Mean and most over the chosen clients for which it is known; None where there are none."""
+    _, places = np.unique(visits["client"], return_inverse=True)
+    totals = np.bincount(places, weights=visits[column].astype(np.float64))
+    totals = totals[~np.isnan(totals)]
+    if not len(totals):
+        return None
+    return PerDevice(mean=float(totals.mean()), most=float(totals.max()))

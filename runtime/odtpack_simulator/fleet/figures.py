@@ -23,14 +23,10 @@ from odtpack_simulator.fleet.round_clock import NO_LOSS
 from odtpack_simulator.values.figure import Basis, Check, Figure, FigureKind, verdict_of
 from odtpack_simulator.values.units import format_percent
 
-_MOST_REFUSED: Final = 0.01
-"""Share of the answers whose refusal is no reason to warn."""
-ENOUGH_SEEDS: Final = 3
-"""Seeds on either side from which on their spread says what is chance."""
-_ERRORS: Final = 2.0
-"""Standard errors of a difference within which it is taken for chance."""
-_MOST_PLACES: Final = 250
-"""An outline has two points at each: so many a drawing shows."""
+_MOST_REFUSED: Final = 0.01  # Share of the answers whose refusal is no reason to warn
+ENOUGH_SEEDS: Final = 3  # Seeds on either side from which on their spread says what is chance
+_ERRORS: Final = 2.0  # Standard errors of a difference within which it is taken for chance
+_MOST_PLACES: Final = 250  # An outline has two points at each: so many a drawing shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +34,7 @@ class Played:
     """What a figure is read from: a result with all its seeds, and one of its models of device."""
 
     result: FleetResult
-    accuracy: float | None = None
-    """What rounds and days are counted until."""
+    accuracy: float | None = None  # What rounds and days are counted until
     device: DeviceOutcome | None = None
 
 
@@ -72,12 +67,6 @@ def _until(played: Played, read: Callable[[SeedPoint], float]) -> Figure:
 
     shown = format_percent(target)
     return _mean(played, of, f"{shown} is never reached", "predicted", shown)
-
-
-def _most_traffic(played: Played) -> Figure:
-    if len(played.result.seeds) > 1:
-        return Figure(value=None, reason="several seeds were played")
-    return Figure(value=played.result.traffic_bytes.most)
 
 
 def _most_energy(played: Played) -> Figure:
@@ -130,7 +119,10 @@ _ALL: Final[tuple[Metric[Played], ...]] = (
         key="traffic_per_device", title="Traffic of a device", unit="B", scope="package",
         topic="Sessions", words="a device sends and receives up to {}",
         meaning="Bytes, up and down, of any device that took part.", example="20 MB",
-        read=_most_traffic, advise=_advise,
+        advise=_advise,
+        read=lambda played: Figure(value=played.result.traffic_bytes.most)
+        if len(played.result.seeds) <= 1
+        else Figure(value=None, reason="several seeds were played"),
     ),
     Metric(
         key="energy_per_device", title="Energy of a device", unit="J", scope="package",
@@ -291,11 +283,9 @@ def first_change(result: FleetResult) -> str:
 def compare_fleets(
     base: FleetResult, head: FleetResult, accuracy: float | None = None
 ) -> Comparison:
-    """Compare two results of ``odtpack fleet run``, the baseline and the new one.
-
-    ``accuracy``, from 0 to 1, is what rounds and days are counted until; by default what the
-    head's budgets ask, else the lower of both that are reached in the end.
-    """
+    """Compare two results of ``odtpack fleet run``, the baseline and the new one."""
+    # `accuracy`, from 0 to 1, is what rounds and days are counted until; by default what the head's
+    # budgets ask, else the lower of both that are reached in the end.
     target = accuracy if accuracy is not None else _asked(base, head)
     before = {each.device.name: each for each in base.devices}
     now = {each.device.name: each for each in head.devices}
@@ -420,11 +410,9 @@ def join_seeds(results: Sequence[FleetResult]) -> FleetResult:
 def band(
     runs: Iterable[SeedRun], *, by_day: bool, by_accuracy: bool
 ) -> list[tuple[float, float, float]]:
-    """Between which values the seeds' curves lie: place, lowest and highest.
-
-    A seed's value at a place is that of its last evaluation until then, so that its rounds need
-    not end when those of another do. Of many places those beside each other are taken together.
-    """
+    """Between which values the seeds' curves lie: place, lowest and highest."""
+    # A seed's value at a place is that of its last evaluation until then, so that its rounds need
+    # not end when those of another do. Of many places those beside each other are taken together.
     steps = []
     for run in runs:
         before = run.accuracy_before if by_accuracy else run.loss_before

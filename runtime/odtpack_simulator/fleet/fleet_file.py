@@ -17,7 +17,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import AppState
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.schema_errors import first_problem
-from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
+from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
 from odtpack_simulator.values.units import parse_quantity
 
 MAX_FLEET_BYTES: Final = 256 * 1024
@@ -34,11 +34,7 @@ class Quantity:
         self.dimension, self.example, self.positive = dimension, example, positive
 
     def __call__(self, value: object) -> float:
-        """The number in the base unit.
-
-        Raises:
-            ValueError: It is not a number with a unit of the dimension.
-        """
+        """The number in the base unit."""
         if not isinstance(value, str):
             msg = f'needs a number with a unit in quotes, such as "{self.example}", found {value!r}'
             raise ValueError(msg[:200])
@@ -307,11 +303,7 @@ class FleetFile(_Table):
 
 
 def parse_fleet(data: bytes, source: str = "fleet.toml") -> FleetFile:
-    """Read a fleet from the bytes of a TOML file.
-
-    Raises:
-        OdtpackError: Not TOML, an unknown key, or a value out of its range; with the line.
-    """
+    """Read a fleet from the bytes of a TOML file."""
     content = parse_toml(data, code="fleet", what="fleet file", where=source)
     return make_fleet(content, source, key_lines(data.decode("utf-8")))
 
@@ -321,11 +313,7 @@ def make_fleet(
     source: str = "fleet.toml",
     lines: dict[tuple[str, ...], int] | None = None,
 ) -> FleetFile:
-    """Read a fleet from the tables of a TOML file.
-
-    Raises:
-        OdtpackError: ``fleet-invalid``.
-    """
+    """Read a fleet from the tables of a TOML file."""
     try:
         return FleetFile.model_validate(content)
     except ValidationError as error:
@@ -333,10 +321,7 @@ def make_fleet(
         problems = sorted(
             error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
         )
-        path = tuple(str(part) for part in problems[0]["loc"])
-        known = lines or {}
-        found = (known.get(path[:depth]) for depth in range(len(path), 0, -1))
-        line = next((number for number in found if number), None)
+        line = nearest_line(lines or {}, tuple(map(str, problems[0]["loc"])))
         raise OdtpackError(
             "fleet-invalid",
             f"the fleet file is wrong at {key}: {problem}",
@@ -345,11 +330,7 @@ def make_fleet(
 
 
 def read_fleet(path: str | os.PathLike[str]) -> FleetFile:
-    """Read a fleet file.
-
-    Raises:
-        OdtpackError: Absent, larger than 256 KiB, or as :func:`parse_fleet`.
-    """
+    """Read a fleet file."""
     file = Path(path)
     data = read_bounded(file, limit=MAX_FLEET_BYTES, code="fleet", what="fleet file")
     return parse_fleet(data, str(file))

@@ -29,8 +29,7 @@ from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_simulator.replay.paired_loss import accuracy_inputs
 
 Indices = npt.NDArray[np.int64]
-Arrays = dict[str, Array]
-"""Parameters by name."""
+Arrays = dict[str, Array]  # Parameters by name
 
 _ORDER, _DROPOUT, _NOISE = 2, 4, 5
 """Which streams of random numbers of a seed give the order of samples, what Dropout draws, and the
@@ -39,83 +38,48 @@ noise of private gradients, which a simulation must be able to repeat."""
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """How every client trains.
+    """How every client trains."""
 
-    Attributes:
-        batch_size: Samples per batch.
-        epochs: Passes over the client's samples.
-        learning_rate: Of every step.
-        seed: Seed of the order of the samples.
-        proximal: Weight of FedProx's term, half the squared distance from the parameters that
-            the round began with; 0 for none.
-    """
-
-    batch_size: int
-    epochs: int
-    learning_rate: float
-    seed: int = 0
+    batch_size: int  # Samples per batch
+    epochs: int  # Passes over the client's samples
+    learning_rate: float  # Of every step
+    seed: int = 0  # Seed of the order of the samples
+    # Weight of FedProx's term, half the squared distance from the parameters that the round began
+    # with; 0 for none.
     proximal: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class LocalUpdate:
-    """A client's answer.
+    """A client's answer."""
 
-    Attributes:
-        arrays: The parameters after its training, copies.
-        examples: Samples that it trained on, the weight of its answer.
-        steps: Optimizer steps.
-        loss: Mean of the batches' losses that are finite.
-        seconds: Time of the training on this machine.
-    """
-
-    arrays: Arrays
-    examples: int
-    steps: int
-    loss: float
-    seconds: float
+    arrays: Arrays  # The parameters after its training, copies
+    examples: int  # Samples that it trained on, the weight of its answer
+    steps: int  # Optimizer steps
+    loss: float  # Mean of the batches' losses that are finite
+    seconds: float  # Time of the training on this machine
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEvaluation:
-    """How well a model does on samples.
+    """How well a model does on samples."""
 
-    Attributes:
-        loss: Mean loss per sample.
-        right: Per class, samples whose class the highest score names; empty without classes.
-        total: Samples per class.
-    """
-
-    loss: float
+    loss: float  # Mean loss per sample
+    # Per class, samples whose class the highest score names; empty without classes.
     right: tuple[int, ...] = ()
-    total: tuple[int, ...] = ()
+    total: tuple[int, ...] = ()  # Samples per class
 
     @property
     def accuracy(self) -> float | None:
         """Share of the labels that the highest score names; None where there are none."""
         return sum(self.right) / sum(self.total) if sum(self.total) else None
 
-    def class_accuracy(self) -> npt.NDArray[np.float64]:
-        """The same for each class; NaN for a class without samples."""
-        total = np.array(self.total, np.float64)
-        accuracy = np.full(len(total), np.nan)
-        np.divide(self.right, total, out=accuracy, where=total > 0)
-        return accuracy
-
 
 class LocalTrainer:
-    """Trains a package for clients, and evaluates it for the server.
+    """Trains a package for clients, and evaluates it for the server."""
 
-    Args:
-        package: The package.
-        threads: Intra-operator threads; one makes the same bits on every machine's load.
-
-    Attributes:
-        sent: The parameters that cross between server and clients, live, by name.
-
-    Raises:
-        OdtpackError: A file of the package does not load.
-    """
+    # `threads`: Intra-operator threads; one makes the same bits on every machine's load.
+    # `sent`: The parameters that cross between server and clients, live, by name.
 
     def __init__(self, package: Package, *, threads: int = 1) -> None:
         package.require_one_model("A client of a fleet")
@@ -142,19 +106,13 @@ class LocalTrainer:
         self._proximal = [(name, state.parameters[name]) for name in self.sent if name in trainable]
 
     def initial(self) -> Arrays:
-        """Copies of the parameters that cross between server and clients, by name.
-
-        They are the trainable ones (adapters where only these are trained) and those that
-        training updates without a gradient, as batch normalization does its statistics.
-        """
+        """Copies of the parameters that cross between server and clients, by name."""
+        # They are the trainable ones (adapters where only these are trained) and those that
+        # training updates without a gradient, as batch normalization does its statistics.
         return {name: array.copy() for name, array in self.sent.items()}
 
     def set_parameters(self, arrays: Mapping[str, Array]) -> None:
-        """Set the parameters that cross.
-
-        Raises:
-            OdtpackError: ``fleet-arrays``: one is missing, unknown, or of another shape or type.
-        """
+        """Set the parameters that cross."""
         problem = mismatch(self.sent, arrays)
         if problem is not None:
             raise OdtpackError("fleet-arrays", f"The parameters do not fit the package: {problem}.")
@@ -178,21 +136,9 @@ class LocalTrainer:
         client: int,
         optimizer_state: Mapping[str, Array] | None = None,
     ) -> LocalUpdate:
-        """Train for one client.
-
-        Args:
-            arrays: What the server sent.
-            data: Arrays by name of input; the first axis counts samples.
-            indices: The client's samples.
-            settings: How to train.
-            round_number: Number of the round.
-            client: Number of the client.
-            optimizer_state: What :meth:`optimizer_state` gave after the client's last round; by
-                default the optimizer starts afresh.
-
-        Raises:
-            OdtpackError: The parameters, the data or the optimizer's state do not fit.
-        """
+        """Train for one client."""
+        # `optimizer_state`: What optimizer_state gave after the client's last round; by default the
+        # optimizer starts afresh.
         start = time.perf_counter()
         self.set_parameters(arrays)
         self._reset_optimizer(settings.learning_rate, optimizer_state)
@@ -244,14 +190,7 @@ class LocalTrainer:
         indices: Indices,
         batch_size: int,
     ) -> ModelEvaluation:
-        """Evaluate parameters with the package's evaluation model.
-
-        Args:
-            arrays: The parameters.
-            data: Arrays by name of input.
-            indices: Samples to evaluate on.
-            batch_size: Samples per batch.
-        """
+        """Evaluate parameters with the package's evaluation model."""
         self.set_parameters(arrays)
         classes = 0 if self._scores is None else self.class_count or 0
         right, total = np.zeros(classes, np.int64), np.zeros(classes, np.int64)

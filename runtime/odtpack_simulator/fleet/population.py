@@ -36,14 +36,8 @@ def _key(words: tuple[int, ...]) -> np.uint64:
 
 
 def uniforms(words: tuple[int, ...], numbers: npt.NDArray[np.int64]) -> Uniforms:
-    """Numbers from 0 to below 1, one for each client.
-
-    The mixing function is that of SplitMix64 (Steele, Lea and Flood 2014).
-
-    Args:
-        words: Seed and purpose.
-        numbers: Numbers of the clients.
-    """
+    """Numbers from 0 to below 1, one for each client."""
+    # The mixing function is that of SplitMix64 (Steele, Lea and Flood 2014).
     with np.errstate(over="ignore"):
         x = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         x += _key(words)
@@ -59,12 +53,10 @@ def uniform(words: tuple[int, ...], number: int) -> float:
 
 
 def shuffled(words: tuple[int, ...], start: int, stop: int, count: int) -> npt.NDArray[np.int64]:
-    """Places ``start`` to ``stop`` of an order of the numbers from 0 to below ``count``.
-
-    No memory but that of the answer: number ``k`` of the order is ``(a k + b) mod count``, where
-    a has no factor in common with the count. Clients are derived from their numbers by a mixing
-    function, so that such a set of them is as good as any.
-    """
+    """Places ``start`` to ``stop`` of an order of the numbers from 0 to below ``count``."""
+    # No memory but that of the answer: number `k` of the order is `(a k + b) mod count`, where a
+    # has no factor in common with the count. Clients are derived from their numbers by a mixing
+    # function, so that such a set of them is as good as any.
     key = int(_key(words))
     step = key % count or 1
     while math.gcd(step, count) != 1:
@@ -100,14 +92,10 @@ class Availability(Protocol):
 
 @dataclass(frozen=True)
 class HourModel:
-    """The model by the hour; times are nanoseconds from the first midnight.
+    """The model by the hour; times are nanoseconds from the first midnight."""
 
-    Attributes:
-        seed: Seed of the fleet.
-        shares: Per required condition the share of devices in each hour of the day.
-    """
-
-    seed: int
+    seed: int  # Seed of the fleet
+    # Per required condition the share of devices in each hour of the day.
     shares: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
 
     def absences(self, clients: Clients, now: int) -> dict[str, npt.NDArray[np.bool_]]:
@@ -154,11 +142,7 @@ class HourModel:
 
 
 def make_availability(fleet: FleetFile) -> Availability:
-    """What a fleet file asks for.
-
-    Raises:
-        OdtpackError: The trace cannot be read.
-    """
+    """What a fleet file asks for."""
     table = fleet.population.availability
     if table.trace is not None:
         return read_trace(table.trace, fleet.population.requires, fleet.seed)
@@ -228,17 +212,7 @@ class FlashTrace:
 
 
 def read_trace(path: str, requires: Collection[str], seed: int) -> FlashTrace:
-    """Read a file of traces.
-
-    Args:
-        path: The file.
-        requires: Conditions under which a device is ready.
-        seed: Seed by which clients are given their device.
-
-    Raises:
-        OdtpackError: ``fleet-trace``: it is not one, or no device in it is ever ready; and as
-            :func:`~odtpack_simulator.values.textfile.read_bounded`.
-    """
+    """Read a file of traces."""
     data = read_bounded(Path(path), limit=MAX_TRACE_BYTES, code="trace", what="trace of states")
     try:
         content = json.loads(data)
@@ -262,11 +236,7 @@ def read_trace(path: str, requires: Collection[str], seed: int) -> FlashTrace:
 
 
 def _device(messages: str, requires: Collection[str]) -> DeviceTrace | None:
-    """A device from its messages; None of one that has less than two times.
-
-    Raises:
-        ValueError: A line is not a time, a tab and a state, or times go back.
-    """
+    """A device from its messages; None of one that has less than two times."""
     holds = {"idle": False, "charging": False, "unmetered": False}
     ready: list[tuple[int, int]] = []
     begin = now = None
@@ -319,30 +289,18 @@ def _wrong(path: str, problem: str) -> OdtpackError:
 
 @dataclass(frozen=True, slots=True)
 class FleetData:
-    """Samples that clients draw from.
+    """Samples that clients draw from."""
 
-    Attributes:
-        arrays: By name of input; the first axis counts samples.
-        train: Samples that clients have.
-        held_out: Samples that the server evaluates on, a fifth.
-        classes: For each class the training samples of it; empty where there are no labels.
-        digest: SHA-256 of the arrays.
-    """
-
-    arrays: Mapping[str, Array]
-    train: Indices
-    held_out: Indices
+    arrays: Mapping[str, Array]  # By name of input; the first axis counts samples
+    train: Indices  # Samples that clients have
+    held_out: Indices  # Samples that the server evaluates on, a fifth
+    # For each class the training samples of it; empty where there are no labels.
     classes: tuple[Indices, ...]
-    digest: str
+    digest: str  # SHA-256 of the arrays
 
 
 def load_fleet_data(package: Package, path: str | os.PathLike[str], seed: int) -> FleetData:
-    """Load and split the data of a fleet, as ``odtpack train`` splits them.
-
-    Raises:
-        OdtpackError: As :meth:`~odtpack_runtime.package.package.Package.load_data`;
-            ``too-few-samples`` if none would be held out.
-    """
+    """Load and split the data of a fleet, as ``odtpack train`` splits them."""
     return split_data(package.load_data(path), seed, where=os.fspath(path))
 
 
@@ -391,15 +349,10 @@ _LABELS: Final = 3
 
 @dataclass(frozen=True)
 class Client:
-    """One client.
+    """One client."""
 
-    Attributes:
-        population: Whose it is.
-        number: Its number.
-    """
-
-    population: Population
-    number: int
+    population: Population  # Whose it is
+    number: int  # Its number
 
     @property
     def model(self) -> int:
@@ -422,11 +375,8 @@ class Client:
         return self._between(_UP, self.population.fleet.traffic.up)
 
     def lost_at(self, *when: int) -> float | None:
-        """After which share of its work it falls silent; None where it does not.
-
-        Args:
-            when: Number of the round, and whatever else distinguishes one try of it from another.
-        """
+        """After which share of its work it falls silent; None where it does not."""
+        # `when`: Number of the round, and whatever else distinguishes one try of it from another.
         seed, lost = self.population.fleet.seed, self.population.fleet.population.lost
         if not lost or uniform((seed, _LOST, *when), self.number) >= lost:
             return None
@@ -477,15 +427,7 @@ class Client:
 
 
 class Population:
-    """All clients of a fleet.
-
-    Args:
-        fleet: The fleet file.
-        data: The samples.
-
-    Raises:
-        OdtpackError: ``fleet-labels``: the file asks for label skew, and there are no labels.
-    """
+    """All clients of a fleet."""
 
     def __init__(self, fleet: FleetFile, data: FleetData) -> None:
         self.fleet, self.data = fleet, data

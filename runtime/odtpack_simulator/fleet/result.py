@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.fleet.devices import FleetDevice
-from odtpack_simulator.result.result import Bytes, Count, Loss, NonNegative, Origin
+from odtpack_simulator.result.result import (
+    Bytes,
+    Count,
+    Loss,
+    NonNegative,
+    Origin,
+    read_record,
+)
 from odtpack_simulator.values.figure import Check, Text, Verdict
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.paths import last_part
-from odtpack_simulator.values.schema_errors import first_problem
-from odtpack_simulator.values.textfile import read_bounded
 
 SCHEMA_VERSION: Final = 1
 MAX_RESULT_BYTES: Final = 256 * 1024 * 1024
@@ -242,24 +244,7 @@ class FleetResult(Part):
             (r for r in self.rounds if r.accuracy is not None and r.accuracy >= accuracy), None
         )
 
-    def to_json(self) -> str:
-        """The result as JSON text in the order of the fields; the same result, the same bytes."""
-        content = self.model_dump(mode="json")
-        return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
 
 def load_fleet_result(path: str | os.PathLike[str]) -> FleetResult:
-    """Read a result that :meth:`FleetResult.to_json` wrote.
-
-    Raises:
-        OdtpackError: Absent, too large, or not a result of this version.
-    """
-    file = Path(path)
-    data = read_bounded(file, limit=MAX_RESULT_BYTES, code="result", what="result file")
-    try:
-        return FleetResult.model_validate_json(data)
-    except ValidationError as error:
-        key, problem = first_problem(error, FleetResult)
-        raise OdtpackError(
-            "result-invalid", f"the result file is wrong at {key}: {problem}", where=str(file)
-        ) from error
+    """Read a result that :meth:`FleetResult.to_json` wrote."""
+    return read_record(path, FleetResult, MAX_RESULT_BYTES, SCHEMA_VERSION)

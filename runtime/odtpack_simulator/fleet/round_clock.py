@@ -45,43 +45,27 @@ NO_LOSS: Final = frozenset({"averaged", "surplus", "unfinished"})
 """Ends that say nothing against a client."""
 
 _LEVEL: Final = 30
-_FLOOR: Final = 0.2
-"""Share of the battery below which the system ends work in the background."""
+_FLOOR: Final = 0.2  # Share of the battery below which the system ends work in the background
 _LOOK: Final = 4096
 """Clients that are looked at in one go: what a round takes does not grow with the population."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A chosen client in a round. Times are nanoseconds from when it was chosen.
+    """A chosen client in a round. Times are nanoseconds from when it was chosen."""
 
-    Attributes:
-        client: Its number.
-        model: Index of its model of device.
-        end: What became of it.
-        at: When it came to that end.
-        examples: Its samples.
-        steps: Optimizer steps of its training.
-        work: Time under load.
-        radio: Time in which it sent or received.
-        energy_j: Energy of both; null if unknown.
-        down_bytes: Bytes received.
-        up_bytes: Bytes sent.
-        staleness: How often the model has changed since it was chosen.
-    """
-
-    client: int
-    model: int
-    end: End
-    at: int
-    examples: int
-    steps: int
-    work: int = 0
-    radio: int = 0
-    energy_j: float | None = 0.0
-    down_bytes: int = 0
-    up_bytes: int = 0
-    staleness: int = 0
+    client: int  # Its number
+    model: int  # Index of its model of device
+    end: End  # What became of it
+    at: int  # When it came to that end
+    examples: int  # Its samples
+    steps: int  # Optimizer steps of its training
+    work: int = 0  # Time under load
+    radio: int = 0  # Time in which it sent or received
+    energy_j: float | None = 0.0  # Energy of both; null if unknown
+    down_bytes: int = 0  # Bytes received
+    up_bytes: int = 0  # Bytes sent
+    staleness: int = 0  # How often the model has changed since it was chosen
 
 
 class Flight(Part):
@@ -102,40 +86,25 @@ class Flight(Part):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the server finds when it looks for clients.
+    """What the server finds when it looks for clients."""
 
-    Attributes:
-        chosen: Those that are there.
-        place: Place in the order of the clients after the last that was looked at.
-        looked_at: How many were looked at.
-        absent: How many of them were absent, by reason.
-    """
-
-    chosen: list[int]
-    place: int
-    looked_at: int
-    absent: Counter[str]
+    chosen: list[int]  # Those that are there
+    place: int  # Place in the order of the clients after the last that was looked at
+    looked_at: int  # How many were looked at
+    absent: Counter[str]  # How many of them were absent, by reason
 
 
 @dataclass(frozen=True)
 class PlayedRound:
-    """A round as the clock has it.
+    """A round as the clock has it."""
 
-    Attributes:
-        start: Nanoseconds from the first midnight.
-        duration: Until it was over.
-        looked_at: Clients that were looked at, to find enough.
-        absent: How many of them were absent, by reason.
-        visits: What became of those chosen; in the order of their staleness and numbers.
-        flights: Clients that are still at work.
-    """
-
-    start: int
-    duration: int
-    looked_at: int
-    absent: dict[str, int] = field(default_factory=dict)
+    start: int  # Nanoseconds from the first midnight
+    duration: int  # Until it was over
+    looked_at: int  # Clients that were looked at, to find enough
+    absent: dict[str, int] = field(default_factory=dict)  # How many of them were absent, by reason
+    # What became of those chosen; in the order of their staleness and numbers.
     visits: tuple[Visit, ...] = ()
-    flights: tuple[Flight, ...] = ()
+    flights: tuple[Flight, ...] = ()  # Clients that are still at work
 
     @property
     def averaged(self) -> list[Visit]:
@@ -145,34 +114,18 @@ class PlayedRound:
 
 @dataclass(frozen=True)
 class RoundClock:
-    """Plays rounds.
+    """Plays rounds."""
 
-    Attributes:
-        population: The clients.
-        devices: Their models of device, in the order of the fleet file.
-        availability: When clients may train.
-        steps: Optimizer steps of a client with so many samples.
-        payload: Bytes of the parameters that cross, one way.
-    """
-
-    population: Population
-    devices: Sequence[FleetDevice]
-    availability: Availability
-    steps: Callable[[int], int]
-    payload: int
+    population: Population  # The clients
+    devices: Sequence[FleetDevice]  # Their models of device, in the order of the fleet file
+    availability: Availability  # When clients may train
+    steps: Callable[[int], int]  # Optimizer steps of a client with so many samples
+    payload: int  # Bytes of the parameters that cross, one way
 
     def play(self, number: int, now: int, flights: Sequence[Flight] = ()) -> PlayedRound | None:
-        """Play a round that may start at a time or later.
-
-        Args:
-            number: Its number, from 1.
-            now: Nanoseconds from the first midnight.
-            flights: Clients that are still at work from the round before; here none ever is.
-
-        Returns:
-            The round; None if enough clients are not available on any of the days that the
-            federation lasts.
-        """
+        """Play a round that may start at a time or later."""
+        # Returns: The round; None if enough clients are not available on any of the days that the
+        # federation lasts.
         federation = self.population.fleet.federation
         last = int(federation.days * 86_400 * NS)
         wanted = min(
@@ -244,15 +197,9 @@ class RoundClock:
     def _visit(
         self, draw: tuple[int, ...], now: int, index: int, until: int | None = None
     ) -> Visit:
-        """What becomes of a client by itself; ``averaged`` if it answers in time.
-
-        Args:
-            draw: The round, and what distinguishes one try of it from another, by which
-                it may be lost.
-            now: When it is chosen.
-            index: Its number.
-            until: When the federation ends.
-        """
+        """What becomes of a client by itself; ``averaged`` if it answers in time."""
+        # `draw`: The round, and what distinguishes one try of it from another, by which it may be
+        # lost.
         deadline = int(self.population.fleet.federation.deadline * NS)
         client = self.population.client(index)
         model = client.model
@@ -312,10 +259,8 @@ class RoundClock:
     def _battery_low(
         self, client: Client, device: FleetDevice, now: int, down: int, duration: int
     ) -> int | None:
-        """When the battery of a device that need not charge is too low to go on.
-
-        Its level is drawn evenly from empty to full for each day.
-        """
+        """When the battery of a device that need not charge is too low to go on."""
+        # Its level is drawn evenly from empty to full for each day.
         on_charger = "charging" in self.population.fleet.population.requires
         if on_charger or not device.watts or not device.battery_j:
             return None
@@ -367,17 +312,9 @@ class BufferedClock(RoundClock):
     """
 
     def play(self, number: int, now: int, flights: Sequence[Flight] = ()) -> PlayedRound | None:
-        """Play until the buffer is full.
-
-        Args:
-            number: Number of the round, from 1.
-            now: When the model changed last: nanoseconds from the first midnight.
-            flights: Clients that were at work then.
-
-        Returns:
-            The round, in which nothing is averaged if the days of the federation are over before
-            the buffer is full; None if no client was at work in it.
-        """
+        """Play until the buffer is full."""
+        # Returns: The round, in which nothing is averaged if the days of the federation are over
+        # before the buffer is full; None if no client was at work in it.
         federation = self.population.fleet.federation
         last = int(federation.days * 86_400 * NS)
         begun = now

@@ -56,21 +56,14 @@ class StateRecord(Part):
 
 @dataclass
 class FleetState:
-    """Where a federation stands.
+    """Where a federation stands."""
 
-    Attributes:
-        record: What is not an array; ``rounds`` are those that are over.
-        arrays: The parameters.
-        server: The state of the server's optimizer.
-        visits: Of all rounds so far.
-        models: The parameters that clients at work began with, by the number of rounds that made
-            them; not those that are too old to count.
-    """
-
-    record: StateRecord
-    arrays: Arrays
-    server: Arrays = field(default_factory=dict)
-    visits: list[Visits] = field(default_factory=list)
+    record: StateRecord  # What is not an array; `rounds` are those that are over
+    arrays: Arrays  # The parameters
+    server: Arrays = field(default_factory=dict)  # The state of the server's optimizer
+    visits: list[Visits] = field(default_factory=list)  # Of all rounds so far
+    # The parameters that clients at work began with, by the number of rounds that made them; not
+    # those that are too old to count.
     models: dict[int, Arrays] = field(default_factory=dict)
 
     def all_visits(self) -> Visits:
@@ -78,11 +71,7 @@ class FleetState:
         return np.concatenate([np.empty(0, VISIT), *self.visits])
 
     def save(self, path: Path) -> None:
-        """Write the state whole or not at all.
-
-        Raises:
-            OdtpackError: The file cannot be written.
-        """
+        """Write the state whole or not at all."""
         record = np.frombuffer(self.record.model_dump_json().encode(), np.uint8)
         parts = {_CURRENT: self.arrays, _SERVER: self.server}
         parts |= {str(number): arrays for number, arrays in self.models.items()}
@@ -103,18 +92,7 @@ class FleetState:
     def load(
         cls, path: Path, run: str, initial: Arrays, server: Arrays, fleet: FleetFile
     ) -> FleetState:
-        """Read a state.
-
-        Args:
-            path: The file.
-            run: Digest of what the federation is of.
-            initial: The parameters' names, shapes and types.
-            server: The same of the state of the server's optimizer.
-            fleet: The fleet file.
-
-        Raises:
-            OdtpackError: ``fleet-state``: absent, not a state, or that of something else.
-        """
+        """Read a state."""
         if not path.is_file():
             raise _wrong(path, "there is none")
         if path.stat().st_size > MAX_STATE_BYTES:
@@ -148,7 +126,10 @@ class FleetState:
                 problem = problem or "clients are at work that do not exist, or have not begun"
         if problem is None and (visits.dtype != VISIT or visits.ndim != 1):
             problem = "it has no visits"
-        if problem is None and not _in_range(visits, len(record.devices)):
+        if problem is None and not all(
+            ((visits[column] >= 0) & (visits[column] < most)).all()
+            for column, most in (("model", len(record.devices)), ("end", len(ENDS)))
+        ):
             problem = "its visits name devices or ends that do not exist"
         if problem is not None:
             raise _wrong(path, problem)
@@ -171,13 +152,6 @@ def visit_rows(visits: Sequence[Visit]) -> Visits:
         end = ENDS.index(visit.end)
         rows[index] = (visit.client, visit.model, end, visit.at, energy, sent)
     return rows
-
-
-def _in_range(visits: Visits, devices: int) -> bool:
-    models, ends = visits["model"], visits["end"]
-    return bool(
-        ((models >= 0) & (models < devices)).all() and ((ends >= 0) & (ends < len(ENDS))).all()
-    )
 
 
 def _wrong(path: Path, problem: str) -> OdtpackError:

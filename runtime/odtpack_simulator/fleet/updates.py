@@ -26,8 +26,7 @@ the model's parameters."""
 MOST_TIMES_WEIGHT: Final = 3.0
 """An answer counts as at most so many times the median of its round's weights."""
 
-TRIMMED_SHARE: Final = 0.2
-"""Part of the answers that a trimmed mean leaves out at each end."""
+TRIMMED_SHARE: Final = 0.2  # Part of the answers that a trimmed mean leaves out at each end
 
 _ENOUGH_TO_COMPARE: Final = 3
 
@@ -38,16 +37,11 @@ def refusals(
     most_times_median: float = MOST_TIMES_MEDIAN,
     most_times_model: float = MOST_TIMES_MODEL,
 ) -> list[str | None]:
-    """Why each answer of a round must not be averaged; None for those that may.
-
-    Args:
-        reference: The parameters that the round began with.
-        answers: The parameters of each answer.
-        most_times_median: Longest update, its L2 norm over all parameters, in medians of the
-            round's.
-        most_times_model: The same in rounds of less than three sound answers, in norms of the
-            parameters that the round began with; no limit for a model of zeros.
-    """
+    """Why each answer of a round must not be averaged; None for those that may."""
+    # `most_times_median`: Longest update, its L2 norm over all parameters, in medians of the
+    # round's.
+    # `most_times_model`: The same in rounds of less than three sound answers, in norms of the
+    # parameters that the round began with; no limit for a model of zeros.
     reasons: list[str | None] = []
     lengths: dict[int, float] = {}
     for index, arrays in enumerate(answers):
@@ -79,11 +73,9 @@ def refusals(
 
 
 def capped(weights: Sequence[float], most_times_median: float = MOST_TIMES_WEIGHT) -> list[float]:
-    """Weights of answers, none of them more than a multiple of their median.
-
-    What a client says of its number of samples cannot be checked: one that says a thousand million
-    would own the model.
-    """
+    """Weights of answers, none of them more than a multiple of their median."""
+    # What a client says of its number of samples cannot be checked: one that says a thousand
+    # million would own the model.
     if not weights:
         return []
     most = most_times_median * statistics.median(weights)
@@ -91,20 +83,14 @@ def capped(weights: Sequence[float], most_times_median: float = MOST_TIMES_WEIGH
 
 
 def coordinate_median(answers: Sequence[Mapping[str, Array]]) -> Arrays:
-    """The median of each element; answers count alike (Yin et al. 2018, arXiv:1803.01498).
-
-    Fewer than half of the answers cannot move an element beyond what the others say.
-    """
+    """The median of each element; answers count alike (Yin et al. 2018, arXiv:1803.01498)."""
+    # Fewer than half of the answers cannot move an element beyond what the others say.
     return _by_element(answers, lambda stack: np.median(stack, axis=0))
 
 
 def trimmed_mean(answers: Sequence[Mapping[str, Array]], share: float = TRIMMED_SHARE) -> Arrays:
-    """The mean of each element without its highest and its lowest values, of the same paper.
-
-    Args:
-        answers: The parameters of each answer, at least one; they count alike.
-        share: Part of the answers that is left out at each end, below a half, rounded up.
-    """
+    """The mean of each element without its highest and its lowest values, of the same paper."""
+    # `share`: Part of the answers that is left out at each end, below a half, rounded up.
     cut = min(math.ceil(share * len(answers)), (len(answers) - 1) // 2)
     return _by_element(
         answers, lambda stack: np.sort(stack, axis=0)[cut : len(stack) - cut].mean(axis=0)
@@ -126,12 +112,8 @@ ROBUST: Final[Mapping[str, Callable[[Sequence[Mapping[str, Array]]], Arrays]]] =
 
 
 def weighted_mean(answers: Sequence[Mapping[str, Array]], weights: Sequence[float]) -> Arrays:
-    """The mean of parameters, by weight; the same bits as Flower's FedAvg in the same order.
-
-    Args:
-        answers: The parameters of each answer, at least one.
-        weights: Samples of each, as McMahan et al. 2017 (arXiv:1602.05629) weigh them.
-    """
+    """The mean of parameters, by weight; the same bits as Flower's FedAvg in the same order."""
+    # `weights`: Samples of each, as McMahan et al. 2017 (arXiv:1602.05629) weigh them.
     total = sum(weights)
     mean: Arrays = {}
     for arrays, weight in zip(answers, weights, strict=True):
@@ -146,18 +128,10 @@ def discounted(
     answer: Mapping[str, Array],
     begun: Mapping[str, Array],
     current: Mapping[str, Array],
-    staleness: int,
+    staleness: int,  # How often the model has changed in between; with 0 the answer is itself
 ) -> Arrays:
-    """What an answer from an older model comes to in the current one.
-
-    Its update is discounted by ``1 / sqrt(1 + staleness)`` (Nguyen et al. 2022, arXiv:2106.06639).
-
-    Args:
-        answer: Parameters after the client's training.
-        begun: Those that it began with.
-        current: Those of the model now.
-        staleness: How often the model has changed in between; with 0 the answer is itself.
-    """
+    """What an answer from an older model comes to in the current one."""
+    # Its update is discounted by `1 / sqrt(1 + staleness)` (Nguyen et al. 2022, arXiv:2106.06639).
     if not staleness:
         return dict(answer)
     share = 1 / math.sqrt(1 + staleness)
@@ -193,17 +167,11 @@ _KEPT: Final = {"fedavg": (), "fedavgm": ("momentum",), "fedadam": ("first", "se
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """A strategy's step, once per round.
+    """A strategy's step, once per round."""
 
-    Attributes:
-        kind: ``fedavg``, ``fedavgm`` or ``fedadam``.
-        rate: Learning rate of the server.
-        momentum: Of ``fedavgm``.
-    """
-
-    kind: str
-    rate: float
-    momentum: float
+    kind: str  # `fedavg`, `fedavgm` or `fedadam`
+    rate: float  # Learning rate of the server
+    momentum: float  # Of `fedavgm`
 
     @classmethod
     def of(cls, table: FederationTable) -> ServerOptimizer:
@@ -226,14 +194,8 @@ class ServerOptimizer:
     def step(
         self, begun: Mapping[str, Array], mean: Arrays, state: Mapping[str, Array], number: int
     ) -> tuple[Arrays, Arrays]:
-        """The parameters after a round, and the state.
-
-        Args:
-            begun: The parameters that the round began with.
-            mean: The weighted mean of its answers.
-            state: The state before.
-            number: Number of the round, from 1.
-        """
+        """The parameters after a round, and the state."""
+        # `number`: Number of the round, from 1.
         if self.kind == "fedavg":
             return mean, {}
         new: Arrays = {}

@@ -9,7 +9,6 @@ from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -34,8 +33,7 @@ from odtpack_simulator.replay.executor import (
 )
 from odtpack_simulator.replay.replay import write_data
 
-_PIECES = 4
-"""Pieces of work per process and round: few, since each carries the parameters."""
+_PIECES = 4  # Pieces of work per process and round: few, since each carries the parameters
 
 OnClient = Callable[[int, int], None]
 """Called with the number of clients trained and of all in the round."""
@@ -43,17 +41,11 @@ OnClient = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Group:
-    """Clients that train from the same parameters.
+    """Clients that train from the same parameters."""
 
-    Attributes:
-        arrays: What the server sends.
-        round_number: Number of the round in which it does.
-        clients: Number and samples of each.
-    """
-
-    arrays: Arrays
-    round_number: int
-    clients: Sequence[tuple[int, Indices]]
+    arrays: Arrays  # What the server sends
+    round_number: int  # Number of the round in which it does
+    clients: Sequence[tuple[int, Indices]]  # Number and samples of each
 
     def pieces(self, size: int) -> Iterator[Group]:
         """The same in groups of so many clients at most."""
@@ -62,16 +54,10 @@ class Group:
 
 
 class ClientPool:
-    """Trains clients; use it in a ``with`` statement.
+    """Trains clients; use it in a ``with`` statement."""
 
-    Args:
-        trainer: Trains in this process.
-        package: The package, for other processes.
-        data: Arrays by name of input.
-        settings: How every client trains.
-        jobs: Processes; 1 keeps everything in this one.
-        ray: A cluster that trains, in place of processes here.
-    """
+    # `jobs`: Processes; 1 keeps everything in this one.
+    # `ray`: A cluster that trains, in place of processes here.
 
     def __init__(
         self,
@@ -112,12 +98,7 @@ class ClientPool:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
         self._folder.close()
@@ -125,18 +106,8 @@ class ClientPool:
     def train(
         self, groups: Sequence[Group], on_client: OnClient | None = None
     ) -> list[LocalUpdate]:
-        """Train clients.
-
-        Args:
-            groups: The clients, and what each begins with.
-            on_client: Called as clients finish.
-
-        Returns:
-            Their answers, in the same order.
-
-        Raises:
-            OdtpackError: ``worker-lost`` if a process died.
-        """
+        """Train clients."""
+        # Returns: Their answers, in the same order.
         report = on_client or (lambda done, of: None)
         updates: list[LocalUpdate] = []
         count = sum(len(group.clients) for group in groups)
@@ -172,19 +143,12 @@ class ClientPool:
 
 @dataclass(frozen=True)
 class _Sent:
-    """What the workers of a cluster train: where it was, and what it arrives in.
+    """What the workers of a cluster train: where it was, and what it arrives in."""
 
-    Attributes:
-        key: A worker opens it once for each key.
-        package: Folder of the package.
-        files: The data by name of input.
-        shipments: References of Ray to both.
-    """
-
-    key: str
-    package: str
-    files: Mapping[str, str]
-    shipments: list[Any]
+    key: str  # A worker opens it once for each key
+    package: str  # Folder of the package
+    files: Mapping[str, str]  # The data by name of input
+    shipments: list[Any]  # References of Ray to both
 
 
 def _train_on_ray(piece: Group, settings: LocalSettings, sent: _Sent) -> list[LocalUpdate]:
@@ -199,8 +163,7 @@ def _train_on_ray(piece: Group, settings: LocalSettings, sent: _Sent) -> list[Lo
     return _train(piece, settings)
 
 
-_here: dict[str, Any] = {}
-"""The trainer and the data of a process of a pool."""
+_here: dict[str, Any] = {}  # The trainer and the data of a process of a pool
 
 
 def _open(package: str, files: Mapping[str, str], *, mapped: bool = True) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,7 @@ from odtpack_simulator.values.units import Interval
 
 MOST_WAITING: Final = 0.5
 """Share of waiting above which even processor times say nothing: caches were lost too often."""
-LEAST_STEPS: Final = 3
-"""Steps that waited less than that, without which no time is judged."""
+LEAST_STEPS: Final = 3  # Steps that waited less than that, without which no time is judged
 MOST_DRIFT: Final = 2.0
 """Ratio of two calibrations above which the machine was not the same in between."""
 SHARED_CORE: Final = 2.0
@@ -38,51 +38,33 @@ LEAST_GAIN: Final = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Steadiness:
-    """How far the times of steps can be relied on.
+    """How far the times of steps can be relied on."""
 
-    Attributes:
-        steps_ms: The times to use: undisturbed steps, or all without what they waited.
-        waited: Share of all steps' time that they waited for a processor.
-        drift: The larger of two calibrations over the smaller, at least 1.
-        low: What the low end of an interval is multiplied by, at most 1.
-        high: What the high end is multiplied by, at least 1.
-        busy: Why no time is judged; None where times are.
-        note: What was noticed and corrected; empty on a quiet machine.
-    """
-
+    # The times to use: undisturbed steps, or all without what they waited.
     steps_ms: tuple[float, ...]
-    waited: float
-    drift: float
-    low: float
-    high: float
-    busy: str | None
-    note: str
+    waited: float  # Share of all steps' time that they waited for a processor
+    drift: float  # The larger of two calibrations over the smaller, at least 1
+    low: float  # What the low end of an interval is multiplied by, at most 1
+    high: float  # What the high end is multiplied by, at least 1
+    busy: str | None  # Why no time is judged; None where times are
+    note: str  # What was noticed and corrected; empty on a quiet machine
 
 
 def steadiness(
     steps_ms: Sequence[float],
-    waited_ms: Sequence[float],
+    waited_ms: Sequence[float],  # What their threads waited for a processor, in the same order
     rates: Sequence[tuple[float, float]],
     *,
     threads: int,
     single: float,
-    stolen: float = 0.0,
+    stolen: float = 0.0,  # Share of the time that the host of a virtual machine gave to others
     others: float = 0.0,
     load: float | None = None,
 ) -> Steadiness:
-    """Judge a timing.
-
-    Args:
-        steps_ms: Wall times of steps, at least one.
-        waited_ms: What their threads waited for a processor, in the same order.
-        rates: Each rate of the calibration before and after the steps; the first is a
-            matrix product with ``threads``.
-        threads: Threads of the steps.
-        single: The matrix product with one thread.
-        stolen: Share of the time that the host of a virtual machine gave to others.
-        others: Share of the time that other programs had the cores which the steps left free.
-        load: Load average, for people.
-    """
+    """Judge a timing."""
+    # `rates`: Each rate of the calibration before and after the steps; the first is a matrix
+    # product with `threads`.
+    # `others`: Share of the time that other programs had the cores which the steps left free.
     total = sum(steps_ms)
     lost = [min(wait, step) for wait, step in zip(waited_ms, steps_ms, strict=True)]
     waited = sum(lost) / total if total else 0.0
@@ -141,21 +123,13 @@ Measured with one to eight inputs of up to four axes: 1 to 1.6 times; in loops 2
 
 @dataclass(frozen=True, slots=True)
 class OperatorGroup:
-    """Runs of one operator with the same work, in one step.
+    """Runs of one operator with the same work, in one step."""
 
-    Attributes:
-        op_type: The operator.
-        operator_class: What bounds it on this machine.
-        calls: Runs per step.
-        ms: Milliseconds per step, without what the profile adds.
-        work: Of all these runs together.
-    """
-
-    op_type: str
-    operator_class: OperatorClass
-    calls: int
-    ms: float
-    work: Work
+    op_type: str  # The operator
+    operator_class: OperatorClass  # What bounds it on this machine
+    calls: int  # Runs per step
+    ms: float  # Milliseconds per step, without what the profile adds
+    work: Work  # Of all these runs together
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,31 +142,18 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class HostTiming:
-    """What a timing child measured on this machine.
+    """What a timing child measured on this machine."""
 
-    Attributes:
-        first_step_ms: The first step, which also touches its memory for the first time.
-        steady: The steps after it, and how far they can be relied on.
-        groups: Where a step's time goes, the longest first.
-        profiled_steps: Number of steps that this is from.
-        calibration: Rates and costs of this machine.
-        session_creation: All sessions of the package.
-        checkpoint_load: A checkpoint with the optimizer's state.
-        checkpoint_save: The same.
-        checkpoint_bytes: Its size.
-        model_bytes: Size of the models.
-    """
-
-    first_step_ms: float
-    steady: Steadiness
-    groups: tuple[OperatorGroup, ...]
-    profiled_steps: int
-    calibration: Calibration
-    session_creation: Spent
-    checkpoint_load: Spent
-    checkpoint_save: Spent
-    checkpoint_bytes: int
-    model_bytes: int
+    first_step_ms: float  # The first step, which also touches its memory for the first time
+    steady: Steadiness  # The steps after it, and how far they can be relied on
+    groups: tuple[OperatorGroup, ...]  # Where a step's time goes, the longest first
+    profiled_steps: int  # Number of steps that this is from
+    calibration: Calibration  # Rates and costs of this machine
+    session_creation: Spent  # All sessions of the package
+    checkpoint_load: Spent  # A checkpoint with the optimizer's state
+    checkpoint_save: Spent  # The same
+    checkpoint_bytes: int  # Its size
+    model_bytes: int  # Size of the models
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> HostTiming:
@@ -213,10 +174,7 @@ class HostTiming:
             load=message["load_average"],
         )
         # The steps ran between both calibrations.
-        gemm, copy = (
-            math.sqrt(first * last)
-            for first, last in zip(before, message["rates_after"], strict=True)
-        )
+        gemm, copy = map(math.sqrt, map(operator.mul, before, message["rates_after"]))
         alone = gemm
         if calibration.threads > 1:
             alone *= calibration.core_flops / calibration.gemm_flops
@@ -260,11 +218,7 @@ class HostTiming:
     def quantile_ms(self, share: float) -> Interval:
         """A quantile of the steps with its confidence interval, wider on a busy machine."""
         found = quantile_interval(self.steps_ms, share)
-        return Interval(
-            low=found.low * self.steady.low,
-            typical=found.typical,
-            high=found.high * self.steady.high,
-        )
+        return found.times(Interval.of(self.steady.low, 1.0, self.steady.high))
 
     @property
     def rest_ms(self) -> float:
@@ -272,10 +226,8 @@ class HostTiming:
         return max(0.0, self.median_ms - sum(group.ms for group in self.groups))
 
     def class_ms(self) -> dict[OperatorClass, float]:
-        """Milliseconds of a typical step per class; they sum to the median step.
-
-        Time outside operators counts as ``other``.
-        """
+        """Milliseconds of a typical step per class; they sum to the median step."""
+        # Time outside operators counts as `other`.
         times: dict[OperatorClass, float] = {"compute": 0.0, "memory": 0.0, "other": 0.0}
         for group in self.groups:
             times[group.operator_class] += group.ms
@@ -323,19 +275,13 @@ class HostTiming:
 def operator_groups(
     rows: Sequence[Mapping[str, Any]], calibration: Calibration, step_ms: float
 ) -> tuple[OperatorGroup, ...]:
-    """Time and class of the operators of a step, without what the profile adds.
-
-    A profile adds about the same to the duration of every run. How much was
-    measured on operators that have nothing to do; it is more where shapes are long
-    to write down. So where operators would still take longer than the step did
-    without a profile, more is taken from each run, up to three times as much. What
-    is still too long then was slowed down as a whole, and is scaled to the step.
-
-    Args:
-        rows: Rows of the message ``timed``.
-        calibration: Of the same process.
-        step_ms: The typical step without a profile.
-    """
+    """Time and class of the operators of a step, without what the profile adds."""
+    # A profile adds about the same to the duration of every run. How much was measured on operators
+    # that have nothing to do; it is more where shapes are long to write down. So where operators
+    # would still take longer than the step did without a profile, more is taken from each run, up
+    # to three times as much. What is still too long then was slowed down as a whole, and is scaled
+    # to the step.
+    # `rows`: Rows of the message `timed`.
     added = added_us(
         [(row["us"], row["calls"]) for row in rows],
         calibration.node_us,
@@ -367,14 +313,10 @@ def without_profile(us: float, calls: int, added: float, node_us: float) -> floa
 def added_us(
     runs: Sequence[tuple[float, int]], node_us: float, profile_us: float, step_us: float
 ) -> float:
-    """Microseconds that a profile added to each run of an operator.
-
-    Args:
-        runs: Microseconds and number of runs, as profiled.
-        node_us: What the runtime takes for any operator.
-        profile_us: What a profile adds to an operator that has nothing to do.
-        step_us: What all of them take at most without a profile.
-    """
+    """Microseconds that a profile added to each run of an operator."""
+    # `node_us`: What the runtime takes for any operator.
+    # `profile_us`: What a profile adds to an operator that has nothing to do.
+    # `step_us`: What all of them take at most without a profile.
 
     def total(added: float) -> float:
         return sum(without_profile(us, calls, added, node_us) for us, calls in runs)

@@ -17,31 +17,30 @@ quantiles of the steps here have confidence intervals of their own.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from contextlib import closing
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.device_rates import DeviceRates, device_rates
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.latency.host_timing import HostTiming, OperatorGroup
+from odtpack_simulator.memory.arena import SessionUse
 from odtpack_simulator.memory.operator_work import INT8_PRODUCTS, Roof
 from odtpack_simulator.replay.job import Job, Message
-from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child
+from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, with_sessions
 from odtpack_simulator.result.result import ClassTime, DeviceLatency, OperatorClass
 from odtpack_simulator.values.units import Interval
 
-__all__ = ["HostTiming", "carry", "measure_host"]
+__all__ = ["HostTiming", "carry", "measure_host", "measure_sessions"]
 
 
 def measure_host(
     job: Job, *, on_message: OnMessage | None = None, stall_seconds: float = STALL_SECONDS
 ) -> HostTiming:
-    """Time steps of a job whose ``task`` is ``time``, in a child process.
-
-    Raises:
-        OdtpackError: As :func:`~odtpack_simulator.replay.replay.run_child`.
-    """
+    """Time steps of a job whose ``task`` is ``time``, in a child process."""
     timed: Message = {}
     with closing(run_child(job, stall_seconds=stall_seconds)) as messages:
         for message in messages:
@@ -55,54 +54,55 @@ def measure_host(
     return HostTiming.from_message(timed)
 
 
-def carry(host: HostTiming, profile: DeviceProfile) -> DeviceLatency:
-    """Estimate the times of a training on a device. A pure function.
+def measure_sessions(
+    job: Job, package: Package, uses: Iterable[SessionUse], on_message: OnMessage | None
+) -> dict[bool, HostTiming]:
+    """Time the steps of a job with a step model and without, as far as ``uses`` have either."""
+    return {
+        step_model: measure_host(
+            dataclasses.replace(with_sessions(job, package, use), task="time"),
+            on_message=on_message,
+        )
+        for step_model, use in {use.step_model: use for use in uses}.items()
+    }
 
-    Args:
-        host: Measurements on this machine.
-        profile: The device; ``not_judged`` says what it lacks, if it does.
-    """
+
+def carry(host: HostTiming, profile: DeviceProfile) -> DeviceLatency:
+    """Estimate the times of a training on a device. A pure function."""
     device = device_rates(profile)
-    if isinstance(device, str):
-        return DeviceLatency(
-            step_ms=None, basis="host times operator by operator", not_judged=device
-        )
-    if host.steady.busy is not None:
-        return DeviceLatency(
-            step_ms=None, basis="host times operator by operator", not_judged=host.steady.busy
-        )
+    if isinstance(device, str) or host.steady.busy is not None:
+        why = device if isinstance(device, str) else host.steady.busy
+        basis = "host times operator by operator"
+        return DeviceLatency(step_ms=None, basis=basis, not_judged=why)
     core = core_ratio(host, device)
-    memory = _ratio(host.copy_bandwidth, device.copy)
+    memory = _over(host.copy_bandwidth, device.copy)
     by_class = _by_class(host, device, core)
     typical = host.median_ms
     mean = _sum(time.device_ms for time in by_class)
     p50, p90 = host.quantile_ms(0.5), host.quantile_ms(0.9)
-    step = _product(mean, p50, 1 / typical)
+    step = mean.times(p50).scaled(1 / typical)
     # Where the intervals of both quantiles overlap, the 90th is still not below the median.
-    tail = Interval(
-        low=max(typical, p90.low), typical=max(typical, p90.typical), high=max(typical, p90.high)
-    )
+    tail = Interval.of(*(max(typical, end) for end in (p90.low, p90.typical, p90.high)))
     # The first step touches memory for the first time and lets the runtime prepare.
     extra = _hull(core, memory).scaled(max(0.0, host.first_step_ms - typical))
-    saved = host.checkpoint_bytes
+    reading, writing = profile.storage_bandwidth("read"), profile.storage_bandwidth("write")
+
+    def stored(cpu_ms: float, rate: Interval | None) -> Interval | None:
+        """A checkpoint's way through the storage, and the processor's part in it."""
+        if rate is None:
+            return None
+        moved = _over(1e3 * host.checkpoint_bytes, rate)
+        return _sum((moved, _hull(core, memory).scaled(cpu_ms)))
+
+    creation = [core.scaled(host.session_creation.cpu_ms)]
+    creation += [] if reading is None else [_over(1e3 * host.model_bytes, reading)]
     return DeviceLatency(
         step_ms=step,
-        p90_ms=_product(mean, tail, 1 / typical),
+        p90_ms=mean.times(tail).scaled(1 / typical),
         first_step_ms=_sum((step, extra)),
-        session_creation_ms=_sum(
-            part
-            for part in (
-                core.scaled(host.session_creation.cpu_ms),
-                _transfer(host.model_bytes, profile.storage_bandwidth("read")),
-            )
-            if part is not None
-        ),
-        checkpoint_load_ms=_stored(
-            host.checkpoint_load.cpu_ms, core, memory, saved, profile.storage_bandwidth("read")
-        ),
-        checkpoint_save_ms=_stored(
-            host.checkpoint_save.cpu_ms, core, memory, saved, profile.storage_bandwidth("write")
-        ),
+        session_creation_ms=_sum(creation),
+        checkpoint_load_ms=stored(host.checkpoint_load.cpu_ms, reading),
+        checkpoint_save_ms=stored(host.checkpoint_save.cpu_ms, writing),
         threads=device.threads,
         by_class=by_class,
         basis=_basis(host, device, profile),
@@ -110,35 +110,24 @@ def carry(host: HostTiming, profile: DeviceProfile) -> DeviceLatency:
 
 
 def core_ratio(host: HostTiming, device: DeviceRates) -> Interval:
-    """How many times longer one core of the device takes for what does not use vectors.
-
-    Two ratios bound it, each at its typical value: that of the clocks, since a phone's
-    core does no more per cycle, and that of matrix products by one thread, in which
-    wider vectors count too. Their geometric mean is the typical value. Where a clock
-    is unknown, the ratio of the copies takes its place.
-    """
+    """How many times longer one core of the device takes for what does not use vectors."""
+    # Two ratios bound it, each at its typical value: that of the clocks, since a phone's core does
+    # no more per cycle, and that of matrix products by one thread, in which wider vectors count
+    # too. Their geometric mean is the typical value. Where a clock is unknown, the ratio of the
+    # copies takes its place.
     vectors = host.calibration.core_flops / device.core.typical
     clock = host.calibration.clock_hz
     if clock is not None and device.clock_hz is not None:
         other = clock / device.clock_hz
     else:
         other = host.copy_bandwidth / device.copy.typical
-    return Interval(
-        low=min(vectors, other), typical=math.sqrt(vectors * other), high=max(vectors, other)
-    )
+    return Interval.of(min(vectors, other), math.sqrt(vectors * other), max(vectors, other))
 
 
 def group_ratio(
     group: OperatorGroup, host: HostTiming, device: DeviceRates, core: Interval
 ) -> Interval:
-    """How many times longer the device takes for some operators.
-
-    Args:
-        group: Runs of one operator with the same work.
-        host: Measurements on this machine.
-        device: The device's rates.
-        core: What :func:`core_ratio` says.
-    """
+    """How many times longer the device takes for some operators."""
     if group.operator_class == "other":
         return core
     roof = host.calibration.roof
@@ -146,7 +135,7 @@ def group_ratio(
         here, there = host.gemm_flops, device.gemm
         if group.op_type in INT8_PRODUCTS:
             here, there = host.calibration.int8_ops, device.int8
-        ratio, explained = _ratio(here, there), 1.0
+        ratio, explained = _over(here, there), 1.0
     else:
         least = roof.seconds(group.work)
         if least == 0:
@@ -160,15 +149,13 @@ def group_ratio(
             Roof(getattr(gemm, end), 2 * getattr(device.copy, end)).seconds(group.work)
             for end in ("high", "typical", "low")
         )
-        ratio = Interval(low=fast / least, typical=middle / least, high=slow / least)
+        ratio = Interval.of(fast / least, middle / least, slow / least)
         explained = min(1.0, 1e3 * least / group.ms) if group.ms else 1.0
     unexplained = _hull(ratio, core)
     low = explained * ratio.low + (1 - explained) * unexplained.low
     high = explained * ratio.high + (1 - explained) * unexplained.high
     # Where an end is the typical value, rounding may move it past that.
-    return Interval(
-        low=min(low, ratio.typical), typical=ratio.typical, high=max(high, ratio.typical)
-    )
+    return Interval.of(min(low, ratio.typical), ratio.typical, max(high, ratio.typical))
 
 
 def _by_class(host: HostTiming, device: DeviceRates, core: Interval) -> list[ClassTime]:
@@ -184,49 +171,22 @@ def _by_class(host: HostTiming, device: DeviceRates, core: Interval) -> list[Cla
     ]
 
 
-def _transfer(nbytes: int, rate: Interval | None) -> Interval | None:
-    """Milliseconds to read or write some bytes; None where the storage is unknown."""
-    if rate is None:
-        return None
-    ms = 1e3 * nbytes
-    return Interval(low=ms / rate.high, typical=ms / rate.typical, high=ms / rate.low)
-
-
-def _stored(
-    cpu_ms: float, core: Interval, memory: Interval, nbytes: int, rate: Interval | None
-) -> Interval | None:
-    """A checkpoint's way through the storage, and the processor's part in it."""
-    transfer = _transfer(nbytes, rate)
-    return None if transfer is None else _sum((transfer, _hull(core, memory).scaled(cpu_ms)))
-
-
-def _ratio(host: float, device: Interval) -> Interval:
-    """How many times longer the device takes."""
-    return Interval(low=host / device.high, typical=host / device.typical, high=host / device.low)
+def _over(amount: float, rate: Interval) -> Interval:
+    """How long an amount takes at a rate, or how many times longer than at a rate of ``amount``."""
+    return Interval.of(amount / rate.high, amount / rate.typical, amount / rate.low)
 
 
 def _hull(first: Interval, second: Interval) -> Interval:
     """The ends of both; the geometric mean of what is typical."""
-    return Interval(
-        low=min(first.low, second.low),
-        typical=math.sqrt(first.typical * second.typical),
-        high=max(first.high, second.high),
-    )
+    middle = math.sqrt(first.typical * second.typical)
+    return Interval.of(min(first.low, second.low), middle, max(first.high, second.high))
 
 
 def _sum(parts: Iterable[Interval]) -> Interval:
     low = typical = high = 0.0
     for part in parts:
         low, typical, high = low + part.low, typical + part.typical, high + part.high
-    return Interval(low=low, typical=typical, high=high)
-
-
-def _product(one: Interval, other: Interval, factor: float) -> Interval:
-    return Interval(
-        low=one.low * other.low * factor,
-        typical=one.typical * other.typical * factor,
-        high=one.high * other.high * factor,
-    )
+    return Interval.of(low, typical, high)
 
 
 def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile) -> str:

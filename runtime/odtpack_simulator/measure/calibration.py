@@ -22,8 +22,7 @@ from odtpack_simulator.memory.operator_work import Roof
 
 _GEMM_SIZES: Final = (256, 512, 1024)
 _COPY_ELEMENTS: Final = 16 * 2**20  # 64 MiB: several times any cache of a phone
-CALIBRATION_SECONDS: Final = 0.3
-"""Time for each of the figures: enough for the best of many runs."""
+CALIBRATION_SECONDS: Final = 0.3  # Time for each of the figures: enough for the best of many runs
 
 _CHAIN: Final = (200, 10)
 """Lengths of two chains of operators: their difference is free of what a run costs."""
@@ -33,27 +32,16 @@ _CHAIN_RUNS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Rates and costs of this machine.
+    """Rates and costs of this machine."""
 
-    Attributes:
-        threads: Intra-operator threads of the two rates that follow.
-        gemm_flops: FLOP/s of a large single-precision matrix product.
-        copy_bandwidth: Bytes per second of a large copy, in bytes copied.
-        core_flops: ``gemm_flops`` of one thread.
-        node_us: Time of an operator that has nothing to do, in microseconds.
-        profile_us: What a profile adds to the duration of each operator.
-        clock_hz: Clock of the processor as the system reports it; None if it does not.
-        int8_ops: Operations per second of a large int8 matrix product.
-    """
-
-    threads: int
-    gemm_flops: float
-    copy_bandwidth: float
-    core_flops: float
-    node_us: float
-    profile_us: float
-    clock_hz: float | None
-    int8_ops: float
+    threads: int  # Intra-operator threads of the two rates that follow
+    gemm_flops: float  # FLOP/s of a large single-precision matrix product
+    copy_bandwidth: float  # Bytes per second of a large copy, in bytes copied
+    core_flops: float  # `gemm_flops` of one thread
+    node_us: float  # Time of an operator that has nothing to do, in microseconds
+    profile_us: float  # What a profile adds to the duration of each operator
+    clock_hz: float | None  # Clock of the processor as the system reports it; None if it does not
+    int8_ops: float  # Operations per second of a large int8 matrix product
 
     @classmethod
     def from_message(cls, content: Mapping[str, Any]) -> Calibration:
@@ -111,22 +99,14 @@ def copy_bandwidth(
 
 
 def operator_seconds(
-    op_type: str,
+    op_type: str,  # An operator whose result has the shape of its last input
     shapes: Sequence[tuple[int, ...]],
     threads: int,
-    seconds: float = CALIBRATION_SECONDS,
+    seconds: float = CALIBRATION_SECONDS,  # Time that it may take; five runs are made in any case
     *,
-    int8: bool = False,
+    int8: bool = False,  # On tensors of bytes instead
 ) -> list[float]:
-    """Durations of one operator on float32 tensors, run again and again.
-
-    Args:
-        op_type: An operator whose result has the shape of its last input.
-        shapes: Of its inputs.
-        threads: Intra-operator threads.
-        seconds: Time that it may take; five runs are made in any case.
-        int8: On tensors of bytes instead.
-    """
+    """Durations of one operator on float32 tensors, run again and again."""
     names = [f"input{index}" for index in range(len(shapes))]
     inputs = dict(zip(names, shapes, strict=True))
     operator = Operator(op_type, names, "output")
@@ -136,7 +116,7 @@ def operator_seconds(
 
 def runtime_costs(seconds: float = CALIBRATION_SECONDS) -> tuple[float, float]:
     """Microseconds of an operator that has nothing to do, and what a profile adds to it."""
-    long, short = (_median_seconds(_chain(length), seconds) * 1e6 for length in _CHAIN)
+    long, short = (median_seconds(_chain(length), seconds) * 1e6 for length in _CHAIN)
     node_us = max(0.0, (long - short) / (_CHAIN[0] - _CHAIN[1]))
     with scratch_folder("calibrate") as folder:
         run = _chain(_CHAIN[0], Path(folder) / "chain")
@@ -156,15 +136,15 @@ def _chain(length: int, profile: Path | None = None) -> Callable[[], object]:
     return bound_operators(operators, {"value0": shape}, shape, 1, profile=profile)
 
 
-def _median_seconds(work: Callable[[], object], seconds: float) -> float:
+def median_seconds(work: Callable[[], object], seconds: float, most: int | None = 200) -> float:
     """Median duration over so much time, the first two calls left out."""
-    return statistics.median(itertools.islice(_seconds(work, seconds), 2, None))
+    return statistics.median(itertools.islice(_seconds(work, seconds, most), 2, None))
 
 
-def _seconds(work: Callable[[], object], seconds: float) -> Iterator[float]:
+def _seconds(work: Callable[[], object], seconds: float, most: int | None = 200) -> Iterator[float]:
     """Durations of five calls, and of more while the time lasts."""
     end = time.perf_counter() + seconds
-    for count in range(200):
+    for count in itertools.islice(itertools.count(), most):
         start = time.perf_counter()
         if count >= 5 and start > end:
             return

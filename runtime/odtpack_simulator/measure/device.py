@@ -7,20 +7,17 @@ the median is the figure, the extremes are its bounds.
 
 from __future__ import annotations
 
-import re
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.device.profile import NAME_PATTERN, DeviceProfile
-from odtpack_simulator.measure.allocator import allocator_overhead
-from odtpack_simulator.measure.calibration import copy_bandwidth, gemm_flops
+from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.measure.calibration import copy_bandwidth, gemm_flops, median_seconds
 from odtpack_simulator.measure.host import WaitingClock, measure_storage, this_machine
-from odtpack_simulator.measure.measured_profile import Measurements, measured_profile
+from odtpack_simulator.measure.measured_profile import Measurements, check_names, measured_profile
 from odtpack_simulator.measure.operators import Operator, bound_operators
 
 MAX_THREADS: Final = 1024
@@ -32,23 +29,14 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        repeats: Repetitions of every rate and of the storage file, if time allows.
-        convolution_seconds: Time spent on one shape of convolution, at least.
-        rate_seconds: Time after which rates are not repeated once more.
-        file_bytes: Size of the file that is written and read.
-        syncs: Number of small writes.
-        storage_seconds: Time after which the file is not written once more.
-    """
-
-    repeats: int = 5
-    convolution_seconds: float = 0.4
-    rate_seconds: float = 40.0
-    file_bytes: int = 256 * 2**20
-    syncs: int = 40
-    storage_seconds: float = 20.0
+    repeats: int = 5  # Repetitions of every rate and of the storage file, if time allows
+    convolution_seconds: float = 0.4  # Time spent on one shape of convolution, at least
+    rate_seconds: float = 40.0  # Time after which rates are not repeated once more
+    file_bytes: int = 256 * 2**20  # Size of the file that is written and read
+    syncs: int = 40  # Number of small writes
+    storage_seconds: float = 20.0  # Time after which the file is not written once more
 
 
 def measure_device(
@@ -60,26 +48,20 @@ def measure_device(
     effort: Effort | None = None,
     on_progress: Progress | None = None,
 ) -> DeviceProfile:
-    """Measure this machine; the default effort takes well under two minutes.
-
-    Args:
-        folder: Folder whose storage is measured; nothing stays in it.
-        name: ``vendor/device`` of the profile, in lower case.
-        title: Name for people.
-        threads: Threads that a training would use; by default one per performance core.
-        effort: How much is measured.
-        on_progress: Called with steps done, steps in all, and what comes next.
-
-    Raises:
-        OdtpackError: A name that no profile can have, threads out of range, or storage
-            that cannot be written.
-    """
-    _check(name, title, threads)
+    """Measure this machine; the default effort takes well under two minutes."""
+    # `threads`: Threads that a training would use; by default one per performance core.
+    check_names(name, title)
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise OdtpackError(
+            "threads-range",
+            f"{threads} threads cannot be measured with",
+            hint=f"choose 1 to {MAX_THREADS}, or leave the option out",
+        )
     effort = effort or Effort()
     report = on_progress or (lambda done, total, what: None)
     machine = this_machine()
     measured = Measurements(threads or machine.training_threads(), file_bytes=effort.file_bytes)
-    total = effort.repeats + 2
+    total = effort.repeats + 1
     clock, start = WaitingClock(measured.threads), time.perf_counter()
     end = start + effort.rate_seconds
     for done in range(effort.repeats):
@@ -93,9 +75,7 @@ def measure_device(
         measured.copy.append(copy_bandwidth(1))
     measured.waited = min(1.0, clock.seconds() / (time.perf_counter() - start))
     clock.close()
-    report(effort.repeats, total, "allocator")
-    measured.arena, measured.heap = allocator_overhead("arena"), allocator_overhead("heap")
-    report(effort.repeats + 1, total, "storage")
+    report(effort.repeats, total, "storage")
     measured.storage = measure_storage(
         folder,
         size=effort.file_bytes,
@@ -107,26 +87,11 @@ def measure_device(
     return measured_profile(machine, measured, name=name, title=title)
 
 
-def _check(name: str, title: str, threads: int | None) -> None:
-    if not re.fullmatch(NAME_PATTERN, name) or len(name) > 100:
-        raise OdtpackError("profile-name", f"{name[:100]!r} cannot be the name of a profile")
-    if not title or len(title) > 100:
-        raise OdtpackError("profile-title", "a title has 1 to 100 characters")
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise OdtpackError(
-            "threads-range",
-            f"{threads} threads cannot be measured with",
-            hint=f"choose 1 to {MAX_THREADS}, or leave the option out",
-        )
-
-
 def conv_flops(threads: int, effort: Effort) -> float:
-    """FLOP/s of a 3 x 3 convolution in ONNX Runtime, best of three shapes.
-
-    Operations are those of the definition (two per weight and output), whatever the kernel
-    saves: this is the rate that a layer's cost divided by its time gives. The weights are an
-    input, as they are in a training step, so none are laid out anew before.
-    """
+    """FLOP/s of a 3 x 3 convolution in ONNX Runtime, best of three shapes."""
+    # Operations are those of the definition (two per weight and output), whatever the kernel saves:
+    # this is the rate that a layer's cost divided by its time gives. The weights are an input, as
+    # they are in a training step, so none are laid out anew before.
     return max(_convolution(*shape, threads, effort) for shape in _CONVOLUTIONS)
 
 
@@ -141,17 +106,5 @@ def _convolution(
         threads,
         optimized=True,
     )
-    run = list(_timed(work, effort.convolution_seconds))
     operations = 2 * batch * outputs * side * side * inputs * 9
-    return operations / statistics.median(run[2:])
-
-
-def _timed(work: Callable[[], object], seconds: float) -> Iterator[float]:
-    """Durations for at least five calls and at least so long."""
-    end = time.perf_counter() + seconds
-    count = 0
-    while count < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        work()
-        yield time.perf_counter() - start
-        count += 1
+    return operations / median_seconds(work, effort.convolution_seconds, most=None)

@@ -28,34 +28,21 @@ OS_NAMES: Final = {"linux": "linux", "darwin": "macos", "win32": "windows"}
 
 @dataclass(frozen=True, slots=True)
 class CoreGroup:
-    """Cores with one top clock.
+    """Cores with one top clock."""
 
-    Attributes:
-        cores: Their number; two hardware threads of one core count once.
-        clock_hz: Top clock, or None.
-    """
-
-    cores: int
-    clock_hz: float | None
+    cores: int  # Their number; two hardware threads of one core count once
+    clock_hz: float | None  # Top clock, or None
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the system says.
+    """What the system says."""
 
-    Attributes:
-        processor: Name of the processor, or None.
-        ram_bytes: Memory of the machine, or None.
-        limit_bytes: Memory that this process may use by its control group, or None.
-        groups: Cores that this process may use, the fastest group first.
-        quota: Processors that the control group grants, or None for all of them.
-    """
-
-    processor: str | None
-    ram_bytes: int | None
-    limit_bytes: int | None
-    groups: tuple[CoreGroup, ...]
-    quota: float | None
+    processor: str | None  # Name of the processor, or None
+    ram_bytes: int | None  # Memory of the machine, or None
+    limit_bytes: int | None  # Memory that this process may use by its control group, or None
+    groups: tuple[CoreGroup, ...]  # Cores that this process may use, the fastest group first
+    quota: float | None  # Processors that the control group grants, or None for all of them
 
     @property
     def cores(self) -> int:
@@ -79,7 +66,9 @@ class Machine:
 def this_machine() -> Machine:
     """Ask the system."""
     quota = _cgroup("cpu.max").split()
-    ram = _ram_bytes()
+    ram = None
+    with suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
+        ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _cgroup("memory.max")
     limit_bytes = int(limit) if limit.isdigit() else None
     if limit_bytes is not None and ram is not None and limit_bytes >= ram:
@@ -122,13 +111,6 @@ def _cgroup(name: str) -> str:
     return ""
 
 
-def _ram_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
-        return None
-
-
 def _groups() -> tuple[CoreGroup, ...]:
     usable = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     cores: dict[str, float | None] = {}
@@ -150,12 +132,9 @@ def _groups() -> tuple[CoreGroup, ...]:
     )
 
 
-BUSY: Final = "this machine was busy"
-"""Says why a time is not judged, or is uncertain."""
-QUIET_SHARE: Final = 0.02
-"""Share of its time that a step may wait and still count as undisturbed."""
-ENOUGH_STEPS: Final = 8
-"""Undisturbed steps from which on the others are left out."""
+BUSY: Final = "this machine was busy"  # Says why a time is not judged, or is uncertain
+QUIET_SHARE: Final = 0.02  # Share of its time that a step may wait and still count as undisturbed
+ENOUGH_STEPS: Final = 8  # Undisturbed steps from which on the others are left out
 _TASKS: Final = Path("/proc/self/task")
 _COMPUTING: Final = (1, 2, 3, 6, 7)
 """Fields of the line ``cpu`` in ``/proc/stat`` (proc(5)): user, nice, system, irq and softirq."""
@@ -163,11 +142,9 @@ _STEAL: Final = 8
 
 
 class WaitingClock:
-    """Seconds that the threads of this process have waited, from when it is made.
+    """Seconds that the threads of this process have waited, from when it is made."""
 
-    Args:
-        threads: How many threads work; the others wait for them.
-    """
+    # `threads`: How many threads work; the others wait for them.
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -188,16 +165,13 @@ class WaitingClock:
             os.close(self._files.pop())
 
     def _waited(self) -> float:
-        if self._files:
-            return 1e-9 * sum(_second_number(file) for file in self._files)
-        return time.perf_counter() - time.thread_time() if self._threads == 1 else 0.0
-
-
-def _second_number(file: int) -> int:
-    try:
-        return int(os.pread(file, 128, 0).split()[1])
-    except OSError:  # the thread has ended
-        return 0
+        if not self._files:
+            return time.perf_counter() - time.thread_time() if self._threads == 1 else 0.0
+        waited = 0
+        for file in self._files:
+            with suppress(OSError):  # the thread has ended
+                waited += int(os.pread(file, 128, 0).split()[1])
+        return 1e-9 * waited
 
 
 def stolen_seconds() -> float:
@@ -237,37 +211,24 @@ _MOST_CACHED: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StorageTiming:
-    """What :func:`measure_storage` found.
+    """What :func:`measure_storage` found."""
 
-    Attributes:
-        write: Bytes per second of every repetition, ``fsync`` included.
-        read: Bytes per second of every repetition past the page cache; empty if the cache
-            could not be passed by.
-        sync: Seconds of every small write with ``fsync``.
-        cached: Why ``read`` is empty; None if it is not.
-    """
-
-    write: tuple[float, ...]
+    write: tuple[float, ...]  # Bytes per second of every repetition, `fsync` included
+    # Bytes per second of every repetition past the page cache; empty if the cache could not be
+    # passed by.
     read: tuple[float, ...]
-    sync: tuple[float, ...]
-    cached: str | None
+    sync: tuple[float, ...]  # Seconds of every small write with `fsync`
+    cached: str | None  # Why `read` is empty; None if it is not
 
 
 def measure_storage(
     folder: Path, *, size: int, repeats: int, syncs: int, seconds: float = 20.0
 ) -> StorageTiming:
-    """Write, read and remove files in ``folder``.
-
-    Args:
-        folder: Where checkpoints would be; it must exist and be writable.
-        size: Bytes of the file, a multiple of 1 MiB.
-        repeats: How often it is written and read, if time allows.
-        syncs: Number of small writes, if time allows.
-        seconds: Time after which neither is repeated once more.
-
-    Raises:
-        OdtpackError: The folder cannot be written, or has no space left.
-    """
+    """Write, read and remove files in ``folder``."""
+    # `size`: Bytes of the file, a multiple of 1 MiB.
+    # `repeats`: How often it is written and read, if time allows.
+    # `syncs`: Number of small writes, if time allows.
+    # `seconds`: Time after which neither is repeated once more.
     chunk = secrets.token_bytes(_CHUNK)  # storage that compresses cannot cheat
     write: list[float] = []
     read: list[float] = []

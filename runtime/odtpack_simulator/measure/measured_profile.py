@@ -15,26 +15,14 @@ from pydantic import ValidationError
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import NAME_PATTERN, DeviceProfile, OsClass
-from odtpack_simulator.measure.allocator import TENSORS
+from odtpack_simulator.measure import measurements
 from odtpack_simulator.measure.host import BUSY, OS_NAMES, Machine, StorageTiming
-from odtpack_simulator.measure.measurements import (
-    DeviceMeasurements,
-    Figure,
-    Sustained,
-    known,
-    repeated,
-    rounded,
-    unknown,
-    whole_mebibytes,
-)
 from odtpack_simulator.values.schema_errors import first_problem
 
 # The profile that a kit's measurements of a phone make, with bounds from their own spread.
 
-_LONG_ENOUGH: Final = 300.0
-"""Seconds of load after which a phone has shown how it throttles."""
-_BURST: Final = 3
-"""The first rates, before the device is warm."""
+_LONG_ENOUGH: Final = 300.0  # Seconds of load after which a phone has shown how it throttles
+_BURST: Final = 3  # The first rates, before the device is warm
 _BY_KIT: Final[dict[str, OsClass]] = {
     "cpp": "linux",
     "javascript": "web",
@@ -47,37 +35,24 @@ _BY_KIT: Final[dict[str, OsClass]] = {
 
 
 def imported_profile(
-    measured: DeviceMeasurements,
+    measured: measurements.DeviceMeasurements,
     *,
     name: str,
     title: str,
     system: OsClass | None = None,
     like: DeviceProfile | None = None,
 ) -> DeviceProfile:
-    """Make a profile of what a kit measured.
-
-    Args:
-        measured: What was measured.
-        name: ``vendor/device`` of the profile, in lower case.
-        title: Name for people.
-        system: Where it was measured; by default what the measurements say, else what their
-            kit runs on.
-        like: A profile of the same device: figures that no benchmark measures are taken from it.
-
-    Raises:
-        OdtpackError: A name or title that no profile can have, rates that are missing, or a
-            system that neither the caller nor the measurements name.
-    """
-    if not re.fullmatch(NAME_PATTERN, name) or len(name) > 100:
-        raise OdtpackError("profile-name", f"{name[:100]!r} cannot be the name of a profile")
-    if not title or len(title) > 100:
-        raise OdtpackError("profile-title", "a title has 1 to 100 characters")
+    """Make a profile of what a kit measured."""
+    # `system`: Where it was measured; by default what the measurements say, else what their kit
+    # runs on.
+    # `like`: A profile of the same device: figures that no benchmark measures are taken from it.
+    check_names(name, title)
     for key in ("gemm_flops", "copy_bytes_per_second"):
         if not getattr(measured, key):
             text = f"the measurements hold no {key}, without which no time can be predicted"
             raise OdtpackError("measurements-incomplete", text, hint="run the whole benchmark")
     source = f"benchmark of the {measured.kit} kit, ONNX Runtime {measured.onnxruntime}"
-    content: Figure = {
+    content: measurements.Figure = {
         "schema_version": 1,
         "name": name,
         "title": title,
@@ -85,8 +60,21 @@ def imported_profile(
         "os": system or measured.system or (like.os if like else _BY_KIT.get(measured.kit)),
         "validated": True,
         "memory": _imported_memory(measured, source),
-        "cpu": _imported_cpu(measured, source),
-        "storage": _imported_storage(measured, source),
+        "cpu": _rates(
+            measured.threads,
+            (measured.gemm_flops, measured.gemm_single_flops, measured.convolution_flops),
+            "3 x 3 convolution, 64 channels, 56 x 56, batch 4",
+            source,
+        ),
+        "storage": _storage(
+            measured.file_bytes,
+            (
+                measured.read_bytes_per_second,
+                measured.write_bytes_per_second,
+                measured.sync_seconds,
+            ),
+            source,
+        ),
         **_throttling(measured.sustained, source),
     }
     if content["os"] is None:
@@ -105,7 +93,15 @@ def imported_profile(
         raise OdtpackError("measurements-invalid", text) from error
 
 
-def _fill(content: Figure, like: DeviceProfile) -> None:
+def check_names(name: str, title: str) -> None:
+    """Refuse a name or a title that no profile can have."""
+    if not re.fullmatch(NAME_PATTERN, name) or len(name) > 100:
+        raise OdtpackError("profile-name", f"{name[:100]!r} cannot be the name of a profile")
+    if not title or len(title) > 100:
+        raise OdtpackError("profile-title", "a title has 1 to 100 characters")
+
+
+def _fill(content: measurements.Figure, like: DeviceProfile) -> None:
     """Take what was not measured from another profile, as it is known there."""
     known_there = like.model_dump(mode="json", exclude_none=True)
     # Peaks, efficiencies and rates belong together, and were measured.
@@ -126,63 +122,58 @@ def _fill(content: Figure, like: DeviceProfile) -> None:
         content["memory"]["ram"] = known_there.get("memory", {}).get("ram", ram)
 
 
-def _rate(values: Sequence[float], unit: str, factor: float, source: str) -> Figure:
-    return repeated(values, factor, unit, source) if values else unknown("it was not measured")
+def _rate(values: Sequence[float], unit: str, factor: float, source: str) -> measurements.Figure:
+    return (
+        measurements.repeated(values, factor, unit, source)
+        if values
+        else measurements.unknown("it was not measured")
+    )
 
 
-def _imported_memory(measured: DeviceMeasurements, source: str) -> Figure:
+def _imported_memory(measured: measurements.DeviceMeasurements, source: str) -> measurements.Figure:
     ram, limit = measured.memory_bytes, measured.memory_limit_bytes
     text = f"elementwise operator on 64 MiB, one thread, bytes written: {source}"
     return {
-        "ram": unknown("the system does not report it")
+        "ram": measurements.unknown("the system does not report it")
         if ram is None
-        else whole_mebibytes(ram, "measured", f"as the system reports it: {source}"),
-        "app_limit_foreground": unknown("the system does not report an app its limit")
+        else measurements.whole_mebibytes(ram, "measured", f"as the system reports it: {source}"),
+        "app_limit_foreground": measurements.unknown("the system does not report an app its limit")
         if limit is None
-        else whole_mebibytes(limit, "measured", f"what the system grants the app: {source}"),
+        else measurements.whole_mebibytes(
+            limit, "measured", f"what the system grants the app: {source}"
+        ),
         "bandwidth": _rate(measured.copy_bytes_per_second, "GB/s", 1e9, text),
     }
 
 
-def _imported_cpu(measured: DeviceMeasurements, source: str) -> Figure:
-    product = f"square matrix product, best of 256, 512 and 1024: {source}"
-    filters = f"3 x 3 convolution, 64 channels, 56 x 56, batch 4: {source}"
-    threads, single = measured.threads, measured.gemm_single_flops
-    convolution = _rate(measured.convolution_flops, "GFLOPS", 1e9, filters)
-    return {
-        "fp32_gemm": _rate(measured.gemm_flops, "GFLOPS", 1e9, product) | {"threads": threads},
-        "fp32_gemm_single": _rate(single, "GFLOPS", 1e9, product)
-        | ({"threads": 1} if single else {}),
-        "fp32_conv": convolution | ({"threads": threads} if measured.convolution_flops else {}),
-        "training_threads": known(
-            threads, "cores", "assumed", "the threads the rates were measured with"
-        ),
+def _rates(
+    threads: int, rates: Sequence[Sequence[float]], filters: str, source: str
+) -> measurements.Figure:
+    """Of matrix products with the threads of a training and with one, and of convolutions."""
+    product = "square matrix product, best of 256, 512 and 1024"
+    gemm, single, convolution = rates
+    found = {
+        key: _rate(values, "GFLOPS", 1e9, f"{text}: {source}")
+        | ({"threads": count} if values else {})
+        for key, values, count, text in (
+            ("fp32_gemm", gemm, threads, product),
+            ("fp32_gemm_single", single, 1, product),
+            ("fp32_conv", convolution, threads, filters),
+        )
     }
+    why = "the threads the rates were measured with"
+    return {**found, "training_threads": measurements.known(threads, "cores", "assumed", why)}
 
 
-def _imported_storage(measured: DeviceMeasurements, source: str) -> Figure:
-    size = f"file of {measured.file_bytes // 2**20} MiB"
-    cached = f"{size}, its pages dropped from the page cache before: {source}"
-    return {
-        "read": _rate(measured.read_bytes_per_second, "MB/s", 1e6, cached),
-        "write": _rate(
-            measured.write_bytes_per_second, "MB/s", 1e6, f"{size}, with fsync: {source}"
-        ),
-        "sync_latency": _rate(
-            measured.sync_seconds, "ms", 1e-3, f"write of 4 KiB with fsync: {source}"
-        ),
-    }
-
-
-def _throttling(sustained: Sustained | None, source: str) -> Figure:
-    """How far the rate falls under load, and when.
-
-    The first rates are the burst; what the last third holds, in share of that, is sustained.
-    Throttling begins with the first rate after which none comes back to the middle of both.
-    """
+def _throttling(sustained: measurements.Sustained | None, source: str) -> measurements.Figure:
+    """How far the rate falls under load, and when."""
+    # The first rates are the burst; what the last third holds, in share of that, is sustained.
+    # Throttling begins with the first rate after which none comes back to the middle of both.
     last = sustained.seconds[-1] if sustained and sustained.seconds else 0.0
     if sustained is None or last < _LONG_ENOUGH or len(sustained.seconds) < 3 * _BURST:
-        why = unknown(f"it takes load of {_LONG_ENOUGH / 60:.0f} min or more to show: {source}")
+        why = measurements.unknown(
+            f"it takes load of {_LONG_ENOUGH / 60:.0f} min or more to show: {source}"
+        )
         return {"sustained_fraction": why, "time_to_throttle": why}
     rates = sustained.gemm_flops
     burst = statistics.median(rates[:_BURST])
@@ -192,18 +183,18 @@ def _throttling(sustained: Sustained | None, source: str) -> Figure:
         if second >= 2 / 3 * last
     ]
     text = f"matrix products for {last / 60:.3g} min: {source}"
-    fraction = repeated(held, 1.0, "1", text)
+    fraction = measurements.repeated(held, 1.0, "1", text)
     middle = (1 + fraction["value"]) / 2 * burst
     late = [index for index, rate in enumerate(rates) if rate >= middle]
     begin = late[-1] + 1 if late else 0
     if fraction["high"] >= 1 or begin >= len(rates):  # it comes back: there is no such moment
         begin = len(rates) - 1
     seconds = sustained.seconds
-    figure = known(max(1.0, seconds[begin]), "s", "measured", text)
+    figure = measurements.known(max(1.0, seconds[begin]), "s", "measured", text)
     # It began between the rate before and this one.
     figure |= {
-        "low": rounded(max(1.0, seconds[max(0, begin - 1)])),
-        "high": rounded(max(1.0, seconds[begin])),
+        "low": measurements.rounded(max(1.0, seconds[max(0, begin - 1)])),
+        "high": measurements.rounded(max(1.0, seconds[begin])),
     }
     return {"sustained_fraction": fraction, "time_to_throttle": figure}
 
@@ -217,48 +208,24 @@ _SHORT: Final = "a measurement of two minutes does not show throttling"
 
 @dataclass(slots=True)
 class Measurements:
-    """What was measured on a machine; lists hold one value per repetition.
+    """What was measured on a machine; lists hold one value per repetition."""
 
-    Attributes:
-        threads: Threads of ``gemm`` and ``convolution``.
-        gemm: FLOP/s of a large matrix product.
-        gemm_single: The same with one thread.
-        convolution: FLOP/s of a convolution.
-        copy: Bytes per second that one thread copies.
-        arena: Bytes mapped per byte that tensors hold, with ONNX Runtime's arena; None where
-            the system does not say.
-        heap: The same with the arena off.
-        storage: Times of the storage, and ``file_bytes``, the size of its file.
-        file_bytes: See storage.
-        waited: Share of the time in which the rates waited for a processor.
-    """
-
-    threads: int
-    gemm: list[float] = field(default_factory=list)
-    gemm_single: list[float] = field(default_factory=list)
-    convolution: list[float] = field(default_factory=list)
-    copy: list[float] = field(default_factory=list)
-    arena: float | None = None
-    heap: float | None = None
+    threads: int  # Threads of `gemm` and `convolution`
+    gemm: list[float] = field(default_factory=list)  # FLOP/s of a large matrix product
+    gemm_single: list[float] = field(default_factory=list)  # The same with one thread
+    convolution: list[float] = field(default_factory=list)  # FLOP/s of a convolution
+    copy: list[float] = field(default_factory=list)  # Bytes per second that one thread copies
+    # Times of the storage, and `file_bytes`, the size of its file.
     storage: StorageTiming | None = None
-    file_bytes: int = 0
-    waited: float = 0.0
+    file_bytes: int = 0  # See storage
+    waited: float = 0.0  # Share of the time in which the rates waited for a processor
 
 
 def measured_profile(
     machine: Machine, measured: Measurements, *, name: str, title: str
 ) -> DeviceProfile:
-    """Put measurements into a profile.
-
-    Args:
-        machine: What the system says.
-        measured: What was measured, at least one value of each rate.
-        name: ``vendor/device``.
-        title: Name for people.
-
-    Raises:
-        OdtpackError: Profiles know no such system.
-    """
+    """Put measurements into a profile."""
+    timing = measured.storage
     day = datetime.now(UTC).date().isoformat()
     source = f"odtpack devices measure, ONNX Runtime {onnxruntime.__version__}, {day}"
     if measured.waited > _MOST_WAITED:
@@ -270,13 +237,25 @@ def measured_profile(
         "vendor": name.partition("/")[0],
         "os": _system(),
         "validated": False,
-        "sustained_fraction": unknown(_SHORT),
-        "time_to_throttle": unknown(_SHORT),
-        "background_window": unknown("a service runs until it is stopped"),
+        "sustained_fraction": measurements.unknown(_SHORT),
+        "time_to_throttle": measurements.unknown(_SHORT),
+        "background_window": measurements.unknown("a service runs until it is stopped"),
         "memory": _memory(machine, measured, source),
         "cpu": _cpu(machine, measured, source),
-        "storage": _storage(measured, source),
-        "power": dict.fromkeys(("idle", "load", "battery"), unknown("no sensor was read")),
+        "storage": dict.fromkeys(
+            ("read", "write", "sync_latency"), measurements.unknown("not measured")
+        )
+        if timing is None
+        else _storage(
+            measured.file_bytes,
+            (timing.read, timing.write, timing.sync),
+            source,
+            dropped=" (posix_fadvise)",
+            unread=timing.cached or "",
+        ),
+        "power": dict.fromkeys(
+            ("idle", "load", "battery"), measurements.unknown("no sensor was read")
+        ),
     }
     if machine.processor:
         content["soc"] = machine.processor
@@ -293,82 +272,76 @@ def _system() -> str:
     return OS_NAMES[sys.platform]
 
 
-def _memory(machine: Machine, measured: Measurements, source: str) -> Figure:
-    figures: Figure = {}
+def _memory(machine: Machine, measured: Measurements, source: str) -> measurements.Figure:
+    figures: measurements.Figure = {}
     ram = machine.ram_bytes
     if ram is None:
-        figures["ram"] = unknown("the system does not report it")
-        limit = unknown("the memory of the machine is not known")
+        figures["ram"] = measurements.unknown("the system does not report it")
+        limit = measurements.unknown("the memory of the machine is not known")
     else:
-        figures["ram"] = whole_mebibytes(ram, "measured", f"as the system reports it: {source}")
+        figures["ram"] = measurements.whole_mebibytes(
+            ram, "measured", f"as the system reports it: {source}"
+        )
         if machine.limit_bytes is not None:
             text = f"memory.max of the control group: {source}"
-            limit = whole_mebibytes(machine.limit_bytes, "measured", text)
+            limit = measurements.whole_mebibytes(machine.limit_bytes, "measured", text)
         elif ram > 2 * _RESERVE:
             text = "RAM - 512 MiB for the system; there is no limit per process"
-            limit = whole_mebibytes(ram - _RESERVE, "assumed", text)
+            limit = measurements.whole_mebibytes(ram - _RESERVE, "assumed", text)
         else:
-            limit = unknown("how much of so little memory the system needs is not known")
+            limit = measurements.unknown(
+                "how much of so little memory the system needs is not known"
+            )
     figures["app_limit_foreground"] = figures["app_limit_background"] = limit
-    figures["app_limit_entitled"] = unknown("the system has no entitlement for more memory")
-    figures["low_memory_warning"] = unknown("the system warns no process")
+    figures["app_limit_entitled"] = measurements.unknown(
+        "the system has no entitlement for more memory"
+    )
+    figures["low_memory_warning"] = measurements.unknown("the system warns no process")
     text = f"elementwise operator on 64 MiB, one thread, bytes written: {source}"
-    figures["bandwidth"] = repeated(measured.copy, 1e9, "GB/s", text)
-    for key, ratio, what in (
-        ("arena", measured.arena, "with the arena"),
-        ("heap", measured.heap, "with the arena off"),
-    ):
-        text = f"mapped per byte of {TENSORS} tensors of 16 KiB to 8 MiB, {what}: {source}"
-        figures[f"{key}_overhead"] = (
-            unknown("the system does not report to a process what it has mapped")
-            if ratio is None
-            else known(ratio, "1", "measured", text)
-        )
+    figures["bandwidth"] = measurements.repeated(measured.copy, 1e9, "GB/s", text)
     return figures
 
 
-def _cpu(machine: Machine, measured: Measurements, source: str) -> Figure:
-    product = "square matrix product, best of 256, 512 and 1024"
-    shapes = "3 x 3 convolution, best of 64, 128 and 256 channels"
+def _cpu(machine: Machine, measured: Measurements, source: str) -> measurements.Figure:
     cores = f"as the system reports it: {source}"
-    threads = measured.threads
     top = "top clock" if len(machine.groups) > 1 else "clock"
     return {
-        "fp32_peak": unknown("not measured: fp32_gemm is"),
-        "gemm_efficiency": unknown("not needed: fp32_gemm is given"),
-        "fp32_gemm": repeated(measured.gemm, 1e9, "GFLOPS", f"{product}: {source}")
-        | {"threads": threads},
-        "fp32_gemm_single": repeated(measured.gemm_single, 1e9, "GFLOPS", f"{product}: {source}")
-        | {"threads": 1},
-        "fp32_conv": repeated(measured.convolution, 1e9, "GFLOPS", f"{shapes}: {source}")
-        | {"threads": threads},
-        "training_threads": known(
-            threads, "cores", "assumed", "the threads the rates were measured with"
+        "fp32_peak": measurements.unknown("not measured: fp32_gemm is"),
+        "gemm_efficiency": measurements.unknown("not needed: fp32_gemm is given"),
+        **_rates(
+            measured.threads,
+            (measured.gemm, measured.gemm_single, measured.convolution),
+            "3 x 3 convolution, best of 64, 128 and 256 channels",
+            source,
         ),
         "clusters": [
             {
                 "core": machine.processor[:64] if machine.processor else "not named",
-                "cores": known(group.cores, "cores", "measured", cores),
-                "clock": unknown("the system does not report it")
+                "cores": measurements.known(group.cores, "cores", "measured", cores),
+                "clock": measurements.unknown("the system does not report it")
                 if group.clock_hz is None
-                else known(group.clock_hz / 1e9, "GHz", "measured", f"{top}, {cores}"),
-                "fp32_peak": unknown("not measured per cluster"),
+                else measurements.known(group.clock_hz / 1e9, "GHz", "measured", f"{top}, {cores}"),
+                "fp32_peak": measurements.unknown("not measured per cluster"),
             }
             for group in machine.groups
         ],
     }
 
 
-def _storage(measured: Measurements, source: str) -> Figure:
-    timing = measured.storage
-    if timing is None:
-        return dict.fromkeys(("read", "write", "sync_latency"), unknown("not measured"))
-    size = f"file of {measured.file_bytes // 2**20} MiB"
-    read = f"{size}, its pages dropped from the page cache before (posix_fadvise): {source}"
+def _storage(
+    file_bytes: int,
+    timings: Sequence[Sequence[float]],
+    source: str,
+    *,
+    dropped: str = "",
+    unread: str = "it was not measured",
+) -> measurements.Figure:
+    """Rates of reading and of writing, and seconds of small writes."""
+    size = f"file of {file_bytes // 2**20} MiB"
+    read, write, sync = timings
+    cached = f"{size}, its pages dropped from the page cache before{dropped}: {source}"
     return {
-        "read": repeated(timing.read, 1e6, "MB/s", read)
-        if timing.cached is None
-        else unknown(timing.cached),
-        "write": repeated(timing.write, 1e6, "MB/s", f"{size}, with fsync: {source}"),
-        "sync_latency": repeated(timing.sync, 1e-3, "ms", f"write of 4 KiB with fsync: {source}"),
+        "read": _rate(read, "MB/s", 1e6, cached) if read else measurements.unknown(unread),
+        "write": _rate(write, "MB/s", 1e6, f"{size}, with fsync: {source}"),
+        "sync_latency": _rate(sync, "ms", 1e-3, f"write of 4 KiB with fsync: {source}"),
     }

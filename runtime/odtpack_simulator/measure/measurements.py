@@ -37,14 +37,8 @@ def known(value: float, unit: str, kind: str, source: str) -> Figure:
 
 
 def repeated(values: Sequence[float], factor: float, unit: str, source: str) -> Figure:
-    """A measured figure: the median of its repetitions, between the lowest and the highest.
-
-    Args:
-        values: One per repetition, at least one.
-        factor: What the values are divided by to be in ``unit``.
-        unit: Of the figure.
-        source: How it was measured.
-    """
+    """A measured figure: the median of its repetitions, between the lowest and the highest."""
+    # `factor`: What the values are divided by to be in `unit`.
     low, middle, high = spread(tuple(value / factor for value in values))
     figure = known(middle, unit, "measured", source)
     return figure | {"low": rounded(low), "high": rounded(high)}
@@ -152,11 +146,7 @@ class DeviceMeasurements(Part):
 
 
 def load_measurements(path: Path) -> DeviceMeasurements:
-    """Read the file that a kit's benchmark wrote.
-
-    Raises:
-        OdtpackError: Absent, larger than 1 MiB, not JSON, or not what the format allows.
-    """
+    """Read the file that a kit's benchmark wrote."""
     data = read_bounded(
         path, limit=MAX_MEASUREMENTS_BYTES, code="measurements", what="file of measurements"
     )

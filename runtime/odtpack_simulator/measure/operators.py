@@ -32,28 +32,16 @@ _ITEM_SIZES: Final[Mapping[str, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class NodeRun:
-    """One run of a node.
+    """One run of a node."""
 
-    Attributes:
-        node: Name of the node.
-        op_type: Its operator.
-        us: Duration as the profile says, in whole microseconds.
-        work: From the shapes of this run.
-    """
-
-    node: str
-    op_type: str
-    us: float
-    work: Work
+    node: str  # Name of the node
+    op_type: str  # Its operator
+    us: float  # Duration as the profile says, in whole microseconds
+    work: Work  # From the shapes of this run
 
 
 def model_runs(file: Path) -> list[list[NodeRun]]:
-    """The nodes of every run of the model, in order, without those that only run others.
-
-    Raises:
-        OdtpackError: ``profile-not-whole``: ONNX Runtime, which does not say so, could not
-            write all of it.
-    """
+    """The nodes of every run of the model, in order, without those that only run others."""
     try:
         events = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -76,17 +64,13 @@ def model_runs(file: Path) -> list[list[NodeRun]]:
 
 
 def typical_step(runs: Sequence[Sequence[NodeRun]], made: int) -> list[NodeRun]:
-    """The nodes of one step, the first step left out.
-
-    Where all steps ran the same nodes on the same shapes, each node takes the mean
-    of the middle half of its durations: a node that was interrupted once does not
-    show, and the mean of whole microseconds is finer than their median. Otherwise
-    it is the step whose sum is the (lower) median.
-
-    Args:
-        runs: As of :func:`model_runs`; every step made equally many.
-        made: Number of steps, at least two.
-    """
+    """The nodes of one step, the first step left out."""
+    # Where all steps ran the same nodes on the same shapes, each node takes the mean of the middle
+    # half of its durations: a node that was interrupted once does not show, and the mean of whole
+    # microseconds is finer than their median. Otherwise it is the step whose sum is the (lower)
+    # median.
+    # `runs`: As of model_runs; every step made equally many.
+    # `made`: Number of steps, at least two.
     per_step = len(runs) // made
     steps = [
         [node for run in runs[index * per_step : (index + 1) * per_step] for node in run]
@@ -146,21 +130,13 @@ def bound_operators(
     result: tuple[int, ...],
     threads: int,
     *,
-    optimized: bool = False,
+    optimized: bool = False,  # Let ONNX Runtime change the graph; it runs as written otherwise
     profile: Path | None = None,
-    int8: bool = False,
+    int8: bool = False,  # The inputs are unsigned bytes and the result has 32-bit integers
 ) -> Callable[[], object]:
-    """Open a session of float32 operators, bound to memory, and return what runs it.
-
-    Args:
-        operators: The nodes in order; the value of the last one is the model's result.
-        inputs: Shapes of the model's inputs, which get random values.
-        result: Shape of the result.
-        threads: Intra-operator threads.
-        optimized: Let ONNX Runtime change the graph; it runs as written otherwise.
-        profile: Start of the path of the profile that the session writes when it goes.
-        int8: The inputs are unsigned bytes and the result has 32-bit integers.
-    """
+    """Open a session of float32 operators, bound to memory, and return what runs it."""
+    # `operators`: The nodes in order; the value of the last one is the model's result.
+    # `profile`: Start of the path of the profile that the session writes when it goes.
     from onnx import ModelProto, TensorProto, helper
 
     given, made = (np.uint8, np.int32) if int8 else (np.float32, np.float32)

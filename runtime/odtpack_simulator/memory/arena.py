@@ -60,21 +60,13 @@ def allocated_size(nbytes: int) -> int:
 
 @dataclass(slots=True)
 class Buffer:
-    """Memory that one or more tensors share, one after the other or as views.
+    """Memory that one or more tensors share, one after the other or as views."""
 
-    Attributes:
-        name: The tensor it was allocated for.
-        nbytes: Bytes that its tensors need.
-        first: Index of the node that writes its first tensor.
-        last: Index of the last node during which it exists.
-        tensors: The tensors in it, by name, with the node that writes each.
-    """
-
-    name: str
-    nbytes: int
-    first: int
-    last: int
-    tensors: dict[str, int]
+    name: str  # The tensor it was allocated for
+    nbytes: int  # Bytes that its tensors need
+    first: int  # Index of the node that writes its first tensor
+    last: int  # Index of the last node during which it exists
+    tensors: dict[str, int]  # The tensors in it, by name, with the node that writes each
 
     @property
     def size(self) -> int:
@@ -84,13 +76,12 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """Memory while one node runs: all buffers that exist, and the node's working memory.
+    """Memory while one node runs: all buffers that exist, and the node's working memory."""
 
-    ``small`` is the part of ``live`` that lies in the heap: buffers below :data:`LARGE`.
-    ``scratch`` are the buffers of the working memory, in bytes that the kernel asks for, and
-    ``outside`` is the part of it that comes from the heap even where there is an arena.
-    ``scratch_first`` says that the kernel asks for them before it asks for its output.
-    """
+    # `small` is the part of `live` that lies in the heap: buffers below LARGE. `scratch` are the
+    # buffers of the working memory, in bytes that the kernel asks for, and `outside` is the part of
+    # it that comes from the heap even where there is an arena. `scratch_first` says that the kernel
+    # asks for them before it asks for its output.
 
     live: int
     working: int
@@ -107,20 +98,14 @@ class NodeUse:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The buffers of a graph and the memory in use during each node.
+    """The buffers of a graph and the memory in use during each node."""
 
-    Attributes:
-        buffers: In the order of allocation.
-        uses: One per node, in execution order.
-        unknown: Tensors whose size depends on data, taken to be as large as
-            the largest input of the node that writes them.
-        results: Names of the buffers that are handed to the caller.
-    """
-
-    buffers: tuple[Buffer, ...]
-    uses: tuple[NodeUse, ...]
+    buffers: tuple[Buffer, ...]  # In the order of allocation
+    uses: tuple[NodeUse, ...]  # One per node, in execution order
+    # Tensors whose size depends on data, taken to be as large as the largest input of the node that
+    # writes them.
     unknown: tuple[str, ...]
-    results: frozenset[str] = frozenset()
+    results: frozenset[str] = frozenset()  # Names of the buffers that are handed to the caller
 
     @property
     def peak(self) -> int:
@@ -146,21 +131,16 @@ class Allocation:
 
 def allocate(
     graph: RuntimeGraph,
-    threads: int = 1,
+    threads: int = 1,  # Intra-operator threads: some kernels' working memory grows with them
     *,
     fresh_outputs: Iterable[str] = (),
     conditions: Mapping[str, bool] | None = None,
 ) -> Allocation:
-    """Plan the buffers of a graph whose inputs lie in memory of the caller.
-
-    Args:
-        graph: The graph in execution order.
-        threads: Intra-operator threads: some kernels' working memory grows with them.
-        fresh_outputs: Graph outputs that get memory of their own in every run; the
-            others lie in memory of the caller, too.
-        conditions: Values of Boolean graph inputs. An ``If`` on one of them takes
-            that branch; of any other ``If`` the more demanding branch counts.
-    """
+    """Plan the buffers of a graph whose inputs lie in memory of the caller."""
+    # `fresh_outputs`: Graph outputs that get memory of their own in every run; the others lie in
+    # memory of the caller, too.
+    # `conditions`: Values of Boolean graph inputs. An `If` on one of them takes that branch; of any
+    # other `If` the more demanding branch counts.
     planner = _Planner(graph, threads, {}, conditions or {})
     return planner.run(frozenset(fresh_outputs))
 
@@ -200,7 +180,15 @@ class _Planner:
             for name in (*node.inputs, *node.implicit, *node.outputs):
                 if name:
                     self._release(name)
-        self._find_ends()
+        # Every buffer lives until its last reader; without one, until the end.
+        last = {
+            self._root(name): index
+            for index, node in enumerate(self._graph.nodes)
+            for name in node.reads
+        }
+        end = len(self._graph.nodes) - 1
+        for name, buffer in self._buffers.items():
+            buffer.last = end if name in self._outputs else last.get(name, end)
         return Allocation(
             tuple(self._buffers.values()),
             tuple(self._measure()),
@@ -233,7 +221,11 @@ class _Planner:
         if name not in self._outputs:
             is_view = node.op_type in ALIASES and node.domain in ("", "ai.onnx")
             if name in self._read or is_view:
-                source = self._shared_input(node, position, name) or self._freed(name)
+                source = self._shared_input(node, position, name)
+                # Of unknown rank, or a scalar, nothing is used again.
+                if source is None and self._values[name].dims:
+                    freed = self._free.get(self._size_key(name))
+                    source = freed.pop() if freed else None
         if source is None:
             self._buffers[name] = Buffer(
                 name, self._nbytes(node, name), index, index, {name: index}
@@ -258,17 +250,9 @@ class _Planner:
         size = self._size_key(source)
         return source if last and size is not None and size == self._size_key(name) else None
 
-    def _freed(self, name: str) -> str | None:
-        if not self._values[name].dims:  # unknown rank, or a scalar
-            return None
-        freed = self._free.get(self._size_key(name))
-        return freed.pop() if freed else None
-
     def _size_key(self, name: str) -> object:
-        """What values have in common whose sizes are known to be equal: by number or by name.
-
-        None if nothing is known to be as large.
-        """
+        """What values have in common whose sizes are known to be equal: by number or by name."""
+        # None if nothing is known to be as large.
         value = self._values[name]
         if value.itemsize == 0 or value.dims is None or None in value.dims:
             return None
@@ -288,16 +272,6 @@ class _Planner:
             self._unknown.append(name)
             nbytes = max((self._values[i].nbytes or 0 for i in node.inputs if i), default=0)
         return nbytes
-
-    def _find_ends(self) -> None:
-        """Let every buffer live until its last reader; without one, until the end."""
-        last: dict[str, int] = {}
-        for index, node in enumerate(self._graph.nodes):
-            for name in node.reads:
-                last[self._root(name)] = index
-        end = len(self._graph.nodes) - 1
-        for name, buffer in self._buffers.items():
-            buffer.last = end if name in self._outputs else last.get(name, end)
 
     def _measure(self) -> list[NodeUse]:
         """Memory in use during each node."""
@@ -334,15 +308,12 @@ class _Planner:
         )
 
     def _subgraphs(self, node: Node) -> tuple[int, int, tuple[int, ...]]:
-        """Memory inside the subgraphs of a node: one branch, or one iteration and its results.
-
-        A branch of ``If`` writes straight into the node's outputs. A loop keeps the state that
-        an iteration returns while it computes the next; ``Loop`` also keeps the slices of its
-        scan outputs until it joins them, where ``Scan`` writes them straight into its outputs.
-
-        Returns:
-            Bytes in all, those of them that no arena gives, and the others, buffer by buffer.
-        """
+        """Memory inside the subgraphs of a node: one branch, or one iteration and its results."""
+        # A branch of `If` writes straight into the node's outputs. A loop keeps the state that an
+        # iteration returns while it computes the next; `Loop` also keeps the slices of its scan
+        # outputs until it joins them, where `Scan` writes them straight into its outputs.
+        # Returns: Bytes in all, those of them that no arena gives, and the others, buffer by
+        # buffer.
         subgraphs = node.subgraphs
         taken = self._conditions.get(node.inputs[0]) if node.op_type == "If" else None
         if taken is not None:
@@ -421,19 +392,13 @@ class _Region:
 
 @dataclass(slots=True)
 class Arena:
-    """An arena of one process.
+    """An arena of one process."""
 
-    Attributes:
-        growth: Bytes of the next region.
-        max_dead_bytes: What is left of a chunk that is larger than what is asked for.
-        touched: Bytes of pages that were part of a chunk so far.
-        reserved: Bytes of all regions.
-    """
-
-    growth: int = FIRST_REGION_BYTES
+    growth: int = FIRST_REGION_BYTES  # Bytes of the next region
+    # What is left of a chunk that is larger than what is asked for.
     max_dead_bytes: int = MAX_DEAD_BYTES
-    touched: int = 0
-    reserved: int = 0
+    touched: int = 0  # Bytes of pages that were part of a chunk so far
+    reserved: int = 0  # Bytes of all regions
     _keys: list[tuple[int, int]] = field(default_factory=list)
     _free: dict[tuple[int, int], Chunk] = field(default_factory=dict)
 
@@ -459,7 +424,9 @@ class Arena:
         if chunk.size >= 2 * size or chunk.size - size >= self.max_dead_bytes:
             self._split(chunk, size)
         chunk.free = False
-        self._touch(chunk, nbytes)
+        pages = chunk.region.touched[chunk.start // PAGE : -(-(chunk.start + nbytes) // PAGE)]
+        self.touched += (pages.size - int(np.count_nonzero(pages))) * PAGE
+        pages[:] = True
         return chunk
 
     def release(self, chunk: Chunk | None) -> None:
@@ -510,13 +477,6 @@ class Arena:
         del self._keys[bisect.bisect_left(self._keys, key)], self._free[key]
         chunk.free = False
 
-    def _touch(self, chunk: Chunk, nbytes: int) -> None:
-        pages = chunk.region.touched[chunk.start // PAGE : -(-(chunk.start + nbytes) // PAGE)]
-        fresh = pages.size - int(np.count_nonzero(pages))
-        if fresh:
-            pages[:] = True
-            self.touched += fresh * PAGE
-
 
 def _rounded(nbytes: int) -> int:
     return -(-nbytes // UNIT) * UNIT
@@ -539,12 +499,8 @@ def _joined(chunk: Chunk, following: Chunk) -> Chunk:
 
 
 def sharing_of(session: SessionInfo | None, kit: Kit = "python") -> Sharing:
-    """How the sessions of a package allocate memory in a kit.
-
-    Args:
-        session: What the manifest says.
-        kit: The kit, of which some cannot let sessions share an arena.
-    """
+    """How the sessions of a package allocate memory in a kit."""
+    # `kit`: The kit, of which some cannot let sessions share an arena.
     if session is None:
         return "own"
     if not session.arena:
@@ -553,11 +509,10 @@ def sharing_of(session: SessionInfo | None, kit: Kit = "python") -> Sharing:
 
 
 class SessionUse(NamedTuple):
-    """The sessions of a training in a kit: how they allocate memory, and of which models.
+    """The sessions of a training in a kit: how they allocate memory, and of which models."""
 
-    ``step_model``: the package's step model makes the steps, and no gradients are kept.
-    ``weights_bytes``: Frozen weights that the kit holds in memory, as it cannot map their file.
-    """
+    # `step_model`: the package's step model makes the steps, and no gradients are kept.
+    # `weights_bytes`: Frozen weights that the kit holds in memory, as it cannot map their file.
 
     sharing: Sharing
     step_model: bool
@@ -573,23 +528,18 @@ def session_use(manifest: Manifest, kit: Kit = "python") -> SessionUse:
     return SessionUse(sharing, has and kit in STEP_MODEL_KITS)
 
 
-_LARGE_RESULT: Final = 1 << 16
-"""Bytes of a result that no app keeps longer than it must."""
+_LARGE_RESULT: Final = 1 << 16  # Bytes of a result that no app keeps longer than it must
 
 
 class Arenas:
-    """The arenas of the sessions of one process.
+    """The arenas of the sessions of one process."""
 
-    Where a freed chunk is used again depends on every request before it, of a few bytes too, and a
-    region is touched or not. So what a binding does with small results, of which this knows
-    nothing, counts as what takes more: it lets go of them at once, or before the session's next
-    run. Large ones go at once, as in the kits for C++ and Swift.
-
-    Args:
-        sharing: Who has which.
-        session: What the manifest says of an arena that all share.
-        ballast: Bytes that something else takes of that arena first, and keeps.
-    """
+    # Where a freed chunk is used again depends on every request before it, of a few bytes too, and
+    # a region is touched or not. So what a binding does with small results, of which this knows
+    # nothing, counts as what takes more: it lets go of them at once, or before the session's next
+    # run. Large ones go at once, as in the kits for C++ and Swift.
+    # `session`: What the manifest says of an arena that all share.
+    # `ballast`: Bytes that something else takes of that arena first, and keeps.
 
     def __init__(self, sharing: Sharing, session: SessionInfo | None, ballast: int = 0) -> None:
         self._variants = [
@@ -608,11 +558,9 @@ class Arenas:
             variant.load(session, sizes)
 
     def run(self, session: str, plan: Allocation) -> int:
-        """Run a session once: buffers come and go, a kernel's working memory with its node.
-
-        Returns:
-            Bytes that kernels take from the heap at the worst, beyond what the arenas come to hold.
-        """
+        """Run a session once: buffers come and go, a kernel's working memory with its node."""
+        # Returns: Bytes that kernels take from the heap at the worst, beyond what the arenas come
+        # to hold.
         most = max(variant.run(session, plan) for variant in self._variants)
         return max(0, most - self.resident)
 

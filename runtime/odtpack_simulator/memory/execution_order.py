@@ -20,12 +20,7 @@ Layer = tuple[ParameterInfo, ...]
 
 
 def trained_layers(graph: onnx.GraphProto, manifest: Manifest) -> list[Layer]:
-    """The trained parameters by layer, that nearest to the input first.
-
-    Args:
-        graph: That of the training model, sorted.
-        manifest: Names and shapes of the parameters, and the names of the inputs.
-    """
+    """The trained parameters by layer, that nearest to the input first."""
     trained = {p.name: p for p in manifest.parameters if p.role == "trainable"}
     data = {item.name for item in manifest.inputs}
     carried: dict[str, list[str]] = {name: [name] for name in trained}
@@ -110,19 +105,14 @@ def execution_order(graph: onnx.GraphProto) -> list[int]:
 
 
 def sort_saved_model(saved: onnx.GraphProto, original: onnx.GraphProto) -> None:
-    """Bring the nodes of a graph that ONNX Runtime saved into the order of execution.
-
-    Args:
-        saved: The graph as saved; changed in place.
-        original: The graph that was loaded.
-    """
+    """Bring the nodes of a graph that ONNX Runtime saved into the order of execution."""
     originals = {name: node for node in original.node for name in node.output if name}
     for node in saved.node:
         twin = next((originals[name] for name in node.output if name in originals), None)
-        graphs = {} if twin is None else dict(_graphs(twin))
+        bodies = {} if twin is None else dict(_graphs(twin))
         for name, graph in _graphs(node):
-            if name in graphs:
-                sort_saved_model(graph, graphs[name])
+            if name in bodies:
+                sort_saved_model(graph, bodies[name])
     if [list(node.output) for node in saved.node] == [list(node.output) for node in original.node]:
         nodes = [onnx.NodeProto() for _ in saved.node]
         for node, index in zip(nodes, execution_order(saved), strict=True):
@@ -132,14 +122,9 @@ def sort_saved_model(saved: onnx.GraphProto, original: onnx.GraphProto) -> None:
 
 
 def rename_in_bodies(saved: onnx.GraphProto) -> None:
-    """Rename the values of bodies whose names a graph around them has, too.
-
-    ONNX Runtime gives the casts that it inserts around float16 the same names outside and
-    inside a body, and does not load such a model again.
-
-    Args:
-        saved: The graph as saved; changed in place.
-    """
+    """Rename the values of bodies whose names a graph around them has, too."""
+    # ONNX Runtime gives the casts that it inserts around float16 the same names outside and inside
+    # a body, and does not load such a model again.
     _rename(saved, {}, frozenset())
 
 
@@ -168,6 +153,14 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str], outer: frozenset[s
                 field[:] = [names.get(name, name) for name in field]
         for _, body in _graphs(node):
             _rename(body, names, around)
+
+
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and all that are inside it."""
+    yield graph
+    for node in graph.node:
+        for _, body in _graphs(node):
+            yield from graphs(body)
 
 
 def _graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:

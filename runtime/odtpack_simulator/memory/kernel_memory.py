@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -61,136 +61,95 @@ def workspaces(
     op_type: str,
     attributes: Mapping[str, Any],
     inputs: Sequence[tuple[Shape | None, int]],
-    outputs: Sequence[tuple[Shape | None, int]],
+    outputs: Sequence[tuple[Shape | None, int]],  # The same of each output
     threads: int,
     *,
     domain: str = "",
 ) -> tuple[int, ...]:
-    """Bytes of each buffer that a kernel holds while it runs, besides inputs and outputs.
-
-    Args:
-        op_type: Operator.
-        attributes: Its attributes.
-        inputs: Shape (None if unknown) and bytes per element of each input.
-        outputs: The same of each output.
-        threads: Intra-operator threads.
-        domain: The operator's domain.
-    """
+    """Bytes of each buffer that a kernel holds while it runs, besides inputs and outputs."""
+    # `inputs`: Shape (None if unknown) and bytes per element of each input.
     rule = _RULES.get(op_type)
     if rule is None or domain == NCHWC_DOMAIN:
         return ()  # the blocked kernels compute straight from their inputs
     if not outputs or any(shape is None for shape, _ in (*inputs, *outputs)):
         return ()
-    found = rule(
-        attributes,
-        [(shape or (), size) for shape, size in inputs],
-        [(shape or (), size) for shape, size in outputs],
-        threads,
-    )
+    read, written = ([(s or (), size) for s, size in tensors] for tensors in (inputs, outputs))
+    found = rule(_Kernel(attributes, read, written, threads))
     return found if isinstance(found, tuple) else (found,)
 
 
 _Tensors = Sequence[tuple[Shape, int]]
-_Rule = Callable[[Mapping[str, Any], _Tensors, _Tensors, int], int | tuple[int, ...]]
-"""Of attributes, inputs, outputs and threads: bytes of one buffer, or of each of several."""
+
+
+class _Kernel(NamedTuple):
+    """One run of a kernel."""
+
+    attributes: Mapping[str, Any]
+    inputs: _Tensors
+    outputs: _Tensors
+    threads: int
+
+
+_Rule = Callable[[_Kernel], int | tuple[int, ...]]  # Bytes of one buffer, or of each of several
 
 
 def _nbytes(tensor: tuple[Shape, int]) -> int:
     return math.prod(tensor[0]) * tensor[1]
 
 
-def _conv(attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int) -> int:
+def _conv(kernel: _Kernel) -> int:
     """MLAS: nothing for 1x1, all columns where filters outnumber pixels, else a piece at a time."""
+    attributes, inputs, outputs, threads = kernel
     weight = inputs[1][0]
-    spatial = len(weight) - 2
-    group = int(attributes.get("group", 1))
     pixels = math.prod(outputs[0][0][2:])
-    depth = math.prod(weight[1:])
-    plain = (
-        math.prod(weight[2:]) == 1
-        and all(pad == 0 for pad in attributes.get("pads", [0] * 2 * spatial))
-        and all(stride == 1 for stride in attributes.get("strides", [1] * spatial))
-    )
-    if plain:
+    one_by_one = math.prod(weight[2:]) == 1 and not any(attributes.get("pads", ()))
+    if one_by_one and all(stride == 1 for stride in attributes.get("strides", ())):
         return 0
-    if weight[0] // group > pixels:
-        return pixels * depth * outputs[0][1]
+    if weight[0] // int(attributes.get("group", 1)) > pixels:
+        return pixels * math.prod(weight[1:]) * outputs[0][1]
     return threads * _CONV_BUFFER_PER_THREAD
 
 
-def _conv_transpose(
-    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
-) -> int:
+def _conv_transpose(kernel: _Kernel) -> int:
     """Columns of one image and group: filters x kernel x input pixels."""
-    (image, size), (weight, _) = inputs[:2]
+    (image, size), (weight, _) = kernel.inputs[:2]
     return math.prod(weight[1:]) * math.prod(image[2:]) * size
 
 
-def _where(
-    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
-) -> tuple[int, ...]:
+def _where(kernel: _Kernel) -> tuple[int, ...]:
     """What the condition selects of each of the two values, merged into the output."""
-    condition, *values = inputs
+    condition, *values = kernel.inputs
     shapes = (np.broadcast_shapes(condition[0], shape) for shape, _ in values)
-    return tuple(math.prod(shape) * outputs[0][1] for shape in shapes)
+    return tuple(math.prod(shape) * kernel.outputs[0][1] for shape in shapes)
 
 
-def _scatter(
-    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
-) -> int:
-    """The indices once more, as int64."""
-    return math.prod(inputs[1][0]) * 8
-
-
-def _variadic(
-    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
-) -> int:
-    """From three inputs on, one partial result."""
-    return _nbytes(outputs[0]) if len(inputs) > 2 else 0
-
-
-def _softmax(
-    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
-) -> tuple[int, ...]:
+def _softmax(kernel: _Kernel) -> tuple[int, ...]:
     """Along another axis than the last: the transposed input and the transposed result."""
-    rank = len(inputs[0][0])
-    axis = int(attributes.get("axis", -1))
-    return () if rank < 2 or axis in (-1, rank - 1) else (_nbytes(outputs[0]),) * 2
+    rank = len(kernel.inputs[0][0])
+    axis = int(kernel.attributes.get("axis", -1))
+    return () if rank < 2 or axis in (-1, rank - 1) else (_nbytes(kernel.outputs[0]),) * 2
 
 
-def _one_output(
-    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
-) -> int:
-    return _nbytes(outputs[0])
+def _variadic(kernel: _Kernel) -> int:
+    """From three inputs on, one partial result."""
+    return _nbytes(kernel.outputs[0]) if len(kernel.inputs) > 2 else 0
 
 
-def _local_response(
-    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
-) -> tuple[int, ...]:
+def _local_response(kernel: _Kernel) -> tuple[int, ...]:
     """Squares of one image, padded by the window, and the scale of the whole output."""
-    image, size = inputs[0]
-    padded = image[1] + int(attributes.get("size", 1)) - 1
-    return padded * math.prod(image[2:]) * size, _nbytes(outputs[0])
-
-
-def _einsum(
-    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
-) -> tuple[int, ...]:
-    """Permuted copies of the operands and the product before its last permutation."""
-    return *map(_nbytes, inputs), _nbytes(outputs[0])
+    image, size = kernel.inputs[0]
+    padded = image[1] + int(kernel.attributes.get("size", 1)) - 1
+    return padded * math.prod(image[2:]) * size, _nbytes(kernel.outputs[0])
 
 
 def _recurrent(gates: int) -> _Rule:
-    """All gates of all time steps, computed at once before the recurrence, per direction.
+    """All gates of all time steps, computed at once before the recurrence, per direction."""
+    # GRU and LSTM keep both directions at once, and for the one that goes backwards its inputs and
+    # its results in reverse; RNN computes one direction after the other.
 
-    GRU and LSTM keep both directions at once, and for the one that goes backwards
-    its inputs and its results in reverse; RNN computes one direction after the other.
-    """
-
-    def rule(
-        attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
-    ) -> tuple[int, ...]:
-        (sequence, size), (weight, _) = inputs[:2]
+    def rule(kernel: _Kernel) -> tuple[int, ...]:
+        attributes = kernel.attributes
+        (sequence, size), (weight, _) = kernel.inputs[:2]
         steps, batch = sequence[0], sequence[1]
         if int(attributes.get("layout", 0)):
             steps, batch = batch, steps
@@ -206,22 +165,21 @@ def _recurrent(gates: int) -> _Rule:
     return rule
 
 
-def _attention(
-    attributes: Mapping[str, Any], inputs: _Tensors, outputs: _Tensors, threads: int
-) -> int:
+def _attention(kernel: _Kernel) -> int:
     """Scores: batch x heads x queries x keys, where heads have an axis of their own."""
-    (query, size), (key, _) = inputs[:2]
+    (query, size), (key, _) = kernel.inputs[:2]
     if len(query) != 4:
-        return sum(map(_nbytes, inputs[:3]))
+        return sum(map(_nbytes, kernel.inputs[:3]))
     return math.prod(query[:3]) * key[2] * size
 
 
 _RULES: Final[dict[str, _Rule]] = {
     "Attention": _attention,
-    "BiasGelu": _one_output,
+    "BiasGelu": lambda kernel: _nbytes(kernel.outputs[0]),
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
-    "Einsum": _einsum,
+    # Permuted copies of the operands and the product before its last permutation.
+    "Einsum": lambda kernel: (*map(_nbytes, kernel.inputs), _nbytes(kernel.outputs[0])),
     "FusedConv": _conv,
     "GRU": _recurrent(3),
     "LRN": _local_response,
@@ -232,7 +190,8 @@ _RULES: Final[dict[str, _Rule]] = {
     "Min": _variadic,
     "MultiHeadAttention": _attention,
     "RNN": _recurrent(1),
-    "ScatterElements": _scatter,
+    # The indices once more, as int64.
+    "ScatterElements": lambda kernel: math.prod(kernel.inputs[1][0]) * 8,
     "Softmax": _softmax,
     "Sum": _variadic,
     "Where": _where,

@@ -71,18 +71,12 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The predicted memory of training a package.
+    """The predicted memory of training a package."""
 
-    Attributes:
-        phases: What is in use at the worst moment of each phase.
-        timeline: Memory while each node of the training model runs, then each
-            node of the optimizer model.
-        unknown: Tensors whose size depends on data; they are estimates.
-    """
-
-    phases: tuple[Phase, ...]
+    phases: tuple[Phase, ...]  # What is in use at the worst moment of each phase
+    # Memory while each node of the training model runs, then each node of the optimizer model.
     timeline: tuple[TimelinePoint, ...]
-    unknown: tuple[str, ...]
+    unknown: tuple[str, ...]  # Tensors whose size depends on data; they are estimates
 
     @property
     def peak(self) -> Phase:
@@ -94,11 +88,8 @@ class MemoryPlan:
         return self.peak.nbytes * (1 + MARGIN) <= limit_bytes
 
     def phase_peaks(self, measured: Mapping[str, int] | None = None) -> list[PhasePeak]:
-        """The peak of every phase that a replay distinguishes, in their order.
-
-        Args:
-            measured: Bytes by phase as a replay measured them; none if it did not.
-        """
+        """The peak of every phase that a replay distinguishes, in their order."""
+        # `measured`: Bytes by phase as a replay measured them; none if it did not.
         planned = {phase.name: phase.nbytes for phase in self.phases}
         return [
             PhasePeak(
@@ -110,22 +101,14 @@ class MemoryPlan:
         ]
 
     def unmeasured_bytes(self, measured: Mapping[str, int]) -> int:
-        """The peak of what an app does and was not measured: exporting, and maybe resuming.
-
-        Args:
-            measured: Bytes by phase as a replay measured them.
-        """
+        """The peak of what an app does and was not measured: exporting, and maybe resuming."""
+        # `measured`: Bytes by phase as a replay measured them.
         planned_only = [name for name in _PLANNED_ONLY if name not in measured]
         return max((p.nbytes for p in self.phases if p.name in planned_only), default=0)
 
     def highest_phase(self, measured: Mapping[str, int]) -> str:
-        """The first phase, of those that a replay distinguishes, that needs the peak.
-
-        What later phases need besides, within :data:`_SAME`, makes no other phase of it.
-
-        Args:
-            measured: Bytes by phase as a replay measured them; none if it did not.
-        """
+        """The first phase, of those that a replay distinguishes, that needs the peak."""
+        # What later phases need besides, within _SAME, makes no other phase of it.
         needs = {
             peak.phase: peak.predicted_bytes
             if peak.measured_bytes is None and (not measured or peak.phase in _PLANNED_ONLY)

@@ -29,36 +29,10 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import OptimizationLevel, SessionInfo
 from odtpack_runtime.session.graph_signature import ORDER_PREFIX, RESET_NAME
 from odtpack_simulator.device.kits import Sharing
+from odtpack_simulator.memory import planning, session_memory
 from odtpack_simulator.memory.arena import Arenas, sharing_of
 from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
-from odtpack_simulator.memory.planning import (
-    Life,
-    Models,
-    Pass,
-    Run,
-    Session,
-    batch_items,
-    exported,
-    flat_layout,
-    gradient_items,
-    gradients_copy,
-    moved,
-    optimizer_contract,
-    parameter_items,
-    plan_segments,
-    state_items,
-    statistics_copy,
-    vectors,
-)
 from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph, load_runtime_graph
-from odtpack_simulator.memory.session_memory import (
-    BYTES_PER_BINDING,
-    BYTES_PER_SAVED_TENSOR,
-    BYTES_PER_SEGMENTED_PARAMETER,
-    LOADED_BYTES,
-    session_bytes,
-    thread_bytes,
-)
 from odtpack_simulator.result.result import TimelinePoint
 
 
@@ -113,35 +87,20 @@ def plan_memory(
 
 @dataclass(frozen=True, kw_only=True)
 class ArenaPlans:
-    """A training that is planned but for its arena: with one it takes a small part of the time.
+    """A training that is planned but for its arena: with one it takes a small part of the time."""
 
-    Attributes:
-        manifest: The package's.
-        layout: Where parameters lie in the flat vectors.
-        sharing: How sessions allocate memory.
-        models: Sessions and passes of the network.
-        optimizer: The session of the optimizer model.
-        update: Its pass; None where a step model updates the parameters.
-        heap: Most bytes of small buffers at once, where there is no arena.
-        process: What a process takes that has loaded ONNX Runtime.
-        parameters: Parameters, and what is there as long as they are.
-        fed: What is there when something runs besides: all sessions, threads, a batch.
-        gradients: Gradients of parameters.
-        moments: What the optimizer keeps.
-    """
-
-    manifest: Manifest
-    layout: Layout
-    sharing: Sharing
-    models: Models
-    optimizer: Session
-    update: Pass | None
-    heap: int | None
-    process: Item
-    parameters: Sequence[Item]
-    fed: Sequence[Item]
-    gradients: Sequence[Item]
-    moments: Sequence[Item]
+    manifest: Manifest  # The package's
+    layout: Layout  # Where parameters lie in the flat vectors
+    sharing: Sharing  # How sessions allocate memory
+    models: planning.Models  # Sessions and passes of the network
+    optimizer: planning.Session  # The session of the optimizer model
+    update: planning.Pass | None  # Its pass; None where a step model updates the parameters
+    heap: int | None  # Most bytes of small buffers at once, where there is no arena
+    process: Item  # What a process takes that has loaded ONNX Runtime
+    parameters: Sequence[Item]  # Parameters, and what is there as long as they are
+    fed: Sequence[Item]  # What is there when something runs besides: all sessions, threads, a batch
+    gradients: Sequence[Item]  # Gradients of parameters
+    moments: Sequence[Item]  # What the optimizer keeps
 
     @property
     def running(self) -> list[Item]:
@@ -151,35 +110,13 @@ class ArenaPlans:
     def plan(
         self, session: SessionInfo | None, *, ballast: int = 0, evaluates: bool = True
     ) -> MemoryPlan:
-        """Plan it with an arena.
-
-        Args:
-            session: What the manifest says of sessions, with settings of the arena.
-            ballast: Bytes that something else takes of a shared arena first, and keeps: how near a
-                plan is to another region of it.
-            evaluates: Whether the app evaluates before it trains, and in between.
-        """
-        life = Life(Arenas(self.sharing, session, ballast), self.heap)
-        self._load(life)
-        if evaluates:
-            # Training then keeps what an evaluation keeps.
-            life.run("first evaluation", [*self.fed, *self._held_out.kept], self._held_out)
-        self._train(life, evaluates=evaluates)
-        # Tensors are written from where they lie.
-        saved = len(self.manifest.parameters) + len(self.moments) * len(self.layout.slots)
-        tables = max(self.heap or 0, saved * BYTES_PER_SAVED_TENSOR)
-        life.add("saving", [*self.running, Item("checkpoint tables", tables, "activations")])
-        life.add("exporting", [*self.running, *exported(self.manifest)])
-        phases = tuple(Phase(name, items) for name, items in life.phases.items())
-        return MemoryPlan(phases, self._timeline, self._unknown)
-
-    @property
-    def _held_out(self) -> Pass:
-        return self.models.held_out
-
-    def _load(self, life: Life) -> None:
-        """Load the sessions, place the parameters, or resume."""
-        models, moments = self.models, self.moments
+        """Plan it with an arena."""
+        # `ballast`: Bytes that something else takes of a shared arena first, and keeps: how near a
+        # plan is to another region of it.
+        # `evaluates`: Whether the app evaluates before it trains, and in between.
+        life = planning.Life(Arenas(self.sharing, session, ballast), self.heap)
+        models, moments, running = self.models, self.moments, self.running
+        # Load the sessions, place the parameters, or resume.
         loaded = [self.process, *self.parameters]
         loaded += [item for each in models.training for item in each.items()]
         placed = [*loaded, *(item for each in models.evaluation for item in each.items())]
@@ -187,17 +124,21 @@ class ArenaPlans:
         life.add("loading the training model", [*loaded, _loading(models.training)])
         life.load(models.evaluation)
         life.add("loading the evaluation model", [*placed, _loading(models.evaluation)])
-        life.add("placing the parameters", [*placed, *moved(self.layout, 1)])
-        resumed = [*placed, *self.optimizer.items(), *moments, *moved(self.layout, len(moments))]
+        life.add("placing the parameters", [*placed, *planning.moved(self.layout, 1)])
+        resumed = [
+            *placed,
+            *self.optimizer.items(),
+            *moments,
+            *planning.moved(self.layout, len(moments)),
+        ]
         life.load([self.optimizer])
         life.add("resuming", resumed)
-
-    def _train(self, life: Life, *, evaluates: bool) -> None:
-        """Make steps, with an evaluation in between."""
-        models, running = self.models, self.running
-        # Moments are zeros at first, which take no memory before they are written: a step model
-        # writes them in the first step.
-        written = self.moments if self.update is None else ()
+        if evaluates:
+            # Training then keeps what an evaluation keeps.
+            life.run("first evaluation", [*self.fed, *models.held_out.kept], models.held_out)
+        # Make steps, with an evaluation in between. Moments are zeros at first, which take no
+        # memory before they are written: a step model writes them in the first step.
+        written = moments if self.update is None else ()
         ungraded = [*self.fed, *models.afresh.kept]
         if self.heap is None or len(models.afresh.runs) > 1:
             life.run("first step", [*ungraded, *self.gradients, *written], models.afresh)
@@ -207,14 +148,22 @@ class ArenaPlans:
         if self.update is not None:
             life.run("optimizer step", running, self.update)
         life.run("training step", running, models.afresh)
+        added = list(running)
         if self.manifest.accumulation_steps > 1:
-            running = [*running, *gradients_copy(self.manifest.parameters)]
-            life.run("accumulating step", running, models.adding)
+            added += planning.gradients_copy(self.manifest.parameters)
+            life.run("accumulating step", added, models.adding)
         if self.update is not None:
-            life.run("optimizer step", running, self.update)
+            life.run("optimizer step", added, self.update)
         if evaluates:
-            life.run("evaluation", running, self._held_out)
-        life.run("training step", running, models.afresh)
+            life.run("evaluation", added, models.held_out)
+        life.run("training step", added, models.afresh)
+        # Tensors are written from where they lie.
+        saved = len(self.manifest.parameters) + len(moments) * len(self.layout.slots)
+        tables = max(self.heap or 0, saved * session_memory.BYTES_PER_SAVED_TENSOR)
+        life.add("saving", [*running, Item("checkpoint tables", tables, "activations")])
+        life.add("exporting", [*running, *planning.exported(self.manifest)])
+        phases = tuple(Phase(name, items) for name, items in life.phases.items())
+        return MemoryPlan(phases, self._timeline, self._unknown)
 
     @cached_property
     def _timeline(self) -> tuple[TimelinePoint, ...]:
@@ -231,7 +180,7 @@ class ArenaPlans:
     @cached_property
     def _unknown(self) -> tuple[str, ...]:
         """Tensors whose size depends on data."""
-        work = filter(None, (self.models.afresh, self._held_out, self.update))
+        work = filter(None, (self.models.afresh, self.models.held_out, self.update))
         names = (name for each in work for run in each.runs for name in run.plan.unknown)
         return tuple(dict.fromkeys(names))
 
@@ -250,16 +199,18 @@ def plan_arenas(
     manifest = package.manifest
     sharing = sharing or sharing_of(manifest.session)
     level = manifest.session.optimization_level if manifest.session else "all"
-    layout = flat_layout(manifest)
-    contract = optimizer_contract(package)
+    layout = planning.flat_layout(manifest)
+    contract = planning.optimizer_contract(package)
 
-    def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> Session:
+    def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> planning.Session:
         graph = load(path, sizes, threads=threads, level=level)
-        nbytes = session_bytes(path, graph, is_segment=manifest.segments is not None)
-        return Session(name, graph, nbytes, arena=sharing != "none")
+        nbytes = session_memory.session_bytes(path, graph, is_segment=manifest.segments is not None)
+        return planning.Session(name, graph, nbytes, arena=sharing != "none")
 
-    optimizer = opened("optimizer", package.optimizer_model, vectors(contract, layout))
-    update = Pass((Run(optimizer, optimizer.plan(threads, (), {}), Labels(optimizer.graph)),))
+    optimizer = opened("optimizer", package.optimizer_model, planning.vectors(contract, layout))
+    update = planning.Pass(
+        (planning.Run(optimizer, optimizer.plan(threads, (), {}), Labels(optimizer.graph)),)
+    )
     is_whole = step_model and package.step_model is not None
     if manifest.segments is None:
         steps = package.step_model if is_whole and package.step_model else package.training_model
@@ -267,15 +218,15 @@ def plan_arenas(
         evaluation = opened("evaluation", package.eval_model, shapes)
         models = _one_model(manifest, training, evaluation, threads)
     else:
-        models = plan_segments(package, manifest.segments, shapes, threads, opened)
+        models = planning.plan_segments(package, manifest.segments, shapes, threads, opened)
     sessions = [*models.training, *models.evaluation, optimizer]
-    process = Item("ONNX Runtime and Python", LOADED_BYTES, "session")
-    stacks = Item("threads", thread_bytes(threads, len(sessions)), "session")
-    parameters = list(parameter_items(manifest.parameters))
+    process = Item("ONNX Runtime and Python", session_memory.LOADED_BYTES, "session")
+    stacks = Item("threads", session_memory.thread_bytes(threads, len(sessions)), "session")
+    parameters = list(planning.parameter_items(manifest.parameters))
     if manifest.segments is not None:
         ends = models.afresh.ends + models.held_out.ends
-        bindings = ends * BYTES_PER_BINDING
-        bindings += len(parameters) * BYTES_PER_SEGMENTED_PARAMETER
+        bindings = ends * session_memory.BYTES_PER_BINDING
+        bindings += len(parameters) * session_memory.BYTES_PER_SEGMENTED_PARAMETER
         parameters.append(Item("bindings of segments", bindings, "session"))
     if weights_bytes:
         parameters.append(Item("frozen weights in memory", weights_bytes, "parameters"))
@@ -294,39 +245,33 @@ def plan_arenas(
             *(process, stacks),
             *(item for session in sessions for item in session.items()),
             *parameters,
-            *batch_items(manifest, shapes),
-            *statistics_copy(manifest.parameters),
+            *planning.batch_items(manifest, shapes),
+            *planning.statistics_copy(manifest.parameters),
         ],
-        gradients=[] if is_whole else list(gradient_items(manifest.parameters)),
-        moments=list(state_items(contract, layout)),
+        gradients=[] if is_whole else list(planning.gradient_items(manifest.parameters)),
+        moments=list(planning.state_items(contract, layout)),
     )
 
 
 def step_graphs(
     package: Package, shapes: Mapping[str, Sequence[int]], threads: int = 1
 ) -> list[RuntimeGraph]:
-    """The graphs that a batch runs through in training, as often as it does.
+    """The graphs that a batch runs through in training, as often as it does."""
+    # `package`: The package; of one with a step model, the training model counts.
 
-    Args:
-        package: The package; of one with a step model, the training model counts.
-        shapes: Shape of one batch of each user input.
-        threads: Intra-operator threads of the sessions.
-
-    Raises:
-        OdtpackError: A model does not load, or a shape does not fit.
-    """
-
-    def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> Session:
-        return Session(name, load_runtime_graph(path, sizes, threads=threads), 0)
+    def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> planning.Session:
+        return planning.Session(name, load_runtime_graph(path, sizes, threads=threads), 0)
 
     segments = package.manifest.segments
     if segments is None:
         return [opened("training", package.training_model, shapes).graph]
-    models = plan_segments(package, segments, shapes, threads, opened)
+    models = planning.plan_segments(package, segments, shapes, threads, opened)
     return [run.session.graph for run in models.afresh.runs]
 
 
-def _one_model(manifest: Manifest, training: Session, evaluation: Session, threads: int) -> Models:
+def _one_model(
+    manifest: Manifest, training: planning.Session, evaluation: planning.Session, threads: int
+) -> planning.Models:
     """The passes of a package with one training model."""
     additional = {output.name for output in manifest.outputs if output.role == "additional"}
     # Outputs that only order the nodes of a step model are neither fetched nor bound.
@@ -336,13 +281,15 @@ def _one_model(manifest: Manifest, training: Session, evaluation: Session, threa
     labels = Labels(training.graph, names, shown=manifest.module_names(), later="grad/")
     # A step starts its gradients afresh; only the further batches of a step add to them.
     afresh, adding = (
-        Pass((Run(training, training.plan(threads, fresh, {RESET_NAME: reset}), labels),))
+        planning.Pass(
+            (planning.Run(training, training.plan(threads, fresh, {RESET_NAME: reset}), labels),)
+        )
         for reset in (True, False)
     )
-    held_out = Pass((Run(evaluation, evaluation.plan(threads, returned, {})),))
-    return Models((training,), (evaluation,), afresh, adding, held_out)
+    held_out = planning.Pass((planning.Run(evaluation, evaluation.plan(threads, returned, {})),))
+    return planning.Models((training,), (evaluation,), afresh, adding, held_out)
 
 
-def _loading(sessions: Sequence[Session]) -> Item:
+def _loading(sessions: Sequence[planning.Session]) -> Item:
     """The most that one of several sessions takes while it is loaded."""
     return max((session.loading() for session in sessions), key=lambda item: item.nbytes)

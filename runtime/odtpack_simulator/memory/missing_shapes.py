@@ -23,8 +23,7 @@ from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN, Shape
 
-Dim = int | str | None
-"""A size, the name of a size, or None for an unknown one."""
+Dim = int | str | None  # A size, the name of a size, or None for an unknown one
 
 Dims = tuple[Dim, ...]
 Typed = tuple[int, Dims | None]
@@ -32,8 +31,7 @@ Typed = tuple[int, Dims | None]
 
 MICROSOFT_DOMAIN = "com.microsoft"
 
-_MOST_SIZES = 64
-"""Elements of a tensor that may be computed here: shapes are small."""
+_MOST_SIZES = 64  # Elements of a tensor that may be computed here: shapes are small
 
 _ARITHMETIC = frozenset(
     {
@@ -55,19 +53,12 @@ def fill_in(
     constants: Mapping[str, onnx.TensorProto],
     found: MutableMapping[str, Typed],
     *,
-    as_planned: bool = False,
+    as_planned: bool = False,  # Leave out what ONNX Runtime does not know when it plans memory
 ) -> None:
-    """Add types and shapes of node outputs that ``found`` lacks, where rules give them.
-
-    Args:
-        nodes: Nodes in the order of execution.
-        opset: Version of the default operator set.
-        constants: Initializers in scope.
-        found: Element type and shape by name; gets the new ones.
-        as_planned: Leave out what ONNX Runtime does not know when it plans memory.
-    """
+    """Add types and shapes of node outputs that ``found`` lacks, where rules give them."""
     if as_planned:
-        nodes = [node for node in nodes if is_planned(node)]
+        blocked = (NCHWC_DOMAIN, "Upsample")
+        nodes = [node for node in nodes if (node.domain, node.op_type) != blocked]
     sizes = _Sizes(nodes, opset, constants, found, products_with_zero=not as_planned)
     for node in nodes:
         outputs = [name for name in node.output if name]
@@ -82,11 +73,6 @@ def fill_in(
             kind, dims = found.get(name, (0, None))
             if name and not is_fixed(dims) and (dims is None or is_fixed(typed[1])):
                 found[name] = (kind or typed[0], typed[1])
-
-
-def is_planned(node: onnx.NodeProto) -> bool:
-    """Whether ONNX Runtime knows the shapes of a node's outputs when it plans their memory."""
-    return (node.domain, node.op_type) != (NCHWC_DOMAIN, "Upsample")
 
 
 def is_fixed(dims: Dims | None) -> TypeGuard[Shape]:
@@ -253,6 +239,11 @@ def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((int(a.i) for a in node.attribute if a.name == name), default)
 
 
+def _channels(node: onnx.NodeProto, dims: Dims, channels: Dim) -> Dims:
+    last = _attribute(node, "channels_last", 0)
+    return (dims[0], *dims[2:], channels) if last else (dims[0], channels, *dims[2:])
+
+
 def _reorder_input(node: onnx.NodeProto, dims: Dims) -> Dims:
     if _attribute(node, "channels_last", 0):
         dims = (dims[0], dims[-1], *dims[1:-1])
@@ -260,13 +251,6 @@ def _reorder_input(node: onnx.NodeProto, dims: Dims) -> Dims:
     channels = dims[1]
     if isinstance(channels, int):
         channels = math.ceil(channels / block) * block
-    return (dims[0], channels, *dims[2:])
-
-
-def _reorder_output(node: onnx.NodeProto, dims: Dims) -> Dims:
-    channels = _attribute(node, "channels", 0) or dims[1]
-    if _attribute(node, "channels_last", 0):
-        return (dims[0], *dims[2:], channels)
     return (dims[0], channels, *dims[2:])
 
 
@@ -278,27 +262,23 @@ def _upsample(node: onnx.NodeProto, dims: Dims) -> Dims:
     )
 
 
-def _same(node: onnx.NodeProto, dims: Dims) -> Dims:
-    return dims
-
-
 _KNOWN: dict[tuple[str, str], Callable[[onnx.NodeProto, Dims], Dims]] = {
     (NCHWC_DOMAIN, "ReorderInput"): _reorder_input,
-    (NCHWC_DOMAIN, "ReorderOutput"): _reorder_output,
+    (NCHWC_DOMAIN, "ReorderOutput"): lambda node, dims: _channels(
+        node, dims, _attribute(node, "channels", 0) or dims[1]
+    ),
     (NCHWC_DOMAIN, "Upsample"): _upsample,
-    (MICROSOFT_DOMAIN, "BiasGelu"): _same,
-    (MICROSOFT_DOMAIN, "FastGelu"): _same,
-    (MICROSOFT_DOMAIN, "SkipLayerNormalization"): _same,
+    (MICROSOFT_DOMAIN, "BiasGelu"): lambda _, dims: dims,
+    (MICROSOFT_DOMAIN, "FastGelu"): lambda _, dims: dims,
+    (MICROSOFT_DOMAIN, "SkipLayerNormalization"): lambda _, dims: dims,
 }
 
 
 @functools.cache
 def nchwc_block() -> int:
-    """Channels per block of ONNX Runtime's blocked layout on this processor: 8 or 16.
-
-    Found by optimizing a convolution with 24 output channels and looking to how
-    many its weight was padded.
-    """
+    """Channels per block of ONNX Runtime's blocked layout on this processor: 8 or 16."""
+    # Found by optimizing a convolution with 24 output channels and looking to how many its weight
+    # was padded.
     weight = onnx.numpy_helper.from_array(np.ones((24, 16, 3, 3), np.float32), "w")
     graph = helper.make_graph(
         [helper.make_node("Conv", ["x", "w"], ["y"])],

@@ -48,25 +48,15 @@ Tensors = Sequence[Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of one run of an operator.
+    """Work of one run of an operator."""
 
-    Attributes:
-        flops: Operations; None where the shapes do not give them, or where it has no products.
-        moved_bytes: Bytes that it must read and write at least once, whatever the caches hold.
-    """
-
+    # Operations; None where the shapes do not give them, or where it has no products.
     flops: float | None
-    moved_bytes: float
+    moved_bytes: float  # Bytes that it must read and write at least once, whatever the caches hold
 
 
 def operator_work(op_type: str, inputs: Tensors, outputs: Tensors) -> Work:
-    """Arithmetic and least traffic of one run.
-
-    Args:
-        op_type: Operator, in any domain.
-        inputs: The tensors it read, in order; left-out ones are absent.
-        outputs: The tensors it wrote.
-    """
+    """Arithmetic and least traffic of one run."""
     rule = _FLOPS.get(op_type)
     flops: float | None = None
     if rule is not None and inputs and outputs:
@@ -79,9 +69,9 @@ def operator_work(op_type: str, inputs: Tensors, outputs: Tensors) -> Work:
 
 def _traffic(op_type: str, inputs: Tensors, outputs: Tensors) -> float:
     written = sum(tensor.nbytes for tensor in outputs)
-    if op_type in ALIASES or not inputs:
-        return 0.0 if op_type in ALIASES else written
-    if op_type in ("Shape", "Size"):
+    if op_type in ALIASES:
+        return 0.0
+    if op_type in ("Shape", "Size") or not inputs:
         return written
     rest = sum(tensor.nbytes for tensor in inputs[1:])
     if op_type in _PARTIAL_READS:
@@ -120,12 +110,10 @@ def _matmul(inputs: Tensors, outputs: Tensors) -> float:
 
 
 def _fused_matmul(inputs: Tensors, outputs: Tensors) -> float:
-    """As MatMul, but either factor may be transposed and attributes are not known.
-
-    The axes of the first factor are its batch, M and K in some order (transBatchA
-    moves the batch between them): K is what the result's batch and M leave of its
-    size, if both factors have such an axis. A factor that is broadcast has M and K last.
-    """
+    """As MatMul, but either factor may be transposed and attributes are not known."""
+    # The axes of the first factor are its batch, M and K in some order (transBatchA moves the batch
+    # between them): K is what the result's batch and M leave of its size, if both factors have such
+    # an axis. A factor that is broadcast has M and K last.
     left, right, result = inputs[0], inputs[1], outputs[0]
     if len(left.shape) < 2 or len(result.shape) < 2:
         return 2.0 * result.size * left.shape[0]
@@ -152,11 +140,9 @@ def _packed_attention(inputs: Tensors, outputs: Tensors) -> float:
 
 
 def _attention(inputs: Tensors, outputs: Tensors) -> float:
-    """Scores of every query with every key, then as many products with the values.
-
-    Query and result are (batch, length, heads * d) or (batch, heads, length, d);
-    the length of the keys is their last axis but one in both.
-    """
+    """Scores of every query with every key, then as many products with the values."""
+    # Query and result are (batch, length, heads * d) or (batch, heads, length, d); the length of
+    # the keys is their last axis but one in both.
     length = inputs[1].shape[-2]
     return 2.0 * length * (inputs[0].size + outputs[0].size)
 
@@ -216,15 +202,10 @@ SMALL: Final = ALIASES | {"Constant", "ConstantOfShape", "Range", "Shape", "Size
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """What a machine reaches.
+    """What a machine reaches."""
 
-    Attributes:
-        flops: FLOP/s of a large matrix product.
-        bandwidth: Bytes per second of memory traffic, read and written together.
-    """
-
-    flops: float
-    bandwidth: float
+    flops: float  # FLOP/s of a large matrix product
+    bandwidth: float  # Bytes per second of memory traffic, read and written together
 
     @property
     def ridge(self) -> float:
@@ -236,14 +217,9 @@ class Roof:
         return max((work.flops or 0.0) / self.flops, work.moved_bytes / self.bandwidth)
 
     def bound(self, op_type: str, work: Work, overhead: float = 0.0) -> OperatorClass:
-        """What bounds an operator on this machine.
-
-        Args:
-            op_type: Operator; it decides where the work has no known arithmetic.
-            work: Of one run.
-            overhead: Seconds that the runtime takes for any operator: work that needs
-                less than that is bound by neither roof.
-        """
+        """What bounds an operator on this machine."""
+        # `overhead`: Seconds that the runtime takes for any operator: work that needs less than
+        # that is bound by neither roof.
         if op_type in SMALL:
             return "other"
         unknown = work.flops is None and op_type in COMPUTE_BOUND

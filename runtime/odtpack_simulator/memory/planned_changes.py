@@ -10,9 +10,8 @@ a model of plain SGD.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -53,35 +52,24 @@ def plan_changes(
     threads: int = 1,
     sharing: Sharing | None = None,
     step_model: bool = False,
-    weights_bytes: int = 0,
+    weights_bytes: int = 0,  # Frozen weights of segments that the kit holds in memory
 ) -> list[PlannedChange]:
-    """The peak of a package with each change that is open to it, and with several at once.
-
-    What is frozen already is not among them, nor is a micro-batch where the models fix their
-    batch, nor SGD where the optimizer keeps nothing.
-
-    Args:
-        package: The package.
-        shapes: Shape of one batch of each user input.
-        threads: Intra-operator threads of the sessions.
-        sharing: How sessions allocate memory; the package's choice if None.
-        step_model: Whether the app trains with the package's step model. Packages with fewer
-            gradients or another optimizer are planned with the other two models all the same.
-        weights_bytes: Frozen weights of segments that the kit holds in memory.
-
-    Returns:
-        Single changes first, those of a kind from the least to the most; then combinations. The
-        last one is the most that can be done.
-
-    Raises:
-        OdtpackError: A model does not load, or a shape does not fit.
-    """
+    """The peak of a package with each change that is open to it, and with several at once."""
+    # What is frozen already is not among them, nor is a micro-batch where the models fix their
+    # batch, nor SGD where the optimizer keeps nothing.
+    # `step_model`: Whether the app trains with the package's step model. Packages with fewer
+    # gradients or another optimizer are planned with the other two models all the same.
+    # Returns: Single changes first, those of a kind from the least to the most; then combinations.
+    # The last one is the most that can be done.
     with scratch_folder("changes") as folder:
         variants = _Variants(
             package, shapes, threads, sharing, Path(folder), step_model, weights_bytes
         )
         sizes: list[int | None] = [*_micro_batches(package.manifest, shapes)]
-        stateless = [True] if variants.keeps_state() else []
+        # Whether the optimizer keeps something for each parameter.
+        model = onnx.load(str(package.optimizer_model), load_external_data=False)
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        stateless = [True] if metadata.get("odtpack.state") != "[]" else []
         freezes: list[_Freeze | None] = [*variants.freezes()]
         wanted: list[tuple[int | None, _Freeze | None, bool]] = [
             *((size, None, False) for size in sizes),
@@ -120,14 +108,7 @@ class _Variants:
         self._folder = folder
         self._graphs: dict[object, RuntimeGraph] = {}
         self._training = onnx.load(str(package.training_model), load_external_data=False)
-        self._written = itertools.count()
-        self._without = functools.cache(self._write_without)
-
-    def keeps_state(self) -> bool:
-        """Whether the optimizer keeps something for each parameter."""
-        model = onnx.load(str(self._package.optimizer_model), load_external_data=False)
-        metadata = {entry.key: entry.value for entry in model.metadata_props}
-        return bool(metadata.get("odtpack.state") != "[]")
+        self._without: dict[frozenset[str], Path] = {}
 
     def freezes(self) -> Iterator[_Freeze]:
         """What could be frozen besides what is: the first layers, up to all but the last."""
@@ -167,9 +148,16 @@ class _Variants:
                 for p in manifest.parameters
             )
             manifest = dataclasses.replace(manifest, parameters=parameters, groups=())
-            package = dataclasses.replace(package, training_model=self._without(freeze.names))
+            if freeze.names not in self._without:
+                model = onnx.ModelProto()
+                model.CopyFrom(self._training)
+                drop_gradients(model.graph, freeze.names)
+                path = self._folder / f"{len(self._without)}.onnx"
+                onnx.save(model, str(path))
+                self._without[freeze.names] = path
+            package = dataclasses.replace(package, training_model=self._without[freeze.names])
         if stateless:
-            package = dataclasses.replace(package, optimizer_model=self._stateless(manifest))
+            package = dataclasses.replace(package, optimizer_model=self._plain_sgd(manifest))
         plan = plan_memory(
             dataclasses.replace(package, manifest=manifest),
             shapes,
@@ -202,24 +190,13 @@ class _Variants:
             self._graphs[key] = load_runtime_graph(model, shapes, threads=threads, level=level)
         return self._graphs[key]
 
-    def _write_without(self, names: frozenset[str]) -> Path:
-        """The training model without the gradients of some parameters."""
-        model = onnx.ModelProto()
-        model.CopyFrom(self._training)
-        drop_gradients(model.graph, names)
-        return self._write(model)
-
-    @functools.cached_property
-    def _plain_sgd(self) -> Callable[[str], Path]:
-        return functools.cache(self._write_sgd)
-
-    def _stateless(self, manifest: Manifest) -> Path:
+    def _plain_sgd(self, manifest: Manifest) -> Path:
+        """A model of ``p - rate * g`` over flat vectors."""
         trained = [p.dtype for p in manifest.parameters if p.role == "trainable"]
-        return self._plain_sgd("double" if trained[:1] == ["float64"] else "float")
-
-    def _write_sgd(self, dtype: str) -> Path:
-        """``p - rate * g`` over flat vectors."""
-        manifest = self._package.manifest
+        dtype = "double" if trained[:1] == ["float64"] else "float"
+        path = self._folder / f"sgd-{dtype}.onnx"
+        if path.exists():
+            return path
         rate = "learning_rate" if dtype == "float" else "rate"
         cast = "" if dtype == "float" else "rate = Cast <to = 11> (learning_rate)"
         model = onnx.parser.parse_model(
@@ -232,16 +209,12 @@ class _Variants:
             }}"""
         )
         helper.set_model_props(model, {"odtpack.optimizer": "sgd", "odtpack.state": "[]"})
-        return self._write(model)
-
-    def _write(self, model: onnx.ModelProto) -> Path:
-        path = self._folder / f"{next(self._written)}.onnx"
         onnx.save(model, str(path))
         return path
 
 
 def _elements(layer: Layer) -> int:
-    return sum(functools.reduce(lambda a, b: a * b, p.shape, 1) for p in layer)
+    return sum(math.prod(p.shape) for p in layer)
 
 
 def _batch(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> int:

@@ -32,8 +32,7 @@ from odtpack_simulator.result.result import TimelinePoint
 
 # What lies in memory throughout a training or a part of it: parameters, moments, a batch.
 
-GRADIENT: Final = "gradient of "
-"""Begins the name of the item that is a parameter's gradient."""
+GRADIENT: Final = "gradient of "  # Begins the name of the item that is a parameter's gradient
 
 
 def vectors(contract: OptimizerContract, layout: Layout) -> dict[str, tuple[int, ...]]:
@@ -111,10 +110,8 @@ def gradients_copy(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
 
 
 def exported(manifest: Manifest) -> Iterable[Item]:
-    """The inference template, three times while its outputs are chosen, and a parameter's copy.
-
-    That is the largest of those that the model holds in another type.
-    """
+    """The inference template, three times while its outputs are chosen, and a parameter's copy."""
+    # That is the largest of those that the model holds in another type.
     template = manifest.files.inference_template
     if template is None or manifest.inference is None:
         return
@@ -138,17 +135,12 @@ def batch_items(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> Iter
 
 
 def held_weights(package: Package, kit: Kit, *, fetched: bool) -> int:
-    """Bytes of frozen weights that a training holds in memory.
-
-    Args:
-        package: The package; of one with one training model its constants are in the sessions.
-        kit: What the app trains with. JavaScript's reads the weights of a segment when it runs,
-            into memory for the segment with the most.
-        fetched: Whether all of them lie in memory as well, as in a page.
-
-    Returns:
-        0 where they are mapped from their file.
-    """
+    """Bytes of frozen weights that a training holds in memory."""
+    # `package`: The package; of one with one training model its constants are in the sessions.
+    # `kit`: What the app trains with. JavaScript's reads the weights of a segment when it runs,
+    # into memory for the segment with the most.
+    # `fetched`: Whether all of them lie in memory as well, as in a page.
+    # Returns: 0 where they are mapped from their file.
     info = package.manifest.segments
     if info is None or kit in MAPPING_KITS:
         return 0
@@ -219,11 +211,9 @@ class Run:
         return self.alive(heap, max(range(len(uses)), key=lambda i: uses[i].total - uses[i].small))
 
     def alive(self, heap: int | None, index: int) -> list[Item]:
-        """Buffers and working memory at a node.
-
-        Without an arena small buffers lie in the heap, which keeps them: it stands at its highest
-        throughout. In an arena (``heap`` is None) they count by themselves.
-        """
+        """Buffers and working memory at a node."""
+        # Without an arena small buffers lie in the heap, which keeps them: it stands at its highest
+        # throughout. In an arena (`heap` is None) they count by themselves.
         labels = self.labels
         items = [
             Item(
@@ -278,17 +268,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What computes a batch once: a run of one session, or of several in turn.
+    """What computes a batch once: a run of one session, or of several in turn."""
 
-    Attributes:
-        runs: In their order.
-        kept: Values between them whose memory stays from the first time on.
-        passing: Values between them that exist while the pass is under way.
-    """
-
-    runs: tuple[Run, ...]
-    kept: tuple[Item, ...] = ()
-    passing: tuple[Item, ...] = ()
+    runs: tuple[Run, ...]  # In their order
+    kept: tuple[Item, ...] = ()  # Values between them whose memory stays from the first time on
+    passing: tuple[Item, ...] = ()  # Values between them that exist while the pass is under way
 
     @property
     def heap(self) -> int:
@@ -304,30 +288,20 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The sessions of a network, and what they compute.
+    """The sessions of a network, and what they compute."""
 
-    Attributes:
-        training: Sessions that training needs, in the order in which they are loaded.
-        evaluation: Those that evaluation needs besides.
-        afresh: A batch of which gradients begin.
-        adding: A batch whose gradients are added to others.
-        held_out: An evaluation.
-    """
-
+    # Sessions that training needs, in the order in which they are loaded.
     training: tuple[Session, ...]
-    evaluation: tuple[Session, ...]
-    afresh: Pass
-    adding: Pass
-    held_out: Pass
+    evaluation: tuple[Session, ...]  # Those that evaluation needs besides
+    afresh: Pass  # A batch of which gradients begin
+    adding: Pass  # A batch whose gradients are added to others
+    held_out: Pass  # An evaluation
 
 
 class Life:
-    """Phases of an app's life, in their order, with what its arenas have come to hold.
+    """Phases of an app's life, in their order, with what its arenas have come to hold."""
 
-    Args:
-        arenas: Those of its sessions.
-        heap: Where there are none, bytes of small buffers that the heap keeps; None with arenas.
-    """
+    # `heap`: Where there are none, bytes of small buffers that the heap keeps; None with arenas.
 
     def __init__(self, arenas: Arenas, heap: int | None) -> None:
         self.phases: dict[str, tuple[Item, ...]] = {}
@@ -389,23 +363,21 @@ def plan_segments(
     threads: int,
     load: OpenSession,
 ) -> Models:
-    """Plan the passes of a package of segments.
-
-    Args:
-        package: The package.
-        info: What its manifest says of segments.
-        shapes: Shape of one batch of each user input.
-        threads: Intra-operator threads of the sessions.
-        load: Reads a model.
-
-    Raises:
-        OdtpackError: A model does not load, or a shape does not fit.
-    """
+    """Plan the passes of a package of segments."""
     models = _Models(package, info, threads, load)
-    afresh, adding = (
-        _trained(models, info, package.training_model.name, shapes, afresh=afresh)
-        for afresh in (True, False)
-    )
+
+    def trained(*, afresh: bool) -> Pass:
+        """A batch forth and back."""
+        work = _PassOf(models, shapes, {RESET_NAME: afresh})
+        for segment in info.segments:
+            work.run(segment.forward, segment.names)
+        work.run(package.training_model.name, {}, ends=True)
+        for segment in reversed(info.segments):
+            if segment.backward is not None:
+                work.run(segment.backward, segment.names, gradient=True)
+        return work.done()
+
+    afresh, adding = trained(afresh=True), trained(afresh=False)
     held_out = _PassOf(models, shapes)
     for segment in info.segments:
         held_out.run(segment.forward, segment.names)
@@ -416,31 +388,10 @@ def plan_segments(
     return Models(tuple(training), (evaluation,), afresh, adding, held_out.done())
 
 
-def _trained(
-    models: _Models,
-    info: SegmentsInfo,
-    training: str,
-    shapes: Mapping[str, Sequence[int]],
-    *,
-    afresh: bool,
-) -> Pass:
-    """A batch forth and back."""
-    work = _PassOf(models, shapes, {RESET_NAME: afresh})
-    for segment in info.segments:
-        work.run(segment.forward, segment.names)
-    work.run(training, {}, ends=True)
-    for segment in reversed(info.segments):
-        if segment.backward is not None:
-            work.run(segment.backward, segment.names, gradient=True)
-    return work.done()
-
-
 class _Models:
-    """The models, each read once for every set of sizes.
+    """The models, each read once for every set of sizes."""
 
-    Attributes:
-        sessions: A session of each model that was asked for, by its file.
-    """
+    # `sessions`: A session of each model that was asked for, by its file.
 
     def __init__(
         self, package: Package, info: SegmentsInfo, threads: int, load: OpenSession
@@ -478,13 +429,7 @@ class _Models:
 
 
 class _PassOf:
-    """A pass as it is put together.
-
-    Args:
-        models: The models.
-        shapes: Shapes of the user inputs.
-        conditions: Values of Boolean inputs.
-    """
+    """A pass as it is put together."""
 
     def __init__(
         self,
@@ -501,19 +446,19 @@ class _PassOf:
 
     def done(self) -> Pass:
         """The pass."""
-        return Pass(tuple(self._runs), _items(self._kept), _items(self._passing))
+        kept, passing = (
+            tuple(Item(name, nbytes, "activations") for name, nbytes in values.items())
+            for values in (self._kept, self._passing)
+        )
+        return Pass(tuple(self._runs), kept, passing)
 
     def run(
         self, file: str, names: Mapping[str, str], *, gradient: bool = False, ends: bool = False
     ) -> None:
-        """Add a run of a segment.
-
-        Args:
-            file: Its model.
-            names: What is called differently in the segment.
-            gradient: It is a backward model.
-            ends: It is the last one, which returns the outputs of all.
-        """
+        """Add a run of a segment."""
+        # `names`: What is called differently in the segment.
+        # `gradient`: It is a backward model.
+        # `ends`: It is the last one, which returns the outputs of all.
         session, fed = self._models.session(file, names, self._known)
         values = session.graph.values
         sizes: dict[str, int] = {}
@@ -557,19 +502,13 @@ def _sized(dims: Dims | None, sizes: Mapping[str, int]) -> Shape | None:
     return known if len(known) == len(shape) else None
 
 
-def _items(values: Mapping[str, int]) -> tuple[Item, ...]:
-    return tuple(Item(name, nbytes, "activations") for name, nbytes in values.items())
-
-
 # The nodes of a network in one graph, be it one model or several.
 
 
 def whole_graph(package: Package) -> onnx.GraphProto:
-    """Return the graph of the training model, behind the nodes of the segments before it.
-
-    It is there to be walked through. Without segments it is the training model's; with them it
-    has no gradients but those of the last, and neither inputs nor constants.
-    """
+    """Return the graph of the training model, behind the nodes of the segments before it."""
+    # It is there to be walked through. Without segments it is the training model's; with them it
+    # has no gradients but those of the last, and neither inputs nor constants.
     last = onnx.load(str(package.training_model), load_external_data=False).graph
     info = package.manifest.segments
     if info is None:

@@ -19,7 +19,7 @@ import gc
 import mmap
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,11 +45,9 @@ _SESSIONS = 3  # training, evaluation, optimizer: each has threads of its own
 
 
 def child_environment() -> dict[str, str]:
-    """Environment variables under which a process's memory is what is alive in it.
-
-    From :data:`MAPPED_FROM` bytes on, glibc's allocator maps every allocation by itself
-    and returns it when it is freed; and the libraries' own thread pools stay out of the way.
-    """
+    """Environment variables under which a process's memory is what is alive in it."""
+    # From MAPPED_FROM bytes on, glibc's allocator maps every allocation by itself and returns it
+    # when it is freed; and the libraries' own thread pools stay out of the way.
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return {
         "MALLOC_MMAP_THRESHOLD_": str(MAPPED_FROM),
@@ -59,12 +57,9 @@ def child_environment() -> dict[str, str]:
 
 
 def memory_options(threads: int) -> onnxruntime.SessionOptions:
-    """Options under which memory can be measured, predicted and held to a limit.
-
-    Arena and memory patterns are off: every tensor is one allocation that goes
-    back to the system when it is freed, so that the resident memory is what is
-    alive, to the page.
-    """
+    """Options under which memory can be measured, predicted and held to a limit."""
+    # Arena and memory patterns are off: every tensor is one allocation that goes back to the system
+    # when it is freed, so that the resident memory is what is alive, to the page.
     options = onnxruntime.SessionOptions()
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
@@ -86,38 +81,26 @@ def _status() -> dict[str, int]:
     return figures
 
 
-def _files(status: Mapping[str, int]) -> int:
-    """Bytes of pages of files."""
-    return status.get("RssFile", 0) + status.get("RssShmem", 0)
-
-
 def give_back_memory() -> None:
-    """Free what refers to itself in a circle, and let what is free go back to the system.
-
-    What Android apps do with ``mallopt(M_PURGE, 0)``; iOS does it by itself.
-    """
+    """Free what refers to itself in a circle, and let what is free go back to the system."""
+    # What Android apps do with `mallopt(M_PURGE, 0)`; iOS does it by itself.
     gc.collect()
     give_back_freed_memory()
 
 
 class MemoryMeter:
-    """Peak of anonymous memory above where it stood when the meter was made.
+    """Peak of anonymous memory above where it stood when the meter was made."""
 
-    What was freed before is given back to the system first. Python that compiles its modules,
-    because their bytecode is not stored, leaves 2 MB of free heap, in which a small
-    training would hide.
-
-    Args:
-        files_change: Pages of files come and go within a phase, as those of mapped weights do, and
-            the kernel's mark counts them. Whoever drops pages does so in :meth:`dropping`. A thread
-            looks again and again in between, for the mark less the pages of files at the next drop
-            may be less than the peak, by what was read after it.
-
-    Attributes:
-        unavailable: Why nothing can be measured here; None if it can.
-        peak: Highest value so far, in bytes.
-        limit: Bytes above which the end of a phase raises; None for any.
-    """
+    # What was freed before is given back to the system first. Python that compiles its modules,
+    # because their bytecode is not stored, leaves 2 MB of free heap, in which a small training
+    # would hide.
+    # `files_change`: Pages of files come and go within a phase, as those of mapped weights do, and
+    # the kernel's mark counts them. Whoever drops pages does so in dropping. A thread looks again
+    # and again in between, for the mark less the pages of files at the next drop may be less than
+    # the peak, by what was read after it.
+    # `unavailable`: Why nothing can be measured here; None if it can.
+    # `peak`: Highest value so far, in bytes.
+    # `limit`: Bytes above which the end of a phase raises; None for any.
 
     def __init__(self, *, files_change: bool = False) -> None:
         self.peak = 0
@@ -136,11 +119,7 @@ class MemoryMeter:
             self._sampler = _Sampler()
 
     def mark(self) -> int:
-        """End a phase: return its peak in bytes and begin the next one.
-
-        Raises:
-            MemoryError: The peak is above the limit. A watchdog looks only now and then.
-        """
+        """End a phase: return its peak in bytes and begin the next one."""
         if self.unavailable:
             return 0
         self._look()
@@ -168,7 +147,8 @@ class MemoryMeter:
         status = _status()
         self._seen = max(self._seen, status["RssAnon"])
         if self._is_marked:
-            self._seen = max(self._seen, status["VmHWM"] - _files(status))
+            files = status.get("RssFile", 0) + status.get("RssShmem", 0)
+            self._seen = max(self._seen, status["VmHWM"] - files)
 
     def close(self) -> None:
         """Stop measuring."""
@@ -206,13 +186,9 @@ class _Sampler:
 
 
 def limit_memory(limit_bytes: int, threads: int = 1) -> str | None:
-    """Hold this process to ``limit_bytes`` above what it has now.
-
-    Stacks of further threads are added: they are reserved whole and hardly used.
-
-    Returns:
-        None, or the reason why the limit cannot be held here.
-    """
+    """Hold this process to ``limit_bytes`` above what it has now."""
+    # Stacks of further threads are added: they are reserved whole and hardly used.
+    # Returns: None, or the reason why the limit cannot be held here.
     try:
         import resource
 

@@ -21,7 +21,7 @@ from odtpack_runtime.package.records import OptimizationLevel
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX
 from odtpack_runtime.session.options import LEVELS
 from odtpack_runtime.session.session import open_session
-from odtpack_simulator.memory.execution_order import rename_in_bodies, sort_saved_model
+from odtpack_simulator.memory.execution_order import graphs, rename_in_bodies, sort_saved_model
 from odtpack_simulator.memory.kernel_memory import Shape
 from odtpack_simulator.memory.missing_shapes import Dims, Typed, fill_in, is_fixed, tensor_type
 from odtpack_simulator.memory.process_memory import memory_options
@@ -32,15 +32,7 @@ from odtpack_simulator.memory.process_memory import memory_options
 def save_optimized(
     model: str, out: str, threads: int, level: OptimizationLevel, sizes: Mapping[str, int] = {}
 ) -> None:
-    """Write what a session makes of a model; to be called apart, as it computes constants.
-
-    Args:
-        model: The model.
-        out: Where it goes.
-        threads: Intra-operator threads.
-        level: How far ONNX Runtime rewrites the model.
-        sizes: Sizes of named dimensions.
-    """
+    """Write what a session makes of a model; to be called apart, as it computes constants."""
     options = memory_options(threads)
     options.graph_optimization_level = LEVELS[level]
     options.optimized_model_filepath = out
@@ -57,16 +49,13 @@ def save_optimized(
 
 
 class Labels:
-    """Names for people: ``features.3.conv/Clip``, ``grad/features.3.conv/Mul``.
+    """Names for people: ``features.3.conv/Clip``, ``grad/features.3.conv/Mul``."""
 
-    Args:
-        graph: The graph.
-        parameters: Names of those inputs that are parameters.
-        shown: What to call a parameter, by name, where it has a better name than its own.
-        later: Start of the names of nodes that the first output does not need; in a training
-            graph that is the gradient.
-        gradient: Whether it computes gradients alone: all its nodes are such then.
-    """
+    # `parameters`: Names of those inputs that are parameters.
+    # `shown`: What to call a parameter, by name, where it has a better name than its own.
+    # `later`: Start of the names of nodes that the first output does not need; in a training graph
+    # that is the gradient.
+    # `gradient`: Whether it computes gradients alone: all its nodes are such then.
 
     def __init__(
         self,
@@ -79,7 +68,12 @@ class Labels:
     ) -> None:
         self._fixed = {*graph.inputs, *graph.outputs}
         producers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs if name}
-        neighbours = _neighbours(graph, producers)
+        # For each node those that it reads from, then those that read from it.
+        before = [[producers[n] for n in node.reads if n in producers] for node in graph.nodes]
+        neighbours = [list(sources) for sources in before]
+        for index, sources in enumerate(before):
+            for source in sources:
+                neighbours[source].append(index)
         layers = _layers(graph, {name: shown.get(name, name) for name in parameters}, neighbours)
         self._forward = forward = graph.needed_for(() if gradient else graph.outputs[:1])
         self._nodes: list[str] = []
@@ -102,16 +96,6 @@ class Labels:
     def value(self, name: str) -> str:
         """Name of a value: that of its producer, unless it is an input or output."""
         return name if name in self._fixed else self._values.get(name, name)
-
-
-def _neighbours(graph: RuntimeGraph, producers: dict[str, int]) -> list[list[int]]:
-    """For each node those that it reads from, then those that read from it."""
-    before = [[producers[name] for name in node.reads if name in producers] for node in graph.nodes]
-    after: list[list[int]] = [[] for _ in graph.nodes]
-    for index, sources in enumerate(before):
-        for source in sources:
-            after[source].append(index)
-    return [[*sources, *readers] for sources, readers in zip(before, after, strict=True)]
 
 
 def _layers(
@@ -151,21 +135,14 @@ def _layers(
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor of the graph.
+    """A tensor of the graph."""
 
-    Attributes:
-        name: Its name.
-        itemsize: Bytes per element; 0 for text and for what is not a tensor.
-        dims: Shape as ONNX Runtime knows it when it plans: sizes, names of
-            sizes, None for an unknown size; None as a whole if not even the
-            rank is known.
-        shape: Shape with the sizes of a real batch; None where it depends on data.
-    """
-
-    name: str
-    itemsize: int
+    name: str  # Its name
+    itemsize: int  # Bytes per element; 0 for text and for what is not a tensor
+    # Shape as ONNX Runtime knows it when it plans: sizes, names of sizes, None for an unknown size;
+    # None as a whole if not even the rank is known.
     dims: Dims | None
-    shape: Shape | None
+    shape: Shape | None  # Shape with the sizes of a real batch; None where it depends on data
 
     @property
     def nbytes(self) -> int | None:
@@ -175,10 +152,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator; ``inputs`` and ``outputs`` hold ``""`` for what is left out.
+    """One operator; ``inputs`` and ``outputs`` hold ``""`` for what is left out."""
 
-    ``implicit`` names the outer values that its subgraphs read.
-    """
+    # `implicit` names the outer values that its subgraphs read.
 
     name: str
     op_type: str
@@ -197,11 +173,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeGraph:
-    """A graph in the order of execution.
+    """A graph in the order of execution."""
 
-    ``values`` covers this graph only; a subgraph's nodes may name values of the
-    graphs around it. ``initializers`` maps names to bytes.
-    """
+    # `values` covers this graph only; a subgraph's nodes may name values of the graphs around it.
+    # `initializers` maps names to bytes.
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -252,19 +227,8 @@ def load_runtime_graph(
     threads: int = 1,
     level: OptimizationLevel = "all",
 ) -> RuntimeGraph:
-    """Read a model as ONNX Runtime executes it.
-
-    The result is shared with other callers, who do not change it.
-
-    Args:
-        model: An ``.onnx`` model.
-        shapes: Shapes of graph inputs, for those that leave sizes open.
-        threads: Intra-operator threads, as of the session to come.
-        level: How far ONNX Runtime rewrites the model.
-
-    Raises:
-        OdtpackError: The model does not load; a shape contradicts it.
-    """
+    """Read a model as ONNX Runtime executes it."""
+    # The result is shared with other callers, who do not change it.
     sizes = tuple(sorted((name, tuple(shape)) for name, shape in shapes.items()))
     key = file_sha256(Path(model)), sizes, threads, level
     graph = _recent.pop(key, None) or _read(Path(model), shapes, threads, level)
@@ -306,25 +270,15 @@ def _read(
 
 
 def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the type of every value: ONNX Runtime saves shapes only of such values.
-
-    The shapes are left to ONNX Runtime, which plans with those that it finds itself.
-    """
-    known = {value.name for value in _all_infos(model.graph)}
+    """The model with the type of every value: ONNX Runtime saves shapes only of such values."""
+    # The shapes are left to ONNX Runtime, which plans with those that it finds itself.
+    known = {value.name for graph in graphs(model.graph) for value in graph.value_info}
     inferred = onnx.shape_inference.infer_shapes(model)
-    for value in _all_infos(inferred.graph):
-        if value.name not in known:
-            value.type.tensor_type.ClearField("shape")
+    for graph in graphs(inferred.graph):
+        for value in graph.value_info:
+            if value.name not in known:
+                value.type.tensor_type.ClearField("shape")
     return inferred
-
-
-def _all_infos(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
-    """Descriptions of values between the nodes of a graph and of the graphs inside it."""
-    yield from graph.value_info
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _all_infos(attribute.g)
 
 
 def _name_sizes(
@@ -358,22 +312,13 @@ def _name_sizes(
     return sizes
 
 
-def _set_sizes(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
+def _set_sizes(whole: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
     """Write the sizes of named dimensions into subgraphs, where ONNX Runtime leaves the names."""
-    for value in _infos(graph):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in sizes:
-                dim.dim_value = sizes[dim.dim_param]
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                _set_sizes(attribute.g, sizes)
-
-
-def _infos(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
-    yield from graph.input
-    yield from graph.value_info
-    yield from graph.output
+    for graph in graphs(whole):
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param in sizes:
+                    dim.dim_value = sizes[dim.dim_param]
 
 
 def item_size(elem_type: int) -> int:
@@ -401,9 +346,13 @@ def _convert(
     """Convert a graph, with dimensions from it and shapes from its inferred twin."""
     constants = {**outer.constants, **{tensor.name: tensor for tensor in graph.initializer}}
     stored = {t.name: (t.data_type, tuple(t.dims)) for t in graph.initializer}
-    planned = {**outer.planned, **{v.name: tensor_type(v.type) for v in _infos(graph)}, **stored}
+    planned, found = (
+        known
+        | {v.name: tensor_type(v.type) for v in (*of.input, *of.value_info, *of.output)}
+        | stored
+        for known, of in ((dict(outer.planned), graph), (dict(outer.found), inferred))
+    )
     fill_in(graph.node, opset, constants, planned, as_planned=True)
-    found = {**outer.found, **{v.name: tensor_type(v.type) for v in _infos(inferred)}, **stored}
     fill_in(graph.node, opset, constants, found)
     scope = _Scope(planned, found, constants)
     twins = {name: node for node in inferred.node for name in node.output if name}

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import onnx
 
+from odtpack_simulator.memory.execution_order import graphs
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
 
@@ -35,20 +36,16 @@ BYTES_PER_THREAD: Final = 70_700
 BYTES_PER_SAVED_TENSOR: Final = 600
 """Per tensor of a checkpoint: its tables, while the file is written."""
 
-BYTES_PER_SESSION: Final = 62_700
-"""Per session."""
+BYTES_PER_SESSION: Final = 62_700  # Per session
 
-BYTES_PER_NODE: Final = 4_650
-"""Per node that is executed, those of subgraphs included."""
+BYTES_PER_NODE: Final = 4_650  # Per node that is executed, those of subgraphs included
 
 BYTES_PER_REMOVED_NODE: Final = 2_690
 """Per node of the model as stored that optimization removes: it has left its mark on the heap."""
 
-BYTES_PER_INPUT: Final = 3_020
-"""Per input of the graph. Outputs take next to nothing."""
+BYTES_PER_INPUT: Final = 3_020  # Per input of the graph. Outputs take next to nothing
 
-BYTES_PER_SUBGRAPH: Final = 8_950
-"""Per branch or loop body, which has a session state of its own."""
+BYTES_PER_SUBGRAPH: Final = 8_950  # Per branch or loop body, which has a session state of its own
 
 BYTES_PER_BODY_OUTPUT: Final = 2_000
 """Per output of such a body. Step models have many: those of an MLP and of MobileNetV2 leave 1,700
@@ -95,21 +92,16 @@ def thread_bytes(threads: int, sessions: int = 3) -> int:
 def session_bytes(
     model: str | os.PathLike[str], executed: RuntimeGraph, *, is_segment: bool = False
 ) -> int:
-    """Bytes that a session of a model takes, without constants and without :data:`LOADED_BYTES`.
-
-    A body also stays as it was stored, its constants included.
-
-    Args:
-        model: The model as stored.
-        executed: It as ONNX Runtime executes it.
-        is_segment: Whether it is one of many small ones that are opened one after the other: what a
-            session and its inputs take then fits into what loading those before has left free.
-    """
+    """Bytes that a session of a model takes, without constants and without :data:`LOADED_BYTES`."""
+    # A body also stays as it was stored, its constants included.
+    # `is_segment`: Whether it is one of many small ones that are opened one after the other: what a
+    # session and its inputs take then fits into what loading those before has left free.
     graph = onnx.load(str(Path(model)), load_external_data=False).graph
     stored, subgraphs = count(graph)
     nodes = sum(1 for _ in executed.walk())
-    constants: int = sum(each.ByteSize() for body in _bodies(graph) for each in body.initializer)
-    outputs = sum(len(body.output) for body in _bodies(graph))
+    _, *bodies = graphs(graph)
+    constants: int = sum(each.ByteSize() for body in bodies for each in body.initializer)
+    outputs = sum(len(body.output) for body in bodies)
     once = 0 if is_segment else BYTES_PER_SESSION + len(graph.input) * BYTES_PER_INPUT
     return (
         once
@@ -123,38 +115,22 @@ def session_bytes(
 
 def count(graph: onnx.GraphProto) -> tuple[int, int]:
     """Number of nodes, those of subgraphs included, and of subgraphs."""
-    bodies = list(_bodies(graph))
-    return len(graph.node) + sum(len(body.node) for body in bodies), len(bodies)
-
-
-def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graphs inside a graph, those inside them included."""
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield attribute.g
-                yield from _bodies(attribute.g)
+    found = list(graphs(graph))
+    return sum(len(each.node) for each in found), len(found) - 1
 
 
 def constant_bytes(graph: RuntimeGraph, *, arena: bool = False) -> int:
-    """Bytes of constants in a loaded session.
-
-    A kernel that rearranges a weight keeps its own copy, which it shares with the
-    kernels of the same operator that rearrange it to the same. The original goes
-    when all of its readers have one; only bodies keep what was folded in them.
-
-    Args:
-        graph: The session's graph.
-        arena: Whether the session has an arena, in which :func:`arena_copies` lie.
-    """
+    """Bytes of constants in a loaded session."""
+    # A kernel that rearranges a weight keeps its own copy, which it shares with the kernels of the
+    # same operator that rearrange it to the same. The original goes when all of its readers have
+    # one; only bodies keep what was folded in them.
+    # `arena`: Whether the session has an arena, in which arena_copies lie.
     return sum(_constants(graph)) - arena * sum(arena_copies(graph))
 
 
 def arena_copies(graph: RuntimeGraph) -> list[int]:
-    """Bytes of each rearranged copy that a kernel takes from the session's arena.
-
-    ``ConvTranspose`` asks for its copy as for a buffer; the other kernels reserve theirs.
-    """
+    """Bytes of each rearranged copy that a kernel takes from the session's arena."""
+    # `ConvTranspose` asks for its copy as for a buffer; the other kernels reserve theirs.
     names = [
         node.inputs[1]
         for node in graph.walk()
@@ -200,10 +176,8 @@ def _is_packed(node: Node, shape: tuple[int, ...]) -> bool:
 
 
 def loading_bytes(graph: RuntimeGraph) -> int:
-    """Bytes that constants take at most while a model is loaded, besides :func:`constant_bytes`.
-
-    Constants are converted one after the other, so that one of them exists twice.
-    """
+    """Bytes that constants take at most while a model is loaded, besides :func:`constant_bytes`."""
+    # Constants are converted one after the other, so that one of them exists twice.
     reordered = [
         graph.initializers.get(node.inputs[1], 0)
         for node in graph.nodes

@@ -38,8 +38,7 @@ R = TypeVar("R")
 _CONNECT_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 1.0
 
-OnDone = Callable[[int, int], None]
-"""Called with the number of finished items and of all items."""
+OnDone = Callable[[int, int], None]  # Called with the number of finished items and of all items
 
 
 class Executor(Protocol):
@@ -53,17 +52,8 @@ class Executor(Protocol):
         files: Sequence[Path] = (),
         on_done: OnDone | None = None,
     ) -> list[R]:
-        """Apply a function to every item; results in the order of the items.
-
-        Args:
-            function: A function at the top of a module.
-            items: Dataclasses of plain values.
-            files: Folders and files that items name, or that lie below what they name.
-            on_done: Called in this process as items finish.
-
-        Raises:
-            OdtpackError: As the function raises it; ``worker-lost`` if a process died.
-        """
+        """Apply a function to every item; results in the order of the items."""
+        # `files`: Folders and files that items name, or that lie below what they name.
         ...
 
 
@@ -75,15 +65,7 @@ def default_jobs() -> int:
 
 
 def make_executor(jobs: int = 1, ray: str | None = None) -> Executor:
-    """The executor that options ask for.
-
-    Args:
-        jobs: Processes at a time; 0 for one per core.
-        ray: Address of a Ray cluster, ``local`` for one on this machine; None for no Ray.
-
-    Raises:
-        OdtpackError: ``bad-jobs``; ``ray-missing`` or ``ray-unreachable``.
-    """
+    """The executor that options ask for."""
     if not 0 <= jobs <= 4096:
         raise OdtpackError(
             "bad-jobs",
@@ -95,11 +77,9 @@ def make_executor(jobs: int = 1, ray: str | None = None) -> Executor:
 
 
 class LocalExecutor:
-    """Runs items in this process one after the other, or in several at a time.
+    """Runs items in this process one after the other, or in several at a time."""
 
-    Args:
-        jobs: Processes at a time; 1 keeps everything in this process.
-    """
+    # `jobs`: Processes at a time; 1 keeps everything in this process.
 
     def __init__(self, jobs: int = 1) -> None:
         self.jobs = jobs
@@ -136,12 +116,7 @@ class LocalExecutor:
 
 
 def completed(futures: Iterable[Future[R]]) -> Iterator[Future[R]]:
-    """Yield the futures of a pool of processes as they end.
-
-    Raises:
-        OdtpackError: ``worker-lost`` if one of the processes is stopped (SIGSTOP) and nobody
-            continues it; the processes are killed then.
-    """
+    """Yield the futures of a pool of processes as they end."""
     watch, waiting = Watch(math.inf), set(futures)
     while waiting:
         done, waiting = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
@@ -155,15 +130,10 @@ def completed(futures: Iterable[Future[R]]) -> Iterator[Future[R]]:
 
 
 class RayExecutor:
-    """Runs items on a Ray cluster.
+    """Runs items on a Ray cluster."""
 
-    Args:
-        address: Of the cluster; ``local`` starts one on this machine.
-        jobs: Processor cores of a cluster that is started here.
-
-    Raises:
-        OdtpackError: ``ray-missing`` without the extra; ``ray-unreachable``.
-    """
+    # `address`: Of the cluster; `local` starts one on this machine.
+    # `jobs`: Processor cores of a cluster that is started here.
 
     def __init__(self, address: str = "local", jobs: int = 1) -> None:
         try:
@@ -194,15 +164,8 @@ class RayExecutor:
         return self._ray.put(Shipment.pack(path))
 
     def in_order(self, function: Callable[..., R], calls: Sequence[tuple[Any, ...]]) -> Iterator[R]:
-        """Call a function in workers, which keep what they hold; results in order, as they come.
-
-        Args:
-            function: A function at the top of a module.
-            calls: Its arguments; what :meth:`share` gave stands in lists, which are not unpacked.
-
-        Raises:
-            OdtpackError: As the function raises it; ``worker-lost`` if a process died.
-        """
+        """Call a function in workers, which keep what they hold; results in order, as they come."""
+        # `calls`: Its arguments; what share gave stands in lists, which are not unpacked.
         finished: dict[int, Any] = {}
         wanted = 0
         for index, reference in self._finished(guarded, [(function, *each) for each in calls]):
@@ -233,12 +196,10 @@ class RayExecutor:
     def _finished(
         self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]
     ) -> Iterator[tuple[int, Any]]:
-        """Indices and references of calls as they end; after an error no further call begins.
-
-        Twice as many calls as there are cores are under way, so that none waits for this process
-        and a cluster that grows on demand does. None is ever cancelled: Ray's driver aborts where
-        a call answers in the moment in which it is cancelled (Ray 2.60).
-        """
+        """Indices and references of calls as they end; after an error no further call begins."""
+        # Twice as many calls as there are cores are under way, so that none waits for this process
+        # and a cluster that grows on demand does. None is ever cancelled: Ray's driver aborts where
+        # a call answers in the moment in which it is cancelled (Ray 2.60).
         # Killed workers are started anew by Ray: a second try could hide a crash.
         remote = self._ray.remote(num_cpus=1, max_retries=0)(function)
         waiting = enumerate(calls)
@@ -265,24 +226,18 @@ class RayExecutor:
 
 @dataclasses.dataclass(frozen=True)
 class Shipment:
-    """A file or folder on its way to another machine.
+    """A file or folder on its way to another machine."""
 
-    Attributes:
-        origin: Where it lies here.
-        digest: SHA-256 of ``data``.
-        data: A tar archive of it.
-    """
-
-    origin: str
-    digest: str
-    data: bytes
+    origin: str  # Where it lies here
+    digest: str  # SHA-256 of `data`
+    data: bytes  # A tar archive of it
 
     @classmethod
     def pack(cls, path: Path) -> Shipment:
         """Archive a file or folder: regular files and folders only."""
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w") as archive:
-            archive.add(path, arcname=path.name, filter=_regular)
+            archive.add(path, path.name, filter=lambda e: e if e.isreg() or e.isdir() else None)
         data = stream.getvalue()
         return cls(str(path), hashlib.sha256(data).hexdigest(), data)
 
@@ -293,10 +248,6 @@ class Shipment:
         with tarfile.open(fileobj=io.BytesIO(self.data)) as archive:
             archive.extractall(folder, filter="data")
         return str(folder / Path(self.origin).name)
-
-
-def _regular(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return entry if entry.isreg() or entry.isdir() else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,11 +269,7 @@ def guarded(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def unwrapped(result: Any) -> Any:
-    """What :func:`guarded` returned, without its wrapping.
-
-    Raises:
-        OdtpackError: As the function raised it.
-    """
+    """What :func:`guarded` returned, without its wrapping."""
     if isinstance(result, _Raised):
         raise OdtpackError(result.code, result.what, where=result.where, hint=result.hint)
     return result
@@ -349,17 +296,11 @@ def relocate(value: Any, moved: dict[str, str]) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(relocate(each, moved) for each in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changes = dict(_changes(value, moved))
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        after = {name: relocate(before, moved) for name, before in fields.items()}
+        changes = {name: each for name, each in after.items() if each != fields[name]}
         return dataclasses.replace(value, **changes) if changes else value
     return value
-
-
-def _changes(value: Any, moved: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    for field in dataclasses.fields(value):
-        before = getattr(value, field.name)
-        after = relocate(before, moved)
-        if after != before:
-            yield field.name, after
 
 
 def _check_address(address: str) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.replay.job import Job, Message, load_position, run_digest
+from odtpack_simulator.replay.job import Job, Message, check_whole, load_position, run_digest
 from odtpack_simulator.replay.paired_loss import first_difference
 from odtpack_simulator.replay.random_operators import unrepeatable_operators
 from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, run_training_child
@@ -40,35 +40,26 @@ _SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has one way to 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """An interruption to come.
+    """An interruption to come."""
 
-    Attributes:
-        at: What happens.
-        step: After how many optimizer steps.
-        share: For ``save``, how much of the tensors' bytes is written by then, from 0 to 1.
-    """
-
-    at: Kind
-    step: int
+    at: Kind  # What happens
+    step: int  # After how many optimizer steps
+    # For `save`, how much of the tensors' bytes is written by then, from 0 to 1.
     share: float | None = None
 
 
 @dataclass(slots=True)
 class _Log:
-    """What has happened so far.
+    """What has happened so far."""
 
-    Attributes:
-        interruptions: Those after which the training has begun again.
-        interrupted: Kind and step of the one after which it has not yet.
-        saves: Number of whole saves.
-        torn: Bytes in the temporary file at each kill in a save.
-        freed: Bytes of memory before and after each low-memory warning.
-    """
-
+    # Those after which the training has begun again.
     interruptions: list[Interruption] = field(default_factory=list)
+    # Kind and step of the one after which it has not yet.
     interrupted: tuple[Kind, int] | None = None
-    saves: int = 0
+    saves: int = 0  # Number of whole saves
+    # Bytes in the temporary file at each kill in a save.
     torn: list[int] = field(default_factory=list)
+    # Bytes of memory before and after each low-memory warning.
     freed: list[tuple[int, int]] = field(default_factory=list)
 
     def take(self, message: Message) -> None:
@@ -91,17 +82,10 @@ class _Log:
 
 
 def plan_interruptions(steps: int, save_every: int, count: int, seed: int) -> list[Planned]:
-    """Choose interruptions, in the order in which they will happen.
-
-    Each kind comes equally often, as far as the training has a place for it, at steps drawn
-    from the seed.
-
-    Args:
-        steps: Optimizer steps of the training.
-        save_every: Optimizer steps between two saves; the last step saves as well.
-        count: Number of interruptions.
-        seed: Seed of the choice.
-    """
+    """Choose interruptions, in the order in which they will happen."""
+    # Each kind comes equally often, as far as the training has a place for it, at steps drawn from
+    # the seed.
+    # `save_every`: Optimizer steps between two saves; the last step saves as well.
     random = np.random.default_rng([seed, 0x1A7E])
     saves = [*range(save_every, steps, save_every), steps]
     plan = []
@@ -117,7 +101,7 @@ def plan_interruptions(steps: int, save_every: int, count: int, seed: int) -> li
 
 
 def interrupt(
-    job: Job,
+    job: Job,  # What to train, without a memory limit. `keep_checkpoint` is only read
     *,
     seed: int,
     count: int,
@@ -125,27 +109,16 @@ def interrupt(
     on_message: OnMessage | None = None,
     stall_seconds: float = STALL_SECONDS,
 ) -> InterruptionInfo:
-    """Train with interruptions and compare the end with that of an undisturbed training.
-
-    The undisturbed one is the checkpoint that the same job left at its ``keep_checkpoint``;
-    where there is none, it is trained here.
-
-    Args:
-        job: What to train, without a memory limit. ``keep_checkpoint`` is only read.
-        seed: Seed of kinds and places of the interruptions.
-        count: Number of interruptions.
-        save_every: Optimizer steps between two saves.
-        on_message: Called with every message of the children; steps come again after a kill.
-        stall_seconds: As for :func:`~odtpack_simulator.replay.replay.replay`.
-
-    Raises:
-        OdtpackError: ``bad-interruptions`` for an argument; ``other-run`` or ``bad-position``
-            if ``keep_checkpoint`` is not the end of this training; ``interruption-failed`` if
-            a child ended otherwise than it was meant to; and what replays raise.
-    """
-    _check("number of interruptions", count, 0, MAX_INTERRUPTIONS)
-    _check("number of steps between two saves", save_every, 1, 2**31 - 1)
-    _check("seed", seed, 0, 2**31 - 1)
+    """Train with interruptions and compare the end with that of an undisturbed training."""
+    # The undisturbed one is the checkpoint that the same job left at its `keep_checkpoint`; where
+    # there is none, it is trained here.
+    # `on_message`: Called with every message of the children; steps come again after a kill.
+    for what, value, least, most in (
+        ("number of interruptions", count, 0, MAX_INTERRUPTIONS),
+        ("number of steps between two saves", save_every, 1, 2**31 - 1),
+        ("seed", seed, 0, 2**31 - 1),
+    ):
+        check_whole("bad-interruptions", what, value, least, most)
     plan = plan_interruptions(job.steps, save_every, count, seed)
     with tempfile.TemporaryDirectory(prefix="odtpack-interrupt-", dir=job.folder) as folder:
         free = dataclasses.replace(job, task="train", evaluate=False, limit_bytes=None)
@@ -221,8 +194,14 @@ def _run(
             log.take(message)
             if message["event"] == "paused" and kill is not None:
                 pid = seen["started"]["pid"]
-                if kill.at == "save":
-                    log.torn.append(_torn_bytes(job.saved_checkpoint, pid))
+                if kill.at == "save":  # its temporary file is there, and under way
+                    target = job.saved_checkpoint
+                    files = list(target.parent.glob(f".{target.name}.{pid}-*.tmp"))
+                    if not files:
+                        raise _failed(
+                            "the process stopped in a save, and no part of it is on the disk"
+                        )
+                    log.torn.append(files[0].stat().st_size)
                 log.interrupted = (kill.at, message["step"])
                 os.kill(pid, _SIGKILL)
             if on_message is not None:
@@ -231,14 +210,6 @@ def _run(
     if reached not in seen or (code == 0) == (kill is not None):
         reason = seen.get("out-of-memory", {}).get("message") or seen["exit"]["stderr"]
         raise _failed(f"a training process ended with exit code {code}: {reason}")
-
-
-def _torn_bytes(target: Path, pid: int) -> int:
-    """Size of the temporary file of a save that is under way."""
-    files = list(target.parent.glob(f".{target.name}.{pid}-*.tmp"))
-    if not files:
-        raise _failed("the process stopped in a save, and no part of it is on the disk")
-    return files[0].stat().st_size
 
 
 def _detail(odd: str | None, own: str | None, log: _Log) -> str:
@@ -265,14 +236,6 @@ def _detail(odd: str | None, own: str | None, log: _Log) -> str:
         if kept:
             said.append(f"on {kept} of {len(log.freed)} warnings it did not go down")
     return "; ".join(said)
-
-
-def _check(what: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise OdtpackError(
-            "bad-interruptions",
-            f"The {what} is {value!r}; it must be a whole number from {least} to {most}.",
-        )
 
 
 def _failed(problem: str) -> OdtpackError:

@@ -35,90 +35,63 @@ from odtpack_simulator.replay.limits import METHODS, LimitMethod
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training to run in a process of its own.
+    """A training to run in a process of its own."""
 
-    Attributes:
-        task: ``train`` it once, in measured memory; or ``time`` some steps of it.
-        training_model: Paths of the package's files.
-        eval_model: See training_model.
-        optimizer_model: See training_model.
-        checkpoint: See training_model.
-        folder: Where the child may write.
-        data: For each user input, in order, the path of an ``.npy`` file.
-        samples: Number of samples in each of these.
-        batch_size: See :class:`~odtpack_simulator.replay.job.Schedule`.
-        epochs: See SamplePlan.
-        seed: See SamplePlan.
-        full_batches: See SamplePlan.
-        accumulation_steps: See SamplePlan.
-        learning_rate: Learning rate of every step, or the one that ``rate_kind`` starts from.
-        threads: Intra-operator threads.
-        rate_kind: Kind of the schedule of the learning rate; None for a constant rate.
-        rate_settings: The settings of that schedule.
-        limit_bytes: Memory that the training may take; None for any.
-        limit_methods: Ways to hold it to that, in any order; see
-            :class:`~odtpack_simulator.replay.limits.Limiter`.
-        logits: Index among the user outputs of scores per class, of which the
-            accuracy is taken; None if there are none.
-        labels: Index among the user inputs of the labels.
-        ignored_label: Label of samples that do not count; None if all do.
-        pieces: See SamplePlan.
-        evaluate: Evaluate on the held-out samples before, during and after training.
-        max_steps: Make at most so many optimizer steps, 1 or more, and evaluate on at most so
-            many batches each time: the memory of a training without its time. None for all.
-        keep_checkpoint: Absolute path of the checkpoint that is saved; None for ``checkpoint``
-            in ``folder``.
-        save_every: Optimizer steps after which it is saved, again and again, besides the
-            end; None for the end only.
-        resume: Go on from the saved checkpoint. Where there is none yet, begin.
-        pause_at: Optimizer steps after which to stop and wait to be killed; None for never.
-        pause_in_save: None to stop there before the save of that step, if there is one; or a
-            number from 0 to 1, to stop in the middle of this save, once this share of the
-            tensors' bytes is written.
-        memory_warnings: After each of these numbers of optimizer steps the system warns that
-            memory is low. The training then saves, frees everything and starts anew from the
-            checkpoint, in the same process.
-        step_model: Path of the step model, if it makes the steps; None for the other two.
-        sharing: How sessions allocate memory, as in a kit; the package's choice if None.
-        weights_bytes: Memory that is taken for frozen weights, which the kit holds there.
-        calibration: What this machine reached before with as many threads: the ``calibration``
-            of a message ``timed``, which another timing takes over. None to measure it.
-    """
-
+    # `train` it once, in measured memory; or `time` some steps of it.
     task: Literal["train", "time"]
-    training_model: str
-    eval_model: str
-    optimizer_model: str
-    checkpoint: str
-    folder: str
-    data: dict[str, str]
-    samples: int
-    batch_size: int
-    epochs: int
-    seed: int
-    full_batches: bool
-    learning_rate: float
-    threads: int
-    accumulation_steps: int = 1
+    training_model: str  # Paths of the package's files
+    eval_model: str  # See training_model
+    optimizer_model: str  # See training_model
+    checkpoint: str  # See training_model
+    folder: str  # Where the child may write
+    data: dict[str, str]  # For each user input, in order, the path of an `.npy` file
+    samples: int  # Number of samples in each of these
+    batch_size: int  # See Schedule
+    epochs: int  # See SamplePlan
+    seed: int  # See SamplePlan
+    full_batches: bool  # See SamplePlan
+    learning_rate: float  # Learning rate of every step, or the one that `rate_kind` starts from
+    threads: int  # Intra-operator threads
+    accumulation_steps: int = 1  # See SamplePlan
+    # Kind of the schedule of the learning rate; None for a constant rate.
     rate_kind: str | None = None
+    # The settings of that schedule.
     rate_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-    limit_bytes: int | None = None
+    limit_bytes: int | None = None  # Memory that the training may take; None for any
+    # Ways to hold it to that, in any order; see Limiter.
     limit_methods: list[LimitMethod] = dataclasses.field(default_factory=lambda: list(METHODS))
+    # Index among the user outputs of scores per class, of which the accuracy is taken; None if
+    # there are none.
     logits: int | None = None
-    labels: int | None = None
-    ignored_label: int | None = None
-    pieces: int = 1
-    evaluate: bool = True
+    labels: int | None = None  # Index among the user inputs of the labels
+    ignored_label: int | None = None  # Label of samples that do not count; None if all do
+    pieces: int = 1  # See SamplePlan
+    evaluate: bool = True  # Evaluate on the held-out samples before, during and after training
+    # Make at most so many optimizer steps, 1 or more, and evaluate on at most so many batches each
+    # time: the memory of a training without its time. None for all.
     max_steps: int | None = None
+    # Absolute path of the checkpoint that is saved; None for `checkpoint` in `folder`.
     keep_checkpoint: str | None = None
+    # Optimizer steps after which it is saved, again and again, besides the end; None for the end
+    # only.
     save_every: int | None = None
-    resume: bool = False
+    resume: bool = False  # Go on from the saved checkpoint. Where there is none yet, begin
+    # Optimizer steps after which to stop and wait to be killed; None for never.
     pause_at: int | None = None
+    # None to stop there before the save of that step, if there is one; or a number from 0 to 1, to
+    # stop in the middle of this save, once this share of the tensors' bytes is written.
     pause_in_save: float | None = None
+    # After each of these numbers of optimizer steps the system warns that memory is low. The
+    # training then saves, frees everything and starts anew from the checkpoint, in the same
+    # process.
     memory_warnings: list[int] = dataclasses.field(default_factory=list)
+    # Path of the step model, if it makes the steps; None for the other two.
     step_model: str | None = None
+    # How sessions allocate memory, as in a kit; the package's choice if None.
     sharing: Sharing | None = None
-    weights_bytes: int = 0
+    weights_bytes: int = 0  # Memory that is taken for frozen weights, which the kit holds there
+    # What this machine reached before with as many threads: the `calibration` of a message `timed`,
+    # which another timing takes over. None to measure it.
     calibration: dict[str, Any] | None = None
 
     @property
@@ -152,15 +125,7 @@ class Job:
     @property
     def schedule(self) -> SamplePlan:
         """The order of the samples."""
-        return SamplePlan(
-            self.samples,
-            self.batch_size,
-            self.epochs,
-            self.seed,
-            self.full_batches,
-            self.accumulation_steps,
-            self.pieces,
-        )
+        return SamplePlan(**{name: getattr(self, name) for name in SamplePlan.__slots__})
 
     def set_rate(self, optimizer: Optimizer) -> LRScheduler | None:
         """Set the learning rate of the first step; return what sets that of the others."""
@@ -247,18 +212,7 @@ class Position:
 
 
 def load_position(state: CheckpointState, job: Job, run: str) -> Position:
-    """Return the position of a state that was loaded from the job's saved checkpoint.
-
-    Args:
-        state: The state.
-        job: The training.
-        run: Its digest, of :func:`run_digest`.
-
-    Raises:
-        OdtpackError: ``bad-position``: there is none, it is out of range, the optimizer's
-            state is missing or stands elsewhere; ``other-run``: it is of another package
-            or training.
-    """
+    """Return the position of a state that was loaded from the job's saved checkpoint."""
     where = str(job.saved_checkpoint)
     if PROPERTY not in state.properties:
         raise _bad("it does not say at which step it was saved", where)
@@ -290,13 +244,8 @@ def load_position(state: CheckpointState, job: Job, run: str) -> Position:
 
 
 def run_digest(job: Job) -> str:
-    """A digest of what a training computes: its models, first checkpoint, order and rates.
-
-    Of the data, only the number of samples counts.
-
-    Raises:
-        OdtpackError: ``model-not-found``.
-    """
+    """A digest of what a training computes: its models, first checkpoint, order and rates."""
+    # Of the data, only the number of samples counts.
     digest = hashlib.sha256()
     step = () if job.step_model is None else (job.step_model,)
     files = (job.training_model, job.optimizer_model, *step, job.checkpoint, *job.segment_files)
@@ -321,48 +270,35 @@ def _bad(problem: str, where: str) -> OdtpackError:
 
 # Which samples make up each batch: a function of the seed and nothing else.
 
-HELD_OUT_SHARE = 0.2
-"""Share of the samples that training does not see."""
+HELD_OUT_SHARE = 0.2  # Share of the samples that training does not see
 
 MAX_PIECES = 10_000
 
-EVALUATIONS = 12
-"""Most evaluations of one training, the first and the last included."""
+EVALUATIONS = 12  # Most evaluations of one training, the first and the last included
 
 Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
-    """Split and order of the samples.
+    """Split and order of the samples."""
 
-    A permutation by the seed is cut: the last fifth is held out. Every epoch
-    takes the rest in an order of its own, and the last batch of an epoch holds
-    what is left over, unless the model fixes the size of a batch.
+    # A permutation by the seed is cut: the last fifth is held out. Every epoch takes the rest in an
+    # order of its own, and the last batch of an epoch holds what is left over, unless the model
+    # fixes the size of a batch.
+    # Data that arrive in pieces do so in the order in which they stand in the file. What is held
+    # out is a fifth of all of them; the others are cut into pieces of equal size (the first ones
+    # may have a sample more). Each piece is trained on for all epochs, by itself, before the next
+    # one arrives.
 
-    Data that arrive in pieces do so in the order in which they stand in the file.
-    What is held out is a fifth of all of them; the others are cut into pieces of
-    equal size (the first ones may have a sample more). Each piece is trained on
-    for all epochs, by itself, before the next one arrives.
-
-    Attributes:
-        samples: Number of samples.
-        batch_size: Samples per batch.
-        epochs: Passes over the training samples, of each piece.
-        seed: Seed of the split and of every pass's order.
-        full_batches: Leave out batches that are not full.
-        accumulation_steps: Batches that make one optimizer step. What is left of a pass
-            makes a step too.
-        pieces: Number of pieces in which the training data arrive.
-    """
-
-    samples: int
-    batch_size: int
-    epochs: int
-    seed: int
-    full_batches: bool = False
+    samples: int  # Number of samples
+    batch_size: int  # Samples per batch
+    epochs: int  # Passes over the training samples, of each piece
+    seed: int  # Seed of the split and of every pass's order
+    full_batches: bool = False  # Leave out batches that are not full
+    # Batches that make one optimizer step. What is left of a pass makes a step too.
     accumulation_steps: int = 1
-    pieces: int = 1
+    pieces: int = 1  # Number of pieces in which the training data arrive
 
     @property
     def held_out_samples(self) -> int:
@@ -390,13 +326,9 @@ class SamplePlan:
         return self.epochs * self.steps_per_epoch
 
     def sample(self, most_steps: int) -> SamplePlan:
-        """This plan, or a part of it that makes about so many steps.
-
-        The part has the first passes only, and fewer samples where one pass is longer than that.
-
-        Args:
-            most_steps: At least 1. A pass over every piece is made in any case.
-        """
+        """This plan, or a part of it that makes about so many steps."""
+        # The part has the first passes only, and fewer samples where one pass is longer than that.
+        # `most_steps`: At least 1. A pass over every piece is made in any case.
         if self.steps <= most_steps:
             return self
         epochs = max(1, most_steps // self.steps_per_epoch)
@@ -440,12 +372,7 @@ class SamplePlan:
         return tuple(self.steps_before(end) for end in ends)
 
     def training_batches(self, epoch: int, piece: int = 0) -> Iterator[Indices]:
-        """Indices of the samples of each batch of one pass.
-
-        Args:
-            epoch: Which pass over the piece, from 0.
-            piece: Which piece, from 0.
-        """
+        """Indices of the samples of each batch of one pass."""
         train = self._permutation()[: self.train_samples]
         start = sum(self.piece_samples(index) for index in range(piece))
         arrived = np.sort(train)[start : start + self.piece_samples(piece)]
@@ -500,23 +427,15 @@ def make_sample_plan(
     accumulation_steps: int = 1,
     pieces: int = 1,
 ) -> SamplePlan:
-    """Check the parameters of a training and return its schedule.
-
-    Raises:
-        OdtpackError: ``bad-batch-size``, ``bad-epochs``, ``bad-seed``, ``bad-pieces``, or
-            ``too-few-samples`` if not even one batch can be made of every piece.
-    """
+    """Check the parameters of a training and return its schedule."""
     for name, value, least, most in (
         ("batch size", batch_size, 1, 2**31 - 1),
         ("number of epochs", epochs, 1, 2**31 - 1),
         ("seed", seed, 0, 2**31 - 1),
         ("number of pieces", pieces, 1, MAX_PIECES),
     ):
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            code = f"bad-{name.removeprefix('number of ').replace(' ', '-')}"
-            raise OdtpackError(
-                code, f"The {name} is {value!r}; it must be a whole number from {least} to {most}."
-            )
+        code = f"bad-{name.removeprefix('number of ').replace(' ', '-')}"
+        check_whole(code, name, value, least, most)
     fixed = {spec.shape[0] for spec in inputs if spec.shape and isinstance(spec.shape[0], int)}
     if fixed - {batch_size}:
         raise OdtpackError(
@@ -528,24 +447,26 @@ def make_sample_plan(
     schedule = SamplePlan(
         samples, batch_size, epochs, seed, bool(fixed), accumulation_steps, pieces
     )
-    _check_enough(schedule)
-    return schedule
-
-
-def _check_enough(schedule: SamplePlan) -> None:
-    """Check that every piece has a batch."""
-    each = schedule.batch_size if schedule.full_batches else 1
-    if schedule.piece_samples(schedule.pieces - 1) >= each:
-        return
-    needed = each * schedule.pieces
-    while needed - int(needed * HELD_OUT_SHARE) < each * schedule.pieces:
+    # Every piece needs a batch.
+    each = batch_size if schedule.full_batches else 1
+    if schedule.piece_samples(pieces - 1) >= each:
+        return schedule
+    needed = each * pieces
+    while needed - int(needed * HELD_OUT_SHARE) < each * pieces:
         needed += 1
-    in_pieces = f" in {schedule.pieces} pieces" if schedule.pieces > 1 else ""
+    in_pieces = f" in {pieces} pieces" if pieces > 1 else ""
     raise OdtpackError(
         "too-few-samples",
-        f"The data have {schedule.samples} samples, and training{in_pieces} needs at least "
-        f"{needed}.",
+        f"The data have {samples} samples, and training{in_pieces} needs at least {needed}.",
         hint="a fifth is held out"
         + (f", and the model takes batches of {each} only" if each > 1 else "")
         + ("; let the data arrive in fewer pieces" if in_pieces else ""),
     )
+
+
+def check_whole(code: str, what: str, value: object, least: int, most: int) -> None:
+    """Refuse what is not a whole number in its range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise OdtpackError(
+            code, f"The {what} is {value!r}; it must be a whole number from {least} to {most}."
+        )

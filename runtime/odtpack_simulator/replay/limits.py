@@ -41,14 +41,11 @@ _GONE_SECONDS: Final = 2.0
 
 
 class Limiter:
-    """The parent's side: makes the group, watches, and cleans up.
+    """The parent's side: makes the group, watches, and cleans up."""
 
-    Use it as a context manager around the life of one child.
-
-    Args:
-        limit_bytes: What the child is to be held to; None for nothing.
-        methods: Ways to try; those that this system does not permit are passed over.
-    """
+    # Use it as a context manager around the life of one child.
+    # `limit_bytes`: What the child is to be held to; None for nothing.
+    # `methods`: Ways to try; those that this system does not permit are passed over.
 
     def __init__(self, limit_bytes: int | None, methods: Sequence[LimitMethod] = METHODS) -> None:
         self._limit = limit_bytes
@@ -95,34 +92,21 @@ class Limiter:
 
 
 def methods_for(methods: Sequence[LimitMethod], *, arena: bool) -> list[LimitMethod]:
-    """Those of the ways that count what is resident.
-
-    With an arena ``RLIMIT_DATA`` does not: it refuses address space, and an arena takes up to
-    twice of that, which is never touched. A watchdog then misses nothing that lasts, for an
-    arena gives nothing back.
-
-    Args:
-        methods: Ways.
-        arena: Whether the training's sessions have an arena.
-    """
+    """Those of the ways that count what is resident."""
+    # With an arena `RLIMIT_DATA` does not: it refuses address space, and an arena takes up to twice
+    # of that, which is never touched. A watchdog then misses nothing that lasts, for an arena gives
+    # nothing back.
     return [method for method in methods if not (arena and method == "rlimit")]
 
 
 def hold_memory(
     limit_bytes: int, threads: int = 1, methods: Sequence[LimitMethod] = METHODS
 ) -> dict[str, Any]:
-    """Hold this process to ``limit_bytes`` above what it has now: the child's side.
-
-    Args:
-        limit_bytes: The limit.
-        threads: Intra-operator threads of the sessions to come.
-        methods: Ways to try, see :class:`Limiter`.
-
-    Returns:
-        Content of the ``limit`` message: ``method`` (null if the limit is not held),
-        ``problem`` (null, or why not), and ``base_bytes`` for the watchdog: the anonymous
-        memory of this process now.
-    """
+    """Hold this process to ``limit_bytes`` above what it has now: the child's side."""
+    # `methods`: Ways to try, see Limiter.
+    # Returns: Content of the `limit` message: `method` (null if the limit is not held), `problem`
+    # (null, or why not), and `base_bytes` for the watchdog: the anonymous memory of this process
+    # now.
     problems = []
     group = os.environ.get(_VARIABLE)
     if "cgroup" in methods and group is not None:
@@ -155,11 +139,9 @@ def anonymous_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
 
 
 class _Watchdog:
-    """A thread that ends a process beyond a limit.
+    """A thread that ends a process beyond a limit."""
 
-    Attributes:
-        seen: Anonymous memory in bytes at which it was ended; 0 if it was not.
-    """
+    # `seen`: Anonymous memory in bytes at which it was ended; 0 if it was not.
 
     def __init__(self, pid: int, ceiling: int) -> None:
         self.seen = 0
@@ -193,20 +175,16 @@ class _Watchdog:
 
 
 def make_group(limit_bytes: int, *, mounts: Path = _MOUNTS, membership: Path = _MEMBERSHIP) -> Path:
-    """Make a control group (version 2) with a limit; the caller removes it.
-
-    It is made inside this process's own group, or else beside it, wherever memory is
-    controlled and this user may write.
-
-    Args:
-        limit_bytes: Its ``memory.max``; its ``memory.swap.max`` is 0.
-        mounts: The system's table of mounts, ``/proc/self/mountinfo``.
-        membership: The groups of this process, ``/proc/self/cgroup``.
-
-    Raises:
-        OSError: It is not permitted, or there are no such groups. Nothing is left.
-    """
-    root = _unified_root(mounts)
+    """Make a control group (version 2) with a limit; the caller removes it."""
+    # It is made inside this process's own group, or else beside it, wherever memory is controlled
+    # and this user may write.
+    # `limit_bytes`: Its `memory.max`; its `memory.swap.max` is 0.
+    # `mounts`: The system's table of mounts, `/proc/self/mountinfo`.
+    # `membership`: The groups of this process, `/proc/self/cgroup`.
+    # Where control groups of version 2 are mounted.
+    entries = (line.partition(" - ") for line in mounts.read_text().splitlines())
+    found = (fields.split()[4] for fields, _, kind in entries if kind.split()[:1] == ["cgroup2"])
+    root = next(map(Path, found), None)
     own = next(
         (line[3:] for line in membership.read_text().splitlines() if line.startswith("0::")), None
     )
@@ -240,15 +218,6 @@ def make_group(limit_bytes: int, *, mounts: Path = _MOUNTS, membership: Path = _
         else:
             return group
     raise problem
-
-
-def _unified_root(mounts: Path) -> Path | None:
-    """Where control groups of version 2 are mounted."""
-    for line in mounts.read_text().splitlines():
-        fields, _, kind = line.partition(" - ")
-        if kind.split()[:1] == ["cgroup2"]:
-            return Path(fields.split()[4])
-    return None
 
 
 def remove_group(group: Path) -> None:

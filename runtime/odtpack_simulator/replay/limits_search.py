@@ -15,8 +15,7 @@ from typing import Final
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import ReplayResult, run_training_child
 
-FAR: Final = 1.5
-"""From this multiple of the measured peak on, a limit is not replayed."""
+FAR: Final = 1.5  # From this multiple of the measured peak on, a limit is not replayed
 
 HELD_STEPS: Final = 3
 """Optimizer steps under a limit: memory is the same in every step from the second on."""
@@ -24,15 +23,10 @@ HELD_STEPS: Final = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Peaks:
-    """The most memory that a training took.
+    """The most memory that a training took."""
 
-    Attributes:
-        nbytes: Bytes; None where they were not measured.
-        phases: The same of each phase that was measured.
-    """
-
-    nbytes: int | None
-    phases: Mapping[str, int]
+    nbytes: int | None  # Bytes; None where they were not measured
+    phases: Mapping[str, int]  # The same of each phase that was measured
 
     def with_phases(self, phases: Mapping[str, int]) -> Peaks:
         """The higher of both, phase by phase."""
@@ -44,32 +38,20 @@ class Peaks:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LimitOutcome:
-    """How a training goes under one limit.
+    """How a training goes under one limit."""
 
-    Attributes:
-        run: The replay that shows it.
-        exact: Whether that replay was held to this very limit; otherwise to a higher one
-            that ended it, or to a lower one that did not.
-    """
-
-    run: ReplayResult
+    run: ReplayResult  # The replay that shows it
+    # Whether that replay was held to this very limit; otherwise to a higher one that ended it, or
+    # to a lower one that did not.
     exact: bool
 
 
 def hold(job: Job, peak: int | None) -> ReplayResult:
-    """Replay the start of a training within the job's limit, and go on from it in a new process.
-
-    Every phase, but few steps: the first process loads, evaluates, trains and saves. The second
-    finds its checkpoint, as an app does that was ended, and does the same from there.
-
-    Args:
-        job: The training, with its limit.
-        peak: Its peak without one, in bytes; None if it is unknown.
-
-    Returns:
-        How both went: the steps that were made, the highest peak of each phase, and as
-        ``resuming`` that of loading in the second.
-    """
+    """Replay the start of a training within the job's limit, and go on from it in a new process."""
+    # Every phase, but few steps: the first process loads, evaluates, trains and saves. The second
+    # finds its checkpoint, as an app does that was ended, and does the same from there.
+    # Returns: How both went: the steps that were made, the highest peak of each phase, and as
+    # `resuming` that of loading in the second.
     job = dataclasses.replace(job, resume=True, keep_checkpoint=None)
     job.saved_checkpoint.unlink(missing_ok=True)
     first = _held(dataclasses.replace(job, max_steps=HELD_STEPS), peak)
@@ -98,11 +80,9 @@ def resumed_phases(peaks: Mapping[str, int]) -> dict[str, int]:
 
 
 def _held(job: Job, peak: int | None) -> ReplayResult:
-    """Run a part of a training within the job's limit.
-
-    ``RLIMIT_DATA`` also counts memory that is never touched. Where it ends a training whose
-    measured peak is within the limit, what is resident decides.
-    """
+    """Run a part of a training within the job's limit."""
+    # `RLIMIT_DATA` also counts memory that is never touched. Where it ends a training whose
+    # measured peak is within the limit, what is resident decides.
     run = run_training_child(job)
     refused = run.outcome == "killed" and run.limit_method == "rlimit"
     if refused and peak is not None and job.limit_bytes is not None and peak <= job.limit_bytes:
@@ -117,21 +97,10 @@ def bisect_limits(
     *,
     on_run: Callable[[int], None] | None = None,
 ) -> Mapping[int, LimitOutcome]:
-    """Find out which limits end a training.
-
-    Args:
-        job: The training, without a limit.
-        limits: Limits in bytes.
-        peak: Peak that was measured without a limit; None if it is unknown, which makes
-            every limit one to be replayed.
-        on_run: Called with every limit that is replayed, before it is.
-
-    Returns:
-        For every limit below ``FAR`` times the peak, the replay that settles it.
-
-    Raises:
-        OdtpackError: As :func:`~odtpack_simulator.replay.replay.replay`.
-    """
+    """Find out which limits end a training."""
+    # `peak`: Peak that was measured without a limit; None if it is unknown, which makes every limit
+    # one to be replayed.
+    # Returns: For every limit below `FAR` times the peak, the replay that settles it.
     near = sorted({limit for limit in limits if peak is None or limit < FAR * peak})
     runs: dict[int, ReplayResult] = {}
     low, high = 0, len(near)  # near[:low] end it, near[high:] do not
@@ -145,14 +114,14 @@ def bisect_limits(
             low = middle + 1
         else:
             high = middle
-    return {limit: _nearest(limit, index < low, runs) for index, limit in enumerate(near)}
 
+    def nearest(limit: int, ends: bool) -> LimitOutcome:
+        """The replay that settles a limit: of those with the same outcome the nearest one."""
+        outcome = "killed" if ends else "completed"
+        same = (tried for tried, run in runs.items() if run.outcome == outcome)
+        tried = min(
+            (t for t in same if (t >= limit if ends else t <= limit)), key=lambda t: abs(t - limit)
+        )
+        return LimitOutcome(runs[tried], tried == limit)
 
-def _nearest(limit: int, ends: bool, runs: Mapping[int, ReplayResult]) -> LimitOutcome:
-    """The replay that settles a limit: of those with the same outcome the nearest one."""
-    outcome = "killed" if ends else "completed"
-    same = [tried for tried, run in runs.items() if run.outcome == outcome]
-    tried = min(
-        (t for t in same if (t >= limit if ends else t <= limit)), key=lambda t: abs(t - limit)
-    )
-    return LimitOutcome(runs[tried], tried == limit)
+    return {limit: nearest(limit, index < low) for index, limit in enumerate(near)}

@@ -39,11 +39,9 @@ def accuracy_inputs(manifest: Manifest) -> tuple[int | None, int | None]:
 
 
 def first_difference(one: CheckpointData, other: CheckpointData) -> str | None:
-    """What two checkpoints disagree on, bit by bit; None if on nothing.
-
-    Parameters, running statistics and other frozen values, and of the optimizer its step
-    count, learning rate and moments are compared.
-    """
+    """What two checkpoints disagree on, bit by bit; None if on nothing."""
+    # Parameters, running statistics and other frozen values, and of the optimizer its step count,
+    # learning rate and moments are compared.
     left, right = _arrays(one), _arrays(other)
     if left.keys() != right.keys():
         return f"{min(left.keys() ^ right.keys())}, which one of them lacks"
@@ -87,16 +85,14 @@ def _bits(array: Array) -> npt.NDArray[np.uint8]:
 # of freedom (Student 1908, The probable error of a mean, Biometrika 6, 1-25), is passed by chance
 # in one of twenty samples.
 
-GROUPS: Final = 64
-"""Groups to aim at: more of them narrow the interval by less than 2 %."""
+GROUPS: Final = 64  # Groups to aim at: more of them narrow the interval by less than 2 %
 
 _MOST_GROUPS: Final = 2 * GROUPS
 
 FEWEST_GROUPS: Final = 5
 """With fewer, not even a fall in every group shows anything: 2^-4 is more than 5 %."""
 
-ENOUGH_GROUPS: Final = 30
-"""From here on a fall that does not show is taken for none."""
+ENOUGH_GROUPS: Final = 30  # From here on a fall that does not show is taken for none
 
 CONFIDENCE: Final = 0.95
 
@@ -106,15 +102,9 @@ Groups = tuple[list[float | None], list[int]]
 
 
 def held_out_fall(before: Sequence[Groups], after: Sequence[Groups]) -> HeldOutFall | None:
-    """The mean fall of a loss, with the interval that chance leaves open.
-
-    Args:
-        before: The samples before training, in ever smaller groups.
-        after: The same after training. The smallest groups that both have are compared.
-
-    Returns:
-        None without two groups, or where a loss is not finite.
-    """
+    """The mean fall of a loss, with the interval that chance leaves open."""
+    # `after`: The same after training. The smallest groups that both have are compared.
+    # Returns: None without two groups, or where a loss is not finite.
     both = list(zip(before, after, strict=False))
     if not both:
         return None
@@ -147,14 +137,10 @@ def pooled(losses: Sequence[float], sizes: Sequence[int]) -> Groups:
 
 
 def student_t(freedom: int) -> float:
-    """The 95 % point of Student's distribution, by bisection of its distribution function.
-
-    For a whole number n of degrees of freedom that is a finite sum, with ``x = atan(t /
-    sqrt(n))`` (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4).
-
-    Args:
-        freedom: Degrees of freedom, 1 or more.
-    """
+    """The 95 % point of Student's distribution, by bisection of its distribution function."""
+    # For a whole number n of degrees of freedom that is a finite sum, with `x = atan(t / sqrt(n))`
+    # (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4).
+    # `freedom`: Degrees of freedom, 1 or more.
     low, high = 0.0, 7.0  # that of one degree of freedom is 6.31
     for _ in range(60):
         middle = (low + high) / 2

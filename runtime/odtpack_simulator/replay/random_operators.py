@@ -18,14 +18,9 @@ OWN_GENERATOR: Final = frozenset(
 
 
 def unrepeatable_operators(model: str | os.PathLike[str]) -> str | None:
-    """Name a node that draws from a generator inside the session, None if there is none.
-
-    Dropout without the attribute ``seed`` is none: it draws from the process's generator, which
-    ``onnxruntime.set_seed`` sets before every batch.
-
-    Args:
-        model: An ``.onnx`` model.
-    """
+    """Name a node that draws from a generator inside the session, None if there is none."""
+    # Dropout without the attribute `seed` is none: it draws from the process's generator, which
+    # `onnxruntime.set_seed` sets before every batch.
     proto = onnx.load(os.fspath(model), load_external_data=False)
     for node in _walk([proto.graph.node, *(function.node for function in proto.functions)]):
         if node.op_type in OWN_GENERATOR:

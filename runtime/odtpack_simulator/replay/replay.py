@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -48,14 +48,9 @@ class Rate:
 
 
 def choose_rate(manifest: Manifest, learning_rate: float | None, steps: int) -> Rate:
-    """The rate of a training of so many steps, as ``odtpack train`` chooses it.
-
-    Raises:
-        OdtpackError: ``bad-schedule`` if the package's schedule does not fit the training.
-    """
+    """The rate of a training of so many steps, as ``odtpack train`` chooses it."""
     proposed, follows = None, None
-    if manifest.schedule is not None:
-        info = manifest.schedule
+    if (info := manifest.schedule) is not None:
         proposed = info.learning_rate
         try:
             follows = ScheduleSpec(info.kind, info.settings, proposed).schedule(steps)
@@ -67,22 +62,13 @@ def choose_rate(manifest: Manifest, learning_rate: float | None, steps: int) -> 
 
 
 def evenly_spaced(arrays: Mapping[str, Array], samples: int) -> dict[str, Array]:
-    """So many samples of all, evenly spaced: views, nothing is copied.
-
-    Args:
-        arrays: Inputs with one row per sample each.
-        samples: At most as many as there are.
-    """
+    """So many samples of all, evenly spaced: views, nothing is copied."""
     stride = max(1, len(next(iter(arrays.values()))) // samples)
     return {name: array[: samples * stride : stride] for name, array in arrays.items()}
 
 
 def write_data(arrays: Mapping[str, Array], folder: Path) -> dict[str, str]:
-    """Write each array where children can map it; return the paths.
-
-    Raises:
-        OdtpackError: ``data-not-written``: the folder has no space left.
-    """
+    """Write each array where children can map it; return the paths."""
     data = {}
     try:
         for index, (name, array) in enumerate(arrays.items()):
@@ -116,20 +102,7 @@ def make_job(
     threads: int,
     folder: Path,
 ) -> Job:
-    """Describe a training to a child.
-
-    Args:
-        package: What is trained.
-        data: For each input, in order, the path of an ``.npy`` file.
-        schedule: Which samples make which batch.
-        rate: The learning rate.
-        threads: Intra-operator threads.
-        folder: Where the child may write.
-
-    Raises:
-        OdtpackError: ``private-training``: its steps go sample by sample, for which there is
-            neither a plan of memory nor a time.
-    """
+    """Describe a training to a child."""
     if package.manifest.privacy is not None:
         raise OdtpackError(
             "private-training",
@@ -146,13 +119,7 @@ def make_job(
         checkpoint=str(package.checkpoint),
         folder=str(folder),
         data=dict(data),
-        samples=schedule.samples,
-        batch_size=schedule.batch_size,
-        epochs=schedule.epochs,
-        seed=schedule.seed,
-        full_batches=schedule.full_batches,
-        accumulation_steps=schedule.accumulation_steps,
-        pieces=schedule.pieces,
+        **dataclasses.asdict(schedule),
         learning_rate=rate.initial,
         rate_kind=rate.schedule.kind if rate.schedule is not None else None,
         rate_settings=rate.schedule.settings() if rate.schedule is not None else {},
@@ -170,25 +137,15 @@ Stage = Literal["predicting", "timing", "measuring", "replaying"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a simulation is.
+    """How far a simulation is."""
 
-    Attributes:
-        stage: What is being done. ``replaying``: under memory limits and with interruptions.
-        detail: On what, or empty.
-        step: Training steps, or replays, done in this stage; 0 where there are none.
-        steps: Their number in this stage; 0 where there are none.
-        loss: Loss of the last step.
-        run: Number of this stage, from 1.
-        runs: Number of stages.
-    """
-
-    stage: Stage
-    detail: str = ""
-    step: int = 0
-    steps: int = 0
-    loss: float | None = None
-    run: int = 1
-    runs: int = 1
+    stage: Stage  # What is being done. `replaying`: under memory limits and with interruptions
+    detail: str = ""  # On what, or empty
+    step: int = 0  # Training steps, or replays, done in this stage; 0 where there are none
+    steps: int = 0  # Their number in this stage; 0 where there are none
+    loss: float | None = None  # Loss of the last step
+    run: int = 1  # Number of this stage, from 1
+    runs: int = 1  # Number of stages
 
 
 OnProgress = Callable[[Progress], None]
@@ -243,68 +200,43 @@ OnMessage = Callable[[Message], None]
 
 @dataclass(slots=True)
 class ReplayResult:
-    """How one training went.
+    """How one training went."""
 
-    Attributes:
-        outcome: ``completed``; or ``killed`` when it ran out of memory or was killed.
-        steps_done: Steps made.
-        losses: Training loss of each step; None where it was not finite.
-        skipped: Batches whose loss or gradients were not finite.
-        not_finite: What was not, of the last of them.
-        steps_ms: Duration of each step in milliseconds.
-        eval_loss_before: Mean loss on the held-out samples; None without any.
-        eval_loss_after: The same after training.
-        metric_before: Accuracy on the held-out samples; None if not defined.
-        metric_after: The same after training.
-        metric_counts: Labels that it counts as right, and all that it counts: see
-            :func:`~odtpack_simulator.values.statistics.wilson_interval` for what they prove.
-        groups_before: Losses of held-out samples in ever smaller groups, see
-            :func:`~odtpack_simulator.replay.paired_loss.held_out_fall`.
-        groups_after: The same after training.
-        curve: Every evaluation, those before and after training included.
-        peak_bytes: Peak of anonymous memory above the process's state before the
-            package was loaded; None if killed, or if this system does not report it.
-        phase_peaks: The same by phase: ``loading``, ``evaluation``, ``step``, ``saving``.
-        limit_bytes: The memory it was held to; None for no limit.
-        limit_method: How it was held to it; None if it was not.
-        detail: What happened, for people; empty if there is nothing to say.
-    """
-
-    limit_bytes: int | None
+    limit_bytes: int | None  # The memory it was held to; None for no limit
+    # `completed`; or `killed` when it ran out of memory or was killed.
     outcome: Literal["completed", "killed"] = "killed"
-    steps_done: int = 0
+    steps_done: int = 0  # Steps made
+    # Training loss of each step; None where it was not finite.
     losses: list[float | None] = field(default_factory=list)
-    skipped: int = 0
-    not_finite: str = ""
-    steps_ms: list[float] = field(default_factory=list)
-    eval_loss_before: float | None = None
-    eval_loss_after: float | None = None
-    metric_before: float | None = None
-    metric_after: float | None = None
+    skipped: int = 0  # Batches whose loss or gradients were not finite
+    not_finite: str = ""  # What was not, of the last of them
+    steps_ms: list[float] = field(default_factory=list)  # Duration of each step in milliseconds
+    eval_loss_before: float | None = None  # Mean loss on the held-out samples; None without any
+    eval_loss_after: float | None = None  # The same after training
+    metric_before: float | None = None  # Accuracy on the held-out samples; None if not defined
+    metric_after: float | None = None  # The same after training
+    # Labels that it counts as right, and all that it counts: see wilson_interval for what they
+    # prove.
     metric_counts: tuple[int, int] | None = None
+    # Losses of held-out samples in ever smaller groups, see held_out_fall.
     groups_before: list[Groups] = field(default_factory=list)
-    groups_after: list[Groups] = field(default_factory=list)
+    groups_after: list[Groups] = field(default_factory=list)  # The same after training
+    # Every evaluation, those before and after training included.
     curve: list[EvaluationPoint] = field(default_factory=list)
+    # Peak of anonymous memory above the process's state before the package was loaded; None if
+    # killed, or if this system does not report it.
     peak_bytes: int | None = None
+    # The same by phase: `loading`, `evaluation`, `step`, `saving`.
     phase_peaks: dict[str, int] = field(default_factory=dict)
-    detail: str = ""
-    limit_method: LimitMethod | None = None
+    detail: str = ""  # What happened, for people; empty if there is nothing to say
+    limit_method: LimitMethod | None = None  # How it was held to it; None if it was not
 
 
 def run_training_child(
     job: Job, *, on_message: OnMessage | None = None, stall_seconds: float = STALL_SECONDS
 ) -> ReplayResult:
-    """Train in a child process.
-
-    Args:
-        job: What to train, and within which memory.
-        on_message: Called with every message of the child, for example to show progress.
-        stall_seconds: The child is ended, and this call fails, after so long a silence.
-
-    Raises:
-        OdtpackError: What the child raised; ``replay-crashed`` for another
-            failure of the child, ``replay-stalled``.
-    """
+    """Train in a child process."""
+    # `stall_seconds`: The child is ended, and this call fails, after so long a silence.
     result = ReplayResult(job.limit_bytes)
     phase = "starting"
     # Closed here, not when the garbage collector comes by: an exception below keeps it alive.
@@ -326,7 +258,17 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
             if message["problem"]:
                 result.detail = f"the memory limit was not held: {message['problem']}"
         case "evaluation":
-            _take_evaluation(message, result)
+            loss, metric = message["loss"], message["metric"]
+            result.curve.append(EvaluationPoint(step=message["step"], loss=loss, metric=metric))
+            groups = list(map(tuple, message["groups"]))  # JSON knows no tuples
+            if message["when"] == "before":
+                result.eval_loss_before, result.metric_before = loss, metric
+                result.groups_before = groups
+            elif message["when"] == "after":
+                result.eval_loss_after, result.metric_after = loss, metric
+                result.groups_after = groups
+                if message["total"] is not None:
+                    result.metric_counts = (message["right"], message["total"])
         case "step":
             result.losses.append(message["loss"])
             result.steps_ms.append(message["ms"])
@@ -343,39 +285,15 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
             result.detail = result.detail or message["unmeasured"] or ""
             return _ENDED
         case "compared":
-            result.groups_before += _groups(message["before"])
-            result.groups_after += _groups(message["after"])
+            result.groups_before += map(tuple, message["before"])
+            result.groups_after += map(tuple, message["after"])
         case "exit" if phase != _ENDED:
             result.detail = _cause_of_exit(message, result.limit_bytes is not None, phase)
     return phase
 
 
-def _take_evaluation(message: Message, result: ReplayResult) -> None:
-    loss, metric = message["loss"], message["metric"]
-    result.curve.append(EvaluationPoint(step=message["step"], loss=loss, metric=metric))
-    groups = _groups(message["groups"])
-    match message["when"]:
-        case "before":
-            result.eval_loss_before, result.metric_before = loss, metric
-            result.groups_before = groups
-        case "after":
-            result.eval_loss_after, result.metric_after = loss, metric
-            result.groups_after = groups
-            if message["total"] is not None:
-                result.metric_counts = (message["right"], message["total"])
-
-
-def _groups(sent: list[list[Any]]) -> list[Groups]:
-    """Groups as JSON has them, which knows no tuples."""
-    return [(losses, sizes) for losses, sizes in sent]
-
-
 def _cause_of_exit(message: Message, limited: bool, phase: str) -> str:
-    """Distinguish a child that was killed, which is a result, from one that failed.
-
-    Raises:
-        OdtpackError: ``replay-crashed``.
-    """
+    """Distinguish a child that was killed, which is a result, from one that failed."""
     # SIGKILL is the system's out-of-memory killer, SIGABRT an uncaught C++ exception;
     # under a limit, code that does not check its allocations may crash as well.
     names = {"SIGKILL", "SIGABRT"} | ({"SIGSEGV"} if limited else set())
@@ -393,25 +311,24 @@ def _cause_of_exit(message: Message, limited: bool, phase: str) -> str:
 
 
 def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Message, None, None]:
-    """Run a job in a child process and yield its messages.
-
-    Two more are added: ``started`` (``pid``) before, ``exit`` (``code``,
-    ``stderr``: the last line of it, ``ended``: how a limit ended it, or empty) after them.
-    The child is gone when the generator ends, is closed, or raises.
-
-    Raises:
-        OdtpackError: What the child raised; ``replay-crashed`` if it failed
-            otherwise, ``replay-stalled`` if it was silent for too long.
-    """
+    """Run a job in a child process and yield its messages."""
+    # Two more are added: `started` (`pid`) before, `exit` (`code`, `stderr`: the last line of it,
+    # `ended`: how a limit ended it, or empty) after them. The child is gone when the generator
+    # ends, is closed, or raises.
     path = Path(job.folder) / "job.json"
     job.write(path)
+    # This process's environment, its import path, and steady memory.
+    package_root = str(Path(odtpack_runtime.__file__).resolve().parents[1])
+    inherited = os.environ.get("PYTHONPATH")
+    paths = [package_root, *(inherited.split(os.pathsep) if inherited else [])]
+    environment = os.environ | child_environment() | {"PYTHONPATH": os.pathsep.join(paths)}
     with tempfile.TemporaryFile() as stderr, Limiter(job.limit_bytes, job.limit_methods) as limiter:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "odtpack_simulator.replay.child", str(path)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=_environment() | limiter.environment,
+            env=environment | limiter.environment,
             cwd=job.folder,
             # Ctrl-C reaches this process, which ends the child.
             start_new_session=os.name == "posix",
@@ -427,21 +344,15 @@ def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Me
                 code = process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired as error:
                 raise _stalled(f"it did not end in {_END_SECONDS:g} s") from error
-            ended = limiter.ended()
-            yield {"event": "exit", "code": code, "stderr": _tail(stderr), "ended": ended}
+            stderr.seek(0)
+            said = stderr.read()[-4000:].decode(errors="replace").strip().splitlines()
+            last = said[-1] if said else ""
+            yield {"event": "exit", "code": code, "stderr": last, "ended": limiter.ended()}
         finally:
             process.kill()
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
-
-
-def _environment() -> dict[str, str]:
-    """The environment of the child: this process's, its import path, and steady memory."""
-    package_root = str(Path(odtpack_runtime.__file__).resolve().parents[1])
-    inherited = os.environ.get("PYTHONPATH")
-    paths = [package_root, *(inherited.split(os.pathsep) if inherited else [])]
-    return {**os.environ, **child_environment(), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _messages(process: subprocess.Popen[bytes], stall_seconds: float) -> Iterator[Message]:
@@ -498,13 +409,6 @@ def _parse(line: bytes) -> Message:
 
 def _stalled(reason: str) -> OdtpackError:
     return OdtpackError("replay-stalled", f"The training process was ended: {reason}.")
-
-
-def _tail(stream: IO[bytes]) -> str:
-    """The last line that the child wrote to standard error."""
-    stream.seek(0)
-    lines = stream.read()[-4000:].decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
 
 
 def final_loss(result: ReplayResult) -> float | None:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from odtpack_simulator.reports.report import AnyResult, ReportFormat
 
 _SUFFIX: Final = "_report"
-STDOUT: Final = Path("-")
-"""The path that means standard output, for every format that is text."""
+STDOUT: Final = Path("-")  # The path that means standard output, for every format that is text
 
 
 def report_formats() -> list[str]:
@@ -35,12 +34,7 @@ def report_format(name: str) -> ReportFormat:
 
 
 def parse_destination(destination: str) -> tuple[str, Path]:
-    """Split ``"html:out/report.html"`` into format and path; ``"json:-"`` has the path ``-``.
-
-    Raises:
-        UnknownNameError: The format is not known; the message lists those that are.
-        OdtpackError: No path after the colon, or a page for standard output.
-    """
+    """Split ``"html:out/report.html"`` into format and path; ``"json:-"`` has the path ``-``."""
     name, colon, path = destination.partition(":")
     formats = report_formats()
     if name not in formats:
@@ -92,11 +86,7 @@ def write_report(result: AnyResult, destination: str) -> Path:
 
 
 def write_out(data: bytes, path: Path) -> Path:
-    """Write a file whole or not at all, or to standard output where the path is ``-``.
-
-    Raises:
-        OdtpackError: A place that cannot be written.
-    """
+    """Write a file whole or not at all, or to standard output where the path is ``-``."""
     from odtpack_runtime.files.atomic import atomic_write
 
     if path == STDOUT:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from markupsafe import Markup
-
 from odtpack_simulator.figures.compare import Change, Comparison, DeviceComparison, Direction
 from odtpack_simulator.figures.simulated import CHECKS
 from odtpack_simulator.reports import charts
@@ -67,26 +65,16 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Changes of one metric that changed alike.
+    """Changes of one metric that changed alike."""
 
-    Attributes:
-        names: The package, or the devices.
-        verdicts: How the verdict of the devices changed, such as ``pass → fail``; empty where it
-            did not.
-        title: Name of the metric.
-        base: Change, or range of figures, before.
-        head: The same now.
-        change: In percent, and what of it can be chance.
-        direction: The same of all of them.
-    """
-
-    names: Names
+    names: Names  # The package, or the devices
+    # How the verdict of the devices changed, such as `pass → fail`; empty where it did not.
     verdicts: str
-    title: str
-    base: str
-    head: str
-    change: str
-    direction: Direction
+    title: str  # Name of the metric
+    base: str  # Change, or range of figures, before
+    head: str  # The same now
+    change: str  # In percent, and what of it can be chance
+    direction: Direction  # The same of all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +90,8 @@ class CheckLine:
 
 
 def rows(comparison: Comparison) -> tuple[list[Row], int]:
-    """What changed, the worst first, and how many figures did not change.
-
-    Devices whose verdict changed come before everything else.
-    """
+    """What changed, the worst first, and how many figures did not change."""
+    # Devices whose verdict changed come before everything else.
     present = sum(device.presence == "both" for device in comparison.devices)
     found: list[tuple[tuple[int, int, float], Row]] = []
     same = 0
@@ -131,10 +117,8 @@ def rows(comparison: Comparison) -> tuple[list[Row], int]:
 
 
 def transitions(comparison: Comparison) -> list[tuple[str, list[str]]]:
-    """How verdicts changed, such as ``pass → fail``, and on which devices; the worst first.
-
-    Where all devices changed alike, that is all there is to say of them.
-    """
+    """How verdicts changed, such as ``pass → fail``, and on which devices; the worst first."""
+    # Where all devices changed alike, that is all there is to say of them.
     groups: dict[tuple[Verdict, Verdict], list[str]] = {}
     for device in comparison.devices:
         before, now = device.verdict_before, device.verdict
@@ -206,11 +190,12 @@ def _short(name: str) -> str:
 
 def _groups(members: list[_Member], devices: int) -> Iterator[tuple[str, list[_Member]]]:
     """Members of one metric that share a row, each group with how its verdict changed."""
-    values = Counter(map(_figures, members))
-    common, count = values.most_common(1)[0]
+    values = [(change.base, change.head, change.direction) for _, change in members]
+    common, count = Counter(values).most_common(1)[0]
     if count > 1 and 2 * count > devices:  # it does not depend on the device
-        yield "", [member for member in members if _figures(member) == common]
-        members = [member for member in members if _figures(member) != common]
+        both = list(zip(members, values, strict=True))
+        yield "", [member for member, value in both if value == common]
+        members = [member for member, value in both if value != common]
     parts: dict[tuple[str, Direction], list[_Member]] = {}
     for device, figure in members:
         before, now = device.verdict_before, device.verdict
@@ -222,24 +207,17 @@ def _groups(members: list[_Member], devices: int) -> Iterator[tuple[str, list[_M
             yield verdicts, group
 
 
-def _figures(member: _Member) -> tuple[float | None, float | None, Direction]:
-    _, figure = member
-    return figure.base, figure.head, figure.direction
-
-
 def _alike(members: list[_Member]) -> Iterator[list[_Member]]:
     """Members whose changes in percent lie close together, the largest change first."""
     unknown = [member for member in members if member[1].change_percent is None]
     if unknown:
         yield unknown
-    known = [(figure.change_percent, device, figure) for device, figure in members]
-    ranked = sorted(
-        ((change, (device, figure)) for change, device, figure in known if change is not None),
-        key=lambda each: -abs(each[0]),
-    )
     group: list[_Member] = []
     largest = 0.0
-    for change, member in ranked:
+    for member in sorted(members, key=lambda each: -abs(each[1].change_percent or 0.0)):
+        change = member[1].change_percent
+        if change is None:
+            continue
         if group and abs(largest - change) > max(_POINTS, _SHARE * abs(largest)):
             yield group
             group = []
@@ -262,7 +240,11 @@ def _rank(verdicts: str, figures: Sequence[Change]) -> tuple[int, int, float]:
 def _row(names: Names, verdicts: str, figures: Sequence[Change]) -> Row:
     first = figures[0]
     changes = [f.change_percent for f in figures if f.change_percent is not None]
-    change = _change_range(changes) if changes else "–"
+    change = "–"
+    if changes:  # one that is many times the base reads as a factor: "+4.2 %", "× 35"
+        ends = sorted((min(changes), max(changes)), key=abs)
+        first_, last = (f"{p:+.1f} %" if p < 1000 else f"× {1 + p / 100:,.0f}" for p in ends)
+        change = last if first_ == last else f"{first_.removesuffix(' %')} to {last}"
     noise = max((f.noise_percent or 0.0 for f in figures), default=0.0)
     if noise >= 0.05:
         change += f" (noise ± {noise:.{0 if noise >= 100 else 1}f} %)"
@@ -280,15 +262,6 @@ def _range(values: Iterable[float | None], of: Change) -> str:
     if format_value(low, of.unit) == format_value(high, of.unit):
         return format_value(low, of.unit)
     return format_interval_of(low, high, of.unit)
-
-
-def _change_range(percents: Sequence[float]) -> str:
-    """A change that is many times the base reads as a factor: ``+4.2 %``, ``× 35``."""
-    low, high = min(percents), max(percents)
-    if abs(high) < abs(low):
-        low, high = high, low
-    first, last = (f"{p:+.1f} %" if p < 1000 else f"× {1 + p / 100:,.0f}" for p in (low, high))
-    return first if first == last else f"{first.removesuffix(' %')} to {last}"
 
 
 def _whole(comparison: Comparison) -> str:
@@ -464,17 +437,16 @@ _STATES: Final[dict[Direction, str]] = {
     "not compared": "not judged",
 }
 _LEAST_SCALE: Final = 5.0
-_LARGEST_SCALE: Final = 100.0
-"""Percent at which a bar ends; the figure beside it gives the rest."""
+_LARGEST_SCALE: Final = 100.0  # Percent at which a bar ends; the figure beside it gives the rest
 
 
 def render_comparison(comparison: Comparison) -> bytes:
     """The page as UTF-8 HTML. The same comparison gives the same bytes."""
     changed = [pair for pair in comparison.figures() if pair[1].direction != "same"]
     order = list(MARKS)
-    changed.sort(key=lambda pair: (order.index(pair[1].direction), -abs(_change(pair[1]))))
-    most = max([_LEAST_SCALE, *(abs(_change(figure)) for _, figure in changed)])
-    reach = min(_LARGEST_SCALE, most)
+    sizes = {id(figure): abs(figure.change_percent or 0.0) for _, figure in changed}
+    changed.sort(key=lambda pair: (order.index(pair[1].direction), -sizes[id(pair[1])]))
+    reach = min(_LARGEST_SCALE, max([_LEAST_SCALE, *sizes.values()]))
     axis = Axis(-reach, reach, (-reach, 0.0, reach))
     return render_page(
         "comparison.html.j2",
@@ -483,41 +455,28 @@ def render_comparison(comparison: Comparison) -> bytes:
         notes=[*comparison.notes, *presence(comparison)],
         verdicts=verdicts(comparison),
         rows=[_bar(comparison, device, figure, axis) for device, figure in changed],
-        axis=charts.axis_row(axis, _tick) if changed else None,
+        axis=charts.axis_row(axis, lambda at: f"{at:+.3g} %" if at else "0 %") if changed else None,
         checks=check_lines(comparison),
         closing=closing(comparison, len(list(comparison.figures())) - len(changed)),
     )
-
-
-def _change(figure: Change) -> float:
-    return figure.change_percent or 0.0
 
 
 def _bar(
     comparison: Comparison, device: DeviceComparison | None, figure: Change, axis: Axis
 ) -> Bar:
     base, head = (_range([value], figure) for value in (figure.base, figure.head))
-    change = "" if figure.change_percent is None else f"{figure.change_percent:+.1f} %"
-    noise = figure.noise_percent
+    percent, noise = figure.change_percent, figure.noise_percent
+    change, drawing = "", charts.empty_row(axis)
+    if percent is not None:
+        change = f"{percent:+.1f} %"
+        drawing = charts.change_bar(percent, axis, noise, worse=figure.direction == "worse")
     parts = [change, MARKS[figure.direction].partition(" ")[2]]
     parts += [f"± {noise:.1f} % is noise"] if noise and figure.direction != "not compared" else []
     return Bar(
         f"{figure.title}, {_whole(comparison).lower() if device is None else device.title}",
         figure.reason or "",
-        _drawing(figure, axis),
+        drawing,
         f"{base} → {head}",
         ", ".join(filter(None, parts)),
         _STATES.get(figure.direction, "not judged"),
     )
-
-
-def _drawing(figure: Change, axis: Axis) -> Markup:
-    if figure.change_percent is None:
-        return charts.empty_row(axis)
-    return charts.change_bar(
-        figure.change_percent, axis, figure.noise_percent, worse=figure.direction == "worse"
-    )
-
-
-def _tick(change: float) -> str:
-    return f"{change:+.3g} %" if change else "0 %"

@@ -37,13 +37,9 @@ _TOPIC_COLUMNS: Final = 17
 
 
 def print_result(result: AnyResult, console: Console | None = None) -> None:
-    """Print headline, device table, and advice for what fails.
-
-    Args:
-        result: A judged result of a simulation or of a fleet.
-        console: Where to print; by default stderr, in colour only on a terminal
-            and without ``NO_COLOR``.
-    """
+    """Print headline, device table, and advice for what fails."""
+    # `console`: Where to print; by default stderr, in colour only on a terminal and without
+    # `NO_COLOR`.
     console = console or Console(stderr=True)
     report = report_of(result)
     console.print(_verdict(report.verdict, report.headline))
@@ -113,12 +109,10 @@ def _topics(report: Report, width: int) -> list[str]:
 
 def _cell(cell: Cell) -> Text:
     symbol, style = _SYMBOLS[cell.state] if cell.state else ("", "")
-    text = Text(
-        f"{symbol} {clean(cell.figure)}".strip(), style="" if cell.state == "pass" else style
-    )
-    for more in (cell.ends, cell.words if cell.words != "no budget" else ""):
-        if more:
-            text.append(f"\n{clean(more)}", style="dim")
+    shown = f"{symbol} {clean(cell.figure)}".strip()
+    text = Text(shown, style="" if cell.state == "pass" else style)
+    for more in filter(None, (cell.ends, cell.words if cell.words != "no budget" else "")):
+        text.append(f"\n{clean(more)}", style="dim")
     return text
 
 

@@ -50,6 +50,11 @@ WORDS: Final = {
 """What became of a client, for people."""
 
 
+_DECILES: Final = (
+    *("worst", "10 %", "20 %", "30 %", "40 %", "half", "60 %", "70 %", "80 %", "90 %", "best"),
+)
+
+
 def fleet_report(result: FleetResult) -> Report:
     """What a report says of a federation."""
     way = [
@@ -121,7 +126,11 @@ def key_figures(result: FleetResult) -> list[tuple[str, str, str]]:
         figures.append(("Worst tenth", format_percent(fair.worst_tenth), of))
     share = result.took_part / result.plan.clients
     figures.append(
-        ("Took part", format_percent(share), f"{result.took_part:,} of {result.plan.clients:,}")
+        (
+            "Took part",
+            format_percent(share),
+            f"{result.took_part:,} of {result.plan.clients:,}",
+        )
     )
     if result.rounds:
         durations = sorted(each.duration_s for each in result.rounds)
@@ -237,7 +246,12 @@ def fleet_sections(result: FleetResult) -> dict[str, Any]:
             for each in result.devices
         ],
         "times": _times(result),
-        "deciles": _deciles(result),
+        "deciles": []
+        if result.fairness is None
+        else [
+            Bar(name, "", share_bar(value), format_percent(value), "")
+            for name, value in zip(_DECILES, result.fairness.deciles, strict=True)
+        ],
         "refused": [text for each in result.rounds for text in each.refused][:10],
     }
 
@@ -285,13 +299,3 @@ def _times(result: FleetResult) -> list[Bar]:
         first, half, last = map(format_duration, times)
         bars.append(Bar(title, "", drawing, half, f"{first} to {last}"))
     return bars
-
-
-def _deciles(result: FleetResult) -> list[Bar]:
-    if result.fairness is None:
-        return []
-    names = ("worst", "10 %", "20 %", "30 %", "40 %", "half", "60 %", "70 %", "80 %", "90 %")
-    return [
-        Bar(name, "", share_bar(value), format_percent(value), "")
-        for name, value in zip((*names, "best"), result.fairness.deciles, strict=True)
-    ]

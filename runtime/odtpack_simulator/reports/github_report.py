@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 from odtpack_simulator.reports.report import (
     NOT_VALIDATED,
+    SEVERITY,
     AnyResult,
     Report,
     ReportFormat,
@@ -26,15 +27,13 @@ from odtpack_simulator.reports.report import (
     location,
     name_list,
     report_of,
-    severity,
     worst,
 )
 from odtpack_simulator.values.figure import Check, Verdict, shortened
 from odtpack_simulator.values.plain_text import clean
 
 MOST_OF_A_LEVEL: Final = 10
-MOST_MESSAGE: Final = 4_000
-"""Characters of a message; GitHub takes 64 KB, more than is read."""
+MOST_MESSAGE: Final = 4_000  # Characters of a message; GitHub takes 64 KB, more than is read
 _MOST_TITLE: Final = 200
 _MOST_DEVICES: Final = 12
 
@@ -51,10 +50,8 @@ class _Annotation:
 
 
 def render_github(result: AnyResult) -> bytes:
-    """The annotations as lines of UTF-8, worst first, at most ten of a level.
-
-    The first is about the whole result: a notice where it passes.
-    """
+    """The annotations as lines of UTF-8, worst first, at most ten of a level."""
+    # The first is about the whole result: a notice where it passes.
     annotations = _annotations(report_of(result))
     lines = []
     for level in ("error", "warning", "notice"):
@@ -69,7 +66,7 @@ def _annotations(report: Report) -> list[_Annotation]:
         if check.state != "pass":
             key = (check.state, check.metric, check.budget_location)
             groups.setdefault(key, []).append((suite, check))
-    ordered = sorted(groups.values(), key=lambda members: severity(members[0][1]))
+    ordered = sorted(groups.values(), key=lambda members: SEVERITY[members[0][1].state])
     words = [text for _, text in report.tally]
     if not report.all_validated:
         words.append(f"profiles {NOT_VALIDATED}: times are estimates")
@@ -121,11 +118,9 @@ def _command(annotation: _Annotation) -> str:
 
 
 def _from_root(path: str) -> str:
-    """The path from the root of the repository, by which GitHub finds the file.
-
-    A job may run in a folder below, and may be given absolute paths. What lies outside the
-    repository stays as it is.
-    """
+    """The path from the root of the repository, by which GitHub finds the file."""
+    # A job may run in a folder below, and may be given absolute paths. What lies outside the
+    # repository stays as it is.
     workspace = os.environ.get("GITHUB_WORKSPACE")
     here = Path.cwd()
     found = (each for each in (here, *here.parents) if (each / ".git").exists())

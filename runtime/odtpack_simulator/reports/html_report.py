@@ -31,10 +31,8 @@ _NUMBER_WITH_UNIT: Final = re.compile(
 
 
 def render_page(template: str, **values: Any) -> bytes:
-    """A page as UTF-8 HTML; every value that it prints is escaped.
-
-    Drawings are ``Markup`` built by :mod:`odtpack_simulator.reports.svg`, which escapes as well.
-    """
+    """A page as UTF-8 HTML; every value that it prints is escaped."""
+    # Drawings are `Markup` built by svg, which escapes as well.
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -70,12 +68,7 @@ class Again:
 
 
 def render_html(result: AnyResult, *, again: Again | None = None) -> bytes:
-    """The report as UTF-8 HTML. The same result gives the same bytes.
-
-    Args:
-        result: A judged result.
-        again: Another verdict on it, for a section of its own.
-    """
+    """The report as UTF-8 HTML. The same result gives the same bytes."""
     report = report_of(result)
     if isinstance(result, FleetResult):
         from odtpack_simulator.reports.fleet import fleet_sections

@@ -12,6 +12,7 @@ from typing import Final
 from odtpack_simulator.reports.report import (
     MOST_TEXT,
     NOT_VALIDATED,
+    SEVERITY,
     UNKNOWN,
     VERDICT_WORDS,
     AnyResult,
@@ -24,7 +25,6 @@ from odtpack_simulator.reports.report import (
     first_fixes,
     fitted,
     report_of,
-    worst_first,
 )
 from odtpack_simulator.reports.report import VERDICT_SYMBOLS as _SYMBOLS
 from odtpack_simulator.reports.report import markdown_text as _text
@@ -60,9 +60,10 @@ def _blocks(report: Report) -> Iterator[Block]:
         yield Block("### What to change first\n\n", fixes, "\n", "suggestions")
     if report.matrix:
         yield _devices(report)
-    rows = check_rows(report)
-    opened = [_check_row(row) for row in rows if row.state != "pass"]
-    passed = [_check_row(row) for row in rows if row.state == "pass"]
+    opened, passed = (
+        [_check_row(row) for row in check_rows(report) if (row.state == "pass") is wanted]
+        for wanted in (False, True)
+    )
     if opened:
         yield _details(f"{len(opened)} checks that did not pass", _CHECK_HEAD, opened)
     if report.bars:
@@ -91,7 +92,7 @@ def _devices(report: Report) -> Block:
     head = "### Devices\n\n| Device | Verdict | " + " | ".join(report.topics) + " |\n"
     head += "|---|---|" + "--:|" * len(report.topics) + "\n"
     rows = []
-    for row in worst_first(report.matrix):
+    for row in sorted(report.matrix, key=lambda row: SEVERITY[row.verdict]):
         words = f"{_SYMBOLS[row.verdict]} {VERDICT_WORDS[row.verdict]}"
         entries = [_text(row.title) + ("" if row.validated else " \\*"), words]
         for cell in row.cells:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from odtpack_simulator.figures.metric import CheckKind
 from odtpack_simulator.fleet.result import FleetResult
 from odtpack_simulator.result.result import Origin, SimulationResult
-from odtpack_simulator.values.figure import WORST_FIRST, Check, Verdict, shortened
+from odtpack_simulator.values.figure import Check, Verdict, shortened
 from odtpack_simulator.values.plain_text import clean
 from odtpack_simulator.values.units import format_limit, format_value
 
@@ -33,49 +33,31 @@ VERDICT_SYMBOLS: Final[dict[Verdict, str]] = {
 }
 NOT_VALIDATED: Final = "not validated on hardware"
 UNKNOWN: Final = "–"
-MOST_TEXT: Final = 400
-"""Characters of one text in Markdown."""
-_SEVERITY: Final = {"fail": 0, "warn": 1, "not judged": 2, "pass": 3}
+MOST_TEXT: Final = 400  # Characters of one text in Markdown
+SEVERITY: Final = {"fail": 0, "warn": 1, "not judged": 2, "pass": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFormat:
-    """A report format; its name is that of its file, ``<name>_report.py``.
+    """A report format; its name is that of its file, ``<name>_report.py``."""
 
-    Attributes:
-        render: From a result to the bytes of the file.
-        suffix: Ending of the file in examples, without the dot.
-        to_stdout: Whether it may go to standard output.
-        audience: Whom it is for, in Markdown, for the documentation.
-        written_as: What is written, likewise.
-    """
-
-    render: Callable[[AnyResult], bytes]
-    suffix: str
-    to_stdout: bool = True
-    audience: str
-    written_as: str
+    render: Callable[[AnyResult], bytes]  # From a result to the bytes of the file
+    suffix: str  # Ending of the file in examples, without the dot
+    to_stdout: bool = True  # Whether it may go to standard output
+    audience: str  # Whom it is for, in Markdown, for the documentation
+    written_as: str  # What is written, likewise
 
 
 @dataclass(frozen=True)
 class Suite:
-    """The checks of one subject: the package, the federation, or a device.
+    """The checks of one subject: the package, the federation, or a device."""
 
-    Attributes:
-        title: What it is called for people.
-        name: The same for programs.
-        checks: Its checks, in stored order.
-        validated: Whether its profile was compared with the device.
-        is_device: Whether it is a device.
-        properties: Further names and values.
-    """
-
-    title: str
-    name: str
-    checks: Sequence[Check]
-    validated: bool = True
-    is_device: bool = False
-    properties: Sequence[tuple[str, str]] = ()
+    title: str  # What it is called for people
+    name: str  # The same for programs
+    checks: Sequence[Check]  # Its checks, in stored order
+    validated: bool = True  # Whether its profile was compared with the device
+    is_device: bool = False  # Whether it is a device
+    properties: Sequence[tuple[str, str]] = ()  # Further names and values
 
     @property
     def note(self) -> str:
@@ -85,21 +67,13 @@ class Suite:
 
 @dataclass(frozen=True)
 class Cell:
-    """What one device has to say on one topic.
+    """What one device has to say on one topic."""
 
-    Attributes:
-        state: Verdict of its worst check; None where there is nothing to judge.
-        figure: The figure that stands for the topic.
-        words: What the check says of it, short: ``over 100 ms``, ``within 60 s``.
-        detail: The message of the check, or why there is no figure.
-        ends: Both ends of the interval that the figure is the typical value of.
-    """
-
-    state: Verdict | None
-    figure: str
-    words: str
-    detail: str
-    ends: str = ""
+    state: Verdict | None  # Verdict of its worst check; None where there is nothing to judge
+    figure: str  # The figure that stands for the topic
+    words: str  # What the check says of it, short: `over 100 ms`, `within 60 s`
+    detail: str  # The message of the check, or why there is no figure
+    ends: str = ""  # Both ends of the interval that the figure is the typical value of
 
 
 @dataclass(frozen=True)
@@ -134,49 +108,29 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a report says.
+    """What a report says."""
 
-    Attributes:
-        result: What it is of.
-        of: What was made, in words: ``odtpack simulation``.
-        name: The package.
-        made: Of which commit the result is, and when it was made.
-        headline: The verdict in a few words.
-        tally: How much does not pass, worst first.
-        caution: A sentence where verdicts rest on profiles that were never compared.
-        key_figures: The figures at the top: (name, figure, remark).
-        summary: A sentence for the console.
-        kinds: What is known of each check.
-        suites: The checks, those of the whole first.
-        topics: Columns of the matrix.
-        matrix: Devices against topics.
-        tables: Further figures.
-        bars: Memory of each device's process: (title, drawing, words).
-        legend: What the characters of a drawing are.
-        unknown: What has no figure though no check asks for one, and why.
-        notes: Further sentences, each with a heading.
-        advice: What to change first where no check says so.
-    """
-
-    result: AnyResult
-    of: str
-    name: str
-    made: str
-    headline: str
-    tally: Sequence[tuple[Verdict, str]] = ()
-    caution: str = ""
-    key_figures: Sequence[tuple[str, str, str]]
-    summary: str = ""
-    kinds: Mapping[str, CheckKind]
-    suites: Sequence[Suite]
-    topics: Sequence[str] = ()
-    matrix: Sequence[MatrixRow] = ()
-    tables: Sequence[Table] = ()
+    result: AnyResult  # What it is of
+    of: str  # What was made, in words: `odtpack simulation`
+    name: str  # The package
+    made: str  # Of which commit the result is, and when it was made
+    headline: str  # The verdict in a few words
+    tally: Sequence[tuple[Verdict, str]] = ()  # How much does not pass, worst first
+    caution: str = ""  # A sentence where verdicts rest on profiles that were never compared
+    key_figures: Sequence[tuple[str, str, str]]  # The figures at the top: (name, figure, remark)
+    summary: str = ""  # A sentence for the console
+    kinds: Mapping[str, CheckKind]  # What is known of each check
+    suites: Sequence[Suite]  # The checks, those of the whole first
+    topics: Sequence[str] = ()  # Columns of the matrix
+    matrix: Sequence[MatrixRow] = ()  # Devices against topics
+    tables: Sequence[Table] = ()  # Further figures
+    # Memory of each device's process: (title, drawing, words).
     bars: Sequence[tuple[str, str, str]] = ()
-    legend: str = ""
+    legend: str = ""  # What the characters of a drawing are
+    # What has no figure though no check asks for one, and why.
     unknown: Sequence[tuple[str, str]] = ()
-    notes: Sequence[tuple[str, str]] = ()
-    advice: str = ""
+    notes: Sequence[tuple[str, str]] = ()  # Further sentences, each with a heading
+    advice: str = ""  # What to change first where no check says so
 
     @property
     def verdict(self) -> Verdict:
@@ -240,7 +194,7 @@ def check_rows(report: Report) -> list[CheckRow]:
         )
         for suite, check in report.checks()
     ]
-    return sorted(rows, key=lambda row: _SEVERITY[row.state])
+    return sorted(rows, key=lambda row: SEVERITY[row.state])
 
 
 def figure_text(check: Check, value: float | None, *, chosen: bool = False) -> str:
@@ -271,22 +225,19 @@ def first_fixes(report: Report) -> list[FirstFix]:
     fixes = []
     for metric, members in groups.items():
         suite, check = worst(members, report.kinds)
-        names = [other.title for other, _ in members if other.is_device]
-        first = [suite.title] if suite.is_device else []
-        where = name_list([*first, *(name for name in names if name not in first)])
-        states = [other.state for _, other in members]
+        names = dict.fromkeys([suite.title, *(each.title for each, _ in members if each.is_device)])
         fixes.append(
             FirstFix(
-                state=min(states, key=_SEVERITY.__getitem__),
+                state=min((other.state for _, other in members), key=SEVERITY.__getitem__),
                 title=report.title(metric),
-                devices=where if first else "",
+                devices=name_list([*names]) if suite.is_device else "",
                 message=check.message,
                 advice=check.advice or "",
                 note=next((s.note for s, _ in members if s.note), ""),
             )
         )
     order = {kind.title: place for place, kind in enumerate(report.kinds.values())}
-    fixes.sort(key=lambda fix: (_SEVERITY[fix.state], order.get(fix.title, len(order)), fix.title))
+    fixes.sort(key=lambda fix: (SEVERITY[fix.state], order.get(fix.title, len(order)), fix.title))
     folded: dict[tuple[str, str], FirstFix] = {}
     for fix in fixes:  # what the same change would correct stands together
         other = folded.get((fix.advice, fix.devices))
@@ -315,12 +266,7 @@ def worst(
         floor = kind is not None and kind.better == "higher"
         return (1.0 / max(ratio, 1e-12) if floor else ratio), 0.0
 
-    return max(members, key=lambda member: (-severity(member[1]), excess(member[1])))
-
-
-def severity(check: Check) -> int:
-    """A number for sorting checks, worst first."""
-    return _SEVERITY[check.state]
+    return max(members, key=lambda member: (-SEVERITY[member[1].state], excess(member[1])))
 
 
 @dataclass(frozen=True)
@@ -358,20 +304,19 @@ def tally(
     whole: Sequence[Check], devices: Sequence[Verdict], name: str
 ) -> list[tuple[Verdict, str]]:
     """How many devices have each verdict but ``pass``, worst first, and what the whole does."""
-    words: list[tuple[Verdict, str, str]] = [
-        ("fail", "fails", "fail"),
-        ("warn", "has a warning", "have a warning"),
-        ("not judged", "could not be judged", "could not be judged"),
-    ]
+    words: dict[Verdict, tuple[str, str]] = {
+        "fail": ("fails", "fail"),
+        "warn": ("has a warning", "have a warning"),
+        "not judged": ("could not be judged", "could not be judged"),
+    }
     found: list[tuple[Verdict, str]] = []
-    bad = [check.state for check in whole if check.state != "pass"]
-    if bad:
-        state = min(bad, key=_SEVERITY.__getitem__)
-        verb = {"fail": "fails", "warn": "has a warning"}.get(state, "could not be judged in full")
-        found.append((state, f"{name} itself {verb}"))
-    for verdict, one, many in words:
-        count = list(devices).count(verdict)
-        if count:
+    states: list[Verdict] = ["pass", *(check.state for check in whole)]
+    state = min(states, key=SEVERITY.__getitem__)
+    if state != "pass":
+        full = " in full" if state == "not judged" else ""
+        found.append((state, f"{name} itself {words[state][0]}{full}"))
+    for verdict, (one, many) in words.items():
+        if count := list(devices).count(verdict):
             found.append((verdict, f"{count} {one if count == 1 else many}"))
     return found
 
@@ -385,12 +330,6 @@ def caution(validated: Sequence[bool]) -> str:
     if open_ones < total:
         who = f"{open_ones} of {total} profiles {'is' if open_ones == 1 else 'are'}"
     return f"{who} {NOT_VALIDATED}: times and energy are estimates."
-
-
-def worst_first(rows: Sequence[MatrixRow]) -> list[MatrixRow]:
-    """Rows of the matrix by their verdicts: those that fail first, those that pass last."""
-    order = [*sorted(WORST_FIRST, key=_SEVERITY.__getitem__)]
-    return sorted(rows, key=lambda row: order.index(row.verdict))
 
 
 def made_words(origin: Origin) -> str:
@@ -426,10 +365,9 @@ def markdown_text(text: str, most: int = MOST_TEXT) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a Markdown text with rows that may be cut: ``head``, rows, ``tail``.
+    """A part of a Markdown text with rows that may be cut: ``head``, rows, ``tail``."""
 
-    ``whole`` parts are never cut: there is room for them before there is any for rows.
-    """
+    # `whole` parts are never cut: there is room for them before there is any for rows.
 
     head: str
     rows: Sequence[str] = ()
@@ -439,11 +377,9 @@ class Block:
 
 
 def fitted(blocks: Sequence[Block], limit: int) -> str:
-    """Blocks as text of at most ``limit`` bytes: what does not fit is left out and counted.
-
-    A comment on GitHub holds so much. Rows are left out from the end of each part, and parts
-    from the end of the text.
-    """
+    """Blocks as text of at most ``limit`` bytes: what does not fit is left out and counted."""
+    # A comment on GitHub holds so much. Rows are left out from the end of each part, and parts from
+    # the end of the text.
     note_room = 120
     held = sum(len((b.head + b.tail).encode()) for b in blocks if b.whole)
     text, used = "", 0

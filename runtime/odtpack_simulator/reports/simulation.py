@@ -12,6 +12,7 @@ from odtpack_simulator.figures.metric import Topic
 from odtpack_simulator.figures.simulated import CHECKS
 from odtpack_simulator.reports.report import (
     NOT_VALIDATED,
+    SEVERITY,
     UNKNOWN,
     VERDICT_WORDS,
     Cell,
@@ -23,7 +24,6 @@ from odtpack_simulator.reports.report import (
     caution,
     figure_text,
     made_words,
-    severity,
     tally,
 )
 from odtpack_simulator.result.result import (
@@ -48,6 +48,8 @@ from odtpack_simulator.values.units import (
 def simulation_report(result: SimulationResult) -> Report:
     """What a report says of a simulation."""
     devices = result.devices
+    learned = _learned(result)
+    texts = ", ".join(f"{name.lower()} {text}" for name, text, _ in learned)
     bars = process_bars(result)
     notes = [("Interruptions", interruption_words(result.interruption))] * bool(result.interruption)
     mapped = mapped_words(result)
@@ -61,7 +63,7 @@ def simulation_report(result: SimulationResult) -> Report:
         tally=tally(result.checks, [device.verdict for device in devices], "the package"),
         caution=caution([device.validated for device in devices]),
         key_figures=key_figures(result),
-        summary=_learned_words(result),
+        summary=f"On {learned[0][2]} in {result.data.steps} steps: {texts}" if learned else "",
         kinds=CHECKS,
         suites=[
             Suite("Package", "package", result.checks),
@@ -112,11 +114,9 @@ def headline(result: SimulationResult) -> str:
 
 
 def key_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
-    """The handful of figures at the top: (name, figure, remark).
-
-    Memory and time are those of the device that they are worst on; those of this machine
-    stand in the remark, or alone where no device has the figure.
-    """
+    """The handful of figures at the top: (name, figure, remark)."""
+    # Memory and time are those of the device that they are worst on; those of this machine stand in
+    # the remark, or alone where no device has the figure.
     figures = [("Package", format_bytes(result.package.package_bytes), _parameters(result))]
     figures += [_peak_figure(result), *_step_figures(result)]
     return [*figures, *_learned(result)]
@@ -205,13 +205,6 @@ def _learned(result: SimulationResult) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _learned_words(result: SimulationResult) -> str:
-    """The same in a sentence; empty where nothing was trained."""
-    figures = _learned(result)
-    texts = ", ".join(f"{name.lower()} {text}" for name, text, _ in figures)
-    return f"On {figures[0][2]} in {result.data.steps} steps: {texts}" if figures else ""
-
-
 def metric_text(result: SimulationResult, value: float) -> str:
     """A value of the training's metric: an accuracy in percent, any other as a number."""
     accuracy = result.training.metric_name == "accuracy"
@@ -251,31 +244,14 @@ def memory_words(device: DeviceResult) -> tuple[str, str]:
     return peak, f"{format_percent(share)} of {format_bytes(held.limit_bytes)}{app}"
 
 
-def step_words(device: DeviceResult) -> tuple[str, str]:
-    """Typical step time and its interval."""
-    return shown(device.latency.step_ms, "ms", device.latency.not_judged or "")
-
-
-def _finish(device: DeviceResult) -> tuple[str, str]:
+def _of_campaign(device: DeviceResult, name: str, unit: str) -> tuple[str, str]:
+    """A figure of the campaign; of energy the share of a battery, of sessions the days."""
     campaign = device.campaign or DeviceCampaign()
-    return shown(campaign.active_s, "s", _why(device, "active_s"))
-
-
-def _energy(device: DeviceResult) -> tuple[str, str]:
-    """Energy above idle, and what share of a full battery that is."""
-    campaign = device.campaign or DeviceCampaign()
-    figure, remark = shown(campaign.energy_j, "J", _why(device, "energy_j"))
-    if campaign.energy_j is not None and campaign.battery_share is not None:
-        remark = f"{format_percent(campaign.battery_share.typical)} of a battery"
-    return figure, remark
-
-
-def _sessions(device: DeviceResult) -> tuple[str, str]:
-    """Number of sessions and the days they take."""
-    campaign = device.campaign or DeviceCampaign()
-    figure, remark = shown(campaign.sessions, "count", _why(device, "sessions"))
-    days = campaign.calendar_days
-    if campaign.sessions is not None and days is not None:
+    figure, remark = shown(getattr(campaign, name), unit, _why(device, name))
+    days, battery = campaign.calendar_days, campaign.battery_share
+    if name == "energy_j" and campaign.energy_j is not None and battery is not None:
+        remark = f"{format_percent(battery.typical)} of a battery"
+    if name == "sessions" and campaign.sessions is not None and days is not None:
         remark = f"in {_whole(days.typical)} day{'' if days.typical == 1 else 's'}"
     return figure, remark
 
@@ -295,7 +271,7 @@ def _without_times(result: SimulationResult) -> list[tuple[str, str]]:
         if device.latency.step_ms is None:
             what, why = "times", device.latency.not_judged or ""
         elif device.campaign is None or device.campaign.active_s is None:
-            what, why = "finish", _finish(device)[1]
+            what, why = "finish", _of_campaign(device, "active_s", "s")[1]
         else:
             continue
         if not any(c.status == "not judged" and c.message == why for c in device.checks):
@@ -333,16 +309,15 @@ def _cell(figure: tuple[str, str], checks: Sequence[Check]) -> Cell:
     if not checks:
         known = "no budget" if text != UNKNOWN else "unknown"
         return Cell(None, text, "" if text == "ended early" else known, reason)
-    worst = min(checks, key=severity)
+    worst = min(checks, key=lambda check: SEVERITY[check.state])
     state = worst.state
     # Where several checks pass, one of the figure that somebody wrote a budget for says more.
     if state == "pass":
         own = [check for check in checks if CHECKS[check.metric].headline] or checks
         worst = next((check for check in own if check.budget_location), own[0])
-    if state == "not judged" and text != UNKNOWN:
-        return Cell(state, text, "not judged", worst.message)
     if state == "not judged":
-        return Cell(state, "not judged", "", worst.message)
+        has = text != UNKNOWN
+        return Cell(state, text if has else state, state if has else "", worst.message)
     words = _judged_words(worst, state)
     if not CHECKS[worst.metric].headline:  # the figure is that of another metric
         words = f"{CHECKS[worst.metric].title}: {words}"
@@ -376,10 +351,10 @@ def _metric(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
 
 _TOPIC_FIGURES: Final[dict[Topic, Callable[[SimulationResult, DeviceResult], tuple[str, str]]]] = {
     "Memory": lambda _, device: memory_words(device),
-    "Step": lambda _, device: step_words(device),
-    "Finish": lambda _, device: _finish(device),
-    "Energy": lambda _, device: _energy(device),
-    "Sessions": lambda _, device: _sessions(device),
+    "Step": lambda _, device: shown(device.latency.step_ms, "ms", device.latency.not_judged or ""),
+    "Finish": lambda _, device: _of_campaign(device, "active_s", "s"),
+    "Energy": lambda _, device: _of_campaign(device, "energy_j", "J"),
+    "Sessions": lambda _, device: _of_campaign(device, "sessions", "count"),
     "Metric": _metric,
 }
 TOPICS: Final[tuple[str, ...]] = tuple(_TOPIC_FIGURES)
@@ -446,11 +421,9 @@ AS_NOTHING: Final = "counted as nothing"
 
 
 def unknown_rows(result: SimulationResult) -> list[Unknown]:
-    """What is not judged, and what counts as nothing in the figures of campaigns.
-
-    Without a figure counted as nothing times and energy are too low by what it takes; without
-    the power that a device takes at rest energy is too high.
-    """
+    """What is not judged, and what counts as nothing in the figures of campaigns."""
+    # Without a figure counted as nothing times and energy are too low by what it takes; without the
+    # power that a device takes at rest energy is too high.
     groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for outcome in (NOT_JUDGED, AS_NOTHING):
         for device in result.devices:
@@ -524,25 +497,15 @@ LEGEND: Final = "a = the app, r = ONNX Runtime, t = the training, . = free, | = 
 
 @dataclass(frozen=True)
 class ProcessBar:
-    """The memory of an app's process on one device.
+    """The memory of an app's process on one device."""
 
-    Attributes:
-        title: The device.
-        app: What the app holds without the training, in bytes.
-        runtime: What ONNX Runtime's library holds.
-        training: The peak of the training.
-        limit: What the device grants the process; None if unknown.
-        kit: What the app trains with, and what its sessions share.
-        source: Where the figure of the app comes from.
-    """
-
-    title: str
-    app: int
-    runtime: int
-    training: int
-    limit: int | None
-    kit: str
-    source: str
+    title: str  # The device
+    app: int  # What the app holds without the training, in bytes
+    runtime: int  # What ONNX Runtime's library holds
+    training: int  # The peak of the training
+    limit: int | None  # What the device grants the process; None if unknown
+    kit: str  # What the app trains with, and what its sessions share
+    source: str  # Where the figure of the app comes from
 
     @property
     def need(self) -> int:
@@ -550,11 +513,9 @@ class ProcessBar:
         return self.app + self.runtime + self.training
 
     def drawn(self) -> str:
-        """The bar in characters, see :data:`LEGEND`.
-
-        It is as long as the limit, or as the need where that is more; each part that is not
-        nothing has a character at least.
-        """
+        """The bar in characters, see :data:`LEGEND`."""
+        # It is as long as the limit, or as the need where that is more; each part that is not
+        # nothing has a character at least.
         whole = max(self.need, self.limit or 0, 1)
         parts = ((self.app, "a"), (self.runtime, "r"), (self.training, "t"))
         text = "".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from statistics import quantiles
 from typing import Any, Final
@@ -10,27 +11,13 @@ from markupsafe import Markup
 
 from odtpack_simulator.device.profile import ProfileFigure
 from odtpack_simulator.figures.suggest import suggest_budget
-from odtpack_simulator.reports import charts
+from odtpack_simulator.reports import charts, simulation
 from odtpack_simulator.reports.charts import Bar
 from odtpack_simulator.reports.report import NOT_VALIDATED, FigureRow, name_list
-from odtpack_simulator.reports.simulation import (
-    campaign_rows,
-    interruption_words,
-    kit_words,
-    mapped_words,
-    memory_words,
-    metric_text,
-    policy_words,
-    process_bars,
-    shown,
-    step_words,
-    unknown_rows,
-)
 from odtpack_simulator.reports.svg import Axis, duration_label, linear_axis, log_axis
 from odtpack_simulator.result.result import (
     CampaignPoint,
     DeviceResult,
-    MemoryBreakdown,
     OperatorCost,
     SimulationResult,
     TimelinePoint,
@@ -48,30 +35,25 @@ from odtpack_simulator.values.units import (
 def simulation_sections(result: SimulationResult) -> dict[str, Any]:
     """What the templates of a simulation draw besides what all reports share."""
     training = result.training
+    checks = [check for _, check in result.all_checks()]
+    unbudgeted = checks and not any(check.budget_location for check in checks)
     return {
-        "metric_text": lambda value: metric_text(result, value),
-        "suggestion": _suggestion(result),
+        "metric_text": lambda value: simulation.metric_text(result, value),
+        # A budget to paste where a judged result has none.
+        "suggestion": suggest_budget(result) if unbudgeted else "",
         "loss_chart": charts.loss_chart(
             training.losses, training.eval_loss_before, training.eval_loss_after, training.curve
         ),
         "panels": panels(result),
         "memory": memory_section(result),
         "latency": latency_section(result),
-        "campaign": campaign_rows(result),
-        "unknown": unknown_rows(result),
-        "policy": policy_words(result),
-        "interruption": interruption_words(result.interruption),
+        "campaign": simulation.campaign_rows(result),
+        "unknown": simulation.unknown_rows(result),
+        "policy": simulation.policy_words(result),
+        "interruption": simulation.interruption_words(result.interruption),
         "interruption_rows": interruption_rows(result),
         "figure_text": _figure_text,
     }
-
-
-def _suggestion(result: SimulationResult) -> str:
-    """A budget to paste where a judged result has none; empty otherwise."""
-    checks = [check for _, check in result.all_checks()]
-    if not checks or any(check.budget_location for check in checks):
-        return ""
-    return suggest_budget(result)
 
 
 def _figure_text(figure: ProfileFigure) -> str:
@@ -113,12 +95,18 @@ def memory_section(result: SimulationResult) -> dict[str, Any]:
     known = [(d.title, d.memory.limit_bytes) for d in result.devices if d.memory.limit_bytes]
     lines, beyond = charts.limit_lines(max(live, default=0), known)
     limits, axis = _limit_rows(result)
+    # What was taken for the app: devices, figure and source.
+    apps: dict[tuple[str, str], list[str]] = {}
+    for bar in simulation.process_bars(result):
+        apps.setdefault((format_bytes(bar.app), bar.source), []).append(bar.title)
+    breakdown = result.memory.predicted.breakdown
+    parts = {name: getattr(breakdown, key) for key, name in _BREAKDOWN_WORDS.items()}
     return {
         "limits": limits,
         "limits_axis": axis,
-        "apps": _apps(result),
-        "runtime": max((bar.runtime for bar in process_bars(result)), default=0),
-        "mapped": mapped_words(result),
+        "apps": [(name_list(names), size, source) for (size, source), names in apps.items()],
+        "runtime": max((bar.runtime for bar in simulation.process_bars(result)), default=0),
+        "mapped": simulation.mapped_words(result),
         "phases": _phases(result),
         "chart": charts.timeline_chart(live, lines, parts_of_step(timeline)),
         "lines": [
@@ -126,18 +114,16 @@ def memory_section(result: SimulationResult) -> dict[str, Any]:
         ],
         "beyond": _beyond(beyond, drawn=bool(lines)),
         "peak": max(timeline, key=lambda point: point.live_bytes, default=None),
-        "breakdown": _breakdown(result.memory.predicted.breakdown),
+        "breakdown": [_share_bar(name, nbytes, breakdown.total) for name, nbytes in parts.items()],
         "tensors": _tensors(result),
         "tensors_left": max(0, len(result.memory.tensors_at_peak) - _TENSORS_SHOWN),
     }
 
 
 def parts_of_step(timeline: Sequence[TimelinePoint]) -> list[tuple[str, int]]:
-    """Forward, backward and update, each with the place of its first node.
-
-    Where ONNX Runtime runs some nodes of the backward pass between those of the forward pass,
-    it begins where the fewest nodes stand on the wrong side.
-    """
+    """Forward, backward and update, each with the place of its first node."""
+    # Where ONNX Runtime runs some nodes of the backward pass between those of the forward pass, it
+    # begins where the fewest nodes stand on the wrong side.
     if any(point.part is None for point in timeline):
         return []
     step = [point.part == "backward" for point in timeline if point.part != "update"]
@@ -170,12 +156,12 @@ def _limit_rows(result: SimulationResult) -> tuple[list[Bar], Markup]:
     rows = []
     for device in devices:
         memory = device.memory
-        figure, detail = memory_words(device)
+        figure, detail = simulation.memory_words(device)
         drawing = charts.empty_row(scale)
         remarks = [f"limit {memory.limit_kind}" if memory.limit_kind else "limit unknown"]
         if memory.limit_low_bytes is not None and memory.limit_low_bytes != memory.limit_bytes:
             remarks.append(f"{format_bytes(memory.limit_low_bytes)} at worst")
-        if kit := kit_words(memory):
+        if kit := simulation.kit_words(memory):
             remarks.append(kit)
         if memory.held is not None:
             remarks.append(_HELD_WORDS[memory.held])
@@ -197,14 +183,6 @@ def _limit_rows(result: SimulationResult) -> tuple[list[Bar], Markup]:
     return rows, charts.axis_row(scale, lambda share: f"{100 * share:g} %")
 
 
-def _apps(result: SimulationResult) -> list[tuple[str, str, str]]:
-    """What was taken for the app: devices, figure and source."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for bar in process_bars(result):
-        found.setdefault((format_bytes(bar.app), bar.source), []).append(bar.title)
-    return [(name_list(titles), size, source) for (size, source), titles in found.items()]
-
-
 def _share(device: DeviceResult) -> float:
     memory = device.memory
     highest = max(memory.predicted_peak_bytes, memory.measured_peak_bytes or 0)
@@ -224,34 +202,35 @@ def _phases(result: SimulationResult) -> list[Bar]:
             error = f"measured {format_bytes(measured)} ({share:+.1f} %)"
         drawing = charts.pair_bar(phase.predicted_bytes, measured, most)
         rows.append(
-            Bar(phase.phase.capitalize(), "", drawing, format_bytes(phase.predicted_bytes), error)
+            Bar(
+                phase.phase.capitalize(),
+                "",
+                drawing,
+                format_bytes(phase.predicted_bytes),
+                error,
+            )
         )
-    return rows
-
-
-def _breakdown(parts: MemoryBreakdown) -> list[Bar]:
-    total = max(1, parts.total)
-    rows = []
-    for key, name in _BREAKDOWN_WORDS.items():
-        value = getattr(parts, key)
-        drawing = charts.share_bar(value / total)
-        rows.append(Bar(name, "", drawing, format_bytes(value), format_percent(value / total)))
     return rows
 
 
 def _tensors(result: SimulationResult) -> list[Bar]:
-    peak = max(1, result.memory.predicted.peak_bytes)
+    peak = result.memory.predicted.peak_bytes
     largest = sorted(result.memory.tensors_at_peak, key=lambda tensor: (-tensor.bytes, tensor.name))
     return [
-        Bar(
-            tensor.name,
-            tensor.kind.replace("_", " "),
-            charts.share_bar(tensor.bytes / peak),
-            format_bytes(tensor.bytes),
-            format_percent(tensor.bytes / peak),
-        )
+        _share_bar(tensor.name, tensor.bytes, peak, tensor.kind.replace("_", " "))
         for tensor in largest[:_TENSORS_SHOWN]
     ]
+
+
+def _share_bar(name: str, nbytes: int, whole: int, remark: str = "") -> Bar:
+    share = nbytes / max(1, whole)
+    return Bar(
+        name,
+        remark,
+        charts.share_bar(share),
+        format_bytes(nbytes),
+        format_percent(share),
+    )
 
 
 _OPERATORS_SHOWN: Final = 10
@@ -272,6 +251,9 @@ def latency_section(result: SimulationResult) -> dict[str, Any]:
     """Rows and drawings of the section."""
     operators, points = _operators(result)
     drawn = _latency_rows(result)
+    classes = dict.fromkeys(_CLASS_WORDS, 0.0)
+    for cost in result.latency_host.by_operator:
+        classes[cost.operator_class] += cost.share
     gemm, copy = result.host.gemm_gflops, result.host.memory_bandwidth_gbs
     roofline = None
     if points and gemm and copy:
@@ -281,7 +263,7 @@ def latency_section(result: SimulationResult) -> dict[str, Any]:
         "axis": drawn[1] if drawn else None,
         "stages": _stages(result),
         "operators": operators,
-        "classes": _operator_classes(result),
+        "classes": [(_CLASS_WORDS[name], format_percent(s)) for name, s in classes.items()],
         "roofline": roofline,
     }
 
@@ -299,7 +281,10 @@ def _latency_rows(result: SimulationResult) -> tuple[list[Bar], Markup] | None:
     axis = log_axis(
         min([span.low for span in positive] + marks), max([span.high for span in positive] + marks)
     )
-    devices = sorted(result.devices, key=lambda d: (d.latency.step_ms is None, -_typical(d)))
+    devices = sorted(
+        result.devices,
+        key=lambda d: -d.latency.step_ms.typical if d.latency.step_ms else math.inf,
+    )
     rows = [_latency_row(device, axis, _step_budget(device)) for device in devices]
     if host is not None:
         p90 = result.latency_host.p90_ms
@@ -309,16 +294,12 @@ def _latency_rows(result: SimulationResult) -> tuple[list[Bar], Markup] | None:
     return rows, charts.axis_row(axis, duration_label)
 
 
-def _typical(device: DeviceResult) -> float:
-    return device.latency.step_ms.typical if device.latency.step_ms else 0.0
-
-
 def _latency_row(device: DeviceResult, axis: Axis, limit: float | None) -> Bar:
     interval, p90 = device.latency.step_ms, device.latency.p90_ms
     if interval is None:
         reason = device.latency.not_judged or ""
         return Bar(device.title, "", charts.empty_row(axis), "not judged", reason, "not judged")
-    figure, detail = step_words(device)
+    figure, detail = simulation.shown(interval, "ms")
     judged = [check for check in device.checks if check.metric == "step_latency"]
     drawing = charts.interval_bar(interval, axis, limit, p90=p90.typical if p90 else None)
     remark = "estimate" if device.validated else f"estimate, {NOT_VALIDATED}"
@@ -333,9 +314,9 @@ def _host_interval(result: SimulationResult) -> Interval | None:
         return None
     if len(steps) < 10:
         ordered = sorted(steps)
-        return Interval(low=ordered[0], typical=ordered[len(ordered) // 2], high=ordered[-1])
+        return Interval.of(ordered[0], ordered[len(ordered) // 2], ordered[-1])
     cuts = quantiles(steps, n=10, method="inclusive")
-    return Interval(low=cuts[0], typical=cuts[4], high=cuts[8])
+    return Interval.of(cuts[0], cuts[4], cuts[8])
 
 
 def _step_budget(device: DeviceResult) -> float | None:
@@ -347,13 +328,13 @@ def _stages(result: SimulationResult) -> list[FigureRow]:
     """The host, then every device that has more than the time of a steady step."""
     host = result.latency_host
     own = {
-        "first_step_ms": _point(host.first_step_ms),
-        "step_ms": host.p50_ms or _host_interval(result),
-        "p90_ms": host.p90_ms,
-        "session_creation_ms": _point(host.session_creation_ms),
-        "checkpoint_load_ms": _point(host.checkpoint_load_ms),
-        "checkpoint_save_ms": _point(host.checkpoint_save_ms),
+        key: None
+        if (value := getattr(host, key, None)) is None
+        else Interval.of(value, value, value)
+        for key in _STAGES
+        if key not in ("step_ms", "p90_ms")
     }
+    own |= {"step_ms": host.p50_ms or _host_interval(result), "p90_ms": host.p90_ms}
     rows = []
     if any(figure is not None for figure in own.values()):
         stages = [(title, *_stage(own[key])) for key, title in _STAGES.items()]
@@ -380,12 +361,8 @@ def _threads(count: int) -> str:
     return f"{count} thread{'' if count == 1 else 's'}"
 
 
-def _point(value: float | None) -> Interval | None:
-    return None if value is None else Interval(low=value, typical=value, high=value)
-
-
 def _stage(interval: Interval | None) -> tuple[str, str]:
-    figure, ends = shown(interval, "ms")
+    figure, ends = simulation.shown(interval, "ms")
     known = interval is not None and interval.low < interval.high
     return figure, ends if known else ""
 
@@ -438,15 +415,7 @@ def _operator_row(cost: OperatorCost, place: int | None) -> dict[str, Any]:
     }
 
 
-def _operator_classes(result: SimulationResult) -> list[tuple[str, str]]:
-    totals = dict.fromkeys(_CLASS_WORDS, 0.0)
-    for cost in result.latency_host.by_operator:
-        totals[cost.operator_class] += cost.share
-    return [(_CLASS_WORDS[name], format_percent(share)) for name, share in totals.items()]
-
-
-MOST_PANELS: Final = 5
-"""Devices whose curves are drawn; ``report.css`` has one rule for each."""
+MOST_PANELS: Final = 5  # Devices whose curves are drawn; `report.css` has one rule for each
 
 _OUTLINES: Final = {
     "step": "M-4.5-4.5L4.5 4.5M4.5-4.5L-4.5 4.5",
@@ -463,15 +432,11 @@ _EVENT_WORDS: Final = {
 def panels(result: SimulationResult) -> list[dict[str, Any]]:
     """Curves of a few devices from the fastest to the slowest, evenly spread."""
     known = [d for d in result.devices if d.campaign and len(d.campaign.curve) > 1]
-    known.sort(key=lambda device: (_active(device), device.name))
+    known.sort(key=lambda d: (d.campaign.curve[-1].active_s if d.campaign else 0.0, d.name))
     if len(known) > MOST_PANELS:
         last = len(known) - 1
         known = [known[round(i * last / (MOST_PANELS - 1))] for i in range(MOST_PANELS)]
     return [_panel(result, device) for device in known]
-
-
-def _active(device: DeviceResult) -> float:
-    return device.campaign.curve[-1].active_s if device.campaign else 0.0
 
 
 def _panel(result: SimulationResult, device: DeviceResult) -> dict[str, Any]:
@@ -505,42 +470,27 @@ def _against(
 ) -> list[tuple[str, str, Markup]]:
     """One figure against time, energy and sessions."""
     known = [(point, value) for point in curve if (value := pick(point)) is not None]
-    drawn = []
-    unit, factor = _time_unit(known[-1][0].active_s)
-    points = [(point.active_s / factor, value) for point, value in known]
-    drawn.append((title, f"active time, {unit}", _chart(points, title, "time", device)))
+    seconds = known[-1][0].active_s
+    unit, factor = ("min", 60.0) if seconds < 7200.0 else ("h", 3600.0)
+    if seconds < 120.0:
+        unit, factor = "s", 1.0
+    times = [(point.active_s / factor, value) for point, value in known]
+    drawn = [("time", f"active time, {unit}", times)]
     joules = [(p.energy_j, value) for p, value in known if p.energy_j is not None]
     if len(joules) > 1:
         unit, factor = ("kJ", 1e3) if joules[-1][0] >= 2e3 else ("J", 1.0)
-        points = [(energy / factor, value) for energy, value in joules]
-        drawn.append((title, f"energy above idle, {unit}", _chart(points, title, "energy", device)))
+        energies = [(energy / factor, value) for energy, value in joules]
+        drawn.append(("energy", f"energy above idle, {unit}", energies))
     ends: dict[float, float] = {}
     for point, value in known:  # the last value of a session is what it ends with
         ends[0.0 if point.step == 0 else float(point.session)] = value
-    points = sorted(ends.items())
-    drawn.append(
-        (title, "sessions", _chart(points, title, "number of sessions", device, whole=True))
-    )
-    return drawn
-
-
-def _chart(
-    points: list[tuple[float, float]],
-    title: str,
-    against: str,
-    device: DeviceResult,
-    *,
-    whole: bool = False,
-) -> Markup:
-    start, end = points[0][1], points[-1][1]
-    alt = f"{title} against {against} on {device.title}, from {start:.4g} to {end:.4g}"
-    return charts.curve_chart(points, alt, whole=whole)
-
-
-def _time_unit(seconds: float) -> tuple[str, float]:
-    if seconds < 120.0:
-        return "s", 1.0
-    return ("min", 60.0) if seconds < 7200.0 else ("h", 3600.0)
+    drawn.append(("number of sessions", "sessions", sorted(ends.items())))
+    charted = []
+    for against, axis, points in drawn:
+        start, end = points[0][1], points[-1][1]
+        alt = f"{title} against {against} on {device.title}, from {start:.4g} to {end:.4g}"
+        charted.append((title, axis, charts.curve_chart(points, alt, whole=axis == "sessions")))
+    return charted
 
 
 def interruption_rows(result: SimulationResult) -> list[Bar]:

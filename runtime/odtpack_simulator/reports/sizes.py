@@ -32,13 +32,8 @@ class Piece:
         return {"name": self.name, "size_bytes": self.nbytes, **inner}
 
     def collapsed(self, least: int, most: int, depth: int) -> Piece:
-        """The tree without small parts.
-
-        Args:
-            least: Bytes below which a part is not shown by itself.
-            most: Number of parts that are shown of one part.
-            depth: Number of levels that are shown.
-        """
+        """The tree without small parts."""
+        # `least`: Bytes below which a part is not shown by itself.
         if not depth:
             return replace(self, parts=())
         shown = [part for part in self.parts[:most] if part.nbytes >= least]
@@ -53,15 +48,7 @@ class Piece:
 
 
 def package_anatomy(package: Package, manifest: Path) -> Piece:
-    """Take a package apart.
-
-    Args:
-        package: The package, whose files have been checked.
-        manifest: Path of its manifest.
-
-    Raises:
-        OdtpackError: The checkpoint is not valid.
-    """
+    """Take a package apart."""
     files = package.manifest.files
     entries = {each.name: getattr(files, each.name) for each in fields(files)}
     parts = []
@@ -165,18 +152,7 @@ _DEPTH: Final = 4
 
 
 def write_size_report(root: Piece, destination: str) -> Path:
-    """Write a report whole or not at all.
-
-    Args:
-        root: A package, see :func:`odtpack_simulator.reports.sizes.package_anatomy`.
-        destination: Format and path, ``"html:sizes.html"`` or ``"json:sizes.json"``.
-
-    Returns:
-        The path written.
-
-    Raises:
-        OdtpackError: Unknown format, no path, or a place that cannot be written.
-    """
+    """Write a report whole or not at all."""
     name, path = parse_destination(destination)
     if name == "html":
         data = render_size_html(root)

@@ -18,28 +18,31 @@ from odtpack_simulator.values.plain_text import clean
 
 Attribute = str | float | int | None
 
+# SVG writes two of its attributes in camel case; HTML parsers restore them only there.
+_CAMEL: Final = {"view_box": "viewBox", "preserve_aspect_ratio": "preserveAspectRatio"}
+
 
 def element(tag: str, *children: Markup | str, **attributes: Attribute) -> Markup:
-    """One element; strings among the children are escaped, ``Markup`` is not.
-
-    Attributes: ``class_`` means ``class``, other underscores become hyphens,
-    None leaves the attribute out, floats are written with three decimals.
-    """
+    """One element; strings among the children are escaped, ``Markup`` is not."""
+    # Attributes: `class_` means `class`, other underscores become hyphens, None leaves the
+    # attribute out, floats are written with three decimals.
     parts = [tag]
     for name, value in attributes.items():
         if value is not None:
             text = number(value) if isinstance(value, float) else str(value)
-            parts.append(f'{_attribute_name(name)}="{escape(clean(text))}"')
+            key = _CAMEL.get(name, name.rstrip("_").replace("_", "-"))
+            parts.append(f'{key}="{escape(clean(text))}"')
     safe = (child if isinstance(child, Markup) else clean(child) for child in children)
     inner = Markup("").join(escape(child) for child in safe)
     # Attributes and children were escaped one by one; only the fixed names of tags are not.
     return Markup(f"<{' '.join(parts)}>{inner}</{tag}>")  # noqa: S704
 
 
-def _attribute_name(name: str) -> str:
-    # SVG writes two of its attributes in camel case; HTML parsers restore them only there.
-    camel = {"view_box": "viewBox", "preserve_aspect_ratio": "preserveAspectRatio"}
-    return camel.get(name, name.rstrip("_").replace("_", "-"))
+def words(
+    text: str, x: Attribute, y: Attribute, style: str, anchor: str = "middle", **more: Attribute
+) -> Markup:
+    """Text at a point."""
+    return element("text", text, x=x, y=y, **more, text_anchor=anchor, class_=style)
 
 
 def number(value: float) -> str:
@@ -54,19 +57,12 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values and where its ticks stand.
+    """A range of values and where its ticks stand."""
 
-    Attributes:
-        low: Value at position 0.
-        high: Value at position 1, above ``low``.
-        ticks: Values to label, ascending, inside the range.
-        logarithmic: Positions follow the logarithm; ``low`` is positive then.
-    """
-
-    low: float
-    high: float
-    ticks: tuple[float, ...]
-    logarithmic: bool = False
+    low: float  # Value at position 0
+    high: float  # Value at position 1, above `low`
+    ticks: tuple[float, ...]  # Values to label, ascending, inside the range
+    logarithmic: bool = False  # Positions follow the logarithm; `low` is positive then
 
     def position(self, value: float) -> float:
         """Share of the axis at which a value stands, 0 to 1; values outside stop at the ends."""
@@ -158,17 +154,7 @@ def horizontal_grid(axis: Axis, label: Callable[[float], str]) -> Markup:
     for tick in axis.ticks:
         y = axis.position(tick)
         lines.append(horizontal(y, "baseline" if tick == 0 else "grid"))
-        lines.append(
-            element(
-                "text",
-                label(tick),
-                x=-8,
-                y=percent(1.0 - y),
-                dy="0.32em",
-                text_anchor="end",
-                class_="tick",
-            )
-        )
+        lines.append(words(label(tick), -8, percent(1.0 - y), "tick", "end", dy="0.32em"))
     return Markup("").join(lines)
 
 
@@ -193,8 +179,7 @@ def x_label(
 ) -> Markup:
     """A tick's label that stays inside the drawing; a roomy one is left out on small screens."""
     anchor = "start" if x < 0.02 else "end" if x > 0.97 else "middle"
-    style = "tick roomy" if roomy else "tick"
-    return element("text", text, x=percent(x), y=y, dy=dy, text_anchor=anchor, class_=style)
+    return words(text, percent(x), y, "tick roomy" if roomy else "tick", anchor, dy=dy)
 
 
 def marked_point(x: float, y: float, label: str, *, beside: bool = False) -> Markup:
@@ -202,17 +187,12 @@ def marked_point(x: float, y: float, label: str, *, beside: bool = False) -> Mar
     left = x > 0.55
     top = percent(1.0 - y)
     ring = element("circle", cx=percent(x), cy=top, r=4, class_="ring")
-    text = element(
-        "text",
-        label,
-        x=percent(x),
-        y=top,
-        dx=-10 if left else 10,
-        dy="1.3em" if beside else "-0.6em",
-        text_anchor="end" if left else "start",
-        class_="note",
+    dx, dy, anchor = (
+        -10 if left else 10,
+        "1.3em" if beside else "-0.6em",
+        "end" if left else "start",
     )
-    return ring + text
+    return ring + words(label, percent(x), top, "note", anchor, dx=dx, dy=dy)
 
 
 def badge(x: float, y: float, text: str, *, open_: bool = False) -> Markup:
@@ -220,15 +200,7 @@ def badge(x: float, y: float, text: str, *, open_: bool = False) -> Markup:
     top = percent(1.0 - y)
     of = " open" if open_ else ""
     disc = element("circle", cx=percent(x), cy=top, r=9, class_=f"badge-disc{of}")
-    return disc + element(
-        "text",
-        text,
-        x=percent(x),
-        y=top,
-        dy="0.35em",
-        text_anchor="middle",
-        class_=f"badge-text{of}",
-    )
+    return disc + words(text, percent(x), top, f"badge-text{of}", dy="0.35em")
 
 
 def stretched(*paths: Markup) -> Markup:

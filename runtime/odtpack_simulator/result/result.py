@@ -9,14 +9,14 @@ because a diverged training must be reportable in JSON.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
@@ -131,11 +131,9 @@ class DeviceCampaign(Part):
 
     @property
     def calendar_days(self) -> Interval | None:
-        """Whole days that the training spans, the first and the last included.
-
-        A day lasts 24 hours, from the start of the first session on. Three sessions at two a
-        day start after 0, 12 and 24 hours: the third is on the second day.
-        """
+        """Whole days that the training spans, the first and the last included."""
+        # A day lasts 24 hours, from the start of the first session on. Three sessions at two a day
+        # start after 0, 12 and 24 hours: the third is on the second day.
         days = self.days
         if days is None:
             return None
@@ -380,10 +378,8 @@ class DeviceMemory(Part):
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the training: measured where the child measured one, else predicted.
-
-        What the replay does not measure may need more than the training did.
-        """
+        """The peak of the training: measured where the child measured one, else predicted."""
+        # What the replay does not measure may need more than the training did.
         measured = self.measured_peak_bytes
         trained = self.predicted_peak_bytes if measured is None else measured
         return max(trained, self.unmeasured_bytes or 0)
@@ -640,11 +636,6 @@ class SimulationResult(Part):
         whole: list[tuple[DeviceResult | None, Check]] = [(None, check) for check in self.checks]
         return whole + [(device, check) for device in self.devices for check in device.checks]
 
-    def to_json(self) -> str:
-        """The result as JSON text in the order of the fields; the same result, the same bytes."""
-        content = self.model_dump(mode="json")
-        return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -655,11 +646,7 @@ class Subject:
 
     @property
     def on(self) -> DeviceResult:
-        """The device.
-
-        Raises:
-            ValueError: A device's metric was read from a package: a bug of the caller.
-        """
+        """The device."""
         if self.device is None:
             msg = "this metric is read from a device"
             raise ValueError(msg)
@@ -672,10 +659,20 @@ def load_result(path: str | os.PathLike[str]) -> SimulationResult:
     Raises:
         OdtpackError: Absent, larger than 64 MiB, not JSON, or not a result of this version.
     """
+    return read_record(path, SimulationResult, MAX_RESULT_BYTES, SCHEMA_VERSION)
+
+
+Record = TypeVar("Record", bound=Part)
+
+
+def read_record(
+    path: str | os.PathLike[str], record: type[Record], most_bytes: int, version: int
+) -> Record:
+    """Read a file that :meth:`Part.to_json` wrote."""
     file = Path(path)
-    data = read_bounded(file, limit=MAX_RESULT_BYTES, code="result", what="result file")
+    data = read_bounded(file, limit=most_bytes, code="result", what="result file")
     try:
-        return SimulationResult.model_validate_json(data)
+        return record.model_validate_json(data)
     except ValidationError as error:
         broken = error.errors(include_url=False)[0]
         if broken["type"] == "json_invalid":
@@ -683,11 +680,11 @@ def load_result(path: str | os.PathLike[str]) -> SimulationResult:
                 "result-invalid",
                 f"the result file is not JSON: {broken['ctx']['error']}",
                 where=str(file),
-                hint="name a file that `odtpack simulate --report json:PATH` wrote",
+                hint="name a file that a command with `--report json:PATH` wrote",
             ) from error
-        key, problem = first_problem(error, SimulationResult)
+        key, problem = first_problem(error, record)
         if key == "schema_version":
-            problem += f"; this odtpack reads version {SCHEMA_VERSION}"
+            problem += f"; this odtpack reads version {version}"
         raise OdtpackError(
             "result-invalid", f"the result file is wrong at {key}: {problem}", where=str(file)
         ) from error
@@ -697,11 +694,9 @@ _SECONDS = 5.0
 
 
 def find_origin(folder: Path) -> Origin:
-    """The time of now, and the commit that is checked out around a folder.
-
-    A pipeline's own word for the commit (``GITHUB_SHA``, ``CI_COMMIT_SHA``) comes first.
-    ``SOURCE_DATE_EPOCH``, in seconds, takes the place of the time.
-    """
+    """The time of now, and the commit that is checked out around a folder."""
+    # A pipeline's own word for the commit (`GITHUB_SHA`, `CI_COMMIT_SHA`) comes first.
+    # `SOURCE_DATE_EPOCH`, in seconds, takes the place of the time.
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     now = datetime.fromtimestamp(int(epoch), UTC) if epoch.isdecimal() else datetime.now(UTC)
     named = os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA")
@@ -723,3 +718,11 @@ def _checked_out(folder: Path) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def tool_version() -> str:
+    """The version of odtpack."""
+    try:
+        return metadata.version("odtpack")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"

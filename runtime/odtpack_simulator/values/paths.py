@@ -7,10 +7,8 @@ from pathlib import Path
 
 
 def shown_path(path: Path) -> str:
-    """Return a path without the folders above the working one: their names may be a person's.
-
-    One that lies elsewhere is its last part.
-    """
+    """Return a path without the folders above the working one: their names may be a person's."""
+    # One that lies elsewhere is its last part.
     if not path.is_absolute():
         return str(path)
     here = Path.cwd()

@@ -21,11 +21,9 @@ _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 def clean(text: str) -> str:
-    """Return the text in one line, with a replacement character for each that controls or reorders.
-
-    Line breaks become spaces. What is left neither begins a line nor a workflow command, moves no
-    cursor and hides nothing. It still has to be escaped for the format that it goes to.
-    """
+    """The text in one line, with a replacement for each character that controls or reorders."""
+    # Line breaks become spaces. What is left neither begins a line nor a workflow command, moves no
+    # cursor and hides nothing. It still has to be escaped for the format that it goes to.
     flat = _CONTROL.sub(_REPLACEMENT, text.replace("\n", " "))
     return _COMMAND.sub(lambda found: (found[1] or "") + _REPLACEMENT, flat)
 

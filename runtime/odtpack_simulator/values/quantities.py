@@ -48,11 +48,8 @@ class Quantity(Strict):
         """The figure in the base unit of ``dimension``; a point where no bounds are given."""
         low = self.value if self.low is None else self.low
         high = self.value if self.high is None else self.high
-        return Interval(
-            low=in_base_unit(repr(low), self.unit, dimension),
-            typical=in_base_unit(repr(self.value), self.unit, dimension),
-            high=in_base_unit(repr(high), self.unit, dimension),
-        )
+        ends = (in_base_unit(repr(each), self.unit, dimension) for each in (low, self.value, high))
+        return Interval.of(*ends)
 
 
 class ThreadedQuantity(Quantity):

@@ -29,12 +29,7 @@ _Loc = tuple[int | str, ...]
 
 
 def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
-    """The first deviation as (key, sentence without the key).
-
-    Args:
-        error: What validation of ``model`` raised.
-        model: The model at the top; its fields give the allowed names.
-    """
+    """The first deviation as (key, sentence without the key)."""
     found = all_problems(error, model)
     key, text = found[0]
     if len(found) > 1:
@@ -43,10 +38,8 @@ def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, 
 
 
 def all_problems(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
-    """Every deviation as (key, sentence without the key), unknown keys first.
-
-    An unknown key is most often a misspelt one whose absence is reported too.
-    """
+    """Every deviation as (key, sentence without the key), unknown keys first."""
+    # An unknown key is most often a misspelt one whose absence is reported too.
     found = error.errors(include_url=False)
     found.sort(key=lambda problem: problem["type"] != "extra_forbidden")
     return [(_key(each["loc"]), _sentence(dict(each), each["loc"], model)) for each in found]
@@ -123,7 +116,10 @@ def _allowed_keys(loc: _Loc, model: type[BaseModel]) -> list[str]:
     for part in loc:
         if isinstance(part, str) and part.startswith(TAG_PREFIX):
             tag = part.removeprefix(TAG_PREFIX)
-            candidates = [c for c in candidates if tag in _tags(c)] or candidates
+            # By its `kind` a variant of a union is distinguished from the others.
+            kinds = {c: c.model_fields.get("kind") for c in candidates}
+            tagged = [c for c, kind in kinds.items() if kind and tag in get_args(kind.annotation)]
+            candidates = tagged or candidates
             continue
         inner = [
             found
@@ -139,12 +135,6 @@ def _allowed_keys(loc: _Loc, model: type[BaseModel]) -> list[str]:
             if (field.alias or name) not in names:
                 names.append(field.alias or name)
     return names
-
-
-def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
-    """Values of ``kind`` by which a variant of a union is distinguished from the others."""
-    field = model.model_fields.get("kind")
-    return () if field is None else get_args(field.annotation)
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -13,12 +13,7 @@ CONFIDENCE: Final = 0.95
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The quantile between the two nearest values, linearly (type 7 of Hyndman and Fan, 1996).
-
-    Args:
-        values: At least one.
-        share: 0 to 1; 0.5 is the median.
-    """
+    """The quantile between the two nearest values, linearly (type 7 of Hyndman and Fan, 1996)."""
     ordered = sorted(values)
     position = (len(ordered) - 1) * share
     index = min(int(position), len(ordered) - 2) if len(ordered) > 1 else 0
@@ -29,20 +24,13 @@ def quantile(values: Sequence[float], share: float) -> float:
 def quantile_interval(
     values: Sequence[float], share: float, *, confidence: float = CONFIDENCE
 ) -> Interval:
-    """A quantile, and two of the values between which that of the population lies.
-
-    Of n independent values the number below the population's quantile is binomial
-    with the chance ``share``, whatever their distribution. The l-th and the u-th
-    smallest value enclose it with at least the confidence asked for, if either tail
-    beyond them has at most half of the rest (David and Nagaraja, "Order Statistics",
-    3rd edition, section 7.1). Where so few values cannot reach that, the interval
-    ends at the smallest or the largest, and covers less.
-
-    Args:
-        values: At least one.
-        share: Of the quantile, between 0 and 1.
-        confidence: Probability that the interval covers it, between 0 and 1.
-    """
+    """A quantile, and two of the values between which that of the population lies."""
+    # Of n independent values the number below the population's quantile is binomial with the chance
+    # `share`, whatever their distribution. The l-th and the u-th smallest value enclose it with at
+    # least the confidence asked for, if either tail beyond them has at most half of the rest (David
+    # and Nagaraja, "Order Statistics", 3rd edition, section 7.1). Where so few values cannot reach
+    # that, the interval ends at the smallest or the largest, and covers less.
+    # `confidence`: Probability that the interval covers it, between 0 and 1.
     ordered = sorted(values)
     count, tail = len(ordered), (1 - confidence) / 2
     low, high = 0, count - 1
@@ -55,35 +43,22 @@ def quantile_interval(
             high = k
             break
     typical = quantile(ordered, share)
-    return Interval(
-        low=min(ordered[low], typical), typical=typical, high=max(ordered[high], typical)
-    )
+    return Interval.of(min(ordered[low], typical), typical, max(ordered[high], typical))
 
 
 _Z = statistics.NormalDist().inv_cdf(0.975)
 
 
 def wilson_interval(right: int, total: int) -> tuple[float, float]:
-    """Return the 95 % score interval of the share that ``right`` of ``total`` answers estimate.
-
-    With p = right / total and z the 97.5 % point of the normal distribution, its ends are::
-
-        (p + z^2 / 2n  -+  z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
-
-    Unlike p -+ z sqrt(p (1 - p) / n) it holds for few answers, and for none or all right.
-    It counts answers as independent; several labels of one sample are not, and the interval
-    is then narrower than the truth.
-
-    Source: Wilson (1927), Probable inference, the law of succession, and statistical
-    inference, Journal of the American Statistical Association 22, 209-212.
-
-    Args:
-        right: Number of right answers.
-        total: Number of answers. None prove nothing: the interval is (0, 1).
-
-    Raises:
-        ValueError: Not 0 <= right <= total.
-    """
+    """Return the 95 % score interval of the share that ``right`` of ``total`` answers estimate."""
+    # With p = right / total and z the 97.5 % point of the normal distribution, its ends are:
+    #     (p + z^2 / 2n  -+  z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+    # Unlike p -+ z sqrt(p (1 - p) / n) it holds for few answers, and for none or all right. It
+    # counts answers as independent; several labels of one sample are not, and the interval is then
+    # narrower than the truth.
+    # Source: Wilson (1927), Probable inference, the law of succession, and statistical inference,
+    # Journal of the American Statistical Association 22, 209-212.
+    # `total`: Number of answers. None prove nothing: the interval is (0, 1).
     if not 0 <= right <= total:
         raise ValueError(f"{right} of {total} answers cannot be right")
     if total == 0:

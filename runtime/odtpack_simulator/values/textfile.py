@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,8 @@ from odtpack_runtime.errors import OdtpackError
 
 
 def read_bounded(path: Path, *, limit: int, code: str, what: str) -> bytes:
-    """The whole content of a regular file of at most ``limit`` bytes.
-
-    Args:
-        path: The file.
-        limit: Most bytes that are read; more is an error, not a truncation.
-        code: Prefix of the error codes, for example ``"profile"``.
-        what: What the file is for people, for example ``"device profile"``.
-
-    Raises:
-        OdtpackError: Absent, not a regular file, unreadable, or too large.
-    """
+    """The whole content of a regular file of at most ``limit`` bytes."""
+    # `limit`: Most bytes that are read; more is an error, not a truncation.
     if not path.is_file():
         kind = "is not a regular file" if path.exists() else "does not exist"
         raise OdtpackError(f"{code}-missing", f"the {what} {path.name!r} {kind}", where=str(path))
@@ -40,11 +32,7 @@ def read_bounded(path: Path, *, limit: int, code: str, what: str) -> bytes:
 
 
 def parse_toml(data: bytes, *, code: str, what: str, where: str) -> dict[str, Any]:
-    """Parse TOML 1.0.
-
-    Raises:
-        OdtpackError: Not UTF-8, not TOML, or nested too deeply.
-    """
+    """Parse TOML 1.0."""
     try:
         return tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -59,12 +47,10 @@ def parse_toml(data: bytes, *, code: str, what: str, where: str) -> dict[str, An
 
 
 def key_lines(text: str) -> dict[tuple[str, ...], int]:
-    """Line of each table header and of each key in it, for messages.
-
-    Only ``[table]`` and ``[[table]]`` headers and ``key = value`` lines are recognised, with bare
-    and quoted keys; a key written otherwise, as inside of ``{ }``, has no line. Tables of an
-    array are counted from ``"0"``.
-    """
+    """Line of each table header and of each key in it, for messages."""
+    # Only `[table]` and `[[table]]` headers and `key = value` lines are recognised, with bare and
+    # quoted keys; a key written otherwise, as inside of `{ }`, has no line. Tables of an array are
+    # counted from `"0"`.
     lines: dict[tuple[str, ...], int] = {}
     counts: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
@@ -78,6 +64,12 @@ def key_lines(text: str) -> dict[tuple[str, ...], int]:
         elif (match := _KEY.match(line)) and (path := _header_path(f"{match[1]} = 0")):
             lines.setdefault((*table, *path), number)
     return lines
+
+
+def nearest_line(lines: Mapping[tuple[str, ...], int], path: tuple[str, ...]) -> int | None:
+    """Line of a key, or of what it stands in, such as ``"acme/one" = { sessions = 3 }``."""
+    found = (lines.get(path[:depth]) for depth in range(len(path), 0, -1))
+    return next((line for line in found if line), None)
 
 
 _PART = r"(?:[A-Za-z0-9_-]+|\"[^\"]{0,1000}\"|'[^']{0,1000}')"

@@ -12,11 +12,7 @@ import tomli_w
 
 
 def toml_value(value: object) -> str:
-    """Return a value as TOML: lists and tables in one line.
-
-    Raises:
-        TypeError: TOML has no such type.
-    """
+    """Return a value as TOML: lists and tables in one line."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
     if isinstance(value, Mapping):

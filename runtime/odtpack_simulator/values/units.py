@@ -38,8 +38,7 @@ UNITS: Final[dict[str, dict[str, float]]] = {
 _EXACT: Final = decimal.Context(prec=60, traps=[])
 """Products of decimal numbers as people write them; beyond all numbers is infinite, no error."""
 
-_MOST_PLACES: Final = 6
-"""Of a percentage that is nearly 100: beyond them it is called 100."""
+_MOST_PLACES: Final = 6  # Of a percentage that is nearly 100: beyond them it is called 100
 
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^\s\d]\S*)\s*")
 
@@ -61,19 +60,23 @@ class Interval(Part):
             raise ValueError(msg)
         return self
 
+    @classmethod
+    def of(cls, low: float, typical: float, high: float) -> Interval:
+        """The interval of three numbers."""
+        return cls(low=low, typical=typical, high=high)
+
     def scaled(self, factor: float) -> Interval:
         """The same interval times a non-negative factor."""
-        return Interval(
-            low=self.low * factor, typical=self.typical * factor, high=self.high * factor
-        )
+        return Interval.of(self.low * factor, self.typical * factor, self.high * factor)
+
+    def times(self, other: Interval) -> Interval:
+        """The product of two intervals, end by end."""
+        ends = self.low * other.low, self.typical * other.typical, self.high * other.high
+        return Interval.of(*ends)
 
 
 def check_unit(unit: str, dimension: str) -> float:
-    """Factor from ``unit`` to the base unit of ``dimension``.
-
-    Raises:
-        ValueError: The unit is not one of the dimension; the message lists those that are.
-    """
+    """Factor from ``unit`` to the base unit of ``dimension``."""
     table = UNITS[dimension]
     if unit in table:
         return table[unit]
@@ -85,20 +88,10 @@ def check_unit(unit: str, dimension: str) -> float:
 
 
 def in_base_unit(number: str, unit: str, dimension: str, per_base: float = 1.0) -> float:
-    """The number nearest to ``number`` units of a dimension, in its base unit.
-
-    As people count: 2.01 kB are 2,010 bytes, which binary floating point misses, so that a
-    figure right at its limit would be over it.
-
-    Args:
-        number: A decimal number.
-        unit: Its unit.
-        dimension: Of the unit.
-        per_base: How many of the units to return make a base unit: 1000 for milliseconds.
-
-    Raises:
-        ValueError: As :func:`check_unit`.
-    """
+    """The number nearest to ``number`` units of a dimension, in its base unit."""
+    # As people count: 2.01 kB are 2,010 bytes, which binary floating point misses, so that a figure
+    # right at its limit would be over it.
+    # `per_base`: How many of the units to return make a base unit: 1000 for milliseconds.
     product = _EXACT.create_decimal(number)
     for factor in (check_unit(unit, dimension), per_base):
         product = _EXACT.multiply(product, decimal.Decimal(repr(factor)))
@@ -106,16 +99,7 @@ def in_base_unit(number: str, unit: str, dimension: str, per_base: float = 1.0) 
 
 
 def parse_quantity(text: str, dimension: str, per_base: float = 1.0) -> float:
-    """Read ``"12 MB"`` or ``"12MB"`` into the base unit of ``dimension``.
-
-    Args:
-        text: What somebody wrote.
-        dimension: What it must be of.
-        per_base: As for :func:`in_base_unit`.
-
-    Raises:
-        ValueError: Not a non-negative number followed by a unit of the dimension.
-    """
+    """Read ``"12 MB"`` or ``"12MB"`` into the base unit of ``dimension``."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         example = next(reversed(UNITS[dimension]))
@@ -170,10 +154,8 @@ def format_number(value: float) -> str:
 
 
 def format_percent(share: float) -> str:
-    """A share with one decimal, below one percent with two digits: ``16.1 %``, ``0.0057 %``.
-
-    What is only nearly all keeps the digits that matter: ``99.99 %``, ``100.02 %``.
-    """
+    """A share with one decimal, below one percent with two digits: ``16.1 %``, ``0.0057 %``."""
+    # What is only nearly all keeps the digits that matter: `99.99 %`, `100.02 %`.
     percent = 100 * share
     if 0 < abs(percent) < 0.995:
         return f"{percent:.2g} %"
@@ -185,23 +167,16 @@ def format_percent(share: float) -> str:
 
 def format_value(value: float, unit: str) -> str:
     """A figure for people, by its unit (``B``, ``ms``, ``s``, ``J``, ``%``, ``share``, ``1``)."""
-    match unit:
-        case "B":
-            return format_bytes(value)
-        case "ms":
-            return format_duration(value / 1e3)
-        case "s":
-            return format_duration(value)
-        case "J":
-            return format_energy(value)
-        case "%":
-            return format_percent(value / 100)
-        case "share":
-            return format_percent(value)
-        case "1":
-            return format_number(value)
-        case _:
-            return f"{format_number(value)} {unit}"
+    if unit in ("ms", "%"):
+        value, unit = (value / 1e3, "s") if unit == "ms" else (value / 100, "share")
+    shown = {
+        "B": format_bytes,
+        "s": format_duration,
+        "J": format_energy,
+        "share": format_percent,
+        "1": format_number,
+    }.get(unit)
+    return f"{format_number(value)} {unit}" if shown is None else shown(value)
 
 
 def format_limit(value: float, unit: str) -> str:

@@ -6,16 +6,16 @@ import pytest
 
 from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, default_footprint
 from odtpack_simulator.device.profile import AppState, load_profile
-from odtpack_simulator.device_result import AppOnDevice, _memory
 from odtpack_simulator.memory.arena import SessionUse
 from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
 from odtpack_simulator.replay.limits_search import Peaks
 from odtpack_simulator.result.result import DeviceMemory, Policy
+from odtpack_simulator.simulation import _AppOnDevice, _memory
 
 
-def app_on(name: str, policy: Policy) -> AppOnDevice:
+def app_on(name: str, policy: Policy) -> _AppOnDevice:
     profile = load_profile(name)
-    return AppOnDevice(
+    return _AppOnDevice(
         profile, policy, "swift", SessionUse("shared", False), default_footprint(profile)
     )
 

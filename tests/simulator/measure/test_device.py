@@ -12,8 +12,8 @@ import pytest
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import DeviceProfile, parse_profile, profile_toml
 from odtpack_simulator.device.profile_check import check_profile
+from odtpack_simulator.measure import calibration
 from odtpack_simulator.measure import device as measuring
-from odtpack_simulator.measure.allocator import allocator_overhead
 from odtpack_simulator.measure.device import Effort, conv_flops, measure_device
 from odtpack_simulator.measure.host import CoreGroup, Machine, measure_storage, this_machine
 from odtpack_simulator.measure.measured_profile import Measurements, measured_profile
@@ -44,8 +44,8 @@ def test_a_measured_profile_passes_the_check(
 ) -> None:
     device, told, folder = measured
     assert list(folder.iterdir()) == []
-    assert told[0].startswith("0 of 3")
-    assert told[-1] == "3 of 3: done"
+    assert told[0].startswith("0 of 2")
+    assert told[-1] == "2 of 2: done"
     assert (device.name, device.vendor, device.title) == ("acme/edge-1", "acme", "Edge 1")
     assert device.validated is False
     report = check_profile(device)
@@ -95,21 +95,16 @@ def test_memory_is_what_the_kernel_says(measured: tuple[DeviceProfile, list[str]
     assert limit <= ram.interval("bytes").typical
 
 
-@linux
-def test_overhead_of_the_allocators() -> None:
-    """Without the arena a tensor takes little more than itself; the arena takes more."""
-    arena, heap = allocator_overhead("arena"), allocator_overhead("heap")
-    assert arena is not None
-    assert heap is not None
-    assert 1 <= heap < 1.1
-    assert heap < arena < 4
-
-
 def test_rate_of_a_convolution_counts_the_operations_of_its_definition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each shape has 4 x 64 x 64 x 56 x 56 x 9 multiplications and as many additions."""
-    monkeypatch.setattr(measuring, "_timed", lambda work, seconds: [work(), 9, 2.0, 2.0, 2.0])
+    times = [lambda: 9, lambda: 2.0, lambda: 2.0, lambda: 2.0]
+    monkeypatch.setattr(
+        calibration,
+        "_seconds",
+        lambda work, seconds, most: (each() for each in (work, *times)),
+    )
     assert conv_flops(1, QUICK) == 4 * 64 * 64 * 56 * 56 * 9
 
 
@@ -194,11 +189,9 @@ def test_what_the_system_does_not_tell_is_unknown(
     monkeypatch.setattr(measuring, "gemm_flops", lambda threads: 3 * GIGA * threads)
     monkeypatch.setattr(measuring, "copy_bandwidth", lambda threads: GIGA)
     monkeypatch.setattr(measuring, "conv_flops", lambda threads, effort: GIGA)
-    monkeypatch.setattr(measuring, "allocator_overhead", lambda allocator: None)
     device = measure_device(tmp_path, effort=QUICK)
     assert device.soc is None
     assert isinstance(device.memory.ram, Unknown)
-    assert isinstance(device.memory.arena_overhead, Unknown)
     assert isinstance(device.cpu.clusters[0].clock, Unknown)
     assert device.memory_limit_bytes() is None
     rate, single = device.gemm_flops(), device.gemm_flops(1)

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from odtpack_runtime.apart.child import die_with_parent
 from odtpack_runtime.apart.refused import out_of_memory
@@ -22,7 +22,9 @@ from odtpack_simulator.replay.job import Job
 
 def main(arguments: list[str]) -> int:
     """Run one job. The exit code is 0 whenever the outcome was reported in a message."""
-    channel = _claim_output()
+    # Standard output is for messages: what libraries print goes to standard error.
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     die_with_parent()
 
     def send(event: str, **content: Any) -> None:
@@ -48,13 +50,6 @@ def main(arguments: list[str]) -> int:
         else:
             send("crash", message=f"{type(error).__name__}: {_first_line(error)}")
     return 0
-
-
-def _claim_output() -> TextIO:
-    """Keep standard output for messages: what libraries print goes to standard error."""
-    private = os.dup(1)
-    os.dup2(2, 1)
-    return os.fdopen(private, "w", encoding="utf-8")
 
 
 def _first_line(error: Exception) -> str:

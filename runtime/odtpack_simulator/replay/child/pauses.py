@@ -18,34 +18,22 @@ from odtpack_runtime.files.atomic import atomic_write
 
 OpenFile = Callable[[Path], AbstractContextManager[BinaryIO]]
 
-PATIENCE_SECONDS = 120.0
-"""How long a child waits to be killed before it gives up."""
+PATIENCE_SECONDS = 120.0  # How long a child waits to be killed before it gives up
 
 
 def wait_to_be_killed(send: Callable[..., None], *, step: int, written: int | None) -> NoReturn:
-    """Report to the parent where the training stands, and wait.
-
-    Raises:
-        OdtpackError: ``not-killed``: it was not.
-    """
+    """Report to the parent where the training stands, and wait."""
     send("paused", step=step, written=written)
     time.sleep(PATIENCE_SECONDS)
     raise OdtpackError("not-killed", "The training stopped to be killed, and was not.")
 
 
 def stopping_write(after_bytes: int, stop: Callable[[int], NoReturn]) -> OpenFile:
-    """Return what opens a file whose write stops once so many bytes are on their way to disk.
-
-    The temporary file then holds exactly so many bytes. A file that is shorter is written
-    whole, and the write stops before it takes its name.
-
-    Args:
-        after_bytes: How many.
-        stop: Called with the number of bytes written; does not return.
-
-    Returns:
-        The ``open_file`` of :func:`odtpack_runtime.checkpoint.writer.write_checkpoint`.
-    """
+    """Return what opens a file whose write stops once so many bytes are on their way to disk."""
+    # The temporary file then holds exactly so many bytes. A file that is shorter is written whole,
+    # and the write stops before it takes its name.
+    # `stop`: Called with the number of bytes written; does not return.
+    # Returns: The `open_file` of write_checkpoint.
 
     @contextmanager
     def torn(path: Path) -> Iterator[BinaryIO]:

@@ -26,15 +26,8 @@ from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.session.session import open_session
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
+from odtpack_simulator.measure import host
 from odtpack_simulator.measure.calibration import Calibration, calibrate, rates
-from odtpack_simulator.measure.host import (
-    ENOUGH_STEPS,
-    QUIET_SHARE,
-    WaitingClock,
-    load_average,
-    others_seconds,
-    stolen_seconds,
-)
 from odtpack_simulator.measure.operators import NodeRun, model_runs, typical_step
 from odtpack_simulator.replay.child.training_run import Batches, Send, Trainer
 from odtpack_simulator.replay.job import Indices, Job
@@ -46,25 +39,21 @@ _PROFILED_STEPS: Final = 25
 _PROFILED_SECONDS: Final = 2.0
 _REPEATS: Final = 5
 _REPEATED_SECONDS: Final = 1.5
-_MAX_ROWS: Final = 4000
-"""Rows of operators in a message: more are put together by operator type."""
+_MAX_ROWS: Final = 4000  # Rows of operators in a message: more are put together by operator type
 
 
 def time_steps(job: Job, send: Send) -> None:
-    """Calibrate this machine, time steps, sessions and checkpoints, and profile a few steps.
-
-    Sends ``timed`` with
-
-    - ``calibration``: the fields of :class:`~odtpack_simulator.measure.calibration.Calibration`;
-    - ``first_step_ms``, ``steps_ms``, and ``waited_ms``, what each of these waited;
-      ``rates_after``: matrix rate and copy bandwidth after them; ``stolen_share``,
-      ``others_share`` (of the cores that the steps leave free) and ``load_average``;
-    - ``operators`` of one typical step: rows of ``op_type``, ``calls``, ``us`` (with what the
-      profile adds), ``flops`` and ``moved_bytes``, put together where all of a run is alike;
-      ``profiled_steps``;
-    - ``session_creation``, ``checkpoint_load`` and ``checkpoint_save``: ``ms`` and ``cpu_ms``,
-      medians; ``checkpoint_bytes``, ``model_bytes``, those of mapped weights included.
-    """
+    """Calibrate this machine, time steps, sessions and checkpoints, and profile a few steps."""
+    # Sends `timed` with
+    # - `calibration`: the fields of Calibration;
+    # - `first_step_ms`, `steps_ms`, and `waited_ms`, what each of these waited;
+    #   `rates_after`: matrix rate and copy bandwidth after them; `stolen_share`,
+    #   `others_share` (of the cores that the steps leave free) and `load_average`;
+    # - `operators` of one typical step: rows of `op_type`, `calls`, `us` (with what the
+    #   profile adds), `flops` and `moved_bytes`, put together where all of a run is alike;
+    #   `profiled_steps`;
+    # - `session_creation`, `checkpoint_load` and `checkpoint_save`: `ms` and `cpu_ms`,
+    #   medians; `checkpoint_bytes`, `model_bytes`, those of mapped weights included.
     send("phase", name="calibrating this machine")
     known = job.calibration and Calibration.from_message(job.calibration)
     calibration = known or calibrate(job.threads)
@@ -76,10 +65,10 @@ def time_steps(job: Job, send: Send) -> None:
     send("phase", name="timing steps")
     batches = Batches(list(job.data.values()), job.schedule.largest_batch)
     trainer = open_trainer(job, batches)
-    stolen, others, start = stolen_seconds(), others_seconds(), time.perf_counter()
+    stolen, others, start = host.stolen_seconds(), host.others_seconds(), time.perf_counter()
     (first, *steps), (_, *waited) = step_times(job, trainer)
     seconds = time.perf_counter() - start
-    stolen, others = stolen_seconds() - stolen, others_seconds() - others
+    stolen, others = host.stolen_seconds() - stolen, host.others_seconds() - others
     cores = os.cpu_count() or 1
     send("phase", name="calibrating this machine again")
     after = (known.gemm_flops, known.copy_bandwidth) if known else rates(job.threads)
@@ -101,7 +90,7 @@ def time_steps(job: Job, send: Send) -> None:
         rates_after=after,
         stolen_share=stolen / (seconds * cores),
         others_share=max(0.0, others / (seconds * max(1, cores - job.threads))),
-        load_average=load_average(),
+        load_average=host.load_average(),
         profiled_steps=count,
         operators=grouped(nodes),
         session_creation=creation,
@@ -135,38 +124,31 @@ def open_trainer(job: Job, batches: Batches, *, profile: bool = False) -> Traine
 
 def whole_steps(job: Job) -> Iterator[list[Indices]]:
     """Batches of full size, as many as make a step, for ever."""
-    batches = _whole_batches(job)
+    schedule = job.schedule
+    epochs = map(schedule.training_batches, itertools.count())
+    full = schedule.largest_batch
+    batches = (each for batches in epochs for each in batches if len(each) == full)
     while True:
         yield list(itertools.islice(batches, job.accumulation_steps))
-
-
-def _whole_batches(job: Job) -> Iterator[Indices]:
-    schedule = job.schedule
-    for epoch in itertools.count():
-        for indices in schedule.training_batches(epoch):
-            if len(indices) == schedule.largest_batch:
-                yield indices
 
 
 def step_times(
     job: Job, trainer: Trainer, *, seconds: float = _TIMED_SECONDS, most: int = _TIMED_STEPS
 ) -> tuple[list[float], list[float]]:
-    """Milliseconds of the first step and of those after it, at least three, and what each waited.
-
-    Steps that waited for a processor are made up for by more, in up to three times the time.
-    """
+    """Milliseconds of the first step and of those after it, three at least, and their waits."""
+    # Steps that waited for a processor are made up for by more, in up to three times the time.
     times: list[float] = []
     waited: list[float] = []
     quiet = 0
-    clock = WaitingClock(job.threads)
+    clock = host.WaitingClock(job.threads)
     start = time.perf_counter()
     for indices in itertools.islice(whole_steps(job), 1 + _MOST_REPEATED * most):
         before = clock.seconds()
         times.append(trainer.step(indices)[1] * 1e3)
         waited.append(1e3 * (clock.seconds() - before))
-        quiet += len(times) > 1 and waited[-1] <= QUIET_SHARE * times[-1]
+        quiet += len(times) > 1 and waited[-1] <= host.QUIET_SHARE * times[-1]
         spent = time.perf_counter() - start
-        enough = quiet >= ENOUGH_STEPS or quiet == len(times) - 1
+        enough = quiet >= host.ENOUGH_STEPS or quiet == len(times) - 1
         if quiet == most or (
             len(times) > 3 and spent > (seconds if enough else _MOST_REPEATED * seconds)
         ):

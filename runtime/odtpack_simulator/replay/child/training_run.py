@@ -42,15 +42,13 @@ from odtpack_simulator.replay.paired_loss import GROUPS, Groups, pooled
 
 Send = Callable[..., None]
 
-_MOST_REASON = 1000
-"""Characters of a reason, which names parameters."""
+_MOST_REASON = 1000  # Characters of a reason, which names parameters
 
 
 class Batches:
-    """Batches of the data in memory that stays where it is.
+    """Batches of the data in memory that stays where it is."""
 
-    The data remain in their files, mapped; only one batch is ever in memory.
-    """
+    # The data remain in their files, mapped; only one batch is ever in memory.
 
     def __init__(self, files: Sequence[str], rows: int) -> None:
         self._data = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
@@ -68,12 +66,7 @@ class Batches:
 
 
 def train(job: Job, send: Send) -> None:
-    """Train, evaluate and save; send what happens.
-
-    Raises:
-        OdtpackError: The package or the data do not fit each other, or the saved checkpoint
-            is not one to go on from.
-    """
+    """Train, evaluate and save; send what happens."""
     run = run_digest(job) if job.keeps_position else None
     meter = MemoryMeter(files_change=bool(job.segment_files))
     MappedWeights.releasing = meter.dropping
@@ -99,11 +92,9 @@ def train(job: Job, send: Send) -> None:
 
 
 class _Training:
-    """A training under way.
+    """A training under way."""
 
-    Attributes:
-        peaks: Most memory of each phase so far, in bytes.
-    """
+    # `peaks`: Most memory of each phase so far, in bytes.
 
     def __init__(self, job: Job, send: Send, meter: MemoryMeter, run: str | None) -> None:
         self.peaks: dict[str, int] = {}
@@ -270,11 +261,10 @@ class _Training:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """What makes optimizer steps; the batches' size is at most that of ``batches``.
+    """What makes optimizer steps; the batches' size is at most that of ``batches``."""
 
-    What Dropout draws is a function of ``seed``, the optimizer's step count and the number of
-    the batch in the step.
-    """
+    # What Dropout draws is a function of `seed`, the optimizer's step count and the number of the
+    # batch in the step.
 
     module: Module
     optimizer: Optimizer
@@ -283,11 +273,8 @@ class Trainer:
     seed: int = 0
 
     def step(self, indices: Sequence[Indices]) -> tuple[float, float]:
-        """Run the batches of one optimizer step.
-
-        Returns:
-            The mean of their losses, and the duration in seconds without that of gathering.
-        """
+        """Run the batches of one optimizer step."""
+        # Returns: The mean of their losses, and the duration in seconds without that of gathering.
         gathering = 0.0
 
         def gathered() -> Iterator[list[Array]]:
@@ -308,12 +295,9 @@ class Trainer:
 
 
 def evaluate_held_out(module: Module, batches: Batches, job: Job) -> dict[str, Any]:
-    """Mean loss per held-out sample, and the share of labels that the highest score names.
-
-    Returns:
-        ``loss``, ``metric``, the counts ``right`` and ``total`` that the metric is made of, and
-        ``groups``, with the losses and sizes of the batches as its only entry.
-    """
+    """Mean loss per held-out sample, and the share of labels that the highest score names."""
+    # Returns: `loss`, `metric`, the counts `right` and `total` that the metric is made of, and
+    # `groups`, with the losses and sizes of the batches as its only entry.
     held_out = itertools.islice(job.schedule.held_out_batches(), job.max_steps)
     found = evaluate(
         module,
@@ -333,18 +317,11 @@ def evaluate_held_out(module: Module, batches: Batches, job: Job) -> dict[str, A
 
 
 def finer_groups(module: Module, batches: Batches, job: Job, whole: float | None) -> list[Groups]:
-    """Loss and size of many small groups of held-out samples, see ``paired_loss``.
-
-    None where batches are small as they are or of a fixed size, and where the groups' losses
-    do not make up that of all samples, because each depends on what else is in its batch (as
-    with negatives from the batch, or weights of labels).
-
-    Args:
-        module: The module, in training mode.
-        batches: The data.
-        job: The training.
-        whole: Mean loss of the held-out samples in the training's batches.
-    """
+    """Loss and size of many small groups of held-out samples, see ``paired_loss``."""
+    # None where batches are small as they are or of a fixed size, and where the groups' losses do
+    # not make up that of all samples, because each depends on what else is in its batch (as with
+    # negatives from the batch, or weights of labels).
+    # `whole`: Mean loss of the held-out samples in the training's batches.
     schedule = job.schedule
     size = max(1, schedule.held_out_samples // GROUPS)
     if size >= schedule.largest_batch or schedule.full_batches or whole is None:
