@@ -24,8 +24,12 @@ from odtpack.fit.search_context import FitRequest, SearchContext
 from odtpack.fit.space import Candidate, Space
 from odtpack.recipe import BuildSpec, read_recipe
 from odtpack_simulator.figures.judge import judge
-from odtpack_simulator.host_result import tool_version
-from odtpack_simulator.result.result import DeviceResult, NotJudged, SimulationResult
+from odtpack_simulator.result.result import (
+    DeviceResult,
+    NotJudged,
+    SimulationResult,
+    tool_version,
+)
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import format_bytes
