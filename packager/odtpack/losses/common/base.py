@@ -31,12 +31,19 @@ TargetRole = Literal["labels", "target"]
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a loss compares with: a graph input, unless the model has a value for it."""
+    """What a loss compares with: a graph input, unless the model has a value for it.
 
-    name: str  # name of the graph input
-    role: TargetRole  # its role in the manifest
-    dtype: ir.DataType  # element type
-    dims: Dims  # dimensions
+    Attributes:
+        name: Name of the graph input.
+        role: Its role in the manifest.
+        dtype: Element type.
+        dims: Dimensions.
+    """
+
+    name: str
+    role: TargetRole
+    dtype: ir.DataType
+    dims: Dims
 
     def value(self, name: str | None = None) -> ir.Value:
         """The graph input, under its own or another name."""

@@ -220,13 +220,24 @@ def resolve_groups(
     *,
     decay_vectors: bool = True,
 ) -> tuple[Group, ...]:
-    """Divide the trained parameters into groups."""
-    # The first rule whose pattern matches a parameter holds for it, and if none does the
-    # optimizer's own numbers. Parameters with equal numbers are one group.
-    # ranks: Number of axes of each trained parameter, by name in the model's order. decay_vectors:
-    # If false, parameters with less than two axes (biases, the scales of normalizations) do not
-    # decay, unless a rule gives them a decay.
-    # Returns the groups, that of the first parameter first; one if all are updated alike.
+    """Divide the trained parameters into groups.
+
+    The first rule whose pattern matches a parameter holds for it, and if none does the
+    optimizer's own numbers. Parameters with equal numbers are one group.
+
+    Args:
+        ranks: Number of axes of each trained parameter, by name in the model's order.
+        rules: What holds for which parameters.
+        weight_decay: Weight decay of the optimizer.
+        decay_vectors: If false, parameters with less than two axes (biases, the scales of
+            normalizations) do not decay, unless a rule gives them a decay.
+
+    Returns:
+        The groups, that of the first parameter first; one if all are updated alike.
+
+    Raises:
+        UnknownNameError: A rule holds for no parameter.
+    """
     found: dict[tuple[float, float], list[str]] = {}
     used: set[GroupRule] = set()
     for name, rank in ranks.items():

@@ -72,16 +72,23 @@ def optimizer_model(
     privacy: Privacy | None = None,
     dtype: ir.DataType | None = None,
 ) -> ir.Model:
-    """Build the optimizer model."""
-    # opset: Opset of the training model, so that one runtime loads both. groups: Parameter groups;
-    # their decays take the place of the optimizer's. privacy: What the runtime makes gradients
-    # private with. dtype: Element type of parameters, gradients and state, FLOAT (the default) or
-    # DOUBLE.
-    # Returns model with inputs ``learning_rate`` FLOAT[1]; ``step`` INT64[1] (from 1); if clipped
-    # by norm ``gradient_norm`` dtype[1], that of all gradients; if groups differ in it
-    # ``weight_decay`` dtype[1]; ``params``, ``gradients`` and the state, each dtype[n]. An
-    # optimizer that is run parameter by parameter has ``factored`` BOOL[1], true for parameters
-    # with two axes or more, and dtype[rows, columns] in place of dtype[n].
+    """Build the optimizer model.
+
+    Args:
+        optimizer: Formula and hyperparameters.
+        opset: Opset of the training model, so that one runtime loads both.
+        clip: How gradients are clipped.
+        groups: Parameter groups; their decays take the place of the optimizer's.
+        privacy: What the runtime makes gradients private with.
+        dtype: Element type of parameters, gradients and state, FLOAT (the default) or DOUBLE.
+
+    Returns:
+        Model with inputs ``learning_rate`` FLOAT[1]; ``step`` INT64[1] (from 1); if clipped
+        by norm ``gradient_norm`` dtype[1], that of all gradients; if groups differ in it
+        ``weight_decay`` dtype[1]; ``params``, ``gradients`` and the state, each dtype[n].
+        An optimizer that is run parameter by parameter has ``factored`` BOOL[1], true for
+        parameters with two axes or more, and dtype[rows, columns] in place of dtype[n].
+    """
     # Here, so that recipes can read the declarations of optimizers without onnx_ir.
     import onnx_ir as ir
 
