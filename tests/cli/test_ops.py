@@ -113,7 +113,7 @@ def test_every_obstacle_is_named_with_what_it_blocks(
         ("second", ["w1", "w2"]),
     ]
     assert [item["op_type"] for item in found] == ["odd.First", "odd.Second"]
-    assert "2 nodes in the way" in shown.err
+    assert "2 nodes without a gradient" in shown.err
     assert main(["ops", "check", str(path), "--train", "w3"]) == 0
     assert main(["build", str(path), "--out", str(tmp_path / "p"), "--loss", "mse"]) == 2
 

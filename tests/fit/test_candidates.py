@@ -112,7 +112,9 @@ class TestSpace:
 
         assert open_for(16).micro_batches == {16: (16,), 32: (16,)}
         assert open_for(40).micro_batches == {40: (40,)}
-        with pytest.raises(OdtpackError, match="a step of 24 samples cannot be made of") as caught:
+        with pytest.raises(
+            OdtpackError, match="a step of 24 samples cannot be split into"
+        ) as caught:
             open_for(16, batch_sizes=(24,))
         assert caught.value.code == "bad-batch-size"
 

@@ -155,6 +155,7 @@ def cache_key(
     from odtpack.recipe import key as keys
 
     found = keys.cache_key(BuildSpec.of(read_recipe(recipe)))
-    _console.results(as_json=as_json)
-    _console.say(found)
-    _console.json_result(as_json, {"cache_key": found})
+    if as_json:
+        _console.print_json({"cache_key": found})
+    else:
+        _console.print_plain(f"{found}\n")  # without rich, whose import takes longer than the rest

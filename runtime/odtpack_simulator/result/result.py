@@ -680,7 +680,7 @@ def read_record(
                 "result-invalid",
                 f"the result file is not JSON: {broken['ctx']['error']}",
                 where=str(file),
-                hint="name a file that a command with `--report json:PATH` wrote",
+                hint="name a file that odtpack simulate or odtpack fleet run wrote",
             ) from error
         key, problem = first_problem(error, record)
         if key == "schema_version":
