@@ -124,7 +124,7 @@ class TestMeasure:
         content = outcome.json()
         assert content["name"] == "acme/edge-1"
         assert content["digest"] == load_profile(out).digest
-        assert "storage: 2 of 3" in outcome.err
+        assert "storage: 1 of 2" in outcome.err
         assert f"wrote {out}" in outcome.err
         assert out.read_text().startswith("# Made by odtpack devices measure.")
         checked = run("devices", "check", out, "--json")

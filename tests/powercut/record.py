@@ -112,9 +112,10 @@ class _Reader:
             if resumed := re.match(r"<\.\.\. \w+ resumed>", text):
                 text = self._started.pop(pid, "") + text[resumed.end() :]
             if text.startswith("read("):  # its bytes, all that Python imports, are not looked at
-                result = int(text.rpartition(" = ")[2].split()[0])
-                if opened := self._table(pid).get(int(text[5 : text.index(",")])):
-                    opened.position += max(0, result)
+                result = text.rpartition(" = ")[2].split()[0]  # "?" of a process that ended
+                opened = self._table(pid).get(int(text[5 : text.index(",")]))
+                if opened is not None and result.isdigit():
+                    opened.position += int(result)
                 continue
             match = re.match(r"(\w+)\((.*)\)\s+= (-?\d+|0x[0-9a-f]+)", text)
             if match and not match[3].startswith("-"):
