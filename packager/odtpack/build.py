@@ -237,18 +237,16 @@ def _remarks(
 ) -> Iterator[str]:
     """What is done or assumed without being asked for, a sentence each."""
     if cache:
-        more = f" and {len(cache) - 2} more" if cache[2:] else ""
         yield (
-            f"the inputs {', '.join(cache[:2])}{more} are left out: in training each sequence "
+            f"the inputs {_some(cache, 2)} are left out: in training each sequence "
             "starts with an empty cache, and padding goes to its end"
         )
-    for name in unreached(model, read):
-        yield f"{name} is not reached from the loss: it stays a constant"
+    if names := unreached(model, read):
+        yield f"the loss does not depend on {_some(names)}: not trained"
     left = [name for name in constants_like_weights(model) if name not in trained]
     if left:
-        more = f" and {len(left) - 3} more" if left[3:] else ""
         yield (
-            f"{', '.join(left[:3])}{more}: a Constant node at the place of a weight, in a model "
+            f"{_some(left)}: a Constant node at the place of a weight, in a model "
             f"whose weights are initializers, stays a constant; --train {left[0]!r} trains it"
         )
     assumed = None if loss is None else _assumption(model, loss, read)
@@ -257,6 +255,11 @@ def _remarks(
     for each in shared_tensors(model.graph, trained):
         if not each.one_parameter:
             yield each.sentence()
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    more = f" and {len(names) - most} more" if names[most:] else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def _assumption(model: ir.Model, loss: Loss, read: Sequence[str]) -> str | None:

@@ -52,7 +52,7 @@ def test_what_no_gradient_reaches_is_noted_and_stays_constant(
     out = tmp_path / "package"
     assert main(["build", str(model), "--out", str(out), "--loss", "cross_entropy", "--json"]) == 0
     shown = capsys.readouterr()
-    assert "second_head is not reached from the loss" in shown.err
+    assert "the loss does not depend on second_head: not trained" in shown.err
     roles = {item["name"]: item["role"] for item in json.loads(shown.out)["parameters"]}
     assert roles == {"body": "trainable", "head": "trainable"}
 
