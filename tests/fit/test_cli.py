@@ -79,6 +79,28 @@ def test_nothing_fits(start: Run, files: Files, tmp_path: Path) -> None:
     assert set(tree(out)) == {"fit.html", "fit.json", "recipe.schema.json"}
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_limit_that_cannot_be_judged_is_not_kept(
+    strict: bool, start: Run, tmp_path: Path
+) -> None:
+    """A browser's profile has no computing rate: nobody knows the time of a step there."""
+    budget, out = tmp_path / "budgets.toml", tmp_path / "fitted"
+    budget.write_text('[budgets]\nstep_latency = "1 s"\n')
+    words = ["--device", "web/phone", *NARROW, "--budget", budget, "--out", out]
+    outcome = start(*words, *(["--strict"] if strict else []))
+    assert outcome.code == (1 if strict else 0), outcome.err
+    assert "not judged on web/phone: step_latency: " in outcome.out
+    result = FitResult.model_validate_json((out / "fit.json").read_bytes())
+    assert result.found
+    assert not result.judged
+    assert ("web/phone", "step_latency") in {
+        (where, check.metric) for where, check in result.pareto[0].unjudged
+    }
+    page = (out / "fit.html").read_text()
+    assert "keeps every budget that could be judged on 1 device" in page
+    assert "is-not-judged" in page
+
+
 class TestBadInput:
     """Nothing is built or written."""
 

@@ -95,12 +95,18 @@ def solution(candidate: Candidate, result: SimulationResult) -> Solution:
                 time_s=time_of(device),
                 energy_j=energy_of(device),
                 failed=[check for check in device.checks if check.status == "fail"],
+                not_judged=_not_judged(device.checks),
             )
             for device in result.devices
         ],
         failed=[check for check in result.checks if check.status == "fail"],
+        not_judged=_not_judged(result.checks),
         miss=max(misses) if misses else None,
     )
+
+
+def _not_judged(checks: Iterable[Check]) -> list[Check]:
+    return [each for each in checks if each.status == "not judged" and each.level == "error"]
 
 
 def time_of(device: DeviceResult) -> Interval | None:

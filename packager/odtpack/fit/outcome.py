@@ -74,6 +74,8 @@ class DeviceFigures(Part):
     """Of the whole training, above idle."""
     failed: list[Check]
     """Checks that did not pass, those of level `warn` too."""
+    not_judged: list[Check] = Field(default_factory=list)
+    """Limits that could not be judged on the device."""
 
 
 class Solution(Part):
@@ -94,12 +96,20 @@ class Solution(Part):
     devices: list[DeviceFigures]
     failed: list[Check]
     """Checks of the package as a whole that did not pass."""
+    not_judged: list[Check] = Field(default_factory=list)
+    """Limits of the package as a whole that could not be judged."""
     beaten_by: list[int] = Field(default_factory=list)
     """Numbers of the Pareto set's members that are nowhere worse and somewhere better."""
     miss: NonNegative | None = None
     """By which share of the limit the worst failed check misses it; null if none failed."""
     recipe: str = ""
     """Text of a recipe.toml that builds it."""
+
+    @property
+    def unjudged(self) -> list[tuple[str, Check]]:
+        """Each limit that could not be judged, with the device, or "package"."""
+        found = [("package", check) for check in self.not_judged]
+        return found + [(each.name, check) for each in self.devices for check in each.not_judged]
 
 
 class Dropped(Part):
@@ -186,6 +196,11 @@ class FitResult(Part):
     def found(self) -> bool:
         """Whether any candidate keeps every budget on every device."""
         return bool(self.pareto)
+
+    @property
+    def judged(self) -> bool:
+        """Whether any candidate keeps every budget, and each of them could be judged."""
+        return any(not each.unjudged for each in self.pareto)
 
     @property
     def nearest(self) -> Solution | None:

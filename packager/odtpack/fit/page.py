@@ -49,7 +49,8 @@ def _headline(result: FitResult) -> str:
         return f"No candidate keeps every budget on {on}"
     count = len(result.pareto)
     verb = "recipe keeps" if count == 1 else "recipes keep"
-    return f"{count} {verb} every budget on {on}, and none of them beats another"
+    every = "every budget" if result.judged else "every budget that could be judged"
+    return f"{count} {verb} {every} on {on}, and none of them beats another"
 
 
 def _quality_name(result: FitResult) -> str:
@@ -94,6 +95,8 @@ def _row(result: FitResult, each: Solution, state: str, kind: str) -> dict[str, 
     again = f", computing again to fit {choice.memory_budget}" if choice.memory_budget else ""
     batch = f"batch {choice.batch_size}" + (f" in {choice.micro_batch}s" if cut else "")
     checks = [*each.failed, *(check for device in each.devices for check in device.failed)]
+    if each.unjudged and state != "fail":
+        state, kind = "not judged", f"{kind}, not judged by every budget"
     what = f"{choice.optimizer} at {choice.learning_rate:g}, {batch}, frozen: {choice.frozen}"
     return {
         "number": each.number,
@@ -105,6 +108,9 @@ def _row(result: FitResult, each: Solution, state: str, kind: str) -> dict[str, 
         "energy": "unknown" if each.energy_j is None else format_energy(each.energy_j),
         "choice": f"{what}{stored}{again}",
         "failed": "; ".join(
-            dict.fromkeys(check.message for check in checks if check.level == "error")
+            dict.fromkeys(
+                [check.message for check in checks if check.level == "error"]
+                + [f"not judged: {check.message}" for _, check in each.unjudged]
+            )
         ),
     }

@@ -20,6 +20,7 @@ from odtpack.cli._options import (
     destination,
     option,
 )
+from odtpack.cli.device.simulate import STRICT
 
 if TYPE_CHECKING:
     from odtpack.fit import FitResult
@@ -104,6 +105,7 @@ def fit(
             "FOLDER", f"Write recipe-1.toml, recipe-2.toml, ..., {RESULT} and the page {PAGE} here."
         ),
     ] = None,
+    strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:
     """Find recipes that meet the budgets on every device.
@@ -179,7 +181,7 @@ def fit(
         _console.say()
         _console.say(result.pareto[0].recipe)
     _console.json_result(as_json, result.model_dump(mode="json"))
-    if not result.found:
+    if not result.found or (strict and not result.judged):
         raise typer.Exit(NOTHING_FITS)
 
 
@@ -215,6 +217,9 @@ def _show(result: FitResult) -> None:
     _console.say()
     if result.found:
         _table(result, result.pareto, first="recipe")
+        open_limits = {(w, c.metric): c for each in result.pareto for w, c in each.unjudged}
+        for (where, metric), check in open_limits.items():
+            _console.say(f"not judged on {where}: {metric}: {check.message}", style="yellow")
     if result.beaten:
         _console.say()
         _console.say("Within the budgets, but beaten:", style="bold")
