@@ -221,3 +221,17 @@ def test_scales_of_every_rank_are_settings() -> None:
     del model.graph.node[:]
     model.graph.node.extend([nodes[2], *nodes[:2]])
     assert candidates(load_model(model)) == ["w"]
+
+
+@pytest.mark.parametrize("layout", ["TNC", "NTC"])
+def test_ctc_says_which_axis_is_time(
+    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = _model("g (float[N, T, 6] x) => (float[N, T, 5] y) { y = MatMul(x, w) }", w=(6, 5))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    words = ["build", str(path), "--loss", "ctc", "--out", str(tmp_path / "package")]
+    assert main([*words, "--loss-option", f"layout={layout}"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    note = "ctc reads 'y' [N, T, 5] as [time, samples, classes]; if samples come first"
+    assert (note in said) == (layout == "TNC")

@@ -14,6 +14,7 @@ from odtpack.losses.common.base import (
     dims,
     reduce,
     require_rank,
+    shape_text,
     shaped,
     whole_numbers,
 )
@@ -71,6 +72,16 @@ class CTC(Loss):
             whole_numbers("labels", "labels", (batch, "label_count")),
             whole_numbers("input_lengths", "target", (batch,)),
             whole_numbers("target_lengths", "target", (batch,)),
+        )
+
+    def assumption(self, predictions: Sequence[ir.Value]) -> str | None:
+        """Which axis is time: with the axes confused, a loss of real data may be exactly 0."""
+        if self.layout != "TNC" or len(dims(predictions[0])) != 3:
+            return None
+        shape = shape_text(dims(predictions[0]))
+        return (
+            f"{self.name} reads {predictions[0].name!r} {shape} as [time, samples, classes]; "
+            "if samples come first, use --loss-option layout=NTC"
         )
 
     def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
