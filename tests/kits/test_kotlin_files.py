@@ -122,12 +122,15 @@ def test_what_is_not_a_file_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     targets = ["/", "", tmp_path / "folder", pipe, "/dev/null", tmp_path / "none" / "ck"]
     folder, refused = "path-is-a-folder", "file-not-written"
+    here = set(Path().iterdir())
     for above in (INSIDE, OUTSIDE):
         codes = save(path, above, *targets)
         assert codes == [folder, folder, folder, refused, refused, refused]
     assert pipe.is_fifo()
     assert Path("/dev/null").is_char_device()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["ck", "folder", "pipe"]
+    # Of an empty path the data file would be this.
+    assert Path(".data") not in set(Path().iterdir()) - here
 
 
 def test_a_full_disk_leaves_the_data_file_as_it_was(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ private class Save(
         val tensors = state.parameters.values.map { it.value } +
             optimizer?.moments?.values?.flatten().orEmpty()
         val total = tensors.sumOf { if (state.nominal) 0L else it.data.capacity().toLong() }
-        val isFile = !target.isDirectory && (target.isFile || !target.exists())
+        // An empty path is that of the working folder, and exists() says that there is nothing.
+        val isFile = target.path.isNotEmpty() && !target.isDirectory && (target.isFile || !target.exists())
         if (total > externalAbove && isFile) return outside(total)
         look()
         val writer = CheckpointWriter(state, optimizer, null)
