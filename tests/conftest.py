@@ -49,6 +49,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=[*left_out])
         items[:] = [item for item in items if item not in left_out]
+    # One of them runs for minutes: as the last one it would run alone.
+    items.sort(key=lambda item: "test_additions" not in item.nodeid)
 
 
 def pytest_collection_finish() -> None:
