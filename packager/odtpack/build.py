@@ -32,7 +32,7 @@ from odtpack.model.shared_tensors import shared_tensors
 from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from odtpack.option import options_of
 from odtpack.ort_training.backend import backend_for
-from odtpack.package.parameters import constants_like_weights, resolve, unreached
+from odtpack.package.parameters import constants_like_weights, look_alikes, resolve, unreached
 from odtpack.package.task import Task
 from odtpack.package.write import check_folder, write_artifacts
 from odtpack.quantized import quantize_base
@@ -179,9 +179,10 @@ def build(
         # Without further instructions a loss reads the first outputs.
         count = 1 if chosen is None else len(chosen.reads)
         read = spec.loss_inputs or tuple(str(v.name) for v in loaded.graph.outputs[:count])
-        trained, frozen = resolve(loaded, wanted, spec.freeze, read)
+        alike = look_alikes(loaded)
+        trained, frozen = resolve(loaded, wanted, spec.freeze, read, alike)
         if remark is not None:
-            for sentence in _remarks(loaded, cache, trained, chosen, read):
+            for sentence in _remarks(loaded, alike, cache, trained, chosen, read):
                 remark(sentence)
         if not trained:
             raise OdtpackError(
@@ -230,6 +231,7 @@ def _adapter_info(inserted: Inserted) -> AdapterInfo:
 
 def _remarks(
     model: ir.Model,
+    alike: Sequence[str],
     cache: Sequence[str],
     trained: Sequence[str],
     loss: Loss | None,
@@ -241,9 +243,9 @@ def _remarks(
             f"the inputs {_some(cache, 2)} are left out: in training each sequence "
             "starts with an empty cache, and padding goes to its end"
         )
-    if names := unreached(model, read):
+    if names := unreached(model, alike, read):
         yield f"the loss does not depend on {_some(names)}: not trained"
-    left = [name for name in constants_like_weights(model) if name not in trained]
+    left = [name for name in constants_like_weights(model, alike) if name not in trained]
     if left:
         yield (
             f"{_some(left)}: a Constant node at the place of a weight, in a model "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
@@ -12,6 +13,7 @@ __all__ = [
     "UnknownNameError",
     "WrongTypeError",
     "model_not_readable",
+    "near_names",
     "not_onnx",
     "shortened",
     "system_refused",
@@ -25,6 +27,14 @@ def shortened(text: str) -> str:
     """The text, or both its ends where it is too long for a message."""
     half = _MOST_SHOWN // 2
     return text if len(text) <= _MOST_SHOWN else f"{text[:half]}...{text[-half:]}"
+
+
+def near_names(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The hint that names what is close to a misspelt name, or another one where nothing is."""
+    import difflib
+
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f"did you mean {', '.join(near)}?" if near else otherwise
 
 
 def system_refused(error: OSError) -> OdtpackError:

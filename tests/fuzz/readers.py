@@ -16,7 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
+from onnx import numpy_helper
 
 from odtpack.adapters import AdapterSpec
 from odtpack.adapters.files import CONFIG, TENSORS, from_peft, read_peft, to_peft, write_peft
@@ -144,7 +146,13 @@ def _of_fleet(name: str) -> list[bytes]:
 
 def _models() -> list[bytes]:
     small = zoo.cnn(size=6, width=(2, 2), hidden=4, classes=2)
-    return [model.SerializeToString() for model in (zoo.mlp((4, 3, 2)), small)]
+    old = onnx.parser.parse_model("""<ir_version: 4, opset_import: ["" : 9]>
+        net (float[N, 6] x, float[6, 2] w) => (float[N, 2] y)
+        { a = Clip<min = 0.0>(x) b = Unsqueeze<axes = [1]>(a) c = Squeeze<axes = [1]>(b)
+          d = Upsample(c, scales) e = Softmax<axis = 1>(d) y = MatMul(e, w) }""")
+    old.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float32), "scales"))
+    old.graph.initializer.append(numpy_helper.from_array(np.ones((6, 2), np.float32), "w"))
+    return [model.SerializeToString() for model in (zoo.mlp((4, 3, 2)), small, old)]
 
 
 def _build(path: Path) -> None:

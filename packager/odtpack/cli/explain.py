@@ -38,15 +38,12 @@ def explain(
         return
     name = re.sub(r"^error\[(.*)\]:?$", r"\1", code.strip())
     if name not in codes:
-        import difflib
+        from odtpack.errors import OdtpackError, near_names
 
-        from odtpack.errors import OdtpackError
-
-        near = difflib.get_close_matches(name, codes, n=3, cutoff=0.5)
         raise OdtpackError(
             "unknown-error-code",
             f"there is no error code {name!r}",
-            hint=f"did you mean {', '.join(near)}?" if near else "odtpack explain",
+            hint=near_names(name, codes, "odtpack explain"),
         )
     entry = codes[name]
     _console.say(f"error[{name}]", style="bold")

@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -22,9 +22,6 @@ from odtpack.cli._options import (
     group,
     option,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 class Pooling(StrEnum):
@@ -180,7 +177,7 @@ def coverage(
     rewritten: it is replaced in the patterns of docs/operators.md. no gradient: it is constant
     almost everywhere, so its gradient is zero. none: it cannot be differentiated.
     """
-    from odtpack.errors import OdtpackError
+    from odtpack.errors import OdtpackError, near_names
     from odtpack.package.coverage import coverage as table
 
     _console.results(as_json=as_json)
@@ -188,13 +185,10 @@ def coverage(
     known = {row.op_type for row in rows}
     for name in operators or ():
         if name not in known:
-            import difflib
-
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
             raise OdtpackError(
                 "unknown-operator",
                 f"there is no operator {name!r}",
-                hint=f"did you mean {', '.join(near)}?" if near else "odtpack ops coverage",
+                hint=near_names(name, known, "odtpack ops coverage"),
             )
     shown = [
         row

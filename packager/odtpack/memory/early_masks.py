@@ -64,7 +64,7 @@ class _Group:
 def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
     """Let masks for which the backward pass would keep what is larger be needed by the loss."""
     # graph: The graph; new nodes go to its end. step: It as ONNX Runtime executes it.
-    # Returns names of what is to be computed as soon as it can be: the masks, what is computed on
+    # Returns the names of values to compute as early as possible: the masks, what is computed on
     # the way to them, and the loss. None where that would save too little: the graph is as it was.
     search = _Search(graph, step)
     groups, loss = list(search.groups()), graph.outputs[0]

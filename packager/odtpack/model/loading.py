@@ -230,7 +230,7 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
     try:
         if proto.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
             onnx.checker.check_model(proto)
-    except onnx.checker.ValidationError as error:
+    except (onnx.checker.ValidationError, ValueError) as error:  # the second: it cannot be parsed
         first = str(error).strip().splitlines()[0]
         raise OdtpackError(
             "invalid-model",

@@ -159,13 +159,17 @@ _FREEZE = "--freeze"
 
 
 def resolve(
-    model: ir.Model, train: Sequence[str], freeze: Sequence[str], read: Sequence[str] = ()
+    model: ir.Model,
+    train: Sequence[str],
+    freeze: Sequence[str],
+    read: Sequence[str] = (),
+    alike: Sequence[str] | None = None,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Turn patterns into the names to train and the names to freeze."""
     # Without `train` everything is trained that is not frozen, without `freeze` everything is
     # frozen that is not trained. With both, what neither matches stays a constant inside the
     # models.
-    alike = look_alikes(model)
+    alike = look_alikes(model) if alike is None else alike
     names = reached(model, alike, read)
     _check_reached(model, alike, names, train)
     trained = _matched(model, alike, names, train, "--train")
@@ -186,14 +190,13 @@ def resolve(
     )
 
 
-def unreached(model: ir.Model, read: Sequence[str] = ()) -> list[str]:
-    """Initializers that look like parameters, and that no gradient reaches."""
-    alike = look_alikes(model)
+def unreached(model: ir.Model, alike: Sequence[str], read: Sequence[str] = ()) -> list[str]:
+    """Those of some initializers that no gradient reaches."""
     names = set(reached(model, alike, read))
     return [name for name in alike if name not in names]
 
 
-def constants_like_weights(model: ir.Model) -> list[str]:
+def constants_like_weights(model: ir.Model, alike: Sequence[str]) -> list[str]:
     """Constant nodes at the place of a weight, where initializers are the weights."""
     places = {"MatMul": (0, 1), **_LAYERS}
     found = [
@@ -205,7 +208,6 @@ def constants_like_weights(model: ir.Model) -> list[str]:
         and _is_used_as(value, places)
         and _looks_trainable(value, unnamed=False)
     ]
-    alike = look_alikes(model) if found else ()
     return [str(value.name) for value in found if value.name not in alike]
 
 

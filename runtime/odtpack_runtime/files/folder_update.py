@@ -31,7 +31,7 @@ from odtpack_runtime.files.atomic import (
 #
 # New files are written into a stage, a folder of its own. Where the system can swap two
 # folders in one step (Linux, macOS) and the old folder holds nothing else, the stage then
-# takes the folder's place. Elsewhere a plan of what is to be moved and removed is written beside
+# takes the folder's place. Elsewhere a plan of the moves and removals is written beside
 # the folder, and the stage is moved into it: from that moment on the update counts as made, and
 # the next write of the folder carries on where a killed process stopped. Whoever only reads
 # changes nothing: :func:`check_finished` says that a write is unfinished. A plan that came inside

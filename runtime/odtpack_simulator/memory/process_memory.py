@@ -57,7 +57,7 @@ def child_environment() -> dict[str, str]:
 
 
 def memory_options(threads: int) -> onnxruntime.SessionOptions:
-    """Options under which memory can be measured, predicted and held to a limit."""
+    """Options under which memory can be measured, predicted and limited."""
     # Arena and memory patterns are off: every tensor is one allocation that goes back to the system
     # when it is freed, so that the resident memory is what is alive, to the page.
     options = onnxruntime.SessionOptions()

@@ -44,7 +44,7 @@ class Limiter:
     """The parent's side: makes the group, watches, and cleans up."""
 
     # Use it as a context manager around the life of one child.
-    # `limit_bytes`: What the child is to be held to; None for nothing.
+    # `limit_bytes`: The memory limit of the child; None for no limit.
     # `methods`: Ways to try; those that this system does not permit are passed over.
 
     def __init__(self, limit_bytes: int | None, methods: Sequence[LimitMethod] = METHODS) -> None:

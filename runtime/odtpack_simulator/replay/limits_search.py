@@ -41,8 +41,8 @@ class LimitOutcome:
     """How a training goes under one limit."""
 
     run: ReplayResult  # The replay that shows it
-    # Whether that replay was held to this very limit; otherwise to a higher one that ended it, or
-    # to a lower one that did not.
+    # Whether that replay ran under exactly this limit. Otherwise it ran under a higher one that
+    # ended it, or under a lower one that did not.
     exact: bool
 
 
