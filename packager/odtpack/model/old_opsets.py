@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 import onnx.helper
+import onnx.shape_inference
 import onnx.version_converter
 
 from odtpack.errors import OdtpackError
@@ -49,10 +50,15 @@ def convert(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray], where: str
             shape = arrays[name].shape
             info = onnx.helper.make_tensor_value_info(name, tensor.data_type, shape)
             light.graph.input.append(info)
-    try:  # it has a Python class for some of its errors only
+    try:
         light = onnx.version_converter.convert_version(light, NEWEST)
-    except (RuntimeError, ValueError, onnx.version_converter.ConvertError) as error:
-        said = str(error).partition("\n")[0].rpartition("failed: ")[2] or type(error).__name__
+    except (
+        RuntimeError,  # what has no Python class of its own
+        ValueError,
+        onnx.version_converter.ConvertError,
+        onnx.shape_inference.InferenceError,
+    ) as error:
+        said = str(error).partition("\n")[0].rpartition("failed: ")[2]
         raise OdtpackError(
             "opset-too-old",
             f"the model uses opset {opset}, and converting it to {NEWEST} fails: {said}",
