@@ -24,6 +24,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child
+from odtpack_simulator.values.memory_fit import memory_fit
 from tests import zoo
 from tests.packaging_tools import batch, generate
 
@@ -80,10 +81,12 @@ def main() -> None:
                 for share in limits:
                     limit = int(share * measured)
                     fits = run_training_child(dataclasses.replace(job, limit_bytes=limit)).outcome
-                    if (fits == "completed") == plan.fits(limit):
+                    if (fits == "completed") == memory_fit(plan.peak.nbytes, limit) == "fits":
                         verdicts["right"] += 1
                     else:
-                        verdicts["under" if plan.fits(limit) else "refused"] += 1
+                        verdicts[
+                            "under" if memory_fit(plan.peak.nbytes, limit) == "fits" else "refused"
+                        ] += 1
     print(f"median error {100 * statistics.median(map(abs, errors)):.1f} %, "
           f"largest {100 * max(map(abs, errors)):.1f} %")  # fmt: skip
     if limits:

@@ -19,6 +19,7 @@ from benchmarks.fidelity.models import Built, Case, build
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.replay import run_training_child, with_sessions
+from odtpack_simulator.values.memory_fit import memory_fit
 
 LIMITS = (0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2)
 """Limits, as shares of the measured need."""
@@ -129,7 +130,9 @@ def _row(built: Built, threads: int, batch_size: int, limits: Sequence[float]) -
         first, second = app.measure()
         need = max(*first.values(), *second.values())
         verdicts = [
-            Verdict(share, limit, plan.fits(limit), app.completes(limit))
+            Verdict(
+                share, limit, memory_fit(plan.peak.nbytes, limit) == "fits", app.completes(limit)
+            )
             for share in limits
             for limit in [int(share * need)]
         ]

@@ -44,7 +44,7 @@ from odtpack_simulator.memory.planning import held_weights, whole_graph
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS
 from odtpack_simulator.replay.job import Job, make_sample_plan
-from odtpack_simulator.replay.limits_search import HELD_STEPS, LimitOutcome, Peaks
+from odtpack_simulator.replay.limits_search import HELD_STEPS, LimitOutcome
 from odtpack_simulator.replay.paired_loss import held_out_fall
 from odtpack_simulator.replay.replay import (
     OnProgress,
@@ -74,6 +74,7 @@ from odtpack_simulator.result.result import (
     tool_version,
 )
 from odtpack_simulator.tasks import InterruptTask, SettleTask, Task, run_task
+from odtpack_simulator.values.memory_fit import memory_fit
 from odtpack_simulator.values.paths import shown_path
 from odtpack_simulator.values.quantities import Quantity
 from odtpack_simulator.values.statistics import wilson_interval
@@ -162,9 +163,7 @@ def simulate(
     with scratch_folder("simulate") as folder:
         data = write_data(arrays, Path(folder))
         job = make_job(package, data, schedule, rate, threads, Path(folder))
-        shapes = {
-            name: (schedule.largest_batch, *array.shape[1:]) for name, array in arrays.items()
-        }
+        shapes = {name: (batch_size, *array.shape[1:]) for name, array in arrays.items()}
         # Tokens of a sequence [samples, tokens].
         ids = arrays.get(_INPUT_IDS)
         tokens = ids.shape[1] if ids is not None and ids.ndim == 2 else None
@@ -194,12 +193,11 @@ def simulate(
             raise OdtpackError(
                 "replay-killed", f"The training was killed without any limit set: {free.detail}."
             )
-        trained = Peaks(free.peak_bytes, free.phase_peaks)
         tasks: list[Task] = [
             SettleTask(
                 with_sessions(_within(job, f"limits-{number}"), package, use),
                 tuple(sorted({app.room for app in apps if app.sessions == use and app.room})),
-                trained if use == most else None,
+                plans[use].peak.nbytes,
             )
             for number, use in enumerate(plans)
         ]
@@ -210,9 +208,11 @@ def simulate(
         done = (executor or LocalExecutor()).map(
             run_task, tasks, files=[package.path, Path(folder)], on_done=reporter.done
         )
-    peaks = {use: task.peaks or trained for use, task in zip(plans, done, strict=False)}
-    if interruptions:
-        peaks[most] = peaks[most].with_phases(done[-1].resumed)
+    phases = {
+        name: max(peaks.get(name, 0) for peaks in (free.phase_peaks, done[-1].resumed))
+        for name in {**free.phase_peaks, **done[-1].resumed}
+    }
+    measured = free.peak_bytes and max(free.peak_bytes, *phases.values())
     settled = {use: task.settled for use, task in zip(plans, done, strict=False)}
     by_piece = whole_schedule.steps_by_piece()
     result = SimulationResult(
@@ -237,12 +237,12 @@ def simulate(
         training=_training_info(free, job),
         interruption=done[-1].interruption if interruptions else None,
         latency_host=timing.host_latency(),
-        memory=_memory_info(plans[most], peaks[most], most, manifest),
+        memory=_memory_info(plans[most], measured, phases, most, manifest),
         devices=[
             _device_result(
                 app,
                 plans[app.sessions],
-                peaks[app.sessions],
+                measured if app.sessions == most else None,
                 free,
                 settled[app.sessions],
                 timings[app.sessions.step_model],
@@ -335,13 +335,19 @@ def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
     )
 
 
-def _memory_info(plan: MemoryPlan, peaks: Peaks, use: SessionUse, manifest: Manifest) -> MemoryInfo:
+def _memory_info(
+    plan: MemoryPlan,
+    measured: int | None,
+    phases: Mapping[str, int],
+    use: SessionUse,
+    manifest: Manifest,
+) -> MemoryInfo:
     modules, segments = manifest.module_names(), manifest.segments
     mapped = () if segments is None or use.weights_bytes else segments.tensors
     return MemoryInfo(
         predicted=plan.predicted(),
-        measured_peak_bytes=peaks.nbytes,
-        phases=plan.phase_peaks(peaks.phases),
+        measured_peak_bytes=measured,
+        phases=plan.phase_peaks(phases),
         sharing=use.sharing,
         timeline=list(plan.timeline),
         tensors_at_peak=[_renamed(tensor, modules) for tensor in plan.tensors_at_peak()],
@@ -384,13 +390,14 @@ class _AppOnDevice:
 def _device_result(
     app: _AppOnDevice,
     plan: MemoryPlan,
-    peaks: Peaks,
+    measured: int | None,
     free: ReplayResult,
     settled: Mapping[int, LimitOutcome],
     timing: HostTiming,
     steps: Sequence[int],
 ) -> DeviceResult:
     """Everything about one device, not yet judged. Nothing is run."""
+    # `measured`: Peak of the free training, if it ran as it does here.
     # `settled`: The limits that replays were held to: what is left for a training.
     profile = app.profile
     held = settled.get(app.room) if app.room is not None else None
@@ -401,7 +408,7 @@ def _device_result(
         os=profile.os,
         validated=profile.validated,
         profile_digest=profile.digest,
-        memory=_memory(app, plan, peaks, held),
+        memory=_memory(app, plan, measured, held),
         latency=latency,
         campaign=run_campaign(
             profile,
@@ -411,7 +418,7 @@ def _device_result(
             checkpoint_bytes=timing.checkpoint_bytes,
             curve=free.curve,
         ),
-        training=_training(app.limit, free, held),
+        training=_training(app.room, plan, free, held),
         figures=profile.figures(),
     )
 
@@ -419,7 +426,7 @@ def _device_result(
 def _memory(
     app: _AppOnDevice,
     plan: MemoryPlan,
-    peaks: Peaks,
+    measured: int | None,
     held: LimitOutcome | None,
 ) -> DeviceMemory:
     profile, policy = app.profile, app.policy
@@ -427,7 +434,8 @@ def _memory(
     entitled = profile.memory.app_limit_entitled
     foreground = policy.state == "foreground"
     killed = held is not None and held.run.outcome == "killed"
-    measured = held.run.peak_bytes if held is not None and held.exact else peaks.nbytes
+    if held is not None and held.exact:
+        measured = held.run.peak_bytes
     return DeviceMemory(
         limit_bytes=app.limit,
         limit_low_bytes=None if limit is None else int(limit.interval("bytes").low),
@@ -446,8 +454,7 @@ def _memory(
         held=held.run.limit_method if held is not None and held.exact else None,
         held_bytes=held.run.limit_bytes if held is not None else None,
         warning_bytes=profile.warning_bytes(policy.state, entitled=policy.entitled),
-        unmeasured_bytes=plan.unmeasured_bytes(peaks.phases),
-        phase=plan.highest_phase(peaks.phases),
+        phase=plan.highest_phase,
         app_bytes=app.footprint.nbytes,
         app_kind=app.footprint.kind,
         app_source=app.footprint.source,
@@ -465,7 +472,9 @@ def _ending(held: LimitOutcome) -> str:
     return f"held to {format_bytes(held.run.limit_bytes)}, which is more: {held.run.detail}"
 
 
-def _training(limit: int | None, free: ReplayResult, held: LimitOutcome | None) -> DeviceTraining:
+def _training(
+    room: int | None, plan: MemoryPlan, free: ReplayResult, held: LimitOutcome | None
+) -> DeviceTraining:
     if held is not None and held.run.outcome == "killed":
         run = held.run
         return DeviceTraining(
@@ -474,10 +483,12 @@ def _training(limit: int | None, free: ReplayResult, held: LimitOutcome | None) 
             final_loss=final_loss(run),
             detail=_ending(held),
         )
-    if limit is None:
+    if room is None:
         detail = "the limit is unknown: trained without one"
-    elif held is None:
+    elif held is None and memory_fit(plan.peak.nbytes, room) == "fits":
         detail = "trained without a limit: this one is far above what was needed"
+    elif held is None:
+        detail = "trained without a limit: this one is not enough by the plan"
     elif held.run.detail:
         detail = held.run.detail
     elif held.exact:

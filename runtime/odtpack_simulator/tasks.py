@@ -7,25 +7,17 @@ from dataclasses import dataclass, field
 
 from odtpack_simulator.replay.interruption import interrupt
 from odtpack_simulator.replay.job import Job, Message
-from odtpack_simulator.replay.limits_search import (
-    LimitOutcome,
-    Peaks,
-    bisect_limits,
-    hold,
-    resumed_phases,
-)
+from odtpack_simulator.replay.limits_search import LimitOutcome, check_limits, resumed_phases
 from odtpack_simulator.result.result import InterruptionInfo
 
 
 @dataclass(frozen=True, slots=True)
 class SettleTask:
-    """Find out which memory limits end the training; see :func:`bisect_limits`."""
-
-    # Where its `peaks` without a limit are not known (None), they are measured first.
+    """Hold the training to the memory limits that the plan fits; see :func:`check_limits`."""
 
     job: Job
     limits: tuple[int, ...]
-    peaks: Peaks | None
+    planned: int  # Planned peak in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,6 @@ class TaskResult:
     # `resumed` has the peaks by phase of a process that went on from a checkpoint.
 
     settled: Mapping[int, LimitOutcome] = field(default_factory=dict)
-    peaks: Peaks | None = None
     interruption: InterruptionInfo | None = None
     resumed: Mapping[str, int] = field(default_factory=dict)
 
@@ -56,11 +47,7 @@ class TaskResult:
 def run_task(task: Task) -> TaskResult:
     """Run one task: the work of an executor."""
     if isinstance(task, SettleTask):
-        peaks = task.peaks
-        if peaks is None:
-            free = hold(task.job, None)
-            peaks = Peaks(free.peak_bytes, free.phase_peaks)
-        return TaskResult(bisect_limits(task.job, task.limits, peaks.nbytes), peaks)
+        return TaskResult(check_limits(task.job, task.limits, task.planned))
     begun: list[int] = []
     resumed: dict[str, int] = {}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from odtpack.fit.halving import Runner, halve, rungs
-from odtpack.fit.package_cache import Ceiling, Planned
+from odtpack.fit.package_cache import Planned
 from odtpack.fit.search_context import Trained
 from odtpack.fit.space import Candidate, Freeze
 
@@ -55,7 +55,7 @@ def test_rungs(count: int, epochs: int, finalists: int, expected: list[int]) -> 
 
 def test_a_third_goes_on_and_the_rest_is_told_who_was_better() -> None:
     trainer = Trainer({n: n / 10 for n in range(1, 10)})
-    kept, left, made = halve([runner(n) for n in range(1, 10)], [1, 3], 1, None, trainer)
+    kept, left, made = halve([runner(n) for n in range(1, 10)], [1, 3], 1, trainer)
     assert trainer.calls == [(1, list(range(1, 10))), (3, [7, 8, 9])]
     assert [each.candidate.number for each in kept] == [9]
     assert [(rung.epochs, rung.trained, rung.kept) for rung in made] == [(1, 9, 3), (3, 3, 1)]
@@ -68,14 +68,14 @@ def test_a_third_goes_on_and_the_rest_is_told_who_was_better() -> None:
 def test_worse_metric_with_less_memory_or_work_goes_on() -> None:
     runners = [runner(1, peak=100), runner(2, peak=50), runner(3, work=0.5), runner(4, peak=101)]
     trainer = Trainer({1: 0.9, 2: 0.5, 3: 0.4, 4: 0.8})
-    kept, left, _ = halve(runners, [1], 3, None, trainer)
+    kept, left, _ = halve(runners, [1], 3, trainer)
     assert [each.candidate.number for each in kept] == [1, 2, 3]
     assert [(each.number, each.beaten_by) for each in left] == [(4, [1])]
 
 
 def test_of_rates_that_cost_the_same_the_best_goes_on() -> None:
     runners = [runner(1, cost="a"), runner(2, cost="a"), runner(3, cost="a"), runner(4, cost="b")]
-    kept, left, _ = halve(runners, [1], 4, None, Trainer({1: 0.5, 2: 0.7, 3: 0.7, 4: 0.1}))
+    kept, left, _ = halve(runners, [1], 4, Trainer({1: 0.5, 2: 0.7, 3: 0.7, 4: 0.1}))
     assert [each.candidate.number for each in kept] == [2, 4]
     assert [(each.number, each.stage, each.beaten_by) for each in left] == [
         (1, "rate", [2]),
@@ -83,34 +83,24 @@ def test_of_rates_that_cost_the_same_the_best_goes_on() -> None:
     ]
 
 
-def test_failures_and_measured_memory_end_a_candidate() -> None:
+def test_failures_end_a_candidate() -> None:
     table: dict[int, Trained | float] = {
         1: Trained(problem="replay-crashed: it did"),
         2: 0.5,
         3: 0.9,
         4: Trained(None, None, 90, "the loss was not finite"),
     }
-    runners = [runner(1), runner(2, peak=80), runner(3, peak=120), runner(4)]
-    kept, left, _ = halve(runners, [1], 4, Ceiling(100, "budgets.toml:2"), Trainer(table))
-    assert [each.candidate.number for each in kept] == [2]
+    runners = [runner(n) for n in (1, 2, 3, 4)]
+    kept, left, _ = halve(runners, [1], 4, Trainer(table))
+    assert [each.candidate.number for each in kept] == [2, 3]
     reasons = {each.number: each.reason for each in left}
     assert reasons[1] == "replay-crashed: it did"
-    assert reasons[3] == "the measured peak 120 B is over the 100 B of budgets.toml:2"
     assert reasons[4] == "the loss was not finite"
-
-
-def test_when_all_are_over_the_nearest_goes_on_to_be_measured() -> None:
-    runners = [runner(1, peak=200), runner(2, peak=120), runner(3, peak=150)]
-    kept, left, _ = halve(
-        runners, [1, 3], 2, Ceiling(100, "a device"), Trainer({1: 0.9, 2: 0.1, 3: 0.5})
-    )
-    assert [each.candidate.number for each in kept] == [2]
-    assert {each.number for each in left} == {1, 3}
 
 
 def test_all_failed_leaves_nobody() -> None:
     trainer = Trainer({1: Trained(problem="killed"), 2: Trained(problem="killed")})
-    kept, left, made = halve([runner(1), runner(2)], [1, 3], 2, None, trainer)
+    kept, left, made = halve([runner(1), runner(2)], [1, 3], 2, trainer)
     assert kept == []
     assert len(left) == 2
     assert [rung.kept for rung in made] == [0]
@@ -122,7 +112,7 @@ def test_without_a_metric_the_loss_decides() -> None:
         2: Trained(None, 0.2, 100),
         3: Trained(None, None, 100),
     }
-    kept, _, _ = halve([runner(n) for n in (1, 2, 3)], [1], 1, None, Trainer(table))
+    kept, _, _ = halve([runner(n) for n in (1, 2, 3)], [1], 1, Trainer(table))
     assert [each.candidate.number for each in kept] == [2]
 
 

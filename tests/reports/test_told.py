@@ -69,7 +69,7 @@ def test_the_figures_on_top_are_those_of_the_worst_device() -> None:
     least = limits[min(limits)]
     share, remark = figures["Peak memory, worst device"]
     assert float(share.rstrip(" %")) == pytest.approx(
-        100 * (result.memory.measured_peak_bytes or 0) / min(limits), abs=0.05
+        100 * result.memory.predicted.peak_bytes / min(limits), abs=0.05
     )
     assert least.title in remark
     timed = [d for d in result.devices if d.latency.step_ms]

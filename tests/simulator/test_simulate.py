@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import re
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from odtpack.build import build_package
 from odtpack_runtime import OdtpackError, Package
 from odtpack_simulator import simulation as module
 from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.memory.memory_phases import MemoryPlan
 from odtpack_simulator.replay import limits_search
 from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
 from odtpack_simulator.replay.job import Job
@@ -30,6 +30,7 @@ PROFILES = [
     make_profile("large", 10**9),
     make_profile("same", 10**9),
     make_profile("tiny", 6_000_000),
+    make_profile("near", 12_000_000),
     make_profile("unknown", None, rates=False),
 ]
 INTERRUPTIONS = 3
@@ -105,9 +106,11 @@ def test_device_with_room(done: Done) -> None:
 def test_device_without_room(done: Done) -> None:
     device = done.device("tiny")
     assert device.training is not None
-    assert (device.training.outcome, device.memory.outcome) == ("killed", "killed")
-    assert device.memory.measured_peak_bytes is None
-    assert re.search("out of memory|ended by the watchdog", device.memory.detail)
+    assert device.training.outcome == "completed"
+    assert "not enough by the plan" in device.training.detail
+    assert next(d for d in judge(done.result).devices if d.name == device.name).memory.outcome == (
+        "over"
+    )
 
 
 def test_device_about_which_nothing_is_known(done: Done) -> None:
@@ -120,7 +123,7 @@ def test_device_about_which_nothing_is_known(done: Done) -> None:
 
 
 def test_devices_share_what_is_computed(done: Done) -> None:
-    peaks = {d.memory.measured_peak_bytes for d in done.result.devices} - {None}
+    peaks = {d.memory.measured_peak_bytes for d in done.result.devices if not d.memory.held}
     assert peaks == {done.result.memory.measured_peak_bytes}  # one training for all of them
     assert [now.stage for now in done.progress if now.step == 0] == [
         *("predicting", "timing", "measuring", "replaying")
@@ -128,8 +131,10 @@ def test_devices_share_what_is_computed(done: Done) -> None:
 
 
 def test_only_near_limits_are_held(done: Done) -> None:
-    tiny, large = done.device("tiny"), done.device("large")
-    assert tiny.memory.held is not None
+    tiny, near, large = (done.device(name) for name in ("tiny", "near", "large"))
+    assert tiny.memory.held is None
+    assert near.memory.held is not None
+    assert near.memory.held_bytes == near.memory.room_bytes
     assert large.memory.held is None
     assert large.training is not None
     assert "far above" in large.training.detail
@@ -180,24 +185,58 @@ def test_progress(done: Done) -> None:
 def test_the_number_of_devices_adds_no_replays(
     mlp: Case, monkeypatch: pytest.MonkeyPatch, done: Done
 ) -> None:
-    """Fifty limits around the peak take no more than a binary search through them."""
-    peak = done.result.memory.measured_peak_bytes
-    assert peak is not None
+    """Fifty limits around the peak take one replay, and their verdicts have one threshold."""
+    peak = done.result.memory.predicted.peak_bytes
     held: list[int | None] = []
     hold = limits_search.hold
 
-    def counted(job: Job, peak: int | None) -> ReplayResult:
+    def counted(job: Job) -> ReplayResult:
         held.append(job.limit_bytes)
-        return hold(job, peak)
+        return hold(job)
 
     monkeypatch.setattr(limits_search, "hold", counted)
     profiles = [make_profile(f"d{n}", int(peak * (0.5 + n / 50))) for n in range(50)]
     result = simulate(mlp.folder / "package", mlp.data, profiles, **ARGUMENTS)
-    assert len(held) == len(set(held)) <= math.ceil(math.log2(51))
+    assert len(held) == 1
     outcomes = [d.memory.outcome for d in judge(result).devices]
-    assert outcomes == sorted(outcomes, key=["killed", "over", "fits"].index)  # one threshold
-    assert outcomes[0] == "killed"
-    assert outcomes[-1] == "fits"
+    assert outcomes == sorted(outcomes, key=["over", "close", "fits"].index)
+    assert set(outcomes) == {"over", "close", "fits"}
+
+
+def test_a_plan_that_is_too_low_is_told(
+    mlp: Case, monkeypatch: pytest.MonkeyPatch, done: Done
+) -> None:
+    """Replays are ended where it fits: these devices fail, and the check asks for a report."""
+    plan = module.plan_memory
+
+    def low(*args: object, **kwargs: object) -> MemoryPlan:
+        found = plan(*args, **kwargs)  # type: ignore[arg-type]
+        return dataclasses.replace(
+            found,
+            phases=tuple(
+                dataclasses.replace(
+                    phase,
+                    items=tuple(
+                        dataclasses.replace(item, nbytes=item.nbytes * 3 // 5)
+                        for item in phase.items
+                    ),
+                )
+                for phase in found.phases
+            ),
+        )
+
+    monkeypatch.setattr(module, "plan_memory", low)
+    peak = done.result.memory.predicted.peak_bytes
+    profiles = [make_profile("low", int(0.65 * peak)), make_profile("high", int(0.85 * peak))]
+    result = judge(simulate(mlp.folder / "package", mlp.data, profiles, **ARGUMENTS))
+    assert [d.memory.outcome for d in result.devices] == ["killed", "killed"]
+    for device in result.devices:
+        (found,) = [c for c in device.checks if c.metric == "memory_limit"]
+        assert (found.status, device.verdict) == ("fail", "fail")
+        assert "please report" in found.message
+    assert "MB" in result.devices[0].memory.detail or "out of memory" in (
+        result.devices[0].memory.detail
+    )
 
 
 def test_pieces_and_background(mlp: Case) -> None:
@@ -236,7 +275,7 @@ def test_on_ray(mlp: Case, done: Done) -> None:
         again = simulate(
             mlp.folder / "package",
             mlp.data,
-            [PROFILES[2]],
+            [PROFILES[3]],
             interruptions=INTERRUPTIONS,
             executor=RayExecutor("local", 2),
             **ARGUMENTS,
@@ -247,13 +286,13 @@ def test_on_ray(mlp: Case, done: Done) -> None:
     assert done.result.interruption is not None
     assert again.interruption.interruptions == done.result.interruption.interruptions
     assert again.interruption.equal is True
-    assert [d.memory.outcome for d in again.devices] == ["killed"]
+    assert [d.memory.held is not None for d in again.devices] == [True]
 
 
 def test_verdicts_come_from_judge(done: Done, tmp_path: Path) -> None:
     assert done.result.verdict == "not judged"
     judged = judge(done.result)
-    assert [d.verdict for d in judged.devices] == ["pass", "pass", "fail", "not judged"]
+    assert [d.verdict for d in judged.devices] == ["pass", "pass", "fail", "pass", "not judged"]
     assert judged.over_budget
     path = tmp_path / "result.json"
     path.write_text(judged.to_json())
@@ -307,8 +346,6 @@ def test_free_training_that_is_killed(mlp: Case, monkeypatch: pytest.MonkeyPatch
     run_training_child = module.run_training_child
 
     def starved(job: Job, **rest: object) -> object:
-        import dataclasses
-
         return run_training_child(dataclasses.replace(job, limit_bytes=1_000_000), **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "run_training_child", starved)

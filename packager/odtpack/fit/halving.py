@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from odtpack.fit.outcome import Dropped, Rung, choice
-from odtpack.fit.package_cache import Ceiling, Planned
+from odtpack.fit.package_cache import Planned
 from odtpack.fit.search_context import Trained
 from odtpack.fit.space import Candidate
 
@@ -149,7 +149,6 @@ def halve(
     runners: Sequence[Runner],
     epochs: Sequence[int],
     finalists: int,
-    ceiling: Ceiling | None,
     train: Train,
 ) -> tuple[list[Runner], list[Dropped], list[Rung]]:
     """Train for ever more epochs, and drop the worse candidates each time."""
@@ -163,7 +162,7 @@ def halve(
             dataclasses.replace(runner, trained=trained)
             for runner, trained in zip(kept, train(kept, count), strict=True)
         ]
-        kept, failed = _without_failures(kept, count, ceiling)
+        kept, failed = _without_failures(kept, count)
         dropped += failed
         last = index == len(epochs) - 1
         if last:
@@ -178,26 +177,14 @@ def halve(
     return kept, dropped, made
 
 
-def _without_failures(
-    runners: Sequence[Runner], epochs: int, ceiling: Ceiling | None
-) -> tuple[list[Runner], list[Dropped]]:
-    """Drop what failed or needs too much memory, but for the nearest if all do."""
-    good, over, dropped = list[Runner](), list[tuple[float, Runner]](), list[Dropped]()
+def _without_failures(runners: Sequence[Runner], epochs: int) -> tuple[list[Runner], list[Dropped]]:
+    """Drop what failed."""
+    good, dropped = list[Runner](), list[Dropped]()
     for runner in runners:
-        peak = runner.trained.peak_bytes
         if runner.trained.problem is not None:
             dropped.append(runner.left("training", runner.trained.problem, epochs))
-        elif ceiling is not None and peak is not None and ceiling.excess(peak) > 0:
-            over.append((ceiling.excess(peak), runner))
         else:
             good.append(runner)
-    over.sort(key=lambda pair: (pair[0], pair[1].candidate.number))
-    if over and not good:
-        good.append(over.pop(0)[1])
-    for _, runner in over:
-        assert ceiling is not None  # noqa: S101 - nothing is over it otherwise
-        reason = ceiling.describe("the measured peak", runner.trained.peak_bytes or 0)
-        dropped.append(runner.left("training", reason, epochs))
     return good, dropped
 
 

@@ -89,14 +89,6 @@ def _flops(node: Node, known: Mapping[str, tuple[tuple[int, ...], int]]) -> floa
     return 0.0
 
 
-PLAN_ERROR: Final = 0.1
-"""How far the memory plan may be from what is measured, as a share of it.
-
-Median and largest error over the models of docs/benchmarks.md are below 4 %; packages whose
-interpreter is most of the process are predicted too low, which drops nothing here.
-"""
-
-
 @dataclasses.dataclass(frozen=True)
 class Ceiling:
     """A limit in bytes."""

@@ -16,7 +16,6 @@ from odtpack.fit.finalists import summarize
 from odtpack.fit.halving import Runner, halve, rungs
 from odtpack.fit.outcome import Dropped, FitResult
 from odtpack.fit.package_cache import (
-    PLAN_ERROR,
     Ceiling,
     PackageCache,
     Planned,
@@ -37,6 +36,7 @@ from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.job import SamplePlan
 from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.values.memory_fit import with_margin
 
 _LOOKS: Final = 4
 """So many times the wanted trials are planned at most, in search of ones that may fit."""
@@ -113,9 +113,7 @@ class _Search:
             for epochs in rungs(len(runners), request.epochs, request.finalists)
             if not any(self._problem(runner.candidate, epochs) for runner in runners)
         ] or [request.epochs]
-        ahead, dropped, made = halve(
-            runners, levels, request.finalists, self._memory_ceiling, self._train
-        )
+        ahead, dropped, made = halve(runners, levels, request.finalists, self._train)
         self.left += dropped
         return summarize(
             self._simulate(ahead),
@@ -210,7 +208,7 @@ class _Search:
         large = {
             candidate: dataclasses.replace(candidate, memory=budget)
             for candidate, planned in found.items()
-            if planned.problem is None and ceiling.excess(planned.peak_bytes) > 0
+            if planned.problem is None and ceiling.excess(self._peak(planned)) > 0
         }
         report = self._reporter("build for the memory that there is")
         smaller = packages.plan([*large.values()], self.local, on_done=report)
@@ -221,6 +219,11 @@ class _Search:
         }
         return [(large[c], fits[c]) if c in fits else (c, planned) for c, planned in found.items()]
 
+    def _peak(self, planned: Planned) -> int:
+        """The peak that must not be over a limit: with its margin, unless too close only warns."""
+        warns = self.request.budgets.defaults.too_close == "warn"
+        return planned.peak_bytes if warns else with_margin(planned.peak_bytes)
+
     @functools.cached_property
     def _memory_ceiling(self) -> Ceiling | None:
         return memory_ceiling(self.request.profiles, self.request.budgets)
@@ -230,13 +233,13 @@ class _Search:
         return size_ceiling(self.request.profiles, self.request.budgets)
 
     def _excess(self, planned: Planned) -> tuple[float, str]:
-        """By which share of a limit a plan is over it for certain, and how to say so."""
+        """By which share of a limit a plan is over it, and how to say so."""
         excess, reason = 0.0, ""
-        for ceiling, what, count, error in (
-            (self._memory_ceiling, "the planned peak", planned.peak_bytes, PLAN_ERROR),
-            (self._size_ceiling, "the package", planned.package_bytes, 0.0),
+        for ceiling, what, count in (
+            (self._memory_ceiling, "the planned peak with its margin", self._peak(planned)),
+            (self._size_ceiling, "the package", planned.package_bytes),
         ):
-            if ceiling is not None and ceiling.excess(count * (1 - error)) > excess:
+            if ceiling is not None and ceiling.excess(count) > excess:
                 excess, reason = ceiling.excess(count), ceiling.describe(what, count)
         return excess, reason
 

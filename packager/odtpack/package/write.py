@@ -412,8 +412,8 @@ def build_within(
 ) -> Graphs:
     """Build graphs whose training is planned within the budget."""
     from odtpack.memory.compile import input_shapes
-    from odtpack_simulator.memory.memory_phases import MARGIN
     from odtpack_simulator.memory.memory_plan import plan_memory
+    from odtpack_simulator.values.memory_fit import MARGIN, memory_fit
 
     # Scratch packages are planned, not run.
     scratch = dataclasses.replace(
@@ -433,7 +433,7 @@ def build_within(
     for _ in range(_ATTEMPTS):
         graphs = build_graphs(dataclasses.replace(scratch, memory=asked))
         plan = planned(graphs)
-        if plan.peak.nbytes <= budget:
+        if memory_fit(plan.peak.nbytes, spec.budget or 0) == "fits":
             return dataclasses.replace(graphs, task=task)
         kept, excess = _kept(graphs, plan), plan.peak.nbytes - budget
         if asked.limit is not None and kept > _REACHED * asked.limit:
@@ -462,10 +462,10 @@ def _kept(graphs: Graphs, plan: MemoryPlan) -> int:
 
 
 def _too_small(spec: MemorySpec, phase: Phase) -> OdtpackError:
-    from odtpack_simulator.memory.memory_phases import MARGIN
+    from odtpack_simulator.values.memory_fit import MARGIN, with_margin
     from odtpack_simulator.values.units import format_bytes, format_percent
 
-    least = format_bytes(phase.nbytes * (1 + MARGIN))
+    least = format_bytes(with_margin(phase.nbytes))
     return OdtpackError(
         "memory-budget-too-small",
         f"the phase '{phase.name}' takes {least}, the plan's error of {format_percent(MARGIN)} "

@@ -15,6 +15,7 @@ from odtpack_simulator.result.result import (
     Subject,
 )
 from odtpack_simulator.values.figure import Unit, shortened
+from odtpack_simulator.values.memory_fit import memory_fit
 from odtpack_simulator.values.units import (
     Interval,
     format_bytes,
@@ -24,7 +25,6 @@ from odtpack_simulator.values.units import (
     format_percent,
 )
 
-_MARGIN = 0.95  # aim below a limit: the split into parts is a prediction
 _Z: Final = 1.959964  # of a 95 % interval
 
 
@@ -41,9 +41,9 @@ def for_device_limit(result: SimulationResult, device: DeviceResult, limit_bytes
 
 def for_memory(result: SimulationResult, device: DeviceResult, limit_bytes: float) -> str:
     """What brings the peak of the training under ``limit_bytes``, by the plans in the result."""
-    # The mildest change that is enough, and one of another kind; else what comes nearest. A
-    # measured peak may be above the planned one: each plan is then taken to be as much too low. A
-    # replay that was killed has no measured peak, and is taken to have needed at least the limit.
+    # The mildest change that is enough, and one of another kind; else what comes nearest. Where the
+    # plan is too low, each other plan is taken to be as much too low. A replay that was killed has
+    # no measured peak, and is taken to have needed at least the limit.
     changes = result.memory.changes
     others = device.memory.others_bytes
     if limit_bytes <= 0 and others:
@@ -65,7 +65,7 @@ def for_memory(result: SimulationResult, device: DeviceResult, limit_bytes: floa
     memory = device.memory
     killed_at = memory.room_bytes if memory.outcome == "killed" else None
     more = max(0, max(memory.peak_bytes, killed_at or 0) - memory.predicted_peak_bytes)
-    enough = [each for each in changes if each.peak_bytes + more <= _MARGIN * limit_bytes]
+    enough = [c for c in changes if memory_fit(c.peak_bytes + more, int(limit_bytes)) == "fits"]
     if not enough:
         least = min(changes, key=lambda each: each.peak_bytes)
         return (

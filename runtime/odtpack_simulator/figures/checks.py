@@ -15,13 +15,23 @@ from odtpack_simulator.result.result import (
     SimulationResult,
     Subject,
 )
-from odtpack_simulator.values.figure import Check, CheckStatus, shortened
+from odtpack_simulator.values.figure import Check, CheckLevel, CheckStatus, shortened
+from odtpack_simulator.values.memory_fit import MARGIN, memory_fit, with_margin
 from odtpack_simulator.values.units import format_bytes, format_number, format_percent
 
 
 def package_checks(result: SimulationResult, *, learns: bool = True) -> list[Check]:
-    """Finite losses, one that falls, and equal weights after interruptions if there were any."""
+    """Finite losses, one that falls, memory measured, and equal weights after interruptions."""
     checks = [_finite_loss(result)]
+    if result.memory.measured_peak_bytes is None:
+        checks.append(
+            Check(
+                metric="memory_measured",
+                status="not judged",
+                message="memory is predicted, not measured, and no limit was enforced: "
+                "this host cannot",
+            )
+        )
     if learns and not result.training.diverged:
         checks.append(learns_check(result))
     if result.interruption is not None:
@@ -30,10 +40,11 @@ def package_checks(result: SimulationResult, *, learns: bool = True) -> list[Che
 
 
 def device_checks(
-    result: SimulationResult, device: DeviceResult
+    result: SimulationResult, device: DeviceResult, close: CheckLevel
 ) -> tuple[list[Check], DeviceResult]:
     """What a device must let happen: the checks, and the device with its memory outcome settled."""
-    limit, device = _memory_limit(result, device)
+    # `close`: What it means that the memory limit is too close to call.
+    limit, device = _memory_limit(result, device, close)
     checks = [limit]
     training = device.training
     if training and training.outcome == "killed" and device.memory.outcome != "killed":
@@ -106,71 +117,93 @@ def _where(memory: DeviceMemory) -> str:
     return f"in the {memory.limit_state}{entitlement}"
 
 
-def _memory_limit(result: SimulationResult, device: DeviceResult) -> tuple[Check, DeviceResult]:
+def _memory_limit(
+    result: SimulationResult, device: DeviceResult, close: CheckLevel
+) -> tuple[Check, DeviceResult]:
     """The device's own limit; also settles the outcome stored with the device's memory."""
     memory = device.memory
-    need, limit = memory.need_bytes, memory.limit_bytes
-    what = _process(memory)
-    how = "measured" if memory.is_measured else "predicted"
-    status: CheckStatus
-    hint: str | None = None
-    if memory.outcome == "killed":
-        status, outcome = "fail", "killed"
+    peak, limit, room, held = (
+        memory.peak_bytes, memory.limit_bytes, memory.room_bytes, memory.held_bytes
+    )  # fmt: skip
+    status: CheckStatus = "fail"
+    level: CheckLevel = "error"
+    outcome, target = memory.outcome, limit
+    if outcome == "killed" and room is not None and held is not None and room > held:
+        status = "not judged"
+        message = (
+            f"the replay was ended at {format_bytes(held)}, and the limit leaves it "
+            f"{format_bytes(room)}: simulate with this app_footprint"
+        )
+    elif outcome == "killed":
         steps = f" after {device.training.steps_done} steps" if device.training else ""
-        message = f"the replay hit the memory limit{steps} and was ended"
-        room, held = memory.room_bytes, memory.held_bytes
+        message = (
+            f"the replay hit the memory limit{steps} and was ended, although a peak of "
+            f"{format_bytes(peak)} is planned: the plan is too low, please report it"
+        )
         if memory.others_bytes and room is not None:
             message += f"; the limit leaves a training {format_bytes(room)}{_beside(memory)}"
-        if room is not None and held is not None and room > held:
-            status = "not judged"
-            message = (
-                f"the replay was ended at {format_bytes(held)}, and the limit leaves it "
-                f"{format_bytes(room)}: simulate with this app_footprint"
-            )
-        else:
-            hint = advice.for_device_limit(result, device, limit if limit is not None else need)
-    elif limit is None:
+    elif limit is None or room is None:
         status, outcome = "not judged", "not judged"
         message = (
-            f"{how} {what}; the device's limit {_where(memory)} "
+            f"{_process(memory)}; the device's limit {_where(memory)} "
             "is unknown: a peak_memory limit in the budgets would stand in for it"
         )
     else:
-        worst = min(limit, limit if memory.limit_low_bytes is None else memory.limit_low_bytes)
-        status = "pass" if need <= worst else "fail"
-        outcome = "fits" if need <= worst else "depends" if need <= limit else "over"
-        share = format_percent(need / limit) if limit else "more than 100 %"
+        target = min(limit, limit if memory.limit_low_bytes is None else memory.limit_low_bytes)
+        at_worst = memory_fit(peak, target - memory.others_bytes)
+        typically = memory_fit(peak, limit - memory.others_bytes)
+        share = format_percent(memory.need_bytes / limit) if limit else "more than 100 %"
         source = " (assumed)" if memory.limit_kind == "assumed" else ""
         message = (
-            f"{how} {what} is {share} of the {format_bytes(limit)}{source} "
+            f"{_process(memory)} is {share} of the {format_bytes(limit)}{source} "
             f"that an app gets {_where(memory)}"
         )
         if memory.phase is not None:
             message += f"; the highest phase is {memory.phase}"
-        if outcome == "depends":
+        outcome = typically
+        if at_worst == "fits":
+            status = "pass"
+        elif typically == "fits":
+            outcome, level = "depends", "warn"
             message += (
-                f", and more than the {format_bytes(worst)} at worst: it depends on the device"
+                f", and more than the {format_bytes(target)} at worst: it depends on the device"
             )
-        if status == "fail":
-            hint = advice.for_device_limit(result, device, worst)
+        elif typically == "close":
+            level = close
+            message += f": {too_close(peak, limit - memory.others_bytes)}"
+    judged = target if target is not None else memory.need_bytes
     check = Check(
         metric="memory_limit",
         limit=limit,
-        actual=None if memory.outcome == "killed" else need,
+        actual=None if memory.outcome == "killed" else memory.need_bytes,
         unit="B",
-        level="warn" if outcome == "depends" else "error",
+        level=level,
         status=status,
         message=message,
-        advice=hint,
+        advice=advice.for_device_limit(result, device, judged) if status == "fail" else None,
     )
     detail = memory.detail or message
     settled = memory.model_copy(update={"outcome": outcome, "detail": detail})
     return check, device.model_copy(update={"memory": settled})
 
 
+def too_close(peak_bytes: int, limit_bytes: int) -> str:
+    """What is missing to a limit that the plan's margin goes beyond."""
+    missing = format_bytes(with_margin(peak_bytes) - limit_bytes)
+    return (
+        f"too close to call: with the plan's margin of {format_percent(MARGIN)} {missing} is "
+        "missing"
+    )
+
+
 def _process(memory: DeviceMemory) -> str:
     """The peak in words, with what the process holds besides."""
-    peak = f"peak {format_bytes(memory.peak_bytes)}"
+    how, measured = "predicted", ""
+    if memory.is_measured:
+        how, measured = "measured", f" (planned {format_bytes(memory.predicted_peak_bytes)})"
+    elif memory.measured_peak_bytes is not None:
+        measured = f" (measured {format_bytes(memory.measured_peak_bytes)})"
+    peak = f"{how} peak {format_bytes(memory.peak_bytes)}{measured}"
     if not memory.others_bytes:
         return peak
     return f"{peak}{_beside(memory)}, {format_bytes(memory.need_bytes)} in all,"

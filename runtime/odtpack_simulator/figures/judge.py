@@ -7,7 +7,9 @@
 3. A limit against a baseline becomes a figure first: ``"+5 %"`` allows ``baseline + 5 % of
    |baseline|``; ``"-5 %"`` of a floor as much below.
 4. A figure that is null gives "not judged", never "pass".
-5. Figures of a device are intervals. The typical figure over the limit fails; only the
+5. A planned peak that is within a limit, but not with the plan's margin, is too close to call. It
+   fails, unless the budgets say that it warns.
+6. Figures of a device are intervals. The typical figure over the limit fails; only the
    high end over it fails at level "warn": it may be too much, which is not known. A figure
    that is worse than its baseline allows, but by no more than measurements scatter,
    fails at level "warn" as well.
@@ -22,7 +24,7 @@ from typing import Final, TypeVar
 from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import list_profiles
 from odtpack_simulator.figures import advice
-from odtpack_simulator.figures.checks import device_checks, package_checks
+from odtpack_simulator.figures.checks import device_checks, package_checks, too_close
 from odtpack_simulator.figures.limits import Budgets, PlacedLimit
 from odtpack_simulator.figures.metric import Metric, chance, incomparable
 from odtpack_simulator.figures.simulated import METRICS, figures_of, of_scope
@@ -119,6 +121,9 @@ def _check(
                 level = "warn"
                 scatter = format_value(noise, figure.unit)
                 text += f": as far as the measurement scatters (± {scatter})"
+        elif status == "pass" and metric.fit and metric.fit(int(actual), int(limit)) == "close":
+            status, level = "fail", placed.close
+            text += f": {too_close(int(actual), int(limit))}"
         elif status == "pass" and figure.low is not None and figure.high is None:
             status, text = "not judged", f"at least {figure.shown}: {figure.reason}"
         elif status == "pass" and figure.low is not None and figure.high is not None:
@@ -197,7 +202,7 @@ def _judge_device(
         }
         memory = device.memory.model_copy(update=said)
         device = device.model_copy(update={"memory": memory})
-    checks, device = device_checks(result, device)
+    checks, device = device_checks(result, device, budgets.defaults.too_close)
     subject, limits = Subject(result, device), budgets.for_device(device.name, device.os)
     base: Sequence[Figure] | str = NO_BASELINE
     if baseline is not None:

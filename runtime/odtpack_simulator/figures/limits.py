@@ -268,6 +268,9 @@ class _Overall(Section):
 
     learns: bool = True
     """Whether the loss on held-out samples must fall beyond its noise."""
+    too_close: CheckLevel = "error"
+    """What it means that a planned peak is within a memory limit, but not with the plan's margin of
+    3 %: `"error"` fails as a peak over the limit does, `"warn"` warns."""
 
 
 class _File(Part):
@@ -292,6 +295,7 @@ class PlacedLimit:
     location: str
     section: str
     kind: Kind = "absolute"
+    close: CheckLevel = "error"  # What exceeding it by less than a margin means
 
 
 @dataclass(frozen=True)
@@ -368,10 +372,14 @@ class Budgets:
             found = getattr(section, key)
             if found is not None:
                 where = self._location((*table, key))
+                close = self.defaults.too_close
                 placed[key] = tuple(
-                    PlacedLimit(each.limit.figure, each.level, where, title, each.limit.kind)
+                    PlacedLimit(
+                        each.limit.figure, each.level, where, title, each.limit.kind,
+                        close if each.level == "error" else each.level,
+                    )
                     for each in ([found] if isinstance(found, Limit) else found)
-                )
+                )  # fmt: skip
         return placed
 
     def _location(self, path: tuple[str, ...]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from odtpack_simulator.values.figure import Figure, Unit
+from odtpack_simulator.values.memory_fit import MemoryFit
 
 Source = TypeVar("Source")
 """What figures of one kind are read from: a result, and one of its devices."""
@@ -49,6 +50,8 @@ class Metric(CheckKind, Generic[Source]):
     # How far the figures of base and head may lie apart, in `unit`, by chance alone; None where
     # that is unknown or nothing.
     chance: Callable[[Figure, Figure], float | None] = lambda _base, _head: None
+    # How the figure compares with an absolute limit, where a part of it is too close to call.
+    fit: Callable[[int, int], MemoryFit] | None = None
     suggested: bool = True  # A suggested budget has it
     never: bool = False  # An unknown figure stands for what never happens, which no limit allows
     below: float | None = None  # Limits must be below this

@@ -16,11 +16,9 @@ from typing import Final, Literal
 from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.metric import CheckKind, Metric, Topic, of_head, of_ratio
 from odtpack_simulator.result.result import DeviceResult, HostLatency, SimulationResult, Subject
-from odtpack_simulator.values.figure import Basis, Figure, Unit, shortened
+from odtpack_simulator.values.figure import Basis, Figure, FigureKind, Unit, shortened
+from odtpack_simulator.values.memory_fit import memory_fit, with_margin
 from odtpack_simulator.values.units import Interval, format_bytes
-
-REPEATS_BYTES: Final = 200_000
-"""A measured peak repeats within 0.2 MB: what lies closer together is the same."""
 
 Sample = Literal["median", "p90", "single"]
 
@@ -67,12 +65,8 @@ def _peak(subject: Subject) -> Figure:
     memory = subject.on.memory
     if memory.outcome == "killed":
         return _unknown("the replay was ended at the device's limit, before its peak was known")
-    peak, measured = memory.peak_bytes, memory.measured_peak_bytes is not None
-    return Figure(
-        value=peak,
-        kind="measured" if memory.is_measured else "predicted",
-        noise=(peak - REPEATS_BYTES, peak, peak + REPEATS_BYTES) if measured else None,
-    )
+    kind: FigureKind = "measured" if memory.is_measured else "predicted"
+    return Figure(value=memory.peak_bytes, kind=kind)
 
 
 def _headroom(subject: Subject) -> Figure:
@@ -80,24 +74,16 @@ def _headroom(subject: Subject) -> Figure:
     total = memory.limit_bytes
     if not total:
         return _unknown("the device's limit is unknown")
-    free = 100.0 * (total - memory.need_bytes) / total  # exact where the share is a whole percent
+    need = with_margin(memory.peak_bytes) + memory.others_bytes
+    free = 100.0 * (total - need) / total  # exact where the share is a whole percent
     if memory.outcome == "killed":
         free = min(free, 0.0)  # whatever was predicted, it reached the limit
-    apart = 100.0 * REPEATS_BYTES / total
     return Figure(
         value=free,
         kind="measured" if memory.is_measured else "predicted",
         basis=Basis(profile=subject.on.profile_digest),
-        noise=None if memory.measured_peak_bytes is None else (free - apart, free, free + apart),
         reason=f"of {format_bytes(total)} stay free",
     )
-
-
-def _repeats(base: Figure, head: Figure) -> float | None:
-    """Predictions are exact; only between two measurements there is chance."""
-    if base.noise is None or head.noise is None:
-        return None
-    return head.noise[2] - head.noise[1]
 
 
 # Times on a device, and what follows from them.
@@ -311,17 +297,18 @@ _ALL: Final[tuple[Metric[Subject], ...]] = (
     Metric(
         key="peak_memory", title="Peak memory", unit="B", scope="device", topic="Memory",
         headline=True, words="the {kind} peak is {}",
-        meaning="The measured peak of the replay above the process before it, or the predicted "
-        "one where none was measured: the training alone, without the app around it.",
-        example="200 MB", read=_peak, chance=_repeats,
+        meaning="The planned peak of the training alone, without the app around it; the measured "
+        "one where a replay took more than the plan's margin allows.",
+        example="200 MB", read=_peak, fit=memory_fit,
         advise=lambda subject, limit: advice.for_memory(subject.result, subject.on, limit),
     ),
     Metric(
         key="memory_headroom", title="Memory headroom", unit="%", scope="device", topic="Memory",
         headline=True, better="higher", words="{}",
         meaning="Share of the memory that the device grants the app, in the foreground or in the "
-        "background as it trains, that must stay free, the app itself counted (`app_footprint`).",
-        example="20 %", read=_headroom, chance=_repeats, suggested=False, below=100.0,
+        "background as it trains, that must stay free, the app itself (`app_footprint`) and the "
+        "plan's margin counted.",
+        example="20 %", read=_headroom, suggested=False, below=100.0,
         advise=lambda subject, limit: advice.for_memory(
             subject.result,
             subject.on,
@@ -405,6 +392,7 @@ METRICS: Final = MappingProxyType({metric.key: metric for metric in _ALL})  # Ke
 ALWAYS: Final = MappingProxyType(
     {
         "memory_limit": CheckKind(title="Device memory limit", topic="Memory", headline=True),
+        "memory_measured": CheckKind(title="Memory measured", topic="Memory"),
         "finite_loss": CheckKind(title="Finite loss", topic="Metric", headline=True),
         "learns": CheckKind(title="Learns", topic="Metric", better="higher"),
         "steps_done": CheckKind(title="Replay completed", topic="Sessions"),

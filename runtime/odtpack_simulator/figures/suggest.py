@@ -59,7 +59,7 @@ def suggest_budget(result: SimulationResult) -> str:
         else:
             head += _line(metric, figure.value)
     peaks = [device.memory.peak_bytes for device in result.devices]
-    peaks.append(result.memory.measured_peak_bytes or result.memory.predicted.peak_bytes)
+    peaks.append(result.memory.predicted.peak_bytes)
     head += _line(METRICS["peak_memory"], max(peaks))
     figures: dict[str, dict[str, float]] = {}
     for device in result.devices:

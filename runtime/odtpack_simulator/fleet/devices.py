@@ -21,7 +21,6 @@ from odtpack_simulator.fleet.population import FleetData
 from odtpack_simulator.latency.latency import carry, measure_sessions
 from odtpack_simulator.measure.host import BUSY
 from odtpack_simulator.memory.arena import session_use
-from odtpack_simulator.memory.memory_phases import MARGIN
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.job import make_sample_plan
 from odtpack_simulator.replay.replay import (
@@ -32,6 +31,7 @@ from odtpack_simulator.replay.replay import (
 )
 from odtpack_simulator.result.result import Bytes, DeviceLatency, NonNegative, SimulationResult
 from odtpack_simulator.values.figure import Text
+from odtpack_simulator.values.memory_fit import memory_fit
 from odtpack_simulator.values.part import Part
 
 _SCENARIOS: Final = ("fast", "typical", "slow")
@@ -83,7 +83,7 @@ class FleetDevice(Part):
         return (
             self.limit_bytes is None
             or self.peak_bytes is None
-            or self.peak_bytes <= self.limit_bytes
+            or memory_fit(self.peak_bytes, self.limit_bytes) == "fits"
         )
 
     @property
@@ -203,7 +203,7 @@ def measure_devices(
     on_stage("predict the memory")
     uses = {p.os: session_use(package.manifest, kit_of(p.os)) for p in profiles}
     peaks = {
-        each: int(plan_memory(package, shapes, **each._asdict()).peak.nbytes * (1 + MARGIN))
+        each: plan_memory(package, shapes, **each._asdict()).peak.nbytes
         for each in dict.fromkeys(uses.values())
     }
     on_stage("time the operators")

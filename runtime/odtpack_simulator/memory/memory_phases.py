@@ -18,13 +18,6 @@ from odtpack_simulator.result.result import (
     TimelinePoint,
 )
 
-MARGIN: Final = 0.03
-"""Share of a predicted peak by which it may be too low: see docs/memory.md for what was measured.
-
-A training that is said to fit and does not is killed on a phone; one that is said not to fit
-and does is only measured again.
-"""
-
 _SHOWN_TENSORS: Final = 40
 _SAME: Final = 0.01
 """Share of a peak by which a later phase may be above an earlier one and not be called it."""
@@ -43,8 +36,6 @@ MEASURED_AS: Final = {
 }
 """What a replay measures as one phase, and the phases of the plan that it is. It does not export,
 and resumes only where it was interrupted."""
-
-_PLANNED_ONLY: Final = ("exporting", "resuming")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +74,6 @@ class MemoryPlan:
         """The phase that needs most."""
         return max(self.phases, key=lambda phase: phase.nbytes)
 
-    def fits(self, limit_bytes: int) -> bool:
-        """Whether a training fits into a limit: the peak and the plan's own error do."""
-        return self.peak.nbytes * (1 + MARGIN) <= limit_bytes
-
     def phase_peaks(self, measured: Mapping[str, int] | None = None) -> list[PhasePeak]:
         """The peak of every phase that a replay distinguishes, in their order."""
         # `measured`: Bytes by phase as a replay measured them; none if it did not.
@@ -100,23 +87,12 @@ class MemoryPlan:
             for phase, names in MEASURED_AS.items()
         ]
 
-    def unmeasured_bytes(self, measured: Mapping[str, int]) -> int:
-        """The peak of what an app does and was not measured: exporting, and maybe resuming."""
-        # `measured`: Bytes by phase as a replay measured them.
-        planned_only = [name for name in _PLANNED_ONLY if name not in measured]
-        return max((p.nbytes for p in self.phases if p.name in planned_only), default=0)
-
-    def highest_phase(self, measured: Mapping[str, int]) -> str:
+    @property
+    def highest_phase(self) -> str:
         """The first phase, of those that a replay distinguishes, that needs the peak."""
         # What later phases need besides, within _SAME, makes no other phase of it.
-        needs = {
-            peak.phase: peak.predicted_bytes
-            if peak.measured_bytes is None and (not measured or peak.phase in _PLANNED_ONLY)
-            else peak.measured_bytes or 0
-            for peak in self.phase_peaks(measured)
-        }
-        most = max(needs.values())
-        return next(phase for phase, nbytes in needs.items() if nbytes >= (1 - _SAME) * most)
+        least = (1 - _SAME) * self.peak.nbytes
+        return next(each.phase for each in self.phase_peaks() if each.predicted_bytes >= least)
 
     def predicted(self) -> PredictedMemory:
         """The peak and its parts, as the result of a simulation stores it."""

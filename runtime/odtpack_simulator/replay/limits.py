@@ -69,12 +69,12 @@ class Limiter:
     def take(self, pid: int, message: dict[str, Any]) -> None:
         """Act on the child's ``limit`` message: watch it if it asks for that."""
         if message.get("method") == "watchdog" and self._limit is not None:
-            self._watch = _Watchdog(pid, int(message["base_bytes"]) + self._limit)
+            self._watch = _Watchdog(pid, int(message["base_bytes"]), self._limit)
 
     def ended(self) -> str:
         """How the child was ended by a limit, for people; empty if it was not."""
         if self._watch is not None and self._watch.seen:
-            return f"ended by the watchdog at {self._watch.seen / 2**20:.1f} MiB"
+            return f"ended by the watchdog at {self._watch.seen / 1e6:.1f} MB"
         if self._group is not None:
             with suppress(OSError, ValueError):
                 events = (self._group / "memory.events").read_text().split()
@@ -141,11 +141,11 @@ def anonymous_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
 class _Watchdog:
     """A thread that ends a process beyond a limit."""
 
-    # `seen`: Anonymous memory in bytes at which it was ended; 0 if it was not.
+    # `seen`: Anonymous memory above its base, in bytes, at which it was ended; 0 if it was not.
 
-    def __init__(self, pid: int, ceiling: int) -> None:
+    def __init__(self, pid: int, base: int, limit: int) -> None:
         self.seen = 0
-        self._pid, self._ceiling = pid, ceiling
+        self._pid, self._base, self._limit = pid, base, limit
         # A number may pass to another process; what a descriptor names may not.
         self._descriptor = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
         self._end = threading.Event()
@@ -157,8 +157,8 @@ class _Watchdog:
             now = anonymous_bytes(self._pid)
             if now is None:
                 return
-            if now > self._ceiling:
-                self.seen = now
+            if now - self._base > self._limit:
+                self.seen = now - self._base
                 with suppress(OSError):
                     if self._descriptor is None:
                         os.kill(self._pid, signal.SIGKILL)

@@ -1,39 +1,25 @@
-"""Which memory limits a training keeps, found with few replays.
+"""Replays under the memory limits that a plan fits: whether they bear the plan out.
 
-Memory is monotonic: a training that a limit ends is ended by every lower one, and one
-that a limit lets through is let through by every higher one. So the limits of any
-number of devices are settled by a binary search over those near the measured peak.
-A limit far above the peak needs no replay: there is nothing that would reach it.
+Memory is monotonic: a training that a limit lets through is let through by every higher one. So
+one replay under the lowest limit that the plan fits shows it for any number of devices. Where it
+is ended the plan is too low, and a binary search over the other limits says for which. A limit
+far above the peak needs no replay: there is nothing that would reach it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import ReplayResult, run_training_child
+from odtpack_simulator.values.memory_fit import with_margin
 
-FAR: Final = 1.5  # From this multiple of the measured peak on, a limit is not replayed
+FAR: Final = 1.5  # From this multiple of the planned peak on, a limit is not replayed
 
 HELD_STEPS: Final = 3
 """Optimizer steps under a limit: memory is the same in every step from the second on."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Peaks:
-    """The most memory that a training took."""
-
-    nbytes: int | None  # Bytes; None where they were not measured
-    phases: Mapping[str, int]  # The same of each phase that was measured
-
-    def with_phases(self, phases: Mapping[str, int]) -> Peaks:
-        """The higher of both, phase by phase."""
-        names = {**self.phases, **phases}
-        both = {n: max(self.phases.get(n, 0), phases.get(n, 0)) for n in names}
-        nbytes = None if self.nbytes is None else max(self.nbytes, *both.values(), 0)
-        return Peaks(nbytes, both)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +32,7 @@ class LimitOutcome:
     exact: bool
 
 
-def hold(job: Job, peak: int | None) -> ReplayResult:
+def hold(job: Job) -> ReplayResult:
     """Replay the start of a training within the job's limit, and go on from it in a new process."""
     # Every phase, but few steps: the first process loads, evaluates, trains and saves. The second
     # finds its checkpoint, as an app does that was ended, and does the same from there.
@@ -54,10 +40,10 @@ def hold(job: Job, peak: int | None) -> ReplayResult:
     # `resuming` that of loading in the second.
     job = dataclasses.replace(job, resume=True, keep_checkpoint=None)
     job.saved_checkpoint.unlink(missing_ok=True)
-    first = _held(dataclasses.replace(job, max_steps=HELD_STEPS), peak)
+    first = _held(dataclasses.replace(job, max_steps=HELD_STEPS))
     if first.outcome == "killed":
         return first
-    second = _held(dataclasses.replace(job, max_steps=2 * HELD_STEPS), peak)
+    second = _held(dataclasses.replace(job, max_steps=2 * HELD_STEPS))
     if second.outcome == "killed":
         second.detail = f"resumed after it was ended: {second.detail}"
     second.steps_done += first.steps_done
@@ -79,37 +65,26 @@ def resumed_phases(peaks: Mapping[str, int]) -> dict[str, int]:
     return {"resuming" if name == "loading" else name: peak for name, peak in peaks.items()}
 
 
-def _held(job: Job, peak: int | None) -> ReplayResult:
+def _held(job: Job) -> ReplayResult:
     """Run a part of a training within the job's limit."""
-    # `RLIMIT_DATA` also counts memory that is never touched. Where it ends a training whose
-    # measured peak is within the limit, what is resident decides.
+    # `RLIMIT_DATA` also counts memory that is never touched. Where it ends a training that is
+    # planned to fit, what is resident decides.
     run = run_training_child(job)
-    refused = run.outcome == "killed" and run.limit_method == "rlimit"
-    if refused and peak is not None and job.limit_bytes is not None and peak <= job.limit_bytes:
+    if run.outcome == "killed" and run.limit_method == "rlimit":
         run = run_training_child(dataclasses.replace(job, limit_methods=["watchdog"]))
     return run
 
 
-def bisect_limits(
-    job: Job,
-    limits: Collection[int],
-    peak: int | None,
-    *,
-    on_run: Callable[[int], None] | None = None,
-) -> Mapping[int, LimitOutcome]:
-    """Find out which limits end a training."""
-    # `peak`: Peak that was measured without a limit; None if it is unknown, which makes every limit
-    # one to be replayed.
-    # Returns: For every limit below `FAR` times the peak, the replay that settles it.
-    near = sorted({limit for limit in limits if peak is None or limit < FAR * peak})
+def check_limits(job: Job, limits: Collection[int], planned: int) -> Mapping[int, LimitOutcome]:
+    """Hold a training to the limits that its planned peak fits: which of them end it."""
+    # Returns: For every such limit below `FAR` times the peak, the replay that settles it.
+    near = sorted(limit for limit in {*limits} if with_margin(planned) <= limit < FAR * planned)
     runs: dict[int, ReplayResult] = {}
     low, high = 0, len(near)  # near[:low] end it, near[high:] do not
     while low < high:
-        middle = (low + high) // 2
+        middle = (low + high) // 2 if runs else 0
         limit = near[middle]
-        if on_run is not None:
-            on_run(limit)
-        runs[limit] = hold(dataclasses.replace(job, limit_bytes=limit), peak)
+        runs[limit] = hold(dataclasses.replace(job, limit_bytes=limit))
         if runs[limit].outcome == "killed":
             low = middle + 1
         else:

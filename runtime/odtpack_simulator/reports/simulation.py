@@ -34,6 +34,7 @@ from odtpack_simulator.result.result import (
     SimulationResult,
 )
 from odtpack_simulator.values.figure import Check, Verdict
+from odtpack_simulator.values.memory_fit import judged_peak
 from odtpack_simulator.values.units import (
     Interval,
     format_bytes,
@@ -143,11 +144,11 @@ def _count(value: int) -> str:
 def _peak_figure(result: SimulationResult) -> tuple[str, str, str]:
     memory = result.memory
     predicted, how = memory.predicted.peak_bytes, "predicted, not measured"
-    peak = predicted
-    if memory.measured_peak_bytes is not None:
-        peak = memory.measured_peak_bytes
-        error = 100.0 * (predicted - peak) / max(1, peak)
-        how = f"measured; predicted {format_bytes(predicted)} ({error:+.1f} %)"
+    measured = memory.measured_peak_bytes
+    peak = judged_peak(predicted, measured)
+    if measured is not None:
+        error = 100.0 * (predicted - measured) / max(1, measured)
+        how = f"predicted; measured {format_bytes(measured)} ({error:+.1f} %)"
     limited = [
         (device.memory.need_bytes / device.memory.limit_bytes, device.name, device)
         for device in result.devices

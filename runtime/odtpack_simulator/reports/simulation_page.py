@@ -85,7 +85,9 @@ _HELD_WORDS: Final = {
 }
 
 
-_STATES: Final = {"fits": "pass", "depends": "warn", "over": "fail", "killed": "fail"}
+_STATES: Final = {
+    "fits": "pass", "depends": "warn", "close": "fail", "over": "fail", "killed": "fail"
+}  # fmt: skip
 
 
 def memory_section(result: SimulationResult) -> dict[str, Any]:
@@ -173,7 +175,7 @@ def _limit_rows(result: SimulationResult) -> tuple[list[Bar], Markup]:
                 memory.predicted_peak_bytes / limit,
                 None if measured is None else measured / limit,
                 scale,
-                over=memory.outcome in {"over", "killed"},
+                over=memory.outcome in {"close", "over", "killed"},
                 app=(memory.app_bytes or 0) / limit,
                 runtime=(memory.runtime_bytes or 0) / limit,
                 warning=None if memory.warning_bytes is None else memory.warning_bytes / limit,

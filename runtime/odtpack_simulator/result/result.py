@@ -24,6 +24,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.kits import Kit, Sharing
 from odtpack_simulator.device.profile import AppState, OsClass, ProfileFigure
 from odtpack_simulator.values.figure import Check, Text, Verdict
+from odtpack_simulator.values.memory_fit import judged_peak
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.paths import last_part
 from odtpack_simulator.values.quantities import SourceKind
@@ -326,16 +327,15 @@ class DeviceMemory(Part):
     versions, which count neither. ``kit`` is what the app trains with, and ``sharing`` whether its
     sessions share an arena.
 
-    ``outcome``: ``fits`` or ``over`` the limit, ``killed`` when the child process hit it,
-    ``not judged`` when the limit is unknown; ``depends`` where the limit has a range and the
-    peak lies between its low end, ``limit_low_bytes``, and ``limit_bytes``. ``held`` says how
-    a child process was held to this limit; null where the peak, measured without a limit, is
-    so far from it that holding would show nothing; and ``held_bytes`` to how much: what the limit
-    leaves a training. ``limit_entitled``: the limit is that of an
+    ``outcome``: the planned peak, with its margin, ``fits`` the limit; it is ``close``, within the
+    limit but not with the margin; or it is ``over``. ``killed``: it fits, and a replay that was
+    held to the limit was ended all the same, so the plan is too low. ``not judged``: the limit is
+    unknown. ``depends``: the limit has a range, and the peak fits ``limit_bytes`` but not its low
+    end, ``limit_low_bytes``. ``held`` says how a child process was held to this limit; null where
+    the plan does not fit, is far below the limit, or a lower limit was kept; and ``held_bytes`` to
+    how much: what the limit leaves a training. ``limit_entitled``: the limit is that of an
     app with the entitlement for more memory. From ``warning_bytes`` on the system warns the
-    app that memory is low. ``unmeasured_bytes`` is what was planned for the parts of the app's
-    life that were not measured: exporting, and resuming where no replay was interrupted. ``phase``
-    is the first part that needs the peak.
+    app that memory is low. ``phase`` is the first part that needs the peak.
     """
 
     limit_bytes: Bytes | None
@@ -347,11 +347,10 @@ class DeviceMemory(Part):
     entitled_limit_bytes: Bytes | None = None
     predicted_peak_bytes: Bytes
     measured_peak_bytes: Bytes | None
-    outcome: Literal["fits", "depends", "over", "killed", "not judged"] = "not judged"
+    outcome: Literal["fits", "depends", "close", "over", "killed", "not judged"] = "not judged"
     held: LimitMethod | None = None
     held_bytes: Bytes | None = None
     warning_bytes: Bytes | None = None
-    unmeasured_bytes: Bytes | None = None
     phase: Text | None = None
     app_bytes: Bytes | None = None
     app_kind: SourceKind | None = None
@@ -378,16 +377,13 @@ class DeviceMemory(Part):
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the training: measured where the child measured one, else predicted."""
-        # What the replay does not measure may need more than the training did.
-        measured = self.measured_peak_bytes
-        trained = self.predicted_peak_bytes if measured is None else measured
-        return max(trained, self.unmeasured_bytes or 0)
+        """The peak of the training: the planned one, unless a replay took more than its margin."""
+        return judged_peak(self.predicted_peak_bytes, self.measured_peak_bytes)
 
     @property
     def is_measured(self) -> bool:
-        """Whether the peak to judge was measured."""
-        return self.measured_peak_bytes is not None and self.measured_peak_bytes >= self.peak_bytes
+        """Whether the peak to judge was measured, and the plan is too low."""
+        return self.peak_bytes != self.predicted_peak_bytes
 
 
 class EvaluationPoint(Part):
@@ -475,7 +471,7 @@ class InterruptionInfo(Part):
     detail: Text = ""
 
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 MAX_RESULT_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -590,7 +586,7 @@ class DeviceResult(Part):
 class SimulationResult(Part):
     """One replay of one package, for any number of devices, each named once."""
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     tool_version: Text
     package: PackageInfo
     data: DataInfo

@@ -56,12 +56,10 @@ ALL = PlannedChange(
     micro_batch=8, freeze=FREEZES[1].freeze, stateless_optimizer=True, peak_bytes=30_000_000
 )
 PLANNED = with_changes(*SIZES, *FREEZES, SGD, ALL)
-ABOVE = BASE.devices[0].memory.peak_bytes - BASE.memory.predicted.peak_bytes
-"""What was measured above the plan: every other plan is taken to be as much too low."""
 
 
 @pytest.mark.parametrize(
-    ("limit", "size", "layers"), [(120e6, 32, 2), (80e6, 16, 3), (55e6, 8, None)]
+    ("limit", "size", "layers"), [(120e6, 32, 2), (80e6, 16, 3), (47e6, 8, None)]
 )
 def test_the_mildest_plan_of_each_kind_that_is_enough(
     limit: float, size: int, layers: int | None
@@ -70,8 +68,8 @@ def test_the_mildest_plan_of_each_kind_that_is_enough(
     assert text.startswith(f"training in micro-batches of {size} instead of 64 samples")
     assert "accumulated to the same 64 per update" in text
     peak = next(each.peak_bytes for each in SIZES if each.micro_batch == size)
-    assert f"needs about {format_bytes(peak + ABOVE)}, which is enough" in text
-    assert peak + ABOVE <= 0.95 * limit < peak + ABOVE + size * 2_400_000
+    assert f"needs about {format_bytes(peak)}, which is enough" in text
+    assert 1.03 * peak <= limit < 1.03 * (peak + size * 2_400_000)
     assert (f"the first {layers} of 4" in text) if layers else ("freez" not in text)
     assert "SGD" not in text
 
@@ -87,7 +85,7 @@ def test_several_changes_where_one_is_not_enough() -> None:
 def test_the_model_has_to_be_smaller_only_where_nothing_helps() -> None:
     text = advised(PLANNED, "peak_memory", '"19 MB"')
     assert text.startswith("the model has to be smaller: even training in micro-batches of 8 ")
-    assert f"needs about {format_bytes(30_000_000 + ABOVE)}" in text
+    assert f"needs about {format_bytes(30_000_000)}" in text
     assert advised(with_changes(), "peak_memory", '"1 B"').startswith("the model has to be smaller")
 
 

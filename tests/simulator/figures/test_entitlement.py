@@ -8,7 +8,6 @@ from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, defaul
 from odtpack_simulator.device.profile import AppState, load_profile
 from odtpack_simulator.memory.arena import SessionUse
 from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
-from odtpack_simulator.replay.limits_search import Peaks
 from odtpack_simulator.result.result import DeviceMemory, Policy
 from odtpack_simulator.simulation import _AppOnDevice, _memory
 
@@ -22,7 +21,7 @@ def app_on(name: str, policy: Policy) -> _AppOnDevice:
 
 def memory_of(name: str, policy: Policy) -> DeviceMemory:
     plan = MemoryPlan((Phase("training step", (Item("x", 1, "inputs"),)),), (), ())
-    return _memory(app_on(name, policy), plan, Peaks(1, {}), None)
+    return _memory(app_on(name, policy), plan, 1, None)
 
 
 @pytest.mark.parametrize("state", ["foreground", "background"])

@@ -24,7 +24,7 @@ def against(
 
 def with_memory(**update: object) -> SimulationResult:
     result = make_result([DEVICE])
-    memory = result.devices[0].memory.model_copy(update=update)
+    memory = result.devices[0].memory.model_copy(update={"measured_peak_bytes": None, **update})
     device = result.devices[0].model_copy(update={"memory": memory})
     return result.model_copy(update={"devices": [device]})
 
@@ -71,8 +71,8 @@ def slower(factor: float, spread: float = 0.01) -> SimulationResult:
     ],
 )
 def test_what_may_grow(head: int, value: str, limit: float, status: str) -> None:
-    base = with_memory(measured_peak_bytes=100_000_000)
-    check, _ = against(with_memory(measured_peak_bytes=head), base, "peak_memory", value)
+    base = with_memory(predicted_peak_bytes=100_000_000)
+    check, _ = against(with_memory(predicted_peak_bytes=head), base, "peak_memory", value)
     assert (check.limit, check.baseline, check.actual) == (pytest.approx(limit), 100e6, head)
     assert (check.status, check.level) == (status, "error")
     assert "of the baseline" in check.message
@@ -96,9 +96,9 @@ def test_what_may_fall(key: str, head: float, value: str, limit: float, status: 
 
 
 def test_headroom_falls_in_percent_of_itself() -> None:
-    base = with_memory(limit_bytes=1000, measured_peak_bytes=500)
-    for peak, status in ((510, "pass"), (511, "fail")):
-        head = with_memory(limit_bytes=1000, measured_peak_bytes=peak)
+    base = with_memory(limit_bytes=1030, predicted_peak_bytes=500)
+    for peak, status in ((509, "pass"), (510, "fail")):
+        head = with_memory(limit_bytes=1030, predicted_peak_bytes=peak)
         check, _ = against(head, base, "memory_headroom", '"-2 %"')
         assert check.limit == pytest.approx(49.0)
         assert check.status == status
@@ -168,15 +168,9 @@ def test_a_count_has_no_noise_and_is_compared_across_hosts(other_host: bool) -> 
         assert check.status == ("fail" if key == "written_per_day" else "pass")
 
 
-def test_measured_memory_repeats_within_200_kb() -> None:
-    base = with_memory(measured_peak_bytes=100_000_000)
-    for extra, level in ((200_000, "warn"), (200_001, "error")):
-        head = with_memory(measured_peak_bytes=100_000_000 + extra)
-        check, _ = against(head, base, "peak_memory", '"+0 %"')
-        assert (check.status, check.level) == ("fail", level)
-    predicted = {"measured_peak_bytes": None, "predicted_peak_bytes": 100_000_000}
-    head = with_memory(**predicted | {"predicted_peak_bytes": 100_000_001})
-    check, _ = against(head, with_memory(**predicted), "peak_memory", '"+0 %"')
+def test_a_planned_peak_is_exact() -> None:
+    base, head = (with_memory(predicted_peak_bytes=100_000_000 + extra) for extra in (0, 1))
+    check, _ = against(head, base, "peak_memory", '"+0 %"')
     assert (check.status, check.level) == ("fail", "error")
 
 
@@ -202,9 +196,9 @@ def test_what_cannot_be_compared_is_not_judged() -> None:
             "not known of the baseline",
         ),
         (
-            altered(memory=device.memory.model_copy(update={"measured_peak_bytes": None})),
+            altered(memory=device.memory.model_copy(update={"measured_peak_bytes": 2**40})),
             "peak_memory",
-            "predicted, here measured",
+            "measured, here predicted",
         ),
         (altered(profile_digest="0" * 64), "step_latency", "profile is another"),
         (
@@ -229,8 +223,8 @@ def test_what_cannot_be_compared_is_not_judged() -> None:
 
 
 def test_absolute_and_relative_together() -> None:
-    base = with_memory(measured_peak_bytes=100_000_000)
-    head = with_memory(measured_peak_bytes=150_000_000)
+    base = with_memory(predicted_peak_bytes=100_000_000)
+    head = with_memory(predicted_peak_bytes=150_000_000)
     budgets = parse_budgets(
         b'[budgets]\npeak_memory = ["200 MB", { limit = "+5 %", level = "warn" }]'
     )

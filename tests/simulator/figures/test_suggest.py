@@ -67,7 +67,7 @@ def test_every_result_keeps_the_budget_that_it_suggests(
     update = {
         "latency": device.latency.model_copy(update=latency),
         "campaign": device.campaign.model_copy(update=dict(zip(WHOLE, whole, strict=True))),
-        "memory": device.memory.model_copy(update={"measured_peak_bytes": peak}),
+        "memory": device.memory.model_copy(update={"predicted_peak_bytes": peak}),
     }
     result = BASE.model_copy(
         update={

@@ -13,10 +13,10 @@ import pytest
 
 from odtpack_runtime import CheckpointState
 from odtpack_simulator.memory.kernel_memory import workspaces
-from odtpack_simulator.memory.memory_phases import MARGIN
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from odtpack_simulator.replay.replay import run_training_child
+from odtpack_simulator.values.memory_fit import MARGIN, memory_fit
 from tests.simulator.packages import Case
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
@@ -113,9 +113,9 @@ def test_margin_covers_what_the_plan_misses(case: Callable[[str], Case], tmp_pat
     need = run_training_child(this.job(tmp_path)).peak_bytes
     assert need is not None
     plan = plan_memory(this.package, this.shapes)
-    assert not plan.fits(int(plan.peak.nbytes * (1 + MARGIN / 2)))
-    assert not plan.fits(int(0.95 * need))
-    assert plan.fits(int(1.15 * need))
+    assert memory_fit(plan.peak.nbytes, int(plan.peak.nbytes * (1 + MARGIN / 2))) == "close"
+    assert memory_fit(plan.peak.nbytes, int(0.95 * need)) != "fits"
+    assert memory_fit(plan.peak.nbytes, int(1.15 * need)) == "fits"
 
 
 def test_resuming(case: Callable[[str], Case], tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from odtpack_runtime import OdtpackError
 from odtpack_simulator.device.kits import Sharing
-from odtpack_simulator.memory.memory_phases import MARGIN, MEASURED_AS
+from odtpack_simulator.memory.memory_phases import MEASURED_AS
 from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.values.memory_fit import MARGIN, memory_fit
 from tests.simulator.packages import MODELS, Case
 
 SMALL_MODELS = [name for name in MODELS if name != "batchnorm"]  # it has thousands of nodes
@@ -110,6 +111,6 @@ def test_fits_only_with_the_margin(case: Callable[[str], Case]) -> None:
     this = case("mlp")
     plan = plan_memory(this.package, this.shapes)
     needed = math.ceil(plan.peak.nbytes * (1 + MARGIN))
-    assert plan.fits(needed)
-    assert not plan.fits(needed - 1)
+    assert memory_fit(plan.peak.nbytes, needed) == "fits"
+    assert memory_fit(plan.peak.nbytes, needed - 1) != "fits"
     assert MARGIN > 0

@@ -19,7 +19,7 @@ def test_plan_and_replay_agree(name: str, case: Callable[[str], Case], tmp_path:
     planned = plan_memory(this.package, this.shapes, sharing="own")
     shared = plan_memory(this.package, this.shapes)
     assert planned.peak.nbytes >= shared.peak.nbytes
-    measured = hold(this.job(tmp_path, sharing="own"), None)
+    measured = hold(this.job(tmp_path, sharing="own"))
     assert measured.outcome == "completed"
     assert measured.peak_bytes is not None
     assert planned.peak.nbytes == pytest.approx(measured.peak_bytes, rel=0.05, abs=4e5)
@@ -35,7 +35,7 @@ def test_a_limit_between_the_two_is_refused_to_own_arenas_only(
     for own in (False, True):
         folder = tmp_path / str(own)
         folder.mkdir()
-        peaks[own] = hold(this.job(folder, sharing="own" if own else None), None).peak_bytes
+        peaks[own] = hold(this.job(folder, sharing="own" if own else None)).peak_bytes
     low, high = peaks[False], peaks[True]
     assert low is not None
     assert high is not None
@@ -43,4 +43,4 @@ def test_a_limit_between_the_two_is_refused_to_own_arenas_only(
     assert high - low > 600_000  # more than a limit can be off by
     for own, outcome in ((False, "completed"), (True, "killed")):
         job = this.job(tmp_path / str(own), sharing="own" if own else None, limit_bytes=limit)
-        assert hold(job, peaks[own]).outcome == outcome
+        assert hold(job).outcome == outcome

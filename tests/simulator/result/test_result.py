@@ -30,7 +30,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert loaded == result
     assert loaded.to_json() == result.to_json()
     content = json.loads(result.to_json())
-    assert content["schema_version"] == 2
+    assert content["schema_version"] == 3
     assert list(content)[:3] == ["schema_version", "tool_version", "package"]
 
 
@@ -87,7 +87,7 @@ def mutated(**changes: object) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (mutated(schema_version=3), "schema_version.*reads version 2"),
+        (mutated(schema_version=4), "schema_version.*reads version 3"),
         (mutated(extra=1), "extra: unknown key"),
         (mutated(host__cores=0), "host.cores"),
         (mutated(latency_host__steps_ms=[math.nan]), r"latency_host.steps_ms\[0\]"),
