@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.fidelity.models import STEPS, Built
 from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.device.kits import Loop
 from tests.kits import cpp_kit
 
 _OVER = 3
@@ -36,9 +37,10 @@ class App:
         built: The case.
         batch_size: Samples of a batch.
         threads: Intra-operator threads.
+        loop: How it makes its steps.
     """
 
-    def __init__(self, built: Built, batch_size: int, threads: int) -> None:
+    def __init__(self, built: Built, batch_size: int, threads: int, loop: Loop = "step") -> None:
         reason = cpp_kit.unavailable()
         if reason is not None:
             raise OdtpackError("kit-missing", f"The app cannot be built: {reason}.")
@@ -56,6 +58,7 @@ class App:
             "count": STEPS * accumulate,
             "accumulate": accumulate,
             "threads": threads,
+            "plain": loop == "train",
             "learning_rate": 1e-4,
             "evaluate_first": True,
             "evaluation": True,

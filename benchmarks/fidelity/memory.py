@@ -16,13 +16,16 @@ import numpy as np
 
 from benchmarks.fidelity.app import App
 from benchmarks.fidelity.models import Built, Case, build
+from odtpack_simulator.device.kits import Loop
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.replay import run_training_child, with_sessions
-from odtpack_simulator.values.memory_fit import memory_fit
+from odtpack_simulator.values.memory_fit import MemoryFit, memory_fit
 
-LIMITS = (0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2)
+LIMITS = (0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 1.01, 1.02, 1.03, 1.05, 1.1, 1.15, 1.2)
 """Limits, as shares of the measured need."""
+NEAR = 0.03
+"""Share of the need within which a limit is too close to call."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +35,23 @@ class Verdict:
     Attributes:
         share: The limit, as a share of the measured need.
         limit_bytes: The limit.
-        said: Whether the plan said that the training fits.
+        said: What `odtpack simulate` says: fits, close (which fails) or over.
         did: Whether it was completed.
     """
 
     share: float
     limit_bytes: int
-    said: bool
+    said: MemoryFit
     did: bool
+
+    @property
+    def wrong(self) -> str:
+        """What is wrong about it; empty if it is right, or wrong too near the need to count."""
+        if (self.said == "fits") == self.did:
+            return ""
+        if self.said == "fits":
+            return "said fits"
+        return "said no" if self.share > 1 + NEAR else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +65,7 @@ class Row:
         predicted_bytes: Peak of the plan.
         measured_bytes: Highest peak of the app.
         python_bytes: Peak of a replay in Python; None if it was not measured.
+        loop: How the app makes its steps.
         predicted_phase: Phase of the plan that is its peak.
         phases: Measured bytes by phase of the app, the resumed one's after ``resumed``.
         verdicts: One for each limit.
@@ -65,6 +78,7 @@ class Row:
     measured_bytes: int
     python_bytes: int | None
     predicted_phase: str
+    loop: Loop
     phases: dict[str, int]
     verdicts: tuple[Verdict, ...] = ()
 
@@ -84,8 +98,11 @@ class Summary:
     p95_error: float
     largest_error: float
     verdicts: int
-    said_fits_did_not: float
+    said_fits_did_not: int
     said_no_did: float
+    close: float
+    lowest_error: float
+    highest_error: float
 
 
 def measure(
@@ -96,6 +113,7 @@ def measure(
     threads: Sequence[int] | None = None,
     jobs: int = 2,
     own_arenas: bool = False,
+    loops: Sequence[Loop] = ("step", "train"),
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Row]:
     """Plan and measure cases, and hold them to limits; rows come in order.
@@ -106,6 +124,7 @@ def measure(
         quick: Only the first batch size and one thread of each.
         threads: Numbers of threads; the cases' own if None.
         jobs: Trainings at once.
+        loops: How the app makes its steps; packages without a step model have one way.
         own_arenas: Give each session an arena of its own, as Kotlin and JavaScript have to.
         say: Called with what begins.
     """
@@ -117,22 +136,26 @@ def measure(
             if own_arenas:
                 built = built.with_own_arenas(Path(folder) / case.name)
             batches, counts = (case.batches[:1], (1,)) if quick else (case.batches, case.threads)
-            tasks += [(built, n, size, limits) for n in threads or counts for size in batches]
+            own = loops if session_use(built.package.manifest, "cpp").step_model else ("train",)
+            tasks += [
+                (built, loop, n, size, limits)
+                for loop in own
+                for n in threads or counts
+                for size in batches
+            ]
         with ThreadPoolExecutor(jobs) as pool:
             yield from pool.map(lambda task: _row(*task), tasks)
 
 
-def _row(built: Built, threads: int, batch_size: int, limits: Sequence[float]) -> Row:
+def _row(built: Built, loop: Loop, threads: int, batch_size: int, limits: Sequence[float]) -> Row:
     package = built.package
-    use = session_use(package.manifest, "cpp")
+    use = session_use(package.manifest, "cpp", loop)
     plan = plan_memory(package, built.shapes(batch_size), threads=threads, **use._asdict())
-    with App(built, batch_size, threads) as app:
+    with App(built, batch_size, threads, loop) as app:
         first, second = app.measure()
         need = max(*first.values(), *second.values())
         verdicts = [
-            Verdict(
-                share, limit, memory_fit(plan.peak.nbytes, limit) == "fits", app.completes(limit)
-            )
+            Verdict(share, limit, memory_fit(plan.peak.nbytes, limit), app.completes(limit))
             for share in limits
             for limit in [int(share * need)]
         ]
@@ -141,7 +164,7 @@ def _row(built: Built, threads: int, batch_size: int, limits: Sequence[float]) -
         python = run_training_child(job).peak_bytes
     phases = first | {f"resumed: {phase}": peak for phase, peak in second.items()}
     return Row(
-        built.case.name, batch_size, threads, plan.peak.nbytes, need, python, plan.peak.name,
+        built.case.name, batch_size, threads, plan.peak.nbytes, need, python, plan.peak.name, loop,
         phases, tuple(verdicts),
     )  # fmt: skip
 
@@ -150,7 +173,7 @@ def summarize(rows: Sequence[Row]) -> Summary:
     """Errors and rates of all rows."""
     errors = np.array([abs(row.error) for row in rows])
     verdicts = [verdict for row in rows for verdict in row.verdicts]
-    count = max(1, len(verdicts))
+    far = [verdict for verdict in verdicts if verdict.share > 1 + NEAR]
     return Summary(
         models=len({row.model for row in rows}),
         cases=len(rows),
@@ -158,6 +181,9 @@ def summarize(rows: Sequence[Row]) -> Summary:
         p95_error=float(np.percentile(errors, 95)),
         largest_error=float(errors.max()),
         verdicts=len(verdicts),
-        said_fits_did_not=sum(v.said and not v.did for v in verdicts) / count,
-        said_no_did=sum(v.did and not v.said for v in verdicts) / count,
+        said_fits_did_not=sum(v.wrong == "said fits" for v in verdicts),
+        said_no_did=sum(v.wrong == "said no" for v in verdicts) / max(1, len(far)),
+        close=sum(v.said == "close" for v in verdicts) / max(1, len(verdicts)),
+        lowest_error=min(row.error for row in rows),
+        highest_error=max(row.error for row in rows),
     )

@@ -173,7 +173,7 @@ def simulate(
         for profile in profiles:
             kit = policy.kit or kit_of(profile.os)
             held = held_weights(package, kit, fetched=profile.os == "web")
-            own = session_use(manifest, kit)._replace(weights_bytes=held)
+            own = session_use(manifest, kit, policy.loop)._replace(weights_bytes=held)
             apps.append(_AppOnDevice(profile, policy, kit, own, footprint(profile)))
         uses = dict.fromkeys(app.sessions for app in apps) or [session_use(manifest)]
         plans = {
@@ -460,6 +460,7 @@ def _memory(
         app_source=app.footprint.source,
         runtime_bytes=RUNTIME_LIBRARY_BYTES,
         kit=app.kit,
+        loop="step" if app.sessions.step_model else "train",
         sharing=app.sessions.sharing,
         detail=_ending(held) if held is not None and killed else "",
     )

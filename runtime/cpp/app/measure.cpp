@@ -8,6 +8,7 @@
 //     "steps": [{"inputs": [tensors]}, ...]   batches, taken in turn
 //     "threads": 1                            by default the package's choice
 //     "count": 100                            training steps; by default one for each batch
+//     "plain": false                          steps with the training and the optimizer model
 //     "accumulate": 1                         batches for each optimizer step
 //     "evaluate_first": true                  evaluate the first batch before the training
 //     "evaluation": {"inputs": [tensors]}     evaluated after the training, if given; or true for
@@ -141,6 +142,7 @@ int Measure(const std::string& path) {
   std::vector<double> losses, seconds, evaluation;
   std::vector<size_t> resident;
   double processor = 0;
+  const bool plain = json.Get<bool>("plain", false) || accumulate > 1;
   const auto train = [&](size_t steps) {
     const double watching = phases.OwnSeconds();
     for (size_t step = 0; step < steps; ++step) {
@@ -148,9 +150,9 @@ int Measure(const std::string& path) {
       const double begin = Seconds(CLOCK_PROCESS_CPUTIME_ID);
       const auto& batch = batches[step % batches.size()].values;
       auto& session = training->session;
-      const auto results = accumulate == 1 ? session.StepOn(batch) : session.TrainStep(batch);
+      const auto results = plain ? session.TrainStep(batch) : session.StepOn(batch);
       if ((step + 1) % accumulate == 0) {
-        if (accumulate > 1) {
+        if (plain) {
           session.OptimizerStep();
           session.LazyResetGrad();
         }

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 Kit = Literal["kotlin", "swift", "cpp", "js", "python"]
 """A kit of odtpack: the binding of ONNX Runtime that an app trains through."""
 
+Loop = Literal["step", "train"]
+"""How an app makes its steps: with the package's step model, or with the training model, and the
+optimizer model after it."""
+
 Sharing = Literal["shared", "own", "none"]
 """Whether all sessions have one arena, each its own, or none: tensors are the system's then."""
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.records import SessionInfo
-from odtpack_simulator.device.kits import KITS, STEP_MODEL_KITS, Kit, Sharing
+from odtpack_simulator.device.kits import KITS, STEP_MODEL_KITS, Kit, Loop, Sharing
 from odtpack_simulator.memory.kernel_memory import (
     ALIASES,
     BEFORE_OUTPUT,
@@ -519,9 +519,13 @@ class SessionUse(NamedTuple):
     weights_bytes: int = 0
 
 
-def session_use(manifest: Manifest, kit: Kit = "python") -> SessionUse:
-    """What a kit does with a package."""
-    has = manifest.files.step_model is not None and manifest.accumulation_steps == 1
+def session_use(manifest: Manifest, kit: Kit = "python", loop: Loop = "step") -> SessionUse:
+    """What a kit does with a package; it steps with the step model where both have one."""
+    has = (
+        loop == "step"
+        and manifest.files.step_model is not None
+        and manifest.accumulation_steps == 1
+    )
     sharing = sharing_of(manifest.session, kit)
     if sharing == "own" and manifest.segments is not None and not KITS[kit]:
         sharing = "none"  # an arena for each of so many sessions would hold their peaks at once

@@ -567,8 +567,12 @@ def mapped_words(result: SimulationResult) -> str:
     )
 
 
+_LOOPS: Final = {"step": "steps with the step model", "train": "steps with the training model"}
+
+
 def kit_words(memory: DeviceMemory) -> str:
     """The kit and what its sessions share; empty where the result does not say."""
     if memory.kit is None or memory.sharing is None:
         return ""
-    return f"{memory.kit} kit, {_SHARING[memory.sharing]}"
+    loop = f", {_LOOPS[memory.loop]}" if memory.loop else ""
+    return f"{memory.kit} kit, {_SHARING[memory.sharing]}{loop}"

@@ -21,7 +21,7 @@ from typing import Annotated, Final, Literal, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.device.kits import Kit, Sharing
+from odtpack_simulator.device.kits import Kit, Loop, Sharing
 from odtpack_simulator.device.profile import AppState, OsClass, ProfileFigure
 from odtpack_simulator.values.figure import Check, Text, Verdict
 from odtpack_simulator.values.memory_fit import judged_peak
@@ -68,6 +68,10 @@ class Policy(Part):
     """The app has the platform's entitlement for more memory, which holds in the foreground."""
     kit: Kit | None = None
     """The kit that the app trains with; null for the usual one of each device's system."""
+    loop: Loop = "step"
+    """How the app makes its steps: `step` with the package's step model, where package and kit have
+    one; `train` with the training model, and the optimizer model after it, which takes more
+    memory."""
     sessions_per_day: float = Field(default=1.0, gt=0, le=1440)
     """Sessions (foreground) or windows (background) per day."""
     save_every: int | None = Field(default=None, ge=1, le=2**31)
@@ -324,8 +328,8 @@ class DeviceMemory(Part):
 
     The limit holds for the process: ``app_bytes`` is what the app holds without the training, and
     ``runtime_bytes`` what ONNX Runtime's library does; both are null in results of earlier
-    versions, which count neither. ``kit`` is what the app trains with, and ``sharing`` whether its
-    sessions share an arena.
+    versions, which count neither. ``kit`` is what the app trains with, ``sharing`` whether its
+    sessions share an arena, and ``loop`` how it makes its steps.
 
     ``outcome``: the planned peak, with its margin, ``fits`` the limit; it is ``close``, within the
     limit but not with the margin; or it is ``over``. ``killed``: it fits, and a replay that was
@@ -358,6 +362,7 @@ class DeviceMemory(Part):
     runtime_bytes: Bytes | None = None
     kit: Kit | None = None
     sharing: Sharing | None = None
+    loop: Loop | None = None
     detail: Text = ""
 
     @property

@@ -50,6 +50,13 @@ else:
     KitName = enum.StrEnum("KitName", {kit: kit for kit in get_args(Kit)})
 
 
+class LoopName(enum.StrEnum):
+    """How the app makes its steps, :data:`odtpack_simulator.device.kits.Loop`."""
+
+    step = "step"
+    train = "train"
+
+
 class AppState(enum.Enum):
     """Whether the user looks at the app while it trains."""
 
@@ -107,6 +114,13 @@ def simulate(
             "each device's system]"
         ),
     ] = None,
+    loop: Annotated[
+        LoopName,
+        option(
+            "How the app makes its steps: with the step model where package and kit have one, or "
+            "with the training model, and the optimizer model after it."
+        ),
+    ] = LoopName.step,
     sessions_per_day: Annotated[
         float, option("Sessions, or background windows, in a day.", "X")
     ] = 1.0,
@@ -178,6 +192,7 @@ def simulate(
         state=state.value,
         entitled=entitled,
         kit=None if kit is None else cast("Kit", kit.value),
+        loop=loop.value,
         sessions_per_day=sessions_per_day,
         save_every=save_every,
         pieces=pieces,

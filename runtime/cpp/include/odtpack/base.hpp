@@ -346,6 +346,12 @@ class Gate {
     Leave();
   }
 
+  /// Let no further call of a session begin, from within the running one.
+  void Shut(bool& closed) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    closed = true;
+  }
+
  private:
   static void RequireOpen(const bool& closed) {
     if (closed) throw Error("closed", "The session is closed.", "", "make a new one");

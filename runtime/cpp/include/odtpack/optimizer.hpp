@@ -79,6 +79,9 @@ class Optimizer {
     }
   }
 
+  /// Go on in another session of the same model.
+  void Reopen(Ort::Session session) { session_ = std::move(session); }
+
   void Step() {
     *step_.As<int64_t>() = state_.optimizer->step + 1;
     if (std::count(inputs_.begin(), inputs_.end(), "gradient_norm") > 0) {

@@ -43,25 +43,15 @@ class TrainingSession {
         package_(package),
         env_(env),
         options_(options.Clone()),
-        training_model_(training_model) {
+        training_model_(training_model),
+        eval_model_(eval_model),
+        optimizer_model_(optimizer_model) {
     if (std::getenv(kNoTelemetry) == nullptr) {
       Ort::Status(Ort::GetApi().DisableTelemetryEvents(env));
     }
     const detail::Gate::Call call(*state_.gate);
     const detail::Json& manifest = package_.Manifest();
-    std::optional<detail::SharedArena> shared;
-    if (manifest["session"] && manifest["session"].Get<bool>("shared_allocator", false))
-      shared.emplace(env, manifest["session"]);
-    std::optional<Ort::Session> first, evaluation, optimizer;
-    if (manifest["segments"]) {
-      segments_ =
-          std::make_unique<detail::Segments>(env, options, package_, training_model, eval_model);
-    } else {
-      first = detail::OpenSession(env, step_model.value_or(training_model), options);
-      if (eval_model) evaluation = detail::OpenSession(env, *eval_model, options);
-    }
-    if (optimizer_model) optimizer = detail::OpenSession(env, *optimizer_model, options);
-    shared.reset();  // the arena is now the sessions' alone
+    Sessions opened = Open(step_model.value_or(training_model));
     Place(detail::Spec::TypeOf(manifest["layout"].Get<std::string>("dtype", "float32")),
           manifest["layout"]["elements"].Whole());
     *reset_.data = 1;
@@ -73,16 +63,10 @@ class TrainingSession {
         evaluation_ = std::make_unique<detail::SegmentedGraph>(
             *segments_, package_, package_.EvaluationOutputs(), bound_, ending_, false);
       }
-    } else if (!step_model) {
-      MakeTraining(std::move(*first));
     }
-    if (evaluation) {
-      evaluation_ = std::make_unique<detail::Graph>(std::move(*evaluation), package_,
-                                                    package_.EvaluationOutputs(), bound_, &ending_);
-    }
-    if (optimizer) {
-      optimizer_ =
-          std::make_unique<detail::Optimizer>(std::move(*optimizer), manifest, state_, trainable_);
+    if (opened.optimizer) {
+      optimizer_ = std::make_unique<detail::Optimizer>(std::move(*opened.optimizer), manifest,
+                                                       state_, trainable_);
       has_optimizer_ = true;
     }
     if (step_model && !segments_) {
@@ -90,9 +74,11 @@ class TrainingSession {
       for (const auto* spec : trainable_)
         trained[spec->name] = state_.parameters.at(spec->name).value;
       not_updated_ = detail::Zeros(detail::kBool, {static_cast<int64_t>(trainable_.size())});
-      step_ = detail::MakeStepGraph(std::move(*first), package_, trained, Optimizer(), bound_,
-                                    not_updated_);
+      step_ = detail::MakeStepGraph(std::move(*opened.first), package_, trained, Optimizer(),
+                                    bound_, not_updated_);
+      opened.first.reset();
     }
+    MakeGraphs(std::move(opened));
     has_step_model_ = step_ != nullptr;
     detail::GiveBackFreed();  // what sessions needed to load, and what was moved
   }
@@ -127,7 +113,8 @@ class TrainingSession {
 
   /// Compute loss and gradients of a batch, which are added to those that are accumulated.
   /// Returns the user's outputs, the loss first. The first call closes the step model, if there is
-  /// one, and opens the training model: from then on all steps are made with that. If the loss or a
+  /// one, and opens the training model: from then on all steps are made with that. If it cannot be
+  /// opened, the session is closed. If the loss or a
   /// gradient is not finite, the batch changes nothing: see SetOnNotFinite.
   std::vector<Ort::Value> TrainStep(const std::vector<Ort::Value>& inputs) {
     const auto call = Enter();
@@ -314,9 +301,56 @@ class TrainingSession {
 
   detail::Gate::Call Enter() const { return detail::Gate::Call(*state_.gate, &closed_); }
 
-  void MakeTraining(Ort::Session session) {
-    training_ = std::make_unique<detail::Graph>(std::move(session), package_, package_.Outputs(),
-                                                bound_, &ending_);
+  struct Sessions {
+    std::optional<Ort::Session> first, evaluation, optimizer;
+  };
+
+  // Open the models, a step model or the training model first, in one arena, which is then theirs
+  // alone: no later session can join it.
+  Sessions Open(const std::string& first) {
+    const detail::Json& manifest = package_.Manifest();
+    std::optional<detail::SharedArena> shared;
+    if (manifest["session"] && manifest["session"].Get<bool>("shared_allocator", false))
+      shared.emplace(env_, manifest["session"]);
+    Sessions opened;
+    if (manifest["segments"]) {
+      segments_ = std::make_unique<detail::Segments>(env_, options_, package_, training_model_,
+                                                     eval_model_);
+    } else {
+      opened.first = detail::OpenSession(env_, first, options_);
+      if (eval_model_) opened.evaluation = detail::OpenSession(env_, *eval_model_, options_);
+    }
+    if (optimizer_model_) opened.optimizer = detail::OpenSession(env_, *optimizer_model_, options_);
+    return opened;
+  }
+
+  // Go on with the training model in place of the step model. All sessions are opened again: in an
+  // arena of its own the new one would take memory beside the others' arena, which does not shrink.
+  void Switch() {
+    step_.reset();
+    has_step_model_ = false;
+    evaluation_.reset();
+    if (optimizer_) optimizer_->Reopen(Ort::Session(nullptr));
+    detail::GiveBackFreed();
+    try {
+      Sessions opened = Open(training_model_);
+      if (opened.optimizer) optimizer_->Reopen(std::move(*opened.optimizer));
+      MakeGraphs(std::move(opened));
+    } catch (...) {
+      state_.gate->Shut(closed_);
+      throw;
+    }
+    detail::GiveBackFreed();
+  }
+
+  void MakeGraphs(Sessions opened) {
+    const auto graph = [this](Ort::Session session, const std::vector<detail::Spec>& outputs) {
+      return std::make_unique<detail::Graph>(std::move(session), package_, outputs, bound_,
+                                             &ending_);
+    };
+    if (opened.first) training_ = graph(std::move(*opened.first), package_.Outputs());
+    if (opened.evaluation)
+      evaluation_ = graph(std::move(*opened.evaluation), package_.EvaluationOutputs());
   }
 
   std::vector<Ort::Value> MakeStep(const std::vector<Ort::Value>& inputs) {
@@ -354,11 +388,7 @@ class TrainingSession {
 
   std::vector<Ort::Value> Train(const std::vector<Ort::Value>& inputs) {
     state_.RequireValues();
-    if (!training_) {
-      step_.reset();
-      has_step_model_ = false;
-      MakeTraining(detail::OpenSession(env_, training_model_, options_));
-    }
+    if (!training_) Switch();
     const bool adds = *reset_.data == 0;
     statistics_.Copy();
     if (adds) accumulated_.Copy();
@@ -543,6 +573,7 @@ class TrainingSession {
   const Ort::Env& env_;
   Ort::SessionOptions options_;
   std::string training_model_;
+  std::optional<std::string> eval_model_, optimizer_model_;
   std::unique_ptr<detail::Segments> segments_;
   std::unique_ptr<detail::Model> training_, step_, evaluation_;
   std::unique_ptr<detail::Optimizer> optimizer_;
