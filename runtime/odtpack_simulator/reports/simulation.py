@@ -336,7 +336,7 @@ def _judged_words(check: Check, state: Verdict) -> str:
         return "ended there"
     if CHECKS[check.metric].better == "higher":
         return f"below {limit}"
-    return f"may pass {limit}" if kept else f"over {limit}"
+    return f"may exceed {limit}" if kept else f"over {limit}"
 
 
 def _metric(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:

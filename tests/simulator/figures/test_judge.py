@@ -534,3 +534,18 @@ def test_windows_alone_make_counts_depend_on_times() -> None:
         )
         for metric in ("sessions", "written_per_day"):
             assert ("without saving checkpoints" in check(result, metric).message) == said
+
+
+def test_a_host_that_cannot_measure_memory_is_told() -> None:
+    """As macOS and Windows: the plan's verdict stands, and what was not measured is not a pass."""
+    result = make_result([DEVICE])
+    memory = result.memory.model_copy(update={"measured_peak_bytes": None})
+    result = judge(result.model_copy(update={"memory": memory}))
+    found = check(result, "memory_measured")
+    assert (found.status, found.message) == (
+        "not judged",
+        "memory is predicted, not measured, and no limit was enforced: this host cannot",
+    )
+    assert result.devices[0].verdict == "pass"
+    assert result.verdict == "not judged"
+    assert "memory_measured" not in [c.metric for c in judge(make_result([DEVICE])).checks]
