@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
+from odtpack.autodiff.backward import STRAIGHT_THROUGH
 from odtpack.graph.graphs import dims_of
 from odtpack.model.exporters import module_names
 
@@ -38,6 +39,11 @@ class Use:
     # What holds the layer's result: the node's output, or the sum with a bias after it.
     end: ir.Value
     bias: ir.Value | None  # the bias that is added, if there is one
+
+    @property
+    def result(self) -> ir.Value:
+        """What its readers read: the node's output, or what stands in for it."""
+        return _result(self.node)
 
     @property
     def data(self) -> ir.Value:
@@ -139,9 +145,16 @@ def _shape(use: Use) -> tuple[int, ...] | None:
     return sizes if use.outputs_first else sizes[::-1]
 
 
+def _result(node: ir.Node) -> ir.Value:
+    output = node.outputs[0]
+    readers = [*output.consumers()]
+    held = bool(readers) and readers[0].op_type == STRAIGHT_THROUGH
+    return readers[0].outputs[0] if held else output
+
+
 def _end(node: ir.Node) -> tuple[ir.Value, ir.Value | None]:
     """Where the result of a layer is, and its bias."""
-    end = node.outputs[0]
+    end = _result(node)
     if node.op_type in ("Gemm", "Conv"):
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         return end, bias if bias is not None and bias.is_initializer() else None

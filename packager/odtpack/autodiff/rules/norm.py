@@ -201,7 +201,9 @@ def local_response_normalization(ctx: Context) -> Cotangents:
 
 
 # Integers in, integers out: parameters before them cannot be trained through them.
-non_differentiable("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul")
+non_differentiable(
+    "ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"
+)
 
 # Quantization.
 #
