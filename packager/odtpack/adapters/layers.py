@@ -18,7 +18,10 @@ _VIEWS = ("Cast", "DequantizeLinear", "Identity", "Transpose")
 
 # And where its codes are looked up in a table, see :mod:`odtpack.quantized.base`, or have zero
 # points between them, see :mod:`odtpack.contrib.nbits`.
-_LOOKED_UP = (*_VIEWS, "Gather", "Mul", "Reshape", "Sub")
+_LOOKED_UP = (*_VIEWS, "Div", "Gather", "Mul", "Reshape", "Sub")
+
+# Codes of few bits. Those with a sign are not looked up in a table.
+_CODES = (ir.DataType.INT4, ir.DataType.INT8, ir.DataType.UINT4, ir.DataType.UINT8)
 
 # What exporters and quantizers append to the name of a layer.
 _ENDINGS = re.compile(r"(_quantized|_bytes|_DQ_Q\d+|_Q\d+(G\d+)?|_fp16)*$")
@@ -127,8 +130,10 @@ def _source(weight: ir.Value) -> tuple[ir.Value | None, bool]:
             return None, False
         passed.add(node.op_type)
         swaps ^= node.op_type == "Transpose"
-        value = node.inputs[1 if node.op_type == "Gather" else 0]
-    codes = value is not None and value.dtype in (ir.DataType.UINT4, ir.DataType.UINT8)
+        first, *others = node.inputs
+        swapped = node.op_type == "Mul" and first is not None and first.is_initializer()
+        value = others[0] if swapped or node.op_type == "Gather" else first
+    codes = value is not None and value.dtype in _CODES
     return (value, swaps) if codes or passed.issubset(_VIEWS) else (None, False)
 
 
