@@ -50,7 +50,10 @@ a model that block gradients.
   DequantizeLinear of the same scale and zero point simulates quantization and is differentiated by
   the straight-through estimator: the gradient of the input passes where its level is
   representable, and is zero where it was clipped; the gradient of the scale is that of learned
-  step size quantization. Any other QuantizeLinear blocks gradients.
+  step size quantization. Any other QuantizeLinear blocks gradients. What `quantize_dynamic` of ONNX
+  Runtime writes (MatMulInteger and ConvInteger between DynamicQuantizeLinear, Cast and Mul;
+  DynamicQuantizeLSTM) runs as it is, with weights that stay as they are, and the gradient is that
+  of the product or LSTM of the numbers that the codes stand for, as if nothing else were rounded.
 - **no gradient**: piecewise constant or not numeric. Gradients stop here by definition.
 - **none**: not differentiable yet. If a parameter would have to be trained through the operator,
   `odtpack build` fails with an error that names the node.

@@ -156,17 +156,43 @@ def test_cross_entropy_says_which_axis_it_takes(tmp_path: Path) -> None:
     build_package(model, tmp_path / "package", loss="cross_entropy", remark=said.append)
     assert said == [
         "cross_entropy takes axis 1 of 'y' [batch, 6, 5] for the classes, as PyTorch does, and "
-        "labels [batch, 5]; where the classes are on the last axis, transpose the output in the "
-        "model"
+        "labels [batch, 5]; where the classes are on the last axis, use --loss-option layout=NLC"
     ]
 
 
-def test_cross_entropy_refuses_classes_of_any_number(tmp_path: Path) -> None:
+def test_classes_are_on_the_only_axis_of_a_known_length(tmp_path: Path) -> None:
+    said: list[str] = []
     model = _model(SEQUENCE % ("sequence", "sequence"), w=(4, 5))
+    manifest = build_package(model, tmp_path, loss="cross_entropy", remark=said.append)
+    assert said == [
+        "cross_entropy takes the last axis of 'y' [batch, sequence, 5] for the classes, and labels "
+        "[batch, sequence]"
+    ]
+    (labels,) = [each for each in manifest.inputs if each.role == "labels"]
+    assert (labels.shape, labels.class_count) == (("batch", "sequence"), 5)
+
+
+@pytest.mark.parametrize(("count", "layout"), [(6, "NLC"), (5, None)])
+def test_labels_of_the_model_say_where_the_classes_are(
+    count: int, layout: str | None, tmp_path: Path
+) -> None:
+    """Of scores [batch, 6, 5], labels [batch, 6] leave the last axis; [batch, 5] leave axis 1."""
+    model = _model(
+        f"g (float[batch, 6, 4] x, int64[batch, {count}] t) => (float[batch, 6, 5] y)"
+        " { y = MatMul(x, w) }", w=(4, 5),
+    )  # fmt: skip
+    manifest = build_package(model, tmp_path, loss="cross_entropy", loss_inputs=("y", "t"))
+    assert manifest.loss_options.get("layout") == layout
+
+
+def test_cross_entropy_refuses_classes_of_any_number(tmp_path: Path) -> None:
+    model = _model(
+        "g (float[batch, c, 4, 5] x) => (float[batch, c, 4, 5] y) { y = MatMul(x, w) }", w=(5, 5)
+    )
     with pytest.raises(OdtpackError) as caught:
         build_package(model, tmp_path / "package", loss="cross_entropy")
     assert caught.value.code == "classes-unknown"
-    assert "[batch, sequence, 5]" in caught.value.what
+    assert "[batch, c, 4, 5]" in caught.value.what
 
 
 def test_a_bias_of_one_element_in_a_file_of_constants(tmp_path: Path) -> None:

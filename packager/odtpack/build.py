@@ -267,9 +267,10 @@ def _some(names: Sequence[str], most: int = 4) -> str:
 def _assumption(model: ir.Model, loss: Loss, read: Sequence[str]) -> str | None:
     """What a loss takes for granted about the values that it reads."""
     graph = model.graph
-    values = (*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs))
-    known = {value.name: value for value in values}
-    predictions = [known[name] for name in read[: len(loss.reads)] if name in known]
+    all_values = (*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs))
+    known = {value.name: value for value in all_values}
+    values = [known[name] for name in read if name in known]
+    predictions = values[: len(loss.reads)]
     if len(predictions) < len(loss.reads) or any(v.shape is None for v in predictions):
         return None  # attaching the loss says what is wrong
-    return loss.assumption(predictions)
+    return loss.settled(values).assumption(predictions)

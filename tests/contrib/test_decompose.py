@@ -43,7 +43,10 @@ def test_gradient_of_the_decomposition_is_that_of_the_formula(case: Case) -> Non
 
 
 def test_every_decomposition_has_a_case_and_leaves_nothing() -> None:
-    own_test = {"GatherBlockQuantized", "SimplifiedLayerNormalization"}
+    own_test = {
+        "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "GatherBlockQuantized",
+        "LayerNormalization", "SimplifiedLayerNormalization",
+    }  # fmt: skip
     assert {case.op for case in CASES} | own_test == set(contrib.covered())
     for case in CASES:
         model = contrib.decompose(forward_model(case))
@@ -85,6 +88,41 @@ def test_simplified_layer_normalization_of_the_standard_domain(
         for ours, theirs in zip(found, (y.detach(), *expected), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found[0], kernel, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [12, 14, 16, 17])
+@pytest.mark.parametrize(
+    ("axis", "axes"), [("", (2,)), ("axis = 1, ", (1, 2)), ("axis = -2, ", (1, 2))]
+)
+def test_layer_normalization_before_the_standard_has_it(
+    axis: str, axes: tuple[int, ...], opset: int
+) -> None:
+    """Its values are those of the kernel, its gradients those of the formula."""
+    shape = "8" if len(axes) == 1 else "3, 8"
+    proto = parse(
+        f"g (float[n, 3, 8] x, float[{shape}] w, float[{shape}] b) =>"
+        " (float[n, 3, 8] y, float[n, k, 1] m, float[n, k, 1] s)"
+        f" {{ y, m, s = LayerNormalization<{axis}epsilon = 0.01>(x, w, b) }}",
+        domains="", opset=opset,
+    )  # fmt: skip
+    sizes = [*map(int, shape.split(","))]
+    feeds = {"x": normal(2, 3, 8), "w": normal(*sizes, seed=1), "b": normal(*sizes, seed=3)}
+    kernel = session(proto, "off").run(None, feeds)
+    model, names = add_gradients(load_model(proto), [*feeds])
+    for index, value in enumerate(kernel):
+        feeds["seed_" + "yms"[index]] = normal(*value.shape, seed=4 + index)
+    x, w, b = (torch.tensor(feeds[n], dtype=torch.float64, requires_grad=True) for n in "xwb")
+    mean = x.mean(axes, True)
+    inverse = (x.var(axes, correction=0, keepdim=True) + 0.01).rsqrt()
+    results = (x - mean) * inverse * w + b, mean, inverse
+    total = sum(
+        (r * torch.tensor(feeds[f"seed_{n}"])).sum() for n, r in zip("yms", results, strict=True)
+    )
+    expected = torch.autograd.grad(total, [x, w, b])
+    fed = {n: a for n, a in feeds.items() if n in {v.name for v in model.graph.inputs}}
+    found = session(ir.to_proto(model), "all").run([*"yms", *(names[n] for n in "xwb")], fed)
+    for ours, theirs in zip(found, (*kernel, *expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("places", [(4,), (2, 3)])

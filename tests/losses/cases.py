@@ -237,17 +237,19 @@ def _distillation() -> dict[str, Case]:
     )
 
     def mixed(y: torch.Tensor, labels: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        soft = kl(y, F.softmax(t / 3, 1), 3)
+        student, teacher = rows(y, t)
+        soft = kl(student, F.softmax(teacher / 3, 1), 3)
         return 0.7 * soft + 0.3 * F.cross_entropy(y, labels, ignore_index=-1)
 
-    shape = SHAPES["vector"]
-    cases["distillation"] = Case(
-        "distillation",
-        {"alpha": 0.7, "temperature": 3.0, "ignore_index": -1},
-        (normal(*shape),),
-        (labels(shape, -1), normal(*shape, seed=6)),
-        mixed,
-    )
+    for shape_name in ("vector", "sequence"):
+        shape = SHAPES[shape_name]
+        cases[f"distillation-{shape_name}"] = Case(
+            "distillation",
+            {"alpha": 0.7, "temperature": 3.0, "ignore_index": -1},
+            (normal(*shape),),
+            (labels(shape, -1), normal(*shape, seed=6)),
+            mixed,
+        )
     return cases
 
 
@@ -327,8 +329,35 @@ def ctc_case(reduction: str = "mean", blank: int = 0, layout: str = "TNC") -> Ca
     return Case("ctc", options, (x,), (found, *CTC_LENGTHS), oracle)
 
 
+def _classes_last(cases: dict[str, Case]) -> dict[str, Case]:
+    """The same numbers with the classes on the last axis."""
+    found = {}
+    for name, case in cases.items():
+        axes = case.xs[0].ndim
+
+        def oracle(y: torch.Tensor, *t: torch.Tensor, case: Case = case) -> torch.Tensor:
+            axes = y.ndim
+            return case.oracle(*(v.movedim(-1, 1) if v.ndim == axes else v for v in (y, *t)))
+
+        xs, targets = (
+            tuple(np.moveaxis(v, 1, -1) if v.ndim == axes else v for v in each)
+            for each in (case.xs, case.targets)
+        )
+        options = {**case.options, "layout": "NLC"}
+        found[f"{name}-last"] = Case(case.name, options, xs, targets, oracle)
+    return found
+
+
+_FIRST = _classification() | _distillation()
+_MOVED = ("cross_entropy-all-image", "nll-weight-sequence", "cross_entropy-plain-vector")
+_TAUGHT = [
+    next(n for n, c in _FIRST.items() if c.name == loss and c.xs[0].ndim > 2)
+    for loss in ("kl_div", "distillation")
+]
+
 CASES = (
-    _classification()
+    _classes_last({name: _FIRST[name] for name in (*_MOVED, *_TAUGHT)})
+    | _classification()
     | _next_token()
     | _elementwise()
     | _distillation()

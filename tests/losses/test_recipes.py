@@ -219,7 +219,7 @@ def test_options_out_of_range(name: str, options: dict[str, object], word: str) 
 
 
 def test_options_that_do_not_exist() -> None:
-    with refused("unknown-loss-option", "'delta'", "reduction, weight, ignore_index"):
+    with refused("unknown-loss-option", "'delta'", "reduction, layout, weight, ignore_index"):
         make_loss("cross_entropy", {"delta": 1})
     with refused("unknown-loss", "hinge", "cross_entropy, ctc"):
         make_loss("hinge")

@@ -157,14 +157,18 @@ def _register(
 
 def _apply(op: Ops, layer: Layer, use: Use, given: dict[str, ir.Value], spec: AdapterSpec) -> None:
     if spec.low_rank:
-        with op.after(use.node):
+        with op.after(_last(use.result)):
             low_rank.apply(op, layer, use, given, spec)
         return
     if layer.matches(spec.feedforward):
         with op.before(use.node):
             low_rank.apply_ia3(op, layer, use, given, spec)
         return
-    last = use.end.producer()
-    assert last is not None  # noqa: S101 - a layer's node, or the sum after it
-    with op.after(last):
+    with op.after(_last(use.end)):
         low_rank.apply_ia3(op, layer, use, given, spec)
+
+
+def _last(value: ir.Value) -> ir.Node:
+    node = value.producer()
+    assert node is not None  # noqa: S101 - a layer's node, or the sum after it
+    return node

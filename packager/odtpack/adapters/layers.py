@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
+from odtpack.autodiff.backward import STRAIGHT_THROUGH
 from odtpack.graph.graphs import dims_of
 from odtpack.model.exporters import module_names
 
@@ -17,7 +18,10 @@ _VIEWS = ("Cast", "DequantizeLinear", "Identity", "Transpose")
 
 # And where its codes are looked up in a table, see :mod:`odtpack.quantized.base`, or have zero
 # points between them, see :mod:`odtpack.contrib.nbits`.
-_LOOKED_UP = (*_VIEWS, "Gather", "Mul", "Reshape", "Sub")
+_LOOKED_UP = (*_VIEWS, "Div", "Gather", "Mul", "Reshape", "Sub")
+
+# Codes of few bits. Those with a sign are not looked up in a table.
+_CODES = (ir.DataType.INT4, ir.DataType.INT8, ir.DataType.UINT4, ir.DataType.UINT8)
 
 # What exporters and quantizers append to the name of a layer.
 _ENDINGS = re.compile(r"(_quantized|_bytes|_DQ_Q\d+|_Q\d+(G\d+)?|_fp16)*$")
@@ -38,6 +42,11 @@ class Use:
     # What holds the layer's result: the node's output, or the sum with a bias after it.
     end: ir.Value
     bias: ir.Value | None  # the bias that is added, if there is one
+
+    @property
+    def result(self) -> ir.Value:
+        """What its readers read: the node's output, or what stands in for it."""
+        return _result(self.node)
 
     @property
     def data(self) -> ir.Value:
@@ -121,8 +130,10 @@ def _source(weight: ir.Value) -> tuple[ir.Value | None, bool]:
             return None, False
         passed.add(node.op_type)
         swaps ^= node.op_type == "Transpose"
-        value = node.inputs[1 if node.op_type == "Gather" else 0]
-    codes = value is not None and value.dtype in (ir.DataType.UINT4, ir.DataType.UINT8)
+        first, *others = node.inputs
+        swapped = node.op_type == "Mul" and first is not None and first.is_initializer()
+        value = others[0] if swapped or node.op_type == "Gather" else first
+    codes = value is not None and value.dtype in _CODES
     return (value, swaps) if codes or passed.issubset(_VIEWS) else (None, False)
 
 
@@ -139,9 +150,16 @@ def _shape(use: Use) -> tuple[int, ...] | None:
     return sizes if use.outputs_first else sizes[::-1]
 
 
+def _result(node: ir.Node) -> ir.Value:
+    output = node.outputs[0]
+    readers = [*output.consumers()]
+    held = bool(readers) and readers[0].op_type == STRAIGHT_THROUGH
+    return readers[0].outputs[0] if held else output
+
+
 def _end(node: ir.Node) -> tuple[ir.Value, ir.Value | None]:
     """Where the result of a layer is, and its bias."""
-    end = node.outputs[0]
+    end = _result(node)
     if node.op_type in ("Gemm", "Conv"):
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         return end, bias if bias is not None and bias.is_initializer() else None

@@ -56,7 +56,7 @@ def apply(
     op: Ops, layer: Layer, use: Use, given: Mapping[str, ir.Value], spec: AdapterSpec
 ) -> None:
     """Let a node's readers read the sum; the cursor stands after the node."""
-    node, base = use.node, use.node.outputs[0]
+    node, base = use.node, use.result
     readers = [*base.uses()]
     data = use.data
     if spec.dropout:  # some elements are zero in training steps
@@ -100,7 +100,7 @@ def _norm(
 
 def _scaled(op: Ops, use: Use, added: ir.Value, factor: ir.Value) -> ir.Value:
     """The sum times the factor; a bias that the node adds itself stays as it is."""
-    base = use.node.outputs[0]
+    base = use.result
     bias = use.node.inputs[2] if len(use.node.inputs) > 2 else None
     if bias is None:
         return op.Mul(op.Add(base, added), factor)
@@ -217,6 +217,9 @@ def apply_ia3(
     if len(layer.shape) == 2:
         factors = op.reshape(factors, -1)
     if layer.matches(spec.feedforward):
+        standing = use.result.producer()
+        if standing is not None and standing is not use.node:  # its actual value lacks the factors
+            standing.replace_input_with(0, use.node.outputs[0])
         use.node.replace_input_with(0, op.Mul(use.data, factors))
         return
     readers = [*use.end.uses()]

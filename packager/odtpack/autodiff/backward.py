@@ -17,7 +17,7 @@ from odtpack.autodiff.context import (
     WithCaptured,
 )
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import captures, dims_of, reads, subgraphs, wider
+from odtpack.graph.graphs import captures, dims_of, reads, replace, subgraphs, wider
 from odtpack.graph.ops import Ops
 
 # The backward walk: reverse order, ask the registry, add up, un-broadcast.
@@ -61,7 +61,9 @@ def influences(
     for node in reversed(graph):
         if any(value in found for value in node.outputs):
             rule = registry.lookup(node.domain, node.op_type, opset_of(node, graph))
-            if rule is None or rule.differentiable:
+            if node.op_type == STRAIGHT_THROUGH and node.domain == context.INTERNAL_DOMAIN:
+                found.update(value for value in node.inputs[1:] if value is not None)
+            elif rule is None or rule.differentiable:
                 found.update(reads(node))
     return found
 
@@ -272,6 +274,7 @@ def add_at(
 # it, and in evaluation models, its readers read x.
 
 _OP_TYPE = "StopGradient"
+STRAIGHT_THROUGH = "StraightThrough"
 
 
 def stop(op: Ops, value: ir.Value) -> ir.Value:
@@ -281,9 +284,28 @@ def stop(op: Ops, value: ir.Value) -> ir.Value:
     return held
 
 
+def stand_in(op: Ops, actual: ir.Value, exact: ir.Value) -> ir.Value:
+    """The first value, with the gradient of the second, which is not computed."""
+    (result,) = op.emit(STRAIGHT_THROUGH, [actual, exact], domain=INTERNAL_DOMAIN)
+    result.type, result.shape = exact.type, exact.shape
+    return result
+
+
+def has_stand_in(node: ir.Node) -> bool:
+    """Whether another value brings back the gradient of what a node gives."""
+    readers = (use for output in node.outputs for use in output.uses())
+    return any(user.op_type == STRAIGHT_THROUGH and place == 0 for user, place in readers)
+
+
 def lower(graph: ir.Graph) -> None:
-    """Write the operator out."""
+    """Write the operators out."""
     for node in [*graph]:
+        if node.domain == INTERNAL_DOMAIN and node.op_type == STRAIGHT_THROUGH:
+            actual, exact = node.inputs
+            if actual is not None and exact is not None:
+                if exact is not actual:
+                    exact.replace_all_uses_with(actual)
+                replace(node.outputs[0], actual, [node])
         if node.domain == INTERNAL_DOMAIN and node.op_type == _OP_TYPE:
             value = node.inputs[0]
             if value is None:

@@ -372,6 +372,7 @@ def rewrite(op: Ops, graph: ir.Graph) -> bool:
         if value is not None and value in chains
     ]
     ones: dict[ir.Value, ir.Value] = {}
+    made: dict[ir.Value, dict[ir.Value, ir.Value]] = {}  # by what they wait for
     for node, index, value in readers:
         computed = (v for v in node.inputs if v is not None and not v.is_initializer())
         late = next((v for v in computed if v not in chains), None)
@@ -383,7 +384,7 @@ def rewrite(op: Ops, graph: ir.Graph) -> bool:
                 # Size is an integer; the least of it and 1 is 1.
                 count = op.Min(op.Size(late), 1)
                 ones[late] = op.cast(count, ir.DataType.FLOAT)
-            copy = _copy(op, value, chains, ones[late], {})
+            copy = _copy(op, value, chains, ones[late], made.setdefault(late, {}))
         node.replace_input_with(index, copy)
     return bool(readers)
 
@@ -424,7 +425,7 @@ def _copy(
         if node.op_type == "DequantizeLinear" and inputs[1] is not None:
             inputs[1] = op.Mul(inputs[1], op.cast(one, op.type_of(inputs[1])))
         attributes = {key: each.value for key, each in node.attributes.items()}
-        outputs = op.emit(node.op_type, inputs, **attributes)
+        outputs = op.emit(node.op_type, inputs, outputs=len(node.outputs), **attributes)
         for old, new in zip(node.outputs, outputs, strict=True):
             new.type, new.shape = old.type, old.shape
             made[old] = new

@@ -237,6 +237,27 @@ class Axis:
     scale: float | ir.Value | None  # its scale, a number or [1]; None for new / old
     # Start and end of the part to resize, numbers or [2]; None for all of it.
     region: tuple[float, float] | ir.Value | None
+    # Rows and columns of the weights that are wanted; None for all.
+    window: tuple[range, range] | None = None
+
+    def columns(self, op: Ops, dtype: ir.DataType, margin: ir.Value | None = None) -> ir.Value:
+        """Numbers of the elements of the input, with so many more on either side."""
+        count, first = self.old, 0
+        if self.window is not None:
+            count, first = op.ints(len(self.window[1])), self.window[1].start
+        if margin is None:
+            found = numbers(op, count, dtype)
+        else:
+            wide = numbers(op, op.Add(count, op.Mul(margin, 2)), dtype)
+            found = op.Sub(wide, op.cast(margin, dtype))
+        return op.Add(found, float(first)) if first else found
+
+
+def positions(op: Ops, kernel: Kernel, axis: Axis, dtype: ir.DataType) -> ir.Value:
+    """Where each element of the result lies in the input: [new]."""
+    old, new = (op.cast(value, dtype) for value in (axis.old, axis.new))
+    scale = op.Div(new, old) if axis.scale is None else _vector(op, axis.scale, dtype)
+    return _positions(op, kernel, axis, scale, dtype)
 
 
 def weights(op: Ops, kernel: Kernel, axis: Axis, dtype: ir.DataType) -> ir.Value:
@@ -245,7 +266,7 @@ def weights(op: Ops, kernel: Kernel, axis: Axis, dtype: ir.DataType) -> ir.Value
     scale = op.Div(new, old) if axis.scale is None else _vector(op, axis.scale, dtype)
     at = op.unsqueeze(_positions(op, kernel, axis, scale, dtype), 1)  # [new, 1]
     last = op.Sub(old, 1.0)
-    columns = numbers(op, axis.old, dtype)  # [old]
+    columns = axis.columns(op, dtype)  # [old]
     if kernel.antialias:
         result = _filtered(op, kernel, at, axis, scale)
     elif kernel.mode == "linear":
@@ -268,6 +289,8 @@ def _positions(
 ) -> ir.Value:
     """Where each element of the result lies in the input: [new]."""
     rows, mode = numbers(op, axis.new, dtype), kernel.coordinates
+    if axis.window is not None:
+        rows = op.slice(rows, [0], [axis.window[0].start], [axis.window[0].stop])
     old, new = (op.cast(value, dtype) for value in (axis.old, axis.new))
     last, one = op.Sub(old, 1.0), op.constant(np.ones(1, dtype.numpy()))
     steps = op.Max(op.Sub(new, 1.0), one)
@@ -343,9 +366,8 @@ def _filtered(op: Ops, kernel: Kernel, at: ir.Value, axis: Axis, scale: ir.Value
     )
     # Positions lie in the input, or at most one element outside of it.
     margin = op.cast(op.Add(op.Ceil(support), 1.0), ir.DataType.INT64)
-    wide = op.Add(axis.old, op.Mul(margin, 2))
     last = op.Sub(op.cast(axis.old, dtype), 1.0)
-    elements = op.Sub(numbers(op, wide, dtype), op.cast(margin, dtype))  # [wide]
+    elements = axis.columns(op, dtype, margin)  # [wide]
     distance = op.Mul(op.Abs(op.Sub(elements, at)), shrink)
     if kernel.mode == "linear":
         values = op.Max(op.Sub(1.0, distance), _zero(op, dtype))
@@ -354,7 +376,7 @@ def _filtered(op: Ops, kernel: Kernel, at: ir.Value, axis: Axis, scale: ir.Value
     inside = _clip(op, elements, last)
     if kernel.exclude_outside:
         values = op.Mul(values, op.cast(op.Equal(inside, elements), dtype))
-    hits = op.Equal(op.unsqueeze(inside, 1), numbers(op, axis.old, dtype))  # [wide, old]
+    hits = op.Equal(op.unsqueeze(inside, 1), axis.columns(op, dtype))  # [wide, old]
     return op.MatMul(_normalize(op, values), op.cast(hits, dtype))
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import onnx
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.contrib import attention, elementary, nbits  # noqa: F401  (fills the table)
+from odtpack.contrib import attention, dynamic, elementary, nbits  # noqa: F401  (fills the table)
 from odtpack.contrib.table import DOMAIN, TABLE
 from odtpack.graph.graphs import nodes_of, replace
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 
-# ONNX Runtime registers these in the standard domain, which does not have them.
-_MISPLACED = {"SimplifiedLayerNormalization"}
+# ONNX Runtime registers these in the standard domain, which does not have them before an opset.
+_MISPLACED = {"LayerNormalization": 17, "SimplifiedLayerNormalization": math.inf}
 
 
 def covered() -> list[str]:
@@ -23,9 +25,10 @@ def covered() -> list[str]:
 
 def rename_misplaced(proto: onnx.ModelProto) -> None:
     """Move operators that ONNX Runtime writes into the standard domain into its own."""
-    moved = False
+    moved, standard = False, ("", "ai.onnx")
+    opset = max((each.version for each in proto.opset_import if each.domain in standard), default=0)
     for node in proto.graph.node:
-        if node.op_type in _MISPLACED and node.domain in ("", "ai.onnx"):
+        if opset < _MISPLACED.get(node.op_type, 0) and node.domain in standard:
             node.domain, moved = DOMAIN, True
     if moved and all(entry.domain != DOMAIN for entry in proto.opset_import):
         proto.opset_import.add(domain=DOMAIN, version=1)
@@ -42,6 +45,9 @@ def decompose(model: ir.Model) -> ir.Model:
         op = op or Ops(graph, "contrib/")
         if not sum(_replace(op, node) for node in found):
             break
+        model = infer_shapes(model)
+    products = [node for node in graph if node.op_type in dynamic.PRODUCTS]
+    if products and dynamic.pass_straight_through(Ops(graph, "straight/"), products):
         model = infer_shapes(model)
     if all(node.domain != DOMAIN for node in nodes_of(graph)):
         graph.opset_imports.pop(DOMAIN, None)

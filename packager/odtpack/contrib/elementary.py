@@ -15,6 +15,7 @@ from odtpack.contrib.table import (
     known_rank,
     layer_norm,
     rms_norm,
+    written_norm,
 )
 
 # Activations with a bias or a gate.
@@ -120,8 +121,24 @@ def skip_norm(ctx: Context) -> Outputs | None:
 @decomposition("SimplifiedLayerNormalization")
 def simplified_layer_norm(ctx: Context) -> Outputs | None:
     """Root mean square normalization over all axes from ``axis`` on."""
-    axis, rank = ctx.int("axis", -1), known_rank(ctx.x())
-    if asked_for(ctx, 1) or (axis != -1 and rank is None):
+    axes = _axes(ctx)
+    if asked_for(ctx, 1) or axes is None:
         return None
-    axes = [-1] if axis == -1 or rank is None else list(range(axis % rank, rank))
     return rms_norm(ctx.op, ctx.x(), ctx.x(1), axes, ctx.float("epsilon", _ONNX_EPSILON))
+
+
+@decomposition("LayerNormalization")
+def layer_normalization(ctx: Context) -> Outputs | None:
+    """That of opset 17, which ONNX Runtime has in older ones too."""
+    axes, epsilon = _axes(ctx), ctx.float("epsilon", _ONNX_EPSILON)
+    if axes is None:
+        return None
+    return written_norm(ctx.op, ctx.x(), ctx.x(1), ctx.maybe_x(2), axes, epsilon)
+
+
+def _axes(ctx: Context) -> list[int] | None:
+    """All axes from ``axis`` on; None where their number is needed and not known."""
+    axis, rank = ctx.int("axis", -1), known_rank(ctx.x())
+    if axis < 0:
+        return list(range(axis, 0))
+    return None if rank is None else list(range(axis, rank))

@@ -99,10 +99,23 @@ def layer_norm(
     if op.opset >= 17:
         operands = [x, scale] if bias is None else [x, scale, bias]
         return op.LayerNormalization(*operands, axis=-1, epsilon=epsilon)
-    centered = op.Sub(x, op.reduce_mean(x, [-1]))
-    variance = op.reduce_mean(op.Mul(centered, centered), [-1])
-    normal = op.Mul(op.Div(centered, op.Sqrt(op.Add(variance, epsilon))), scale)
-    return normal if bias is None else op.Add(normal, bias)
+    return written_norm(op, x, scale, bias, [-1], epsilon)[0]
+
+
+def written_norm(
+    op: Ops,
+    x: ir.Value,
+    scale: ir.Value,
+    bias: ir.Value | None,
+    axes: Sequence[int],
+    epsilon: float,
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Layer normalization over ``axes``, the means and the inverse deviations."""
+    mean = op.reduce_mean(x, axes)
+    centered = op.Sub(x, mean)
+    deviation = op.Sqrt(op.Add(op.reduce_mean(op.Mul(centered, centered), axes), epsilon))
+    normal = op.Mul(op.Div(centered, deviation), scale)
+    return normal if bias is None else op.Add(normal, bias), mean, op.Reciprocal(deviation)
 
 
 def rms_norm(

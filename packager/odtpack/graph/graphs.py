@@ -32,6 +32,7 @@ RANDOM_OPERATORS: Final = frozenset({
 """Operators that give something else when they run again; Dropout where it is in training mode."""
 
 _LIFTED = "odtpack.lifted_constant"
+_SETTING = "setting"
 
 
 def wider(dtype: ir.DataType) -> ir.DataType:
@@ -138,9 +139,15 @@ def is_lifted_constant(value: ir.Value) -> bool:
     return _LIFTED in value.meta
 
 
-def mark_constant(value: ir.Value) -> None:
+def mark_constant(value: ir.Value, *, setting: bool = False) -> None:
     """Let an initializer count as a constant, which is neither trained nor frozen by itself."""
-    value.meta[_LIFTED] = True
+    # setting: Also where all weights of the model are constants.
+    value.meta[_LIFTED] = _SETTING if setting else True
+
+
+def is_setting(value: ir.Value) -> bool:
+    """Whether an initializer sets an operator up, and is no parameter."""
+    return value.meta.get(_LIFTED) == _SETTING
 
 
 def turn_dropout_off(graph: ir.Graph) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from odtpack.losses.common.base import (
-    Loss,
+    Classes,
     Target,
     label_metadata,
     label_target,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Distillation(Loss):
+class Distillation(Classes):
     """a kl_div(prediction, target) + (1 - a) cross_entropy(prediction, labels).
 
     Source: Hinton, Vinyals and Dean (2015).
@@ -49,11 +49,13 @@ class Distillation(Loss):
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """Class numbers, and the teacher's scores."""
-        return (label_target(self.name, predictions[0]), target_like(predictions[0]))
+        axis = self.class_axis(predictions[0])
+        return (label_target(self.name, predictions[0], axis), target_like(predictions[0]))
 
     def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
         """Number of classes, where it is known, and the label that does not count."""
-        return label_metadata(predictions[0], self.ignore_index)
+        axis = self.class_axis(predictions[0])
+        return label_metadata(predictions[0], axis, self.ignore_index)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
         return dataclasses.replace(self, reduction="none").reduced(op, *values)
@@ -61,7 +63,7 @@ class Distillation(Loss):
     def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
         """Write both losses, each with its own mean."""
         prediction, labels, target = values
-        soft = KLDivergence(self.reduction, self.temperature, self.teacher)
+        soft = KLDivergence(self.reduction, temperature=self.temperature, teacher=self.teacher)
         hard = CrossEntropy(self.reduction, ignore_index=self.ignore_index)
         near = soft.reduced(op, prediction, target)
         right = hard.reduced(op, prediction, labels)

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from odtpack.losses.common.base import (
-    Loss,
+    Classes,
     Target,
     dims,
     like,
     log_softmax,
     rank,
-    require_rank,
     shaped,
     target_like,
 )
@@ -30,7 +29,7 @@ Teacher = Literal["logits", "probabilities"]
 
 
 @dataclasses.dataclass(frozen=True)
-class KLDivergence(Loss):
+class KLDivergence(Classes):
     """T^2 sum_c q_c (log q_c - log p_c), p = softmax(prediction / T), [N, C, ...].
 
     q is softmax(target / T) for a teacher that gives logits; for one that gives
@@ -52,7 +51,7 @@ class KLDivergence(Loss):
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """The teacher's scores, of the prediction's shape."""
-        require_rank(self.name, predictions[0], "[N, C, ...]", 2, None)
+        self.class_axis(predictions[0])  # looks at the rank
         return (target_like(predictions[0]),)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from odtpack.losses.common.base import (
-    Loss,
+    Classes,
     Numbers,
     Target,
     dims,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class NegativeLogLikelihood(Loss):
+class NegativeLogLikelihood(Classes):
     """-w[label] prediction[label], the prediction being log-probabilities [N, C, ...].
 
     The mean divides by the sum of w[label] over the labels that count. Where none counts
@@ -49,24 +49,28 @@ class NegativeLogLikelihood(Loss):
     ignore_index: int | None = option(None, "Label of samples that do not count.", whole=True)
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
-        """Class numbers: the prediction's dimensions without axis 1."""
-        return (label_target(self.name, predictions[0]),)
+        """Class numbers: the prediction's dimensions without those of the classes."""
+        return (label_target(self.name, predictions[0], self.class_axis(predictions[0])),)
 
     def assumption(self, predictions: Sequence[ir.Value]) -> str | None:
         """On which axis the classes are, where there are more than two."""
         prediction = predictions[0]
         shape = dims(prediction)
-        if len(shape) < 3:
+        if len(shape) < 3 or self.layout is not None:
             return None
+        axis = self.class_axis(prediction)
+        which, how = ("axis 1", "as PyTorch does, ") if axis == 1 else ("the last axis", "")
+        others = "where the classes are on the last axis, use --loss-option layout=NLC"
         return (
-            f"{self.name} takes axis 1 of {prediction.name!r} {shape_text(shape)} for the classes, "
-            f"as PyTorch does, and labels {shape_text(without_classes(shape))}; where the classes "
-            "are on the last axis, transpose the output in the model"
+            f"{self.name} takes {which} of {prediction.name!r} {shape_text(shape)} for the "
+            f"classes, {how}and labels {shape_text(without_classes(shape, axis))}"
+            + (f"; {others}" if axis == 1 else "")
         )
 
     def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
         """Number of classes, where it is known, and the label that does not count."""
-        return label_metadata(predictions[0], self.ignore_index)
+        axis = self.class_axis(predictions[0])
+        return label_metadata(predictions[0], axis, self.ignore_index)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
         return self._sum_and_count(op, *values)[0]

@@ -10,6 +10,7 @@ import numpy as np
 import onnx.reference
 import onnx_ir as ir
 
+from odtpack.autodiff.backward import has_stand_in
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.graphs import TRAINABLE_TYPES, Names, subgraphs, used_names
 from odtpack.model.exporters import (
@@ -52,7 +53,7 @@ def shared_tensors(graph: ir.Graph, names: Iterable[str]) -> list[SharedTensor]:
     found = []
     for name in names:
         value = graph.initializers[name]
-        nodes = {id(node): node for node, _ in value.uses()}
+        nodes = {id(node): node for node, _ in value.uses() if not has_stand_in(node)}
         if len(nodes) > 1:
             labels = {_label(parameters, use) for use in value.uses()}
             places = tuple(_place(node) for node in nodes.values())

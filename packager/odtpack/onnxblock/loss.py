@@ -52,6 +52,8 @@ class Loss(Block):
                 f"{who} reads {count} values, {', '.join(loss.reads)}; {len(names)} are named",
             )
         predictions = [accessor.value(name, who) for name in names[:count]]
+        known = [accessor.value(name, who) for name in names if accessor.knows(name)]
+        loss = loss.settled(known)
         targets = loss.targets(predictions)
         if len(names) > count + len(targets):
             wanted = ", ".join([*loss.reads, *(target.name for target in targets)])
@@ -110,19 +112,27 @@ class L1Loss(Loss):
 class CrossEntropyLoss(Loss):
     """Mean of -w[label] log softmax(scores)[label], scores [N, C, ...], labels [N, ...].
 
+    The classes may be on the last axis: see ``layout`` in docs/losses.md.
+
     Args:
         weight: w, one number a class: an array or a list.
         reduction: "mean", which divides by the sum of w[label], "sum", or "none" for one
             number a sample.
         ignore_index: Label of samples that do not count.
+        layout: "NC", "NLC", or None to infer it.
     """
 
     def __init__(
-        self, weight: Any = None, reduction: str = "mean", ignore_index: int | None = None
+        self,
+        weight: Any = None,
+        reduction: str = "mean",
+        ignore_index: int | None = None,
+        layout: str | None = None,
     ) -> None:
         super().__init__(
-            "cross_entropy", weight=weight, reduction=reduction, ignore_index=ignore_index
-        )
+            "cross_entropy", weight=weight, reduction=reduction, ignore_index=ignore_index,
+            layout=layout,
+        )  # fmt: skip
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:  # type: ignore[override]
         """Write the loss."""

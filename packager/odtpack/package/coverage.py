@@ -24,8 +24,8 @@ How = Literal["rule", "expansion", "rewritten", "no gradient", "none"]
 
 # Replaced before differentiation, where autodiff.sequences and passes.fake_quant can.
 REWRITTEN = frozenset({
-    "ConcatFromSequence", "QuantizeLinear", "SequenceAt", "SequenceConstruct", "SequenceEmpty",
-    "SequenceErase", "SequenceInsert", "SplitToSequence",
+    "ConcatFromSequence", "ConvInteger", "MatMulInteger", "QuantizeLinear", "SequenceAt",
+    "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SplitToSequence",
 })  # fmt: skip
 
 # Inputs that have a derivative, whatever the standard's own mark says.
@@ -84,12 +84,12 @@ def coverage() -> list[Coverage]:
         key = (domain, op_type)
         schemas = history.get(op_type, []) if domain == "ai.onnx" else []
         how: How = "rule" if key in rules else "no gradient" if key in stops else "none"
+        if key not in rules and domain == "ai.onnx" and op_type in REWRITTEN:
+            how = "rewritten"
         if how == "none" and any(
             schema.has_function or schema.has_context_dependent_function for schema in schemas
         ):
             how = "expansion"
-        if how == "none" and domain == "ai.onnx" and op_type in REWRITTEN:
-            how = "rewritten"
         found.append(
             Coverage(
                 domain,

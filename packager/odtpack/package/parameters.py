@@ -13,7 +13,7 @@ import onnx_ir as ir
 from odtpack.autodiff.backward import influences
 from odtpack.choices import Storage
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.graphs import TRAINABLE_TYPES
+from odtpack.graph.graphs import TRAINABLE_TYPES, is_setting
 from odtpack.model.exporters import KIND, made_up, matching, module_names
 from odtpack.model.loading import is_lifted_constant
 from odtpack.passes import batch_norm
@@ -95,7 +95,7 @@ def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
         return False
     if value.metadata_props.get(KIND, "PARAMETER") != "PARAMETER":
         return False
-    if _is_used_as(value, _SETTINGS):
+    if is_setting(value) or _is_used_as(value, _SETTINGS):
         return False
     if value.const_value is None:
         return False

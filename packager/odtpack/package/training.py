@@ -116,6 +116,7 @@ def _write_loss(
             + (f"{len(read)} are named" if read else f"the model has {len(values)} outputs"),
             hint="name them in this order as the loss's inputs (--loss-input NAME, repeated)",
         )
+    loss = loss.settled(values)
     targets = loss.targets(values[:count])
     if len(values) > count + len(targets):
         wanted = ", ".join([*loss.reads, *(target.name for target in targets)])
@@ -274,6 +275,7 @@ def prepare(task: Task) -> Prepared:
     returned = (
         spec.prediction
         and (task.loss is None or task.loss.classifies)
+        and info.options.get("layout") != "NLC"
         and "labels" in info.roles.values()
         and return_prediction(evaluation.graph, prediction)
     )

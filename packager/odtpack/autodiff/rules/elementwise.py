@@ -27,6 +27,11 @@ non_differentiable(
 non_differentiable("StopGradient", domain=INTERNAL_DOMAIN)
 
 
+@vjp("StraightThrough", domain=INTERNAL_DOMAIN)
+def straight_through(ctx: Context) -> Cotangents:
+    return [None, ctx.dy()]
+
+
 # Arithmetic and elementary functions. ``dy`` is the cotangent of the output ``y``.
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import INTERNAL_DOMAIN, Context, Cotangents, non_differentiable, vjp
-from odtpack.autodiff.rules.linalg import multiply_axis
 from odtpack.autodiff.rules.reduce import count_averaged
 from odtpack.graph.graphs import wider
 from odtpack.graph.ops import Ops
@@ -181,27 +180,30 @@ def lp_normalization(ctx: Context) -> Cotangents:
 
 @vjp("LRN")
 def local_response_normalization(ctx: Context) -> Cotangents:
-    """y = x D^-b, D = k + a/n W x^2, where W [C, C] says which channels are neighbours."""
-    op, x, y, dy, channels = ctx.op, ctx.x(), ctx.y(), ctx.dy(), ctx.size(ctx.x(), 1)
+    """y = x D^-b, D = k + a/n W x^2, where W says which channels are neighbours."""
+    op, x, y, dy = ctx.op, ctx.x(), ctx.y(), ctx.dy()
     size, beta = ctx.int("size", 1), ctx.float("beta", 0.75)
     share = ctx.float("alpha", 1e-4) / size
-    offset = np.arange(channels) - np.arange(channels)[:, None]
-    near = (offset >= -((size - 1) // 2)) & (offset <= size // 2)
-    matrix = near.astype(ctx.dtype(x).numpy())
+    below, above = (size - 1) // 2, size // 2
 
-    def sum_near(value: ir.Value, weights: np.ndarray) -> ir.Value:
-        flat = op.MatMul(op.constant(weights), op.reshape(value, 0, 0, -1))
-        return op.reshape_like(flat, x)
+    def mean_near(value: ir.Value, below: int, above: int) -> ir.Value:
+        rows = op.unsqueeze(op.reshape(value, 0, 0, -1), 1)  # [N, 1, C, ...]
+        pooled = op.AveragePool(
+            rows, kernel_shape=[size, 1], pads=[below, 0, above, 0], count_include_pad=1
+        )
+        return op.reshape_like(pooled, x)
 
-    squares = sum_near(op.Mul(x, x), matrix)
-    bracket = op.Add(op.Mul(squares, share), ctx.float("bias", 1.0))
-    spread = sum_near(op.Div(op.Mul(dy, y), bracket), np.ascontiguousarray(matrix.T))
+    squares = mean_near(op.Mul(x, x), below, above)
+    bracket = op.Add(op.Mul(squares, share * size), ctx.float("bias", 1.0))
+    spread = mean_near(op.Div(op.Mul(dy, y), bracket), above, below)
     straight = op.Mul(dy, op.Pow(bracket, -beta))
-    return op.Sub(straight, op.Mul(op.Mul(x, spread), 2 * share * beta))
+    return op.Sub(straight, op.Mul(op.Mul(x, spread), 2 * share * beta * size))
 
 
 # Integers in, integers out: parameters before them cannot be trained through them.
-non_differentiable("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul")
+non_differentiable(
+    "ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"
+)
 
 # Quantization.
 #
@@ -268,8 +270,13 @@ def _blocks(ctx: Context, scale: ir.Value) -> tuple[Spread, Spread]:
         )
     size = ctx.size(x, axis)
     numbers = np.arange(size) // block
-    matrix = (numbers[:, None] == np.arange(-(-size // block))).astype(ctx.dtype(scale).numpy())
-    return (
-        lambda value: op.Gather(value, op.constant(numbers), axis=axis),
-        lambda value: multiply_axis(op, value, rank, axis, matrix),
-    )
+    last = [i for i in range(rank) if i != axis] + [axis]
+
+    def sums(value: ir.Value) -> ir.Value:
+        missing = [(-size % block) * (i == axis) for i in range(rank)]
+        moved = op.transpose(op.pad(value, [0] * rank, missing), *last)
+        parts = op.reshape(moved, *[0] * (rank - 1), -1, block)
+        summed = op.reduce_sum(parts, [rank], keepdims=False)
+        return op.transpose(summed, *(last.index(i) for i in range(rank)))
+
+    return lambda value: op.Gather(value, op.constant(numbers), axis=axis), sums

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,11 @@ from onnx.reference import ReferenceEvaluator
 from odtpack.autodiff import sampling
 from odtpack.autodiff.context import Context, Cotangents, vjp
 from odtpack.autodiff.rules.linalg import multiply_axis
-from odtpack.autodiff.sampling import Axis, Kernel, length, weights
+from odtpack.autodiff.sampling import Axis, Kernel, length, positions, weights
 from odtpack.graph.ops import Ops
 
-# Resize: along each axis a product with the matrix of interpolation weights.
+# Resize: along each axis a product with the matrix of interpolation weights, which holds few
+# numbers a row: of a long axis only they are stored.
 
 
 @vjp("Resize", since=11)
@@ -38,8 +41,8 @@ def resize(ctx: Context) -> Cotangents:
             and not isinstance(scale, ir.Value)
             and not isinstance(region, ir.Value)
         ):
-            constant = _known_weights(op, kernel, old, new, scale, region)
-            dx = multiply_axis(op, dx, rank, axis, constant.astype(ctx.dtype(x).numpy()))
+            known = _KnownAxis(op.opset, kernel, old, new, scale, region)
+            dx = _multiply_known(op, dx, rank, axis, known, ctx.dtype(x))
             continue
         axes = Axis(length(op, x, axis), length(op, ctx.dy(), axis), scale, region)
         matrix = weights(op, kernel, axes, ctx.dtype(x))
@@ -96,22 +99,66 @@ def _region(ctx: Context, position: int) -> tuple[float, float] | ir.Value | Non
     return ctx.op.cast(ctx.op.Gather(ctx.x(1), picked, axis=0), ctx.dtype(ctx.x()))
 
 
-def _known_weights(
-    op: Ops,
-    kernel: Kernel,
-    old: int,
-    new: int,
-    scale: float | None,
-    region: tuple[float, float] | None,
-) -> np.ndarray:
-    """The result [new, old] of the nodes that would compute the weights."""
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": op.opset}, name="weights")
-    inner = Ops(graph)
-    axis = Axis(inner.ints(old), inner.ints(new), scale, region)
-    graph.outputs.append(weights(inner, kernel, axis, ir.DataType.DOUBLE))
-    model = ir.to_proto(ir.Model(graph, ir_version=8))
-    results: Any = ReferenceEvaluator(model).run(None, {})  # its stubs say it may be a dict
-    return np.asarray(results[0])
+_LARGEST = 1 << 16  # elements of a matrix of weights; of a longer axis only those that are not 0
+_ROWS = 1024  # that are looked at at once
+
+
+@dataclasses.dataclass(frozen=True)
+class _KnownAxis:
+    """An axis of which everything is known."""
+
+    opset: int
+    kernel: Kernel
+    old: int
+    new: int
+    scale: float | None
+    region: tuple[float, float] | None
+
+    def run(
+        self,
+        write: Callable[[Ops, Kernel, Axis, ir.DataType], ir.Value],
+        window: tuple[range, range] | None = None,
+    ) -> np.ndarray:
+        """The result of the nodes that would compute something of it."""
+        graph = ir.Graph([], [], nodes=[], opset_imports={"": self.opset}, name="weights")
+        op = Ops(graph)
+        axis = Axis(op.ints(self.old), op.ints(self.new), self.scale, self.region, window)
+        graph.outputs.append(write(op, self.kernel, axis, ir.DataType.DOUBLE))
+        model = ir.to_proto(ir.Model(graph, ir_version=8))
+        results: Any = ReferenceEvaluator(model).run(None, {})  # its stubs say it may be a dict
+        return np.asarray(results[0])
+
+
+def _multiply_known(
+    op: Ops, value: ir.Value, rank: int, place: int, axis: _KnownAxis, dtype: ir.DataType
+) -> ir.Value:
+    """Multiply weights [new, old] that are known onto one axis."""
+    new, old = axis.new, axis.old
+    if new * old <= _LARGEST:
+        return multiply_axis(op, value, rank, place, axis.run(weights).astype(dtype.numpy()))
+    at = np.clip(axis.run(positions), 0, old - 1)
+    reach = int(2 * max(1, old / new, 1 / (axis.scale or 1))) + 3
+    found = []
+    for start in range(0, new, _ROWS):
+        rows = range(start, min(start + _ROWS, new))
+        near = at[start : rows.stop]
+        columns = range(max(int(near.min()) - reach, 0), min(int(near.max()) + reach + 1, old))
+        matrix = axis.run(weights, (rows, columns))
+        row, column = matrix.nonzero()
+        found.append((row + start, column + columns.start, matrix[row, column]))
+    row, column, numbers = (np.concatenate(each) for each in zip(*found, strict=True))
+    order = np.argsort(column, kind="stable")
+    row, column, numbers = row[order], column[order], numbers[order]
+    counts = np.bincount(column, minlength=old)
+    nth = np.arange(len(column)) - np.repeat(np.cumsum(counts) - counts, counts)
+    most = max(int(counts.max()), 1)
+    sources, factors = np.zeros((old, most), np.int64), np.zeros((old, most), dtype.numpy())
+    sources[column, nth], factors[column, nth] = row, numbers
+    last = [i for i in range(rank) if i != place] + [place]
+    read = op.Gather(op.transpose(value, *last), op.constant(sources.reshape(-1)), axis=rank - 1)
+    split = op.reshape(read, *[0] * (rank - 1), old, most)
+    summed = op.reduce_sum(op.Mul(split, op.constant(factors)), [rank], keepdims=False)
+    return op.transpose(summed, *(last.index(i) for i in range(rank)))
 
 
 # Sampling at positions that the model computes: GridSample, and AffineGrid, which makes them.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -12,8 +14,8 @@ from odtpack.autodiff import context
 from odtpack.autodiff.backward import add_at
 from odtpack.autodiff.context import Context, Cotangents, non_differentiable, vjp
 from odtpack.autodiff.rules.index import REDUCTION_SINCE
-from odtpack.autodiff.rules.linalg import multiply_axis
 from odtpack.graph.graphs import dims_of
+from odtpack.graph.ops import Ops
 
 non_differentiable(
     "Shape", "Size", "ConstantOfShape", "Constant", "EyeLike",
@@ -162,7 +164,7 @@ def pad(ctx: Context) -> Cotangents:
 
 
 def _copied_border(ctx: Context, mode: str) -> Cotangents:
-    """Along each axis the product with the 0/1 matrix that says which input was copied."""
+    """Along each axis the sum of the pieces of dy that were copied from the same elements."""
     op, rank, dims, pads = ctx.op, ctx.rank(ctx.x()), ctx.dims(ctx.x()), ctx.constant(1)
     axes = ctx.constant(3) if ctx.maybe_x(3) is not None else np.arange(rank)
     if pads is None or axes is None or (pads < 0).any():
@@ -170,13 +172,52 @@ def _copied_border(ctx: Context, mode: str) -> Cotangents:
     padded = [row for row in zip(axes % rank, *pads.reshape(2, -1), strict=True) if any(row[1:])]
     if not all(isinstance(dims[axis], int) for axis, _, _ in padded):
         return _from_positions(ctx, add=True, mode=mode)
-    dx, dtype = ctx.dy(), ctx.dtype(ctx.x())
+    dx = ctx.dy()
     for axis, before, after in padded:
         size = ctx.size(ctx.x(), int(axis))
         source = np.pad(np.arange(size), (before, after), cast("Any", mode))
-        picks = (source[:, None] == np.arange(size)).astype(dtype.numpy())
-        dx = multiply_axis(op, dx, rank, int(axis), picks)
+        pieces = [_piece(op, dx, rank, int(axis), *run, size) for run in _runs(source.tolist())]
+        dx = functools.reduce(op.Add, pieces)
     return dx
+
+
+def _runs(source: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Where runs of numbers that go up, go down or stay begin, their length, first and step."""
+    start = 0
+    while start < len(source):
+        end = start + 1
+        step = source[end] - source[start] if end < len(source) else 1
+        step = step if abs(step) <= 1 else 1
+        while end < len(source) and source[end] - source[end - 1] == step:
+            end += 1
+        yield start, end - start, source[start], step
+        start = end
+
+
+def _piece(
+    op: Ops,
+    dy: ir.Value,
+    rank: int,
+    axis: int,
+    start: int,
+    count: int,
+    first: int,
+    step: int,
+    size: int,
+) -> ir.Value:
+    """What a run of ``dy`` adds to the elements from which it was copied, zero elsewhere."""
+    last = first + (count - 1) * step
+    if step < 0:
+        end = start - 1 if start else np.iinfo(np.int64).min + 1
+        part = op.slice(dy, [axis], [start + count - 1], [end], [-1])
+    else:
+        part = op.slice(dy, [axis], [start], [start + count])
+    if step == 0:
+        part = op.reduce_sum(part, [axis])
+    low, high = sorted((first, last))
+    before, after = [0] * rank, [0] * rank
+    before[axis], after[axis] = low, size - 1 - high
+    return op.pad(part, before, after)
 
 
 def _from_positions(ctx: Context, add: bool = False, mode: str | None = None) -> ir.Value:

@@ -113,7 +113,15 @@ class Loss(abc.ABC):
         wide = [op.cast(v, op.FLOAT) if _is_half(v.dtype) else v for v in values]
         for value, cast in zip(values, wide, strict=True):
             cast.shape = value.shape
-        return self.reduced(op, *wide)
+        return self.reduced(op, *self.arranged(op, wide))
+
+    def arranged(self, op: Ops, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
+        """The values with their axes in the order that the terms expect."""
+        return values
+
+    def settled(self, values: Sequence[ir.Value]) -> Loss:
+        """The loss with the options that follow from what it reads, targets included."""
+        return self
 
     def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
         """Write the terms and their reduction."""
@@ -344,25 +352,78 @@ def log_softmax(op: Ops, logits: ir.Value) -> tuple[ir.Value, int]:
     return log_p, 1
 
 
-def label_target(loss: str, prediction: ir.Value) -> Target:
+Layout = Literal["NC", "NLC"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Classes(Loss):
+    """A loss over scores of classes.
+
+    Attributes:
+        layout: Where the classes are. "NC" is axis 1, as in PyTorch; "NLC" is the last axis, as of
+            token classifiers, [batch, sequence, classes] and [T, N, C].
+    """
+
+    layout: Layout | None = option(
+        None,
+        "Axis of the classes: NC for axis 1, NLC for the last one. Without it, axis 1, unless the "
+        "labels or the known sizes leave only the last one.",
+    )
+
+    def class_axis(self, prediction: ir.Value) -> int:
+        """The axis of the classes."""
+        require_rank(self.name, prediction, "[N, C, ...]", 2, None)
+        shape = dims(prediction)
+        known = [isinstance(size, int) for size in shape[1:]]
+        only_last = self.layout is None and known[-1] and not any(known[:-1])
+        return len(shape) - 1 if self.layout == "NLC" or only_last else 1
+
+    def arranged(self, op: Ops, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
+        """Scores with the classes on axis 1."""
+        axes, axis = rank(values[0]), self.class_axis(values[0])
+
+        def moved(value: ir.Value) -> ir.Value:
+            shape = () if value.shape is None else dims(value)
+            if len(shape) != axes or axis == 1:
+                return value
+            result = op.transpose(value, 0, axis, *range(1, axis))
+            return shaped(result, (shape[0], shape[axis], *shape[1:axis]))
+
+        return [moved(value) for value in values]
+
+    def settled(self, values: Sequence[ir.Value]) -> Loss:
+        """With the layout that labels leave, which are values of the model."""
+        shape, last = dims(values[0]), rank(values[0]) - 1
+        labels = [v for v in values[1:] if v.shape is not None and rank(v) == last]
+        if self.layout is not None or last < 2 or not labels:
+            return self
+
+        def fits(axis: int) -> bool:
+            pairs = zip(dims(labels[0]), without_classes(shape, axis), strict=True)
+            return not any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
+
+        return dataclasses.replace(self, layout="NLC") if fits(last) and not fits(1) else self
+
+
+def label_target(loss: str, prediction: ir.Value, axis: int) -> Target:
     """The graph input for class numbers: they drop the class axis of the prediction."""
-    require_rank(loss, prediction, "[N, C, ...]", 2, None)
     shape = dims(prediction)
-    if not isinstance(shape[1], int) and any(isinstance(dim, int) for dim in shape[2:]):
+    if not isinstance(shape[axis], int) and any(isinstance(dim, int) for dim in shape[2:]):
         raise OdtpackError(
             "classes-unknown",
-            f"{loss} takes axis 1 of its prediction [N, C, ...] for the classes, and of "
+            f"{loss} takes axis {axis} of its prediction for the classes, and of "
             f"{prediction.name!r} {shape_text(shape)} that axis has any length: the labels "
             "cannot be known from it",
-            hint="transpose the output in the model so that the classes are on axis 1, or name "
-            "another value as the loss's input",
+            hint="--loss-option layout=NLC takes the last axis; otherwise transpose the output in "
+            "the model so that the classes are on axis 1, or name another value as the loss's "
+            "input",
         )
-    return whole_numbers("labels", "labels", without_classes(shape))
+    return whole_numbers("labels", "labels", without_classes(shape, axis))
 
 
-def label_metadata(prediction: ir.Value, ignore_index: int | None) -> dict[str, str]:
+def label_metadata(prediction: ir.Value, axis: int, ignore_index: int | None) -> dict[str, str]:
     """What a runtime needs to check labels."""
-    classes = dims(prediction)[1]
+    classes = dims(prediction)[axis]
     found = {}
     if isinstance(classes, int):
         found["odtpack.class_count"] = str(classes)
@@ -376,9 +437,9 @@ def shape_text(shape: Dims) -> str:
     return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 
-def without_classes(shape: Dims) -> Dims:
-    """The shape of labels: that of scores [N, C, ...] without axis 1."""
-    return (shape[0], *shape[2:])
+def without_classes(shape: Dims, axis: int = 1) -> Dims:
+    """The shape of labels: that of scores without the axis of the classes."""
+    return (*shape[:axis], *shape[axis + 1 :])
 
 
 # What losses over embeddings share: what belongs together shall lie together.

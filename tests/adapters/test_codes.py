@@ -1,0 +1,62 @@
+"""Weights in 8 bits that a model makes numbers of by itself: each is a layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import onnx_ir as ir
+import pytest
+
+from odtpack.adapters import insert_adapter
+from odtpack.model.loading import load_model
+from odtpack.spec import AdapterSpec
+from tests.autodiff.oracle import add_gradients, normal, session
+
+IN, OUT, RANK = 6, 4, 2
+FORMS = {  # how a model writes a weight [IN, OUT] of codes, scales and zero points
+    "cast": ("w = Mul(f, s)", "f = Cast<to = 1>(q)", False),
+    "scale-first": ("w = Mul(s, f)", "f = Cast<to = 1>(q)", False),
+    "zero-points": ("d = Sub(f, z) \n w = Mul(d, s)", "f = Cast<to = 1>(q)", True),
+    "dequantized": ("w = DequantizeLinear<axis = 1>(q, t)", "", False),
+    "transposed": ("m = Mul(f, s) \n u = Transpose(m) \n w = Transpose(u)", "f = Cast<to = 1>(q)",
+                   False),
+    "divided": ("w = Div(f, s)", "f = Cast<to = 1>(q)", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("form", FORMS)
+def test_low_rank_adapter_on_codes(form: str, kind: str) -> None:
+    """Value and gradients are those of the product with the numbers, and a thin one beside it."""
+    after, before, zeros = FORMS[form]
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]>'
+        f" g (float[n, {IN}] x) => (float[n, {OUT}] y) <{kind}[{IN}, {OUT}] q, float[1, {OUT}] s,"
+        f" float[{OUT}] t, float[1, {OUT}] z> {{ {before} \n {after} \n y = MatMul(x, w) }}"
+    )
+    codes = np.random.default_rng(1).integers(0, 100, (IN, OUT)).astype(kind)
+    scales, points = normal(1, OUT, seed=2) + 3, normal(1, OUT, seed=3)
+    stored = {"q": codes, "s": scales, "t": scales[0], "z": points}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in stored.items())
+    del model.graph.value_info[:]
+    inserted = insert_adapter(load_model(model), AdapterSpec("lora", ("q",), rank=RANK, alpha=6))
+    assert inserted.layers == ("q",)
+    a, b = (str(name) for name in inserted.parameters)
+    given = {a: normal(RANK, IN, seed=4), b: normal(OUT, RANK, seed=5)}
+    for name, array in given.items():
+        inserted.model.graph.initializers[name].const_value = ir.tensor(array, name=name)
+    loaded, gradients = add_gradients(inserted.model, [a, b])
+    x, seed = normal(3, IN, seed=6), normal(3, OUT, seed=7)
+    outputs = ["y", gradients[a], gradients[b]]
+    found = session(ir.to_proto(loaded), "all").run(outputs, {"x": x, "seed_y": seed})
+    numbers = codes - (points if zeros else 0)
+    weight = (numbers / scales if form == "divided" else numbers * scales).astype(np.float64)
+    wide = x.astype(np.float64)
+    wanted = [
+        wide @ weight + 3 * wide @ given[a].T @ given[b].T,
+        3 * (seed @ given[b]).T @ wide,
+        3 * seed.T @ (wide @ given[a].T),
+    ]
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)

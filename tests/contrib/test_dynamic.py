@@ -1,0 +1,192 @@
+"""What ``quantize_dynamic`` writes: the kernels' values, and the gradient of the numbers behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import onnx_ir as ir
+import pytest
+import torch
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from torch.nn import functional as F
+
+from odtpack.build import build_package
+from odtpack.model.loading import load_model
+from odtpack.passes import pipeline
+from tests.autodiff.oracle import Array, add_gradients, normal, session
+
+T, B, D, H = 5, 3, 6, 4  # steps, samples, inputs, hidden units
+X, FIRST = normal(B, D, seed=1), normal(D, D, seed=2)
+Weights = dict[str, torch.Tensor]
+
+
+def parse(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+
+
+def product() -> tuple[onnx.ModelProto, dict[str, Array]]:
+    return parse(
+        f"g (float[n, {D}] x) => (float[n, {H}] y) <float[{D}, {D}] first, float[{D}, {H}] w,"
+        f" float[{H}] b> {{ a = MatMul(x, first) \n h = Tanh(a) \n p = MatMul(h, w) \n"
+        " y = Add(p, b) }"
+    ), {"w": normal(D, H, seed=3), "b": normal(H, seed=4), "first": FIRST}  # fmt: skip
+
+
+def convolution() -> tuple[onnx.ModelProto, dict[str, Array]]:
+    return parse(
+        f"g (float[n, {D}] x) => (float[n, {H}, m] y) <float[{D}, {D}] first, float[{H}, 2, 2] w,"
+        f" int64[3] shape = {{0, 2, 3}}, float[{H}] b> {{ a = MatMul(x, first) \n"
+        " s = Reshape(a, shape) \n h = Tanh(s) \n y = Conv<pads = [1, 0]>(h, w, b) }"
+    ), {"w": normal(H, 2, 2, seed=3), "b": normal(H, seed=4), "first": FIRST}  # fmt: skip
+
+
+def recurrent() -> tuple[onnx.ModelProto, dict[str, Array]]:
+    return parse(
+        f"g (float[t, n, {D}] x) => (float[t, 2, n, {H}] y) <float[{D}, {D}] first,"
+        f" float[2, {4 * H}, {D}] w, float[2, {4 * H}, {H}] r, float[2, {8 * H}] b> {{"
+        f" h = MatMul(x, first) \n y = LSTM<hidden_size = {H}, direction = \"bidirectional\">"
+        "(h, w, r, b) }"
+    ), {"w": normal(2, 4 * H, D, seed=3), "r": normal(2, 4 * H, H, seed=5),
+        "b": normal(2, 8 * H, seed=4), "first": FIRST}  # fmt: skip
+
+
+KINDS = {"MatMul": product, "Conv": convolution, "LSTM": recurrent}
+
+
+def quantized(kind: str, folder: Path, per_channel: bool, weight: str) -> onnx.ModelProto:
+    """The tool's file; the first product stays in float32."""
+    model, weights = KINDS[kind]()
+    known = {each.name for each in model.graph.initializer}
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(a, n) for n, a in weights.items() if n not in known
+    )
+    for each in model.graph.initializer:
+        if each.name in weights:
+            each.CopyFrom(onnx.numpy_helper.from_array(weights[each.name], each.name))
+    model.graph.node[0].name = "first"
+    onnx.save(model, folder / "float.onnx")
+    quantize_dynamic(folder / "float.onnx", folder / "int8.onnx", nodes_to_exclude=["first"],
+                     per_channel=per_channel, weight_type=getattr(QuantType, weight))  # fmt: skip
+    return onnx.load(folder / "int8.onnx")
+
+
+def numbers(model: onnx.ModelProto, name: str) -> torch.Tensor:
+    """What the codes of a weight stand for."""
+    stored = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
+    codes, scale, zero = (stored[f"{name}_{end}"] for end in ("quantized", "scale", "zero_point"))
+    if scale.ndim and codes.ndim == 3:  # of an LSTM: [directions], or [directions, 4 hidden]
+        scale, zero = (a.reshape(len(a), 1, -1) for a in (scale, zero))
+    return torch.tensor((codes.astype(np.float64) - zero) * scale)
+
+
+def expected(
+    kind: str, model: onnx.ModelProto, weights: Weights, x: torch.Tensor, actual: Array
+) -> torch.Tensor:
+    """The float layer, with the value of the quantized one where something reads it."""
+    h = x @ weights["first"]
+    if kind == "LSTM":
+        return torch.stack([
+            both(weights, numbers(model, "w")[d], numbers(model, "r")[d], d, h, actual[:, d])
+            for d in range(2)
+        ], 1)  # fmt: skip
+    if kind == "MatMul":
+        y = torch.tanh(h) @ numbers(model, "w") + weights["b"]
+    else:
+        y = F.conv1d(F.pad(torch.tanh(h.reshape(-1, 2, 3)), (1, 0)), numbers(model, "w"))
+        y = y + weights["b"][:, None]
+    return y + (torch.tensor(actual) - y).detach()
+
+
+def both(
+    weights: Weights, w: torch.Tensor, r: torch.Tensor, d: int, x: torch.Tensor, actual: Array
+) -> torch.Tensor:
+    """One direction: a step goes on from the state that the kernel found."""
+    bias = weights["b"][d].reshape(2, -1).sum(0)
+    h = c = torch.zeros(x.shape[1], H, dtype=torch.float64)
+    found: dict[int, torch.Tensor] = {}
+    for t in range(T)[:: -1 if d else 1]:
+        i, o, f, g = (x[t] @ w + h @ r + bias).chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        found[t] = h = h + (torch.tensor(actual[t]) - h).detach()
+    return torch.stack([found[t] for t in range(T)])
+
+
+CASES = [
+    ("MatMul", False, "QUInt8"), ("MatMul", True, "QInt8"), ("Conv", False, "QUInt8"),
+    ("LSTM", False, "QInt8"), ("LSTM", True, "QInt8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "per_channel", "weight"), CASES)
+def test_value_and_gradient(kind: str, per_channel: bool, weight: str, tmp_path: Path) -> None:
+    proto = quantized(kind, tmp_path, per_channel, weight)
+    x = normal(T, B, D, seed=6) if kind == "LSTM" else X
+    (actual,) = session(proto, "off").run(None, {"x": x})
+    names = ["first", "b"]
+    model = load_model(proto)
+    before = {n.op_type for n in model.graph}
+    assert before & {"MatMulInteger", "ConvInteger", "DynamicQuantizeLSTM"}
+    pipeline.before_gradient(model)
+    model, gradients = add_gradients(
+        model, names, lambda op, graph: pipeline.after_gradient(op, model, lambda *_: None)
+    )
+    pipeline.finish(model)
+    kept = {n.op_type for n in model.graph}
+    assert "LSTM" not in kept  # the twin runs nowhere
+    seed = normal(*actual.shape, seed=7)
+    leaves = {
+        n: torch.tensor(w, dtype=torch.float64, requires_grad=True)
+        for n, w in KINDS[kind]()[1].items() if n in names
+    }  # fmt: skip
+    y = expected(kind, proto, leaves, torch.tensor(x, dtype=torch.float64), actual)
+    wanted = torch.autograd.grad((y * torch.tensor(seed)).sum(), [leaves[n] for n in names])
+    for level in ("off", "all"):
+        running = session(ir.to_proto(model), level)
+        outputs = ["y", *(gradients[n] for n in names)]
+        value, *found = running.run(outputs, {"x": x, "seed_y": seed})
+        np.testing.assert_allclose(value, actual, rtol=1e-5, atol=1e-6)
+        for ours, theirs in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_product_that_onnx_runtime_has_fused() -> None:
+    """DynamicQuantizeMatMul gives the kernel's value, and an integer product is left of it."""
+    codes = np.random.default_rng(0).integers(-100, 100, (D, H), np.int8)
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
+        f" g (float[n, {D}] x) => (float[n, {H}] y) <int8[{D}, {H}] w, float s = {{0.02}},"
+        f" int8 z = {{3}}, float[{H}] b = {{1, 2, 3, 4}}>"
+        " { y = com.microsoft.DynamicQuantizeMatMul(x, w, s, z, b) }"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(codes, "w"))
+    (kernel,) = session(model, "off").run(None, {"x": X})
+    loaded = load_model(model)
+    loaded, gradients = add_gradients(
+        loaded, ["x"], lambda op, graph: pipeline.after_gradient(op, loaded, lambda *_: None)
+    )
+    pipeline.finish(loaded)
+    assert "MatMulInteger" in {node.op_type for node in loaded.graph}
+    seed = normal(*kernel.shape, seed=7)
+    feeds = {"x": X, "seed_y": seed}
+    value, found = session(ir.to_proto(loaded), "all").run(["y", gradients["x"]], feeds)
+    np.testing.assert_allclose(value, kernel, rtol=1e-5, atol=1e-6)
+    wanted = seed @ ((codes.astype(np.float64) - 3) * np.float32(0.02)).T
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "ia3"])
+def test_adapter_on_a_product_of_integers(kind: str, tmp_path: Path) -> None:
+    """It is a layer; the forward pass goes on rounding, but where factors go before the product."""
+    quantized("MatMul", tmp_path, False, "QUInt8")
+    options: dict[str, Any] = {"adapter_feedforward": ("*",)} if kind == "ia3" else {}
+    manifest = build_package(tmp_path / "int8.onnx", tmp_path / "package", adapter=kind,
+                             adapter_on=("w",), loss="mse", **options)  # fmt: skip
+    assert manifest.adapter is not None
+    assert manifest.adapter.layers == ("w",)
+    template = onnx.load(tmp_path / "package" / "inference_template.onnx")
+    assert ("MatMulInteger" in {n.op_type for n in template.graph.node}) == (kind != "ia3")
