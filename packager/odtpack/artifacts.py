@@ -81,6 +81,7 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     target: choices.Runtime = choices.STOCK,
     untie: Sequence[str] | None = None,
+    stop_gradient: Sequence[str] | None = None,
 ) -> None:
     """Generate the files that training on a device needs.
 
@@ -115,6 +116,7 @@ def generate_artifacts(
             onnxruntime-training 1.19.
         untie: Patterns of tensors that several places of the model read, of which each place
             gets its own, see :func:`odtpack.model.shared_tensors.untie`.
+        stop_gradient: Values that no gradient passes, as for ``--stop-gradient``.
 
     Raises:
         OdtpackError: Bad input; the message says what, and how to correct it. Nothing has been
@@ -138,7 +140,12 @@ def generate_artifacts(
     if target not in get_args(choices.Runtime):
         known = ", ".join(repr(name) for name in get_args(choices.Runtime))
         raise OdtpackError("bad-target", f"target is {target!r}; it must be one of {known}")
-    loaded = load_model(model, named=(*train, *frozen), untie=_names(untie, "untie"))
+    loaded = load_model(
+        model,
+        named=(*train, *frozen),
+        untie=_names(untie, "untie"),
+        stop=_names(stop_gradient, "stop_gradient"),
+    )
     train = _initializers(loaded, train, "requires_grad")
     frozen = _initializers(loaded, frozen, "frozen_params")
     read = _names(loss_input_names, "loss_input_names")

@@ -157,7 +157,10 @@ def build(
     optimizer = make_optimizer(spec.optimizer, spec.optimizer_options)
     try:
         loaded = load_model(
-            forward_model(spec), named=(*spec.train, *spec.freeze), untie=spec.untie
+            forward_model(spec),
+            named=(*spec.train, *spec.freeze),
+            untie=spec.untie,
+            stop=spec.stop_gradient,
         )
         cache, wanted = loaded.meta.get(CACHE, ()), spec.train
         old = loaded.meta.get(CONVERTED_FROM)

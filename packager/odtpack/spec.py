@@ -254,6 +254,13 @@ class BuildSpec:
         "`odtpack inspect` lists them.",
         key="parameters.untie", flag="--untie", metavar="GLOB",
     )  # fmt: skip
+    stop_gradient: tuple[str, ...] = option(
+        (),
+        "Values of the model that no gradient passes, as `detach` in PyTorch, which exporters "
+        "leave out. `VALUE@OUTPUT` stops it only on the way into the node that computes OUTPUT. "
+        "Both may be patterns.",
+        key="stop_gradient", flag="--stop-gradient", metavar="VALUE",
+    )  # fmt: skip
     adapter: AdapterKind | None = option(
         None, AdapterSpec.__dataclass_fields__["kind"].metadata["meaning"], key="adapter.kind",
         flag="--adapter", manifest="adapter",

@@ -130,7 +130,7 @@ def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int
     files = write_data(arrays, folder / "data")
     sizes = [spec.shape[0] for spec in inputs if spec.shape]
     named = (*settings.train, *settings.freeze)
-    model = load_model(forward_model(settings), named=named, untie=settings.untie)
+    model = load_model(forward_model(settings), named, settings.untie, settings.stop_gradient)
     read = settings.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)
     found = freezes(model, *resolve(model, settings.train, settings.freeze, read))
     return SearchContext(

@@ -1,0 +1,235 @@
+"""What PyTorch keeps outside of the graph: each with the option that brings it back.
+
+The oracle is PyTorch in float64: the loss after eight steps is its loss.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from odtpack import onnxblock
+from odtpack.artifacts import generate_artifacts
+from odtpack.build import build_package
+from odtpack.cli._fit import open_module
+from odtpack.errors import OdtpackError
+from odtpack.onnxblock import blocks
+from odtpack_runtime import CheckpointState, Optimizer
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.training import loop
+from tests.exported.export import Exporter, export
+
+STEPS = 8
+Feeds = Mapping[str, Tensor]
+
+
+def follow(folder: Path, feeds: Feeds, rate: float = 0.5) -> list[float]:
+    """Losses of eight steps of a package on one batch, and that of what came of them."""
+    package = Package.open(folder)
+    module = open_module(package, CheckpointState.load_checkpoint(package.checkpoint))
+    optimizer = Optimizer(package.optimizer_model, module)
+    optimizer.set_learning_rate(rate)
+    fed = [feeds[name].numpy() for name in module.input_names()]
+    losses: list[float] = []
+    for _ in range(STEPS + 1):
+        loop.train_step(module, optimizer, [fed], on_loss=losses.append, expected=len(fed[0]))
+    return losses
+
+
+def pytorch(
+    module: nn.Module, loss: Callable[[nn.Module], Tensor], rate: float = 0.5,
+    make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+) -> list[float]:  # fmt: skip
+    """The same in PyTorch."""
+    module = copy.deepcopy(module).double()
+    optimizer = make((p for p in module.parameters() if p.requires_grad), lr=rate)
+    losses = []
+    for _ in range(STEPS + 1):
+        optimizer.zero_grad()
+        value = loss(module)
+        value.backward()
+        losses.append(value.item())
+        optimizer.step()
+    return losses
+
+
+def wide(feeds: Feeds) -> list[Tensor]:
+    """The inputs in float64."""
+    return [each.double() if each.is_floating_point() else each for each in feeds.values()]
+
+
+class SimSiam(nn.Module):
+    """Two views of a sample; the gradient passes one branch of each pair."""
+
+    feeds = ("left", "right")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+        self.predictor = nn.Linear(8, 8)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        a, b = self.encoder(left), self.encoder(right)
+        p, q = self.predictor(a), self.predictor(b)
+        alike = F.cosine_similarity(p, b.detach()) + F.cosine_similarity(q, a.detach())
+        return -alike.mean() / 2
+
+
+class Rounded(nn.Module):
+    """Rounding whose gradient is that of no rounding."""
+
+    feeds = ("x",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        y = y + (torch.round(y * 4) / 4 - y).detach()
+        return self.outer(y).square().mean()
+
+
+class Teacher(nn.Module):
+    """Two equal branches, of which one is stopped: exporters write one for both."""
+
+    feeds = ("x",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        taught, teacher = torch.tanh(self.layer(x)), torch.tanh(self.layer(x))
+        return (self.head(taught) - teacher.detach()).square().mean()
+
+
+def with_both_branches(path: Path) -> None:
+    """Write the teacher's branch, too, as an exporter does that merges nothing."""
+    model = onnx.load(path)
+    nodes = list(model.graph.node)
+    for place, node in enumerate(nodes[:2]):  # Gemm, Tanh
+        again = onnx.NodeProto()
+        again.CopyFrom(node)
+        again.name, again.output[0] = f"{node.name}_1", f"teacher_{place}"
+        again.input[0] = "teacher_0" if place else node.input[0]
+        model.graph.node.insert(2 + place, again)
+    subtract = next(node for node in nodes if node.op_type == "Sub")
+    subtract.input[1] = "teacher_1"
+    onnx.save(model, path)
+
+
+ENCODED = "/encoder/encoder.1"
+STOPS: dict[str, tuple[type[nn.Module], Exporter, list[str]]] = {
+    "siamese": (
+        SimSiam, "torchscript",
+        [f"{ENCODED}/Relu_output_0@/Mul_*", f"{ENCODED}_1/Relu_output_0@/Mul_*"],
+    ),
+    "siamese-dynamo": (
+        SimSiam, "dynamo",
+        ["relu@linalg_vector_norm_3", "relu@div_2", "relu_1@linalg_vector_norm_1", "relu_1@div"],
+    ),
+    "straight-through": (Rounded, "torchscript", ["/Sub_output_0"]),
+    "equal-branches": (Teacher, "torchscript", ["teacher_1"]),
+    "merged-branches": (Teacher, "dynamo", ["tanh@sub*"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STOPS)
+@pytest.mark.parametrize("step_model", ["never", "always"])
+def test_stop_gradient(name: str, step_model: Any, tmp_path: Path) -> None:
+    make, exporter, stops = STOPS[name]
+    torch.manual_seed(0)
+    module = make().eval()
+    feeds = {key: torch.randn(16, 6) for key in make.feeds}  # type: ignore[attr-defined]
+    model = export(module, feeds, tmp_path / "model.onnx", exporter)
+    if name == "equal-branches":
+        with_both_branches(model)
+    built = {"optimizer": "sgd", "step_model": step_model}
+    build_package(model, tmp_path / "meant", stop_gradient=stops, **built)
+    build_package(model, tmp_path / "erased", **built)
+    meant, erased = (follow(tmp_path / each, feeds) for each in ("meant", "erased"))
+    theirs = pytorch(module, lambda twin: twin(*wide(feeds)))
+    assert meant == pytest.approx(theirs, rel=1e-5)
+    assert erased[0] == pytest.approx(theirs[0], rel=1e-5)
+    assert abs(erased[-1] - theirs[-1]) > 1e-3 * abs(theirs[-1])
+
+
+class Half(onnxblock.TrainingBlock):
+    """The mean square, of which the gradient passes one factor."""
+
+    def build(self, name: str) -> str:  # type: ignore[override]
+        factor = blocks.StopGradient()(name)
+        return blocks.ReduceMean(keepdims=False)(blocks.Mul()(name, factor))
+
+
+def gradients(model: onnx.ModelProto | str, module: nn.Module, feeds: Feeds) -> dict[str, Any]:
+    """What a training model accumulates in one run, by parameter."""
+    tensors = {**module.state_dict(), **feeds}
+    source = model if isinstance(model, str) else model.SerializeToString()
+    session = onnxruntime.InferenceSession(source)
+    arrays = {
+        each.name: tensors[each.name].numpy() if each.name in tensors
+        else np.ones(1, bool) if "reset" in each.name
+        else np.zeros(each.shape, np.float32)
+        for each in session.get_inputs()
+    }  # fmt: skip
+    out = "_grad.accumulation.out"
+    names = [each.name for each in session.get_outputs() if each.name.endswith(out)]
+    found = zip(names, session.run(names, arrays), strict=True)
+    return {name.removesuffix(out): array for name, array in found}
+
+
+def assert_equal(ours: Mapping[str, Any], module: nn.Module, names: set[str]) -> None:
+    assert set(ours) == names
+    theirs = dict(module.named_parameters())
+    for name, array in ours.items():
+        np.testing.assert_allclose(array, theirs[name].grad, rtol=1e-4, atol=1e-6)
+
+
+def test_stop_gradient_of_an_adapter_artifacts_and_blocks(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, feeds = Teacher().eval(), {"x": torch.randn(16, 6)}
+    model = export(module, feeds, tmp_path / "model.onnx", "torchscript")
+    stops = ["/Tanh_output_0@/Sub_output_0"]
+    adapter: Any = {"adapter": "bitfit", "adapter_on": ("layer",)}
+    build_package(model, tmp_path / "bias", stop_gradient=stops, **adapter)
+    names = {name for name, _ in module.named_parameters()}
+    folder = tmp_path / "artifacts"
+    generate_artifacts(model, [*names], artifact_directory=folder, stop_gradient=stops)
+    module(*feeds.values()).backward()
+    for package, trained in ((tmp_path / "bias", {"layer.bias"}), (folder, names)):
+        ours = gradients(str(package / "training_model.onnx"), module, feeds)
+        assert_equal(ours, module, trained)
+    plain = nn.Linear(6, 3)
+    export(plain, feeds, model, "torchscript")
+    block = Half()
+    block.requires_grad("weight")
+    with onnxblock.base(onnx.load(model)):
+        block("output")
+    y = plain(feeds["x"])
+    (y * y.detach()).mean().backward()
+    assert_equal(gradients(block.to_model_proto()[0], plain, feeds), plain, {"weight"})
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [("/Tanh_outputs_0", "did you mean /Tanh_output_0"), ("head.weight", "--freeze 'head.weight'"),
+     ("/Tanh_output_0@/Tanh_output_0", "did you mean")],
+)  # fmt: skip
+def test_unknown_values_are_named(given: str, hint: str, tmp_path: Path) -> None:
+    model = export(Teacher(), {"x": torch.randn(2, 6)}, tmp_path / "model.onnx", "torchscript")
+    with pytest.raises(OdtpackError, match="--stop-gradient names") as caught:
+        build_package(model, tmp_path / "package", stop_gradient=[given])
+    assert caught.value.code == "unknown-value"
+    assert hint in str(caught.value.hint)
