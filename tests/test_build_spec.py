@@ -28,6 +28,7 @@ MODEL = Path("model.onnx")
 GIVEN = {
     "train": ("[parameters]\ntrain = ['a.*']", {"train": ["a.*"]}, ("a.*",)),
     "freeze": ("[parameters]\nfreeze = ['a.*']", {"freeze": ["a.*"]}, ("a.*",)),
+    "like": ("[parameters]\nlike = '/a.txt'", {"like": "/a.txt"}, "/a.txt"),
     "untie": ("[parameters]\nuntie = ['a.*']", {"untie": ["a.*"]}, ("a.*",)),
     "stop_gradient": ("stop_gradient = ['a']", {"stop_gradient": ["a"]}, ("a",)),
     "adapter": ("adapter.kind = 'lora'", {"adapter": "lora"}, "lora"),

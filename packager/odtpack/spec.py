@@ -248,6 +248,13 @@ class BuildSpec:
         "a parameter that neither matches stays a constant inside the models.",
         key="parameters.freeze", flag="--freeze", metavar="GLOB",
     )  # fmt: skip
+    like: str | None = option(
+        None,
+        "A file that says what trains: the list that `odtpack.names(module, 'names.txt')` writes "
+        "beside the export; or a `.safetensors` file that holds the trained tensors alone, which a "
+        "`state_dict` does not.",
+        key="parameters.like", flag="--like", metavar="FILE", example="names.txt",
+    )  # fmt: skip
     untie: tuple[str, ...] = option(
         (),
         "Patterns of tensors that several places of the model read, to give each place its own. "
@@ -431,6 +438,8 @@ class BuildSpec:
                 value = each.read(value)
             if value is not None:
                 values[each.name] = value
+        if "like" in values:
+            values["like"] = str(recipe.path.parent / values["like"])
         if "memory_budget" in values and "batch" in recipe.table.model_fields_set:
             values.setdefault("memory_batch", recipe.table.batch.at_once)
         return cls(**values)

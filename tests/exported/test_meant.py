@@ -14,15 +14,18 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import odtpack
 from odtpack import onnxblock
 from odtpack.artifacts import generate_artifacts
 from odtpack.build import build_package
 from odtpack.cli._fit import open_module
 from odtpack.errors import OdtpackError
+from odtpack.names_file import read_names
 from odtpack.onnxblock import blocks
 from odtpack_runtime import CheckpointState, Optimizer
 from odtpack_runtime.package.package import Package
@@ -233,3 +236,115 @@ def test_unknown_values_are_named(given: str, hint: str, tmp_path: Path) -> None
         build_package(model, tmp_path / "package", stop_gradient=[given])
     assert caught.value.code == "unknown-value"
     assert hint in str(caught.value.hint)
+
+
+class Tagger(nn.Module):
+    """Tensors that do not train, of each kind."""
+
+    feeds = ("x", "y")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.5, 0.4, 0.3]))
+        self.register_buffer("std", torch.tensor([0.2, 0.3, 0.25]))
+        angles = torch.arange(10)[:, None] / 10 ** (torch.arange(4) / 4)
+        self.register_buffer("positions", torch.cat([angles.sin(), angles.cos()], dim=1))
+        self.register_buffer("temperature", torch.tensor([1.0, 0.5, 2.0]))
+        self.inner, self.outer = nn.Linear(3, 8), nn.Linear(8, 3)
+        self.shift = nn.Parameter(torch.tensor([0.1, -0.3, 0.7]), requires_grad=False)
+        self.loss = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.5, 2.5, 5.25]))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = torch.tanh(self.inner((x - self.mean) / self.std) + self.positions)
+        logits = self.outer(hidden) / self.temperature + self.shift
+        return self.loss(logits, y)
+
+
+def tagger(folder: Path, exporter: Exporter) -> tuple[nn.Module, Feeds, Path]:
+    torch.manual_seed(0)
+    module = Tagger().eval()
+    feeds = {"x": torch.rand(4, 10, 3), "y": (torch.rand(4, 10, 3) > 0.5).float()}
+    return module, feeds, export(module, feeds, folder / "model.onnx", exporter)
+
+
+def trained_in(folder: Path) -> set[str]:
+    roles = Package.open(folder).manifest.parameters
+    return {each.module or each.name for each in roles if each.role == "trainable"}
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+@pytest.mark.parametrize("way", ["looks", "names", "safetensors"])
+def test_buffers_do_not_train(exporter: Exporter, way: str, tmp_path: Path) -> None:
+    module, feeds, model = tagger(tmp_path, exporter)
+    trained = {name for name, each in module.named_parameters() if each.requires_grad}
+    told: dict[str, Any] = {"freeze": ["shift"]}
+    if way == "looks" and exporter == "torchscript":
+        told = {"freeze": ["shift", "temperature"]}  # which look like any parameter
+    elif way == "names":
+        told = {"like": str(tmp_path / "names.txt")}
+        odtpack.names(module, told["like"])
+    elif way == "safetensors":
+        told = {"like": str(tmp_path / "weights.safetensors")}
+        tensors = {name: each.detach() for name, each in module.named_parameters()}
+        safetensors.torch.save_file({name: tensors[name] for name in trained}, told["like"])
+    notes: list[str] = []
+    package = tmp_path / "package"
+    build_package(model, package, remark=notes.append, optimizer="sgd", **told)
+    assert trained_in(package) == trained
+    theirs = pytorch(module, lambda twin: twin(*wide(feeds)))
+    assert follow(package, feeds) == pytest.approx(theirs, rel=1e-5)
+    if way == "looks" and exporter == "torchscript":
+        (note,) = (note for note in notes if "buffers" in note)
+        looks = ("mean (it scales or shifts an input)", "positions (a sinusoid)")
+        assert all(look in note for look in (*looks, "loss.pos_weight (a weight of a loss)"))
+        assert "--like" in note
+    else:  # what the exporter noted needs no note, but for what it computed
+        assert not [note for note in notes if "buffers" in note and "look: sub_1 (" not in note]
+
+
+def test_renamed_tensors_are_matched_by_shape_or_named(tmp_path: Path) -> None:
+    module, _, model = tagger(tmp_path, "torchscript")
+    proto = onnx.load(model)
+    for node in proto.graph.node:
+        node.input[:] = ["onnx::Add_8" if each == "outer.bias" else each for each in node.input]
+        node.name = ""  # which tells the module
+    next(t for t in proto.graph.initializer if t.name == "outer.bias").name = "onnx::Add_8"
+    names, notes = tmp_path / "names.txt", list[str]()
+    text = odtpack.names(module, names)
+    assert names.read_text() == text
+    assert "\nouter.weight [3,8] parameter true\nouter.bias [3] parameter true\n" in text
+    assert "\nshift [3] parameter false\n" in text
+    assert "\nloss.pos_weight [3] buffer false\n" in text
+    names.write_text(text.replace("outer.bias [3]", "outer.bias [4]") + "lost [7] parameter true\n")
+    build_package(proto, tmp_path / "package", remark=notes.append, like=str(names))
+    (outer,) = trained_in(tmp_path / "package") - {"inner.weight", "inner.bias"}
+    assert outer.startswith("onnx::MatMul_")
+    assert any("trains outer.bias, lost, of which" in note for note in notes)
+    assert any(note.startswith("onnx::Add_8: not in names.txt") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "code", "hint"),
+    [
+        ("weights.pt", b"PK\3\4", "names-malformed", "odtpack.names(module, 'names.txt')"),
+        ("names.txt", b"a [3] parameter\n", "names-malformed", "odtpack.names"),
+        ("names.txt", None, "names-missing", None),
+        ("w.safetensors", b"\xff" * 16, "names-unreadable", None),
+    ],
+)
+def test_what_is_no_list(
+    file: str, content: bytes | None, code: str, hint: str | None, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / file).write_bytes(content)
+    _, _, model = tagger(tmp_path, "torchscript")
+    with pytest.raises(OdtpackError) as caught:
+        build_package(model, tmp_path / "package", like=str(tmp_path / file))
+    assert caught.value.code == code
+    assert hint is None or hint in str(caught.value.hint)
+
+
+def test_a_state_dict_is_no_list(tmp_path: Path) -> None:
+    safetensors.torch.save_file(nn.BatchNorm1d(3).state_dict(), tmp_path / "w.safetensors")
+    with pytest.raises(OdtpackError, match="' is a buffer"):
+        read_names(tmp_path / "w.safetensors")
