@@ -235,9 +235,9 @@ def _names(names: Sequence[str] | None, argument: str) -> tuple[str, ...]:
         return ()
     listed = isinstance(names, Collection) and not isinstance(names, str)
     if not listed or not all(isinstance(name, str) for name in names):
-        raise OdtpackError(
-            f"bad-{argument.replace('_', '-')}", f"{argument} must be a list of names"
-        )
+        named = argument.replace("_", "-")  # what the reference does not have has no code
+        code = "bad-argument" if argument in ("untie", "stop_gradient") else f"bad-{named}"
+        raise OdtpackError(code, f"{argument} must be a list of names")
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise OdtpackError("named-twice", f"{argument} names {repeated[0]!r} more than once")

@@ -34,6 +34,7 @@ from odtpack.option import options_of
 from odtpack.ort_training.backend import backend_for
 from odtpack.package.chosen import Chosen, choose, some
 from odtpack.package.parameters import constants_like_weights, unreached
+from odtpack.package.rows import frozen_rows, zero_rows
 from odtpack.package.task import Task
 from odtpack.package.write import check_folder, write_artifacts
 from odtpack.quantized import quantize_base
@@ -184,8 +185,12 @@ def build(
         count = 1 if chosen is None else len(chosen.reads)
         read = spec.loss_inputs or tuple(str(v.name) for v in loaded.graph.outputs[:count])
         found = choose(loaded, spec, wanted, read, () if inserted is None else inserted.parameters)
+        rows = frozen_rows(loaded, spec, found.trained, optimizer)
         if remark is not None:
-            for sentence in _remarks(loaded, found, cache, chosen, read):
+            for sentence in (
+                *_remarks(loaded, found, cache, chosen, read),
+                *zero_rows(loaded, found.trained, rows),
+            ):
                 remark(sentence)
         if not found.trained:
             raise OdtpackError(
@@ -202,6 +207,7 @@ def build(
             chosen,
             spec,
             optimizer,
+            frozen_rows=rows,
             memory=memory,
             adapter=None if inserted is None else _adapter_info(inserted),
             backend=backend_for(spec.runtime),

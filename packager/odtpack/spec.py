@@ -255,6 +255,13 @@ class BuildSpec:
         "`state_dict` does not.",
         key="parameters.like", flag="--like", metavar="FILE", example="names.txt",
     )  # fmt: skip
+    freeze_rows: tuple[str, ...] = option(
+        (),
+        "Row of a parameter that stays as it is, as that of `padding_idx` in PyTorch does, which "
+        "ONNX does not record.",
+        key="parameters.freeze_rows", flag="--freeze-row", metavar="NAME=ROW",
+        example="embedding.weight=0",
+    )  # fmt: skip
     untie: tuple[str, ...] = option(
         (),
         "Patterns of tensors that several places of the model read, to give each place its own. "

@@ -348,3 +348,71 @@ def test_a_state_dict_is_no_list(tmp_path: Path) -> None:
     safetensors.torch.save_file(nn.BatchNorm1d(3).state_dict(), tmp_path / "w.safetensors")
     with pytest.raises(OdtpackError, match="' is a buffer"):
         read_names(tmp_path / "w.safetensors")
+
+
+class Words(nn.Module):
+    """The mean of words, among which padding counts as zero."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(300, width, padding_idx=0)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embedding(tokens).mean(dim=1)).exp().mean()
+
+
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"weight_decay": 0.1}),
+    "adamw": (torch.optim.AdamW, {"weight_decay": 0.1, "eps": 1e-3}),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("width", [4, 256])  # 256: its update is a node of its own
+@pytest.mark.parametrize("step_model", ["never", "always"])
+def test_padding_rows(kind: str, width: int, step_model: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Words(width)
+    feeds = {"tokens": torch.randint(1, 300, (4, 6))}
+    feeds["tokens"][:, 3:] = 0
+    model = export(module, feeds, tmp_path / "model.onnx", "torchscript")
+    make, settings = OPTIMIZERS[kind]
+    ours = {"epsilon" if key == "eps" else key: value for key, value in settings.items()}
+    built: Any = {
+        "optimizer": kind, "step_model": step_model,
+        "optimizer_options": ours | ({"formula": "pytorch"} if kind == "adamw" else {}),
+    }  # fmt: skip
+    notes: list[str] = []
+    rows = ["embedding.weight=0"]
+    build_package(model, tmp_path / "meant", freeze_rows=rows, remark=notes.append, **built)
+    assert not [note for note in notes if "row" in note]
+    build_package(model, tmp_path / "erased", remark=notes.append, **built)
+    assert any("--freeze-row 'embedding.weight=0'" in note for note in notes)
+    rate = 0.5 if kind == "sgd" else 0.01
+    theirs = pytorch(
+        module, lambda twin: twin(feeds["tokens"]), rate, lambda p, lr: make(p, lr, **settings)
+    )
+    meant, erased = (follow(tmp_path / each, feeds, rate) for each in ("meant", "erased"))
+    assert meant == pytest.approx(theirs, rel=1e-5)
+    assert abs(erased[-1] - theirs[-1]) > 1e-3 * abs(theirs[-1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "code", "problem"),
+    [
+        (["embedding.weight"], {}, "bad-row", "is not NAME=ROW"),
+        (["embedding.weight=300"], {}, "bad-row", "has 300 rows, 0 to 299"),
+        (["embeding.weight=0"], {}, "unknown-parameter", "matches no parameter"),
+        (["head.bias=1"], {"optimizer_options": {"weight_decay": 0.1}}, "bad-row", "decay would"),
+        (["embedding.weight=0"], {"privacy_clip": 1.0}, "bad-row", "noise"),
+    ],
+)
+def test_rows_that_cannot_stay(
+    rows: list[str], options: Any, code: str, problem: str, tmp_path: Path
+) -> None:
+    feeds = {"tokens": torch.randint(1, 300, (4, 6))}
+    model = export(Words(), feeds, tmp_path / "model.onnx", "torchscript")
+    with pytest.raises(OdtpackError, match=problem) as caught:
+        build_package(model, tmp_path / "package", freeze_rows=rows, **options)
+    assert caught.value.code == code
