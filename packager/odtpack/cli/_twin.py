@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ class Twin:
     buffers: Mapping[str, Any]
     loss: float
     batch: Mapping[str, Any]
+    padding: Mapping[str, int]  # rows without a gradient, by parameter
     modes: tuple[str, ...]  # kinds of layers in training mode that compute otherwise there
 
 
@@ -62,6 +63,11 @@ def read_twin(text: str) -> Twin:
             dict(module.named_buffers()),
             float(loss.detach()),
             {name: _array(each) for name, each in batch.items()},
+            {
+                f"{name}.weight".lstrip("."): each.padding_idx
+                for name, each in module.named_modules()
+                if getattr(each, "padding_idx", None) is not None
+            },
             tuple(sorted(kind for kind in modes if kind.startswith(_MODES))),
         )
     except Exception as error:
@@ -149,21 +155,11 @@ def _why(
                 "write evaluation mode unless they are told training=TrainingMode.TRAINING"
             )
         return "the loss differs: other inputs, another loss, or a model of another mode"
-    rows = list(_still(ours, wanted))
-    if rows:
-        each = " ".join(f"--freeze-row {f'{name}={row}'!r}" for row in rows[:4])
-        return f"row {rows[0]} has no gradient in PyTorch, as with padding_idx: {each}"
+    row = twin.padding.get(name)
+    if row is not None and ours[row].any():
+        return f"row {row} is that of padding_idx and has no gradient: --freeze-row {name}={row}"
     reached = "" if wanted.any() else "no gradient reaches it in PyTorch: "
     return (
         f"{reached}the value of the loss is the same, the way back is not, as after detach or a "
         "straight-through estimator: --stop-gradient VALUE"
     )
-
-
-def _still(ours: np.ndarray, wanted: np.ndarray) -> Iterator[int]:
-    """Rows without a gradient in PyTorch, where the others agree."""
-    if ours.ndim > 1 and wanted.any():
-        rows = np.flatnonzero(~wanted.reshape(len(wanted), -1).any(axis=1))
-        rest = np.delete(ours, rows, axis=0) - np.delete(wanted, rows, axis=0)
-        if np.linalg.norm(rest) <= _NEAR * np.linalg.norm(wanted):
-            yield from (int(row) for row in rows if ours[row].any())

@@ -51,7 +51,7 @@ def compare_gradients(
         with scratch_folder("gradients") as folder:
             build(dataclasses.replace(spec, self_check=False), folder)
             found = compared(Package.open(Path(folder)), twin)
-    _console.say(f"loss {found['loss']:.7g} in the package, {found['torch_loss']:.7g} in PyTorch")
+    _console.say(f"loss {found['loss']:.5g} in the package, {found['torch_loss']:.5g} in PyTorch")
     for each in found["different"]:
         _console.say(f"{each['name']} differs by {each['error']:.2g} of its norm", style="bold")
         _console.say(f"  {each['why']}")
