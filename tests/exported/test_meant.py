@@ -25,8 +25,12 @@ from odtpack.artifacts import generate_artifacts
 from odtpack.build import build_package
 from odtpack.cli._fit import open_module
 from odtpack.errors import OdtpackError
+from odtpack.fit.recipe_text import Surroundings, recipe_text
 from odtpack.names_file import read_names
 from odtpack.onnxblock import blocks
+from odtpack.recipe import read_recipe
+from odtpack.recipe.key import cache_key
+from odtpack.spec import BuildSpec
 from odtpack_runtime import CheckpointState, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training import loop
@@ -149,8 +153,7 @@ STOPS: dict[str, tuple[type[nn.Module], Exporter, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", STOPS)
-@pytest.mark.parametrize("step_model", ["never", "always"])
-def test_stop_gradient(name: str, step_model: Any, tmp_path: Path) -> None:
+def test_stop_gradient(name: str, tmp_path: Path) -> None:
     make, exporter, stops = STOPS[name]
     torch.manual_seed(0)
     module = make().eval()
@@ -158,12 +161,14 @@ def test_stop_gradient(name: str, step_model: Any, tmp_path: Path) -> None:
     model = export(module, feeds, tmp_path / "model.onnx", exporter)
     if name == "equal-branches":
         with_both_branches(model)
-    built = {"optimizer": "sgd", "step_model": step_model}
-    build_package(model, tmp_path / "meant", stop_gradient=stops, **built)
-    build_package(model, tmp_path / "erased", **built)
-    meant, erased = (follow(tmp_path / each, feeds) for each in ("meant", "erased"))
     theirs = pytorch(module, lambda twin: twin(*wide(feeds)))
-    assert meant == pytest.approx(theirs, rel=1e-5)
+    built: dict[str, Any] = {"optimizer": "sgd"}
+    for step_model in ("never", "always"):
+        package = tmp_path / step_model
+        build_package(model, package, stop_gradient=stops, step_model=step_model, **built)
+        assert follow(package, feeds) == pytest.approx(theirs, rel=1e-5)
+    build_package(model, tmp_path / "erased", **built)
+    erased = follow(tmp_path / "erased", feeds)
     assert erased[0] == pytest.approx(theirs[0], rel=1e-5)
     assert abs(erased[-1] - theirs[-1]) > 1e-3 * abs(theirs[-1])
 
@@ -342,6 +347,44 @@ def test_what_is_no_list(
         build_package(model, tmp_path / "package", like=str(tmp_path / file))
     assert caught.value.code == code
     assert hint is None or hint in str(caught.value.hint)
+
+
+def test_a_list_in_a_recipe(tmp_path: Path) -> None:
+    """By its place beside the recipe; its content counts, not its path alone."""
+    module, _, _ = tagger(tmp_path, "torchscript")
+    text = odtpack.names(module, tmp_path / "names.txt")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        "model = 'model.onnx'\nloss.kind = 'none'\nstop_gradient = ['/Tanh_output_0']\n"
+        "[parameters]\nlike = 'names.txt'\n"
+    )
+    spec = BuildSpec.of(read_recipe(recipe))
+    before = cache_key(spec)
+    (tmp_path / "names.txt").write_text(
+        text.replace("bias [3] parameter true", "bias [3] buffer true")
+    )
+    assert cache_key(spec) != before
+    (tmp_path / "fitted").mkdir()
+    again = tmp_path / "fitted" / "recipe.toml"
+    again.write_text(recipe_text(spec, 4, Surroundings(again.parent, "package")))
+    read = BuildSpec.of(read_recipe(again))
+    assert Path(str(read.like)).resolve() == tmp_path / "names.txt"
+    assert read.stop_gradient == ("/Tanh_output_0",)
+
+
+def test_an_adapter_beside_a_list(tmp_path: Path) -> None:
+    """What requires a gradient is frozen, and buffers stay in the models."""
+    module, _, model = tagger(tmp_path, "torchscript")
+    names = tmp_path / "names.txt"
+    odtpack.names(module, names)
+    manifest = build_package(
+        model, tmp_path / "package", like=str(names), adapter="lora", adapter_on=("inner",)
+    )
+    roles = {p.module or p.name: p.role for p in manifest.parameters}
+    lora = {name for name in roles if "lora" in name}
+    assert {name for name, role in roles.items() if role == "trainable"} == lora
+    assert len(lora) == 2
+    assert len(set(roles) - lora) == len([*module.parameters()])
 
 
 def test_a_state_dict_is_no_list(tmp_path: Path) -> None:
