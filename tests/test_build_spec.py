@@ -28,7 +28,10 @@ MODEL = Path("model.onnx")
 GIVEN = {
     "train": ("[parameters]\ntrain = ['a.*']", {"train": ["a.*"]}, ("a.*",)),
     "freeze": ("[parameters]\nfreeze = ['a.*']", {"freeze": ["a.*"]}, ("a.*",)),
+    "like": ("[parameters]\nlike = '/a.txt'", {"like": "/a.txt"}, "/a.txt"),
+    "freeze_rows": ("[parameters]\nfreeze_rows = ['a=0']", {"freeze_rows": ["a=0"]}, ("a=0",)),
     "untie": ("[parameters]\nuntie = ['a.*']", {"untie": ["a.*"]}, ("a.*",)),
+    "stop_gradient": ("stop_gradient = ['a']", {"stop_gradient": ["a"]}, ("a",)),
     "adapter": ("adapter.kind = 'lora'", {"adapter": "lora"}, "lora"),
     "adapter_on": ("[adapter]\non = ['a']", {"adapter_on": ["a"]}, ("a",)),
     "adapter_feedforward": (

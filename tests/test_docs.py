@@ -132,6 +132,13 @@ def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path, cli: Ru
         llama.exported(llama.llama(), folder / "model.onnx")
         ids, labels = llama.batch()
         np.savez(folder / "tokens.npz", input_ids=ids, labels=labels)
+    if guide.stem == "what-the-graph-loses":
+        (folder / "module.py").write_text(blocks(guide, "python")[0])
+        run([sys.executable, "-W", "ignore", "module.py"], folder)
+        with contextlib.chdir(folder):
+            compare = "compare-gradients model.onnx --loss cross_entropy --torch module.py:build"
+            shown = cli(*compare.split()).out
+        assert shown.split() == blocks(guide, "text")[0].split()
     commands = [
         line
         for block in blocks(guide, "")

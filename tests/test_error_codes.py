@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 ERRORS = {"OdtpackError", "UnknownNameError", "UnknownKeyError", "WrongTypeError", "unreadable"}
 TABLE = "runtime/odtpack_runtime/error_codes.toml"
 READ = ("missing", "unreadable", "too-large")
-KINDS = ("budgets", "fleet", "measurements", "profile", "recipe", "result", "trace")
+KINDS = ("budgets", "fleet", "measurements", "names", "profile", "recipe", "result", "trace")
 # Raised with a code that is computed, by file.
 COMPUTED = {
     "packager/odtpack/option.py": {

@@ -81,6 +81,7 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     target: choices.Runtime = choices.STOCK,
     untie: Sequence[str] | None = None,
+    stop_gradient: Sequence[str] | None = None,
 ) -> None:
     """Generate the files that training on a device needs.
 
@@ -115,6 +116,7 @@ def generate_artifacts(
             onnxruntime-training 1.19.
         untie: Patterns of tensors that several places of the model read, of which each place
             gets its own, see :func:`odtpack.model.shared_tensors.untie`.
+        stop_gradient: Values that no gradient passes, as for ``--stop-gradient``.
 
     Raises:
         OdtpackError: Bad input; the message says what, and how to correct it. Nothing has been
@@ -138,7 +140,12 @@ def generate_artifacts(
     if target not in get_args(choices.Runtime):
         known = ", ".join(repr(name) for name in get_args(choices.Runtime))
         raise OdtpackError("bad-target", f"target is {target!r}; it must be one of {known}")
-    loaded = load_model(model, named=(*train, *frozen), untie=_names(untie, "untie"))
+    loaded = load_model(
+        model,
+        named=(*train, *frozen),
+        untie=_names(untie, "untie"),
+        stop=_names(stop_gradient, "stop_gradient"),
+    )
     train = _initializers(loaded, train, "requires_grad")
     frozen = _initializers(loaded, frozen, "frozen_params")
     read = _names(loss_input_names, "loss_input_names")
@@ -228,9 +235,9 @@ def _names(names: Sequence[str] | None, argument: str) -> tuple[str, ...]:
         return ()
     listed = isinstance(names, Collection) and not isinstance(names, str)
     if not listed or not all(isinstance(name, str) for name in names):
-        raise OdtpackError(
-            f"bad-{argument.replace('_', '-')}", f"{argument} must be a list of names"
-        )
+        named = argument.replace("_", "-")  # what the reference does not have has no code
+        code = "bad-argument" if argument in ("untie", "stop_gradient") else f"bad-{named}"
+        raise OdtpackError(code, f"{argument} must be a list of names")
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise OdtpackError("named-twice", f"{argument} names {repeated[0]!r} more than once")

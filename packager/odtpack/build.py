@@ -32,7 +32,9 @@ from odtpack.model.shared_tensors import shared_tensors
 from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from odtpack.option import options_of
 from odtpack.ort_training.backend import backend_for
-from odtpack.package.parameters import constants_like_weights, look_alikes, resolve, unreached
+from odtpack.package.chosen import Chosen, choose, some
+from odtpack.package.parameters import constants_like_weights, unreached
+from odtpack.package.rows import frozen_rows, zero_rows
 from odtpack.package.task import Task
 from odtpack.package.write import check_folder, write_artifacts
 from odtpack.quantized import quantize_base
@@ -157,7 +159,10 @@ def build(
     optimizer = make_optimizer(spec.optimizer, spec.optimizer_options)
     try:
         loaded = load_model(
-            forward_model(spec), named=(*spec.train, *spec.freeze), untie=spec.untie
+            forward_model(spec),
+            named=(*spec.train, *spec.freeze),
+            untie=spec.untie,
+            stop=spec.stop_gradient,
         )
         cache, wanted = loaded.meta.get(CACHE, ()), spec.train
         old = loaded.meta.get(CONVERTED_FROM)
@@ -179,12 +184,15 @@ def build(
         # Without further instructions a loss reads the first outputs.
         count = 1 if chosen is None else len(chosen.reads)
         read = spec.loss_inputs or tuple(str(v.name) for v in loaded.graph.outputs[:count])
-        alike = look_alikes(loaded)
-        trained, frozen = resolve(loaded, wanted, spec.freeze, read, alike)
+        found = choose(loaded, spec, wanted, read, () if inserted is None else inserted.parameters)
+        rows = frozen_rows(loaded, spec, found.trained, optimizer)
         if remark is not None:
-            for sentence in _remarks(loaded, alike, cache, trained, chosen, read):
+            for sentence in (
+                *_remarks(loaded, found, cache, chosen, read),
+                *zero_rows(loaded, found.trained, rows),
+            ):
                 remark(sentence)
-        if not trained:
+        if not found.trained:
             raise OdtpackError(
                 "nothing-to-train",
                 "no parameter is left to train"
@@ -194,11 +202,12 @@ def build(
             )
         task = Task(
             loaded,
-            trained,
-            frozen,
+            found.trained,
+            found.frozen,
             chosen,
             spec,
             optimizer,
+            frozen_rows=rows,
             memory=memory,
             adapter=None if inserted is None else _adapter_info(inserted),
             backend=backend_for(spec.runtime),
@@ -231,37 +240,32 @@ def _adapter_info(inserted: Inserted) -> AdapterInfo:
 
 def _remarks(
     model: ir.Model,
-    alike: Sequence[str],
+    found: Chosen,
     cache: Sequence[str],
-    trained: Sequence[str],
     loss: Loss | None,
     read: Sequence[str],
 ) -> Iterator[str]:
     """What is done or assumed without being asked for, a sentence each."""
     if cache:
         yield (
-            f"the inputs {_some(cache, 2)} are left out: in training each sequence "
+            f"the inputs {some(cache, 2)} are left out: in training each sequence "
             "starts with an empty cache, and padding goes to its end"
         )
-    if names := unreached(model, alike, read):
-        yield f"the loss does not depend on {_some(names)}: not trained"
-    left = [name for name in constants_like_weights(model, alike) if name not in trained]
+    yield from found.remarks
+    if names := unreached(model, found.alike, read):
+        yield f"the loss does not depend on {some(names)}: not trained"
+    left = [n for n in constants_like_weights(model, found.alike) if n not in found.trained]
     if left:
         yield (
-            f"{_some(left)}: a Constant node at the place of a weight, in a model "
+            f"{some(left)}: a Constant node at the place of a weight, in a model "
             f"whose weights are initializers, stays a constant; --train {left[0]!r} trains it"
         )
     assumed = None if loss is None else _assumption(model, loss, read)
     if assumed is not None:
         yield assumed
-    for each in shared_tensors(model.graph, trained):
+    for each in shared_tensors(model.graph, found.trained):
         if not each.one_parameter:
             yield each.sentence()
-
-
-def _some(names: Sequence[str], most: int = 4) -> str:
-    more = f" and {len(names) - most} more" if names[most:] else ""
-    return f"{', '.join(names[:most])}{more}"
 
 
 def _assumption(model: ir.Model, loss: Loss, read: Sequence[str]) -> str | None:

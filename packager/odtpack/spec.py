@@ -248,11 +248,32 @@ class BuildSpec:
         "a parameter that neither matches stays a constant inside the models.",
         key="parameters.freeze", flag="--freeze", metavar="GLOB",
     )  # fmt: skip
+    like: str | None = option(
+        None,
+        "A file that says what trains: the list that `odtpack.names(module, 'names.txt')` writes "
+        "beside the export; or a `.safetensors` file that holds the trained tensors alone, which a "
+        "`state_dict` does not.",
+        key="parameters.like", flag="--like", metavar="FILE", example="names.txt",
+    )  # fmt: skip
+    freeze_rows: tuple[str, ...] = option(
+        (),
+        "Row of a parameter that stays as it is, as that of `padding_idx` in PyTorch does, which "
+        "ONNX does not record.",
+        key="parameters.freeze_rows", flag="--freeze-row", metavar="NAME=ROW",
+        example="embedding.weight=0",
+    )  # fmt: skip
     untie: tuple[str, ...] = option(
         (),
         "Patterns of tensors that several places of the model read, to give each place its own. "
         "`odtpack inspect` lists them.",
         key="parameters.untie", flag="--untie", metavar="GLOB",
+    )  # fmt: skip
+    stop_gradient: tuple[str, ...] = option(
+        (),
+        "Values of the model that no gradient passes, as `detach` in PyTorch, which exporters "
+        "leave out. `VALUE@OUTPUT` stops it only on the way into the node that computes OUTPUT. "
+        "Both may be patterns.",
+        key="stop_gradient", flag="--stop-gradient", metavar="VALUE",
     )  # fmt: skip
     adapter: AdapterKind | None = option(
         None, AdapterSpec.__dataclass_fields__["kind"].metadata["meaning"], key="adapter.kind",
@@ -424,6 +445,8 @@ class BuildSpec:
                 value = each.read(value)
             if value is not None:
                 values[each.name] = value
+        if "like" in values:
+            values["like"] = str(recipe.path.parent / values["like"])
         if "memory_budget" in values and "batch" in recipe.table.model_fields_set:
             values.setdefault("memory_batch", recipe.table.batch.at_once)
         return cls(**values)

@@ -56,6 +56,7 @@ CASES: dict[str, tuple[Callable[[], onnxblock.Block], str, np.ndarray]] = {
     "Neg": (blocks.Neg, "x", -X),
     "Abs": (blocks.Abs, "x", np.abs(X)),
     "ReduceAllL2": (blocks.ReduceAllL2, "xy", np.sqrt((X**2).sum() + (Y**2).sum())),
+    "StopGradient": (blocks.StopGradient, "x", X),
     "Clip": (lambda: blocks.Clip(-0.5, 0.25), "x", X.clip(-0.5, 0.25)),
     "Clip-below": (lambda: blocks.Clip(clip_min=-0.5), "x", X.clip(-0.5)),
     "Clip-above": (lambda: blocks.Clip(clip_max=0.25), "x", X.clip(None, 0.25)),

@@ -72,6 +72,48 @@ def test_what_is_no_parameter(body: str, values: dict[str, Any]) -> None:
     assert _candidates(body, **values) - {"scale", "bias"} == {"w"}
 
 
+def _sinusoid(rows: int, size: int) -> np.ndarray:
+    angles = np.arange(rows)[:, None] / 10000 ** (np.arange(0, size, 2) / size)
+    return np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(rows, size)
+
+
+NORMALIZED = "x2 = Sub(x, mean) x3 = Div(x2, pixel_std) h2 = MatMul(x3, w) y = Add(h, h2)"
+
+
+@pytest.mark.parametrize(
+    ("body", "values", "buffers"),
+    [
+        (NORMALIZED, {"mean": _random(3), "pixel_std": np.full((1, 3), 0.3)}, "mean pixel_std"),
+        ("y = Add(h, pe)", {"pe": _sinusoid(40, 6)}, "pe"),
+        ("y = Add(h, pe)", {"pe": _sinusoid(40, 6)[None]}, "pe"),
+        ("y = Mul(h, cos)", {"cos": _sinusoid(400, 64)[:, 1::2]}, "cos"),
+        ("y = Add(h, pe)", {"pe": _sinusoid(40, 6) + 0.01 * _random(40, 6)}, ""),
+        ("y = Add(h, table)", {"table": np.eye(8)}, ""),
+        ("y = Add(h, table)", {"table": np.zeros((8, 3))}, ""),
+        ("y = Add(h, bins)", {"bins": np.linspace(0, 5, 16).reshape(16, 1)}, "bins"),
+        ("y = Add(h, a.bias)", {"a.bias": np.zeros(16)}, ""),
+        ("y = Mul(h, loss.pos_weight)", {"loss.pos_weight": _random(3)}, "loss.pos_weight"),
+        ("y = Mul(h, loss.weight)", {"loss.weight": _random(3)}, "loss.weight"),
+        ("y = Add(h, loss.weight)", {"loss.weight": _random(4, 3)}, ""),
+        ("y = Add(h, bn.running_mean)", {"bn.running_mean": _random(3)}, "bn.running_mean"),
+        ("a = Mul(x, a.weight) y = Add(a, h)", {"a.weight": _random(3)}, ""),
+        ("a = Add(x, positions) y = Add(a, h)", {"positions": _random(2, 3)}, ""),
+        ("a = Mul(x, scale) y = Add(a, h)", {"scale": _random(3)}, ""),
+        ("a = Mul(x, std) b = Add(h, std) y = Add(a, b)", {"std": _random(3)}, ""),
+    ],
+)
+def test_what_looks_like_a_buffer(body: str, values: dict[str, Any], buffers: str) -> None:
+    named = body
+    for place, name in enumerate(values):
+        named = named.replace(name, f"v{place}")
+    model = _model(named, w=_random(3, 3), **{f"v{i}": v for i, v in enumerate(values.values())})
+    for place, name in enumerate(values):  # the parser takes no dots
+        for node in model.graph.node:
+            node.input[:] = [name if each == f"v{place}" else each for each in node.input]
+        next(t for t in model.graph.initializer if t.name == f"v{place}").name = name
+    assert set(candidates(load_model(model))) == ({"w"} | set(values)) - set(buffers.split())
+
+
 def test_a_setting_that_is_also_used_as_a_value() -> None:
     values = {"scale": np.ones(3), "bias": np.zeros(3), "mean": _random(3), "var": np.ones(3)}
     body = "n = BatchNormalization(h, scale, bias, mean, var) y = Mul(n, mean)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
@@ -16,7 +17,7 @@ from odtpack.autodiff.context import (
     Rule,
     WithCaptured,
 )
-from odtpack.errors import OdtpackError
+from odtpack.errors import OdtpackError, UnknownNameError, near_names
 from odtpack.graph.graphs import captures, dims_of, reads, replace, subgraphs, wider
 from odtpack.graph.ops import Ops
 
@@ -297,6 +298,44 @@ def has_stand_in(node: ir.Node) -> bool:
     return any(user.op_type == STRAIGHT_THROUGH and place == 0 for user, place in readers)
 
 
+def stop_at(graph: ir.Graph, wanted: Iterable[str]) -> None:
+    """Let no gradient pass ``VALUE``, or ``VALUE@OUTPUT``: where the node of OUTPUT reads it."""
+    # Each may be a pattern. A value that is stopped keeps its name, also as an output.
+    computed = {str(y.name): y for node in graph for y in node.outputs}
+    known = {str(v.name): v for v in graph.inputs} | dict(graph.initializers) | computed
+    op = Ops(graph, "stop/")
+    for text in wanted:
+        values, readers = _named(computed, text), set[ir.Node | None]()
+        if not values and "@" in text:
+            name, _, output = text.rpartition("@")
+            readers = {y.producer() for y in _named(computed, output)}
+            values = [v for v in _named(known, name) if readers.intersection(v.consumers())]
+        if not values:
+            raise UnknownNameError(
+                "unknown-value",
+                f"--stop-gradient names {text!r}, which the graph does not compute",
+                hint=f"freeze it (--freeze {text!r})"
+                if text in graph.initializers
+                else near_names(text, computed, "name an output of a node of the main graph"),
+            )
+        for value in values:
+            node, uses = value.producer(), list(value.uses())
+            with op.before(graph[0]) if node is None else op.after(node):
+                held = stop(op, value)
+            for reader, index in uses:
+                if not readers or reader in readers:
+                    reader.replace_input_with(index, held)
+            if not readers:
+                graph.outputs[:] = [held if each is value else each for each in graph.outputs]
+                held.name, value.name = value.name, held.name
+
+
+def _named(values: Mapping[str, ir.Value], text: str) -> list[ir.Value]:
+    """The value of a name, or those that a pattern matches."""
+    exact = [values[text]] if text in values else []
+    return exact or [value for name, value in values.items() if fnmatchcase(name, text)]
+
+
 def lower(graph: ir.Graph) -> None:
     """Write the operators out."""
     for node in [*graph]:
@@ -310,6 +349,8 @@ def lower(graph: ir.Graph) -> None:
             value = node.inputs[0]
             if value is None:
                 continue
+            if node.outputs[0].is_graph_output() and value.producer() is not None:
+                value.name, node.outputs[0].name = node.outputs[0].name, value.name
             ir.convenience.replace_all_uses_with(node.outputs[0], value, replace_graph_outputs=True)
             graph.remove(node, safe=True)
     graph.opset_imports.pop(INTERNAL_DOMAIN, None)

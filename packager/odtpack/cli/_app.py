@@ -34,6 +34,7 @@ from odtpack.cli.device.train import train
 from odtpack.cli.explain import explain
 from odtpack.cli.export import config, export, ort
 from odtpack.cli.fleet import fleet
+from odtpack.cli.gradients import compare_gradients
 from odtpack.cli.inspect import inspect
 from odtpack.cli.model import head, import_, init, ops
 from odtpack.cli.release import diff, install, sign, verify
@@ -180,6 +181,18 @@ _add(
     "odtpack compare main.json report.json",
     "odtpack compare main.json report.json --budget budgets.toml \\",
     "    --format markdown --out comment.md",
+)
+_add(
+    compare_gradients,
+    "odtpack compare-gradients model.onnx --loss cross_entropy --torch module.py:build",
+    "odtpack compare-gradients package --torch module.py:build",
+    "",
+    "In module.py:",
+    "    def build():",
+    "        module, x, labels = Net(), torch.randn(8, 4), torch.arange(8) % 3",
+    "        loss = torch.nn.functional.cross_entropy(module(x), labels)",
+    '        return module, loss, {"input": x, "labels": labels}',
+    name="compare-gradients",
 )
 _add(explain, "odtpack explain data-shape", "odtpack explain data-shape --json")
 _add(demo, "odtpack demo", "odtpack demo --out build/demo --epochs 3")

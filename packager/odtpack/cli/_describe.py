@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +82,35 @@ def parameter_summary(manifest: Manifest) -> list[str]:
         if found:
             lines.append(count_line(role, [(item.dtype, item.shape) for item in found]))
     return lines
+
+
+_TRAINED_LINES = 5
+
+
+def trained_lines(manifest: Manifest) -> list[str]:
+    """What trains, by name and group, in at most five lines."""
+    shown = {p.name: p.module or p.name for p in manifest.parameters if p.role == "trainable"}
+    groups = [
+        (f"lr x{each.learning_rate_scale:g}, decay {each.weight_decay:g}: ", each.parameters)
+        for each in manifest.groups
+    ] or [("", tuple(shown))]
+    lines: list[str] = []
+    for index, (title, names) in enumerate(groups[:_TRAINED_LINES]):
+        room = (_TRAINED_LINES - len(lines)) // (min(len(groups), _TRAINED_LINES) - index)
+        lines += _filled(title, [shown.get(name, name) for name in names], room)
+    return [f"{'' if i else 'trains':<10} {line}" for i, line in enumerate(lines)]
+
+
+def _filled(title: str, names: Sequence[str], room: int) -> list[str]:
+    """Names in a few lines: those of a module together where there are too many."""
+    wrap = textwrap.TextWrapper(84, break_long_words=False, break_on_hyphens=False)
+    for depth in (None, 4, 3, 2, 1):
+        counts = Counter(".".join(name.split(".")[:depth]) for name in names)
+        together = [key if n == 1 else f"{key}.* ({n})" for key, n in counts.items()]
+        if len(lines := wrap.wrap(title + ", ".join(together))) <= room:
+            return lines
+    rest = f" and {len(together)} in all"
+    return [*lines[: room - 1], lines[room - 1][: 84 - len(rest)].rpartition(",")[0] + rest]
 
 
 def runtime_text(manifest: Manifest) -> str:

@@ -128,12 +128,12 @@ def _build_if_changed(spec: BuildSpec, folder: Path) -> dict[str, Any]:
 
 
 def print_built(manifest: Manifest, folder: Path) -> None:
-    """Print what a package holds: parameters by role, and files."""
-    from odtpack.cli._describe import parameter_summary, runtime_text
+    """Print what a package holds: parameters by role, what trains, and files."""
+    from odtpack.cli._describe import parameter_summary, runtime_text, trained_lines
     from odtpack_simulator.values.units import format_bytes
 
     _console.say(f"built {folder}", style="bold")
-    for line in parameter_summary(manifest):
+    for line in (*parameter_summary(manifest), *trained_lines(manifest)):
         _console.say(f"  {line}")
     files = sorted(path for path in folder.iterdir() if path.is_file())
     width = max(24, *(len(path.name) for path in files))

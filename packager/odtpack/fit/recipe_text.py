@@ -53,7 +53,8 @@ def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict
         "budgets": budgets,
         "head": {} if settings.head is None else dataclasses.asdict(settings.head),
         "loss": loss,
-        "parameters": settings.said("parameters"),
+        "parameters": settings.said("parameters")
+        | ({"like": _relative(Path(settings.like), around.folder)} if settings.like else {}),
         "adapter": settings.said("adapter"),
         "optimizer": optimizer,
         "clip": {"norm": settings.clip_norm, "value": settings.clip_value},

@@ -11,7 +11,7 @@ from odtpack.build import build, forward_model
 from odtpack.errors import OdtpackError
 from odtpack.fit.space import Freeze, SearchConstraints, freezes
 from odtpack.model.loading import load_model
-from odtpack.package.parameters import resolve
+from odtpack.package.chosen import choose
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import TensorSpec
@@ -130,9 +130,10 @@ def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int
     files = write_data(arrays, folder / "data")
     sizes = [spec.shape[0] for spec in inputs if spec.shape]
     named = (*settings.train, *settings.freeze)
-    model = load_model(forward_model(settings), named=named, untie=settings.untie)
+    model = load_model(forward_model(settings), named, settings.untie, settings.stop_gradient)
     read = settings.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)
-    found = freezes(model, *resolve(model, settings.train, settings.freeze, read))
+    chosen = choose(model, settings, settings.train, read)
+    found = freezes(model, chosen.trained, chosen.frozen)
     return SearchContext(
         settings,
         inputs,

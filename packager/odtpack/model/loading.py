@@ -14,6 +14,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack import targets
+from odtpack.autodiff import backward
 from odtpack.contrib import DOMAIN
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import (
@@ -52,7 +53,10 @@ CONVERTED_FROM = "odtpack.converted"
 
 
 def load_model(
-    model: ModelLike, named: Collection[str] = (), untie: Sequence[str] = ()
+    model: ModelLike,
+    named: Collection[str] = (),
+    untie: Sequence[str] = (),
+    stop: Sequence[str] = (),
 ) -> ir.Model:
     """Return a checked model with local functions inlined and shapes inferred."""
     # Contributed operators are written in standard ones where :mod:`odtpack.contrib` can, and a
@@ -61,14 +65,16 @@ def load_model(
     # model: Path of an ONNX file (external data beside it), or a model in memory, which is not
     # changed. named: Initializers that the caller goes by, which are not taken for folded copies of
     # others (see :mod:`odtpack.model.shared_tensors`). untie: Patterns of shared tensors of which
-    # each place gets its own copy (see :mod:`odtpack.model.shared_tensors`).
-    return load_source(source.open_model(model), named, untie)
+    # each place gets its own copy (see :mod:`odtpack.model.shared_tensors`). stop: Values through
+    # which no gradient passes (see :func:`odtpack.autodiff.backward.stop_at`).
+    return load_source(source.open_model(model), named, untie, stop)
 
 
 def load_source(
     given: source.Source,
     named: Collection[str] = (),
     untie: Sequence[str] = (),
+    stop: Sequence[str] = (),
     *,
     as_stored: bool = False,
 ) -> ir.Model:
@@ -124,6 +130,7 @@ def load_source(
     shared_tensors.untie(loaded.graph, untie)
     _open_declared_sizes(loaded.graph)
     loaded = _infer_anew(loaded)
+    backward.stop_at(loaded.graph, stop)
     inputs = [value for value in loaded.graph.inputs if value.uses()]
     cache = () if as_stored else drop(loaded.graph)
     if needs_blocks(loaded.graph):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.autodiff.backward import stop
 from odtpack.errors import OdtpackError
 from odtpack.onnxblock.bases import current
 from odtpack.onnxblock.block import Block
@@ -35,6 +36,7 @@ __all__ = [
     "ReduceSum",
     "SequenceConstruct",
     "Sigmoid",
+    "StopGradient",
     "Sub",
 ]
 
@@ -183,6 +185,14 @@ class PassThrough(Block):
     def build(self, *input_names: str) -> tuple[str, ...]:
         """Return the names."""
         return input_names
+
+
+class StopGradient(Block):
+    """The same value, which no gradient passes: ``detach`` in PyTorch."""
+
+    def build(self, input_name: str) -> str:
+        """Write the node."""
+        return self._write([input_name], lambda op, x: [stop(op, x[0])])[0]
 
 
 class InputLike(Block):

@@ -16,6 +16,7 @@ from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.graphs import TRAINABLE_TYPES, is_setting
 from odtpack.model.exporters import KIND, made_up, matching, module_names
 from odtpack.model.loading import is_lifted_constant
+from odtpack.package.buffers import by_looks
 from odtpack.passes import batch_norm
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
@@ -75,6 +76,11 @@ def reached(model: ir.Model, names: Sequence[str], read: Sequence[str] = ()) -> 
 
 def look_alikes(model: ir.Model) -> list[str]:
     """As :func:`candidates`, whether a gradient reaches them or not."""
+    return sort_out(model)[0]
+
+
+def sort_out(model: ir.Model) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """Those of :func:`look_alikes`; buffers by their looks; and what may be one, and trains."""
     # It reads the values of all initializers, which may take gigabytes.
     graph = model.graph
     state = set(batch_norm.state_names(graph))
@@ -85,7 +91,11 @@ def look_alikes(model: ir.Model) -> list[str]:
         if name not in state and _looks_trainable(value, name in unnamed)
     ]
     stored = [value for value in found if not is_lifted_constant(value)]
-    return [str(value.name) for value in stored or found]
+    names = [str(value.name) for value in stored or found]
+    buffers, doubtful = by_looks(graph, names)
+    if len(buffers) == len(names):
+        buffers = {}  # a model has parameters
+    return [name for name in names if name not in buffers], buffers, doubtful
 
 
 def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:

@@ -119,6 +119,8 @@ class Task:
     attached: LossInfo | None = None  # what is known of a loss that the model already ends in
     # names of inputs whose gradients the training model accumulates, like those of parameters
     input_gradients: tuple[str, ...] = ()
+    # rows of parameters that stay as they are, by name
+    frozen_rows: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     # for which shapes, and how far, the training model's memory is made small; None to leave it as
     # it is differentiated
     memory: MemorySpec | None = dataclasses.field(default_factory=MemorySpec)

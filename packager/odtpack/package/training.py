@@ -24,7 +24,7 @@ from odtpack.package.parameters import (
     lift_parameters,
     store_frozen,
 )
-from odtpack.package.task import Backend, Graphs, InferenceTemplate, LossInfo, Task
+from odtpack.package.task import Graphs, InferenceTemplate, LossInfo, Task
 from odtpack.passes import aliases, batch_norm, gradient_buffers, pipeline
 from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
 from odtpack_runtime.session.graph_signature import (
@@ -371,7 +371,7 @@ def _differentiate(model: ir.Model, task: Task) -> None:
     require_reached(trained, gradients)
     updates = pipeline.after_gradient(op, model, task.backend.lower_batch_norms)
     if trained:
-        accumulate_gradients(graph, op, trained, gradients, task.backend)
+        accumulate_gradients(graph, op, trained, gradients, task)
     for update in updates:
         # A layer used twice updates its statistics twice, the second time from the first.
         update.update.name = update.name + STATE_SUFFIX
@@ -396,13 +396,13 @@ def accumulate_gradients(
     op: Ops,
     trained: Sequence[ir.Value],
     gradients: dict[ir.Value, ir.Value],
-    backend: Backend,
+    task: Task,
 ) -> None:
     """Let a graph add the gradients of parameters to buffers, which become inputs and outputs."""
     buffers = [ir.val(f"{p.name}{BUFFER_SUFFIX}", dtype=p.dtype, shape=p.shape) for p in trained]
     reset = ir.val(RESET, dtype=ir.DataType.BOOL, shape=[1])
     graph.inputs.extend([*buffers, reset])
-    accumulate = backend.accumulator(op, reset)
+    accumulate = task.backend.accumulator(op, reset)
     shares = collections.Counter(gradients[parameter] for parameter in trained)
     for parameter, buffer in zip(trained, buffers, strict=True):
         gradient = gradients[parameter]
@@ -411,6 +411,11 @@ def accumulate_gradients(
             gradient = op.Identity(gradient)
         else:
             gradient = gradient_buffers.merge(op, gradient)
+        if rows := task.frozen_rows.get(str(parameter.name)):
+            still = np.zeros(
+                (len(rows), *(static_dims(parameter) or ())[1:]), op.type_of(parameter).numpy()
+            )
+            gradient = op.ScatterND(gradient, op.constant(np.array(rows)[:, None]), still)
         gradient.name = op.fresh_name(f"{parameter.name}_grad")
         gradient.type, gradient.shape = parameter.type, parameter.shape
         out = accumulate(parameter, gradient, buffer)

@@ -505,7 +505,8 @@ _WORTH_A_STEP_MODEL: Final = 1 << 18
 # Options whose effect is in the digest in its resolved form: in the model, the names of the
 # parameters, the loss, the optimizer model or the problem that the memory compiler solves.
 _RESOLVED: Final = {
-    *("model", "head", "train", "freeze", "untie", "loss", "loss_options", "optimizer"),
+    *("model", "head", "train", "freeze", "like", "untie", "stop_gradient"),
+    *("loss", "loss_options", "optimizer"),
     *("optimizer_options", "clip_norm", "clip_value", "privacy_clip", "privacy_noise", "groups"),
     *("decay_vectors", "schedule", "prediction", "base", "onnxruntime", "adapter"),
     *(f"adapter_{each.name}" for each in options_of(AdapterSpec)),

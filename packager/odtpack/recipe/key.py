@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from odtpack.errors import OdtpackError, model_not_readable, not_onnx
+from odtpack.names_file import read_names
 from odtpack.spec import BuildSpec
 from odtpack_runtime.files.atomic import atomic_write, file_sha256
 
@@ -30,6 +31,8 @@ def cache_key(settings: BuildSpec) -> str:
         "model": _model_digests(settings.model),
         "versions": _versions(),
     }
+    if settings.like is not None:
+        content["like"] = [str(each) for each in read_names(Path(settings.like))]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -306,7 +306,7 @@ class _Maker:
             value.type, value.shape = start.type, start.shape
         pipeline.after_gradient(op, model, self.task.backend.lower_batch_norms)
         if trained:
-            training.accumulate_gradients(graph, op, trained, gradients, self.task.backend)
+            training.accumulate_gradients(graph, op, trained, gradients, self.task)
         graph.outputs.extend(outward)
 
     def _finished(

@@ -1,0 +1,106 @@
+"""Which tensors of a PyTorch module train: a text file, written beside the export.
+
+A line for each tensor: its name, its shape, ``parameter`` or ``buffer``, and whether it requires a
+gradient::
+
+    encoder.0.weight [8,6] parameter true
+    loss.pos_weight [3] buffer false
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+from typing import Any, Final
+
+_TITLE: Final = "# odtpack names: name [shape] kind requires_grad\n"
+_LINE: Final = re.compile(r"(\S.*) \[((?:\d+(?:,\d+)*)?)\] (parameter|buffer) (true|false)")
+_LIMIT: Final = 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A tensor of a module."""
+
+    name: str
+    shape: tuple[int, ...]
+    parameter: bool  # whether it is a parameter, not a buffer
+    trained: bool  # whether it requires a gradient
+
+
+def names(module: Any, path: str | os.PathLike[str] | None = None) -> str:
+    """List the tensors of a module, for ``odtpack build --like``.
+
+    Args:
+        module: A ``torch.nn.Module``, as it is exported.
+        path: Where to write the list; None to write nothing.
+
+    Returns:
+        The text: a line for each parameter and buffer, tied ones under each of their names.
+    """
+    lines = [_TITLE]
+    for kind in ("parameter", "buffer"):
+        for name, tensor in getattr(module, f"named_{kind}s")(remove_duplicate=False):
+            shape = ",".join(map(str, tensor.shape))
+            lines.append(f"{name} [{shape}] {kind} {str(bool(tensor.requires_grad)).lower()}\n")
+    text = "".join(lines)
+    if path is not None:
+        Path(path).write_text(text, "utf-8", newline="\n")
+    return text
+
+
+def read_names(path: Path) -> tuple[Named, ...]:
+    """What a list says, or a safetensors file, all of whose tensors train."""
+    from odtpack.errors import OdtpackError
+    from odtpack_simulator.values.textfile import read_bounded
+
+    if path.suffix == ".safetensors":
+        return _of_safetensors(path)
+    data = read_bounded(path, limit=_LIMIT, code="names", what="list of names")
+    if data[:2] in (b"PK", b"\x80\x02") or path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+        raise OdtpackError(
+            "names-malformed",
+            "a file of torch.save is a pickle, which runs code when it is read",
+            where=str(path),
+            hint="write a list: odtpack.names(module, 'names.txt'), then --like names.txt",
+        )
+    found = []
+    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise OdtpackError(
+                "names-malformed",
+                f"{line[:60]!r} is not a name, a shape, parameter or buffer, and true or false",
+                where=f"{path}:{number}",
+                hint="write the list with odtpack.names(module, 'names.txt')",
+            )
+        shape = tuple(int(size) for size in match[2].split(",") if size)
+        found.append(Named(match[1], shape, match[3] == "parameter", match[4] == "true"))
+    return tuple(found)
+
+
+def _of_safetensors(path: Path) -> tuple[Named, ...]:
+    import safetensors
+
+    from odtpack.errors import OdtpackError
+
+    try:
+        with safetensors.safe_open(path, "numpy") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (safetensors.SafetensorError, OSError) as error:
+        raise OdtpackError(
+            "names-unreadable", f"{path.name!r} cannot be read: {error}", where=str(path)
+        ) from error
+    for name in shapes:
+        if name.endswith(("running_mean", "running_var", "num_batches_tracked")):
+            raise OdtpackError(
+                "names-malformed",
+                f"{name!r} is a buffer: the file holds more than what trains",
+                where=str(path),
+                hint="write a list: odtpack.names(module, 'names.txt'), then --like names.txt",
+            )
+    return tuple(Named(name, shape, True, True) for name, shape in shapes.items())

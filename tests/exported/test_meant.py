@@ -1,0 +1,461 @@
+"""What PyTorch keeps outside of the graph: each with the option that brings it back.
+
+The oracle is PyTorch in float64: the loss after eight steps is its loss.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import odtpack
+from odtpack import onnxblock
+from odtpack.artifacts import generate_artifacts
+from odtpack.build import build_package
+from odtpack.cli._fit import open_module
+from odtpack.errors import OdtpackError
+from odtpack.fit.recipe_text import Surroundings, recipe_text
+from odtpack.names_file import read_names
+from odtpack.onnxblock import blocks
+from odtpack.recipe import read_recipe
+from odtpack.recipe.key import cache_key
+from odtpack.spec import BuildSpec
+from odtpack_runtime import CheckpointState, Optimizer
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.training import loop
+from tests.exported.export import Exporter, export
+
+STEPS = 8
+Feeds = Mapping[str, Tensor]
+
+
+def follow(folder: Path, feeds: Feeds, rate: float = 0.5) -> list[float]:
+    """Losses of eight steps of a package on one batch, and that of what came of them."""
+    package = Package.open(folder)
+    module = open_module(package, CheckpointState.load_checkpoint(package.checkpoint))
+    optimizer = Optimizer(package.optimizer_model, module)
+    optimizer.set_learning_rate(rate)
+    fed = [feeds[name].numpy() for name in module.input_names()]
+    losses: list[float] = []
+    for _ in range(STEPS + 1):
+        loop.train_step(module, optimizer, [fed], on_loss=losses.append, expected=len(fed[0]))
+    return losses
+
+
+def pytorch(
+    module: nn.Module, loss: Callable[[nn.Module], Tensor], rate: float = 0.5,
+    make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+) -> list[float]:  # fmt: skip
+    """The same in PyTorch."""
+    module = copy.deepcopy(module).double()
+    optimizer = make((p for p in module.parameters() if p.requires_grad), lr=rate)
+    losses = []
+    for _ in range(STEPS + 1):
+        optimizer.zero_grad()
+        value = loss(module)
+        value.backward()
+        losses.append(value.item())
+        optimizer.step()
+    return losses
+
+
+def wide(feeds: Feeds) -> list[Tensor]:
+    """The inputs in float64."""
+    return [each.double() if each.is_floating_point() else each for each in feeds.values()]
+
+
+class SimSiam(nn.Module):
+    """Two views of a sample; the gradient passes one branch of each pair."""
+
+    feeds = ("left", "right")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+        self.predictor = nn.Linear(8, 8)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        a, b = self.encoder(left), self.encoder(right)
+        p, q = self.predictor(a), self.predictor(b)
+        alike = F.cosine_similarity(p, b.detach()) + F.cosine_similarity(q, a.detach())
+        return -alike.mean() / 2
+
+
+class Rounded(nn.Module):
+    """Rounding whose gradient is that of no rounding."""
+
+    feeds = ("x",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        y = y + (torch.round(y * 4) / 4 - y).detach()
+        return self.outer(y).square().mean()
+
+
+class Teacher(nn.Module):
+    """Two equal branches, of which one is stopped: exporters write one for both."""
+
+    feeds = ("x",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        taught, teacher = torch.tanh(self.layer(x)), torch.tanh(self.layer(x))
+        return (self.head(taught) - teacher.detach()).square().mean()
+
+
+def with_both_branches(path: Path) -> None:
+    """Write the teacher's branch, too, as an exporter does that merges nothing."""
+    model = onnx.load(path)
+    nodes = list(model.graph.node)
+    for place, node in enumerate(nodes[:2]):  # Gemm, Tanh
+        again = onnx.NodeProto()
+        again.CopyFrom(node)
+        again.name, again.output[0] = f"{node.name}_1", f"teacher_{place}"
+        again.input[0] = "teacher_0" if place else node.input[0]
+        model.graph.node.insert(2 + place, again)
+    subtract = next(node for node in nodes if node.op_type == "Sub")
+    subtract.input[1] = "teacher_1"
+    onnx.save(model, path)
+
+
+ENCODED = "/encoder/encoder.1"
+STOPS: dict[str, tuple[type[nn.Module], Exporter, list[str]]] = {
+    "siamese": (
+        SimSiam, "torchscript",
+        [f"{ENCODED}/Relu_output_0@/Mul_*", f"{ENCODED}_1/Relu_output_0@/Mul_*"],
+    ),
+    "siamese-dynamo": (
+        SimSiam, "dynamo",
+        ["relu@linalg_vector_norm_3", "relu@div_2", "relu_1@linalg_vector_norm_1", "relu_1@div"],
+    ),
+    "straight-through": (Rounded, "torchscript", ["/Sub_output_0"]),
+    "equal-branches": (Teacher, "torchscript", ["teacher_1"]),
+    "merged-branches": (Teacher, "dynamo", ["tanh@sub*"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_stop_gradient(name: str, tmp_path: Path) -> None:
+    make, exporter, stops = STOPS[name]
+    torch.manual_seed(0)
+    module = make().eval()
+    feeds = {key: torch.randn(16, 6) for key in make.feeds}  # type: ignore[attr-defined]
+    model = export(module, feeds, tmp_path / "model.onnx", exporter)
+    if name == "equal-branches":
+        with_both_branches(model)
+    theirs = pytorch(module, lambda twin: twin(*wide(feeds)))
+    built: dict[str, Any] = {"optimizer": "sgd"}
+    for step_model in ("never", "always"):
+        package = tmp_path / step_model
+        build_package(model, package, stop_gradient=stops, step_model=step_model, **built)
+        assert follow(package, feeds) == pytest.approx(theirs, rel=1e-5)
+    build_package(model, tmp_path / "erased", **built)
+    erased = follow(tmp_path / "erased", feeds)
+    assert erased[0] == pytest.approx(theirs[0], rel=1e-5)
+    assert abs(erased[-1] - theirs[-1]) > 1e-3 * abs(theirs[-1])
+
+
+class Half(onnxblock.TrainingBlock):
+    """The mean square, of which the gradient passes one factor."""
+
+    def build(self, name: str) -> str:  # type: ignore[override]
+        factor = blocks.StopGradient()(name)
+        return blocks.ReduceMean(keepdims=False)(blocks.Mul()(name, factor))
+
+
+def gradients(model: onnx.ModelProto | str, module: nn.Module, feeds: Feeds) -> dict[str, Any]:
+    """What a training model accumulates in one run, by parameter."""
+    tensors = {**module.state_dict(), **feeds}
+    source = model if isinstance(model, str) else model.SerializeToString()
+    session = onnxruntime.InferenceSession(source)
+    arrays = {
+        each.name: tensors[each.name].numpy() if each.name in tensors
+        else np.ones(1, bool) if "reset" in each.name
+        else np.zeros(each.shape, np.float32)
+        for each in session.get_inputs()
+    }  # fmt: skip
+    out = "_grad.accumulation.out"
+    names = [each.name for each in session.get_outputs() if each.name.endswith(out)]
+    found = zip(names, session.run(names, arrays), strict=True)
+    return {name.removesuffix(out): array for name, array in found}
+
+
+def assert_equal(ours: Mapping[str, Any], module: nn.Module, names: set[str]) -> None:
+    assert set(ours) == names
+    theirs = dict(module.named_parameters())
+    for name, array in ours.items():
+        np.testing.assert_allclose(array, theirs[name].grad, rtol=1e-4, atol=1e-6)
+
+
+def test_stop_gradient_of_an_adapter_artifacts_and_blocks(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, feeds = Teacher().eval(), {"x": torch.randn(16, 6)}
+    model = export(module, feeds, tmp_path / "model.onnx", "torchscript")
+    stops = ["/Tanh_output_0@/Sub_output_0"]
+    adapter: Any = {"adapter": "bitfit", "adapter_on": ("layer",)}
+    build_package(model, tmp_path / "bias", stop_gradient=stops, **adapter)
+    names = {name for name, _ in module.named_parameters()}
+    folder = tmp_path / "artifacts"
+    generate_artifacts(model, [*names], artifact_directory=folder, stop_gradient=stops)
+    module(*feeds.values()).backward()
+    for package, trained in ((tmp_path / "bias", {"layer.bias"}), (folder, names)):
+        ours = gradients(str(package / "training_model.onnx"), module, feeds)
+        assert_equal(ours, module, trained)
+    plain = nn.Linear(6, 3)
+    export(plain, feeds, model, "torchscript")
+    block = Half()
+    block.requires_grad("weight")
+    with onnxblock.base(onnx.load(model)):
+        block("output")
+    y = plain(feeds["x"])
+    (y * y.detach()).mean().backward()
+    assert_equal(gradients(block.to_model_proto()[0], plain, feeds), plain, {"weight"})
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [("/Tanh_outputs_0", "did you mean /Tanh_output_0"), ("head.weight", "--freeze 'head.weight'"),
+     ("/Tanh_output_0@/Tanh_output_0", "did you mean")],
+)  # fmt: skip
+def test_unknown_values_are_named(given: str, hint: str, tmp_path: Path) -> None:
+    model = export(Teacher(), {"x": torch.randn(2, 6)}, tmp_path / "model.onnx", "torchscript")
+    with pytest.raises(OdtpackError, match="--stop-gradient names") as caught:
+        build_package(model, tmp_path / "package", stop_gradient=[given])
+    assert caught.value.code == "unknown-value"
+    assert hint in str(caught.value.hint)
+
+
+class Tagger(nn.Module):
+    """Tensors that do not train, of each kind."""
+
+    feeds = ("x", "y")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.5, 0.4, 0.3]))
+        self.register_buffer("std", torch.tensor([0.2, 0.3, 0.25]))
+        angles = torch.arange(10)[:, None] / 10 ** (torch.arange(4) / 4)
+        self.register_buffer("positions", torch.cat([angles.sin(), angles.cos()], dim=1))
+        self.register_buffer("temperature", torch.tensor([1.0, 0.5, 2.0]))
+        self.inner, self.outer = nn.Linear(3, 8), nn.Linear(8, 3)
+        self.shift = nn.Parameter(torch.tensor([0.1, -0.3, 0.7]), requires_grad=False)
+        self.loss = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.5, 2.5, 5.25]))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = torch.tanh(self.inner((x - self.mean) / self.std) + self.positions)
+        logits = self.outer(hidden) / self.temperature + self.shift
+        return self.loss(logits, y)
+
+
+def tagger(folder: Path, exporter: Exporter) -> tuple[nn.Module, Feeds, Path]:
+    torch.manual_seed(0)
+    module = Tagger().eval()
+    feeds = {"x": torch.rand(4, 10, 3), "y": (torch.rand(4, 10, 3) > 0.5).float()}
+    return module, feeds, export(module, feeds, folder / "model.onnx", exporter)
+
+
+def trained_in(folder: Path) -> set[str]:
+    roles = Package.open(folder).manifest.parameters
+    return {each.module or each.name for each in roles if each.role == "trainable"}
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+@pytest.mark.parametrize("way", ["looks", "names", "safetensors"])
+def test_buffers_do_not_train(exporter: Exporter, way: str, tmp_path: Path) -> None:
+    module, feeds, model = tagger(tmp_path, exporter)
+    trained = {name for name, each in module.named_parameters() if each.requires_grad}
+    told: dict[str, Any] = {"freeze": ["shift"]}
+    if way == "looks" and exporter == "torchscript":
+        told = {"freeze": ["shift", "temperature"]}  # which look like any parameter
+    elif way == "names":
+        told = {"like": str(tmp_path / "names.txt")}
+        odtpack.names(module, told["like"])
+    elif way == "safetensors":
+        told = {"like": str(tmp_path / "weights.safetensors")}
+        tensors = {name: each.detach() for name, each in module.named_parameters()}
+        safetensors.torch.save_file({name: tensors[name] for name in trained}, told["like"])
+    notes: list[str] = []
+    package = tmp_path / "package"
+    build_package(model, package, remark=notes.append, optimizer="sgd", **told)
+    assert trained_in(package) == trained
+    theirs = pytorch(module, lambda twin: twin(*wide(feeds)))
+    assert follow(package, feeds) == pytest.approx(theirs, rel=1e-5)
+    if way == "looks" and exporter == "torchscript":
+        (note,) = (note for note in notes if "buffers" in note)
+        looks = ("mean (it scales or shifts an input)", "positions (a sinusoid)")
+        assert all(look in note for look in (*looks, "loss.pos_weight (a weight of a loss)"))
+        assert "--like" in note
+    else:  # what the exporter noted needs no note, but for what it computed
+        assert not [note for note in notes if "buffers" in note and "look: sub_1 (" not in note]
+
+
+def test_renamed_tensors_are_matched_by_shape_or_named(tmp_path: Path) -> None:
+    module, _, model = tagger(tmp_path, "torchscript")
+    proto = onnx.load(model)
+    for node in proto.graph.node:
+        node.input[:] = ["onnx::Add_8" if each == "outer.bias" else each for each in node.input]
+        node.name = ""  # which tells the module
+    next(t for t in proto.graph.initializer if t.name == "outer.bias").name = "onnx::Add_8"
+    names, notes = tmp_path / "names.txt", list[str]()
+    text = odtpack.names(module, names)
+    assert names.read_text() == text
+    assert "\nouter.weight [3,8] parameter true\nouter.bias [3] parameter true\n" in text
+    assert "\nshift [3] parameter false\n" in text
+    assert "\nloss.pos_weight [3] buffer false\n" in text
+    names.write_text(text.replace("outer.bias [3]", "outer.bias [4]") + "lost [7] parameter true\n")
+    build_package(proto, tmp_path / "package", remark=notes.append, like=str(names))
+    (outer,) = trained_in(tmp_path / "package") - {"inner.weight", "inner.bias"}
+    assert outer.startswith("onnx::MatMul_")
+    assert any("trains outer.bias, lost, of which" in note for note in notes)
+    assert any(note.startswith("onnx::Add_8: not in names.txt") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "code", "hint"),
+    [
+        ("weights.pt", b"PK\3\4", "names-malformed", "odtpack.names(module, 'names.txt')"),
+        ("names.txt", b"a [3] parameter\n", "names-malformed", "odtpack.names"),
+        ("names.txt", None, "names-missing", None),
+        ("w.safetensors", b"\xff" * 16, "names-unreadable", None),
+    ],
+)
+def test_what_is_no_list(
+    file: str, content: bytes | None, code: str, hint: str | None, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / file).write_bytes(content)
+    _, _, model = tagger(tmp_path, "torchscript")
+    with pytest.raises(OdtpackError) as caught:
+        build_package(model, tmp_path / "package", like=str(tmp_path / file))
+    assert caught.value.code == code
+    assert hint is None or hint in str(caught.value.hint)
+
+
+def test_a_list_in_a_recipe(tmp_path: Path) -> None:
+    """By its place beside the recipe; its content counts, not its path alone."""
+    module, _, _ = tagger(tmp_path, "torchscript")
+    text = odtpack.names(module, tmp_path / "names.txt")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        "model = 'model.onnx'\nloss.kind = 'none'\nstop_gradient = ['/Tanh_output_0']\n"
+        "[parameters]\nlike = 'names.txt'\n"
+    )
+    spec = BuildSpec.of(read_recipe(recipe))
+    before = cache_key(spec)
+    (tmp_path / "names.txt").write_text(
+        text.replace("bias [3] parameter true", "bias [3] buffer true")
+    )
+    assert cache_key(spec) != before
+    (tmp_path / "fitted").mkdir()
+    again = tmp_path / "fitted" / "recipe.toml"
+    again.write_text(recipe_text(spec, 4, Surroundings(again.parent, "package")))
+    read = BuildSpec.of(read_recipe(again))
+    assert Path(str(read.like)).resolve() == tmp_path / "names.txt"
+    assert read.stop_gradient == ("/Tanh_output_0",)
+
+
+def test_an_adapter_beside_a_list(tmp_path: Path) -> None:
+    """What requires a gradient is frozen, and buffers stay in the models."""
+    module, _, model = tagger(tmp_path, "torchscript")
+    names = tmp_path / "names.txt"
+    odtpack.names(module, names)
+    manifest = build_package(
+        model, tmp_path / "package", like=str(names), adapter="lora", adapter_on=("inner",)
+    )
+    roles = {p.module or p.name: p.role for p in manifest.parameters}
+    lora = {name for name in roles if "lora" in name}
+    assert {name for name, role in roles.items() if role == "trainable"} == lora
+    assert len(lora) == 2
+    assert len(set(roles) - lora) == len([*module.parameters()])
+
+
+def test_a_state_dict_is_no_list(tmp_path: Path) -> None:
+    safetensors.torch.save_file(nn.BatchNorm1d(3).state_dict(), tmp_path / "w.safetensors")
+    with pytest.raises(OdtpackError, match="' is a buffer"):
+        read_names(tmp_path / "w.safetensors")
+
+
+class Words(nn.Module):
+    """The mean of words, among which padding counts as zero."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(300, width, padding_idx=0)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embedding(tokens).mean(dim=1)).exp().mean()
+
+
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"weight_decay": 0.1}),
+    "adamw": (torch.optim.AdamW, {"weight_decay": 0.1, "eps": 1e-3}),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("width", [4, 256])  # 256: its update is a node of its own
+@pytest.mark.parametrize("step_model", ["never", "always"])
+def test_padding_rows(kind: str, width: int, step_model: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Words(width)
+    feeds = {"tokens": torch.randint(1, 300, (4, 6))}
+    feeds["tokens"][:, 3:] = 0
+    model = export(module, feeds, tmp_path / "model.onnx", "torchscript")
+    make, settings = OPTIMIZERS[kind]
+    ours = {"epsilon" if key == "eps" else key: value for key, value in settings.items()}
+    built: Any = {
+        "optimizer": kind, "step_model": step_model,
+        "optimizer_options": ours | ({"formula": "pytorch"} if kind == "adamw" else {}),
+    }  # fmt: skip
+    notes: list[str] = []
+    rows = ["embedding.weight=0"]
+    build_package(model, tmp_path / "meant", freeze_rows=rows, remark=notes.append, **built)
+    assert not [note for note in notes if "row" in note]
+    build_package(model, tmp_path / "erased", remark=notes.append, **built)
+    assert any("--freeze-row 'embedding.weight=0'" in note for note in notes)
+    rate = 0.5 if kind == "sgd" else 0.01
+    theirs = pytorch(
+        module, lambda twin: twin(feeds["tokens"]), rate, lambda p, lr: make(p, lr, **settings)
+    )
+    meant, erased = (follow(tmp_path / each, feeds, rate) for each in ("meant", "erased"))
+    assert meant == pytest.approx(theirs, rel=1e-5)
+    assert abs(erased[-1] - theirs[-1]) > 1e-3 * abs(theirs[-1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "code", "problem"),
+    [
+        (["embedding.weight"], {}, "bad-row", "is not NAME=ROW"),
+        (["embedding.weight=300"], {}, "bad-row", "has 300 rows, 0 to 299"),
+        (["embeding.weight=0"], {}, "unknown-parameter", "matches no parameter"),
+        (["head.bias=1"], {"optimizer_options": {"weight_decay": 0.1}}, "bad-row", "decay would"),
+        (["embedding.weight=0"], {"privacy_clip": 1.0}, "bad-row", "noise"),
+    ],
+)
+def test_rows_that_cannot_stay(
+    rows: list[str], options: Any, code: str, problem: str, tmp_path: Path
+) -> None:
+    feeds = {"tokens": torch.randint(1, 300, (4, 6))}
+    model = export(Words(), feeds, tmp_path / "model.onnx", "torchscript")
+    with pytest.raises(OdtpackError, match=problem) as caught:
+        build_package(model, tmp_path / "package", freeze_rows=rows, **options)
+    assert caught.value.code == code
