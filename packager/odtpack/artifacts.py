@@ -21,6 +21,7 @@ from odtpack.arguments import check_type
 from odtpack.choices import OrtFormat
 from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError
 from odtpack.gc_pause import paused_collector
+from odtpack.model.cause import named_cause
 from odtpack.model.exporters import matching, module_names
 from odtpack.model.loading import ModelLike, load_model
 from odtpack.model.shared_tensors import copies_of
@@ -176,7 +177,10 @@ def generate_artifacts(
         prefix=prefix,
         custom_op_library=library,
     )
-    write_artifacts(task, Path.cwd() if artifact_directory is None else Path(artifact_directory))
+    with named_cause(model):
+        write_artifacts(
+            task, Path.cwd() if artifact_directory is None else Path(artifact_directory)
+        )
 
 
 def _initializers(model: ir.Model, patterns: Sequence[str], argument: str) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from odtpack.gc_pause import paused_collector
 from odtpack.losses import Loss, make_loss
 from odtpack.memory.spec import read_memory
 from odtpack.model import old_opsets
+from odtpack.model.cause import named_cause
 from odtpack.model.head import add_head
 from odtpack.model.loading import CACHE, CONVERTED_FROM, ModelLike, load_model
 from odtpack.model.shared_tensors import shared_tensors
@@ -204,8 +205,8 @@ def build(
             backend=backend_for(spec.runtime),
         )
         # What runs the models gets ready while they are made.
-        start = spec.runtime == STOCK and spec.self_check
-        with worker(remark and (lambda line: remark(f"ONNX Runtime says: {line}")), start=start):
+        log = remark and (lambda line: remark(f"ONNX Runtime says: {line}"))
+        with worker(log, start=spec.runtime == STOCK), named_cause(spec.model):
             manifest = write_artifacts(task, destination, remark)
     except OdtpackError as error:
         if error.where is None and isinstance(spec.model, str | Path):

@@ -105,6 +105,7 @@ def load_source(
     for node in (*nodes_of(loaded.graph), *bodies):
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
             mark_constant(node.outputs[0])
+    name_nodes(loaded.graph)
     for transform in (
         InlinePass(),
         common_passes.RemoveInitializersFromInputsPass(),
@@ -136,6 +137,12 @@ def load_source(
         loaded.graph.inputs[:] = [v for v in loaded.graph.inputs if v not in gone]
         loaded.meta[CACHE] = (*cache, *(str(value.name) for value in gone))
     return loaded
+
+
+def name_nodes(graph: ir.Graph) -> None:
+    """Call a node that has no name what it computes."""
+    for node in nodes_of(graph):
+        node.name = node.name or next((v.name for v in node.outputs if v.name), None)
 
 
 def _open_declared_sizes(graph: ir.Graph) -> None:

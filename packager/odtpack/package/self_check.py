@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from decimal import ROUND_UP, Context, Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime
 
 from odtpack.errors import OdtpackError
 from odtpack_runtime.apart import worker as apart
-from odtpack_runtime.apart.child import forget_log
+from odtpack_runtime.apart.child import alive, forget_log
+from odtpack_runtime.apart.refused import out_of_memory
 from odtpack_runtime.checkpoint.state import CheckpointState
-from odtpack_runtime.package.manifest import Manifest, SelfCheckInfo
+from odtpack_runtime.package.manifest import InputInfo, Manifest, SelfCheckInfo
 from odtpack_runtime.package.records import SelfCheckInput
 from odtpack_runtime.package.self_check import first_losses, made_up_batch, run_first_that_fits
-from odtpack_runtime.package.trust import STANDARD_DOMAINS
-from odtpack_runtime.session.options import session_options
+from odtpack_runtime.session.options import session_info, session_options
+from odtpack_runtime.session.session import open_session, owned_ortvalue
+from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 
@@ -42,59 +48,106 @@ _SAMPLES, _SAMPLES_OF_STATISTICS = 2, 8
 _LARGEST_BYTES = 256 * 2**20
 _DIGITS = 6
 _MEASURE = "odtpack.package.self_check:measure"
-_NOT_THE_SIZES = {
-    # The files were just written: the disk is to blame, and not the models.
-    "checkpoint-unreadable", "checkpoint-not-found", "model-not-readable",
-    "models-crash", "models-stall",
-}  # fmt: skip
+_ORT = re.compile(
+    r"^.*?(?:\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from \S+ failed:\s*)?"
+    r"|Non-zero status code returned while )"
+)
+_LARGEST_SIZE = 4096
 
 
-def with_self_check(manifest: Manifest, files: Mapping[str, Path]) -> Manifest:
-    """Return a manifest with a self-check, or with the reason why there is none."""
-    # The figures come from a run, so they are not part of what a recipe's digest promises.
-    info = _reason_without(manifest)
-    if info is None:
-        limits = apart.Limits.of(files.values())
-        arguments = {
-            "manifest": manifest.to_json(), "files": {key: str(path) for key, path in files.items()}
-        }  # fmt: skip
+def checked(
+    manifest: Manifest | None,
+    files: Mapping[str, Path],
+    *,
+    losses: bool,
+    foreign: Collection[str] = (),
+    library: Path | None = None,
+    remark: Callable[[str], None] | None = None,
+) -> Manifest | None:
+    """Load and run the models that were written; return the manifest with its self-check."""
+    # A step in training, one of the optimizer and an evaluation: a package that exists runs. The
+    # losses come from a run, so they are not part of what a recipe's digest promises.
+    # `manifest` lies beside the files; None if there is no optimizer. `losses`: whether to record
+    # some for devices. `foreign`: domains of the user's operators, which `library` holds.
+    info = None if manifest is None or not losses else _reason_without(manifest, foreign)
+    if foreign and library is None:
+        if remark is not None:
+            remark(
+                f"the models were not run: no library with {', '.join(sorted(foreign))} is given"
+            )
+    else:
+        start = time.monotonic()
         try:
-            try:
-                found = apart.call(_MEASURE, limits, **arguments)
-            except OdtpackError as error:
-                if error.code != "model-not-loadable":
-                    raise
-                # To ONNX Runtime a failed read may be the same.
-                found = apart.call(_MEASURE, limits, **arguments)
-            info = SelfCheckInfo.read(found)
+            found = _run(manifest, files, losses and info is None, library)
         except OdtpackError as error:
-            if error.code in _NOT_THE_SIZES:
-                if error.code.startswith("models-"):
-                    error.hint = "--no-self-check builds the package without running its models"
+            if error.code not in ("model-not-loadable", "run-failed"):
                 raise
-            info = _none(f"the models do not run on made-up data ({error.code})")
+            said = _ORT.sub("", error.what)
+            raise OdtpackError(
+                "models-do-not-run",
+                f"ONNX Runtime {onnxruntime.__version__} does not run the model: {said}",
+            ) from error
+        weights = files.get("checkpoint_data", files["checkpoint"]).stat().st_size
+        if remark is not None and weights > _LARGEST_BYTES:
+            seconds = time.monotonic() - start
+            remark(f"the models were run, to see that they do, in {seconds:.3g} s")
+        info = info or (SelfCheckInfo.read(found) if losses and found else None)
+    if manifest is None or not losses:
+        return manifest
     return dataclasses.replace(manifest, self_check=info).sealed()
 
 
-def measure(manifest: str, files: Mapping[str, str]) -> dict[str, object]:
-    """Train as the self-check will; to be called apart, as models may do anything."""
+def _run(
+    manifest: Manifest | None, files: Mapping[str, Path], losses: bool, library: Path | None
+) -> Any:
+    arguments = {
+        "manifest": manifest and manifest.to_json(), "losses": losses,
+        "files": {key: str(path) for key, path in files.items()},
+        "library": library and str(library.resolve()),
+    }  # fmt: skip
+    for last in (False, True):
+        try:
+            return apart.call(_MEASURE, apart.Limits.of(files.values()), **arguments)
+        except OdtpackError as error:
+            # To ONNX Runtime a failed read may be a model that cannot be loaded.
+            if last or error.code != "model-not-loadable":
+                raise
+    return None
+
+
+def measure(
+    manifest: str | None, files: Mapping[str, str], losses: bool, library: str | None
+) -> dict[str, object] | None:
+    """Train as the self-check will, or one step; to be called apart, as models may do anything."""
     paths = {key: Path(path) for key, path in files.items()}
-    found = _measured(Manifest.from_json(manifest.encode(), "manifest.json"), paths)
-    return found.as_dict(defaults=False)
+    trial = _Trial(
+        None if manifest is None else Manifest.from_json(manifest.encode(), "manifest.json"),
+        paths,
+        library,
+    )
+    found = None
+    if losses:
+        found = trial.first_that_fits(
+            _SAMPLES_OF_STATISTICS if trial.has_statistics else _SAMPLES, trial.run
+        )
+    else:
+        trial.first_that_fits(1, trial.step)
+    if "step_model" in paths:
+        trial.first_that_fits(1, trial.step_on)
+    return None if found is None else found.as_dict(defaults=False)
 
 
 def _none(reason: str) -> SelfCheckInfo:
     return SelfCheckInfo(reason=reason)
 
 
-def _reason_without(manifest: Manifest) -> SelfCheckInfo | None:
+def _reason_without(manifest: Manifest, foreign: Collection[str]) -> SelfCheckInfo | None:
     """The self-check of a package that can have none, with the reason; None if it can."""
     if manifest.segments is not None:
         return _none("it is trained segment by segment")
     if any(item.dtype == "string" for item in manifest.inputs):
         return _none("an input is text")
-    used = {domain for domains in manifest.operators.by_model().values() for domain in domains}
-    if used - {"", *STANDARD_DOMAINS}:
+    if foreign:
         return _none("it needs operators of the user's")
     if manifest.privacy is not None:
         return _none("the noise of private training differs each time")
@@ -105,30 +158,86 @@ def _reason_without(manifest: Manifest) -> SelfCheckInfo | None:
     return None
 
 
-def _measured(manifest: Manifest, files: Mapping[str, Path]) -> SelfCheckInfo:
-    trial = _Trial(manifest, files)
-    samples = _SAMPLES_OF_STATISTICS if trial.has_statistics else _SAMPLES
-    result: SelfCheckInfo = run_first_that_fits(manifest, samples, trial.run)
-    return result
-
-
 class _Trial:
     """The package's models with their first values, ready to begin several times."""
 
-    def __init__(self, manifest: Manifest, files: Mapping[str, Path]) -> None:
-        assert manifest.session is not None  # noqa: S101 - every package for ONNX Runtime has one
-        self._manifest, self._files = manifest, files
+    def __init__(
+        self, manifest: Manifest | None, files: Mapping[str, Path], library: str | None
+    ) -> None:
+        self._files = files
+        session = None if manifest is None else manifest.session
+        self._options = session_options(session or session_info(files["training_model"]), threads=1)
+        if library is not None:
+            self._options.register_custom_ops_library(library)
         self._state = CheckpointState.load_checkpoint(files["checkpoint"])
-        self._module = Module(
-            files["training_model"],
-            self._state,
-            files["eval_model"],
-            session_options=session_options(manifest.session, threads=1),
-        )
+        try:
+            self._module = self._opened()
+        except OdtpackError as error:
+            if error.code == "model-not-loadable":
+                open_session(files["eval_model"], self._options)  # its nodes are the user's
+            raise
+        if self._state.is_nominal:
+            count = self._module.get_parameters_size(False)
+            values = np.resize(np.linspace(-0.1, 0.1, 101, dtype=self._module.flat.dtype), count)
+            self._module.copy_buffer_to_parameters(owned_ortvalue(values), False)
+        self._inputs: Sequence[InputInfo] = () if manifest is None else manifest.inputs
+        if manifest is None:
+            specs = self._module.input_specs()
+            names = ("string" if each.dtype == object else each.dtype.name for each in specs)
+            self._inputs = [
+                InputInfo.read({"name": s.name, "dtype": n, "shape": list(s.shape), "role": "data"})
+                for s, n in zip(specs, names, strict=True)
+            ]
         self._first = {name: value.data.copy() for name, value in self._state.parameters}
-        self.has_statistics = any(item.role == "state" for item in manifest.parameters)
-        narrow = any((p.model_dtype or p.dtype) == "float16" for p in manifest.parameters)
+        parameters = () if manifest is None else manifest.parameters
+        self.has_statistics = any(item.role == "state" for item in parameters)
+        narrow = any((p.model_dtype or p.dtype) == "float16" for p in parameters)
         self._tolerance = _TOLERANCE_OF_FLOAT16 if narrow else _TOLERANCE
+
+    def _opened(self, step_model: Path | None = None) -> Module:
+        files = self._files
+        return Module(
+            files["training_model"], self._state, files["eval_model"],
+            session_options=self._options, step_model_uri=step_model,
+        )  # fmt: skip
+
+    def first_that_fits(self, samples: int, run: Callable[[Sequence[SelfCheckInput]], Any]) -> Any:
+        """Return what a function makes of the first batch with which it runs; one of 1 is last."""
+        # An open axis may have to be as long as one of a weight.
+        sizes = {size for value in self._first.values() for size in value.shape}
+        sizes = {size for size in sizes if size <= _LARGEST_SIZE}
+        try:
+            return run_first_that_fits(self._inputs, samples, run, sorted(sizes))
+        except OdtpackError as error:
+            if error.code != "run-failed" or out_of_memory(error):
+                raise
+            if samples > 1:
+                return self.first_that_fits(1, run)
+            level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            self._options.graph_optimization_level = level  # with it nodes have the user's names
+            self._module = self._opened().eval()
+            run_first_that_fits(
+                self._inputs, 1, lambda chosen: self._module(*made_up_batch(self._inputs, chosen))
+            )
+            raise
+
+    def step(self, chosen: Sequence[SelfCheckInput]) -> None:
+        """Make a step, and evaluate."""
+        batch = made_up_batch(self._inputs, chosen)
+        if "optimizer_model" in self._files:
+            optimizer = Optimizer(self._files["optimizer_model"], self._module)
+            train_step(self._module, optimizer, [batch])
+        else:
+            self._module(*batch)
+        alive()
+        evaluate(self._module, [batch])
+
+    def step_on(self, chosen: Sequence[SelfCheckInput]) -> None:
+        """Make a step with the step model."""
+        self._module.close()
+        with self._opened(self._files["step_model"]) as module:
+            optimizer = Optimizer(self._files["optimizer_model"], module)
+            optimizer.step_on(*made_up_batch(self._inputs, chosen))
 
     def run(self, chosen: Sequence[SelfCheckInput]) -> SelfCheckInfo:
         """Return the check with inputs of these sizes."""
@@ -176,7 +285,7 @@ class _Trial:
         self._state.optimizer = None
         self._module.lazy_reset_grad()
         optimizer = Optimizer(self._files["optimizer_model"], self._module)
-        batch = made_up_batch(self._manifest.inputs, chosen)
+        batch = made_up_batch(self._inputs, chosen)
         return first_losses(self._module, optimizer, batch, rate)
 
 

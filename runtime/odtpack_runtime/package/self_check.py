@@ -15,7 +15,7 @@ from odtpack_runtime.apart.refused import out_of_memory
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package.manifest import InputInfo, Manifest
+from odtpack_runtime.package.manifest import InputInfo
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SELF_CHECK_STEPS, SelfCheckInput
 from odtpack_runtime.training.loop import evaluate, train_step
@@ -167,11 +167,13 @@ def _array(dtype: str, number: Array, bound: int | None, shape: Sequence[int]) -
     return values.reshape(shape)
 
 
-def possible_inputs(manifest: Manifest, samples: int) -> Iterator[tuple[SelfCheckInput, ...]]:
+def possible_inputs(
+    inputs: Sequence[InputInfo], samples: int, sizes: Sequence[int] = ()
+) -> Iterator[tuple[SelfCheckInput, ...]]:
     """Yield sizes and bounds of batches of made-up data, the likeliest to fit first."""
     seen = set()
-    for other, low in itertools.product(_OTHER_SIZES, (False, True)):
-        chosen = tuple(_sized(manifest.inputs, samples, other, low=low))
+    for other, low in itertools.product((*_OTHER_SIZES, *sizes), (False, True)):
+        chosen = tuple(_sized(inputs, samples, other, low=low))
         key = tuple((item.shape, item.bound) for item in chosen)
         if key not in seen:
             seen.add(key)
@@ -195,11 +197,14 @@ def _sized(
 
 
 def run_first_that_fits(
-    manifest: Manifest, samples: int, run: Callable[[tuple[SelfCheckInput, ...]], Any]
+    inputs: Sequence[InputInfo],
+    samples: int,
+    run: Callable[[tuple[SelfCheckInput, ...]], Any],
+    sizes: Sequence[int] = (),
 ) -> Any:
     """Return what a function makes of the first batch of made-up data with which it runs."""
     failed: OdtpackError | None = None
-    for chosen in possible_inputs(manifest, samples):
+    for chosen in possible_inputs(inputs, samples, sizes):
         try:
             return run(chosen)
         except OdtpackError as error:
