@@ -11,6 +11,8 @@ from onnx import numpy_helper, parser
 
 from odtpack.artifacts import OptimType, generate_artifacts
 from odtpack.build import build_package
+from odtpack.cli import main
+from odtpack.optimizers import SGD
 from odtpack_runtime import OdtpackError
 
 FLOATS = np.linspace(-1, 1, 60, dtype=np.float32)
@@ -79,3 +81,45 @@ def test_a_size_that_only_a_weight_tells(tmp_path: Path) -> None:
     )
     assert manifest.self_check is not None
     assert manifest.self_check.inputs[0].shape == (2, 4)
+
+
+IDLE = {
+    "zero": (
+        "z = Sub(x, x)  h = MatMul(z, w)  y = ReduceMean <keepdims = 0> (h)", "none", "exactly 0",
+    ),
+    "one for all": (
+        "h = MatMul(x, w)  z = Sub(h, h)  m = ReduceMean <axes = [0]> (h)  y = Add(z, m)",
+        "cross_entropy", "the same for 'labels' in another order",
+    ),
+    "pairs": ("y = MatMul(x, w)", "cross_entropy", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_a_loss_that_teaches_nothing_is_told(name: str, tmp_path: Path) -> None:
+    nodes, loss, told = IDLE[name]
+    notes: list[str] = []
+    output = "float y" if loss == "none" else "float[a, 3] y"
+    build_package(model(nodes, output=output), tmp_path / "p", loss=loss, remark=notes.append)
+    assert [told in note for note in notes] == ([] if told is None else [True])
+
+
+@pytest.mark.parametrize(("layout", "told"), [("TNC", True), ("NTC", False)])
+def test_axes_that_are_confused_are_told_by_training(
+    layout: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Read the wrong way round no label fits: the loss is 0, and nothing else shows it."""
+    nodes = "h = MatMul(x, w)  s = Shape(h)  y = Reshape(h, s)"
+    forward = model(nodes, "float[n, ?, 4] x", "float[?, ?, ?] y")
+    options = {"layout": layout}
+    build_package(forward, tmp_path / "p", loss="ctc", loss_options=options, optimizer=SGD())
+    random = np.random.default_rng(0)
+    labels, lengths = random.integers(1, 3, (8, 3)), {"input": 6, "target": 3}
+    np.savez(
+        tmp_path / "data.npz", x=random.standard_normal((8, 6, 4)).astype(np.float32),
+        labels=labels, **{f"{name}_lengths": np.full(8, n) for name, n in lengths.items()},
+    )  # fmt: skip
+    data, out = str(tmp_path / "data.npz"), str(tmp_path / "c")
+    more = ["--epochs", "1", "--batch-size", "2", "--out", out]
+    assert main(["train", str(tmp_path / "p"), "--data", data, *more]) == 0
+    assert ("the loss is exactly 0" in capsys.readouterr().err) == told

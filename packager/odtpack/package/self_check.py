@@ -21,7 +21,12 @@ from odtpack_runtime.apart.refused import out_of_memory
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.package.manifest import InputInfo, Manifest, SelfCheckInfo
 from odtpack_runtime.package.records import SelfCheckInput
-from odtpack_runtime.package.self_check import first_losses, made_up_batch, run_first_that_fits
+from odtpack_runtime.package.self_check import (
+    cannot_teach,
+    first_losses,
+    made_up_batch,
+    run_first_that_fits,
+)
 from odtpack_runtime.session.options import session_info, session_options
 from odtpack_runtime.session.session import open_session, owned_ortvalue
 from odtpack_runtime.training.loop import evaluate, train_step
@@ -91,7 +96,10 @@ def checked(
         if remark is not None and weights > _LARGEST_BYTES:
             seconds = time.monotonic() - start
             remark(f"the models were run, to see that they do, in {seconds:.3g} s")
-        info = info or (SelfCheckInfo.read(found) if losses and found else None)
+        if found["losses"] is not None:
+            info = SelfCheckInfo.read(found["losses"])
+        if remark is not None and found["idle"] is not None:
+            remark(f"{found['idle']}, for made-up samples: nothing can be learned from it")
     if manifest is None or not losses:
         return manifest
     return dataclasses.replace(manifest, self_check=info).sealed()
@@ -117,7 +125,7 @@ def _run(
 
 def measure(
     manifest: str | None, files: Mapping[str, str], losses: bool, library: str | None
-) -> dict[str, object] | None:
+) -> dict[str, object]:
     """Train as the self-check will, or one step; to be called apart, as models may do anything."""
     paths = {key: Path(path) for key, path in files.items()}
     trial = _Trial(
@@ -132,9 +140,11 @@ def measure(
         )
     else:
         trial.first_that_fits(1, trial.step)
+    idle = None if manifest is None else trial.idle()
     if "step_model" in paths:
         trial.first_that_fits(1, trial.step_on)
-    return None if found is None else found.as_dict(defaults=False)
+    losses_found = None if found is None else found.as_dict(defaults=False)
+    return {"losses": losses_found, "idle": idle}
 
 
 def _none(reason: str) -> SelfCheckInfo:
@@ -191,6 +201,7 @@ class _Trial:
         self._first = {name: value.data.copy() for name, value in self._state.parameters}
         parameters = () if manifest is None else manifest.parameters
         self.has_statistics = any(item.role == "state" for item in parameters)
+        self._fits: Sequence[SelfCheckInput] = ()  # what the models ran with last
         narrow = any((p.model_dtype or p.dtype) == "float16" for p in parameters)
         self._tolerance = _TOLERANCE_OF_FLOAT16 if narrow else _TOLERANCE
 
@@ -231,6 +242,11 @@ class _Trial:
             self._module(*batch)
         alive()
         evaluate(self._module, [batch])
+        self._fits = chosen
+
+    def idle(self) -> str | None:
+        """What shows, after the steps that were made, that the loss teaches nothing."""
+        return cannot_teach(self._module, made_up_batch(self._inputs, self._fits), self._inputs)
 
     def step_on(self, chosen: Sequence[SelfCheckInput]) -> None:
         """Make a step with the step model."""
@@ -242,6 +258,7 @@ class _Trial:
     def run(self, chosen: Sequence[SelfCheckInput]) -> SelfCheckInfo:
         """Return the check with inputs of these sizes."""
         forget_log()
+        self._fits = chosen
         best: tuple[float, SelfCheckInfo] | None = None
         # Batch normalization of a few samples amplifies any difference: less with small steps.
         for rate in _RATES[: 1 if self.has_statistics else None]:

@@ -66,6 +66,8 @@ def _gradient(state: CheckpointState, name: str) -> Array:
 
 _MULTIPLIER = 2654435761  # 2^32 divided by the golden ratio: neighbours land far apart
 _HALF = 2**23
+_SAME = 1e-6
+"""Part of a loss by which a sum in another order may differ."""
 _OTHER_SIZES = (2, 8, 32, 224)
 """What a size that may vary is taken to be, until the models run: images need room."""
 
@@ -152,6 +154,52 @@ def made_up_batch(inputs: Sequence[InputInfo], chosen: Sequence[SelfCheckInput])
         number = (index * np.uint64(_MULTIPLIER) & np.uint64(2**32 - 1)) >> np.uint64(8)
         batch.append(_array(item.dtype, number.astype(np.int64), wanted.bound, wanted.shape))
     return batch
+
+
+def cannot_teach(module: Module, batch: Sequence[Array], inputs: Sequence[InputInfo]) -> str | None:
+    """What a batch shows of a loss from which nothing is learned; None if it shows nothing."""
+    compared = [index for index, item in enumerate(inputs) if item.role != "data"]
+
+    def loss(*changes: Callable[[Array], Array]) -> float | None:
+        """The loss with other targets; None where the last change makes no difference."""
+        changed, before = list(batch), list(batch)
+        for change in changes:
+            before = list(changed)
+            for index in compared:
+                changed[index] = np.ascontiguousarray(change(changed[index]))
+        if changes and all(np.array_equal(*pair) for pair in zip(before, changed, strict=True)):
+            return None
+        return evaluate(module, [changed]).losses[0]
+
+    first, shuffled, other = loss(), loss(_shuffled), loss(_other_values)
+    names = " and ".join(repr(inputs[index].name) for index in compared)
+    if all(each in (0, None) for each in (first, shuffled, other)):
+        return "the loss is exactly 0" + (f", whatever {names} holds" if compared else "")
+    if first == other and shuffled in (first, None):
+        return f"the loss does not depend on {names}"
+    # Of several targets one may be the length of another.
+    pairs = [(first, shuffled)] if len(compared) == 1 else []
+    if pairs and (shuffled is None or abs(shuffled - (first or 0)) <= _SAME * abs(first or 0)):
+        pairs.append((other, loss(_other_values, _shuffled)))
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if known and all(abs(a - b) <= _SAME * abs(a) for a, b in known):
+        return f"the loss is the same for {names} in another order"
+    return None
+
+
+def _shuffled(array: Array) -> Array:
+    return np.roll(array, 1, axis=0)
+
+
+def _other_values(array: Array) -> Array:
+    """Other targets of the same kind: another class, or what is missing to 1."""
+    if array.dtype.kind == "f":
+        return np.asarray(1 - array)
+    if array.dtype.kind == "b":
+        return np.asarray(~array)
+    most = max(int(array.max(initial=0)) + 1, 2)
+    further = array + 1 + np.arange(array.size).reshape(array.shape)
+    return np.where(array < 0, array, further % most).astype(array.dtype)
 
 
 def _array(dtype: str, number: Array, bound: int | None, shape: Sequence[int]) -> Array:
