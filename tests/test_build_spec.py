@@ -29,6 +29,7 @@ GIVEN = {
     "train": ("[parameters]\ntrain = ['a.*']", {"train": ["a.*"]}, ("a.*",)),
     "freeze": ("[parameters]\nfreeze = ['a.*']", {"freeze": ["a.*"]}, ("a.*",)),
     "untie": ("[parameters]\nuntie = ['a.*']", {"untie": ["a.*"]}, ("a.*",)),
+    "inputs": ("[inputs]\nsr = 16000", {"inputs": ["sr=16000"]}, ("sr=16000",)),
     "adapter": ("adapter.kind = 'lora'", {"adapter": "lora"}, "lora"),
     "adapter_on": ("[adapter]\non = ['a']", {"adapter_on": ["a"]}, ("a",)),
     "adapter_feedforward": (

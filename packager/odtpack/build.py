@@ -11,6 +11,7 @@ import glob
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from odtpack.memory.spec import read_memory
 from odtpack.model import old_opsets
 from odtpack.model.cause import named_cause
 from odtpack.model.head import add_head
+from odtpack.model.inputs import settle
 from odtpack.model.loading import CACHE, CONVERTED_FROM, ModelLike, load_model
 from odtpack.model.shared_tensors import shared_tensors
 from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
@@ -40,6 +42,7 @@ from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.apart.worker import worker
 from odtpack_runtime.package.manifest import AdapterInfo, Manifest
+from odtpack_runtime.training.loop import check_axes
 
 
 def build_package(
@@ -177,6 +180,7 @@ def build(
         if inserted is not None:
             loaded = inserted.model
             wanted = (*wanted, *map(glob.escape, inserted.parameters))
+        served = settle(loaded, spec.inputs)
         # Without further instructions a loss reads the first outputs.
         count = 1 if chosen is None else len(chosen.reads)
         read = spec.loss_inputs or tuple(str(v.name) for v in loaded.graph.outputs[:count])
@@ -201,6 +205,7 @@ def build(
             spec,
             optimizer,
             memory=memory,
+            served=served,
             adapter=None if inserted is None else _adapter_info(inserted),
             backend=backend_for(spec.runtime),
         )
@@ -213,7 +218,19 @@ def build(
             error.where = str(spec.model)
         raise
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
+    with _told(remark):
+        check_axes(manifest.input_specs())
     return manifest
+
+
+@contextmanager
+def _told(remark: Callable[[str], None] | None) -> Iterator[None]:
+    """Make a remark of what is an error where data are fed."""
+    try:
+        yield
+    except OdtpackError as error:
+        if remark is not None:
+            remark(f"{error.what} {error.hint}")
 
 
 def _adapter_info(inserted: Inserted) -> AdapterInfo:

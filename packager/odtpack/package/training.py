@@ -249,7 +249,9 @@ def prepare(task: Task) -> Prepared:
     _check_names(forward.graph)
     check_inputs(forward.graph, task.input_gradients)
     prediction = (*spec.loss_inputs, str(forward.graph.outputs[0].name))[0]
-    plain = forward.clone()
+    plain = (task.served or forward).clone()
+    if task.served is not None:
+        pipeline.on_reading(plain, targets.newest_opset(spec.onnxruntime))
     info = attach_loss(
         forward.graph,
         task.loss,
