@@ -9,11 +9,11 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from odtpack.artifacts import OptimType, generate_artifacts
+from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.optimizers import SGD
-from odtpack_runtime import OdtpackError
+from odtpack_runtime import CheckpointState, OdtpackError
 
 FLOATS = np.linspace(-1, 1, 60, dtype=np.float32)
 CASES = {
@@ -123,3 +123,31 @@ def test_axes_that_are_confused_are_told_by_training(
     more = ["--epochs", "1", "--batch-size", "2", "--out", out]
     assert main(["train", str(tmp_path / "p"), "--data", data, *more]) == 0
     assert ("the loss is exactly 0" in capsys.readouterr().err) == told
+
+
+def test_every_initializer_is_a_list_and_no_choice(tmp_path: Path) -> None:
+    """``requires_grad=[i.name for i in model.graph.initializer]``, as most public code has it."""
+    forward = model("h = MatMul(x, w)  c = Cast <to = 1> (i)  y = Mul(h, c)  s = Relu(d)")
+    names = [tensor.name for tensor in forward.graph.initializer]
+    assert set(names) == {"w", "i", "d"}
+    with pytest.warns(UserWarning, match="every initializer.*: d, i$"):
+        generate_artifacts(
+            forward, requires_grad=names, loss=LossType.MSELoss, optimizer=OptimType.AdamW,
+            artifact_directory=tmp_path / "p",
+        )  # fmt: skip
+    state = CheckpointState.load_checkpoint(tmp_path / "p" / "checkpoint")
+    assert list(state.arrays(trainable=True)) == ["w"]
+
+
+@pytest.mark.parametrize("name", ["?", "-1", " "])
+def test_what_stands_for_a_name_is_none(name: str, tmp_path: Path) -> None:
+    """Two axes without a name need not be of one size."""
+    forward = model(
+        "h = Shape(t)  z = Cast <to = 1> (h)  s = ReduceSum <keepdims = 1> (z)  m = Mul(x, s)  "
+        "y = MatMul(m, w)",
+        "float[batch, 4] x, float[batch, a] t",
+    )
+    forward.graph.input[0].type.tensor_type.shape.dim[0].dim_param = name
+    forward.graph.input[1].type.tensor_type.shape.dim[1].dim_param = name
+    manifest = build_package(forward, tmp_path / "p", loss="mse")
+    assert [item.shape for item in manifest.inputs[:2]] == [(None, 4), ("batch", None)]

@@ -382,13 +382,14 @@ def _differentiate(model: ir.Model, task: Task) -> None:
 
 def require_reached(trained: Iterable[ir.Value], gradients: Collection[ir.Value]) -> None:
     """Check that each of some parameters has a gradient."""
-    for parameter in trained:
-        if parameter not in gradients:
-            raise OdtpackError(
-                "not-reached",
-                f"{parameter.name!r} is trained, but the loss does not depend on it",
-                hint=f"freeze it (--freeze {parameter.name!r}), or check loss_input_names",
-            )
+    names = [str(parameter.name) for parameter in trained if parameter not in gradients]
+    if names:
+        raise OdtpackError(
+            "not-reached",
+            f"the loss does not depend on what is trained: {', '.join(map(repr, names))}",
+            hint=f"freeze it ({' '.join(f'--freeze {name!r}' for name in names)}), or check "
+            "loss_input_names",
+        )
 
 
 def accumulate_gradients(
