@@ -159,7 +159,7 @@ def build(
         raise OdtpackError("option-not-used", problem, hint=hint)
     check_choice("optimizer", spec.optimizer, OPTIMIZERS)
     optimizer = make_optimizer(spec.optimizer, spec.optimizer_options)
-    try:
+    with named_cause(spec.model), _located(spec.model):
         loaded = load_model(
             forward_model(spec), named=(*spec.train, *spec.freeze), untie=spec.untie
         )
@@ -211,16 +211,22 @@ def build(
         )
         # What runs the models gets ready while they are made.
         log = remark and (lambda line: remark(f"ONNX Runtime says: {line}"))
-        with worker(log, start=spec.runtime == STOCK), named_cause(spec.model):
+        with worker(log, start=spec.runtime == STOCK):
             manifest = write_artifacts(task, destination, remark)
-    except OdtpackError as error:
-        if error.where is None and isinstance(spec.model, str | Path):
-            error.where = str(spec.model)
-        raise
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
     with _told(remark):
         check_axes(manifest.input_specs())
     return manifest
+
+
+@contextmanager
+def _located(model: object) -> Iterator[None]:
+    try:
+        yield
+    except OdtpackError as error:
+        if error.where is None and isinstance(model, str | Path):
+            error.where = str(model)
+        raise
 
 
 @contextmanager

@@ -83,7 +83,8 @@ def checked(
     else:
         start = time.monotonic()
         try:
-            found = _run(manifest, files, losses and info is None, library)
+            wanted = losses and manifest is not None and info is None
+            found = _run(manifest, files, wanted, library)
         except OdtpackError as error:
             if error.code not in ("model-not-loadable", "run-failed"):
                 raise
