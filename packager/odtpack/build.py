@@ -37,6 +37,7 @@ from odtpack.option import options_of
 from odtpack.ort_training.backend import backend_for
 from odtpack.package.parameters import constants_like_weights, look_alikes, resolve, unreached
 from odtpack.package.task import Task
+from odtpack.package.training import read_by, select
 from odtpack.package.write import check_folder, write_artifacts
 from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec, BuildSpec
@@ -275,12 +276,30 @@ def _remarks(
             f"{_some(left)}: a Constant node at the place of a weight, in a model "
             f"whose weights are initializers, stays a constant; --train {left[0]!r} trains it"
         )
+    if loss is None:
+        yield from _beside_the_loss(model.graph, read[0])
     assumed = None if loss is None else _assumption(model, loss, read)
     if assumed is not None:
         yield assumed
     for each in shared_tensors(model.graph, trained):
         if not each.one_parameter:
             yield each.sentence()
+
+
+def _beside_the_loss(graph: ir.Graph, loss: str) -> Iterator[str]:
+    """Say which outputs of a model that ends in its loss need what inference need not have."""
+    values = {value.name: value for node in graph for value in node.outputs}
+    inputs = {value.name for value in graph.inputs}
+    first, *others = select(graph, [str(value.name) for value in graph.outputs], loss, ()) or [loss]
+    if not others or loss not in values:
+        return
+    beyond = (inputs & read_by(values[loss])) - read_by(values[first])
+    for name in others:
+        if more := beyond & read_by(values[name]):
+            yield (
+                f"for inference the output {name!r} needs {', '.join(sorted(map(repr, more)))}, "
+                f"which {first!r} does not: export it with --outputs {first}"
+            )
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:

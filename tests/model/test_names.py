@@ -74,3 +74,25 @@ def test_an_adapter_is_proposed_where_it_can_be(model: onnx.ModelProto, tmp_path
     text = draft(tmp_path / "model.onnx", tmp_path)
     assert '# on = ["fc"]' in text
     build_package(model, tmp_path / "p", loss="mse", adapter="lora", adapter_on=("fc",))
+
+
+def test_what_only_the_loss_needs_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model with its loss inside also gives its accuracy, which reads the labels."""
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+    g (float[N, 4] x, int64[N] t) => (float loss, float[N, 3] logits, float accuracy) {
+        logits = MatMul(x, w)
+        loss = SoftmaxCrossEntropyLoss(logits, t)
+        named = ArgMax <axis = 1, keepdims = 0> (logits)
+        right = Equal(named, t)
+        count = Cast <to = 1> (right)
+        accuracy = ReduceMean <keepdims = 0> (count)
+    }""")
+    proto.graph.initializer.append(numpy_helper.from_array(FLOATS[:12].reshape(4, 3), "w"))
+    notes: list[str] = []
+    outputs = ("logits", "accuracy")
+    build_package(proto, tmp_path / "p", loss="none", outputs=outputs, remark=notes.append)
+    assert ["'accuracy' needs 't', which 'logits' does not" in note for note in notes] == [True]
+    assert main(["export", str(tmp_path / "p"), "--out", str(tmp_path / "m.onnx")]) == 0
+    assert "logits, accuracy, from x, t" in capsys.readouterr().err

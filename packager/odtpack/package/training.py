@@ -169,7 +169,7 @@ def select(
     values = {value.name: value for node in graph for value in node.outputs}
     found = []
     for name in dict.fromkeys(wanted):
-        read = _read_by(values[name]) if name in values else set()
+        read = read_by(values[name]) if name in values else set()
         if name != loss and read and not read & ({loss} | set(targets)):
             found.append(name)
     return found
@@ -181,7 +181,7 @@ def detach(
     """Leave the named outputs, the inputs that they need, and no value of any parameter."""
     values = {value.name: value for node in graph for value in node.outputs}
     graph.outputs[:] = [values[name] for name in outputs]
-    needed = set().union(*(_read_by(value) for value in graph.outputs))
+    needed = set().union(*(read_by(value) for value in graph.outputs))
     for value in list(graph.inputs):
         if value.name not in needed:
             graph.inputs.remove(value)
@@ -194,7 +194,7 @@ def detach(
     return tuple(value.name or "" for value in graph.inputs), tuple(used)
 
 
-def _read_by(value: ir.Value) -> set[str | None]:
+def read_by(value: ir.Value) -> set[str | None]:
     """Names of every value that one is computed from, itself included."""
     found: set[str | None] = set()
     waiting = [value]
