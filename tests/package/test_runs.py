@@ -13,6 +13,7 @@ from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.optimizers import SGD
+from odtpack.package import self_check
 from odtpack_runtime import CheckpointState, OdtpackError
 
 FLOATS = np.linspace(-1, 1, 60, dtype=np.float32)
@@ -31,7 +32,9 @@ CASES = {
 }  # fmt: skip
 TENSORS = {
     "w": FLOATS[:12].reshape(4, 3), "v": FLOATS[:15].reshape(5, 3), "b": FLOATS[:3],
-    "d": FLOATS[:3].astype(np.float64), "i": np.arange(3), "j": np.ones((4, 3), np.int64),
+    "e": FLOATS[:3].reshape(1, 3), "d": FLOATS[:3].astype(np.float64), "i": np.arange(3),
+    "two": np.array([2]), "one": np.array([1]), "narrow": FLOATS[:4].reshape(4, 1),
+    "j": np.ones((4, 3), np.int64),
 }  # fmt: skip
 
 
@@ -83,25 +86,29 @@ def test_a_size_that_only_a_weight_tells(tmp_path: Path) -> None:
     assert manifest.self_check.inputs[0].shape == (2, 4)
 
 
+LOSS = "  gap = Sub(h, {})  p = Mul(gap, gap)  y = ReduceMean <keepdims = 0> (p)"
 IDLE = {
-    "zero": (
-        "z = Sub(x, x)  h = MatMul(z, w)  y = ReduceMean <keepdims = 0> (h)", "none", "exactly 0",
-    ),
-    "one for all": (
-        "h = MatMul(x, w)  z = Sub(h, h)  m = ReduceMean <axes = [0]> (h)  y = Add(z, m)",
-        "cross_entropy", "the same for 'labels' in another order",
-    ),
-    "pairs": ("y = MatMul(x, w)", "cross_entropy", None),
-}  # fmt: skip
+    "zero": "h = MatMul(x, w)  z = Sub(h, h)  g = Mul(t, z)  y = ReduceMean <keepdims = 0> (g)",
+    "not read": "h = MatMul(x, w)  z = Sub(t, t)" + LOSS.format("z"),
+    # [batch, 1] minus [batch] is [batch, batch]: each sample against the targets of all.
+    "another order": "h = MatMul(x, narrow)  f = Squeeze(t, one)" + LOSS.format("f"),
+    "": "h = MatMul(x, narrow)" + LOSS.format("t"),
+}
+TOLD = {
+    "zero": "exactly 0",
+    "not read": "not depend on 't'",
+    "another order": "another order",
+    "": "",
+}
 
 
 @pytest.mark.parametrize("name", IDLE)
 def test_a_loss_that_teaches_nothing_is_told(name: str, tmp_path: Path) -> None:
-    nodes, loss, told = IDLE[name]
     notes: list[str] = []
-    output = "float y" if loss == "none" else "float[a, 3] y"
-    build_package(model(nodes, output=output), tmp_path / "p", loss=loss, remark=notes.append)
-    assert [told in note for note in notes] == ([] if told is None else [True])
+    forward = model(IDLE[name], "float[batch, 4] x, float[batch, 1] t", "float y, float[a, b] h")
+    build_package(forward, tmp_path / "p", loss="none", remark=notes.append)
+    found = [note for note in notes if "nothing is learned" in note]
+    assert [TOLD.get(name, "") in note for note in found] == [True] * bool(name)
 
 
 @pytest.mark.parametrize(("layout", "told"), [("TNC", True), ("NTC", False)])
@@ -151,3 +158,37 @@ def test_what_stands_for_a_name_is_none(name: str, tmp_path: Path) -> None:
     forward.graph.input[1].type.tensor_type.shape.dim[1].dim_param = name
     manifest = build_package(forward, tmp_path / "p", loss="mse")
     assert [item.shape for item in manifest.inputs[:2]] == [(None, 4), ("batch", None)]
+
+
+def test_a_target_has_the_size_that_a_run_tells(tmp_path: Path) -> None:
+    """The prediction's length follows from the samples', and no name says how."""
+    forward = model(
+        "c = Concat <axis = 1> (x, x)  h = Unsqueeze(c, two)  y = MatMul(h, e)",
+        "float[batch, length] x", "float[batch, double, 3] y",
+    )  # fmt: skip
+    manifest = build_package(forward, tmp_path / "p", loss="mse")
+    assert manifest.self_check is not None
+    assert [item.shape for item in manifest.self_check.inputs] == [(2, 2), (2, 4, 3)]
+
+
+def test_what_a_build_cannot_or_need_not_record_is_run_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that are too large for the recorded steps are run once; foreign operators are not."""
+    notes: list[str] = []
+    monkeypatch.setattr(self_check, "_LARGEST_BYTES", 10)
+    manifest = build_package(
+        model("y = MatMul(x, w)"), tmp_path / "p", loss="mse", remark=notes.append
+    )
+    assert manifest.self_check is not None
+    assert "too large" in str(manifest.self_check.reason)
+    assert ["the models were run" in note for note in notes] == [True]
+    with pytest.raises(OdtpackError, match="'h'"):
+        build_package(model(CASES["no kernel"][0]), tmp_path / "q", loss="mse")
+
+    notes.clear()
+    foreign = model("f = com.acme.Known(x)  m = Add(x, f)  y = MatMul(m, w)")
+    foreign.graph.value_info.append(onnx.helper.make_tensor_value_info("f", 1, ["batch", 4]))
+    foreign.opset_import.append(onnx.helper.make_opsetid("com.acme", 1))
+    build_package(foreign, tmp_path / "r", loss="mse", remark=notes.append)
+    assert ["were not run: no library with com.acme" in note for note in notes] == [True]

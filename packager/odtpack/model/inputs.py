@@ -77,12 +77,15 @@ def _fix(op: Ops, value: ir.Value, array: np.ndarray, text: str) -> None:
         graph.register_initializer(value)
         mark_constant(value)
         return
-    found = {
+    found: dict[str | None, tuple[ir.Value, int]] = {
         dim: (other, axis)
         for other in graph.inputs
         for axis, dim in enumerate(dims_of(other) or ())
         if isinstance(dim, str)
     }
+    # A size without a name is the number of samples.
+    others = [other for other in graph.inputs if dims_of(other)]
+    found |= {None: (others[0], 0)} if others else {}
     readers = [*value.uses()]
     with op.before(graph[0]):
         parts = []

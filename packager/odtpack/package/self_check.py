@@ -15,10 +15,14 @@ import numpy as np
 import onnxruntime
 
 from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import Dims
 from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.apart.child import alive, forget_log
 from odtpack_runtime.apart.refused import out_of_memory
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.export.inference_model import export_inference_model
+from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import InputInfo, Manifest, SelfCheckInfo
 from odtpack_runtime.package.records import SelfCheckInput
 from odtpack_runtime.package.self_check import (
@@ -28,7 +32,7 @@ from odtpack_runtime.package.self_check import (
     run_first_that_fits,
 )
 from odtpack_runtime.session.options import session_info, session_options
-from odtpack_runtime.session.session import open_session, owned_ortvalue
+from odtpack_runtime.session.session import open_session, owned_ortvalue, run_failed
 from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
@@ -64,6 +68,8 @@ def checked(
     manifest: Manifest | None,
     files: Mapping[str, Path],
     *,
+    inputs: Sequence[Mapping[str, object]],
+    prediction: tuple[str, Dims | None],
     losses: bool,
     foreign: Collection[str] = (),
     library: Path | None = None,
@@ -72,7 +78,8 @@ def checked(
     """Load and run the models that were written; return the manifest with its self-check."""
     # A step in training, one of the optimizer and an evaluation: a package that exists runs. The
     # losses come from a run, so they are not part of what a recipe's digest promises.
-    # `manifest` lies beside the files; None if there is no optimizer. `losses`: whether to record
+    # `manifest` lies beside the files; None if there is no optimizer. `inputs`: as it has them.
+    # `prediction`: what the loss reads first: its name and dimensions. `losses`: whether to record
     # some for devices. `foreign`: domains of the user's operators, which `library` holds.
     info = None if manifest is None or not losses else _reason_without(manifest, foreign)
     if foreign and library is None:
@@ -84,7 +91,8 @@ def checked(
         start = time.monotonic()
         try:
             wanted = losses and manifest is not None and info is None
-            found = _run(manifest, files, wanted, library)
+            more = {"inputs": list(inputs), "prediction": list(prediction), "losses": wanted}
+            found = _run(manifest, files, library, more)
         except OdtpackError as error:
             if error.code not in ("model-not-loadable", "run-failed"):
                 raise
@@ -100,19 +108,21 @@ def checked(
         if found["losses"] is not None:
             info = SelfCheckInfo.read(found["losses"])
         if remark is not None and found["idle"] is not None:
-            remark(f"{found['idle']}, for made-up samples: nothing can be learned from it")
+            remark(f"{found['idle']}, for made-up samples: nothing is learned from such a loss")
     if manifest is None or not losses:
         return manifest
     return dataclasses.replace(manifest, self_check=info).sealed()
 
 
 def _run(
-    manifest: Manifest | None, files: Mapping[str, Path], losses: bool, library: Path | None
+    manifest: Manifest | None,
+    files: Mapping[str, Path],
+    library: Path | None,
+    more: Mapping[str, object],
 ) -> Any:
     arguments = {
-        "manifest": manifest and manifest.to_json(), "losses": losses,
-        "files": {key: str(path) for key, path in files.items()},
-        "library": library and str(library.resolve()),
+        "manifest": manifest and manifest.to_json(), "library": library and str(library.resolve()),
+        "files": {key: str(path) for key, path in files.items()}, **more,
     }  # fmt: skip
     for last in (False, True):
         try:
@@ -125,7 +135,12 @@ def _run(
 
 
 def measure(
-    manifest: str | None, files: Mapping[str, str], losses: bool, library: str | None
+    manifest: str | None,
+    files: Mapping[str, str],
+    library: str | None,
+    inputs: Sequence[Mapping[str, Any]],
+    prediction: tuple[str, Sequence[int | str | None] | None],
+    losses: bool,
 ) -> dict[str, object]:
     """Train as the self-check will, or one step; to be called apart, as models may do anything."""
     paths = {key: Path(path) for key, path in files.items()}
@@ -133,6 +148,8 @@ def measure(
         None if manifest is None else Manifest.from_json(manifest.encode(), "manifest.json"),
         paths,
         library,
+        [InputInfo.read(each) for each in inputs],
+        prediction,
     )
     found = None
     if losses:
@@ -141,9 +158,9 @@ def measure(
         )
     else:
         trial.first_that_fits(1, trial.step)
-    idle = None if manifest is None else trial.idle()
+    idle = trial.idle()
     if "step_model" in paths:
-        trial.first_that_fits(1, trial.step_on)
+        trial.step_on()
     losses_found = None if found is None else found.as_dict(defaults=False)
     return {"losses": losses_found, "idle": idle}
 
@@ -173,9 +190,14 @@ class _Trial:
     """The package's models with their first values, ready to begin several times."""
 
     def __init__(
-        self, manifest: Manifest | None, files: Mapping[str, Path], library: str | None
+        self,
+        manifest: Manifest | None,
+        files: Mapping[str, Path],
+        library: str | None,
+        inputs: Sequence[InputInfo],
+        prediction: tuple[str, Sequence[int | str | None] | None],
     ) -> None:
-        self._files = files
+        self._files, self._inputs, self._prediction = files, inputs, prediction
         session = None if manifest is None else manifest.session
         self._options = session_options(session or session_info(files["training_model"]), threads=1)
         if library is not None:
@@ -191,15 +213,15 @@ class _Trial:
             count = self._module.get_parameters_size(False)
             values = np.resize(np.linspace(-0.1, 0.1, 101, dtype=self._module.flat.dtype), count)
             self._module.copy_buffer_to_parameters(owned_ortvalue(values), False)
-        self._inputs: Sequence[InputInfo] = () if manifest is None else manifest.inputs
-        if manifest is None:
-            specs = self._module.input_specs()
-            names = ("string" if each.dtype == object else each.dtype.name for each in specs)
-            self._inputs = [
-                InputInfo.read({"name": s.name, "dtype": n, "shape": list(s.shape), "role": "data"})
-                for s, n in zip(specs, names, strict=True)
-            ]
-        self._first = {name: value.data.copy() for name, value in self._state.parameters}
+        known = {dim for each in inputs if each.role == "data" for dim in each.shape if dim}
+        targets = [each.shape for each in inputs if each.role != "data"]
+        self._follows = any(
+            not isinstance(dim, int) and dim not in known and (axis or dim)
+            for shape in targets
+            for axis, dim in enumerate(shape)
+        )
+        self._forward: onnxruntime.InferenceSession | None = None
+        self._first: dict[str, Array] = {}
         parameters = () if manifest is None else manifest.parameters
         self.has_statistics = any(item.role == "state" for item in parameters)
         self._fits: Sequence[SelfCheckInput] = ()  # what the models ran with last
@@ -216,10 +238,12 @@ class _Trial:
     def first_that_fits(self, samples: int, run: Callable[[Sequence[SelfCheckInput]], Any]) -> Any:
         """Return what a function makes of the first batch with which it runs; one of 1 is last."""
         # An open axis may have to be as long as one of a weight.
-        sizes = {size for value in self._first.values() for size in value.shape}
+        sizes = {size for _, value in self._state.parameters for size in value.data.shape}
         sizes = {size for size in sizes if size <= _LARGEST_SIZE}
         try:
-            return run_first_that_fits(self._inputs, samples, run, sorted(sizes))
+            return run_first_that_fits(
+                self._inputs, samples, lambda chosen: run(self._followed(chosen)), sorted(sizes)
+            )
         except OdtpackError as error:
             if error.code != "run-failed" or out_of_memory(error):
                 raise
@@ -232,6 +256,47 @@ class _Trial:
                 self._inputs, 1, lambda chosen: self._module(*made_up_batch(self._inputs, chosen))
             )
             raise
+
+    def _predicted(self, batch: Sequence[Array]) -> Array:
+        """What the loss reads first, of a batch."""
+        if self._forward is None:
+            with scratch_folder("forward") as folder:
+                path = Path(folder) / "forward.onnx"
+                values = self._state.arrays(trainable=True) | self._state.arrays(trainable=False)
+                export_inference_model(
+                    self._files["eval_model"], values, path, [self._prediction[0]]
+                )
+                self._forward = open_session(path, self._options)
+        taken = {node.name for node in self._forward.get_inputs()}
+        pairs = zip(self._inputs, batch, strict=True)
+        try:
+            return np.asarray(
+                self._forward.run(None, {i.name: a for i, a in pairs if i.name in taken})[0]
+            )
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise run_failed(error) from error
+
+    def _followed(self, chosen: Sequence[SelfCheckInput]) -> Sequence[SelfCheckInput]:
+        """Give targets the sizes of the prediction, where only a run of it tells them."""
+        dims = self._prediction[1]
+        if not self._follows or dims is None:
+            return chosen
+        found = self._predicted(made_up_batch(self._inputs, chosen))
+        sizes = {dim: size for dim, size in zip(dims, found.shape, strict=True) if dim is not None}
+        followed = []
+        for item, wanted in zip(self._inputs, chosen, strict=True):
+            # An axis without a name is that of the prediction, or of it without its classes.
+            whole, classless = list(found.shape), [*found.shape[:1], *found.shape[2:]]
+            alike = whole if len(item.shape) == len(dims) else classless
+            alike = alike if len(alike) == len(item.shape) else list(wanted.shape)
+            shape = tuple(
+                dim if isinstance(dim, int) else alike[axis] if dim is None
+                else sizes.get(dim, wanted.shape[axis])
+                for axis, dim in enumerate(item.shape)
+            )  # fmt: skip
+            new = wanted if item.role == "data" else dataclasses.replace(wanted, shape=shape)
+            followed.append(new)
+        return followed
 
     def step(self, chosen: Sequence[SelfCheckInput]) -> None:
         """Make a step, and evaluate."""
@@ -247,19 +312,26 @@ class _Trial:
 
     def idle(self) -> str | None:
         """What shows, after the steps that were made, that the loss teaches nothing."""
-        return cannot_teach(self._module, made_up_batch(self._inputs, self._fits), self._inputs)
+        batch = made_up_batch(self._inputs, self._fits)
+        found = cannot_teach(self._module, batch, self._inputs)
+        if found is None or "another order" not in found or self._prediction[1] is None:
+            return found
+        # Samples that the model cannot tell apart say nothing about the order of their targets.
+        rows = self._predicted(batch)
+        return None if np.allclose(rows, rows[:1], 1e-3, 1e-3 * np.abs(rows).max()) else found
 
-    def step_on(self, chosen: Sequence[SelfCheckInput]) -> None:
+    def step_on(self) -> None:
         """Make a step with the step model."""
         self._module.close()
         with self._opened(self._files["step_model"]) as module:
             optimizer = Optimizer(self._files["optimizer_model"], module)
-            optimizer.step_on(*made_up_batch(self._inputs, chosen))
+            optimizer.step_on(*made_up_batch(self._inputs, self._fits))
 
     def run(self, chosen: Sequence[SelfCheckInput]) -> SelfCheckInfo:
         """Return the check with inputs of these sizes."""
         forget_log()
         self._fits = chosen
+        self._first = self._first or {n: v.data.copy() for n, v in self._state.parameters}
         best: tuple[float, SelfCheckInfo] | None = None
         # Batch normalization of a few samples amplifies any difference: less with small steps.
         for rate in _RATES[: 1 if self.has_statistics else None]:

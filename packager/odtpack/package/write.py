@@ -20,7 +20,7 @@ import odtpack
 from odtpack import targets
 from odtpack.choices import SESSIONS
 from odtpack.errors import OdtpackError, shortened
-from odtpack.graph.graphs import dims_of, nodes_of
+from odtpack.graph.graphs import Dims, dims_of, nodes_of
 from odtpack.memory.spec import MemoryReport, MemorySpec
 from odtpack.option import options_of
 from odtpack.ort import kernel_needs
@@ -31,7 +31,7 @@ from odtpack.package.optimizer_update import resolve_update
 from odtpack.package.segments.build import build_segments, check_options, stage_segments
 from odtpack.package.self_check import checked
 from odtpack.package.task import Graphs, OptimizerStep, Task
-from odtpack.package.training import STATE_SUFFIX, build_graphs
+from odtpack.package.training import STATE_SUFFIX, build_graphs, read_by
 from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
 from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.checkpoint.format import CheckpointData
@@ -170,6 +170,8 @@ def write_package(
             manifest = checked(
                 manifest,
                 staged,
+                inputs=_compared(graphs),
+                prediction=_prediction(graphs),
                 losses=task.spec.self_check,
                 foreign=_domains((*graphs.models, *models.values())) - {"", *STANDARD_DOMAINS},
                 library=task.custom_op_library,
@@ -177,7 +179,29 @@ def write_package(
             )
             if manifest is not None:
                 _write(manifest, stage / name)
+        elif run and remark is not None:
+            remark(f"the models were not run: only {task.backend.runtime} runs them")
     return manifest
+
+
+def _prediction(graphs: Graphs) -> tuple[str, Dims | None]:
+    """What the loss reads first, if that is known: its name and dimensions."""
+    task, template = graphs.task, graphs.inference
+    name = (*task.spec.loss_inputs, str(task.model.graph.outputs[0].name))[0]
+    if task.loss is None and template is not None:  # it ends in its loss
+        name = template.outputs[0]
+    values = (value for node in graphs.evaluation.graph for value in node.outputs)
+    return name, next((dims_of(value) for value in values if value.name == name), None)
+
+
+def _compared(graphs: Graphs) -> list[dict[str, object]]:
+    """The inputs; what a loss of the model's own reads besides the prediction is a target."""
+    inputs, template = _inputs(graphs), graphs.inference
+    if graphs.task.loss is None and template is not None:
+        (first, *_) = template.model.graph.outputs
+        for entry in inputs:
+            entry["role"] = "data" if entry["name"] in read_by(first) else "target"
+    return inputs
 
 
 def _domains(models: Iterable[ir.Model]) -> set[str]:

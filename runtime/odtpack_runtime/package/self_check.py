@@ -66,6 +66,8 @@ def _gradient(state: CheckpointState, name: str) -> Array:
 
 _MULTIPLIER = 2654435761  # 2^32 divided by the golden ratio: neighbours land far apart
 _HALF = 2**23
+_MOST_ELEMENTS = 2**22
+"""What an input may have where a size is only tried because a weight has it."""
 _SAME = 1e-6
 """Part of a loss by which a sum in another order may differ."""
 _OTHER_SIZES = (2, 8, 32, 224)
@@ -220,23 +222,32 @@ def possible_inputs(
 ) -> Iterator[tuple[SelfCheckInput, ...]]:
     """Yield sizes and bounds of batches of made-up data, the likeliest to fit first."""
     seen = set()
-    for other, low in itertools.product((*_OTHER_SIZES, *sizes), (False, True)):
-        chosen = tuple(_sized(inputs, samples, other, low=low))
+    ways = itertools.product((*_OTHER_SIZES, *sizes), (False, True), (False, True))
+    for other, low, unnamed in ways:
+        chosen = tuple(_sized(inputs, samples, other, low=low, unnamed=unnamed))
         key = tuple((item.shape, item.bound) for item in chosen)
-        if key not in seen:
+        most = max((math.prod(item.shape) for item in chosen), default=0)
+        if key not in seen and (other in _OTHER_SIZES or most <= _MOST_ELEMENTS):
             seen.add(key)
             yield chosen
 
 
 def _sized(
-    inputs: Sequence[InputInfo], samples: int, other: int, *, low: bool
+    inputs: Sequence[InputInfo], samples: int, other: int, *, low: bool, unnamed: bool
 ) -> Iterable[SelfCheckInput]:
     """Give every input its sizes."""
+    # `unnamed`: axes without a name count samples where the first has a fixed size: of a state.
     # `low`: whole numbers are all 0, for indices into something that has one entry.
     names = {item.shape[0] for item in inputs if item.shape and isinstance(item.shape[0], str)}
     for item in inputs:
         shape = tuple(
-            dim if isinstance(dim, int) else samples if dim in names or not axis else other
+            dim
+            if isinstance(dim, int)
+            else samples
+            if dim in names
+            or not axis
+            or (unnamed and dim is None and isinstance(item.shape[0], int))
+            else other
             for axis, dim in enumerate(item.shape)
         )
         whole = item.dtype not in ("string", "bool") and np.dtype(item.dtype).kind != "f"
