@@ -32,6 +32,7 @@ GIVEN = {
     "freeze_rows": ("[parameters]\nfreeze_rows = ['a=0']", {"freeze_rows": ["a=0"]}, ("a=0",)),
     "untie": ("[parameters]\nuntie = ['a.*']", {"untie": ["a.*"]}, ("a.*",)),
     "stop_gradient": ("stop_gradient = ['a']", {"stop_gradient": ["a"]}, ("a",)),
+    "inputs": ("[inputs]\nsr = 16000", {"inputs": ["sr=16000"]}, ("sr=16000",)),
     "adapter": ("adapter.kind = 'lora'", {"adapter": "lora"}, "lora"),
     "adapter_on": ("[adapter]\non = ['a']", {"adapter_on": ["a"]}, ("a",)),
     "adapter_feedforward": (

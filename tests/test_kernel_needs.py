@@ -18,7 +18,7 @@ from odtpack.choices import OrtFormat
 from odtpack.errors import OdtpackError
 from odtpack.ort import kernel_needs
 from odtpack.ort.files import add_ort_files
-from odtpack.ort.kernel_needs import oldest_runtime
+from odtpack.ort.kernel_needs import oldest_runtime, require
 from odtpack_runtime.package.package import Package
 from scripts.kernel_table import listed
 from tests import zoo
@@ -58,6 +58,12 @@ def test_a_release_that_knows_an_opset_may_lack_its_kernels() -> None:
     need = oldest_runtime([model("(float[4] x) => (float[4] y) { y = Identity(x) }", opset=19)])
     assert targets.lowest_target(19).name == "1.15"
     assert (need.name, need.why) == ("1.16", "Identity of opset 19")
+
+
+def test_all_that_is_too_new_is_named() -> None:
+    text = "(int32[4] x) => (int32[4] y) { z = Clip(x)  y = Identity(z) }"
+    with pytest.raises(OdtpackError, match=r"Identity of opset 19.*; Clip of opset 13 with int32"):
+        require("1.13", oldest_runtime([model(text, opset=19)]))
 
 
 def test_the_demo_says_what_loads_it(tmp_path: Path) -> None:

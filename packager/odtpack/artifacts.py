@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -21,8 +22,10 @@ from odtpack.arguments import check_type
 from odtpack.choices import OrtFormat
 from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError
 from odtpack.gc_pause import paused_collector
+from odtpack.graph.graphs import TRAINABLE_TYPES
+from odtpack.model.cause import named_cause
 from odtpack.model.exporters import matching, module_names
-from odtpack.model.loading import ModelLike, load_model
+from odtpack.model.loading import ModelLike, is_lifted_constant, load_model
 from odtpack.model.shared_tensors import copies_of
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.models import attach_block
@@ -30,9 +33,10 @@ from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.optimizers import Clip
 from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.ort_training.backend import backend_for
-from odtpack.package.parameters import candidates
+from odtpack.package.parameters import candidates, reached
 from odtpack.package.task import OptimizerStep, Task
 from odtpack.package.write import write_artifacts
+from odtpack.passes import batch_norm
 from odtpack.spec import BuildSpec
 
 __all__ = ["LossType", "OptimType", "generate_artifacts"]
@@ -92,7 +96,8 @@ def generate_artifacts(
     Args:
         model: Forward model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
         requires_grad: Names of the initializers to train, or patterns as for ``--train``; none
-            by default. What a block creates to be trained is trained without being named.
+            by default. Where every initializer is named, those train that the loss reaches, and
+            a warning names the others. What a block creates to be trained needs no name.
         frozen_params: Names or patterns of initializers that become inputs and checkpoint
             entries but are not trained. All others stay inside the models.
         loss: Loss to attach, or a block that writes one; without one the model's first output
@@ -150,13 +155,15 @@ def generate_artifacts(
     frozen = _initializers(loaded, frozen, "frozen_params")
     read = _names(loss_input_names, "loss_input_names")
     additional = _names(additional_output_names, "additional_output_names")
-    attached = None
+    attached, everything = None, _is_everything(loaded, train)
     if isinstance(loss, Block):
         # The block writes the loss; the model then ends in it.
         given = read or [output.name or "" for output in loaded.graph.outputs]
         loaded, results, attached, created = attach_block(loaded, loss, given)
         train = (*train, *(name for name in created if name not in {*train, *frozen}))
         read, additional = results[:1], (*results[1:], *additional)
+    if everything:
+        train = _those_that_learn(loaded, train, read)
     if method is not None and not train:
         raise OdtpackError(
             "nothing-to-train", "an optimizer is requested, but requires_grad names no parameter"
@@ -183,7 +190,10 @@ def generate_artifacts(
         prefix=prefix,
         custom_op_library=library,
     )
-    write_artifacts(task, Path.cwd() if artifact_directory is None else Path(artifact_directory))
+    with named_cause(model):
+        write_artifacts(
+            task, Path.cwd() if artifact_directory is None else Path(artifact_directory)
+        )
 
 
 def _initializers(model: ir.Model, patterns: Sequence[str], argument: str) -> tuple[str, ...]:
@@ -202,6 +212,29 @@ def _initializers(model: ir.Model, patterns: Sequence[str], argument: str) -> tu
             )
         known += hits
     return tuple(dict.fromkeys(known))
+
+
+def _is_everything(model: ir.Model, train: Sequence[str]) -> bool:
+    """Whether every initializer of the file is named: a list, and no choice."""
+    stored = (n for n, v in model.graph.initializers.items() if not is_lifted_constant(v))
+    return bool(train) and set(stored) <= set(train)
+
+
+def _those_that_learn(
+    model: ir.Model, train: Sequence[str], read: Sequence[str]
+) -> tuple[str, ...]:
+    """Of every initializer those that a gradient can change; a warning names the others."""
+    values, state = model.graph.initializers, set(batch_norm.state_names(model.graph))
+    names = [n for n in train if n in values and values[n].dtype in TRAINABLE_TYPES]
+    learn = set(reached(model, names, read or [str(model.graph.outputs[0].name)])) - state
+    others = [name for name in train if name in values and name not in learn]
+    if others and learn:
+        warnings.warn(
+            f"requires_grad names every initializer; not trained, as the loss does not depend on "
+            f"them, they hold no floating-point numbers or follow the data: {', '.join(others)}",
+            stacklevel=4,
+        )
+    return tuple(name for name in train if name not in others) if learn else tuple(train)
 
 
 def _optimizer(optimizer: object) -> tuple[optimizers.Optimizer | OptimizerStep, Clip]:

@@ -11,6 +11,7 @@ import glob
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from odtpack.gc_pause import paused_collector
 from odtpack.losses import Loss, make_loss
 from odtpack.memory.spec import read_memory
 from odtpack.model import old_opsets
+from odtpack.model.cause import named_cause
 from odtpack.model.head import add_head
+from odtpack.model.inputs import settle
 from odtpack.model.loading import CACHE, CONVERTED_FROM, ModelLike, load_model
 from odtpack.model.shared_tensors import shared_tensors
 from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
@@ -36,11 +39,13 @@ from odtpack.package.chosen import Chosen, choose, some
 from odtpack.package.parameters import constants_like_weights, unreached
 from odtpack.package.rows import frozen_rows, zero_rows
 from odtpack.package.task import Task
+from odtpack.package.training import read_by, select
 from odtpack.package.write import check_folder, write_artifacts
 from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.apart.worker import worker
 from odtpack_runtime.package.manifest import AdapterInfo, Manifest
+from odtpack_runtime.training.loop import check_axes
 
 
 def build_package(
@@ -157,7 +162,7 @@ def build(
         raise OdtpackError("option-not-used", problem, hint=hint)
     check_choice("optimizer", spec.optimizer, OPTIMIZERS)
     optimizer = make_optimizer(spec.optimizer, spec.optimizer_options)
-    try:
+    with named_cause(spec.model), _located(spec.model):
         loaded = load_model(
             forward_model(spec),
             named=(*spec.train, *spec.freeze),
@@ -181,6 +186,7 @@ def build(
         if inserted is not None:
             loaded = inserted.model
             wanted = (*wanted, *map(glob.escape, inserted.parameters))
+        served = settle(loaded, spec.inputs)
         # Without further instructions a loss reads the first outputs.
         count = 1 if chosen is None else len(chosen.reads)
         read = spec.loss_inputs or tuple(str(v.name) for v in loaded.graph.outputs[:count])
@@ -209,19 +215,38 @@ def build(
             optimizer,
             frozen_rows=rows,
             memory=memory,
+            served=served,
             adapter=None if inserted is None else _adapter_info(inserted),
             backend=backend_for(spec.runtime),
         )
         # What runs the models gets ready while they are made.
-        start = spec.runtime == STOCK and spec.self_check
-        with worker(remark and (lambda line: remark(f"ONNX Runtime says: {line}")), start=start):
+        log = remark and (lambda line: remark(f"ONNX Runtime says: {line}"))
+        with worker(log, start=spec.runtime == STOCK):
             manifest = write_artifacts(task, destination, remark)
-    except OdtpackError as error:
-        if error.where is None and isinstance(spec.model, str | Path):
-            error.where = str(spec.model)
-        raise
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
+    with _told(remark):
+        check_axes(manifest.input_specs())
     return manifest
+
+
+@contextmanager
+def _located(model: object) -> Iterator[None]:
+    try:
+        yield
+    except OdtpackError as error:
+        if error.where is None and isinstance(model, str | Path):
+            error.where = str(model)
+        raise
+
+
+@contextmanager
+def _told(remark: Callable[[str], None] | None) -> Iterator[None]:
+    """Make a remark of what is an error where data are fed."""
+    try:
+        yield
+    except OdtpackError as error:
+        if remark is not None:
+            remark(f"{error.what} {error.hint}")
 
 
 def _adapter_info(inserted: Inserted) -> AdapterInfo:
@@ -260,12 +285,30 @@ def _remarks(
             f"{some(left)}: a Constant node at the place of a weight, in a model "
             f"whose weights are initializers, stays a constant; --train {left[0]!r} trains it"
         )
+    if loss is None:
+        yield from _beside_the_loss(model.graph, read[0])
     assumed = None if loss is None else _assumption(model, loss, read)
     if assumed is not None:
         yield assumed
     for each in shared_tensors(model.graph, found.trained):
         if not each.one_parameter:
             yield each.sentence()
+
+
+def _beside_the_loss(graph: ir.Graph, loss: str) -> Iterator[str]:
+    """Say which outputs of a model that ends in its loss need what inference need not have."""
+    values = {value.name: value for node in graph for value in node.outputs}
+    inputs = {value.name for value in graph.inputs}
+    first, *others = select(graph, [str(value.name) for value in graph.outputs], loss, ()) or [loss]
+    if not others or loss not in values:
+        return
+    beyond = (inputs & read_by(values[loss])) - read_by(values[first])
+    for name in others:
+        if more := beyond & read_by(values[name]):
+            yield (
+                f"for inference the output {name!r} needs {', '.join(sorted(map(repr, more)))}, "
+                f"which {first!r} does not: export it with --outputs {first}"
+            )
 
 
 def _assumption(model: ir.Model, loss: Loss, read: Sequence[str]) -> str | None:

@@ -56,6 +56,11 @@ def _read_options(table: Any) -> dict[str, Any]:
     return {k: v for k, v in given.items() if k not in ("kind", "inputs", "decay_vectors")}
 
 
+def _read_inputs(table: Mapping[str, Any]) -> tuple[str, ...]:
+    texts = {k: ",".join(map(str, v)) if isinstance(v, tuple) else v for k, v in table.items()}
+    return tuple(f"{name}={text}" for name, text in texts.items())
+
+
 def _read_groups(tables: Any) -> tuple[Group, ...]:
     return tuple((each.parameters, each.learning_rate_scale, each.weight_decay) for each in tables)
 
@@ -290,6 +295,15 @@ class BuildSpec:
         (), "Values that the loss reads, in its order; additional ones replace its targets. "
         "Without any, the first outputs.",
         key="loss.inputs", flag="--loss-input", metavar="NAME",
+    )  # fmt: skip
+    inputs: tuple[str, ...] = option(
+        (),
+        "What is not a sample for each element of the first axis: an input that is always the same "
+        "(`sr=16000`), a state that starts at zero with every batch and is not carried over "
+        "(`state=zeros`), or one whose samples lie on another axis (`x=axis:1`). The models "
+        "that train take no such constants, and samples on the first axis; the inference template "
+        "is as the model was.",
+        key="inputs", read=_read_inputs, flag="--input", metavar="NAME=VALUE", example="sr=16000",
     )  # fmt: skip
     outputs: tuple[str, ...] = option(
         (), "Further values that the training and evaluation models return.",

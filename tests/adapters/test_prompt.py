@@ -17,6 +17,7 @@ from odtpack.adapters.files import CONFIG
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.optimizers import AdamW
+from odtpack.package import write
 from odtpack_runtime import CheckpointState, Package
 from tests.adapters.conftest import needs_peft
 from tests.cli.conftest import Run, run
@@ -116,12 +117,16 @@ def test_ten_steps_are_pytorch_s(tmp_path: Path, exporter: Exporter) -> None:
     assert losses[-1] < losses[1]
 
 
-def test_it_is_drawn_from_a_normal_distribution_by_its_seed(tmp_path: Path) -> None:
+def test_it_is_drawn_from_a_normal_distribution_by_its_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, model = exported(tmp_path)
+    # A build runs what it wrote, and so many vectors are more than the model has places for.
+    monkeypatch.setattr(write, "checked", lambda manifest, *_, **__: manifest)
     first = []
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
         spec = AdapterSpec("prompt", tokens=400, seed=seed)
-        build_package(model, tmp_path / name, loss="next_token", adapter=spec, self_check=False)
+        build_package(model, tmp_path / name, loss="next_token", adapter=spec)
         state = CheckpointState.load_checkpoint(Package.open(tmp_path / name).checkpoint)
         first.append(state.parameters["prompt_embeddings"].data.copy())
     np.testing.assert_array_equal(first[0], first[1])

@@ -146,3 +146,14 @@ def test_blanks_that_do_not_exist(tmp_path: Path) -> None:
         with pytest.raises(OdtpackError, match="blank") as caught:
             package(tmp_path, shifted([(7, 3, 5)]), "ctc", {"blank": blank})
         assert caught.value.code == "bad-loss-option"
+
+
+@pytest.mark.parametrize(("batch", "layout"), [("batch", "NTC"), ("frames", "TNC")])
+def test_axes_by_their_names(batch: str, layout: str, tmp_path: Path) -> None:
+    """A network that gives [batch, time, classes], as most do, with no word about it."""
+    case = ctc_case(layout=layout)
+    package(tmp_path, shifted([case.xs[0].shape], values=[np.zeros(5)], batch=batch), "ctc", {})
+    _state, module, _ = open_training(tmp_path)
+    y = torch.from_numpy(case.xs[0]).double()
+    expected = case.oracle(y, *(torch.from_numpy(target) for target in case.targets))
+    assert float(module(case.xs[0], *case.targets)) == pytest.approx(float(expected), rel=1e-5)

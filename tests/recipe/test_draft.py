@@ -78,8 +78,9 @@ def test_what_is_commented_out_is_right_too(run: Run, folder: Path) -> None:
     table = read_recipe(folder / "all.toml").table
     assert table.model_fields_set == set(type(table).model_fields) - {
         "head",
+        "inputs",
         "privacy",
-    }  # it has classes
+    }  # it has classes, and only samples
     outcome = run("build", "--recipe", folder / "all.toml", "--json")
     assert outcome.code == 0, outcome.err
     content = outcome.json()

@@ -115,6 +115,15 @@ def test_only_a_fall_beyond_its_noise_passes(
     assert (check.advice is not None) == (status == "fail")
 
 
+def test_a_loss_that_is_always_zero_fails_however_few_the_samples() -> None:
+    result = with_fall(None)
+    zero = {"eval_loss_before": 0.0, "eval_loss_after": 0.0}
+    training = result.training.model_copy(update=zero)
+    check = learns(judge(result.model_copy(update={"training": training})))
+    assert (check.status, check.advice is not None) == ("fail", True)
+    assert "exactly 0" in check.message
+
+
 def test_budgets_can_switch_it_off() -> None:
     result = with_fall(None)
     assert learns(judge(result)).status == "not judged"

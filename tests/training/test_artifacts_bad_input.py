@@ -70,6 +70,18 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str, str]] = {
         "not-reached",
         "'unused'",
     ),
+    "several that are not reached": (
+        lambda: linear(unused=np.ones(2, np.float32), spare=np.ones(2, np.float32)),
+        {"requires_grad": ["unused", "w", "spare"]},
+        "not-reached",
+        "'unused', 'spare'",
+    ),
+    "several unknown": (
+        linear,
+        {"requires_grad": ["zz", "w"], "frozen_params": ["yy"]},
+        "unknown-parameter",
+        "'zz', 'yy'",
+    ),
     "a whole number": (
         lambda: linear(
             more="c = Cast <to = 1> (k) z = Mul(y, c)", outputs="float[N, 2] z", k=np.int64([2])

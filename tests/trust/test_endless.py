@@ -24,6 +24,7 @@ from odtpack.cli import main
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import InlinePass
 from odtpack.model.shared_tensors import weight_array
+from odtpack.package import write
 from odtpack_runtime.apart import worker
 from odtpack_runtime.apart.ort_log import log_lines
 from odtpack_runtime.package.verify import verify_package
@@ -161,18 +162,19 @@ def test_a_loop_whose_condition_is_computed_ends_by_the_limit_of_time(
     with pytest.raises(OdtpackError) as caught:
         build_package(content, tmp_path / "package", loss="mse")
     assert caught.value.code == "models-stall"
-    assert "--no-self-check" in str(caught.value.hint)
     assert not (tmp_path / "package").exists()
 
 
 @pytest.mark.parametrize("grows", [False, True])
 def test_a_loop_whose_condition_is_computed_ends_by_the_limit_of_memory(
-    grows: bool, tmp_path: Path
+    grows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = loop(None, computed=True, grows=grows)
-    reason, most = _built_in_half_a_gibibyte(content, tmp_path / "package")
-    assert "models-memory" in reason
+    code, most = _built_in_half_a_gibibyte(content, tmp_path / "package")
+    assert code == "models-memory"
     assert most < 2**30
+    monkeypatch.setattr(write, "checked", lambda manifest, *_, **__: manifest)
+    build_package(onnx.load_from_string(content), tmp_path / "package", loss="mse")
     with pytest.raises(OdtpackError) as caught, _half_a_gibibyte():
         verify_package(tmp_path / "package")
     assert caught.value.code == "models-memory"
@@ -186,8 +188,8 @@ def test_constants_that_fill_the_memory(tmp_path: Path) -> None:
         helper.make_node("Add", ["h", "sum"], ["y"]),
     ]
     more = {"one": np.ones(1, np.float32), "shape": np.array([2**20, 2**13], np.int64)}
-    reason, most = _built_in_half_a_gibibyte(model(nodes, more), tmp_path / "package")
-    assert reason
+    code, most = _built_in_half_a_gibibyte(model(nodes, more), tmp_path / "package")
+    assert code == "models-memory"
     assert most < 2**30
 
 
@@ -200,7 +202,7 @@ def _half_a_gibibyte() -> Iterator[None]:
 
 
 def _built_in_half_a_gibibyte(content: bytes, package: Path) -> tuple[str, int]:
-    """Why the self-check was left out, and the most memory of a process that ran a model, in bytes.
+    """Why there is no package, and the most memory of a process that ran a model, in bytes.
 
     The build runs in a process that has no other children: the system counts the largest child of
     a process since it began.
@@ -212,11 +214,10 @@ def _built_in_half_a_gibibyte(content: bytes, package: Path) -> tuple[str, int]:
 def _build_and_measure(content: bytes, package: Path) -> tuple[str, int]:
     import resource
 
-    with _half_a_gibibyte():
-        manifest = build_package(onnx.load_from_string(content), package, loss="mse")
-    assert manifest.self_check is not None
+    with _half_a_gibibyte(), pytest.raises(OdtpackError) as caught:
+        build_package(onnx.load_from_string(content), package, loss="mse")
     most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    return manifest.self_check.reason or "", most
+    return caught.value.code, most
 
 
 def test_one_process_for_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,8 @@ def export(
     as_json: Annotated[bool, flag("--json", "Print inputs and outputs as JSON on stdout.")] = False,
 ) -> None:
     """Write an inference model with the parameters of a checkpoint."""
+    import onnx
+
     from odtpack.cli._files import check_writable
     from odtpack_runtime.export.inference_model import export_inference_model
     from odtpack_runtime.package.package import Package
@@ -61,7 +63,9 @@ def export(
         export_inference_model(opened.eval_model, model.parameters, out, names, apart=True)
     else:
         written = _write_with_ort(opened, model, out, formats)
-    _console.say(f"wrote {out} ({format_bytes(out.stat().st_size)}): {', '.join(names)}")
+    taken = ", ".join(value.name for value in onnx.load_model(out).graph.input)
+    size = format_bytes(out.stat().st_size)
+    _console.say(f"wrote {out} ({size}): {', '.join(names)}, from {taken}")
     stale = out.with_suffix(".ort")
     if formats is None and stale != out and stale.is_file():
         _console.say(f"{stale} is an older file of another model: add --ort-format to replace it")

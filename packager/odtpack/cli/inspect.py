@@ -103,7 +103,9 @@ def _package(path: Path, reports: Sequence[str]) -> dict[str, Any]:
     for dtype in sorted({p.model_dtype for p in manifest.parameters if p.model_dtype}):
         count = sum(p.model_dtype == dtype for p in manifest.parameters)
         _console.say(f"  {count} of them are {dtype} in the model, and stored as shown")
-    _parameters([(p.name, p.role, p.dtype, p.shape) for p in manifest.parameters])
+    names = [f"{p.name} ({p.module})" if p.module else p.name for p in manifest.parameters]
+    pairs = zip(names, manifest.parameters, strict=True)
+    _parameters([(name, p.role, p.dtype, p.shape) for name, p in pairs])
     _console.say("operators", style="bold")
     for name, domains in manifest.operators.by_model().items():
         for domain, operators in domains.items():

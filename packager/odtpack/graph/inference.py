@@ -98,18 +98,31 @@ def inferred_proto(model: ir.Model, *, sizes: bool = True) -> onnx.ModelProto | 
     # sizes: Follow the values of shapes through the graph, which is slow where long vectors are
     # joined. Types do not depend on it.
     # Returns the model with types and shapes; None if its inference fails. Initializers are inputs.
+    try:
+        return _inferred(model, sizes=sizes, strict=False)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        return None
+
+
+def contradiction(model: ir.Model) -> str | None:
+    """What the onnx library says of types and shapes that contradict each other in a model."""
+    try:
+        _inferred(model, sizes=True, strict=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def _inferred(model: ir.Model, *, sizes: bool, strict: bool) -> onnx.ModelProto:
     vectors = (v for g in model.graphs() for v in defined(g) if len(dims_of(v) or ()) == 1)
     data_prop = sizes and all(
         not isinstance(n, int) or n <= _LONGEST_VECTOR for v in vectors for n in dims_of(v) or ()
     )
     with _without_large_initializers(model.graph):
         proto = ir.to_proto(model)
-    try:
-        return onnx.shape_inference.infer_shapes(
-            proto, check_type=False, strict_mode=False, data_prop=data_prop
-        )
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
-        return None
+    return onnx.shape_inference.infer_shapes(
+        proto, check_type=strict, strict_mode=strict, data_prop=data_prop
+    )
 
 
 def _type_initializers(graph: ir.Graph) -> None:

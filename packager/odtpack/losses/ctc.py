@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -33,6 +34,7 @@ _LOG_ZERO = -1e30
 _IMPOSSIBLE = -1e29  # below the least probability of float32
 
 Layout = Literal["TNC", "NTC"]
+_SAMPLES = re.compile(r"batch|^(bs|samples?)$", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,8 @@ class CTC(Loss):
 
     Attributes:
         blank: Class that stands for no label.
-        layout: Axes of the prediction.
+        layout: Axes of the prediction; if None by the name of its first axis: NTC for
+            ``batch`` and the like, TNC elsewhere.
     """
 
     name = "ctc"
@@ -59,13 +62,21 @@ class CTC(Loss):
     prediction = "logits or log-probabilities [T, N, C]"
     target = "`labels` [N, S], `input_lengths` [N], `target_lengths` [N]"
     blank: int = option(0, "Class that stands for no label.", whole=True, least=0)
-    layout: Layout = option("TNC", "Axes of the prediction.")
+    layout: Layout | None = option(
+        None, "Axes of the prediction; without it NTC where the first is called `batch` or the "
+        "like, and TNC elsewhere.",
+    )  # fmt: skip
+
+    def _layout(self, prediction: ir.Value) -> Layout:
+        by_name = "NTC" if _SAMPLES.search(str(dims(prediction)[0])) else "TNC"
+        return self.layout or by_name  # type: ignore[return-value] # one of both
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """Labels [N, S], and the lengths [N] of inputs and targets."""
-        require_rank(self.name, predictions[0], f"[{', '.join(self.layout)}]", 3, 3)
+        layout = self.layout or "TNC"
+        require_rank(self.name, predictions[0], f"[{', '.join(layout)}]", 3, 3)
         shape = dims(predictions[0])
-        batch, classes = shape[self.layout.index("N")], shape[2]
+        batch, classes = shape[self._layout(predictions[0]).index("N")], shape[2]
         if isinstance(classes, int) and self.blank >= classes:
             raise self._bad("blank", f"below {classes}, the number of classes")
         return (
@@ -76,12 +87,18 @@ class CTC(Loss):
 
     def assumption(self, predictions: Sequence[ir.Value]) -> str | None:
         """Which axis is time: with the axes confused, a loss of real data may be exactly 0."""
-        if self.layout != "TNC" or len(dims(predictions[0])) != 3:
+        if self.layout is not None or len(dims(predictions[0])) != 3:
             return None
         shape = shape_text(dims(predictions[0]))
+        found = self._layout(predictions[0])
+        read, other, first = (
+            ("[time, samples, classes]", "NTC", "samples")
+            if found == "TNC"
+            else ("[samples, time, classes]", "TNC", "time steps")
+        )
         return (
-            f"{self.name} reads {predictions[0].name!r} {shape} as [time, samples, classes]; "
-            "if samples come first, use --loss-option layout=NTC"
+            f"{self.name} reads {predictions[0].name!r} {shape} as {read}; "
+            f"if {first} come first, use --loss-option layout={other}"
         )
 
     def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
@@ -94,7 +111,7 @@ class CTC(Loss):
         labels, input_lengths, target_lengths = (
             op.cast(value, op.INT64) for value in (labels, input_lengths, target_lengths)
         )
-        if self.layout == "NTC":
+        if self._layout(prediction) == "NTC":
             shape = dims(prediction)
             moved = op.transpose(prediction, 1, 0, 2)
             prediction = shaped(moved, (shape[1], shape[0], shape[2]))

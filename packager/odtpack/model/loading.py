@@ -48,6 +48,7 @@ __all__ = [
 ]
 CACHE = "odtpack.cache"
 """Metadata of a loaded model: the inputs that were left out with its key-value cache."""
+_NO_NAMES: Final = {"", "?", "-1", "None"}
 CONVERTED_FROM = "odtpack.converted"
 """Metadata of a loaded model: the opset that its file has, if it was converted."""
 
@@ -83,12 +84,15 @@ def load_source(
     from odtpack.contrib import decompose, needs_blocks, rename_misplaced
 
     rename_misplaced(given.proto)
-    # A size of -1 is read as ONNX Runtime does, and as exporters mean it: any number.
+    # A size of -1 is read as ONNX Runtime does, and as exporters mean it: any number. The same for
+    # what stands there for want of a name: axes of one name have one size.
     graph = given.proto.graph
     for info in (*graph.input, *graph.output, *graph.value_info):
         for dim in info.type.tensor_type.shape.dim:
             if dim.HasField("dim_value") and dim.dim_value < 0:
                 dim.ClearField("dim_value")
+            if dim.HasField("dim_param") and dim.dim_param.strip() in _NO_NAMES:
+                dim.ClearField("dim_param")
     check_functions(given.proto, given.where)
     _check(given.proto, given.where)
     converted = old_opsets.convert(given.proto, given.arrays, given.where)
@@ -111,6 +115,7 @@ def load_source(
     for node in (*nodes_of(loaded.graph), *bodies):
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
             mark_constant(node.outputs[0])
+    name_nodes(loaded.graph)
     for transform in (
         InlinePass(),
         common_passes.RemoveInitializersFromInputsPass(),
@@ -143,6 +148,12 @@ def load_source(
         loaded.graph.inputs[:] = [v for v in loaded.graph.inputs if v not in gone]
         loaded.meta[CACHE] = (*cache, *(str(value.name) for value in gone))
     return loaded
+
+
+def name_nodes(graph: ir.Graph) -> None:
+    """Call a node that has no name what it computes."""
+    for node in nodes_of(graph):
+        node.name = node.name or next((v.name for v in node.outputs if v.name), None)
 
 
 def _open_declared_sizes(graph: ir.Graph) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import warnings
@@ -30,6 +31,7 @@ class Need:
 
     version: tuple[int, ...]  # the release
     why: str  # what it is the first to load, such as ``"Split of opset 13 with bool"``
+    others: tuple[Need, ...] = ()  # what needs no newer one, the newest first
 
     @property
     def name(self) -> str:
@@ -44,18 +46,23 @@ def oldest_runtime(models: Iterable[ir.Model]) -> Need:
 
 def require(version: str, need: Need) -> None:
     """Check that a release of ONNX Runtime is no older than what is needed."""
-    if targets.parsed(version) < targets.parsed(need.name):
+    newer = [n for n in (need, *need.others) if targets.parsed(version) < targets.parsed(n.name)]
+    if newer:
+        whats = "; ".join(f"{each.why}, which {each.name} is the first to have" for each in newer)
         raise OdtpackError(
             "target-cannot-load",
-            f"the target, ONNX Runtime {version}, does not load the package: it needs {need.why}, "
-            f"which {need.name} is the first to have",
+            f"the target, ONNX Runtime {version}, does not load the package: it needs {whats}",
             hint=f'ship ONNX Runtime {need.name} and say so: [target] onnxruntime = "{need.name}"',
         )
 
 
 def newest(needs: Iterable[Need]) -> Need:
     """Return the first of those that need the newest release."""
-    return max(needs, key=lambda need: need.version)
+    flat = dict.fromkeys(
+        each for need in needs for each in (dataclasses.replace(need, others=()), *need.others)
+    )
+    first, *others = sorted(flat, key=lambda need: need.version, reverse=True)
+    return dataclasses.replace(first, others=tuple(others))
 
 
 def _of_model(model: ir.Model) -> Iterator[Need]:

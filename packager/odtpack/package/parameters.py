@@ -226,14 +226,16 @@ def _check_reached(
 ) -> None:
     """Nothing that is asked to train may stand still in silence."""
     known, original = set(names), module_names(model.graph)
-    for name in alike:
-        for pattern in train:
-            if name not in known and matching(pattern, [name], original):
-                raise OdtpackError(
-                    "not-reached",
-                    f"--train {pattern!r} asks to train {name!r}, but the loss does not depend on "
-                    "it: it would never change",
-                )
+    still = [name for name in alike if name not in known]
+    found = {p: hits for p in train if (hits := matching(p, still, original))}
+    if found:
+        asked = "; ".join(
+            f"--train {pattern!r} asks to train {', '.join(map(repr, hits))}"
+            for pattern, hits in found.items()
+        )
+        raise OdtpackError(
+            "not-reached", f"{asked}, but the loss does not depend on it: it would never change"
+        )
 
 
 def _matched(
@@ -405,14 +407,17 @@ def choose_parameters(
             f"{name!r}, a running statistic of a batch normalization in training mode, is not an "
             "initializer: nothing can keep its updates",
         )
-    for name in (*train, *freeze):
-        if name not in graph.initializers:
-            raise UnknownNameError("unknown-parameter", f"the model has no initializer {name!r}")
+    unknown = [repr(name) for name in (*train, *freeze) if name not in graph.initializers]
+    if unknown:
+        raise UnknownNameError(
+            "unknown-parameter", f"the model has no initializer {', '.join(unknown)}"
+        )
     trained, frozen = set(train), set(freeze)
     wanted = trained | frozen | state
     both = sorted(trained & frozen)
     if both:
         raise OdtpackError("trained-and-frozen", f"{both[0]!r} is both trained and frozen")
+    _check_trainable(graph, train, state)
     parameters = []
     modules = module_names(graph)
     types = (graph.initializers[name].dtype for name in train)
@@ -421,8 +426,6 @@ def choose_parameters(
         tensor = value.const_value
         if tensor is None or name not in wanted:
             continue
-        if name in trained:
-            _check_trainable(name, tensor, state)
         role: Role = "trainable" if name in trained else "state" if name in state else "frozen"
         dtype = master if role == "trainable" else tensor.dtype
         parameters.append(Parameter(name, role, tensor, dtype, module=modules.get(name)))
@@ -434,21 +437,24 @@ def master_type(dtypes: Collection[ir.DataType]) -> ir.DataType:
     return ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
 
 
-def _check_trainable(name: str, tensor: ir.TensorProtocol, state: set[str]) -> None:
-    if name in state:
+def _check_trainable(graph: ir.Graph, names: Sequence[str], state: Collection[str]) -> None:
+    followed = [name for name in names if name in state]
+    if followed:
         raise OdtpackError(
             "statistic-trained",
-            f"{name!r} is a running statistic of a batch normalization; it follows the data "
-            "and takes no gradient",
-            hint=f"leave {name!r} out of the parameters to train",
+            f"running statistics of a batch normalization follow the data and take no gradient: "
+            f"{', '.join(map(repr, followed))}",
+            hint="leave them out of the parameters to train",
         )
-    if tensor.dtype not in TRAINABLE_TYPES:
-        names = ", ".join(dtype.name for dtype in TRAINABLE_TYPES)
+    types = {name: graph.initializers[name].dtype for name in names}
+    others = {n: "?" if t is None else t.name for n, t in types.items() if t not in TRAINABLE_TYPES}
+    if others:
+        allowed = ", ".join(dtype.name for dtype in TRAINABLE_TYPES)
         raise OdtpackError(
             "dtype-not-trainable",
-            f"{name!r} is of type {tensor.dtype.name}; parameters to train must be of one of the "
-            f"types {names}",
-            hint=f"freeze it (--freeze {name!r})",
+            f"{', '.join(f'{name!r} is of type {kind}' for name, kind in others.items())}; "
+            f"parameters to train must be of one of the types {allowed}",
+            hint=f"freeze it ({' '.join(f'--freeze {name!r}' for name in others)})",
         )
 
 

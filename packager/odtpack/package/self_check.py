@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from decimal import ROUND_UP, Context, Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime
 
 from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import Dims
 from odtpack_runtime.apart import worker as apart
-from odtpack_runtime.apart.child import forget_log
+from odtpack_runtime.apart.child import alive, forget_log
+from odtpack_runtime.apart.refused import out_of_memory
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
-from odtpack_runtime.package.manifest import Manifest, SelfCheckInfo
+from odtpack_runtime.export.inference_model import export_inference_model
+from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.package.manifest import InputInfo, Manifest, SelfCheckInfo
 from odtpack_runtime.package.records import SelfCheckInput
-from odtpack_runtime.package.self_check import first_losses, made_up_batch, run_first_that_fits
-from odtpack_runtime.package.trust import STANDARD_DOMAINS
-from odtpack_runtime.session.options import session_options
+from odtpack_runtime.package.self_check import (
+    cannot_teach,
+    first_losses,
+    made_up_batch,
+    run_first_that_fits,
+)
+from odtpack_runtime.session.options import session_info, session_options
+from odtpack_runtime.session.session import open_session, owned_ortvalue, run_failed
+from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 
@@ -42,59 +57,125 @@ _SAMPLES, _SAMPLES_OF_STATISTICS = 2, 8
 _LARGEST_BYTES = 256 * 2**20
 _DIGITS = 6
 _MEASURE = "odtpack.package.self_check:measure"
-_NOT_THE_SIZES = {
-    # The files were just written: the disk is to blame, and not the models.
-    "checkpoint-unreadable", "checkpoint-not-found", "model-not-readable",
-    "models-crash", "models-stall",
-}  # fmt: skip
+_ORT = re.compile(
+    r"^.*?(?:\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from \S+ failed:\s*)?"
+    r"|Non-zero status code returned while )"
+)
+_LARGEST_SIZE = 4096
 
 
-def with_self_check(manifest: Manifest, files: Mapping[str, Path]) -> Manifest:
-    """Return a manifest with a self-check, or with the reason why there is none."""
-    # The figures come from a run, so they are not part of what a recipe's digest promises.
-    info = _reason_without(manifest)
-    if info is None:
-        limits = apart.Limits.of(files.values())
-        arguments = {
-            "manifest": manifest.to_json(), "files": {key: str(path) for key, path in files.items()}
-        }  # fmt: skip
+def checked(
+    manifest: Manifest | None,
+    files: Mapping[str, Path],
+    *,
+    inputs: Sequence[Mapping[str, object]],
+    prediction: tuple[str, Dims | None],
+    losses: bool,
+    foreign: Collection[str] = (),
+    library: Path | None = None,
+    remark: Callable[[str], None] | None = None,
+) -> Manifest | None:
+    """Load and run the models that were written; return the manifest with its self-check."""
+    # A step in training, one of the optimizer and an evaluation: a package that exists runs. The
+    # losses come from a run, so they are not part of what a recipe's digest promises.
+    # `manifest` lies beside the files; None if there is no optimizer. `inputs`: as it has them.
+    # `prediction`: what the loss reads first: its name and dimensions. `losses`: whether to record
+    # some for devices. `foreign`: domains of the user's operators, which `library` holds.
+    info = None if manifest is None or not losses else _reason_without(manifest, foreign)
+    if foreign and library is None:
+        if remark is not None:
+            remark(
+                f"the models were not run: no library with {', '.join(sorted(foreign))} is given"
+            )
+    else:
+        start = time.monotonic()
         try:
-            try:
-                found = apart.call(_MEASURE, limits, **arguments)
-            except OdtpackError as error:
-                if error.code != "model-not-loadable":
-                    raise
-                # To ONNX Runtime a failed read may be the same.
-                found = apart.call(_MEASURE, limits, **arguments)
-            info = SelfCheckInfo.read(found)
+            wanted = losses and manifest is not None and info is None
+            more = {"inputs": list(inputs), "prediction": list(prediction), "losses": wanted}
+            found = _run(manifest, files, library, more)
         except OdtpackError as error:
-            if error.code in _NOT_THE_SIZES:
-                if error.code.startswith("models-"):
-                    error.hint = "--no-self-check builds the package without running its models"
+            if error.code not in ("model-not-loadable", "run-failed"):
                 raise
-            info = _none(f"the models do not run on made-up data ({error.code})")
+            said = _ORT.sub("", error.what)
+            raise OdtpackError(
+                "models-do-not-run",
+                f"ONNX Runtime {onnxruntime.__version__} does not run the model: {said}",
+            ) from error
+        weights = files.get("checkpoint_data", files["checkpoint"]).stat().st_size
+        if remark is not None and weights > _LARGEST_BYTES:
+            seconds = time.monotonic() - start
+            remark(f"the models were run, to see that they do, in {seconds:.3g} s")
+        if found["losses"] is not None:
+            info = SelfCheckInfo.read(found["losses"])
+        if remark is not None and found["idle"] is not None:
+            remark(f"{found['idle']}, for made-up samples: nothing is learned from such a loss")
+    if manifest is None or not losses:
+        return manifest
     return dataclasses.replace(manifest, self_check=info).sealed()
 
 
-def measure(manifest: str, files: Mapping[str, str]) -> dict[str, object]:
-    """Train as the self-check will; to be called apart, as models may do anything."""
+def _run(
+    manifest: Manifest | None,
+    files: Mapping[str, Path],
+    library: Path | None,
+    more: Mapping[str, object],
+) -> Any:
+    arguments = {
+        "manifest": manifest and manifest.to_json(), "library": library and str(library.resolve()),
+        "files": {key: str(path) for key, path in files.items()}, **more,
+    }  # fmt: skip
+    for last in (False, True):
+        try:
+            return apart.call(_MEASURE, apart.Limits.of(files.values()), **arguments)
+        except OdtpackError as error:
+            # To ONNX Runtime a failed read may be a model that cannot be loaded.
+            if last or error.code != "model-not-loadable":
+                raise
+    return None
+
+
+def measure(
+    manifest: str | None,
+    files: Mapping[str, str],
+    library: str | None,
+    inputs: Sequence[Mapping[str, Any]],
+    prediction: tuple[str, Sequence[int | str | None] | None],
+    losses: bool,
+) -> dict[str, object]:
+    """Train as the self-check will, or one step; to be called apart, as models may do anything."""
     paths = {key: Path(path) for key, path in files.items()}
-    found = _measured(Manifest.from_json(manifest.encode(), "manifest.json"), paths)
-    return found.as_dict(defaults=False)
+    trial = _Trial(
+        None if manifest is None else Manifest.from_json(manifest.encode(), "manifest.json"),
+        paths,
+        library,
+        [InputInfo.read(each) for each in inputs],
+        prediction,
+    )
+    found = None
+    if losses:
+        found = trial.first_that_fits(
+            _SAMPLES_OF_STATISTICS if trial.has_statistics else _SAMPLES, trial.run
+        )
+    else:
+        trial.first_that_fits(1, trial.step)
+    idle = trial.idle()
+    if "step_model" in paths:
+        trial.step_on()
+    losses_found = None if found is None else found.as_dict(defaults=False)
+    return {"losses": losses_found, "idle": idle}
 
 
 def _none(reason: str) -> SelfCheckInfo:
     return SelfCheckInfo(reason=reason)
 
 
-def _reason_without(manifest: Manifest) -> SelfCheckInfo | None:
+def _reason_without(manifest: Manifest, foreign: Collection[str]) -> SelfCheckInfo | None:
     """The self-check of a package that can have none, with the reason; None if it can."""
     if manifest.segments is not None:
         return _none("it is trained segment by segment")
     if any(item.dtype == "string" for item in manifest.inputs):
         return _none("an input is text")
-    used = {domain for domains in manifest.operators.by_model().values() for domain in domains}
-    if used - {"", *STANDARD_DOMAINS}:
+    if foreign:
         return _none("it needs operators of the user's")
     if manifest.privacy is not None:
         return _none("the noise of private training differs each time")
@@ -105,34 +186,152 @@ def _reason_without(manifest: Manifest) -> SelfCheckInfo | None:
     return None
 
 
-def _measured(manifest: Manifest, files: Mapping[str, Path]) -> SelfCheckInfo:
-    trial = _Trial(manifest, files)
-    samples = _SAMPLES_OF_STATISTICS if trial.has_statistics else _SAMPLES
-    result: SelfCheckInfo = run_first_that_fits(manifest, samples, trial.run)
-    return result
-
-
 class _Trial:
     """The package's models with their first values, ready to begin several times."""
 
-    def __init__(self, manifest: Manifest, files: Mapping[str, Path]) -> None:
-        assert manifest.session is not None  # noqa: S101 - every package for ONNX Runtime has one
-        self._manifest, self._files = manifest, files
+    def __init__(
+        self,
+        manifest: Manifest | None,
+        files: Mapping[str, Path],
+        library: str | None,
+        inputs: Sequence[InputInfo],
+        prediction: tuple[str, Sequence[int | str | None] | None],
+    ) -> None:
+        self._files, self._inputs, self._prediction = files, inputs, prediction
+        session = None if manifest is None else manifest.session
+        self._options = session_options(session or session_info(files["training_model"]), threads=1)
+        if library is not None:
+            self._options.register_custom_ops_library(library)
         self._state = CheckpointState.load_checkpoint(files["checkpoint"])
-        self._module = Module(
-            files["training_model"],
-            self._state,
-            files["eval_model"],
-            session_options=session_options(manifest.session, threads=1),
+        try:
+            self._module = self._opened()
+        except OdtpackError as error:
+            if error.code == "model-not-loadable":
+                open_session(files["eval_model"], self._options)  # its nodes are the user's
+            raise
+        if self._state.is_nominal:
+            count = self._module.get_parameters_size(False)
+            values = np.resize(np.linspace(-0.1, 0.1, 101, dtype=self._module.flat.dtype), count)
+            self._module.copy_buffer_to_parameters(owned_ortvalue(values), False)
+        known = {dim for each in inputs if each.role == "data" for dim in each.shape if dim}
+        targets = [each.shape for each in inputs if each.role != "data"]
+        self._follows = any(
+            not isinstance(dim, int) and dim not in known and (axis or dim)
+            for shape in targets
+            for axis, dim in enumerate(shape)
         )
-        self._first = {name: value.data.copy() for name, value in self._state.parameters}
-        self.has_statistics = any(item.role == "state" for item in manifest.parameters)
-        narrow = any((p.model_dtype or p.dtype) == "float16" for p in manifest.parameters)
+        self._forward: onnxruntime.InferenceSession | None = None
+        self._first: dict[str, Array] = {}
+        parameters = () if manifest is None else manifest.parameters
+        self.has_statistics = any(item.role == "state" for item in parameters)
+        self._fits: Sequence[SelfCheckInput] = ()  # what the models ran with last
+        narrow = any((p.model_dtype or p.dtype) == "float16" for p in parameters)
         self._tolerance = _TOLERANCE_OF_FLOAT16 if narrow else _TOLERANCE
+
+    def _opened(self, step_model: Path | None = None) -> Module:
+        files = self._files
+        return Module(
+            files["training_model"], self._state, files["eval_model"],
+            session_options=self._options, step_model_uri=step_model,
+        )  # fmt: skip
+
+    def first_that_fits(self, samples: int, run: Callable[[Sequence[SelfCheckInput]], Any]) -> Any:
+        """Return what a function makes of the first batch with which it runs; one of 1 is last."""
+        # An open axis may have to be as long as one of a weight.
+        sizes = {size for _, value in self._state.parameters for size in value.data.shape}
+        sizes = {size for size in sizes if size <= _LARGEST_SIZE}
+        try:
+            return run_first_that_fits(
+                self._inputs, samples, lambda chosen: run(self._followed(chosen)), sorted(sizes)
+            )
+        except OdtpackError as error:
+            if error.code != "run-failed" or out_of_memory(error):
+                raise
+            if samples > 1:
+                return self.first_that_fits(1, run)
+            level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            self._options.graph_optimization_level = level  # with it nodes have the user's names
+            self._module = self._opened().eval()
+            run_first_that_fits(
+                self._inputs, 1, lambda chosen: self._module(*made_up_batch(self._inputs, chosen))
+            )
+            raise
+
+    def _predicted(self, batch: Sequence[Array]) -> Array:
+        """What the loss reads first, of a batch."""
+        if self._forward is None:
+            with scratch_folder("forward") as folder:
+                path = Path(folder) / "forward.onnx"
+                values = self._state.arrays(trainable=True) | self._state.arrays(trainable=False)
+                export_inference_model(
+                    self._files["eval_model"], values, path, [self._prediction[0]]
+                )
+                self._forward = open_session(path, self._options)
+        taken = {node.name for node in self._forward.get_inputs()}
+        pairs = zip(self._inputs, batch, strict=True)
+        try:
+            return np.asarray(
+                self._forward.run(None, {i.name: a for i, a in pairs if i.name in taken})[0]
+            )
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise run_failed(error) from error
+
+    def _followed(self, chosen: Sequence[SelfCheckInput]) -> Sequence[SelfCheckInput]:
+        """Give targets the sizes of the prediction, where only a run of it tells them."""
+        dims = self._prediction[1]
+        if not self._follows or dims is None:
+            return chosen
+        found = self._predicted(made_up_batch(self._inputs, chosen))
+        sizes = {dim: size for dim, size in zip(dims, found.shape, strict=True) if dim is not None}
+        followed = []
+        for item, wanted in zip(self._inputs, chosen, strict=True):
+            # An axis without a name is that of the prediction, or of it without its classes.
+            whole, classless = list(found.shape), [*found.shape[:1], *found.shape[2:]]
+            alike = whole if len(item.shape) == len(dims) else classless
+            alike = alike if len(alike) == len(item.shape) else list(wanted.shape)
+            shape = tuple(
+                dim if isinstance(dim, int) else alike[axis] if dim is None
+                else sizes.get(dim, wanted.shape[axis])
+                for axis, dim in enumerate(item.shape)
+            )  # fmt: skip
+            new = wanted if item.role == "data" else dataclasses.replace(wanted, shape=shape)
+            followed.append(new)
+        return followed
+
+    def step(self, chosen: Sequence[SelfCheckInput]) -> None:
+        """Make a step, and evaluate."""
+        batch = made_up_batch(self._inputs, chosen)
+        if "optimizer_model" in self._files:
+            optimizer = Optimizer(self._files["optimizer_model"], self._module)
+            train_step(self._module, optimizer, [batch])
+        else:
+            self._module(*batch)
+        alive()
+        evaluate(self._module, [batch])
+        self._fits = chosen
+
+    def idle(self) -> str | None:
+        """What shows, after the steps that were made, that the loss teaches nothing."""
+        batch = made_up_batch(self._inputs, self._fits)
+        found = cannot_teach(self._module, batch, self._inputs)
+        if found is None or "another order" not in found or self._prediction[1] is None:
+            return found
+        # Samples that the model cannot tell apart say nothing about the order of their targets.
+        rows = self._predicted(batch)
+        return None if np.ptp(rows, axis=0).max() < 0.1 * np.abs(rows).max() else found
+
+    def step_on(self) -> None:
+        """Make a step with the step model."""
+        self._module.close()
+        with self._opened(self._files["step_model"]) as module:
+            optimizer = Optimizer(self._files["optimizer_model"], module)
+            optimizer.step_on(*made_up_batch(self._inputs, self._fits))
 
     def run(self, chosen: Sequence[SelfCheckInput]) -> SelfCheckInfo:
         """Return the check with inputs of these sizes."""
         forget_log()
+        self._fits = chosen
+        self._first = self._first or {n: v.data.copy() for n, v in self._state.parameters}
         best: tuple[float, SelfCheckInfo] | None = None
         # Batch normalization of a few samples amplifies any difference: less with small steps.
         for rate in _RATES[: 1 if self.has_statistics else None]:
@@ -176,7 +375,7 @@ class _Trial:
         self._state.optimizer = None
         self._module.lazy_reset_grad()
         optimizer = Optimizer(self._files["optimizer_model"], self._module)
-        batch = made_up_batch(self._manifest.inputs, chosen)
+        batch = made_up_batch(self._inputs, chosen)
         return first_losses(self._module, optimizer, batch, rate)
 
 

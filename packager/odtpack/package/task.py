@@ -124,6 +124,8 @@ class Task:
     # for which shapes, and how far, the training model's memory is made small; None to leave it as
     # it is differentiated
     memory: MemorySpec | None = dataclasses.field(default_factory=MemorySpec)
+    # the model with the inputs that are settled for training, for inference; None if it is `model`
+    served: ir.Model | None = None
     # the manifest's entry about the model's adapter
     adapter: AdapterInfo | None = None
     backend: Backend = STOCK  # what runs the package

@@ -170,7 +170,7 @@ def select(
     values = {value.name: value for node in graph for value in node.outputs}
     found = []
     for name in dict.fromkeys(wanted):
-        read = _read_by(values[name]) if name in values else set()
+        read = read_by(values[name]) if name in values else set()
         if name != loss and read and not read & ({loss} | set(targets)):
             found.append(name)
     return found
@@ -182,7 +182,7 @@ def detach(
     """Leave the named outputs, the inputs that they need, and no value of any parameter."""
     values = {value.name: value for node in graph for value in node.outputs}
     graph.outputs[:] = [values[name] for name in outputs]
-    needed = set().union(*(_read_by(value) for value in graph.outputs))
+    needed = set().union(*(read_by(value) for value in graph.outputs))
     for value in list(graph.inputs):
         if value.name not in needed:
             graph.inputs.remove(value)
@@ -195,7 +195,7 @@ def detach(
     return tuple(value.name or "" for value in graph.inputs), tuple(used)
 
 
-def _read_by(value: ir.Value) -> set[str | None]:
+def read_by(value: ir.Value) -> set[str | None]:
     """Names of every value that one is computed from, itself included."""
     found: set[str | None] = set()
     waiting = [value]
@@ -250,7 +250,9 @@ def prepare(task: Task) -> Prepared:
     _check_names(forward.graph)
     check_inputs(forward.graph, task.input_gradients)
     prediction = (*spec.loss_inputs, str(forward.graph.outputs[0].name))[0]
-    plain = forward.clone()
+    plain = (task.served or forward).clone()
+    if task.served is not None:
+        pipeline.on_reading(plain, targets.newest_opset(spec.onnxruntime))
     info = attach_loss(
         forward.graph,
         task.loss,
@@ -382,13 +384,14 @@ def _differentiate(model: ir.Model, task: Task) -> None:
 
 def require_reached(trained: Iterable[ir.Value], gradients: Collection[ir.Value]) -> None:
     """Check that each of some parameters has a gradient."""
-    for parameter in trained:
-        if parameter not in gradients:
-            raise OdtpackError(
-                "not-reached",
-                f"{parameter.name!r} is trained, but the loss does not depend on it",
-                hint=f"freeze it (--freeze {parameter.name!r}), or check loss_input_names",
-            )
+    names = [str(parameter.name) for parameter in trained if parameter not in gradients]
+    if names:
+        raise OdtpackError(
+            "not-reached",
+            f"the loss does not depend on what is trained: {', '.join(map(repr, names))}",
+            hint=f"freeze it ({' '.join(f'--freeze {name!r}' for name in names)}), or check "
+            "loss_input_names",
+        )
 
 
 def accumulate_gradients(

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ import odtpack
 from odtpack import targets
 from odtpack.choices import SESSIONS
 from odtpack.errors import OdtpackError, shortened
-from odtpack.graph.graphs import dims_of, nodes_of
+from odtpack.graph.graphs import Dims, dims_of, nodes_of
 from odtpack.memory.spec import MemoryReport, MemorySpec
 from odtpack.option import options_of
 from odtpack.ort import kernel_needs
@@ -29,9 +29,9 @@ from odtpack.ort.kernel_needs import Need, oldest_of_files
 from odtpack.ort.session_runs import TRAINING_MODELS
 from odtpack.package.optimizer_update import resolve_update
 from odtpack.package.segments.build import build_segments, check_options, stage_segments
-from odtpack.package.self_check import with_self_check
+from odtpack.package.self_check import checked
 from odtpack.package.task import Graphs, OptimizerStep, Task
-from odtpack.package.training import STATE_SUFFIX, build_graphs
+from odtpack.package.training import STATE_SUFFIX, build_graphs, read_by
 from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
 from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.checkpoint.format import CheckpointData
@@ -42,6 +42,7 @@ from odtpack_runtime.files.folder_update import finish_update, is_stage, update_
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import MEANINGS, Manifest, PackageFile
 from odtpack_runtime.package.package import MANIFEST_NAME, Package, read_manifest, signature_path
+from odtpack_runtime.package.trust import STANDARD_DOMAINS
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
 from odtpack_runtime.session.options import usual_session
 from odtpack_runtime.training.optimizer_contract import read_contract
@@ -133,8 +134,16 @@ class Made:
     carried: CheckpointData | None = None
 
 
-def write_package(graphs: Graphs, made: Made | None, folder: Path) -> Manifest | None:
+def write_package(
+    graphs: Graphs,
+    made: Made | None,
+    folder: Path,
+    remark: Callable[[str], None] | None = None,
+    *,
+    run: bool = True,
+) -> Manifest | None:
     """Write a package into ``folder``, in place of the package or the files of its names."""
+    # run: Whether to run its models once, to see that they do.
     task, prefix = graphs.task, graphs.task.prefix
     stock = task.backend.is_stock
     models = {"training_model": graphs.training, "eval_model": graphs.evaluation}
@@ -150,17 +159,53 @@ def write_package(graphs: Graphs, made: Made | None, folder: Path) -> Manifest |
         segments = (
             None if graphs.segments is None else stage_segments(graphs.segments, stage, prefix)
         )
-        if made is None:
-            return None
-        manifest = _manifest(graphs, models, made, staged)
-        if segments is not None:
-            manifest = segments.listed_in(manifest)
-        if graphs.memory is not None and manifest.session and manifest.session.shared_allocator:
-            manifest = _with_fitted_arena(manifest, stage / name, graphs)
-        if task.spec.self_check and stock:
-            manifest = with_self_check(manifest, staged)
-        _write(manifest, stage / name)
+        manifest = None if made is None else _manifest(graphs, models, made, staged)
+        if manifest is not None:
+            if segments is not None:
+                manifest = segments.listed_in(manifest)
+            if graphs.memory is not None and manifest.session and manifest.session.shared_allocator:
+                manifest = _with_fitted_arena(manifest, stage / name, graphs)
+            _write(manifest, stage / name)
+        if run and stock:
+            manifest = checked(
+                manifest,
+                staged,
+                inputs=_compared(graphs),
+                prediction=_prediction(graphs),
+                losses=task.spec.self_check,
+                foreign=_domains((*graphs.models, *models.values())) - {"", *STANDARD_DOMAINS},
+                library=task.custom_op_library,
+                remark=remark,
+            )
+            if manifest is not None:
+                _write(manifest, stage / name)
+        elif run and remark is not None:
+            remark(f"the models were not run: only {task.backend.runtime} runs them")
     return manifest
+
+
+def _prediction(graphs: Graphs) -> tuple[str, Dims | None]:
+    """What the loss reads first, if that is known: its name and dimensions."""
+    task, template = graphs.task, graphs.inference
+    name = (*task.spec.loss_inputs, str(task.model.graph.outputs[0].name))[0]
+    if task.loss is None and template is not None:  # it ends in its loss
+        name = template.outputs[0]
+    values = (value for node in graphs.evaluation.graph for value in node.outputs)
+    return name, next((dims_of(value) for value in values if value.name == name), None)
+
+
+def _compared(graphs: Graphs) -> list[dict[str, object]]:
+    """The inputs; what a loss of the model's own reads besides the prediction is a target."""
+    inputs, template = _inputs(graphs), graphs.inference
+    if graphs.task.loss is None and template is not None:
+        (first, *_) = template.model.graph.outputs
+        for entry in inputs:
+            entry["role"] = "data" if entry["name"] in read_by(first) else "target"
+    return inputs
+
+
+def _domains(models: Iterable[ir.Model]) -> set[str]:
+    return {node.domain for model in models for node in nodes_of(model.graph)}
 
 
 def _write(manifest: Manifest, path: Path) -> None:
@@ -415,15 +460,14 @@ def build_within(
     from odtpack_simulator.memory.memory_plan import plan_memory
     from odtpack_simulator.values.memory_fit import MARGIN, memory_fit
 
-    # Scratch packages are planned, not run.
     scratch = dataclasses.replace(
-        task, prefix="", spec=dataclasses.replace(task.spec, self_check=False, nominal=False)
+        task, prefix="", spec=dataclasses.replace(task.spec, nominal=False)
     )
     budget = int((spec.budget or 0) / (1 + MARGIN))
 
     def planned(graphs: Graphs) -> MemoryPlan:
         with scratch_folder("budget") as folder:
-            write_package(graphs, make(scratch, graphs), Path(folder))
+            write_package(graphs, make(scratch, graphs), Path(folder), run=False)  # only planned
             package = Package.open(Path(folder))
             shapes = input_shapes(graphs.training.graph, spec)
             sizes = {i.name: shapes.get(i.name, i.shape) for i in package.manifest.inputs}
@@ -553,11 +597,11 @@ def write_artifacts(
     if spec.onnxruntime is not None and backend.is_stock:
         kernel_needs.require(spec.onnxruntime, oldest)
     if spec.ort_format is None:
-        return write_package(graphs, made, folder)
+        return write_package(graphs, made, folder, remark)
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.
     name = f"{task.prefix}{MANIFEST}"
     with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
-        manifest = write_package(graphs, made, stage)
+        manifest = write_package(graphs, made, stage, remark)
         paths = {key: stage / f"{task.prefix}{key}.onnx" for key in TRAINING_MODELS}
         present = {key: path for key, path in paths.items() if path.exists()}
         files = write_ort_files(

@@ -13,6 +13,7 @@ from typing import Final
 import onnx_ir as ir
 
 from odtpack import discovery
+from odtpack.adapters.layers import find_layers
 from odtpack.graph.graphs import dims_of
 from odtpack.model.exporters import module_names
 from odtpack.model.loading import load_model
@@ -38,7 +39,7 @@ kind = "adamw"               # {optimizers}
 
 # [adapter]                  # a small adapter in place of the model's own parameters
 # kind = "lora"              # lora, dora, ia3, bitfit or prompt
-# on = [{pattern}]
+# on = [{on}]
 # rank = 8
 # alpha = 16
 
@@ -99,6 +100,8 @@ def draft(model: Path, folder: Path) -> str:
     names = candidates(loaded)
     modules = _modules(loaded, names)
     pattern = toml_value(next(reversed(modules)) if modules else "*")
+    layers = find_layers(loaded.graph)
+    on = toml_value(glob.escape(layers[-1].name) if layers else "*")
     kind, reason = _guess_loss(loaded)
     lowest = oldest_runtime([loaded])
     version = lowest.name if lowest.version > _USUAL_TARGET else "{}.{}".format(*_USUAL_TARGET)
@@ -107,7 +110,9 @@ def draft(model: Path, folder: Path) -> str:
     optimizers = f"{', '.join(others)} or {last}"
     dims = dims_of(loaded.graph.outputs[0])
     head = _HEAD if dims is not None and len(dims) == _TOKENS_AND_WIDTH else ""
-    optional = _OPTIONAL.format(pattern=pattern, version=version, optimizers=optimizers, head=head)
+    optional = _OPTIONAL.format(
+        pattern=pattern, on=on, version=version, optimizers=optimizers, head=head
+    )
     outputs, rest = optional.split("\n[optimizer]", 1)
     return "\n".join(
         [

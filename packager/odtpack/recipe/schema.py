@@ -29,7 +29,7 @@ from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES
 from odtpack.optimizers import OPTIMIZERS
 from odtpack.option import REQUIRED, Bounds, Option, options_of
-from odtpack.spec import Head, keys_of
+from odtpack.spec import BuildSpec, Head, keys_of
 from odtpack_simulator.device.profile import OsClass
 from odtpack_simulator.figures.limits import Section, name_limits
 from odtpack_simulator.values.part import Part
@@ -415,6 +415,10 @@ class RecipeFile(_AboveAll):
 
     head: HeadTable | None = None
     """A classification head for an encoder that has none."""
+    inputs: dict[Text, Text | int | float | tuple[float, ...]] = Field(
+        default_factory=dict,
+        description=BuildSpec.__dataclass_fields__["inputs"].metadata["meaning"],
+    )
     loss: LossTable
     """The loss to minimize."""
     parameters: ParametersTable = ParametersTable()

@@ -15,7 +15,7 @@ from odtpack_runtime.apart.refused import out_of_memory
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package.manifest import InputInfo, Manifest
+from odtpack_runtime.package.manifest import InputInfo
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SELF_CHECK_STEPS, SelfCheckInput
 from odtpack_runtime.training.loop import evaluate, train_step
@@ -66,6 +66,10 @@ def _gradient(state: CheckpointState, name: str) -> Array:
 
 _MULTIPLIER = 2654435761  # 2^32 divided by the golden ratio: neighbours land far apart
 _HALF = 2**23
+_MOST_ELEMENTS = 2**22
+"""What an input may have where a size is only tried because a weight has it."""
+_SAME = 1e-6
+"""Part of a loss by which a sum in another order may differ."""
 _OTHER_SIZES = (2, 8, 32, 224)
 """What a size that may vary is taken to be, until the models run: images need room."""
 
@@ -154,6 +158,52 @@ def made_up_batch(inputs: Sequence[InputInfo], chosen: Sequence[SelfCheckInput])
     return batch
 
 
+def cannot_teach(module: Module, batch: Sequence[Array], inputs: Sequence[InputInfo]) -> str | None:
+    """What a batch shows of a loss from which nothing is learned; None if it shows nothing."""
+    compared = [index for index, item in enumerate(inputs) if item.role != "data"]
+
+    def loss(*changes: Callable[[Array], Array]) -> float | None:
+        """The loss with other targets; None where the last change makes no difference."""
+        changed, before = list(batch), list(batch)
+        for change in changes:
+            before = list(changed)
+            for index in compared:
+                changed[index] = np.ascontiguousarray(change(changed[index]))
+        if changes and all(np.array_equal(*pair) for pair in zip(before, changed, strict=True)):
+            return None
+        return evaluate(module, [changed]).losses[0]
+
+    first, shuffled, other = loss(), loss(_shuffled), loss(_other_values)
+    names = " and ".join(repr(inputs[index].name) for index in compared)
+    if all(each in (0, None) for each in (first, shuffled, other)):
+        return "the loss is exactly 0" + (f", whatever {names} holds" if compared else "")
+    if first == other and shuffled in (first, None):
+        return f"the loss does not depend on {names}"
+    # Of several targets one may be the length of another.
+    pairs = [(first, shuffled)] if len(compared) == 1 else []
+    if pairs and (shuffled is None or abs(shuffled - (first or 0)) <= _SAME * abs(first or 0)):
+        pairs.append((other, loss(_other_values, _shuffled)))
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if known and all(abs(a - b) <= _SAME * abs(a) for a, b in known):
+        return f"the loss is the same for {names} in another order"
+    return None
+
+
+def _shuffled(array: Array) -> Array:
+    return np.roll(array, 1, axis=0)
+
+
+def _other_values(array: Array) -> Array:
+    """Other targets of the same kind: another class, or what is missing to 1."""
+    if array.dtype.kind == "f":
+        return np.asarray(1 - array)
+    if array.dtype.kind == "b":
+        return np.asarray(~array)
+    most = max(int(array.max(initial=0)) + 1, 2)
+    further = array + 1 + np.arange(array.size).reshape(array.shape)
+    return np.where(array < 0, array, further % most).astype(array.dtype)
+
+
 def _array(dtype: str, number: Array, bound: int | None, shape: Sequence[int]) -> Array:
     if dtype == "string":
         return np.full(shape, "a", dtype=object)
@@ -167,26 +217,37 @@ def _array(dtype: str, number: Array, bound: int | None, shape: Sequence[int]) -
     return values.reshape(shape)
 
 
-def possible_inputs(manifest: Manifest, samples: int) -> Iterator[tuple[SelfCheckInput, ...]]:
+def possible_inputs(
+    inputs: Sequence[InputInfo], samples: int, sizes: Sequence[int] = ()
+) -> Iterator[tuple[SelfCheckInput, ...]]:
     """Yield sizes and bounds of batches of made-up data, the likeliest to fit first."""
     seen = set()
-    for other, low in itertools.product(_OTHER_SIZES, (False, True)):
-        chosen = tuple(_sized(manifest.inputs, samples, other, low=low))
+    ways = itertools.product((*_OTHER_SIZES, *sizes), (False, True), (False, True))
+    for other, low, unnamed in ways:
+        chosen = tuple(_sized(inputs, samples, other, low=low, unnamed=unnamed))
         key = tuple((item.shape, item.bound) for item in chosen)
-        if key not in seen:
+        most = max((math.prod(item.shape) for item in chosen), default=0)
+        if key not in seen and (other in _OTHER_SIZES or most <= _MOST_ELEMENTS):
             seen.add(key)
             yield chosen
 
 
 def _sized(
-    inputs: Sequence[InputInfo], samples: int, other: int, *, low: bool
+    inputs: Sequence[InputInfo], samples: int, other: int, *, low: bool, unnamed: bool
 ) -> Iterable[SelfCheckInput]:
     """Give every input its sizes."""
+    # `unnamed`: axes without a name count samples where the first has a fixed size: of a state.
     # `low`: whole numbers are all 0, for indices into something that has one entry.
     names = {item.shape[0] for item in inputs if item.shape and isinstance(item.shape[0], str)}
     for item in inputs:
         shape = tuple(
-            dim if isinstance(dim, int) else samples if dim in names or not axis else other
+            dim
+            if isinstance(dim, int)
+            else samples
+            if dim in names
+            or not axis
+            or (unnamed and dim is None and isinstance(item.shape[0], int))
+            else other
             for axis, dim in enumerate(item.shape)
         )
         whole = item.dtype not in ("string", "bool") and np.dtype(item.dtype).kind != "f"
@@ -195,11 +256,14 @@ def _sized(
 
 
 def run_first_that_fits(
-    manifest: Manifest, samples: int, run: Callable[[tuple[SelfCheckInput, ...]], Any]
+    inputs: Sequence[InputInfo],
+    samples: int,
+    run: Callable[[tuple[SelfCheckInput, ...]], Any],
+    sizes: Sequence[int] = (),
 ) -> Any:
     """Return what a function makes of the first batch of made-up data with which it runs."""
     failed: OdtpackError | None = None
-    for chosen in possible_inputs(manifest, samples):
+    for chosen in possible_inputs(inputs, samples, sizes):
         try:
             return run(chosen)
         except OdtpackError as error:

@@ -95,7 +95,7 @@ def run_steps(package: Package) -> StepFigures:
             onnxruntime.__version__, result.losses[0], result.evaluation_loss, shapes
         )
     else:
-        figures = run_first_that_fits(package.manifest, _SAMPLES, partial(_steps, package))
+        figures = run_first_that_fits(package.manifest.inputs, _SAMPLES, partial(_steps, package))
     _load_converted(package)
     _load_exported(package)
     return figures

@@ -112,6 +112,7 @@ def _load(
             f"The data have {total} bytes uncompressed, and {max_bytes} are allowed.",
             where=where,
         )
+    check_axes(inputs, where)
     arrays = {}
     for spec in inputs:
         info = wanted[spec.name]
@@ -122,6 +123,41 @@ def _load(
                 npy_format.read_array(stream, allow_pickle=False)
             )
     return arrays
+
+
+def check_axes(inputs: Sequence[TensorSpec], where: str | None = None) -> None:
+    """Check that batches of samples can be cut along the first axis of every input.
+
+    Raises:
+        OdtpackError: ``data-shape``.
+    """
+    named = {
+        spec.shape[0]: spec for spec in inputs if spec.shape and isinstance(spec.shape[0], str)
+    }
+    sizes = {
+        spec.shape[0]: spec for spec in inputs if spec.shape and isinstance(spec.shape[0], int)
+    }
+    problem = name = ""
+    for size, spec in sizes.items():
+        axes = [axis for axis, dim in enumerate(spec.shape) if dim in named]
+        other = next(
+            each for each in (*sizes.values(), spec) if each.shape[0] != size or each is spec
+        )
+        if axes:
+            name, axis = spec.name, axes[0]
+            problem = f"has {spec.shape[axis]!r}, the samples of other inputs, on axis {axis}"
+        elif other is not spec:
+            name = spec.name
+            problem = f"takes {size} on its first axis, and '{other.name}' {other.shape[0]}"
+    if problem:
+        raise OdtpackError(
+            "data-shape",
+            f"Input '{name}' {problem}: batches are cut along the first axis of every input.",
+            where=where,
+            hint=f"build with --input {name}=zeros if it is a state that starts at zero, "
+            f"--input {name}=NUMBER if it is always the same, or --input {name}=axis:K if axis K "
+            "counts samples",
+        )
 
 
 def _check_header(stream: IO[bytes], spec: TensorSpec, size: int, where: str) -> None:

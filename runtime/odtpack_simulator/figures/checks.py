@@ -275,6 +275,11 @@ def learns_check(result: SimulationResult) -> Check:
 
 def _outcome(result: SimulationResult, fall: HeldOutFall | None) -> tuple[CheckStatus, str]:
     held, training = result.data.held_out_samples, result.training
+    if held and training.eval_loss_before == training.eval_loss_after == 0:
+        return "fail", (
+            "the loss on held-out samples is exactly 0 before and after: it does not depend on "
+            "the labels, or their axes are confused"
+        )
     if fall is None or fall.groups < FEWEST_GROUPS:
         if held and (training.eval_loss_before is None or training.eval_loss_after is None):
             return "not judged", "the loss on held-out samples is not known before and after"

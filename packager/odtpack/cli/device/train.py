@@ -84,6 +84,7 @@ def train(
     from odtpack.errors import OdtpackError
     from odtpack_runtime import CheckpointState, Optimizer
     from odtpack_runtime.package.package import Package
+    from odtpack_runtime.package.self_check import cannot_teach
 
     opened = Package.open(package)
     opened.require_stock()
@@ -128,6 +129,12 @@ def train(
         f"{rate}; evaluating on {len(indices)} {on} samples"
     )
     before = evaluate()
+    count = min(size, len(indices))
+    if before.loss is not None:
+        batch = [array[indices[:count]] for array in tested.values()]
+        problem = cannot_teach(module, batch, opened.manifest.inputs)
+        if problem is not None:
+            _console.say(f"warning: {problem}: nothing can be learned from it", style="yellow")
     _console.say(f"before       {_figures(before)}")
     history: list[_fit.Epoch] = []
 

@@ -1,0 +1,121 @@
+"""Inputs that are not samples: constants, states that start at zero, samples on another axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from odtpack.errors import OdtpackError, UnknownNameError, near_names
+from odtpack.graph.graphs import dims_of, mark_constant, static_dims
+from odtpack.graph.inference import infer_shapes
+from odtpack.graph.ops import Ops
+
+
+def settle(model: ir.Model, settings: Sequence[str]) -> ir.Model | None:
+    """Write into a model what is said of its inputs, so that whoever feeds it need not know it.
+
+    Args:
+        model: Changed in place. A constant input is one no longer; one whose samples lie on another
+            axis takes them on the first.
+        settings: ``NAME=NUMBERS``, ``NAME=zeros`` or ``NAME=axis:K`` each.
+
+    Returns:
+        The model as it was; None without settings.
+
+    Raises:
+        OdtpackError: ``unknown-value``, ``bad-input-setting``.
+    """
+    if not settings:
+        return None
+    before, graph = model.clone(), model.graph
+    op = Ops(graph, "input/")
+    for text in settings:
+        name, _, wanted = text.rpartition("=")
+        known = {value.name or "": value for value in graph.inputs}
+        if name not in known:
+            raise UnknownNameError(
+                "unknown-value", f"--input {text!r} names an input that the model does not have",
+                hint=near_names(name, known, f"its inputs are {', '.join(known)}"),
+            )  # fmt: skip
+        value = known[name]
+        kind, _, axis = wanted.partition(":")
+        rank = len(dims_of(value) or ())
+        if kind == "axis" and axis.isdecimal() and int(axis) < rank:
+            _turn(op, value, int(axis))
+        elif (array := _numbers(value, wanted)) is not None and len(known) > 1:
+            _fix(op, value, array, text)
+        else:
+            raise OdtpackError(
+                "bad-input-setting",
+                f"--input {text!r} is not NAME=zeros, NAME=axis:K with an axis of its {rank}, or "
+                f"NAME=NUMBERS of {value.dtype} for some of several inputs",
+            )
+    infer_shapes(model)
+    return before
+
+
+def _numbers(value: ir.Value, text: str) -> np.ndarray | None:
+    """What an input always holds: a number, or one for each element."""
+    dtype = (value.dtype or ir.DataType.FLOAT).numpy()
+    try:
+        found = np.array([0.0] if text == "zeros" else [float(part) for part in text.split(",")])
+    except ValueError:
+        return None
+    same = np.array_equal(found.astype(dtype).astype(np.float64), found) or dtype.kind == "f"
+    count = 1 if (dims := static_dims(value)) is None else int(np.prod(dims))
+    return found.astype(dtype) if same and found.size in (1, count) else None
+
+
+def _fix(op: Ops, value: ir.Value, array: np.ndarray, text: str) -> None:
+    graph, dims = op.graph, dims_of(value) or ()
+    graph.inputs.remove(value)
+    if (sizes := static_dims(value)) is not None:
+        array = np.full(sizes, array.item()) if array.size == 1 else array.reshape(sizes)
+        value.const_value = ir.tensor(array, dtype=value.dtype, name=value.name)
+        graph.register_initializer(value)
+        mark_constant(value)
+        return
+    found: dict[str | None, tuple[ir.Value, int]] = {
+        dim: (other, axis)
+        for other in graph.inputs
+        for axis, dim in enumerate(dims_of(other) or ())
+        if isinstance(dim, str)
+    }
+    # A size without a name is the number of samples.
+    others = [other for other in graph.inputs if dims_of(other)]
+    found |= {None: (others[0], 0)} if others else {}
+    readers = [*value.uses()]
+    with op.before(graph[0]):
+        parts = []
+        for dim in dims:
+            if isinstance(dim, int):
+                parts.append(op.ints(dim))
+            elif dim in found:
+                other, axis = found[dim]
+                parts.append(op.slice(op.Shape(other), [0], [axis], [axis + 1]))
+            else:
+                raise OdtpackError(
+                    "bad-input-setting",
+                    f"--input {text!r}: the size {dim or '?'} of {value.name!r} is that of no "
+                    "other input",
+                    hint="give the axis the name of another input's axis in the export",
+                )
+        full = op.Expand(op.constant(array.reshape(())), op.Concat(*parts, axis=0))
+    full.type, full.shape = value.type, value.shape
+    for node, index in readers:
+        node.replace_input_with(index, full)
+
+
+def _turn(op: Ops, value: ir.Value, axis: int) -> None:
+    graph, dims = op.graph, list(dims_of(value) or ())
+    first = ir.Shape([dims[axis], *dims[:axis], *dims[axis + 1 :]])
+    given = ir.val(value.name, type=value.type, shape=first)
+    graph.inputs[graph.inputs.index(value)] = given
+    readers = [*value.uses()]
+    with op.before(graph[0]):
+        turned = op.transpose(given, *range(1, axis + 1), 0, *range(axis + 1, len(dims)))
+    turned.type, turned.shape = value.type, value.shape
+    for node, index in readers:
+        node.replace_input_with(index, turned)

@@ -1,0 +1,119 @@
+"""Inputs that are not samples: constants, states that start at zero, samples on another axis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import numpy_helper, parser
+
+from odtpack.build import build_package
+from odtpack.cli import main
+from odtpack.optimizers import SGD
+from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
+from odtpack_runtime.package.inference_template import write_inference_model
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.verify import verify_package
+from odtpack_runtime.training.loop import train_step
+
+RANDOM = np.random.default_rng(0)
+WEIGHT = RANDOM.standard_normal((4, 3)).astype(np.float32)
+TEXT = """<ir_version: 8, opset_import: ["": 17]>
+speech (float[batch, 4] x, float[2, batch, 4] state, int64 rate) => (float[batch, 3] y) {
+    last = ReduceSum <keepdims = 0> (state, axis)
+    scale = Cast <to = 1> (rate)
+    seen = Mul(x, scale)
+    h = Add(seen, last)
+    y = MatMul(h, w)
+}"""
+
+
+def speech() -> onnx.ModelProto:
+    """(x rate + state[0] + state[1]) w."""
+    model = parser.parse_model(TEXT)
+    model.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "axis"))
+    return model
+
+
+X, STATE, TARGET = (
+    RANDOM.standard_normal(shape).astype(np.float32) for shape in ((5, 4), (5, 2, 4), (5, 3))
+)
+
+
+@pytest.mark.parametrize("state", ["zeros", "axis:1"])
+def test_a_step_is_that_of_the_settled_model(state: str, tmp_path: Path) -> None:
+    notes: list[str] = []
+    build_package(
+        speech(), tmp_path / "p", loss="mse", optimizer=SGD(), remark=notes.append,
+        inputs=("rate=3", f"state={state}"),
+    )  # fmt: skip
+    package = Package.open(tmp_path / "p")
+    given = [X, TARGET] if state == "zeros" else [X, STATE, TARGET]
+    assert [len(each.shape) for each in package.manifest.inputs] == [each.ndim for each in given]
+    parameters = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(package.training_model, parameters, package.eval_model)
+    optimizer = Optimizer(package.optimizer_model, module)
+    optimizer.set_learning_rate(0.1)
+    loss = train_step(module, optimizer, [given])
+
+    weight = torch.tensor(WEIGHT, dtype=torch.float64, requires_grad=True)
+    before = 0 if state == "zeros" else torch.from_numpy(STATE).double().sum(1)
+    expected = torch.nn.functional.mse_loss(
+        (torch.from_numpy(X).double() * 3 + before) @ weight, torch.from_numpy(TARGET).double()
+    )
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    stepped = (weight - 0.1 * weight.grad).detach().numpy()
+    np.testing.assert_allclose(parameters.parameters["w"].data, stepped, rtol=1e-4, atol=1e-5)
+    verify_package(tmp_path / "p")
+    assert not notes
+
+    # The inference template is the model as it came.
+    trained = parameters.arrays(trainable=True)
+    write_inference_model(package, trained, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    feeds = {"x": X, "state": STATE.transpose(1, 0, 2), "rate": np.array(3)}
+    (found,) = session.run(["y"], feeds)
+    np.testing.assert_allclose(found, (X * 3 + STATE.sum(1)) @ stepped, rtol=1e-4, atol=1e-4)
+
+
+def test_samples_on_another_axis_are_told_and_not_fed(tmp_path: Path) -> None:
+    """``state`` has two layers first: batches of its rows would be nonsense."""
+    notes: list[str] = []
+    build_package(speech(), tmp_path / "p", loss="mse", inputs=("rate=3",), remark=notes.append)
+    assert ["--input state=axis:K" in note for note in notes] == [True]
+    np.savez(tmp_path / "data.npz", x=X, state=np.zeros((5, 5, 4), np.float32), target=TARGET)
+    with pytest.raises(OdtpackError, match=r"'state' has 'batch'.*on axis 1") as caught:
+        Package.open(tmp_path / "p").load_data(tmp_path / "data.npz")
+    assert caught.value.code == "data-shape"
+
+
+def test_a_recipe_says_the_same(tmp_path: Path) -> None:
+    onnx.save(speech(), tmp_path / "speech.onnx")
+    (tmp_path / "recipe.toml").write_text(
+        'model = "speech.onnx"\npackage = "p"\n[inputs]\nrate = 3\nstate = "zeros"\n'
+        '[loss]\nkind = "mse"\n'
+    )
+    build_package(speech(), tmp_path / "q", loss="mse", inputs=("rate=3", "state=zeros"))
+    assert main(["build", "--recipe", str(tmp_path / "recipe.toml")]) == 0
+    first, second = (Package.open(tmp_path / name).manifest for name in "pq")
+    assert first.recipe_digest == second.recipe_digest
+    np.savez(tmp_path / "data.npz", x=X, target=TARGET)
+    data = ["--data", str(tmp_path / "data.npz"), "--out", str(tmp_path / "c"), "--epochs", "1"]
+    assert main(["train", str(tmp_path / "p"), *data]) == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "code"),
+    [("sate=zeros", "unknown-value"), ("state=axis:3", "bad-input-setting"), ("rate=2.5",
+     "bad-input-setting"), ("state=1,2", "bad-input-setting"), ("rate", "unknown-value")],
+)  # fmt: skip
+def test_settings_that_cannot_be(setting: str, code: str, tmp_path: Path) -> None:
+    with pytest.raises(OdtpackError, match=setting.split("=", maxsplit=1)[0]) as caught:
+        build_package(speech(), tmp_path / "p", loss="mse", inputs=(setting,))
+    assert caught.value.code == code
