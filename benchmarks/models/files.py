@@ -17,7 +17,8 @@ import onnx
 
 LIST = Path(__file__).with_name("models.csv")
 _INPUT = re.compile(
-    r"(?P<name>\S+) \[(?P<dims>[\d, ]*)\] (?P<dtype>\w+)(?: = (?P<low>\d+)(?:\.\.(?P<high>\d+))?)?"
+    r"(?P<name>\S+) \[(?P<dims>[\d, ]*)\] (?P<dtype>\w+)"
+    r"(?: = (?:(?P<text>text)|(?P<low>\d+)(?:\.\.(?P<high>\d+))?))?"
 )
 
 
@@ -30,8 +31,9 @@ class RealModel:
         package: Package with its version.
         file_ends_with: End of the file's path in the package.
         sha256: SHA-256 of the file.
-        inputs: What is fed: ``name [shape] dtype``, with ``= value`` or ``= low..high`` (without
-            high itself) where it is not standard normal, apart by semicolons.
+        inputs: What is fed: ``name [shape] dtype``, with ``= value``, ``= low..high`` (without high
+            itself) or ``= text`` (dark strokes on light) where it is not standard normal,
+            apart by semicolons.
         loss_input: Value that the loss reads; empty for the first output.
     """
 
@@ -58,6 +60,9 @@ class RealModel:
                 values = random.integers(int(given["low"]), int(given["high"]), dims)
             else:
                 values = random.standard_normal(dims)
+                if given["text"]:
+                    values = 1 + 0.01 * values
+                    values[..., 40:52, 8:40:3] -= 2  # strokes of a line of text
                 values = values if given["low"] is None else np.full(dims, int(given["low"]))
             found[given["name"]] = np.asarray(values, given["dtype"])
         return found

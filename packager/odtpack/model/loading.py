@@ -47,6 +47,7 @@ __all__ = [
     "load_source",
     "mark_constant",
 ]
+_NO_NAMES = ("?", "-1", "None", "")
 CACHE = "odtpack.cache"
 """Metadata of a loaded model: the inputs that were left out with its key-value cache."""
 CONVERTED_FROM = "odtpack.converted"
@@ -82,12 +83,12 @@ def load_source(
     from odtpack.contrib import decompose, needs_blocks, rename_misplaced
 
     rename_misplaced(given.proto)
-    # A size of -1 is read as ONNX Runtime does, and as exporters mean it: any number.
+    # Sizes of -1 and names like "?" are read as ONNX Runtime does, and as exporters mean it: any.
     graph = given.proto.graph
     for info in (*graph.input, *graph.output, *graph.value_info):
         for dim in info.type.tensor_type.shape.dim:
-            if dim.HasField("dim_value") and dim.dim_value < 0:
-                dim.ClearField("dim_value")
+            if dim.dim_value < 0 or (dim.HasField("dim_param") and dim.dim_param in _NO_NAMES):
+                dim.Clear()
     check_functions(given.proto, given.where)
     _check(given.proto, given.where)
     converted = old_opsets.convert(given.proto, given.arrays, given.where)
