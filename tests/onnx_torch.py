@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.inliner
+import onnxruntime
 import torch
 from onnx import numpy_helper
 from torch import Tensor
@@ -622,3 +623,32 @@ def MatMulInteger(call: Call, a: Tensor, b: Tensor, az: Value = None, bz: Value 
     a = a.double() if az is None else a.double() - az.double()
     b = b.double() if bz is None else b.double() - bz.double()
     return a @ b
+
+
+@operator
+def DynamicQuantizeLSTM(
+    call: Call, x: Tensor, w: Tensor, r: Tensor, b: Value, lengths: Value, h0: Value, c0: Value,
+    p: Value, w_scale: Tensor, w_zero: Tensor, r_scale: Tensor, r_zero: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    """ONNX Runtime's own values; the gradient is that of the LSTM with the weights as stored."""
+    given = [x, w, r, b, lengths, h0, c0, p, w_scale, w_zero, r_scale, r_zero]
+    arrays = [None if v is None else v.detach().numpy() for v in given]
+    arrays = [v if v is None or v.dtype != np.float64 else v.astype(np.float32) for v in arrays]
+    names = ["" if v is None else f"i{i}" for i, v in enumerate(arrays)]
+    feeds = {name: v for name, v in zip(names, arrays, strict=True) if v is not None}
+    typed = {n: onnx.helper.np_dtype_to_tensor_dtype(v.dtype) for n, v in feeds.items()}
+    infos = [onnx.helper.make_tensor_value_info(n, typed[n], v.shape) for n, v in feeds.items()]
+    outputs = [onnx.helper.make_tensor_value_info(f"o{i}", 1, None) for i in range(3)]
+    node = onnx.helper.make_node("DynamicQuantizeLSTM", names, ["o0", "o1", "o2"],
+                                 domain="com.microsoft", **call.attributes)  # fmt: skip
+    imports = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
+    graph = onnx.helper.make_graph([node], "lstm", infos, outputs)
+    model = onnx.ModelProto(ir_version=8, graph=graph, opset_import=imports)
+    values = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+
+    def plain(codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        scale, zero = (v.double().reshape(codes.shape[0], 1, -1) for v in (scale, zero))
+        return ((codes.double() - zero) * scale).transpose(1, 2)
+
+    exact = LSTM(call, x, plain(w, w_scale, w_zero), plain(r, r_scale, r_zero), b, lengths, h0, c0)
+    return [y + (tensor(v) - y).detach() for y, v in zip(exact, values, strict=True)]

@@ -47,9 +47,9 @@ __all__ = [
     "load_source",
     "mark_constant",
 ]
-_NO_NAMES = ("?", "-1", "None", "")
 CACHE = "odtpack.cache"
 """Metadata of a loaded model: the inputs that were left out with its key-value cache."""
+_NO_NAMES: Final = {"", "?", "-1", "None"}
 CONVERTED_FROM = "odtpack.converted"
 """Metadata of a loaded model: the opset that its file has, if it was converted."""
 
@@ -83,12 +83,15 @@ def load_source(
     from odtpack.contrib import decompose, needs_blocks, rename_misplaced
 
     rename_misplaced(given.proto)
-    # Sizes of -1 and names like "?" are read as ONNX Runtime does, and as exporters mean it: any.
+    # A size of -1 is read as ONNX Runtime does, and as exporters mean it: any number. The same for
+    # what stands there for want of a name: axes of one name have one size.
     graph = given.proto.graph
     for info in (*graph.input, *graph.output, *graph.value_info):
         for dim in info.type.tensor_type.shape.dim:
-            if dim.dim_value < 0 or (dim.HasField("dim_param") and dim.dim_param in _NO_NAMES):
-                dim.Clear()
+            if dim.HasField("dim_value") and dim.dim_value < 0:
+                dim.ClearField("dim_value")
+            if dim.HasField("dim_param") and dim.dim_param.strip() in _NO_NAMES:
+                dim.ClearField("dim_param")
     check_functions(given.proto, given.where)
     _check(given.proto, given.where)
     converted = old_opsets.convert(given.proto, given.arrays, given.where)
@@ -129,9 +132,7 @@ def load_source(
     shared_tensors.tie(loaded.graph, named)
     shared_tensors.untie(loaded.graph, untie)
     _open_declared_sizes(loaded.graph)
-    loaded = _infer_anew(loaded)
-    if any(node.op_type == "If" for node in nodes_of(loaded.graph)):
-        loaded = _decide_branches(loaded)
+    loaded = _decide_branches(_infer_anew(loaded))
     inputs = [value for value in loaded.graph.inputs if value.uses()]
     cache = () if as_stored else drop(loaded.graph)
     if needs_blocks(loaded.graph):
@@ -183,6 +184,8 @@ def _infer_anew(model: ir.Model) -> ir.Model:
 
 def _decide_branches(model: ir.Model) -> ir.Model:
     """Leave out the branches that no shape lets run, and the weights that only they read."""
+    if all(node.op_type != "If" for node in nodes_of(model.graph)):
+        return model
     kept = {n for n, value in model.graph.initializers.items() if value.dtype in TRAINABLE_TYPES}
     if share_constants(model.graph, kept):
         model = infer_shapes(model)
