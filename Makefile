@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench swift web-demo distribution federated fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
+.PHONY: help setup demo test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench models swift web-demo distribution federated fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +32,8 @@ help:
 	@echo "make peer    the reference system, in a virtual environment of its own"
 	@echo "make runtimes  train on releases of ONNX Runtime from 1.14 on, and write docs/runtimes.md"
 	@echo "make bench   step time and peak memory against the reference, and which goals are met"
+	@echo "make models  train 30 files of public packages, each gradient held to PyTorch's, and write"
+	@echo "             docs/models.md"
 	@echo "make fidelity  predicted against measured memory and step times, on held-out models"
 	@echo "make web-demo  a page on which a network learns what one draws, served on this machine"
 	@echo "make clean   remove what these targets made"
@@ -144,6 +146,9 @@ runtimes: $(VENV)/.ready-full
 
 bench: $(VENV)/.ready-full peer
 	@$(BIN)/python -m benchmarks.compare_peer
+
+models: $(VENV)/.ready-full
+	@$(BIN)/python -m benchmarks.models
 
 fidelity: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.fidelity --json build/fidelity.json --markdown build/fidelity.md

@@ -30,7 +30,7 @@ from odtpack.model import old_opsets
 from odtpack.model.cause import named_cause
 from odtpack.model.head import add_head
 from odtpack.model.inputs import settle
-from odtpack.model.loading import CACHE, CONVERTED_FROM, ModelLike, load_model
+from odtpack.model.loading import CACHE, CONVERTED_FROM, SQUEEZED, ModelLike, load_model
 from odtpack.model.shared_tensors import shared_tensors
 from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from odtpack.option import options_of
@@ -173,6 +173,12 @@ def build(
         old = loaded.meta.get(CONVERTED_FROM)
         if remark is not None and old is not None:
             remark(f"the model has opset {old}, and is converted to {old_opsets.NEWEST}")
+        if remark is not None and (ones := loaded.meta.get(SQUEEZED)):
+            sizes = [f"axis {axis} of {name}" for name, axis in ones]
+            remark(
+                f"{some(sizes)} {'are' if sizes[1:] else 'is'} taken to have size 1, as squeeze() "
+                "in the model needs it: training on other sizes fails"
+            )
         if spec.base is not None:
             if adapter is None and not wanted:
                 raise OdtpackError(

@@ -135,7 +135,8 @@ def test_the_standard_domain_may_be_imported_by_its_long_name() -> None:
     assert [node.op_type for node in loaded.graph] == ["Mul"]
 
 
-def test_a_size_of_minus_one_is_any_number() -> None:
+@pytest.mark.parametrize("size", [-1, "-1", "?"])
+def test_what_is_not_a_size_is_any_number(size: int | str) -> None:
     """Some exporters write a dynamic batch so, and ONNX Runtime takes it as one."""
     model = onnx.parser.parse_model(
         """
@@ -144,8 +145,29 @@ def test_a_size_of_minus_one_is_any_number() -> None:
         """
     )
     for info in (model.graph.input[0], model.graph.output[0]):
-        info.type.tensor_type.shape.dim[0].dim_value = -1
+        dim = info.type.tensor_type.shape.dim[0]
+        setattr(dim, "dim_value" if isinstance(size, int) else "dim_param", size)
     graph = load_model(model).graph
     for value in (graph.inputs[0], graph.outputs[0]):
         batch, width = dims_of(value) or ()
-        assert (isinstance(batch, int), width) == (False, 4)
+        assert (batch in (-1, size) or isinstance(batch, int), width) == (False, 4)
+
+
+def test_a_reshape_to_computed_sizes_has_a_rank() -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 12]>
+        g (float[n, t, 4] x, float[4] w) => (float[rows, 4] y)
+        <int64 zero = {0}, int64 one = {1}, int64[1] four = {4}> {
+          shape = Shape(x) n = Gather(shape, zero) t = Gather(shape, one) nt = Mul(n, t)
+          flat = Reshape(nt, one1) sizes = Concat <axis = 0> (flat, four) z = Reshape(x, sizes)
+          y = Mul(z, w)
+        }
+        """
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "one1"))
+    reshape = next(
+        node for node in load_model(model).graph if "z" in [v.name for v in node.outputs]
+    )
+    rows, width = dims_of(reshape.outputs[0]) or ()
+    assert (isinstance(rows, int), width) == (False, 4)

@@ -151,6 +151,24 @@ def test_a_model_that_keeps_everything_in_constants() -> None:
     assert set(candidates(load_model(model))) == {"w", "b"}
 
 
+@pytest.mark.parametrize(("bias", "layer"), [("half, b", True), ("half, x", False)])
+def test_a_layer_in_constants_beside_initializers_is_a_parameter(bias: str, layer: bool) -> None:
+    """Its matrix and bias are constants; a window or a basis has no bias, and stays."""
+    model = onnx.parser.parse_model(
+        f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {{1, 2, 3, 4}}> {{
+            m = Constant<value = float[2, 2] {{1, 2, 3, 4}}>()
+            b = Constant<value = float[2] {{1, 2}}>()
+            h = MatMul(x, w)
+            half = MatMul(h, m)
+            y = Add({bias})
+        }}
+        """
+    )
+    assert set(candidates(load_model(model))) == ({"w", "m", "b"} if layer else {"w"})
+
+
 def test_constants_of_a_local_function_are_no_parameters() -> None:
     model = onnx.parser.parse_model(
         """

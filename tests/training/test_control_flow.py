@@ -246,3 +246,55 @@ def test_an_operator_without_a_gradient_in_a_body_is_named(tmp_path: Path) -> No
     assert error.value.code == "no-gradient"
     assert "'turning'" in str(error.value)
     assert "Scan 'steps'" in str(error.value)
+
+
+# torch.jit exports squeeze(d) of a dynamic axis as this; with both branches the rank is unknown.
+SQUEEZE = """
+  shape = Shape(x) size = Gather(shape, one) c = Equal(size, ones)
+  s = If (c) <
+    then_branch = yes () => (float[] s1) { s1 = Squeeze(x, one) },
+    else_branch = no () => (float[] s2) { s2 = Identity(x) }>
+  rank = Shape(shape) deep = Equal(rank, twos)
+  y = If (deep) <
+    then_branch = never () => (float[] y1) { y1 = MatMul(s, dead) },
+    else_branch = always () => (float[] y2) { y2 = MatMul(s, w) }>
+  logits = MatMul(y, head)
+"""
+
+
+@pytest.mark.parametrize("steps", ["steps", "1", "5"])
+def test_a_squeeze_of_a_dynamic_axis_takes_its_branch(steps: str, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> net (float[batch, {steps}, 4] x) => '
+        "(float[batch, 3] logits) <int64[1] one = {1}, int64[1] ones = {1}, int64[1] twos = {2}> "
+        f"{{ {SQUEEZE} }}"
+    )
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(value, name)
+        for name, value in {**WEIGHTS, "dead": WEIGHTS["u"]}.items()
+        if name in ("w", "head", "dead")
+    )
+    said: list[str] = []
+    x = X if steps == "5" else X[:, :1]
+    if steps == "5":
+        model.graph.output[0].type.tensor_type.shape.dim.insert(
+            1, onnx.TensorShapeProto.Dimension(dim_value=5)
+        )
+    build_package(model, tmp_path / "p", loss="mse", remark=said.append)
+    assert any("size 1" in each for each in said) == (steps == "steps")
+    state, module, _ = open_training(tmp_path / "p")
+    assert set(module.trained) == {"w", "head"}  # no gradient reaches what only a dead branch reads
+    parameters = {n: torch.tensor(WEIGHTS[n]).double().requires_grad_() for n in module.trained}
+    y = torch.tensor(x).double() @ parameters["w"] @ parameters["head"]
+    y = y if steps == "5" else y.squeeze(1)
+    target = np.random.default_rng(1).normal(size=y.shape).astype(np.float32)
+    F.mse_loss(y, torch.tensor(target).double()).backward()
+    module(x, target)
+    for name, parameter in parameters.items():
+        assert parameter.grad is not None
+        np.testing.assert_allclose(
+            state.parameters[name].grad, parameter.grad, rtol=1e-4, atol=1e-6
+        )
+    if steps == "steps":
+        with pytest.raises(Exception, match=r"(?i)squeeze"):
+            module(X, target)

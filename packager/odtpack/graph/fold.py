@@ -14,7 +14,18 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from odtpack.graph.graphs import Dims, Names, constant, dims_of, static_dims, subgraphs, used_names
+from odtpack.graph.graphs import (
+    Dims,
+    Names,
+    constant,
+    dims_of,
+    is_scalar,
+    nodes_of,
+    producer,
+    static_dims,
+    subgraphs,
+    used_names,
+)
 
 _LARGEST = 4096  # elements of a folded value: shapes and axes, not tables
 
@@ -155,7 +166,13 @@ def _take_branch(graph: ir.Graph, node: ir.Node, root: ir.Graph, keep: Collectio
     condition = _known(node.inputs[0], keep)
     if condition is None or condition.size != 1:
         return False
-    branch = node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
+    _move_branch(graph, node, root, "then_branch" if condition.item() else "else_branch")
+    return True
+
+
+def _move_branch(graph: ir.Graph, node: ir.Node, root: ir.Graph, name: str) -> None:
+    """Move a branch of an If into the graph, in the place of the If."""
+    branch = node.attributes[name].as_graph()
     inner, results, names = list(branch), list(branch.outputs), Names(used_names(root))
     branch.outputs.clear()
     branch.remove(inner)
@@ -176,4 +193,38 @@ def _take_branch(graph: ir.Graph, node: ir.Node, root: ir.Graph, keep: Collectio
             replacement = inner[-1].outputs[0]
         replacements.append(replacement)
     ir.convenience.replace_nodes_and_values(graph, node, [node], inner, node.outputs, replacements)
-    return True
+
+
+def take_squeeze(root: ir.Graph) -> tuple[str, int] | None:
+    """Take the branch that squeezes an axis of unknown size, as torch.jit writes ``squeeze(d)``."""
+    # With both branches the rank is unknown. The Squeeze that is left refuses other sizes than 1.
+    # root: The main graph, as :func:`fold` left it; the first such If is replaced.
+    # Returns the value that is squeezed and the axis.
+    for node in nodes_of(root):
+        squeezed = _squeezed(node) if node.op_type == "If" else None
+        if squeezed is not None and node.graph is not None:
+            _move_branch(node.graph, node, root, "then_branch")
+            return squeezed
+    return None
+
+
+def _squeezed(node: ir.Node) -> tuple[str, int] | None:
+    """What ``If(Shape(x)[d] == 1)`` squeezes that leaves x as it is elsewhere."""
+    if len(node.outputs) != 1:
+        return None
+    then, other = (node.attributes[f"{n}_branch"].as_graph().outputs[0] for n in ("then", "else"))
+    squeeze, equal = producer(then, "Squeeze"), producer(node.inputs[0], "Equal")
+    if squeeze is None or equal is None or len(squeeze.inputs) != 2:
+        return None
+    value, axes = squeeze.inputs[0], constant(squeeze.inputs[1], largest=1)
+    same = producer(other, "Identity")
+    if value is None or axes is None or value is not (other if same is None else same.inputs[0]):
+        return None
+    sizes = [each for each in equal.inputs if each is not None and not is_scalar(each, 1)]
+    size = producer(sizes[0], "Gather") if len(sizes) == 1 else None
+    index = None if size is None else constant(size.inputs[1], largest=1)
+    shape = None if size is None else producer(size.inputs[0], "Shape")
+    if index is None or shape is None or shape.inputs[0] is not value or value.shape is None:
+        return None
+    axis, read = int(axes.item()), int(index.item())
+    return (str(value.name), axis) if (axis - read) % value.shape.rank() == 0 else None

@@ -18,6 +18,8 @@ from odtpack.graph.graphs import (
     defined,
     dims_of,
     nodes_of,
+    producer,
+    scalar,
     static_dims,
     subgraphs,
 )
@@ -88,9 +90,30 @@ def _complete(value: ir.Value, found: Found | None) -> bool:
 
 def _infer_by_standard(model: ir.Model) -> None:
     """The same as far as the onnx library goes, which treats no loop bodies."""
-    inferred = inferred_proto(model)
-    if inferred is not None:
+    while (inferred := inferred_proto(model)) is not None:
         _merge(model.graph, inferred.graph)
+        if not _give_ranks(model.graph):
+            return
+
+
+def _give_ranks(graph: ir.Graph) -> bool:
+    """Give the result of a Reshape as many axes as its new shape has elements."""
+    # The standard's inference does not, where a size is computed. Sizes that are constants are
+    # taken over. Returns whether there was one.
+    found = False
+    for node in nodes_of(graph):
+        if node.op_type != "Reshape" or node.domain or len(node.inputs) < 2:
+            continue
+        output, wanted = node.outputs[0], node.inputs[1]
+        length = static_dims(wanted) if wanted is not None and output.shape is None else None
+        if wanted is None or length is None or len(length) != 1:
+            continue
+        joined = producer(wanted, "Concat")
+        parts = [] if joined is None else [scalar(value) for value in joined.inputs]
+        sizes = parts if len(parts) == length[0] else [None] * length[0]
+        output.shape = ir.Shape([None if size is None or size < 1 else int(size) for size in sizes])
+        found = True
+    return found
 
 
 def inferred_proto(model: ir.Model, *, sizes: bool = True) -> onnx.ModelProto | None:

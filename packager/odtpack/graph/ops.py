@@ -335,7 +335,7 @@ class Ops:
         """Sum a broadcast result of dimensions ``dims`` back to the shape of ``target``."""
         wanted = dims_of(target)
         if dims is None or wanted is None:
-            return self._sum_to_runtime_shape(value, target)
+            return self._sum_to_runtime_shape(value, None, target)
         lead = len(dims) - len(wanted)
         if lead < 0:
             raise OdtpackError(
@@ -345,9 +345,9 @@ class Ops:
             )
         pairs = list(zip(dims[lead:], wanted, strict=True))
         if any(want not in (have, 1) and not isinstance(want, int) for have, want in pairs):
-            return self._sum_to_runtime_shape(value, target)
+            return self._sum_to_runtime_shape(value, len(dims), target)
         if any(want is None for want in wanted):
-            return self._sum_to_runtime_shape(value, target)
+            return self._sum_to_runtime_shape(value, len(dims), target)
         axes = [lead + i for i, (have, want) in enumerate(pairs) if want == 1 and have != 1]
         if not axes and not lead:
             return value
@@ -356,17 +356,24 @@ class Ops:
         value = self.reduce_sum(value, [*range(lead), *axes])
         return self.reshape_like(value, target) if lead else value
 
-    def _sum_to_runtime_shape(self, value: ir.Value, target: ir.Value) -> ir.Value:
+    def _sum_to_runtime_shape(
+        self, value: ir.Value, rank: int | None, target: ir.Value
+    ) -> ir.Value:
         """The same where the shapes are known only when the model runs."""
         shape, wanted = self.Shape(value), self.Shape(target)
         ones = self.Expand(self.ints(1), self.Sub(self.Shape(shape), self.Shape(wanted)))
         padded = self.Concat(ones, wanted, axis=0)
+        if self.opset < 13 and rank is not None:  # its axes are attributes: split each into two
+            sizes = self.Concat(padded, self.Div(shape, self.Max(padded, 1)), axis=0)
+            pairs = self.reshape(self.Transpose(self.reshape(sizes, 2, rank)), 2 * rank)
+            split = self.Reshape(value, pairs)
+            return self.Reshape(self.reduce_sum(split, range(1, 2 * rank, 2)), wanted)
         broadcast = self.And(self.Equal(padded, 1), self.Not(self.Equal(shape, 1)))
         axes = self.reshape(self.NonZero(broadcast), -1)
         if self.opset < 13:
             raise OdtpackError(
                 "unknown-shape",
-                f"the shapes of {value.name!r} and {target.name!r} must be known to sum a "
+                f"the ranks of {value.name!r} and {target.name!r} must be known to sum a "
                 "gradient back to the shape that was broadcast",
                 hint="export the model with opset 13 or newer, or with static shapes",
             )

@@ -17,6 +17,7 @@ from odtpack import targets
 from odtpack.autodiff import backward
 from odtpack.contrib import DOMAIN
 from odtpack.errors import OdtpackError
+from odtpack.graph.fold import fold, share_constants, take_squeeze
 from odtpack.graph.graphs import (
     TRAINABLE_TYPES,
     InlinePass,
@@ -38,6 +39,7 @@ from odtpack.passes import patterns
 __all__ = [
     "CACHE",
     "CONVERTED_FROM",
+    "SQUEEZED",
     "ModelLike",
     "check_texts",
     "infer_shapes",
@@ -51,6 +53,9 @@ CACHE = "odtpack.cache"
 _NO_NAMES: Final = {"", "?", "-1", "None"}
 CONVERTED_FROM = "odtpack.converted"
 """Metadata of a loaded model: the opset that its file has, if it was converted."""
+
+SQUEEZED = "odtpack.squeezed"
+"""Metadata of a loaded model: values and axes whose size is taken to be 1."""
 
 
 def load_model(
@@ -134,7 +139,7 @@ def load_source(
     shared_tensors.tie(loaded.graph, named)
     shared_tensors.untie(loaded.graph, untie)
     _open_declared_sizes(loaded.graph)
-    loaded = _infer_anew(loaded)
+    loaded = _decide_branches(_infer_anew(loaded))
     backward.stop_at(loaded.graph, stop)
     inputs = [value for value in loaded.graph.inputs if value.uses()]
     cache = () if as_stored else drop(loaded.graph)
@@ -189,6 +194,27 @@ def _infer_anew(model: ir.Model) -> ir.Model:
         if merged != list(found or ()) or found is None:
             value.shape, filled = ir.Shape(merged), True
     return infer_shapes(model) if filled else model
+
+
+def _decide_branches(model: ir.Model) -> ir.Model:
+    """Leave out the branches that no shape lets run, and the weights that only they read."""
+    if all(node.op_type != "If" for node in nodes_of(model.graph)):
+        return model
+    kept = {n for n, value in model.graph.initializers.items() if value.dtype in TRAINABLE_TYPES}
+    if share_constants(model.graph, kept):
+        model = infer_shapes(model)
+    squeezed: list[tuple[str, int]] = []
+    while True:
+        while fold(model.graph, kept):
+            model = infer_shapes(model)
+        new = take_squeeze(model.graph)
+        if new is None:
+            break
+        squeezed.append(new)
+        model = infer_shapes(model)
+    if squeezed:
+        model.meta[SQUEEZED] = tuple(squeezed)
+    return model
 
 
 def _name_standard_domain(imports: dict[str, int]) -> None:

