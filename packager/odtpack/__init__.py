@@ -1,7 +1,11 @@
 """odtpack: build on-device training packages for stock ONNX Runtime."""
 
 import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import version
+from importlib.util import LazyLoader
 
 from odtpack.names_file import names
 
@@ -10,3 +14,21 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = ["__version__", "names"]
 __version__ = version("odtpack")
+
+
+class _Later:
+    """Loads sympy once something of it is read; onnx_ir imports it for arithmetic with names."""
+
+    # It takes as long to load as everything else that a small build does.
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, *_: object) -> ModuleSpec | None:
+        if name not in ("sympy", "onnx_ir._symbolic_shapes"):
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
+
+
+sys.meta_path.insert(0, _Later)

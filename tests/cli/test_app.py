@@ -147,17 +147,34 @@ class TestProgress:
         ids=["terminal", "NO_COLOR", "CI"],
     )
     def test_on_a_terminal(self, environment: dict[str, str], moves: bool, coloured: bool) -> None:
-        text = _on_a_terminal(environment)
+        text = _on_a_terminal(
+            "with _console.Progress('training') as p: p.update(1, 2)\n"
+            "_console.error('some-code', 'what')\n",
+            environment,
+        )
         assert ("\x1b[?25l" in text) == moves  # the cursor is hidden while the bar moves
         assert ("\x1b[1;31merror" in text) == coloured
 
-
-def _on_a_terminal(environment: dict[str, str]) -> str:
-    code = (
-        "from odtpack.cli import _console\n"
-        "with _console.Progress('training') as p: p.update(1, 2)\n"
-        "_console.error('some-code', 'what')\n"
+    @pytest.mark.skipif(os.name != "posix", reason="a terminal is made with openpty")
+    @pytest.mark.parametrize(
+        ("after", "environment", "moves"),
+        [(0.0, {}, True), (60.0, {}, False), (0.0, {"CI": "true"}, False)],
+        ids=["long", "short", "CI"],
     )
+    def test_work_without_a_known_end(
+        self, after: float, environment: dict[str, str], moves: bool
+    ) -> None:
+        text = _on_a_terminal(
+            f"import time\nwith _console.working('building', {after}) as shown:\n"
+            "    time.sleep(0.3)\n    _console.say('note', on=shown)\n",
+            environment,
+        )
+        assert ("building" in text) == moves
+        assert "note\r\n" in text
+
+
+def _on_a_terminal(code: str, environment: dict[str, str]) -> str:
+    code = f"from odtpack.cli import _console\n{code}"
     ours = {k: v for k, v in os.environ.items() if k not in ("CI", "NO_COLOR", "FORCE_COLOR")}
     main, terminal = os.openpty()
     try:

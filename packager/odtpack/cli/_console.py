@@ -13,8 +13,10 @@ import json
 import math
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -64,9 +66,9 @@ def lines(text: str) -> None:
     console().print(plain_text.clean_lines(text), soft_wrap=True)
 
 
-def say(text: str = "", style: str = "") -> None:
+def say(text: str = "", style: str = "", on: Console | None = None) -> None:
     """Print a line, in one line, however long."""
-    console().print(clean(text), style=style or None, soft_wrap=True)
+    (on or console()).print(clean(text), style=style or None, soft_wrap=True)
 
 
 def status(text: str) -> None:
@@ -153,6 +155,24 @@ def _finite(content: Any) -> Any:
     if isinstance(content, list | tuple):
         return [_finite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+@contextmanager
+def working(title: str, after: float = 1.0) -> Iterator[Console]:
+    """Show on a terminal, after some seconds, that work goes on whose end is not known."""
+    # Lines that are printed meanwhile go to the console that this gives.
+    target = console()
+    shown = target.status(clean(title))
+    timer = threading.Timer(after, shown.start)
+    if target.is_terminal and not os.environ.get("CI"):
+        timer.start()
+    try:
+        yield target
+    finally:
+        timer.cancel()
+        if timer.ident is not None:
+            timer.join()
+        shown.stop()
 
 
 class Progress:

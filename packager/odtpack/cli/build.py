@@ -98,9 +98,10 @@ def build(
 def _build(spec: BuildSpec, folder: Path) -> dict[str, Any]:
     from odtpack.build import build as build_spec
 
-    manifest = build_spec(
-        spec, folder, remark=lambda text: _console.say(f"note: {text}", style="yellow")
-    )
+    with _console.working(f"building {folder}") as shown:
+        manifest = build_spec(
+            spec, folder, remark=lambda text: _console.say(f"note: {text}", "yellow", shown)
+        )
     print_built(manifest, folder)
     return manifest.as_dict()
 

@@ -9,8 +9,9 @@ tried on the plan, and the manifest has the best.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from odtpack_runtime.package.package import Package
@@ -38,27 +39,30 @@ def fitted(
 
     plans = plan_arenas(package, sizes, step_model=step_model)  # type: ignore[arg-type]
 
-    def held(session: SessionInfo, *, ballast: int = 0, evaluates: bool = True) -> tuple[int, int]:
-        """The peak, and what training holds where something else is the peak."""
-        plan = plans.plan(session, ballast=ballast, evaluates=evaluates)
-        steps = (phase.nbytes for phase in plan.phases if phase.name == "training step")
-        return plan.peak.nbytes - ballast, max(steps) - ballast
+    def tried(session: SessionInfo) -> Iterator[tuple[int, ...]]:
+        """The most in all variants, and in that of the plan: peak, and what training holds."""
+        # Where something else is the peak. What is known so far, phase after phase.
+        most = planned = (0, 0)
+        for ballast, evaluates in ((0, True), (0, False), *((each, True) for each in _BALLASTS)):
+            peak = steps = 0
+            for phase in plans.phases(plans.arenas(session, ballast), evaluates=evaluates):
+                peak = max(peak, phase.nbytes - ballast)
+                if phase.name == "training step":
+                    steps = phase.nbytes - ballast
+                if evaluates and not ballast:
+                    planned = peak, steps
+                most = max(most, (peak, steps))
+                yield *most, *planned
 
+    # No phase takes any of these figures down: what is complete and still lowest is the best.
     choices = [
         dataclasses.replace(
             manifest.session, initial_chunk_size_bytes=first, max_dead_bytes_per_chunk=dead
         )
         for first, dead in itertools.product(_INITIAL_CHUNKS, _DEAD_BYTES)
     ]
-    planned = [held(session) for session in choices]
-    best, least = manifest.session, None
-    for index in sorted(range(len(choices)), key=planned.__getitem__):
-        if least is not None and planned[index] >= least:
-            break
-        session = choices[index]
-        others = [held(session, evaluates=False)]
-        others += [held(session, ballast=each) for each in _BALLASTS]
-        most = max(planned[index], *others)
-        if least is None or most < least:
-            best, least = session, most
-    return best
+    trials = [tried(session) for session in choices]
+    queue: list[tuple[tuple[int, ...], int]] = [((), index) for index in range(len(choices))]
+    while (found := next(trials[index := queue[0][1]], None)) is not None:
+        heapq.heapreplace(queue, (found, index))
+    return choices[index]

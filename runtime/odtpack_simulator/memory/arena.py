@@ -7,10 +7,8 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.records import SessionInfo
@@ -45,6 +43,8 @@ from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 
 LARGE = MAPPED_FROM
 """Allocations from this size on are mapped from the system one by one, and gone when freed."""
+
+_LARGE_RESULT: Final = 1 << 16  # Bytes of a result that no app keeps longer than it must
 
 _HEADER = 64 + 32  # alignment asked for by ONNX Runtime, and the allocator's own header
 
@@ -96,7 +96,7 @@ class NodeUse:
         return self.live + self.working
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Allocation:
     """The buffers of a graph and the memory in use during each node."""
 
@@ -116,6 +116,32 @@ class Allocation:
     def heap(self) -> int:
         """Most bytes of small buffers at once: the heap keeps them when they are freed."""
         return max((use.small for use in self.uses), default=0)
+
+    @cached_property
+    def requests(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """What a run asks of an arena, in its order; the second keeps small results."""
+        # Each is a number and bytes: so many are asked for by that name; 0 to give them back; a
+        # negative number where a kernel takes as many from the heap.
+        begun, ended = defaultdict(list), defaultdict(list)
+        for name, buffer in enumerate(self.buffers):
+            if buffer.nbytes > 0:
+                begun[buffer.first].append((name, buffer.nbytes))
+                ended[buffer.last].append((name, 0))
+        names = itertools.count(len(self.buffers))
+        found: list[tuple[int, int]] = []
+        for index, use in enumerate(self.uses):
+            scratch = [(next(names), nbytes) for nbytes in use.scratch if nbytes > 0]
+            found += scratch + begun[index] if use.scratch_first else begun[index] + scratch
+            found += [(name, 0) for name, _ in scratch]
+            if use.outside:
+                found.append((-1, -use.outside))
+            found += ended[index]
+        small = {
+            (name, 0)
+            for name, buffer in enumerate(self.buffers)
+            if buffer.name in self.results and buffer.nbytes < _LARGE_RESULT
+        }
+        return found, [each for each in found if each not in small]
 
     def at_peak(self) -> list[int]:
         """Bytes of each buffer at the node that needs most, those of its kernel included."""
@@ -315,6 +341,7 @@ class _Planner:
         # Returns: Bytes in all, those of them that no arena gives, and the others, buffer by
         # buffer.
         subgraphs = node.subgraphs
+        around_it = {name: self._values[name] for name in node.implicit if name in self._values}
         taken = self._conditions.get(node.inputs[0]) if node.op_type == "If" else None
         if taken is not None:
             branch = "then_branch" if taken else "else_branch"
@@ -322,7 +349,7 @@ class _Planner:
         peak = outside = 0
         pieces: tuple[int, ...] = ()
         for graph in subgraphs.values():
-            inner = _Planner(graph, self._threads, self._values, self._conditions).run()
+            inner = _Planner(graph, self._threads, around_it, self._conditions).run()
             self._unknown += inner.unknown
             around = []
             if node.op_type in ("Loop", "Scan"):
@@ -365,42 +392,25 @@ _HANDLE_BYTES: Final = 8
 _TOP: Final = 2**62
 
 
-@dataclass(slots=True, eq=False)
-class Chunk:
-    """A piece of a region; its neighbours touch it."""
-
-    region: _Region
-    start: int
-    size: int
-    before: Chunk | None = None
-    after: Chunk | None = None
-    free: bool = False
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """Its place in the order in which free chunks are tried: by size, then by address."""
-        return self.size, self.region.base + self.start
-
-
-@dataclass(slots=True, eq=False)
-class _Region:
-    """Memory from the system, with the pages of it that were touched."""
-
-    base: int
-    touched: npt.NDArray[np.bool_]
-
-
 @dataclass(slots=True)
 class Arena:
-    """An arena of one process."""
+    """An arena of one process. A chunk is named by its address."""
 
     growth: int = FIRST_REGION_BYTES  # Bytes of the next region
     # What is left of a chunk that is larger than what is asked for.
     max_dead_bytes: int = MAX_DEAD_BYTES
     touched: int = 0  # Bytes of pages that were part of a chunk so far
     reserved: int = 0  # Bytes of all regions
-    _keys: list[tuple[int, int]] = field(default_factory=list)
-    _free: dict[tuple[int, int], Chunk] = field(default_factory=dict)
+    chunks: dict[int, int] = field(default_factory=dict)  # In use: bytes by address
+    # Free ones: bytes and address, in the order in which they are tried; addresses of their ends;
+    # and at which end each begins. Between regions lies a page that is never theirs.
+    free: list[tuple[int, int]] = field(default_factory=list)
+    _ends: dict[int, int] = field(default_factory=dict)
+    _starts: dict[int, int] = field(default_factory=dict)
+    _lowest: int = _TOP  # Address of the newest region
+    # Ranges of pages that were touched, apart from each other, in the order of their addresses.
+    _pages: list[int] = field(default_factory=list)
+    _pages_end: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, session: SessionInfo | None) -> Arena:
@@ -415,40 +425,42 @@ class Arena:
         """Bytes that the arena holds of the system's memory, its index included."""
         return self.touched + self.reserved // UNIT * _HANDLE_BYTES
 
-    def allocate(self, nbytes: int) -> Chunk | None:
+    def allocate(self, nbytes: int) -> int | None:
         """Take memory that is written to; None for none."""
         if nbytes <= 0:
             return None
-        size = _rounded(nbytes)
-        chunk = self._find(size) or self._open_region(size)
-        if chunk.size >= 2 * size or chunk.size - size >= self.max_dead_bytes:
-            self._split(chunk, size)
-        chunk.free = False
-        pages = chunk.region.touched[chunk.start // PAGE : -(-(chunk.start + nbytes) // PAGE)]
-        self.touched += (pages.size - int(np.count_nonzero(pages))) * PAGE
-        pages[:] = True
-        return chunk
-
-    def release(self, chunk: Chunk | None) -> None:
-        """Free memory."""
-        if chunk is None:
-            return
-        for other, first in ((chunk.after, False), (chunk.before, True)):
-            if other is not None and other.free:
-                self._unlist(other)
-                chunk = _joined(other, chunk) if first else _joined(chunk, other)
-        self._list(chunk)
-
-    def _find(self, size: int) -> Chunk | None:
+        size = -(-nbytes // UNIT) * UNIT
         # Bins are in the order of sizes, too: the first that fits is the smallest that fits.
-        at = bisect.bisect_left(self._keys, (size, 0))
-        if at == len(self._keys):
-            return None
-        chunk = self._free[self._keys[at]]
-        self._unlist(chunk)
-        return chunk
+        at = bisect.bisect_left(self.free, (size, 0))
+        if at < len(self.free):
+            length, start = self.free.pop(at)
+            del self._starts[self._ends.pop(start)]
+        else:
+            length, start = self._open_region(size)
+        if length >= 2 * size or length - size >= self.max_dead_bytes:
+            self._list(start + size, start + length)
+            length = size
+        self.chunks[start] = length
+        first, last = start // PAGE, -(-(start + nbytes) // PAGE)
+        at = bisect.bisect_right(self._pages, first) - 1
+        if at < 0 or self._pages_end[at] < last:
+            self._touch(first, last)
+        return start
 
-    def _open_region(self, size: int) -> Chunk:
+    def release(self, start: int | None) -> None:
+        """Free memory."""
+        if start is None:
+            return
+        end = start + self.chunks.pop(start)
+        if end in self._ends:
+            end = self._unlist(end)
+        if start in self._starts:
+            before = self._starts[start]
+            self._unlist(before)
+            start = before
+        self._list(start, end)
+
+    def _open_region(self, size: int) -> tuple[int, int]:
         grown = False
         while size > self.growth:
             self.growth *= 2
@@ -457,37 +469,31 @@ class Arena:
         if not grown:
             self.growth = min(2 * self.growth, _LARGEST_GROWTH)
         self.reserved += length
-        region = _Region(_TOP - self.reserved, np.zeros(-(-length // PAGE), np.bool_))
-        return Chunk(region, 0, length)
+        self._lowest = (self._lowest - length) // PAGE * PAGE - PAGE
+        return length, self._lowest
 
-    def _split(self, chunk: Chunk, size: int) -> None:
-        rest = Chunk(chunk.region, chunk.start + size, chunk.size - size, chunk, chunk.after)
-        if chunk.after is not None:
-            chunk.after.before = rest
-        chunk.after, chunk.size = rest, size
-        self._list(rest)
+    def _list(self, start: int, end: int) -> None:
+        bisect.insort(self.free, (end - start, start))
+        self._ends[start], self._starts[end] = end, start
 
-    def _list(self, chunk: Chunk) -> None:
-        chunk.free = True
-        bisect.insort(self._keys, chunk.key)
-        self._free[chunk.key] = chunk
+    def _unlist(self, start: int) -> int:
+        end = self._ends.pop(start)
+        del self._starts[end], self.free[bisect.bisect_left(self.free, (end - start, start))]
+        return end
 
-    def _unlist(self, chunk: Chunk) -> None:
-        key = chunk.key
-        del self._keys[bisect.bisect_left(self._keys, key)], self._free[key]
-        chunk.free = False
+    def _touch(self, first: int, last: int) -> None:
+        """Count pages, and join their range with those that it meets."""
+        low = bisect.bisect_left(self._pages_end, first)
+        high = bisect.bisect_right(self._pages, last)
+        known = sum(self._pages_end[low:high]) - sum(self._pages[low:high])
+        first = min([first, *self._pages[low:high]])
+        last = max([last, *self._pages_end[low:high]])
+        self._pages[low:high], self._pages_end[low:high] = [first], [last]
+        self.touched += (last - first - known) * PAGE
 
 
 def _rounded(nbytes: int) -> int:
     return -(-nbytes // UNIT) * UNIT
-
-
-def _joined(chunk: Chunk, following: Chunk) -> Chunk:
-    chunk.size += following.size
-    chunk.after = following.after
-    if chunk.after is not None:
-        chunk.after.before = chunk
-    return chunk
 
 
 # What the arenas of a training's sessions hold from one part of an app's life to the next.
@@ -530,9 +536,6 @@ def session_use(manifest: Manifest, kit: Kit = "python", loop: Loop = "step") ->
     if sharing == "own" and manifest.segments is not None and not KITS[kit]:
         sharing = "none"  # an arena for each of so many sessions would hold their peaks at once
     return SessionUse(sharing, has and kit in STEP_MODEL_KITS)
-
-
-_LARGE_RESULT: Final = 1 << 16  # Bytes of a result that no app keeps longer than it must
 
 
 class Arenas:
@@ -579,7 +582,8 @@ class _Arenas:
         self._one = Arena.of(session)
         self._one.allocate(ballast)
         self._own: dict[str, Arena] = {}
-        self._results: dict[str, list[Chunk | None]] = {}
+        self._results: dict[str, tuple[int | None, ...]] = {}
+        self._steady: dict[tuple[object, ...], int] = {}
 
     @property
     def resident(self) -> int:
@@ -591,34 +595,29 @@ class _Arenas:
 
     def run(self, session: str, plan: Allocation) -> int:
         """Run a session once; return the most bytes, those of the heap included, or 0."""
-        most = 0
-        arena = self._of(session)
-        for chunk in self._results.pop(session, []):
+        arena, most = self._of(session), 0
+        before = self._state(session, plan)
+        if before in self._steady:  # it would leave everything as it is
+            return self._steady[before]
+        for chunk in self._results.pop(session, ()):
             arena.release(chunk)
-        held: dict[str, Chunk | None] = {}
-        begun: dict[int, list[str]] = {}
-        ended: dict[int, list[str]] = {}
-        sizes = {}
-        for buffer in plan.buffers:
-            sizes[buffer.name] = buffer.nbytes
-            begun.setdefault(buffer.first, []).append(buffer.name)
-            ended.setdefault(buffer.last, []).append(buffer.name)
-        for index, use in enumerate(plan.uses):
-            scratch = [arena.allocate(n) for n in use.scratch] if use.scratch_first else []
-            for name in begun.get(index, ()):
-                held[name] = arena.allocate(sizes[name])
-            if not use.scratch_first:
-                scratch = [arena.allocate(nbytes) for nbytes in use.scratch]
-            for chunk in scratch:
-                arena.release(chunk)
-            if use.outside:
-                most = max(most, self.resident + use.outside)
-            for name in ended.get(index, ()):
-                kept = self._keeps_results and name in plan.results
-                if not kept or sizes[name] >= _LARGE_RESULT:
-                    arena.release(held.pop(name))
-        self._results[session] = list(held.values())
+        held: dict[int, int | None] = {}
+        for name, nbytes in plan.requests[self._keeps_results]:
+            if nbytes > 0:
+                held[name] = arena.allocate(nbytes)
+            elif nbytes == 0:
+                arena.release(held.pop(name))
+            else:
+                most = max(most, self.resident - nbytes)
+        self._results[session] = tuple(held.values())
+        if self._state(session, plan) == before:
+            self._steady[before] = most
         return most
+
+    def _state(self, session: str, plan: Allocation) -> tuple[object, ...]:
+        """All that a run hangs on."""
+        kept = self._results.get(session)
+        return session, plan, kept, self.resident, *self._of(session).free
 
     def _of(self, session: str) -> Arena:
         if self._is_shared:

@@ -17,7 +17,7 @@ is an item of every phase from then on. Memory patterns are off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -110,60 +110,77 @@ class ArenaPlans:
     def plan(
         self, session: SessionInfo | None, *, ballast: int = 0, evaluates: bool = True
     ) -> MemoryPlan:
-        """Plan it with an arena."""
+        """Plan it with an arena; see :meth:`phases`."""
+        phases = self.phases(self.arenas(session, ballast), evaluates=evaluates)
+        # Of what is done again the last time counts.
+        last = {phase.name: phase for phase in phases}
+        return MemoryPlan(tuple(last.values()), self._timeline, self._unknown)
+
+    def arenas(self, session: SessionInfo | None, ballast: int = 0) -> Arenas:
+        """The arenas of a process that trains."""
         # `ballast`: Bytes that something else takes of a shared arena first, and keeps: how near a
         # plan is to another region of it.
+        return Arenas(self.sharing, session, ballast)
+
+    def phases(self, arenas: Arenas, *, evaluates: bool = True) -> Iterator[Phase]:
+        """The phases in their order, one after the other; the arenas hold more and more."""
         # `evaluates`: Whether the app evaluates before it trains, and in between.
-        life = planning.Life(Arenas(self.sharing, session, ballast), self.heap)
+        life = planning.Life(arenas, self.heap, self._buffers)
         models, moments, running = self.models, self.moments, self.running
         # Load the sessions, place the parameters, or resume.
         loaded = [self.process, *self.parameters]
-        loaded += [item for each in models.training for item in each.items()]
-        placed = [*loaded, *(item for each in models.evaluation for item in each.items())]
+        loaded += [item for each in models.training for item in each.items]
+        placed = [*loaded, *(item for each in models.evaluation for item in each.items)]
         life.load(models.training)
-        life.add("loading the training model", [*loaded, _loading(models.training)])
+        yield life.add("loading the training model", [*loaded, _loading(models.training)])
         life.load(models.evaluation)
-        life.add("loading the evaluation model", [*placed, _loading(models.evaluation)])
-        life.add("placing the parameters", [*placed, *planning.moved(self.layout, 1)])
+        yield life.add("loading the evaluation model", [*placed, _loading(models.evaluation)])
+        yield life.add("placing the parameters", [*placed, *planning.moved(self.layout, 1)])
         resumed = [
             *placed,
-            *self.optimizer.items(),
+            *self.optimizer.items,
             *moments,
             *planning.moved(self.layout, len(moments)),
         ]
         life.load([self.optimizer])
-        life.add("resuming", resumed)
+        yield life.add("resuming", resumed)
         if evaluates:
             # Training then keeps what an evaluation keeps.
-            life.run("first evaluation", [*self.fed, *models.held_out.kept], models.held_out)
+            held = [*self.fed, *models.held_out.kept]
+            yield life.run("first evaluation", held, models.held_out)
         # Make steps, with an evaluation in between. Moments are zeros at first, which take no
         # memory before they are written: a step model writes them in the first step.
         written = moments if self.update is None else ()
         ungraded = [*self.fed, *models.afresh.kept]
         if self.heap is None or len(models.afresh.runs) > 1:
-            life.run("first step", [*ungraded, *self.gradients, *written], models.afresh)
+            yield life.run("first step", [*ungraded, *self.gradients, *written], models.afresh)
         else:
             first = models.afresh.runs[0].first_step(self.heap, self.gradients)
-            life.add("first step", [*written, *ungraded, *first])
+            yield life.add("first step", [*written, *ungraded, *first])
         if self.update is not None:
-            life.run("optimizer step", running, self.update)
-        life.run("training step", running, models.afresh)
+            yield life.run("optimizer step", running, self.update)
+        yield life.run("training step", running, models.afresh)
         added = list(running)
         if self.manifest.accumulation_steps > 1:
             added += planning.gradients_copy(self.manifest.parameters)
-            life.run("accumulating step", added, models.adding)
+            yield life.run("accumulating step", added, models.adding)
         if self.update is not None:
-            life.run("optimizer step", added, self.update)
+            yield life.run("optimizer step", added, self.update)
         if evaluates:
-            life.run("evaluation", added, models.held_out)
-        life.run("training step", added, models.afresh)
+            yield life.run("evaluation", added, models.held_out)
+        yield life.run("training step", added, models.afresh)
         # Tensors are written from where they lie.
         saved = len(self.manifest.parameters) + len(moments) * len(self.layout.slots)
         tables = max(self.heap or 0, saved * session_memory.BYTES_PER_SAVED_TENSOR)
-        life.add("saving", [*running, Item("checkpoint tables", tables, "activations")])
-        life.add("exporting", [*running, *planning.exported(self.manifest)])
-        phases = tuple(Phase(name, items) for name, items in life.phases.items())
-        return MemoryPlan(phases, self._timeline, self._unknown)
+        yield life.add("saving", [*running, Item("checkpoint tables", tables, "activations")])
+        yield life.add("exporting", [*running, *planning.exported(self.manifest)])
+
+    @cached_property
+    def _buffers(self) -> dict[planning.Pass, list[Item]]:
+        """What each pass needs at its peak."""
+        models = self.models
+        work = filter(None, (models.afresh, models.adding, models.held_out, self.update))
+        return {each: each.at_peak(self.heap) for each in work}
 
     @cached_property
     def _timeline(self) -> tuple[TimelinePoint, ...]:
@@ -243,7 +260,7 @@ def plan_arenas(
         parameters=parameters,
         fed=[
             *(process, stacks),
-            *(item for session in sessions for item in session.items()),
+            *(item for session in sessions for item in session.items),
             *parameters,
             *planning.batch_items(manifest, shapes),
             *planning.statistics_copy(manifest.parameters),
@@ -292,4 +309,4 @@ def _one_model(
 
 def _loading(sessions: Sequence[planning.Session]) -> Item:
     """The most that one of several sessions takes while it is loaded."""
-    return max((session.loading() for session in sessions), key=lambda item: item.nbytes)
+    return max((session.loading for session in sessions), key=lambda item: item.nbytes)

@@ -52,6 +52,7 @@ def fill_in(
     opset: int,
     constants: Mapping[str, onnx.TensorProto],
     found: MutableMapping[str, Typed],
+    added: set[str],  # What this added to ``found``, here or in a graph around this one
     *,
     as_planned: bool = False,  # Leave out what ONNX Runtime does not know when it plans memory
 ) -> None:
@@ -65,6 +66,15 @@ def fill_in(
         if all(is_fixed(found.get(name, (0, None))[1]) for name in outputs):
             continue
         inputs = [found.get(name, (0, None)) for name in node.input]
+        if (
+            node.domain in ("", "ai.onnx")
+            and all(found.get(name, (0, None))[1] is not None for name in outputs)
+            and node.op_type not in ("If", "Loop", "MaxUnpool", "NonZero", "Scan")
+            and not all(is_fixed(dims) for _, dims in inputs)
+            and added.isdisjoint(node.input)
+            and all(name in constants or sizes.get(name) is None for name in node.input)
+        ):
+            continue  # ONNX Runtime knows no more from the same
         results = _infer(node, opset, sizes, inputs)
         if node.op_type == "NonZero" and not node.domain:  # as many columns as the value has
             value = sizes.get(node.output[0])
@@ -73,6 +83,7 @@ def fill_in(
             kind, dims = found.get(name, (0, None))
             if name and not is_fixed(dims) and (dims is None or is_fixed(typed[1])):
                 found[name] = (kind or typed[0], typed[1])
+                added.add(name)
 
 
 def is_fixed(dims: Dims | None) -> TypeGuard[Shape]:

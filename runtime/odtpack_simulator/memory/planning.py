@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -24,7 +25,7 @@ from odtpack_runtime.training.optimizer_contract import OptimizerContract, matri
 from odtpack_simulator.device.kits import MAPPING_KITS, Kit
 from odtpack_simulator.memory.arena import Allocation, Arenas, allocate, allocated_size
 from odtpack_simulator.memory.kernel_memory import Shape
-from odtpack_simulator.memory.memory_phases import Item
+from odtpack_simulator.memory.memory_phases import Item, Phase
 from odtpack_simulator.memory.missing_shapes import Dims
 from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph
 from odtpack_simulator.memory.session_memory import arena_copies, constant_bytes, loading_bytes
@@ -163,7 +164,7 @@ def held_weights(package: Package, kit: Kit, *, fetched: bool) -> int:
 # Phases of an app's life in their order, each with what is in use at its worst moment.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Session:
     """A model, loaded; ``arena`` says whether it has one."""
 
@@ -172,6 +173,7 @@ class Session:
     nbytes: int
     arena: bool = False
 
+    @cached_property
     def items(self) -> list[Item]:
         """What it takes from when it is loaded."""
         constants = constant_bytes(self.graph, arena=self.arena)
@@ -180,11 +182,17 @@ class Session:
             Item(f"constants of the {self.name} session", constants, "session"),
         ]
 
+    @cached_property
     def loading(self) -> Item:
         """What it takes besides, while it is loaded."""
         return Item(
             f"loading constants of the {self.name} session", loading_bytes(self.graph), "session"
         )
+
+    @cached_property
+    def copies(self) -> list[int]:
+        """Bytes of each copy that its kernels take from an arena, as long as it is loaded."""
+        return arena_copies(self.graph) if self.arena else []
 
     def plan(
         self, threads: int, fresh_outputs: Iterable[str], conditions: Mapping[str, bool]
@@ -266,7 +274,7 @@ class Run:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pass:
     """What computes a batch once: a run of one session, or of several in turn."""
 
@@ -278,6 +286,10 @@ class Pass:
     def heap(self) -> int:
         """Most bytes of small buffers at once, of any run."""
         return max((run.plan.heap for run in self.runs), default=0)
+
+    def at_peak(self, heap: int | None) -> list[Item]:
+        """What the run needs that needs most; see :meth:`Run.alive`."""
+        return max((run.at_peak(heap) for run in self.runs), key=_sum, default=[])
 
     @property
     def ends(self) -> int:
@@ -298,37 +310,36 @@ class Models:
     held_out: Pass  # An evaluation
 
 
+@dataclass(frozen=True, slots=True)
 class Life:
-    """Phases of an app's life, in their order, with what its arenas have come to hold."""
+    """An app's life, part by part, with what its arenas come to hold."""
 
-    # `heap`: Where there are none, bytes of small buffers that the heap keeps; None with arenas.
-
-    def __init__(self, arenas: Arenas, heap: int | None) -> None:
-        self.phases: dict[str, tuple[Item, ...]] = {}
-        self._arenas, self._heap = arenas, heap
+    arenas: Arenas
+    # Where there are none, bytes of small buffers that the heap keeps; None with arenas.
+    heap: int | None
+    buffers: Mapping[Pass, Sequence[Item]]  # What each pass needs at its peak
 
     def load(self, sessions: Iterable[Session]) -> None:
         """Load sessions, some of whose kernels take memory from the arena."""
         for session in sessions:
-            if session.arena:
-                self._arenas.load(session.name, arena_copies(session.graph))
+            self.arenas.load(session.name, session.copies)
 
-    def run(self, name: str, items: Sequence[Item], work: Pass) -> None:
+    def run(self, name: str, items: Sequence[Item], work: Pass) -> Phase:
         """Compute a batch, with ``items`` around it."""
-        most, buffers = 0, list[Item]()
+        most = 0
         for run in work.runs:
-            outside = self._arenas.run(run.session.name, run.plan)
-            most = max(most, self._arenas.resident + outside)
-            buffers = max(buffers, run.at_peak(self._heap), key=_sum)
-        self._add(name, [*items, *work.passing, *buffers], most - _sum(buffers))
+            outside = self.arenas.run(run.session.name, run.plan)
+            most = max(most, self.arenas.resident + outside)
+        buffers = self.buffers[work]
+        return self._phase(name, [*items, *work.passing, *buffers], most - _sum(buffers))
 
-    def add(self, name: str, items: Sequence[Item]) -> None:
-        """Add a phase in which nothing is computed, or replace what it was like the first time."""
-        self._add(name, items, self._arenas.resident)
+    def add(self, name: str, items: Sequence[Item]) -> Phase:
+        """Do something in which nothing is computed."""
+        return self._phase(name, items, self.arenas.resident)
 
-    def _add(self, name: str, items: Sequence[Item], held: int) -> None:
-        kept = [] if self._heap is not None else [Item("kept by the arena", held, "activations")]
-        self.phases[name] = (*items, *kept)
+    def _phase(self, name: str, items: Sequence[Item], held: int) -> Phase:
+        kept = [] if self.heap is not None else [Item("kept by the arena", held, "activations")]
+        return Phase(name, (*items, *kept))
 
 
 def _sum(items: Iterable[Item]) -> int:

@@ -335,6 +335,8 @@ class _Scope:
     planned: Mapping[str, Typed]
     found: Mapping[str, Typed]
     constants: Mapping[str, onnx.TensorProto]
+    # Names of those whose shape is not ONNX Runtime's, of either
+    added: tuple[Collection[str], Collection[str]] = ((), ())
 
 
 def _convert(
@@ -352,9 +354,10 @@ def _convert(
         | stored
         for known, of in ((dict(outer.planned), graph), (dict(outer.found), inferred))
     )
-    fill_in(graph.node, opset, constants, planned, as_planned=True)
-    fill_in(graph.node, opset, constants, found)
-    scope = _Scope(planned, found, constants)
+    added = set(outer.added[0]), set(outer.added[1])
+    fill_in(graph.node, opset, constants, planned, added[0], as_planned=True)
+    fill_in(graph.node, opset, constants, found, added[1])
+    scope = _Scope(planned, found, constants, added)
     twins = {name: node for node in inferred.node for name in node.output if name}
     nodes = [_node(node, twins, opset, scope) for node in graph.node]
     names = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odtpack_runtime.package.records import SessionInfo
-from odtpack_simulator.memory.arena import FIRST_REGION_BYTES, UNIT, Arena, Chunk, sharing_of
+from odtpack_simulator.memory.arena import FIRST_REGION_BYTES, UNIT, Arena, sharing_of
 from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.process_memory import PAGE
 from tests.simulator.packages import Case
 
 TRAINING = """
@@ -56,7 +57,7 @@ def test_regions_are_onnx_runtimes(
     planned: dict[int, list[int]] = {}
     open_region = Arena._open_region
 
-    def noted(arena: Arena, size: int) -> Chunk:
+    def noted(arena: Arena, size: int) -> tuple[int, int]:
         before = arena.reserved
         chunk = open_region(arena, size)
         planned.setdefault(id(arena), []).append(arena.reserved - before)
@@ -85,26 +86,24 @@ def _path() -> str:
 @given(st.lists(st.tuples(st.integers(0, 3 * FIRST_REGION_BYTES), st.integers(0, 7)), max_size=60))
 def test_chunks_do_not_overlap_and_all_come_back(requests: list[tuple[int, int]]) -> None:
     arena = Arena()
-    held: list[tuple[int, Chunk | None]] = []
+    held: list[tuple[int, int | None]] = []
     for nbytes, release in requests:
         resident = arena.resident
         held.append((nbytes, arena.allocate(nbytes)))
         assert arena.resident >= resident
-        used = sorted(
-            (id(chunk.region), chunk.start, chunk.start + chunk.size)
-            for _, chunk in held
-            if chunk is not None
-        )
+        used = sorted((start, start + size) for start, size in arena.chunks.items())
         for one, two in itertools.pairwise(used):
-            assert one[0] != two[0] or one[2] <= two[1]
+            assert one[1] <= two[0]
         for asked, chunk in held:
             assert (chunk is None) == (asked == 0)
-            assert chunk is None or asked <= chunk.size < 2 * max(asked, UNIT) + UNIT
+            if chunk is not None:
+                assert asked <= arena.chunks[chunk] < 2 * max(asked, UNIT) + UNIT
         if release < len(held):
             arena.release(held.pop(release)[1])
     for _, chunk in held:
         arena.release(chunk)
-    assert sum(size for size, _ in arena._keys) == arena.reserved
+    assert not arena.chunks
+    assert sum(size for size, _ in arena.free) == arena.reserved
     assert arena.touched <= arena.reserved
     reserved = arena.reserved
     if reserved:  # every region is one free chunk again
@@ -112,19 +111,26 @@ def test_chunks_do_not_overlap_and_all_come_back(requests: list[tuple[int, int]]
         assert arena.reserved == reserved
 
 
+def test_pages_count_once() -> None:
+    """Of ranges that touch, meet or lie in each other."""
+    arena, pages = Arena(), set[int]()
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        first = int(random.integers(200))
+        last = first + int(random.integers(1, 12))
+        arena._touch(first, last)
+        pages.update(range(first, last))
+        assert arena.touched == len(pages) * PAGE
+
+
 def test_of_chunks_of_one_size_the_newest_regions_is_taken() -> None:
     """It lies at the lowest address: Linux maps from the top down."""
     arena = Arena()
-    held = [arena.allocate(FIRST_REGION_BYTES) for _ in range(3)]
-    first, second = held[0], held[1]
-    assert first is not None
-    assert second is not None
-    assert first.region is not second.region
+    first, second, _ = (arena.allocate(FIRST_REGION_BYTES) for _ in range(3))
+    assert arena.reserved == 3 * FIRST_REGION_BYTES  # in two regions
     arena.release(first)
     arena.release(second)
-    chunk = arena.allocate(second.size)
-    assert chunk is not None
-    assert chunk.region is second.region
+    assert arena.allocate(FIRST_REGION_BYTES) == second
 
 
 def test_who_shares() -> None:

@@ -131,7 +131,7 @@ def test_shape_of_a_fused_product(flags: tuple[int, ...]) -> None:
     )
     (result,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
     found: dict[str, Typed] = {n: (TensorProto.FLOAT, v.shape) for n, v in feeds.items()}
-    fill_in([node], 17, {}, found)
+    fill_in([node], 17, {}, found, set())
     assert found["y"] == (TensorProto.FLOAT, result.shape)
 
 
