@@ -42,7 +42,7 @@ AdapterKind = Literal["lora", "dora", "ia3", "bitfit", "prompt"]
 BaseKind = Literal["int8", "int4", "nf4"]
 """How the frozen matrices of a model may be stored inside the models."""
 
-Pool = Literal["mean", "cls", "none"]
+Pool = Literal["mean", "cls", "none", "global", "flatten"]
 """How a head makes one vector of the tokens of a sequence."""
 
 STORAGES: Final[tuple[Storage, ...]] = get_args(Storage)

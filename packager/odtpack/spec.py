@@ -122,7 +122,8 @@ class Head:
     pool: Pool = option(
         REQUIRED,
         "Mean over the tokens (those of `attention_mask`), the first token, or none for an output "
-        "`[batch, width]`.",
+        "`[batch, width]`. Of a feature map `[batch, channels, ...]`, global for the mean of each "
+        "channel, or flatten for all of its numbers.",
     )  # fmt: skip
     classes: int = option(REQUIRED, "Number of classes.", whole=True, least=1)
     seed: int = option(0, "Seed of the weight.", whole=True, least=0)

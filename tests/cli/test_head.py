@@ -86,6 +86,37 @@ def test_the_logits_are_those_of_pytorch(run: Run, tmp_path: Path, pool: str, op
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("pool", ["global", "flatten"])
+def test_a_head_on_a_feature_map(run: Run, tmp_path: Path, pool: str, opset: int) -> None:
+    """The mean of each channel, or all numbers, and the linear layer."""
+    model, out = tmp_path / "map.onnx", tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}]> g (float[batch, 4, 3, 5] x) =>'
+        " (float[batch, 4, 3, 5] y) { y = Tanh(x) }"
+    ), model)  # fmt: skip
+    outcome = run("head", model, "--pool", pool, "--classes", CLASSES, "--out", out)
+    assert outcome.code == 0, outcome.err
+    x = np.random.default_rng(2).standard_normal((2, 4, 3, 5), np.float32)
+    hidden = np.tanh(x.astype(np.float64)).reshape(2, 4, 15)
+    pooled = hidden.mean(2) if pool == "global" else hidden.reshape(2, -1)
+    (logits,) = onnxruntime.InferenceSession(out).run(None, {"x": x})
+    expected = pooled @ parameters(out)["head.weight"].T
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_feature_map_of_any_size_has_no_width_to_flatten(
+    refused: Refused, tmp_path: Path
+) -> None:
+    model = tmp_path / "map.onnx"
+    onnx.save(onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 4, h, 5] x) =>'
+        " (float[batch, 4, h, 5] y) { y = Tanh(x) }"
+    ), model)  # fmt: skip
+    words = ("head", model, "--pool", "flatten", "--classes", 2, "--out", tmp_path / "m.onnx")
+    refused(words, "unknown-shape", "the axes but the first of 'y' are not fixed")
+
+
 def test_the_head_trains_alone(run: Run, tmp_path: Path) -> None:
     torch.manual_seed(1)
     model, out = write(tmp_path / "encoder.onnx", Encoder()), tmp_path / "model.onnx"

@@ -14,6 +14,7 @@ import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch.nn import functional as F
 
+from odtpack.autodiff.backward import REASON
 from odtpack.build import build_package
 from odtpack.model.loading import load_model
 from odtpack.passes import pipeline
@@ -152,6 +153,22 @@ def test_value_and_gradient(kind: str, per_channel: bool, weight: str, tmp_path:
         np.testing.assert_allclose(value, actual, rtol=1e-5, atol=1e-6)
         for ours, theirs in zip(found, wanted, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_another_rank_are_no_reason_to_fail() -> None:
+    """Such a node does not run, and a gradient that would pass it is an error that says so."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
+        f" g (float[t, n, {D}] x) => (float[t, 1, n, {H}] y) <int8[{D}, {4 * H}] w,"
+        f" int8[{H}, {4 * H}] r, float[1] s = {{1}}, int8[1] z = {{0}}> {{"
+        f" y = com.microsoft.DynamicQuantizeLSTM<hidden_size = {H}>(x, w, r, , , , , , s, z, s, z)"
+        " }"
+    )
+    for name, rows in (("w", D), ("r", H)):
+        codes = np.zeros((rows, 4 * H), np.int8)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(codes, name))
+    (node,) = load_model(model).graph
+    assert "three axes" in node.metadata_props[REASON]
 
 
 def test_product_that_onnx_runtime_has_fused() -> None:

@@ -25,11 +25,13 @@ from odtpack.cli._options import (
 
 
 class Pooling(StrEnum):
-    """How the tokens of a sequence become one vector."""
+    """How the tokens of a sequence, or a feature map, become one vector."""
 
     MEAN = "mean"
     CLS = "cls"
     NONE = "none"
+    GLOBAL = "global"
+    FLATTEN = "flatten"
 
 
 def head(
@@ -38,7 +40,8 @@ def head(
         Pooling,
         option(
             "Mean over the tokens (those of attention_mask), the first token, "
-            "or none for an output [batch, width]."
+            "or none for an output [batch, width]. Of a feature map [batch, channels, ...], "
+            "global for the mean of each channel, or flatten for all of its numbers."
         ),
     ],
     classes: Annotated[int, option("Number of classes.", "N", min=1)],

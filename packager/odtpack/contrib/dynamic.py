@@ -33,6 +33,8 @@ def dynamic_quantize_lstm(ctx: Context) -> Outputs | None:
         return not_covered(ctx, "its weights are not stored in the model")
     if known_rank(x) is None:
         return None  # until what is before it is known
+    if [known_rank(value) for value in (x, *codes)] != [3, 3, 3]:
+        return not_covered(ctx, "its input and weights do not have three axes")
     weights = [_numbers(op, *each, 0) for each in zip(codes, scales, zeros, strict=True)]
     operands = [x, *(op.transpose(w, 0, 2, 1) for w in weights), *given[3:8]]
     while operands[-1] is None:

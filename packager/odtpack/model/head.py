@@ -1,6 +1,7 @@
 """Puts a classification head on an encoder that has none: pooling and a linear layer.
 
-pooled = mean over tokens, first token, or the output itself    [batch, width]
+pooled = mean over tokens, first token, or the output itself    [batch, width];
+         of a feature map the mean of each channel, or all of its numbers
 logits = pooled head.weight^T + head.bias                       [batch, classes]
 """
 
@@ -31,7 +32,13 @@ BIAS: Final = "head.bias"
 
 _MASK: Final = "*attention_mask*"
 _INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
-_LAYOUTS: Final = {2: "[batch, width]", 3: "[batch, sequence, width]"}
+_LAYOUTS: Final = {  # ranks, and how the axes are called
+    "none": (range(2, 3), "[batch, width]"),
+    "mean": (range(3, 4), "[batch, sequence, width]"),
+    "cls": (range(3, 4), "[batch, sequence, width]"),
+    "global": (range(3, 6), "[batch, channels, height, width]"),
+    "flatten": (range(2, 6), "[batch, channels, height, width]"),
+}
 
 
 def add_head(
@@ -43,12 +50,13 @@ def add_head(
     # encoder's output. Nodes that only other outputs needed are dropped.
     # pool: ``"mean"`` over the tokens, those that an integer input named like ``*attention_mask*``
     # [batch, sequence] marks if there is one; ``"cls"``, the first token; ``"none"`` for an output
-    # [batch, width]. classes: Number of logits, at least 1. name: Output of the encoder to read; by
-    # default the first float one of the fitting rank.
+    # [batch, width]; ``"global"`` and ``"flatten"`` for a feature map. classes: Number of logits,
+    # at least 1. name: Output of the encoder to read; by default the first float one of the fitting
+    # rank.
     if classes < 1:
         raise OdtpackError("bad-argument", f"classes is {classes}; it must be at least 1")
     checked = load_model(path)
-    index, width, dtype = _features(checked.graph.outputs, 2 if pool == "none" else 3, name, path)
+    index, width, dtype = _features(checked.graph.outputs, pool, name, path)
     # Built on the file as it is stored: what the exporter noted stays true of it.
     model = ir.from_proto(onnx.load(path))
     graph = model.graph
@@ -70,6 +78,11 @@ def add_head(
         pooled = append("Gather", [features, first], axis=1)
     elif pool == "mean":
         pooled = _mean(append, features, dtype, _mask(graph))
+    elif pool == "global":
+        axes = range(2, len(dims_of(checked.graph.outputs[index]) or ()))
+        pooled = append.on_axes("ReduceMean", features, axes, since=18, keepdims=0)
+    elif pool == "flatten":
+        pooled = append("Flatten", [features], axis=1)
     bound = 1 / math.sqrt(width)
     values = np.random.default_rng(seed).uniform(-bound, bound, (classes, width))
     weight = append.constant(WEIGHT, values.astype(dtype.numpy()))
@@ -84,7 +97,7 @@ def add_head(
 
 
 def _features(
-    outputs: Sequence[ir.Value], rank: int, name: str | None, path: Path
+    outputs: Sequence[ir.Value], pool: Pool, name: str | None, path: Path
 ) -> tuple[int, int, ir.DataType]:
     """Index, width and dtype of the output that the head reads."""
     if name is not None and name not in [value.name for value in outputs]:
@@ -94,27 +107,33 @@ def _features(
             where=str(path),
             hint=f"its outputs are {', '.join(str(value.name) for value in outputs)}",
         )
+    ranks, layout = _LAYOUTS[pool]
     for index, value in enumerate(outputs):
         dims, dtype = dims_of(value), value.dtype
-        if dims is None or len(dims) != rank or name not in (None, value.name):
+        if dims is None or len(dims) not in ranks or name not in (None, value.name):
             continue
         if dtype is None or dtype not in TRAINABLE_TYPES:
             continue
-        if not isinstance(dims[-1], int) or dims[-1] < 1:
+        read = {"global": dims[1:2], "flatten": dims[1:]}.get(pool, dims[-1:])
+        width = math.prod(dim if isinstance(dim, int) else 0 for dim in read)
+        if width < 1:
+            which = {"global": "channels, its axis 1,", "flatten": "axes but the first"}.get(pool)
             raise OdtpackError(
                 "unknown-shape",
-                f"the width of {value.name!r}, its last axis, is not fixed",
+                f"the {which or 'width'} of {value.name!r}{'' if which else ', its last axis,'} "
+                f"{'are' if which else 'is'} not fixed",
                 where=str(path),
                 hint="export the model with a fixed width",
             )
-        return index, dims[-1], dtype
+        return index, width, dtype
     subject = "the model has no float output" if name is None else f"{name!r} is not a float output"
     found = ", ".join(f"{value.name} {_shown(value)}" for value in outputs)
     raise OdtpackError(
         "head-without-input",
-        f"{subject} of the shape {_LAYOUTS[rank]}: the outputs are {found}",
+        f"{subject} of the shape {layout}: the outputs are {found}",
         where=str(path),
-        hint="pool none takes [batch, width], mean and cls take [batch, sequence, width]",
+        hint="pool none takes [batch, width], mean and cls take [batch, sequence, width], global "
+        "and flatten take a feature map",
     )
 
 
@@ -155,16 +174,21 @@ class _Appender:
         self._graph.register_initializer(value)
         return value
 
-    def on_axis(
-        self, op_type: str, value: ir.Value, axis: int, since: int, **attributes: int
+    def on_axes(
+        self,
+        op_type: str,
+        value: ir.Value,
+        given: Sequence[int],
+        since: int,
+        **attributes: int,
     ) -> ir.Value:
         """Append a node whose axes are an input since an opset, and were an attribute before."""
         if self._opset < since:
-            return self(op_type, [value], axes=[axis], **attributes)
-        name = f"head.axis_{axis}"
+            return self(op_type, [value], axes=[*given], **attributes)
+        name = f"head.axes_{'_'.join(map(str, given))}"
         axes = self._graph.initializers.get(name)
         if axes is None:
-            axes = self.constant(name, np.array([axis], np.int64))
+            axes = self.constant(name, np.array(given, np.int64))
         return self(op_type, [value, axes], **attributes)
 
 
@@ -173,11 +197,11 @@ def _mean(
 ) -> ir.Value:
     """Mean over the tokens that the mask marks; zero where it marks none."""
     if mask is None:
-        return append.on_axis("ReduceMean", features, 1, since=18, keepdims=0)
+        return append.on_axes("ReduceMean", features, [1], since=18, keepdims=0)
     weights = append("Cast", [mask], to=int(dtype))
-    marked = append("Mul", [features, append.on_axis("Unsqueeze", weights, 2, since=13)])
-    total = append.on_axis("ReduceSum", marked, 1, since=13, keepdims=0)
-    count = append.on_axis("ReduceSum", mask, 1, since=13, keepdims=1)
+    marked = append("Mul", [features, append.on_axes("Unsqueeze", weights, [2], since=13)])
+    total = append.on_axes("ReduceSum", marked, [1], since=13, keepdims=0)
+    count = append.on_axes("ReduceSum", mask, [1], since=13, keepdims=1)
     # Counted in integers: a float constant would be a parameter that 'head.*' trains.
     one = append.constant("head.one", np.array(1, (mask.dtype or ir.DataType.INT64).numpy()))
     divisor = append("Cast", [append("Max", [count, one])], to=int(dtype))
