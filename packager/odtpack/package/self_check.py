@@ -7,11 +7,14 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from decimal import ROUND_UP, Context, Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.numpy_helper
 import onnxruntime
 
 from odtpack.errors import OdtpackError
@@ -61,7 +64,10 @@ _ORT = re.compile(
     r"^.*?(?:\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from \S+ failed:\s*)?"
     r"|Non-zero status code returned while )"
 )
-_LARGEST_SIZE = 4096
+_PLACE = re.compile(r"/\S+:\d+ onnxruntime::[^)]*\) ")  # in ONNX Runtime's source
+_LARGEST_SIZE, _MOST_SIZES, _RANK = 4096, 48, 8
+_PATIENCE = 30  # seconds in which sizes are looked for
+_INT64 = onnx.TensorProto.INT64
 
 
 def checked(
@@ -96,7 +102,7 @@ def checked(
         except OdtpackError as error:
             if error.code not in ("model-not-loadable", "run-failed"):
                 raise
-            said = _ORT.sub("", error.what)
+            said = _PLACE.sub("", _ORT.sub("", error.what))
             raise OdtpackError(
                 "models-do-not-run",
                 f"ONNX Runtime {onnxruntime.__version__} does not run the model: {said}",
@@ -220,6 +226,7 @@ class _Trial:
             for shape in targets
             for axis, dim in enumerate(shape)
         )
+        self._until = time.monotonic() + _PATIENCE
         self._forward: onnxruntime.InferenceSession | None = None
         self._first: dict[str, Array] = {}
         parameters = () if manifest is None else manifest.parameters
@@ -236,19 +243,26 @@ class _Trial:
         )  # fmt: skip
 
     def first_that_fits(self, samples: int, run: Callable[[Sequence[SelfCheckInput]], Any]) -> Any:
-        """Return what a function makes of the first batch with which it runs; one of 1 is last."""
-        # An open axis may have to be as long as one of a weight.
-        sizes = {size for _, value in self._state.parameters for size in value.data.shape}
-        sizes = {size for size in sizes if size <= _LARGEST_SIZE}
+        """Return what a function makes of the first batch with which it runs."""
+
+        def fitted(chosen: Sequence[SelfCheckInput]) -> Any:
+            alive()
+            if time.monotonic() > self._until:
+                raise OdtpackError("run-failed", "no sizes were found with which the models run")
+            return run(self._followed(chosen))
+
         try:
-            return run_first_that_fits(
-                self._inputs, samples, lambda chosen: run(self._followed(chosen)), sorted(sizes)
-            )
+            return run_first_that_fits(self._inputs, samples, fitted)
         except OdtpackError as error:
             if error.code != "run-failed" or out_of_memory(error):
                 raise
+            with suppress(OdtpackError):
+                return run_first_that_fits(self._inputs, samples, fitted, self._sizes())
             if samples > 1:
                 return self.first_that_fits(1, run)
+            for count in self._sizes():  # that of the batch with which a model was traced
+                with suppress(OdtpackError):
+                    return run_first_that_fits(self._inputs, count, fitted, (count, 2, 8))
             level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             self._options.graph_optimization_level = level  # with it nodes have the user's names
             self._module = self._opened().eval()
@@ -256,6 +270,15 @@ class _Trial:
                 self._inputs, 1, lambda chosen: self._module(*made_up_batch(self._inputs, chosen))
             )
             raise
+
+    def _sizes(self) -> list[int]:
+        """What an open axis may have to be: as long as a constant says, or as a weight is."""
+        graph = onnx.load_model(self._files["eval_model"]).graph
+        tensors = [*graph.initializer, *(a.t for n in graph.node for a in n.attribute)]
+        constants = (onnx.numpy_helper.to_array(t) for t in tensors if t.data_type == _INT64)
+        sizes = [int(size) for array in constants if array.size <= _RANK for size in array.flat]
+        sizes += [size for _, value in self._state.parameters for size in value.data.shape]
+        return sorted(size for size in set(sizes) if 1 <= size <= _LARGEST_SIZE)[:_MOST_SIZES]
 
     def _predicted(self, batch: Sequence[Array]) -> Array:
         """What the loss reads first, of a batch."""

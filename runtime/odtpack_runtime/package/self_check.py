@@ -67,7 +67,7 @@ def _gradient(state: CheckpointState, name: str) -> Array:
 _MULTIPLIER = 2654435761  # 2^32 divided by the golden ratio: neighbours land far apart
 _HALF = 2**23
 _MOST_ELEMENTS = 2**22
-"""What an input may have where a size is only tried because a weight has it."""
+"""What an input may have where sizes are tried that only the model holds."""
 _SAME = 1e-6
 """Part of a loss by which a sum in another order may differ."""
 _OTHER_SIZES = (2, 8, 32, 224)
@@ -218,16 +218,16 @@ def _array(dtype: str, number: Array, bound: int | None, shape: Sequence[int]) -
 
 
 def possible_inputs(
-    inputs: Sequence[InputInfo], samples: int, sizes: Sequence[int] = ()
+    inputs: Sequence[InputInfo], samples: int, sizes: Sequence[int] = _OTHER_SIZES
 ) -> Iterator[tuple[SelfCheckInput, ...]]:
     """Yield sizes and bounds of batches of made-up data, the likeliest to fit first."""
     seen = set()
-    ways = itertools.product((*_OTHER_SIZES, *sizes), (False, True), (False, True))
+    ways = itertools.product(sizes, (False, True), (False, True))
     for other, low, unnamed in ways:
         chosen = tuple(_sized(inputs, samples, other, low=low, unnamed=unnamed))
         key = tuple((item.shape, item.bound) for item in chosen)
         most = max((math.prod(item.shape) for item in chosen), default=0)
-        if key not in seen and (other in _OTHER_SIZES or most <= _MOST_ELEMENTS):
+        if key not in seen and (sizes is _OTHER_SIZES or most <= _MOST_ELEMENTS):
             seen.add(key)
             yield chosen
 
@@ -259,7 +259,7 @@ def run_first_that_fits(
     inputs: Sequence[InputInfo],
     samples: int,
     run: Callable[[tuple[SelfCheckInput, ...]], Any],
-    sizes: Sequence[int] = (),
+    sizes: Sequence[int] = _OTHER_SIZES,
 ) -> Any:
     """Return what a function makes of the first batch of made-up data with which it runs."""
     failed: OdtpackError | None = None
