@@ -185,3 +185,12 @@ def test_constants_of_a_local_function_are_no_parameters() -> None:
         """
     )
     assert set(candidates(load_model(model))) == {"w"}
+
+
+def test_constants_that_double_level_by_level() -> None:
+    """What is computed from constants is looked through once."""
+    doubled = " ".join(f"c{i + 1} = Add(c{i}, c{i})" for i in range(60))
+    body = f"{doubled} a = Mul(x, c60) y = Add(a, h)"
+    model = _model(body, mean=_random(3))
+    model.graph.node[1].input[:] = ["mean", "mean"]
+    assert set(candidates(load_model(model))) == {"w"}

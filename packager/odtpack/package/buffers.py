@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -25,7 +25,7 @@ _NEAR: Final = 1e-4
 
 def by_looks(graph: ir.Graph, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Those of some initializers that are buffers by their looks, and may be, each with why."""
-    plain, unnamed = _from_inputs(graph), made_up(graph)
+    adjusting, unnamed = _adjusting(graph), made_up(graph)
     sure, doubtful = dict[str, str](), dict[str, str]()
     for name in names:
         value = graph.initializers[name]
@@ -39,7 +39,7 @@ def by_looks(graph: ir.Graph, names: Sequence[str]) -> tuple[dict[str, str], dic
             sure[name] = "a running statistic"
         elif vector and (last == "pos_weight" or (in_loss and last in _CLASS_WEIGHTS)):
             sure[name] = "a weight of a loss"
-        elif vector and last not in _OF_LAYERS and _only_adjusts(value, plain):
+        elif vector and last not in _OF_LAYERS and value in adjusting:
             certain = name in unnamed or _NORMALIZERS.intersection(last.lower().split("_"))
             (sure if certain else doubtful)[name] = "it scales or shifts an input"
         elif (kind := _kind(value, vector)) is not None:
@@ -62,35 +62,22 @@ def _kind(value: ir.Value, vector: bool) -> str | None:
     return None
 
 
-def _from_inputs(graph: ir.Graph) -> set[ir.Value]:
-    """Inputs, and what is computed from them by arithmetic with constants alone."""
-    found = set(graph.inputs)
+def _adjusting(graph: ir.Graph) -> set[ir.Value]:
+    """Constants that are only added to inputs, or scale them, as do constants made of them."""
+    plain, constants = set(graph.inputs), dict.fromkeys(graph.initializers.values())
     for node in graph:
-        known = all(v is None or v in found or _is_constant(v) for v in node.inputs)
-        if known and node.op_type in (*_ARITHMETIC, *_VIEWS) and found.intersection(node.inputs):
-            found.update(node.outputs)
+        known = all(v is None or v in plain or v in constants for v in node.inputs)
+        if known and node.inputs and node.op_type in (*_ARITHMETIC, *_VIEWS):
+            if plain.isdisjoint(node.inputs):
+                constants.update(dict.fromkeys(node.outputs))
+            else:
+                plain.update(node.outputs)
+    found = set[ir.Value]()
+    for value in reversed(constants):
+        made = [node.outputs[0] for node, _ in value.uses()]
+        if made and not value.is_graph_output() and all(y in plain or y in found for y in made):
+            found.add(value)
     return found
-
-
-def _is_constant(value: ir.Value | None) -> bool:
-    """Whether a value is computed from initializers by arithmetic."""
-    node = None if value is None else value.producer()
-    if value is None or node is None:
-        return value is not None and value.is_initializer()
-    return node.op_type in (*_ARITHMETIC, *_VIEWS) and all(map(_is_constant, node.inputs))
-
-
-def _only_adjusts(value: ir.Value, plain: Collection[ir.Value]) -> bool:
-    """Whether all that reads a value adds it to an input, or scales one by it."""
-    for node, _ in value.uses():
-        others = [v for v in node.inputs if v is not value]
-        if node.op_type not in (*_ARITHMETIC, *_VIEWS):
-            return False
-        if node.op_type in _ARITHMETIC and any(v in plain for v in others):
-            continue
-        if not all(map(_is_constant, others)) or not _only_adjusts(node.outputs[0], plain):
-            return False
-    return bool(value.uses()) and not value.is_graph_output()
 
 
 def _is_even(numbers: np.ndarray) -> bool:

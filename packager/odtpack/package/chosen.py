@@ -52,7 +52,10 @@ def choose(
     if spec.like is None and not wanted:
         if buffers:
             shown = some([f"{name} ({why})" for name, why in buffers.items()])
-            remarks.append(f"not trained, as buffers look: {shown}; --like says what trains")
+            remarks.append(
+                f"not trained, as buffers look: {shown}; if one trains, say so with --like "
+                "names.txt, which odtpack.names(module, 'names.txt') writes"
+            )
         doubts = {name: why for name, why in doubtful.items() if name in trained}
         if doubts:
             shown = some([f"{name} ({why})" for name, why in doubts.items()])
