@@ -25,10 +25,13 @@ class _Later:
     def find_spec(name: str, path: Sequence[str] | None, *_: object) -> ModuleSpec | None:
         if name not in ("sympy", "onnx_ir._symbolic_shapes"):
             return None
+        if name == "sympy":
+            sys.meta_path.remove(_Later)  # nothing is left to do
         spec = PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
             spec.loader = LazyLoader(spec.loader)
         return spec
 
 
-sys.meta_path.insert(0, _Later)
+if "sympy" not in sys.modules:
+    sys.meta_path.insert(0, _Later)

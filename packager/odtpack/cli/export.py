@@ -43,8 +43,6 @@ def export(
     as_json: Annotated[bool, flag("--json", "Print inputs and outputs as JSON on stdout.")] = False,
 ) -> None:
     """Write an inference model with the parameters of a checkpoint."""
-    import onnx
-
     from odtpack.cli._files import check_writable
     from odtpack_runtime.export.inference_model import export_inference_model
     from odtpack_runtime.package.package import Package
@@ -60,12 +58,11 @@ def export(
     names = list(model.outputs)
     written: list[Path] = []
     if formats is None:
-        export_inference_model(opened.eval_model, model.parameters, out, names, apart=True)
+        taken = export_inference_model(opened.eval_model, model.parameters, out, names, apart=True)
     else:
-        written = _write_with_ort(opened, model, out, formats)
-    taken = ", ".join(value.name for value in onnx.load_model(out).graph.input)
+        taken, written = _write_with_ort(opened, model, out, formats)
     size = format_bytes(out.stat().st_size)
-    _console.say(f"wrote {out} ({size}): {', '.join(names)}, from {taken}")
+    _console.say(f"wrote {out} ({size}): {', '.join(names)}, from {', '.join(taken)}")
     stale = out.with_suffix(".ort")
     if formats is None and stale != out and stale.is_file():
         _console.say(f"{stale} is an older file of another model: add --ort-format to replace it")
@@ -82,18 +79,19 @@ def export(
 
 def _write_with_ort(
     package: Package, model: Inference, out: Path, formats: OrtFormat
-) -> list[Path]:
+) -> tuple[list[str], list[Path]]:
     """Write the model and its variants in ORT format: at any moment those there are its own."""
+    # Returns the names of its inputs, and what was written beside it.
     from odtpack.ort.format import convert_models
     from odtpack_runtime.export.inference_model import export_inference_model
     from odtpack_runtime.files.folder_update import replace_together, staged_beside
 
     with staged_beside(out) as stage:
         made = stage / out.name
-        export_inference_model(
+        taken = export_inference_model(
             package.eval_model, model.parameters, made, list(model.outputs), apart=True
         )
-        return replace_together(out, made, list(convert_models([made], formats, stage)))
+        return taken, replace_together(out, made, list(convert_models([made], formats, stage)))
 
 
 def inference_of(package: Package, outputs: list[str], checkpoint: Path | None) -> Inference:

@@ -133,8 +133,11 @@ def export_inference_model(
     output_names: Sequence[str],
     *,
     apart: bool = False,
-) -> None:
-    """Cut the part of an evaluation model that computes some values, and embed its parameters."""
+) -> list[str]:
+    """Cut the part of an evaluation model that computes some values, and embed its parameters.
+
+    Returns the names of its inputs.
+    """
     # `eval_model`: The evaluation model, `.onnx` or `.ort`. Of the latter only those values can be
     # outputs that the conversion to ORT format left in it.
     # `parameters`: values of the inputs that become initializers, in the type that the model
@@ -175,6 +178,7 @@ def export_inference_model(
     with atomic_write(destination) as stream:
         for piece in pieces:
             stream.write(piece)
+    return [name for name in model.inputs if name not in values]
 
 
 @dataclass
