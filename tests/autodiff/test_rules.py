@@ -81,6 +81,7 @@ BESIDE_THE_TABLE = {
     (INTERNAL_DOMAIN, "BatchNormTraining"),
     (INTERNAL_DOMAIN, "FakeQuant"),
     (INTERNAL_DOMAIN, "Gelu"),
+    (INTERNAL_DOMAIN, "StraightThrough"),  # tests/contrib/test_dynamic.py
 }
 
 
