@@ -63,9 +63,11 @@ def export(
         export_inference_model(opened.eval_model, model.parameters, out, names, apart=True)
     else:
         written = _write_with_ort(opened, model, out, formats)
-    taken = ", ".join(value.name for value in onnx.load_model(out).graph.input)
+    # Of a file in ORT format the inputs are not read.
+    inputs = [] if out.suffix == ".ort" else onnx.load_model(out).graph.input
+    taken = f", from {', '.join(value.name for value in inputs)}" if inputs else ""
     size = format_bytes(out.stat().st_size)
-    _console.say(f"wrote {out} ({size}): {', '.join(names)}, from {taken}")
+    _console.say(f"wrote {out} ({size}): {', '.join(names)}{taken}")
     stale = out.with_suffix(".ort")
     if formats is None and stale != out and stale.is_file():
         _console.say(f"{stale} is an older file of another model: add --ort-format to replace it")
