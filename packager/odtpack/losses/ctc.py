@@ -87,7 +87,7 @@ class CTC(Loss):
 
     def assumption(self, predictions: Sequence[ir.Value]) -> str | None:
         """Which axis is time: with the axes confused, a loss of real data may be exactly 0."""
-        if self.layout is not None or len(dims(predictions[0])) != 3:
+        if self.layout == "NTC" or len(dims(predictions[0])) != 3:
             return None
         shape = shape_text(dims(predictions[0]))
         found = self._layout(predictions[0])

@@ -90,6 +90,11 @@ def save_optimized(
         if library is not None:
             options.register_custom_ops_library(library)
         open_optimized(Path(model), options, target)
+        if target is None:  # that for one kind of processor may have no kernels on this one
+            again = session_options(level, target)
+            if library is not None:
+                again.register_custom_ops_library(library)
+            onnxruntime.InferenceSession(out, again, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise OdtpackError(
             "ort-conversion-failed",
