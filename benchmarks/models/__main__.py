@@ -44,9 +44,10 @@ odtpack, computes the same loss in float64, and autograd differentiates it. A fi
 every gradient is within {tolerance} of autograd's by norm, every weight of a layer has a gradient,
 and `ops check` and `build` agree. A gradient below a ten-thousandth of the largest is held to 1e-7
 of the largest, the resolution of float32. The error is the largest of all parameters; what float32
-itself costs is part of it. Inputs are made up: standard normal,
-unless a value or a range is given. The loss reads
-the first output, or the value that is named.
+itself costs is part of it. Inputs are made up: standard normal, unless a value, a range or `text`
+(dark strokes on a light image) is given. The loss reads the first output, or the value that is
+named. `python -m benchmarks.models PART` tries again what has PART in its name; each row is the
+last result of its file.
 
 **{right} of {count} are right, {refused} refused, {wrong} wrong.**
 

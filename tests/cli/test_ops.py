@@ -145,3 +145,22 @@ def test_an_obstacle_inside_of_a_body_is_named(
     (found,) = json.loads(capsys.readouterr().out)["obstacles"]
     assert (found["node"], found["op_type"], found["parameters"]) == ("steps", "Scan", ["w1"])
     assert found["why"].startswith("inside of it operator First (domain odd")
+
+
+def test_check_and_build_agree_on_what_the_loss_reaches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.onnx"
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 2] x) => (float[n, 2] y, float[n, 2] z)
+        <float[2, 2] w = {1, 2, 3, 4}, float[2, 2] v = {1, 2, 3, 4}>
+        { y = MatMul(x, w) z = MatMul(x, v) }"""
+    )
+    onnx.save(model, path)
+    for read, other in (("y", "v"), ("z", "w")):
+        build = ["build", "--loss", "mse", "--out", str(tmp_path / read)]
+        for words in (["ops", "check"], build):
+            assert main([*words, str(path), "--loss-input", read]) == 0
+            said = " ".join("".join(capsys.readouterr()).split())
+            assert f"the loss does not depend on {other}: not trained" in said

@@ -236,11 +236,10 @@ def check(
     from odtpack.errors import OdtpackError
     from odtpack.model.loading import load_model
     from odtpack.package.coverage import find_obstacles
-    from odtpack.package.parameters import resolve
+    from odtpack.package.parameters import look_alikes, resolve, unreached
 
     _console.results(as_json=as_json)
     loaded = load_model(model, named=(*(train or ()), *(freeze or ())))
-    trained, _ = resolve(loaded, train or (), freeze or ())
     outputs = [str(value.name) for value in loaded.graph.outputs]
     for name in loss_input or ():
         if name not in outputs:
@@ -250,11 +249,15 @@ def check(
                 where=str(model),
                 hint=f"its outputs are {', '.join(outputs)}",
             )
-    found = find_obstacles(loaded, trained, loss_input or outputs[:1])
+    read, alike = loss_input or outputs[:1], look_alikes(loaded)
+    trained, _ = resolve(loaded, train or (), freeze or (), read, alike)
+    found = find_obstacles(loaded, trained, read)
     count = len(found or trained)
     things = f"{count} {'node' if found else 'parameter'}{'s' if count != 1 else ''}"
     if not found:
         _console.say(f"{things}: a gradient reaches each")
+        if names := unreached(loaded, alike, read):
+            _console.say(f"the loss does not depend on {', '.join(names)}: not trained")
     else:
         _console.say(f"{things} without a gradient", style="bold")
     for item in found:
