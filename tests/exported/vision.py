@@ -59,7 +59,7 @@ class SqueezeExcite(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each channel, gate, narrow."""
+    """Widen, filter each channel, gate, narrow; what has nothing to do is left out."""
 
     def __init__(
         self,
@@ -70,13 +70,16 @@ class InvertedResidual(nn.Module):
         stride: int,
         activation: type[nn.Module],
         gate: type[nn.Module],
+        hidden: int | None = None,
+        squeezed: int = 4,
     ) -> None:
         super().__init__()
-        hidden = 3 * fan_in
-        self.expand = conv_norm(fan_in, hidden, 1, activation)
+        hidden = hidden or 3 * fan_in
+        none = nn.Identity()
+        self.expand = none if hidden == fan_in else conv_norm(fan_in, hidden, 1, activation)
         self.depthwise = conv_norm(hidden, hidden, size, activation, stride=stride, groups=hidden)
         inner = nn.ReLU if gate is nn.Hardsigmoid else activation
-        self.excite = SqueezeExcite(hidden, 4, inner, gate)
+        self.excite = SqueezeExcite(hidden, squeezed, inner, gate) if squeezed else none
         self.project = conv_norm(hidden, fan_out, 1, nn.Identity)
         self.residual = stride == 1 and fan_in == fan_out
 
