@@ -22,7 +22,7 @@ from odtpack import targets
 from odtpack.adapters import Inserted, insert_adapter
 from odtpack.arguments import check_choice, check_type
 from odtpack.choices import STOCK
-from odtpack.errors import OdtpackError
+from odtpack.errors import OdtpackError, some
 from odtpack.gc_pause import paused_collector
 from odtpack.losses import Loss, make_loss
 from odtpack.memory.spec import read_memory
@@ -35,8 +35,7 @@ from odtpack.model.shared_tensors import shared_tensors
 from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from odtpack.option import options_of
 from odtpack.ort_training.backend import backend_for
-from odtpack.package.chosen import Chosen, choose, some
-from odtpack.package.parameters import constants_like_weights, unreached
+from odtpack.package.parameters import Chosen, choose, constants_like_weights, unreached
 from odtpack.package.rows import frozen_rows, zero_rows
 from odtpack.package.task import Task
 from odtpack.package.training import read_by, select
@@ -192,12 +191,12 @@ def build(
         if inserted is not None:
             loaded = inserted.model
             wanted = (*wanted, *map(glob.escape, inserted.parameters))
-        served = settle(loaded, spec.inputs)
+        served = settle(loaded, spec.inputs) if spec.inputs else None
         # Without further instructions a loss reads the first outputs.
         count = 1 if chosen is None else len(chosen.reads)
         read = spec.loss_inputs or tuple(str(v.name) for v in loaded.graph.outputs[:count])
         found = choose(loaded, spec, wanted, read, () if inserted is None else inserted.parameters)
-        rows = frozen_rows(loaded, spec, found.trained, optimizer)
+        rows = frozen_rows(loaded, spec, found.trained, optimizer) if spec.freeze_rows else {}
         if remark is not None:
             for sentence in (
                 *_remarks(loaded, found, cache, chosen, read),

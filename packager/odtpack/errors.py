@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
@@ -35,6 +35,12 @@ def near_names(name: str, known: Iterable[str], otherwise: str) -> str:
 
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f"did you mean {', '.join(near)}?" if near else otherwise
+
+
+def some(names: Sequence[str], most: int = 4) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if names[most:] else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def system_refused(error: OSError) -> OdtpackError:

@@ -11,7 +11,7 @@ from odtpack.build import build, forward_model
 from odtpack.errors import OdtpackError
 from odtpack.fit.space import Freeze, SearchConstraints, freezes
 from odtpack.model.loading import load_model
-from odtpack.package.chosen import choose
+from odtpack.package.parameters import choose
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import TensorSpec

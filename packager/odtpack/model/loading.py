@@ -139,8 +139,7 @@ def load_source(
     shared_tensors.tie(loaded.graph, named)
     shared_tensors.untie(loaded.graph, untie)
     _open_declared_sizes(loaded.graph)
-    loaded = _decide_branches(_infer_anew(loaded))
-    backward.stop_at(loaded.graph, stop)
+    loaded = _stopped(_decide_branches(_infer_anew(loaded)), stop)
     inputs = [value for value in loaded.graph.inputs if value.uses()]
     cache = () if as_stored else drop(loaded.graph)
     if needs_blocks(loaded.graph):
@@ -214,6 +213,13 @@ def _decide_branches(model: ir.Model) -> ir.Model:
         model = infer_shapes(model)
     if squeezed:
         model.meta[SQUEEZED] = tuple(squeezed)
+    return model
+
+
+def _stopped(model: ir.Model, wanted: Sequence[str]) -> ir.Model:
+    """The model, changed in place so that no gradient passes some of its values."""
+    if wanted:
+        backward.stop_at(model.graph, wanted)
     return model
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
 import onnx_ir as ir
-
-from odtpack.model.exporters import KIND, made_up
 
 _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_variance")
 _LOSSES = {"loss", "losses", "loss_fn", "loss_function", "criterion"}
@@ -23,14 +21,15 @@ _ROWS: Final = 6  # with which a table must begin like a sinusoid, before all of
 _NEAR: Final = 1e-4
 
 
-def by_looks(graph: ir.Graph, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+def by_looks(
+    graph: ir.Graph, names: Sequence[str], unnamed: Collection[str]
+) -> tuple[dict[str, str], dict[str, str]]:
     """Those of some initializers that are buffers by their looks, and may be, each with why."""
-    adjusting, unnamed = _adjusting(graph), made_up(graph)
+    # `unnamed`: Those whose name an exporter made up.
+    adjusting = _adjusting(graph)
     sure, doubtful = dict[str, str](), dict[str, str]()
     for name in names:
         value = graph.initializers[name]
-        if value.metadata_props.get(KIND) == "PARAMETER":
-            continue
         *above, last = name.split(".")
         in_loss = bool(_LOSSES.intersection(above))
         shape = () if value.shape is None else value.shape.numpy()

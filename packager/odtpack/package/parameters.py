@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -12,12 +14,14 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import influences
 from odtpack.choices import Storage
-from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.errors import OdtpackError, UnknownNameError, some
 from odtpack.graph.graphs import TRAINABLE_TYPES, is_setting, producer
 from odtpack.model.exporters import KIND, made_up, matching, module_names
 from odtpack.model.loading import is_lifted_constant
 from odtpack.package.buffers import by_looks
+from odtpack.package.like import said_by
 from odtpack.passes import batch_norm
+from odtpack.spec import BuildSpec
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
 # Inputs that set an operator up: no model trains them, though some have a gradient.
@@ -94,10 +98,58 @@ def sort_out(model: ir.Model) -> tuple[list[str], dict[str, str], dict[str, str]
     if stored:
         stored = [v for v in found if not is_lifted_constant(v) or _is_of_a_layer(v)]
     names = [str(value.name) for value in stored or found]
-    buffers, doubtful = by_looks(graph, names)
+    open_ = [name for name in names if KIND not in graph.initializers[name].metadata_props]
+    buffers, doubtful = by_looks(graph, open_, unnamed)
     if len(buffers) == len(names):
         buffers = {}  # a model has parameters
     return [name for name in names if name not in buffers], buffers, doubtful
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """What becomes of the initializers of a model."""
+
+    trained: tuple[str, ...]
+    frozen: tuple[str, ...]  # those that become inputs all the same
+    alike: tuple[str, ...]  # what may be trained, whether a gradient reaches it or not
+    remarks: tuple[str, ...]  # what was decided without being asked for
+
+
+def choose(
+    model: ir.Model,
+    spec: BuildSpec,
+    wanted: Sequence[str],
+    read: Sequence[str],
+    own: Collection[str] = (),
+) -> Chosen:
+    """Choose what trains; ``wanted`` are patterns, ``own`` the initializers of an adapter."""
+    names, buffers, doubtful = sort_out(model)
+    alike, freeze, remarks = tuple(names), spec.freeze, list[str]()
+    if spec.like is not None:
+        if spec.train:
+            raise OdtpackError(
+                "option-not-used",
+                "--train and --like both say what trains",
+                hint="leave one of them out; --freeze may stand beside --like",
+            )
+        said = said_by(model, Path(spec.like), alike, own)
+        alike, remarks = said.parameters, [*said.remarks]
+        if not wanted:
+            freeze = (*freeze, *map(glob.escape, said.frozen))
+    trained, frozen = resolve(model, wanted, freeze, read, alike)
+    if spec.like is None and not wanted:
+        if buffers:
+            shown = some([f"{name} ({why})" for name, why in buffers.items()])
+            remarks.append(
+                f"not trained, as buffers look: {shown}; if one trains, say so with --like "
+                "names.txt, which odtpack.names(module, 'names.txt') writes"
+            )
+        doubts = {name: why for name, why in doubtful.items() if name in trained}
+        if doubts:
+            shown = some([f"{name} ({why})" for name, why in doubts.items()])
+            option = " ".join(f"--freeze {name!r}" for name in [*doubts][:4])
+            remarks.append(f"trained, and may be buffers: {shown}; if so, {option}")
+    return Chosen(trained, frozen, alike, tuple(remarks))
 
 
 def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:

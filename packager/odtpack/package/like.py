@@ -1,67 +1,17 @@
-"""What trains: by the options of a build, a list of names, and what the model looks like."""
+"""What a list of names, as ``--like`` gives it, says of the initializers of a model."""
 
 from __future__ import annotations
 
 import dataclasses
-import glob
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 
-from odtpack.errors import OdtpackError
+from odtpack.errors import some
 from odtpack.model.exporters import made_up, module_names
 from odtpack.names_file import Named, read_names
-from odtpack.package.parameters import resolve, sort_out
-from odtpack.spec import BuildSpec
-
-
-@dataclasses.dataclass(frozen=True)
-class Chosen:
-    """What becomes of the initializers of a model."""
-
-    trained: tuple[str, ...]
-    frozen: tuple[str, ...]  # those that become inputs all the same
-    alike: tuple[str, ...]  # what may be trained, whether a gradient reaches it or not
-    remarks: tuple[str, ...]  # what was decided without being asked for
-
-
-def choose(
-    model: ir.Model,
-    spec: BuildSpec,
-    wanted: Sequence[str],
-    read: Sequence[str],
-    own: Collection[str] = (),
-) -> Chosen:
-    """Choose what trains; ``wanted`` are patterns, ``own`` the initializers of an adapter."""
-    names, buffers, doubtful = sort_out(model)
-    alike, freeze, remarks = tuple(names), spec.freeze, list[str]()
-    if spec.like is not None:
-        if spec.train:
-            raise OdtpackError(
-                "option-not-used",
-                "--train and --like both say what trains",
-                hint="leave one of them out; --freeze may stand beside --like",
-            )
-        said = said_by(model, Path(spec.like), alike, own)
-        alike, remarks = said.parameters, [*said.remarks]
-        if not wanted:
-            freeze = (*freeze, *map(glob.escape, said.frozen))
-    trained, frozen = resolve(model, wanted, freeze, read, alike)
-    if spec.like is None and not wanted:
-        if buffers:
-            shown = some([f"{name} ({why})" for name, why in buffers.items()])
-            remarks.append(
-                f"not trained, as buffers look: {shown}; if one trains, say so with --like "
-                "names.txt, which odtpack.names(module, 'names.txt') writes"
-            )
-        doubts = {name: why for name, why in doubtful.items() if name in trained}
-        if doubts:
-            shown = some([f"{name} ({why})" for name, why in doubts.items()])
-            option = " ".join(f"--freeze {name!r}" for name in [*doubts][:4])
-            remarks.append(f"trained, and may be buffers: {shown}; if so, {option}")
-    return Chosen(trained, frozen, alike, tuple(remarks))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +73,3 @@ def _fits(graph: ir.Graph, name: str, each: Named) -> bool:
 def _key(shape: Sequence[int]) -> tuple[int, ...]:
     """Of a shape and of that of the transposed tensor."""
     return tuple(sorted(shape)) if len(shape) == 2 else tuple(shape)
-
-
-def some(names: Sequence[str], most: int = 4) -> str:
-    """The first of some names, and how many more there are."""
-    more = f" and {len(names) - most} more" if names[most:] else ""
-    return f"{', '.join(names[:most])}{more}"
