@@ -341,7 +341,6 @@ class _Planner:
         # Returns: Bytes in all, those of them that no arena gives, and the others, buffer by
         # buffer.
         subgraphs = node.subgraphs
-        around_it = {name: self._values[name] for name in node.implicit if name in self._values}
         taken = self._conditions.get(node.inputs[0]) if node.op_type == "If" else None
         if taken is not None:
             branch = "then_branch" if taken else "else_branch"
@@ -349,7 +348,7 @@ class _Planner:
         peak = outside = 0
         pieces: tuple[int, ...] = ()
         for graph in subgraphs.values():
-            inner = _Planner(graph, self._threads, around_it, self._conditions).run()
+            inner = _Planner(graph, self._threads, self._values, self._conditions).run()
             self._unknown += inner.unknown
             around = []
             if node.op_type in ("Loop", "Scan"):
