@@ -32,7 +32,7 @@ inline Tensor Convert(const Tensor& tensor, Type type) {
 inline bool IsFloating(Type type) { return type == kFloat || type == kDouble || type == kHalf; }
 
 /// A parameter as the model computes with it.
-inline Tensor InModelType(const Spec& spec, const State& state) {
+inline Tensor InModelType(const Spec& spec, const State& state, const Tensor& room) {
   const Tensor& value = state.parameters.at(spec.name).value;
   if (spec.scale.empty()) {
     if (spec.model_type == 0) return value;
@@ -45,7 +45,7 @@ inline Tensor InModelType(const Spec& spec, const State& state) {
     Json::Fail("the scale of '" + spec.name + "'");
   }
   const Tensor& scale = found->second.value;
-  Tensor result = Zeros(kFloat, value.shape);
+  Tensor result = room.From(0, value.shape);
   size_t inner = 1, axis = 0;  // elements that share a scale
   while (axis + 1 < scale.shape.size() && scale.shape[axis] == 1) ++axis;
   for (size_t i = axis + 1; i < value.shape.size(); ++i)
@@ -130,14 +130,20 @@ void WriteInference(const Package& package, const State& state,
     throw Error("no-outputs", "An exported model needs outputs, and each only once.");
   }
   const std::string model = WithOutputs(*Map(package.Path("inference_template")), wanted);
-  size_t total = model.size();
+  size_t total = model.size(), largest = 0;
   write(model.data(), model.size());
+  // One buffer for all that have a scale: the allocator keeps what is freed between them.
+  for (const Spec& spec : package.Parameters()) {
+    if (!spec.scale.empty())
+      largest = std::max(largest, state.parameters.at(spec.name).value.Count());
+  }
+  const Tensor room = Zeros(kFloat, {static_cast<int64_t>(largest)});
   for (const std::string& name : package.Manifest()["inference"].Texts("parameters")) {
     const auto& specs = package.Parameters();
     const auto spec = std::find_if(specs.begin(), specs.end(),
                                    [&name](const Spec& one) { return one.name == name; });
     if (spec == specs.end()) Json::Fail("'inference' names the parameter '" + name + "'");
-    const Tensor tensor = InModelType(*spec, state);
+    const Tensor tensor = InModelType(*spec, state, room);
     std::string head;
     for (const int64_t size : tensor.shape) head += '\x08' + Varint(static_cast<uint64_t>(size));
     head += '\x10' + Varint(tensor.type) + '\x42' + Varint(name.size()) + name + '\x4A' +
