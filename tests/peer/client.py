@@ -107,7 +107,7 @@ def run_jobs(
     with tempfile.TemporaryDirectory() as scratch:
         work, result = Path(scratch, "work.json"), Path(scratch, "result.json")
         given = [{k: v for k, v in job.items() if v is not None} for job in jobs]
-        work.write_text(json.dumps({"jobs": given, "result": result}, default=os.fspath))
+        work.write_text(json.dumps({"jobs": given, "result": result}, default=os.path.abspath))
         if environment is not None or any(job["command"] == "bench" for job in jobs):
             _run_afresh(work, result, timeout_seconds, environment or {})
         else:

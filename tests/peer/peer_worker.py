@@ -271,6 +271,8 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
 def main(path: str) -> int:
     """Does the jobs in the file, in order, and writes their results."""
     work = json.loads(Path(path).read_text())
+    # The reference leaves temp.onnx where it runs, and workers run side by side.
+    os.chdir(Path(path).parent)
     results: list[dict[str, Any]] = []
     code = 0
     for job in work["jobs"]:
