@@ -192,3 +192,22 @@ def test_what_a_build_cannot_or_need_not_record_is_run_all_the_same(
     foreign.opset_import.append(onnx.helper.make_opsetid("com.acme", 1))
     build_package(foreign, tmp_path / "r", loss="mse", remark=notes.append)
     assert ["were not run: no library with com.acme" in note for note in notes] == [True]
+
+
+def test_sizes_that_nothing_tells_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    """Strides that leave nothing of a short signal; no constant says how long it must be."""
+    convs = " ".join(
+        f"c{i + 1} = Conv <kernel_shape = [10], strides = [9]> (c{i}, w)" for i in range(4)
+    )
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 1, T] c0) => (float[N, 1] y) '
+        f"<float[1, 1, 10] w> {{ {convs} y = ReduceMean <axes = [2], keepdims = 0> (c4) }}"
+    )
+    model.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.ones((1, 1, 10), np.float32), "w")
+    )
+    notes: list[str] = []
+    manifest = build_package(model, tmp_path / "package", loss="mse", remark=notes.append)
+    assert any("no sizes of the inputs were found" in note for note in notes)
+    assert manifest.self_check is not None
+    assert "no sizes are known" in str(manifest.self_check.reason)

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.numpy_helper
+import onnx_ir as ir
 import onnxruntime
 
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import Dims
+from odtpack.graph.inference import contradiction
 from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.apart.child import alive, forget_log
 from odtpack_runtime.apart.refused import out_of_memory
@@ -68,6 +70,7 @@ _PLACE = re.compile(r"/\S+:\d+ onnxruntime::[^)]*\) ")  # in ONNX Runtime's sour
 _LARGEST_SIZE, _MOST_SIZES, _RANK = 4096, 48, 8
 _PATIENCE = 30  # seconds in which sizes are looked for
 _INT64 = onnx.TensorProto.INT64
+_NOTHING: Mapping[str, Any] = {"losses": None, "idle": None}
 
 
 def checked(
@@ -103,10 +106,17 @@ def checked(
             if error.code not in ("model-not-loadable", "run-failed"):
                 raise
             said = _PLACE.sub("", _ORT.sub("", error.what))
-            raise OdtpackError(
-                "models-do-not-run",
-                f"ONNX Runtime {onnxruntime.__version__} does not run the model: {said}",
-            ) from error
+            if error.code == "model-not-loadable" or not _takes_certain_sizes(files, inputs):
+                raise OdtpackError(
+                    "models-do-not-run",
+                    f"ONNX Runtime {onnxruntime.__version__} does not run the model: {said}",
+                ) from error
+            if remark is not None:
+                remark(
+                    "the models were loaded, but no step was made: no sizes of the inputs were "
+                    f"found with which they run; with the last there was an error: {said}"
+                )
+            info, found = _none("no sizes are known with which the models run"), _NOTHING
         weights = files.get("checkpoint_data", files["checkpoint"]).stat().st_size
         if remark is not None and weights > _LARGEST_BYTES:
             seconds = time.monotonic() - start
@@ -118,6 +128,15 @@ def checked(
     if manifest is None or not losses:
         return manifest
     return dataclasses.replace(manifest, self_check=info).sealed()
+
+
+def _takes_certain_sizes(files: Mapping[str, Path], inputs: Sequence[Mapping[str, object]]) -> bool:
+    """Whether a model that fails may run with sizes of its inputs that were not tried."""
+    shapes = [InputInfo.read(dict(each)).shape for each in inputs]
+    if all(isinstance(dim, int) for shape in shapes for dim in shape[1:]):
+        return False
+    model = onnx.load_model(files["eval_model"], load_external_data=False)
+    return contradiction(ir.from_proto(model)) is None
 
 
 def _run(
