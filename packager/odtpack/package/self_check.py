@@ -98,27 +98,33 @@ def checked(
             )
     else:
         start = time.monotonic()
+        weights = files.get("checkpoint_data", files["checkpoint"]).stat().st_size
         try:
             wanted = losses and manifest is not None and info is None
             more = {"inputs": list(inputs), "prediction": list(prediction), "losses": wanted}
             found = _run(manifest, files, library, more)
         except OdtpackError as error:
-            if error.code not in ("model-not-loadable", "run-failed"):
+            too_large = error.code == "models-memory" and weights > _LARGEST_BYTES
+            if error.code not in ("model-not-loadable", "run-failed") and not too_large:
                 raise
             said = _PLACE.sub("", _ORT.sub("", error.what))
-            if error.code == "model-not-loadable" or not _takes_certain_sizes(files, inputs):
+            if not too_large and (
+                error.code == "model-not-loadable" or not _takes_certain_sizes(files, inputs)
+            ):
                 raise OdtpackError(
                     "models-do-not-run",
                     f"ONNX Runtime {onnxruntime.__version__} does not run the model: {said}",
                 ) from error
+            found = _NOTHING
+            problem = "no sizes of the inputs were found with which they run; with the last there "
+            problem += f"was an error: {said}"
+            if too_large:
+                problem = "a step takes more memory than there is here"
+            else:
+                info = _none("no sizes are known with which the models run")
             if remark is not None:
-                remark(
-                    "the models were loaded, but no step was made: no sizes of the inputs were "
-                    f"found with which they run; with the last there was an error: {said}"
-                )
-            info, found = _none("no sizes are known with which the models run"), _NOTHING
-        weights = files.get("checkpoint_data", files["checkpoint"]).stat().st_size
-        if remark is not None and weights > _LARGEST_BYTES:
+                remark(f"no step was made with the models: {problem}")
+        if remark is not None and weights > _LARGEST_BYTES and found is not _NOTHING:
             seconds = time.monotonic() - start
             remark(f"the models were run, to see that they do, in {seconds:.3g} s")
         if found["losses"] is not None:
