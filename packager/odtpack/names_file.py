@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 _TITLE: Final = "# odtpack names: name [shape] kind requires_grad\n"
-_LINE: Final = re.compile(r"(\S.*) \[((?:\d+(?:,\d+)*)?)\] (parameter|buffer) (true|false)")
+_SHAPE: Final = r"(?:\d{1,18}(?:,\d{1,18})*)?"
+_LINE: Final = re.compile(rf"(\S.*) \[({_SHAPE})\] (parameter|buffer) (true|false)")
 _LIMIT: Final = 2**24
 
 
@@ -47,7 +48,10 @@ def names(module: Any, path: str | os.PathLike[str] | None = None) -> str:
             lines.append(f"{name} [{shape}] {kind} {str(bool(tensor.requires_grad)).lower()}\n")
     text = "".join(lines)
     if path is not None:
-        Path(path).write_text(text, "utf-8", newline="\n")
+        from odtpack_runtime.files.atomic import atomic_write
+
+        with atomic_write(path) as stream:
+            stream.write(text.encode())
     return text
 
 

@@ -212,7 +212,7 @@ def simulate(
         name: max(peaks.get(name, 0) for peaks in (free.phase_peaks, done[-1].resumed))
         for name in {**free.phase_peaks, **done[-1].resumed}
     }
-    measured = free.peak_bytes and max(free.peak_bytes, *phases.values())
+    measured = free.peak_bytes and max([free.peak_bytes, *phases.values()])
     settled = {use: task.settled for use, task in zip(plans, done, strict=False)}
     by_piece = whole_schedule.steps_by_piece()
     result = SimulationResult(
@@ -434,8 +434,6 @@ def _memory(
     entitled = profile.memory.app_limit_entitled
     foreground = policy.state == "foreground"
     killed = held is not None and held.run.outcome == "killed"
-    if held is not None and held.exact:
-        measured = held.run.peak_bytes
     return DeviceMemory(
         limit_bytes=app.limit,
         limit_low_bytes=None if limit is None else int(limit.interval("bytes").low),

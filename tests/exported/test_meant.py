@@ -340,6 +340,12 @@ def test_renamed_tensors_are_matched_by_shape_or_named(tmp_path: Path) -> None:
     [
         ("weights.pt", b"PK\3\4", "names-malformed", "odtpack.names(module, 'names.txt')"),
         ("names.txt", b"a [3] parameter\n", "names-malformed", "odtpack.names"),
+        (
+            "names.txt",
+            b"a [%s] parameter true\n" % (b"9" * 5000),
+            "names-malformed",
+            "odtpack.names",
+        ),
         ("names.txt", None, "names-missing", None),
         ("w.safetensors", b"\xff" * 16, "names-unreadable", None),
     ],

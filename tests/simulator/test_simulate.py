@@ -123,7 +123,7 @@ def test_device_about_which_nothing_is_known(done: Done) -> None:
 
 
 def test_devices_share_what_is_computed(done: Done) -> None:
-    peaks = {d.memory.measured_peak_bytes for d in done.result.devices if not d.memory.held}
+    peaks = {d.memory.measured_peak_bytes for d in done.result.devices}
     assert peaks == {done.result.memory.measured_peak_bytes}  # one training for all of them
     assert [now.stage for now in done.progress if now.step == 0] == [
         *("predicting", "timing", "measuring", "replaying")

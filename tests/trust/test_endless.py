@@ -202,7 +202,7 @@ def _half_a_gibibyte() -> Iterator[None]:
 
 
 def _built_in_half_a_gibibyte(content: bytes, package: Path) -> tuple[str, int]:
-    """Why there is no package, and the most memory of a process that ran a model, in bytes.
+    """Why no package was written, and the most memory of a process that ran a model, in bytes.
 
     The build runs in a process that has no other children: the system counts the largest child of
     a process since it began.

@@ -136,7 +136,7 @@ def compared(package: Package, twin: Twin) -> dict[str, Any]:
         "torch_loss": twin.loss,
         "equal": equal,
         "different": different,
-        "notcompared": left,
+        "not_compared": left,
     }
 
 

@@ -57,8 +57,8 @@ def compare_gradients(
         _console.say(f"  {each['why']}")
     count = len(found["equal"])
     _console.say(f"{count} of {count + len(found['different'])} gradients are those of PyTorch")
-    if found["notcompared"]:
-        _console.say(f"not compared: {', '.join(found['notcompared'])}")
+    if found["not_compared"]:
+        _console.say(f"not compared: {', '.join(found['not_compared'])}")
     _console.json_result(as_json, {"path": str(path), **found})
     if found["different"]:
         raise typer.Exit(_DIFFERENT)

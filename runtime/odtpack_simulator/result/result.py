@@ -332,10 +332,10 @@ class DeviceMemory(Part):
     sessions share an arena, and ``loop`` how it makes its steps.
 
     ``outcome``: the planned peak, with its margin, ``fits`` the limit; it is ``close``, within the
-    limit but not with the margin; or it is ``over``. ``killed``: it fits, and a replay that was
-    held to the limit was ended all the same, so the plan is too low. ``not judged``: the limit is
-    unknown. ``depends``: the limit has a range, and the peak fits ``limit_bytes`` but not its low
-    end, ``limit_low_bytes``. ``held`` says how a child process was held to this limit; null where
+    limit but not with the margin; or it is ``over``. ``killed``: it fits, and a replay under the
+    limit was ended, so the plan is too low. ``not judged``: the limit is unknown. ``depends``: the
+    limit has a range, and the peak fits ``limit_bytes`` but not its low end,
+    ``limit_low_bytes``. ``held`` says how this limit was enforced in a replay; null where
     the plan does not fit, is far below the limit, or a lower limit was kept; and ``held_bytes`` to
     how much: what the limit leaves a training. ``limit_entitled``: the limit is that of an
     app with the entitlement for more memory. From ``warning_bytes`` on the system warns the
