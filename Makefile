@@ -54,7 +54,7 @@ sweep: $(VENV)/.ready-full
 sweep-sample: export ODTPACK_SWEEP_EVERY = 5
 sweep-sample: sweep
 
-# Where atheris is installed (pip install 'odtpack[fuzz]'), coverage guides it.
+# Where atheris is installed (pip install atheris), coverage guides it.
 MINUTES ?= 5
 fuzz: $(VENV)/.ready-full
 	@$(BIN)/python -m tests.fuzz.run fuzz --minutes $(MINUTES) --keep
@@ -160,5 +160,5 @@ web-demo: $(VENV)/.ready-full
 clean:
 	rm -rf $(VENV) .venv-docs .venv-federated .venv-peer .venv-runtimes build runtime/js/node_modules runtime/js/dist runtime/kotlin/target
 
-$(VENV)/.ready-demo $(VENV)/.ready-full: $(VENV)/.ready-%: pyproject.toml scripts/setup_venv.sh
+$(VENV)/.ready-demo $(VENV)/.ready-full: $(VENV)/.ready-%: pyproject.toml runtime/pyproject.toml scripts/setup_venv.sh
 	@PYTHON="$(PYTHON)" scripts/setup_venv.sh $* $(VENV)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What make docs needs: the extra `docs` in a virtual environment of its own, and where npm and
+# What make docs needs: the group `docs` of pyproject.toml in a virtual environment of its own, and where npm and
 # Doxygen can be had, the references of the JavaScript and the C++ kit in build/docs-tools.
 #
 # usage: scripts/setup_docs.sh [DIRECTORY]      (default: .venv-docs next to the Makefile)
@@ -24,7 +24,7 @@ fi
 # The reference is read from the sources, so that odtpack and its libraries are not installed.
 wanted=$("$python" -c 'import tomllib
 with open("pyproject.toml", "rb") as stream:
-    print(*tomllib.load(stream)["project"]["optional-dependencies"]["docs"], sep="\n")')
+    print(*tomllib.load(stream)["dependency-groups"]["docs"], sep="\n")')
 if [[ ! -f $venv/.ready || $(<"$venv/.ready") != "$wanted" ]]; then
   echo "make docs: setting up $venv with $("$python" --version)" >&2
   rm -rf -- "$venv"

@@ -18,6 +18,7 @@ of_venv() {
 # Ray comes with Flower's own engine of simulations. The two that compute are those of .venv: the
 # same bits are asked of both.
 requirements=(
+  -e ./runtime
   -e '.[demo,federated]'
   'flwr[simulation]>=1.28'
   "$(of_venv onnx)"

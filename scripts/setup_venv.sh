@@ -41,11 +41,14 @@ MESSAGE
 fi
 
 install=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+odtpack=(-e ./runtime -e)
 case $kind in
-  demo) "${install[@]}" -e '.[demo]' ;;
+  demo) "${install[@]}" "${odtpack[@]}" '.[demo]' ;;
   full)
     echo "installing the tests' requirements, PyTorch among them" >&2
-    "${install[@]}" -e '.[demo,test,oracle,privacy,ray,dev]' 'torch==2.13.0'
+    "${install[@]}" 'pip>=25.1' # the first with --group
+    "${install[@]}" --group test --group oracle --group dev "${odtpack[@]}" '.[demo,privacy,ray]' \
+      'torch==2.13.0'
     touch "$venv/.ready-demo"
     ;;
   *)

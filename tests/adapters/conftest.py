@@ -11,7 +11,7 @@ from tests.adapters import llama
 
 needs_peft = pytest.mark.skipif(
     importlib.util.find_spec("peft") is None,
-    reason="PEFT is not installed (pip install 'odtpack[oracle]')",
+    reason="PEFT is not installed (pip install peft)",
 )
 
 

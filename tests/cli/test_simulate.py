@@ -142,7 +142,7 @@ class TestDemo:
     ) -> None:
         monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
         outcome = run("demo", "--out", tmp_path / "demo")
-        assert_refused(outcome, "demo-extra-missing", "scikit-learn", "odtpack[demo]")
+        assert_refused(outcome, "demo-extra-missing", "scikit-learn", "pip install scikit-learn")
         assert not (tmp_path / "demo").exists()
 
     def test_place_that_cannot_be_a_folder(self, run: Run, tmp_path: Path) -> None:

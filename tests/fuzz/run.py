@@ -156,7 +156,7 @@ def main() -> int:
     parser.add_argument("--only", choices=READERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.engine == "atheris" and not ATHERIS:
-        parser.error("atheris is not installed (pip install 'odtpack[fuzz]')")
+        parser.error("atheris is not installed (pip install atheris)")
     readers = arguments.reader or list(READERS)
     if arguments.only is not None:
         reader = arguments.only

@@ -1,4 +1,4 @@
-"""What the two distributions hold, and that the runtime's is enough to train.
+"""What the two distributions contain, and that each of them works where nothing else is.
 
 Everything here installs from the configured package index, into environments of its own.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import email
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -48,6 +50,14 @@ for _ in range(20):
 CheckpointState.save_checkpoint(state, out + "/trained.ckpt", include_optimizer_state=True)
 module.export_model_for_inferencing(out + "/personal.onnx", ["output"])
 print(json.dumps({"losses": losses, "check": checked.largest_part}))
+"""
+
+TRAIN_AND_REPLAY = """
+set -eu
+odtpack --version
+odtpack build "$1/model.onnx" --loss cross_entropy --out "$1/package"
+odtpack train "$1/package" --data "$1/data.npz" --epochs 1 --out "$1/trained.ckpt"
+odtpack simulate "$1/package" --data "$1/data.npz" --device google/pixel-8a
 """
 
 INSTALLED = """
@@ -117,6 +127,19 @@ def runtime_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel(ROOT / "runtime", tmp_path_factory.mktemp("runtime"))
 
 
+@pytest.fixture(scope="module")
+def whole_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheel(ROOT, tmp_path_factory.mktemp("whole"))
+
+
+def samples(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Write data.npz; return inputs and labels."""
+    random = np.random.default_rng(0)
+    x, labels = random.random((16, 6), np.float32), random.integers(0, 3, 16)
+    np.savez(folder / "data.npz", input=x, labels=labels)
+    return x, labels
+
+
 def test_the_runtime_s_wheel(runtime_wheel: Path) -> None:
     files, metadata = described(runtime_wheel)
     assert files == modules(ROOT / "runtime" / "odtpack_runtime")
@@ -131,6 +154,8 @@ def test_the_versions_are_one(runtime_wheel: Path) -> None:
     whole = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     _, metadata = described(runtime_wheel)
     assert metadata["Version"] == whole["version"]
+    assert f"odtpack-runtime=={whole['version']}" in whole["dependencies"]
+    assert metadata["Project-URL"] == f"Repository, {whole['urls']['Repository']}"
     assert metadata["Requires-Python"] == whole["requires-python"]
     assert (ROOT / "LICENSE").read_bytes() == (ROOT / "runtime" / "LICENSE").read_bytes()
 
@@ -152,9 +177,7 @@ def test_the_runtime_alone_trains(runtime_wheel: Path, tmp_path: Path) -> None:
 
     folder = tmp_path / "package"
     build_package(zoo.mlp((6, 5, 3)), folder, loss="cross_entropy")
-    random = np.random.default_rng(0)
-    x, labels = random.random((16, 6), np.float32), random.integers(0, 3, 16)
-    np.savez(tmp_path / "data.npz", input=x, labels=labels)
+    x, labels = samples(tmp_path)
     data = str(tmp_path / "data.npz")
     told = json.loads(python(interpreter, "-W", "error", "-c", TRAIN, folder, data, tmp_path))
     assert told["check"] <= 1
@@ -173,11 +196,10 @@ def test_the_runtime_alone_trains(runtime_wheel: Path, tmp_path: Path) -> None:
     assert loss < told["losses"][-1]
 
 
-def test_the_whole_wheel(tmp_path: Path) -> None:
-    made = wheel(ROOT, tmp_path)
-    files, metadata = described(made)
+def test_the_whole_wheel(whole_wheel: Path, runtime_wheel: Path) -> None:
+    files, metadata = described(whole_wheel)
     assert metadata["Name"] == "odtpack"
-    roots = ("packager/odtpack", "runtime/odtpack_runtime", "runtime/odtpack_simulator")
+    roots = ("packager/odtpack", "runtime/odtpack_simulator")
     profiles = {
         f"odtpack_simulator/{name}"
         for name in modules(ROOT / "device_profiles")
@@ -187,14 +209,92 @@ def test_the_whole_wheel(tmp_path: Path) -> None:
     wanted = {name for root in roots for name in modules(ROOT / root)} | profiles
     assert wanted <= files
     assert {name.split("/")[0] for name in files} == {Path(root).name for root in roots}
-    with zipfile.ZipFile(made) as archive:
+    assert not files & described(runtime_wheel)[0]
+    with zipfile.ZipFile(whole_wheel) as archive:
         (entries,) = (n for n in archive.namelist() if n.endswith("/entry_points.txt"))
         assert "odtpack = odtpack.cli:main" in archive.read(entries).decode()
 
 
+def test_links_of_a_readme_work_on_an_index(whole_wheel: Path, runtime_wheel: Path) -> None:
+    for made in (whole_wheel, runtime_wheel):
+        text = str(described(made)[1].get_payload())
+        targets = re.findall(r'(?:\]\(|src=")([^")]+)', text)
+        address = "https://odtpack.example/raw/main/"
+        assert targets
+        for target in targets:
+            assert target.startswith((address, "#")), target
+            path = target.removeprefix(address).partition("#")[0]
+            assert (ROOT / path).exists(), target
+
+
+def interpreter_of(version: str) -> Path:
+    """A Python of that version that this machine has, pyenv's included."""
+    if sys.version_info[:2] == tuple(map(int, version.split("."))):
+        return Path(sys.executable)
+    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [shutil.which(f"python{version}"), *kept.glob(f"{version}*/bin/python{version}")]
+    for candidate in found:
+        if candidate and not subprocess.run([candidate, "-c", ""], capture_output=True,
+                                            check=False).returncode:  # fmt: skip
+            return Path(candidate)
+    pytest.skip(f"Python {version} is not installed")
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.13"])
+def test_both_wheels_train_and_replay(
+    version: str, whole_wheel: Path, runtime_wheel: Path, tmp_path: Path
+) -> None:
+    """Removing one of them leaves the other one whole."""
+    python(interpreter_of(version), "-m", "venv", tmp_path / "venv")
+    interpreter = tmp_path / "venv" / "bin" / "python"
+    pip(interpreter, "install", runtime_wheel, whole_wheel)
+    onnx.save(zoo.mlp((6, 5, 3)), tmp_path / "model.onnx")
+    samples(tmp_path)
+    script = ["bash", "-c", TRAIN_AND_REPLAY, "bash", str(tmp_path)]
+    path = f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        script, env={**clean(), "PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Pass" in done.stdout
+    pip(interpreter, "uninstall", "--yes", "odtpack")
+    package = tmp_path / "package"
+    python(interpreter, "-c", TRAIN, package, tmp_path / "data.npz", tmp_path)
+
+
+def test_the_demo_works_in_the_source_distribution(tmp_path: Path) -> None:
+    interpreter = environment(tmp_path / "venv")
+    pip(interpreter, "install", "build")
+    python(interpreter, "-m", "build", "--sdist", "--outdir", tmp_path, ROOT)
+    (made,) = tmp_path.glob("odtpack-*.tar.gz")
+    shutil.unpack_archive(made, tmp_path, filter="data")
+    folder = tmp_path / made.name.removesuffix(".tar.gz")
+    assert not (folder / "runtime/js/node_modules").exists()
+    done = subprocess.run(
+        ["make", "demo", f"PYTHON={sys.executable}"], cwd=folder, env=clean(), capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (folder / "build/demo/report.html").exists()
+
+
+def test_the_action_installs_its_own_checkout(tmp_path: Path) -> None:
+    action = ROOT / "examples/app-builds/github-action"
+    text = (action / "action.yml").read_text()
+    script = re.search(
+        r"CHECKOUT: .*?action_path \}\}(.*?)\n      run: \|\n(.*?)\n    - ", text, re.S
+    )
+    assert script is not None
+    interpreter = environment(tmp_path / "venv")
+    path = f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}"
+    given = {"REQUIREMENT": "", "CHECKOUT": f"{action}{script[1]}", "PATH": path}
+    subprocess.run(["bash", "-c", script[2]], env=clean() | given, check=True)
+    assert python(interpreter.with_name("odtpack"), "--version").startswith("odtpack ")
+
+
 def test_an_editable_installation_has_all_import_roots(tmp_path: Path) -> None:
     interpreter = environment(tmp_path / "venv")
-    pip(interpreter, "install", "--no-deps", "-e", ROOT)
+    pip(interpreter, "install", "--no-deps", "-e", ROOT / "runtime", "-e", ROOT)
     code = (
         "from importlib.util import find_spec\n"
         "for name in ('odtpack', 'odtpack_runtime', 'odtpack_simulator'):\n"

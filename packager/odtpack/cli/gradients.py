@@ -33,7 +33,7 @@ def compare_gradients(
     """Compare one step of a package with PyTorch's own, and say why parameters differ.
 
     Takes the options of build for a MODEL.onnx. Exit code 0 if every gradient is PyTorch's, 1 if
-    one differs. Needs PyTorch: pip install 'odtpack[torch]'.
+    one differs. Needs PyTorch: pip install torch.
     """
     from odtpack.cli._spec_options import overlay
     from odtpack.cli._twin import compared, read_twin

@@ -125,7 +125,7 @@ def sign(
     """Sign a package, or make a key pair; with both, sign with the new key.
 
     Writes manifest.sig: an Ed25519 signature of the manifest, which holds the hash of every
-    other file. Needs the package cryptography: pip install 'odtpack[sign]'.
+    other file. Needs the package cryptography: pip install cryptography.
     """
     from odtpack.errors import OdtpackError
     from odtpack.update.signing import new_key as make_key

@@ -1,7 +1,7 @@
 """Federated training of a package on Flower: a ClientApp, and helpers for a ServerApp.
 
-Needs the extra ``federated`` (``pip install 'odtpack[federated]'``), whose Flower pins older
-versions of libraries that odtpack's other extras use: give it a virtual environment of its own::
+Needs the extra ``federated`` (``pip install flwr``), whose Flower pins older
+versions of libraries that odtpack's commands use: give it a virtual environment of its own::
 
     # client.py
     from odtpack.flower import client_app

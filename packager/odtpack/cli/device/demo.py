@@ -49,7 +49,7 @@ def demo(
     """Build, train and replay a digit classifier, and write a report.
 
     The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
-    'odtpack[demo]').
+    scikit-learn).
     """
     from odtpack.cli import _fit
 

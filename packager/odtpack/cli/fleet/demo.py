@@ -18,7 +18,7 @@ def demo(
     """Simulate a week of federated training on 500 phones of five models, with a report.
 
     The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
-    'odtpack[demo]'). It needs neither a server nor a network.
+    scikit-learn). It needs neither a server nor a network.
     """
     from odtpack.build import build_package
     from odtpack.cli.device.demo import DATA, MODEL, make_folder, read_digits, write_data
