@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench models swift web-demo distribution federated fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
+.PHONY: help setup demo test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench release models swift web-demo distribution federated fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make kits    set up, then build and test the training kits of other languages; make kits-bench:"
 	@echo "             their step times beside Python's as well"
 	@echo "make swift   a Swift toolchain, with which make kits tests the Swift kit as well"
+	@echo "make release all artifacts in dist/: Python, npm, Maven, CMake, with digests and a bill of materials"
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
 	@echo "make federated  train with Flower, in a virtual environment of its own"
 	@echo "make fleet-demo  a week of 500 phones that learn the digits together, and a report"
@@ -93,6 +94,11 @@ kits-bench: kits
 
 swift: $(VENV)/.ready-full
 	@scripts/setup_swift.sh
+
+# Everything that is released, in dist/; tests/kits/test_release.py installs each artifact and trains.
+release: $(VENV)/.ready-full
+	@scripts/setup_kits.sh
+	@$(BIN)/python -m scripts.release
 
 distribution: $(VENV)/.ready-full
 	@$(BIN)/python -m pytest -m distribution tests/runtime/test_distribution.py

@@ -16,7 +16,7 @@ target=${ODTPACK_SWIFT:-$root/build/swift}
 python=$root/.venv/bin/python
 version=$("$python" -c 'import onnxruntime; print(onnxruntime.__version__)')
 wheel=$("$python" -c 'import onnxruntime, pathlib; print(pathlib.Path(onnxruntime.__file__).parent)')
-stamp="onnxruntime $version, setup 2"
+stamp="onnxruntime $version, setup 3"
 [[ -f $target/.ready && $(<"$target/.ready") == "$stamp" ]] && exit 0
 
 privileged=()
@@ -37,13 +37,14 @@ if [[ ! -f $target/.root-ready ]]; then
   as_root rm -rf "$target/root"
   as_root env PATH="$PATH:/usr/sbin:/sbin" debootstrap --variant=minbase \
     --include=ca-certificates trixie "$target/root" "$(suite_uri)" >"$target/root.log" 2>&1
-  as_root unshare -m bash -euc '
-    mount -t proc proc "$1/proc"
-    DEBIAN_FRONTEND=noninteractive chroot "$1" apt-get install -qq -y --no-install-recommends \
-      swiftlang libc6-dev libstdc++-14-dev binutils
-    chroot "$1" apt-get clean' _ "$target/root" >>"$target/root.log" 2>&1
   touch "$target/.root-ready"
 fi
+# Swift's package manager fetches dependencies with git.
+as_root unshare -m bash -euc '
+  mount -t proc proc "$1/proc"
+  DEBIAN_FRONTEND=noninteractive chroot "$1" apt-get install -qq -y --no-install-recommends \
+    swiftlang libc6-dev libstdc++-14-dev binutils git
+  chroot "$1" apt-get clean' _ "$target/root" >>"$target/root.log" 2>&1
 
 "$root/scripts/debian_packages.sh" "Swift kit" flatbuffers-compiler libflatbuffers-dev
 rm -rf "$target/include"

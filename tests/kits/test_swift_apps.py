@@ -34,16 +34,24 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_guide_builds_and_trains(package: Path, tmp_path: Path) -> None:
-    """What the guide shows, as it stands there, with Swift's own package manager."""
+    """What the guide shows, with Swift's own package manager and a tag of this repository."""
     text = (ROOT / "docs" / "guides" / "swift.md").read_text()
     blocks = re.findall(r"^`([\w/]+\.swift)`[^\n]*:\n\n```swift\n(.*?)```", text, re.M | re.S)
     assert [name for name, _ in blocks] == ["Package.swift", "Sources/App/main.swift"]
     (tmp_path / "Sources" / "App").mkdir(parents=True)
     for name, content in blocks:
         (tmp_path / name).write_text(content)
+    tagged = tmp_path / "odtpack"
     for kit in (KIT, swift_kit.CORE):
-        copy = tmp_path / "odtpack" / "runtime" / kit.name
-        shutil.copytree(kit, copy, symlinks=True, ignore=shutil.ignore_patterns(".build"))
+        shutil.copytree(kit, tagged / "runtime" / kit.name)
+    shutil.copy(ROOT / "Package.swift", tagged)
+    git = ["git", "-C", tagged, "-c", "user.name=test", "-c", "user.email=test@odtpack.example"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "kit"], ["tag", "0.1.0"]):
+        subprocess.run([*git, *words], check=True)
+    manifest = tmp_path / "Package.swift"
+    manifest.write_text(
+        manifest.read_text().replace("https://odtpack.example/odtpack", str(tagged))
+    )
     shutil.copytree(package, tmp_path / "assets" / "package")
     rng = np.random.default_rng(1)
     rng.standard_normal((320, *SHAPE), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")

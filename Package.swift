@@ -17,13 +17,12 @@ let package = Package(
   platforms: [.iOS(.v15), .macOS(.v12)],
   products: [.library(name: "Odtpack", targets: ["Odtpack"])],
   targets: runtime + [
-    // runtime/cpp through a link: Swift takes sources from inside of a package only.
     .target(
-      name: "COdtpack", dependencies: library, path: "Sources/COdtpack",
+      name: "COdtpack", dependencies: library, path: "runtime/cpp",
       sources: ["src/odtpack.cpp"], publicHeadersPath: "include"),
     .target(
-      name: "Odtpack", dependencies: ["COdtpack"],
-      linkerSettings: [.linkedLibrary("onnxruntime", .when(platforms: [.linux]))]),
+      name: "Odtpack", dependencies: ["COdtpack"], path: "runtime/swift/Sources/Odtpack",
+      resources: [.copy("PrivacyInfo.xcprivacy")], linkerSettings: [.linkedLibrary("onnxruntime", .when(platforms: [.linux]))]),
   ],
   cxxLanguageStandard: .cxx17
 )

@@ -1,0 +1,229 @@
+"""Each artifact of a release is installed into an empty project, which trains with it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from odtpack_runtime.checkpoint.format import read_checkpoint
+from scripts import release
+from tests import zoo
+from tests.kits import cpp_kit, javascript, kotlin_kit
+from tests.kits.kotlin_kit import finish
+from tests.once import made_once
+from tests.packages.samples import build
+
+ROOT = cpp_kit.ROOT
+GUIDES = ROOT / "docs" / "guides"
+MISSING = cpp_kit.unavailable() or kotlin_kit.unavailable() or javascript.unavailable()
+pytestmark = [pytest.mark.kits, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>app</groupId><artifactId>app</artifactId><version>1</version>
+  <repositories><repository><id>release</id><url>{repository}</url></repository></repositories>
+  <dependencies>{dependencies}</dependencies>
+</project>
+"""
+DEPENDENCY = """
+    <dependency>
+      <groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>
+    </dependency>"""
+USES_TYPES = """
+import { TrainingPackage, TrainingSession } from 'odtpack';
+export async function train(folder: string): Promise<number> {
+  const session = await TrainingSession.create({ package: await TrainingPackage.open(folder) });
+  return session.stepCount;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What make release builds, but for Python's part, which make distribution tests."""
+
+    def build_all(folder: Path) -> None:
+        for make in (release.npm, release.maven, release.cmake):
+            make(folder / make.__name__)
+
+    return made_once(tmp_path_factory, "release", build_all)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a package of a small CNN and 320 samples."""
+    build(tmp_path / "assets" / "package", zoo.cnn(size=8, width=(4, 8), classes=3))
+    rng = np.random.default_rng(1)
+    rng.standard_normal((320, 1, 8, 8), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
+    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
+    return tmp_path
+
+
+def guide(name: str, file: str) -> str:
+    """A file that a guide shows."""
+    pattern = rf"^`{re.escape(file)}`:\n\n```\w+\n(.*?)^```"
+    (found,) = re.findall(pattern, (GUIDES / name).read_text(), re.M | re.S)
+    return str(found)
+
+
+def steps_trained(folder: Path) -> int:
+    optimizer = read_checkpoint(folder / "trained.ckpt").optimizer
+    assert optimizer is not None
+    return optimizer.step
+
+
+def test_a_cmake_project(dist: Path, project: Path) -> None:
+    (archive,) = (dist / "cmake").glob("*.tar.gz")
+    shutil.unpack_archive(archive, project, filter="data")
+    prefix = project / archive.name.removesuffix(".tar.gz")
+    lists = guide("cpp.md", "CMakeLists.txt")
+    lists = re.sub(r"add_subdirectory.*?installed: (.*)", r"\1", lists)
+    assert "find_package(odtpack" in lists
+    (project / "CMakeLists.txt").write_text(lists)
+    (project / "main.cpp").write_text(guide("cpp.md", "main.cpp"))
+    words = ["cmake", "-S", str(project), f"-DCMAKE_PREFIX_PATH={prefix}"]
+    refused = subprocess.run([*words, "-B", project / "none"], capture_output=True, text=True,
+                             check=False)  # fmt: skip
+    assert refused.returncode
+    assert "ONNXRUNTIME_INCLUDE_DIR" in refused.stderr
+    finish([*words, "-B", str(project / "out"), *cpp_kit.cmake_options()])
+    finish(["cmake", "--build", str(project / "out")])
+    finish([str(project / "out" / "app")], cwd=project)
+    assert steps_trained(project) == 100
+
+
+def test_an_npm_project(dist: Path, project: Path) -> None:
+    (archive,) = (dist / "npm").glob("*.tgz")
+    (project / "package.json").write_text('{"private": true, "type": "module"}')
+    npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", str(archive)]
+    finish(npm, cwd=project, env=release.environment())
+    installed = project / "node_modules"
+    assert {"LICENSE", "README.md", "package.json", "dist"} == {
+        path.name for path in (installed / "odtpack").iterdir()
+    }
+    ours = release.JS / "node_modules"
+    for name in ("onnxruntime-node", "onnxruntime-common", "typescript", "@types"):
+        (installed / name).symlink_to(ours / name)
+    (project / "types.ts").write_text(USES_TYPES)
+    options = ["--noEmit", "--strict", "--skipLibCheck", "false", "--module", "nodenext"]
+    tsc = [str(ours / ".bin" / "tsc"), *options, "--types", "node", "types.ts"]
+    finish(tsc, cwd=project, env=release.environment())
+    for name in ("package", "images.bin", "labels.bin"):
+        (project / name).symlink_to(project / "assets" / name)
+    (project / "train.mjs").write_text(guide("javascript.md", "train.mjs"))
+    finish([str(javascript.NODE), "train.mjs"], cwd=project)
+    assert steps_trained(project) == 60
+    load = "import('odtpack/package.json', {with: {type: 'json'}})"
+    code = f"{load}.then(found => console.log(found.default.version))"
+    said = finish([str(javascript.NODE), "-e", code], cwd=project)
+    assert said.strip() == release.version()
+
+
+def libraries(dist: Path, folder: Path, *wanted: str) -> list[Path]:
+    """What Maven brings an empty project that depends on these, in a repository of the tests."""
+    folder.mkdir()
+    dependencies = "".join(DEPENDENCY.format(*each.split(":")) for each in wanted)
+    pom = POM.format(repository=(dist / "maven").as_uri(), dependencies=dependencies)
+    (folder / "pom.xml").write_text(pom)
+    local = kotlin_kit.BUILD / "m2"
+    shutil.rmtree(local / "org" / "odtpack", ignore_errors=True)  # a former release's
+    goal = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+    finish(["mvn", "-q", "-B", f"-Dmaven.repo.local={local}", goal, "-DoutputDirectory=lib"],
+           cwd=folder)  # fmt: skip
+    return sorted((folder / "lib").iterdir())
+
+
+def kit_and_runtime(dist: Path, folder: Path) -> list[Path]:
+    runtime = f"com.microsoft.onnxruntime:onnxruntime:{kotlin_kit.runtime_version()}"
+    found = libraries(dist, folder, f"org.odtpack:odtpack:{release.version()}", runtime)
+    assert any(path.name.startswith("kotlin-stdlib-") for path in found)
+    return found
+
+
+def test_a_maven_project_in_java_and_kotlin(dist: Path, project: Path) -> None:
+    path = os.pathsep.join(map(str, kit_and_runtime(dist, project / "maven")))
+    (project / "Train.java").write_text(guide("java.md", "Train.java"))
+    finish(["javac", "-Xlint:all", "-Werror", "-cp", path, "-d", "java", "Train.java"], cwd=project)
+    for trained in (20, 40):  # the second time it goes on
+        finish(["java", *kotlin_kit.OPTIONS, "-cp", f"java:{path}", "Train"], cwd=project)
+        assert steps_trained(project) == trained
+    (project / "trained.ckpt").unlink()
+    (project / "main.kt").write_text(guide("kotlin.md", "main.kt"))
+    compiler = [str(kotlin_kit.SOURCES / "kotlinc.sh"), "-Werror", "-d", "kotlin", "-cp", path]
+    finish([*compiler, "main.kt"], cwd=project)
+    finish(["java", *kotlin_kit.OPTIONS, "-cp", f"kotlin:{path}", "MainKt"], cwd=project)
+    assert steps_trained(project) == 60
+
+
+def test_the_android_library(dist: Path, project: Path) -> None:
+    """Its layout, and an app that ProGuard shrank with its rules."""
+    folder = dist / "maven" / "org" / "odtpack" / "odtpack-android" / release.version()
+    name = f"odtpack-android-{release.version()}"
+    shutil.unpack_archive(folder / f"{name}.aar", project / "aar", "zip")
+    assert {path.name for path in (project / "aar").iterdir()} == {
+        "AndroidManifest.xml", "classes.jar", "R.txt", "proguard.txt", "LICENSE",
+    }  # fmt: skip
+    assert 'android:minSdkVersion="24"' in (project / "aar" / "AndroidManifest.xml").read_text()
+    assert "<packaging>aar</packaging>" in (folder / f"{name}.pom").read_text()
+
+    found = kit_and_runtime(dist, project / "maven")
+    path = os.pathsep.join(map(str, found))
+    (project / "Train.java").write_text(guide("java.md", "Train.java"))
+    finish(["javac", "-cp", path, "-d", "java", "Train.java"], cwd=project)
+    shrinker = libraries(dist, project / "shrinker", "com.guardsquare:proguard-base:7.6.1")
+    rules = [
+        "-injars java", *(f"-injars {jar}(!META-INF/**)" for jar in found),
+        "-outjars small.jar",
+        "-libraryjars <java.home>/jmods/java.base.jmod(!**.jar;!module-info.class)",
+        "-keep class Train { public static void main(java.lang.String[]); }", "-dontwarn **",
+        "-dontnote **", "-dontoptimize", f"-include {project / 'aar' / 'proguard.txt'}",
+    ]  # fmt: skip
+    (project / "app.pro").write_text("\n".join(rules))
+    shrink = ["java", "-cp", os.pathsep.join(map(str, shrinker)), "proguard.ProGuard", "@app.pro"]
+    finish(shrink, cwd=project)
+    names = set(finish(["jar", "tf", "small.jar"], cwd=project).split())
+    assert "org/odtpack/OrtTrainingSession.class" not in names  # renamed
+    assert "ai/onnxruntime/OrtException.class" in names
+    finish(["java", *kotlin_kit.OPTIONS, "-cp", "small.jar", "Train"], cwd=project)
+    assert steps_trained(project) == 20
+
+
+def test_the_bill_of_materials_and_the_pom(dist: Path) -> None:
+    bill: dict[str, Any] = release.bill_of_materials()
+    refs = {each["bom-ref"] for each in bill["components"]}
+    assert {
+        each for row in bill["dependencies"] for each in [row["ref"], *row["dependsOn"]]
+    } <= refs
+    runtime = f"pkg:pypi/odtpack@{release.version()}"
+    (needed,) = (row["dependsOn"] for row in bill["dependencies"] if row["ref"] == runtime)
+    assert {"pkg:pypi/odtpack-runtime", "pkg:pypi/onnxruntime"} <= set(needed)
+    declared = {
+        "runtime/pyproject.toml": f'version = "{release.version()}"',
+        "runtime/js/package.json": f'"version": "{release.version()}"',
+        "runtime/kotlin/pom.xml": f"<version>{release.version()}</version>\n  <name>",
+        "runtime/cpp/CMakeLists.txt": f"VERSION {release.version()} ",
+        "CITATION.cff": f"version: {release.version()}",
+    }
+    for file, text in declared.items():
+        assert text in (ROOT / file).read_text(), file
+    pom = next((dist / "maven").rglob("odtpack-0*.pom")).read_text()
+    for part in (
+        "<licenses>",
+        "<developers>",
+        "<scm>",
+        "<url>",
+        "kotlin-stdlib",
+        "flatbuffers-java",
+    ):
+        assert part in pom
+    (jar,) = (dist / "maven").rglob("odtpack-0*-sources.jar")
+    assert "org/odtpack/OrtTrainingSession.kt" in finish(["jar", "tf", str(jar)])
+    digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in dist.rglob("*.jar")}
+    assert len(digests) == 3  # jar, sources and Javadoc; the AAR shares the last two
