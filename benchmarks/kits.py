@@ -29,7 +29,7 @@ import onnxruntime
 
 from odtpack.build import build_package
 from tests import zoo
-from tests.kits import cpp_kit, javascript, kotlin_kit, swift_kit, web
+from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit, web
 from tests.kits.ran import PLATFORMS, RAN, Ran
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +69,7 @@ def _installed(task: Task) -> dict[str, Any]:
 
 
 def _from_the_first(task: Task) -> dict[str, Any]:
-    """As the programs in C++ and Swift, which say what all steps took, the first ones too."""
+    """As the programs in C++, Swift and C#, which say what all steps took, the first ones too."""
     found = _installed(task)
     return {**found, "times": [statistics.fmean(found["times"])]}
 
@@ -84,8 +84,13 @@ def _swift(task: Task) -> dict[str, Any]:
     return {"times": [found["processor_seconds"] / task["steps"] * 1e3]}
 
 
+def _csharp(task: Task) -> dict[str, Any]:
+    found = csharp_kit.measure(_job(task), Path(task["package"]).parent)
+    return {"times": [found["processor_seconds"] / task["steps"] * 1e3]}
+
+
 def _job(task: Task) -> dict[str, Any]:
-    """A task in the form that the programs in C++ and Swift take."""
+    """A task in the form that the programs in C++, Swift and C# take."""
     inputs = [{"name": name, **each} for name, each in task["data"].items()]
     steps = [{"inputs": inputs}]
     return {"package": "package", "steps": steps, "evaluation": steps[0], "threads": 1,
@@ -117,6 +122,12 @@ def _size_of_swift() -> int:
     stripped = ROOT / "build" / "kits" / "stripped"
     subprocess.run(["strip", "-o", stripped, swift_kit.built()], check=True)
     return stripped.stat().st_size
+
+
+def _size_of_csharp() -> int:
+    stripped = ROOT / "build" / "kits" / "stripped"
+    subprocess.run(["strip", "-o", stripped, csharp_kit.core()], check=True)
+    return stripped.stat().st_size + csharp_kit.assembly().stat().st_size
 
 
 def _size_of_kotlin() -> int:
@@ -184,6 +195,14 @@ KITS = {
         lambda: onnxruntime.__version__,
         _size_of_swift,
         "swift/Sources/Odtpack/*.swift",
+    ),
+    "C# under Mono": Kit(
+        csharp_kit.unavailable,
+        _csharp,
+        _from_the_first,
+        lambda: onnxruntime.__version__,
+        _size_of_csharp,
+        "csharp/src/*.cs",
     ),
 }
 
