@@ -7,9 +7,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import onnxruntime
 import pytest
 
+from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import cpp_kit, csharp_kit
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
@@ -30,17 +32,73 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(folder, zoo.cnn(size=8, width=(4, 8), classes=3))
 
 
+# What the fragments of the guide speak of.
+FRAGMENTS = """using System;
+using System.Collections.Generic;
+using Odtpack;
+class Ed25519PublicKeyParameters {{
+    public Ed25519PublicKeyParameters(byte[] key, int offset) {{ }}
+}}
+class Ed25519Signer {{
+    public void Init(bool signs, Ed25519PublicKeyParameters key) {{ }}
+    public void BlockUpdate(byte[] bytes, int offset, int count) {{ }}
+    public bool VerifySignature(byte[] signature) => false;
+}}
+class Guide {{
+    IReadOnlyList<OrtValue>[] heldOut = null, batches = null;
+    OrtValue[] batch = null;
+    OrtValue image = null;
+    bool isCharging = false;
+    byte[] publicKey = null;
+    void Use(TrainingPackage package, TrainingSession session) {{
+        {use}
+    }}
+    void Sign() {{
+        {sign}
+        package.Dispose();
+    }}
+    void Update(TrainingPackage newer) {{
+        {update}
+    }}
+}}
+"""
+
+
+def test_the_guide_compiles_and_trains(package: Path, tmp_path: Path) -> None:
+    """What the guide shows, as it stands there."""
+    text = (csharp_kit.ROOT / "docs" / "guides" / "csharp.md").read_text()
+    program, *fragments = re.findall(r"^```csharp\n(.*?)^```$", text, re.M | re.S)
+    (tmp_path / "Program.cs").write_text(program)
+    assert program.count("\n") <= 30
+    use, sign, update = fragments
+    (tmp_path / "Guide.cs").write_text(FRAGMENTS.format(use=use, sign=sign, update=update))
+    shutil.copy(csharp_kit.assembly(), tmp_path)
+    app = csharp_kit.compiled(tmp_path / "app.exe", f"-r:{tmp_path / 'Odtpack.dll'}",
+                              tmp_path / "Program.cs", tmp_path / "Guide.cs")  # fmt: skip
+    shutil.copytree(package, tmp_path / "assets" / "package")
+    rng = np.random.default_rng(1)
+    rng.standard_normal((320, 1, 8, 8), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
+    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
+    for _ in range(2):  # the second time there is nothing left to do
+        subprocess.run(csharp_kit.command(app), cwd=tmp_path, check=True)
+        optimizer = read_checkpoint(tmp_path / "trained.ckpt").optimizer
+        assert optimizer is not None
+        assert optimizer.step == 100
+    assert (tmp_path / "trained.ckpt.previous").is_file()
+    onnxruntime.InferenceSession(tmp_path / "personal.onnx")
+
+
 def test_functions_are_where_the_header_has_them(tmp_path: Path) -> None:
     """The kit finds the functions of OrtApi by number."""
     source = (csharp_kit.SOURCES / "OnnxRuntime.cs").read_text()
-    names = dict(re.findall(r"(\w+) = Function<\w+>\(api, (\d+)\)", source))
-    names |= {name: at for name, at in re.findall(r"Function<(Create\w+)>\(api, (\d+)\)", source)
-              if name in ("CreateEnv",)}  # fmt: skip
-    own = {"RunSession": "Run", "errorMessage": "GetErrorMessage", "releaseStatus": "ReleaseStatus",
-           "ReleaseInfo": "ReleaseTensorTypeAndShapeInfo",
-           "ReleaseOptions": "ReleaseSessionOptions"}  # fmt: skip
-    places = {own.get(name, name): at for name, at in names.items()}
-    places |= {"CreateCpuMemoryInfo": "69", "GetAllocatorWithDefaultOptions": "78"}
+    own = {"RunSession": "Run", "errorMessage": "GetErrorMessage",
+           "releaseStatus": "ReleaseStatus", "ReleaseInfo": "ReleaseTensorTypeAndShapeInfo",
+           "ReleaseOptions": "ReleaseSessionOptions", "Env": "CreateEnv",
+           "Cpu": "CreateCpuMemoryInfo",
+           "Allocator": "GetAllocatorWithDefaultOptions"}  # fmt: skip
+    found = re.findall(r"(\w+) = Function<\w+>\(api, (\d+)\)", source)
+    found += [(name, at) for at, name in re.findall(r"\(api, (\d+)\)\(.*out (\w+)\)\);", source)]
+    places = {own.get(name, name): at for name, at in found}
     assert sorted(re.findall(r"\(api, (\d+)\)", source)) == sorted(places.values())
     checks = "".join(
         f'_Static_assert(offsetof(OrtApi, {name}) == {at} * sizeof(void*), "{name}");\n'
