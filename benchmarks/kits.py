@@ -1,11 +1,12 @@
 """Step times of the training kits beside Python's, and what each adds to an app.
 
-``python -m benchmarks.kits [--rounds 3] [--record]`` trains the same packages for the same steps
-with Python and each kit that is set up, in turns, one thread, as processor time, the optimizer
-included, with the step model of a package that has one (the JavaScript kit takes two models). Where
-a kit has an ONNX Runtime of its own, Python has the same (and a second column, the installed one).
-Writes ``build/kits/record.json``, with what the tests said of each platform (``make kits``), and
-with ``--record`` docs/kits.json, of which the page of the documentation is made.
+``python -m benchmarks.kits [--rounds 3] [--kit NAME ...] [--record]`` trains the same packages for
+the same steps with Python and each kit that is set up, in turns, one thread, as processor time, the
+optimizer included, with the step model of a package that has one (the JavaScript kit takes two
+models). Where a kit has an ONNX Runtime of its own, Python has the same (and a second column, the
+installed one). Writes ``build/kits/record.json``, with what the tests said of each platform (``make
+kits``), and with ``--record`` docs/kits.json, of which the page of the documentation is made. Kits
+that are not asked for keep what is there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ import onnxruntime
 
 from odtpack.build import build_package
 from tests import zoo
-from tests.kits import cpp_kit, javascript, kotlin_kit, swift_kit, web
+from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit, web
 from tests.kits.ran import PLATFORMS, RAN, Ran
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +70,7 @@ def _installed(task: Task) -> dict[str, Any]:
 
 
 def _from_the_first(task: Task) -> dict[str, Any]:
-    """As the programs in C++ and Swift, which say what all steps took, the first ones too."""
+    """As the programs in C++, Swift and C#, which say what all steps took, the first ones too."""
     found = _installed(task)
     return {**found, "times": [statistics.fmean(found["times"])]}
 
@@ -84,8 +85,13 @@ def _swift(task: Task) -> dict[str, Any]:
     return {"times": [found["processor_seconds"] / task["steps"] * 1e3]}
 
 
+def _csharp(task: Task) -> dict[str, Any]:
+    found = csharp_kit.measure(_job(task), Path(task["package"]).parent)
+    return {"times": [found["processor_seconds"] / task["steps"] * 1e3]}
+
+
 def _job(task: Task) -> dict[str, Any]:
-    """A task in the form that the programs in C++ and Swift take."""
+    """A task in the form that the programs in C++, Swift and C# take."""
     inputs = [{"name": name, **each} for name, each in task["data"].items()]
     steps = [{"inputs": inputs}]
     return {"package": "package", "steps": steps, "evaluation": steps[0], "threads": 1,
@@ -117,6 +123,12 @@ def _size_of_swift() -> int:
     stripped = ROOT / "build" / "kits" / "stripped"
     subprocess.run(["strip", "-o", stripped, swift_kit.built()], check=True)
     return stripped.stat().st_size
+
+
+def _size_of_csharp() -> int:
+    stripped = ROOT / "build" / "kits" / "stripped"
+    subprocess.run(["strip", "-o", stripped, csharp_kit.core()], check=True)
+    return stripped.stat().st_size + csharp_kit.assembly().stat().st_size
 
 
 def _size_of_kotlin() -> int:
@@ -185,13 +197,22 @@ KITS = {
         _size_of_swift,
         "swift/Sources/Odtpack/*.swift",
     ),
+    "C# under Mono": Kit(
+        csharp_kit.unavailable,
+        _csharp,
+        _from_the_first,
+        lambda: onnxruntime.__version__,
+        _size_of_csharp,
+        "csharp/src/*.cs",
+    ),
 }
 
 
-def measured(rounds: int) -> dict[str, Any]:
-    """Step times and bytes by platform, of the kits that are set up."""
+def measured(rounds: int, kits: Sequence[str]) -> dict[str, Any]:
+    """Step times and bytes by platform, of those kits that are set up."""
     found: dict[str, Any] = {}
-    for title, kit in KITS.items():
+    for title in kits:
+        kit = KITS[title]
         if (reason := kit.unavailable()) is not None:
             print(f"{title}: not measured, {reason}", flush=True)
             continue
@@ -237,21 +258,26 @@ def _ratio(own: list[float], others: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="0: sizes only")
+    parser.add_argument("--kit", nargs="+", choices=KITS, default=list(KITS))
     parser.add_argument("--record", action="store_true", help="write docs/kits.json as well")
     options = parser.parse_args()
     ran = Ran.read(RAN)
-    times = measured(options.rounds)
+    times = measured(options.rounds, options.kit)
+    docs = ROOT / "docs" / "kits.json"
+    kept = json.loads(docs.read_text())["platforms"] if options.kit != list(KITS) else {}
     record = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}",
         "installed": onnxruntime.__version__,
         "rounds": options.rounds,
         "platforms": {
-            name: {"tests": ran.counts(name), "reason": ran.reasons(name), **times.get(name, {})}
+            name: kept[name]
+            if name in kept and name not in options.kit
+            else {"tests": ran.counts(name), "reason": ran.reasons(name), **times.get(name, {})}
             for name in PLATFORMS
         },
     }
-    for path in [RAN.with_name("record.json"), ROOT / "docs" / "kits.json"][: 1 + options.record]:
+    for path in [RAN.with_name("record.json"), docs][: 1 + options.record]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1) + "\n")
 

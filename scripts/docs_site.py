@@ -113,6 +113,7 @@ def kits_page(built: list[str]) -> str:
         **{title: guide for title, _, _, guide in KITS.values()},
         "Kotlin and Java": "guides/kotlin.md",
         "Swift": "guides/swift.md",
+        "C#": "guides/csharp.md",
     }
     references = {
         KITS[key][0]: f"[generated from the sources]({key}/{KITS[key][2]})" for key in built

@@ -16,8 +16,8 @@ NETWORKS = {
 _PAGE = """# Training kits
 
 [Kotlin and Java](guides/kotlin.md), [Swift](guides/swift.md), [C++](guides/cpp.md),
-[JavaScript](guides/javascript.md): libraries over the official ONNX Runtime of their ecosystem.
-[Training kits](formats/kits.md) says what each of them does.
+[C#](guides/csharp.md), [JavaScript](guides/javascript.md): libraries over the official ONNX Runtime
+of their ecosystem. [Training kits](formats/kits.md) says what each of them does.
 
 ## Where they ran
 
@@ -34,10 +34,11 @@ be correct or refused with the reason.
 
 Milliseconds of processor time of a step, the optimizer included, one thread, beside those of
 Python with the same version of ONNX Runtime; medians of rounds in turns, here {rounds}. Added bytes
-are the kit without ONNX Runtime: a stripped program that trains for C++ and Swift, the jars of the
-kit and of flatbuffers for Kotlin, all modules of both compressed for JavaScript. Lines of code are
-the kit's own, without empty ones, comments and what is generated; 900 was the aim. Swift's are a
-layer over the C++ kit and its C interface, which is counted with neither (about 680 lines).
+are the kit without ONNX Runtime: a stripped program that trains for C++ and Swift, the assembly and
+the stripped native library for C#, the jars of the kit and of flatbuffers for Kotlin, all modules
+of both compressed for JavaScript. Lines of code are the kit's own, without empty ones, comments and
+what is generated; 900 was the aim. Swift's and C#'s are layers over the C++ kit and its C
+interface, which is counted with none of them (about 680 lines).
 
 {times}
 

@@ -33,7 +33,7 @@ PYTHON = GUIDES.pop([page.stem for page in GUIDES].index("python"))
 GUIDES = [*GUIDES, ROOT / "docs" / "minimal-build.md"]
 GUIDES += [ROOT / "docs" / "losses.md", ROOT / "docs" / "onnxblock.md"]
 GUIDES += [ROOT / "docs" / "reports.md", ROOT / "docs" / "simulation.md"]
-KITS = {"cpp", "javascript", "kotlin", "swift"}  # tests/kits run their code
+KITS = {"cpp", "csharp", "javascript", "kotlin", "swift"}  # tests/kits run their code
 GUIDES = [page for page in GUIDES if page.stem not in KITS]
 GUIDES.remove(ROOT / "docs" / "guides" / "sentence-encoder.md")  # tests/test_sentence_intents.py
 MARKDOWN = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]

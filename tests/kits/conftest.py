@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.kits import cpp_kit, swift_kit
+from tests.kits import cpp_kit, csharp_kit, swift_kit
 from tests.kits.ran import RAN, Ran
 from tests.kits.vectors import write_suite
 from tests.once import made_once
 
 _ran = Ran()
 _NATIVE = {"cpp": cpp_kit, "swift": swift_kit}
+_LAYERS = {"swift": swift_kit, "csharp": csharp_kit}
 
 
 @pytest.fixture(scope="session")
@@ -21,13 +22,22 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "suite", write_suite)
 
 
+def _needed(kit: Any) -> Any:
+    if reason := kit.unavailable():
+        pytest.skip(reason)
+    return kit
+
+
 @pytest.fixture(params=_NATIVE)
 def kit(request: pytest.FixtureRequest) -> Any:
     """The module that builds and runs a kit's programs."""
-    found = _NATIVE[request.param]
-    if reason := found.unavailable():
-        pytest.skip(reason)
-    return found
+    return _needed(_NATIVE[request.param])
+
+
+@pytest.fixture(params=_LAYERS)
+def layer(request: pytest.FixtureRequest) -> Any:
+    """The same of a kit over the C interface."""
+    return _needed(_LAYERS[request.param])
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -1,4 +1,4 @@
-"""Sessions of the C++ and Swift kits: closed while they run, used by two threads, given a NaN.
+"""Sessions of the C++, Swift and C# kits: closed while they run, used by two threads, given a NaN.
 
 The kits' programs compare the state bit by bit with that before, or with that after so many steps
 in one thread.
@@ -12,13 +12,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
 
 from odtpack.build import build_package
-from tests.kits import cpp_kit, swift_kit
+from tests.kits import cpp_kit
 from tests.kits.cases import CASES, Case
 from tests.kits.cpp_kit import save_batch
 
@@ -70,9 +71,9 @@ def cpp_program(*words: object, variant: str = "native") -> CompletedProcess[str
     return cpp_kit.run("calls", *words, variant=variant)
 
 
-def swift_program(*words: object) -> CompletedProcess[str]:
-    """The Swift kit's."""
-    return swift_kit.run("calls", *words)
+def program_of(layer: Any) -> Program:
+    """That of a kit over the C interface."""
+    return lambda *words: layer.run("calls", *words)
 
 
 def write_job(case: Case, folder: Path) -> Path:
@@ -108,9 +109,9 @@ def cpp(times: int) -> None:
     _try_all(cpp_program, times)
 
 
-def swift(times: int) -> None:
-    """The same with the Swift kit, and thus the C interface."""
-    _try_all(swift_program, times)
+def layer(kit: Any, times: int) -> None:
+    """The same with a kit over the C interface."""
+    _try_all(program_of(kit), times)
 
 
 def _try_all(program: Program, times: int) -> None:

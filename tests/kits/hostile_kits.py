@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.kits import cpp_kit, javascript, kotlin_kit, swift_kit, web_reader
+from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit, web_reader
 
 
 def python() -> list[str]:
@@ -40,6 +40,13 @@ def swift() -> list[str]:
     return swift_kit.command(swift_kit.built())
 
 
+def csharp() -> list[str]:
+    """The C# kit's conformance program."""
+    if reason := csharp_kit.unavailable():
+        pytest.skip(reason)
+    return csharp_kit.command(csharp_kit.built())
+
+
 def node() -> list[str]:
     """The JavaScript kit in Node."""
     if reason := javascript.unavailable():
@@ -59,6 +66,7 @@ KITS = {
     "cpp": cpp,
     "kotlin": kotlin,
     "swift": swift,
+    "csharp": csharp,
     "node": node,
     "browser": browser,
 }

@@ -27,7 +27,7 @@ import numpy as np
 from odtpack.build import build_package
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from tests.kits import cpp_kit, javascript, kotlin_kit, swift_kit
+from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
 from tests.kits.cases import CASES
 
 Command = Callable[[Path, int, str], list[str]]
@@ -116,8 +116,8 @@ KITS: dict[str, tuple[Callable[[], str | None], Command]] = {
     "Node.js": (javascript.unavailable, lambda path, above, before: [
         str(javascript.NODE), str(javascript.SCRIPTS / "saves.mjs"), str(javascript.KIT),
         str(path), str(above), before]),
-    "Swift": (swift_kit.unavailable, lambda path, above, before: swift_kit.command(
-        swift_kit.built(), "saves", path, above, before)),
+    "Swift": (swift_kit.unavailable, swift_kit.saving),
+    "C#": (csharp_kit.unavailable, csharp_kit.saving),
 }  # fmt: skip
 """Why a kit cannot be run, and its program."""
 

@@ -79,7 +79,15 @@ def swift(times: int) -> None:
     from tests.kits import cpp_stress, swift_kit
 
     _need(swift_kit.unavailable())
-    cpp_stress.swift(times)
+    cpp_stress.layer(swift_kit, times)
+
+
+def csharp(times: int) -> None:
+    """The same under Mono."""
+    from tests.kits import cpp_stress, csharp_kit
+
+    _need(csharp_kit.unavailable())
+    cpp_stress.layer(csharp_kit, times)
 
 
 KITS: dict[str, Callable[[int], None]] = {
@@ -88,6 +96,7 @@ KITS: dict[str, Callable[[int], None]] = {
     "chromium": chromium,
     "cpp": cpp,
     "swift": swift,
+    "csharp": csharp,
 }
 """Each raises an error that says what went wrong, or skips where its tools are missing."""
 

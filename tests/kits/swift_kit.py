@@ -90,6 +90,11 @@ def command(program: Path, *arguments: object) -> list[str]:
     return [str(loader), "--library-path", path, str(program), *map(str, arguments)]
 
 
+def saving(path: Path, external_above: int, before: str) -> list[str]:
+    """The program that saves until it is killed."""
+    return command(built(), "saves", path, external_above, before)
+
+
 def measuring(job: Path) -> list[str]:
     """The command that runs a job of ``kit measure``."""
     return command(built(), "measure", job)

@@ -140,3 +140,10 @@ def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     check_measurements(done.stdout, "swift", onnxruntime.__version__)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_signature_cannot_be_checked_without_cryptokit(package: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(package, tmp_path / "package")
+    assert "code: not-signed" in run("signature", copy).stderr
+    (copy / "manifest.sig").write_bytes(bytes(64))
+    assert "code: cryptography-missing" in run("signature", copy).stderr

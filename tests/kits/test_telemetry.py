@@ -12,7 +12,7 @@ import pytest
 
 from odtpack.build import build_package
 from tests import zoo
-from tests.kits import cpp_kit, javascript, kotlin_kit, swift_kit
+from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
 
 pytestmark = pytest.mark.kits
 VARIABLE = "ORT_DISABLE_TELEMETRY"
@@ -32,6 +32,7 @@ def _program(kit: Any) -> Callable[[dict[str, Any], Path], None]:
 KITS: dict[str, tuple[Callable[[], str | None], Callable[[dict[str, Any], Path], Any]]] = {
     "cpp": (cpp_kit.unavailable, _program(cpp_kit)),
     "swift": (swift_kit.unavailable, _program(swift_kit)),
+    "csharp": (csharp_kit.unavailable, _program(csharp_kit)),
     "node": (javascript.unavailable, lambda task, _: javascript.train(task, "node")),
     "kotlin": (kotlin_kit.unavailable, lambda task, _: kotlin_kit.train(task, "kotlin")),
 }

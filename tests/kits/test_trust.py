@@ -13,7 +13,7 @@ from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from tests.kits import cpp_kit, javascript, kotlin_kit, swift_kit
+from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
 from tests.runtime.checkpoint_samples import Foreign, assert_same, sample
 
 pytestmark = pytest.mark.kits
@@ -34,6 +34,7 @@ KITS: dict[str, tuple[Callable[[], str | None], Callable[..., tuple[str, str]]]]
     "kotlin": (kotlin_kit.unavailable, lambda *words: _first_line(kotlin_kit.run(*words))),
     "node": (javascript.unavailable, _node),
     "swift": (swift_kit.unavailable, lambda *words: _first_line(swift_kit.run(*words).stdout)),
+    "csharp": (csharp_kit.unavailable, lambda *words: _first_line(csharp_kit.run(*words).stdout)),
 }
 """Why a kit cannot be run, and what runs its program for these tests: ``load PATH`` says what
 became of a checkpoint, ``keep FROM PATH EXTERNAL_ABOVE`` saves over another one, which is kept."""

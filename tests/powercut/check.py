@@ -13,7 +13,7 @@ import numpy as np
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
-from tests.kits import cpp_kit, kotlin_kit, swift_kit
+from tests.kits import cpp_kit, csharp_kit, kotlin_kit, swift_kit
 from tests.kits.kills import KITS
 from tests.powercut.paths import PATHS, BrokenError, command, look_at_checkpoint
 from tests.powercut.record import Call, record
@@ -60,6 +60,7 @@ SWAPS = ("Kotlin",)
 EXPORTS: dict[str, Callable[[Path], Sequence[str]]] = {
     "C++": lambda folder: [str(cpp_kit.built("saves")), "export", str(folder)],
     "Swift": lambda folder: swift_kit.command(swift_kit.built(), "export", folder),
+    "C#": lambda folder: csharp_kit.command(csharp_kit.built(), "export", folder),
     "Kotlin": lambda folder: kotlin_kit.command(
         "exports", folder / "package", folder / "1.ckpt", folder / "m.onnx"
     ),

@@ -27,6 +27,9 @@
 #include <onnxruntime_c_api.h>
 #endif
 
+#ifdef __GNUC__
+#pragma GCC visibility push(default)
+#endif
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -275,5 +278,8 @@ odtpack_error* odtpack_benchmark(const OrtEnv* env, const char* kit, const char*
 
 #ifdef __cplusplus
 }
+#endif
+#ifdef __GNUC__
+#pragma GCC visibility pop
 #endif
 #endif

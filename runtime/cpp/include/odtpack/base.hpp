@@ -101,6 +101,13 @@ inline std::string Text(const Shape& shape) {
   return "[" + text + "]";
 }
 
+/// Is never freed: a program may close the library of ONNX Runtime before it ends.
+inline const Ort::MemoryInfo& Cpu() {
+  static const auto& cpu =
+      *new Ort::MemoryInfo(Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeCPU));
+  return cpu;
+}
+
 /// An array in row-major order whose memory is shared with others.
 struct Tensor {
   Type type = kFloat;
@@ -128,8 +135,7 @@ struct Tensor {
   }
   /// The same memory as ONNX Runtime sees it.
   Ort::Value Value() const {
-    static const auto cpu = Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeCPU);
-    return Ort::Value::CreateTensor(cpu, data.get(), Bytes(), shape.data(), shape.size(), type);
+    return Ort::Value::CreateTensor(Cpu(), data.get(), Bytes(), shape.data(), shape.size(), type);
   }
 };
 

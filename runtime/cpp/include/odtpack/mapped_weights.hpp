@@ -24,7 +24,6 @@ class MappedWeights {
   /// Map the file that `segments` of a manifest names, `path`, and find the tensors in it.
   MappedWeights(const std::string& path, const Json& segments) {
     if (!path.empty()) file_ = Map(path);
-    static const auto cpu = Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeCPU);
     size_t end = 0;
     for (const Json& json : segments.Get<Json::List>("tensors", {})) {
       const auto name = json.Get<std::string>("name");
@@ -42,7 +41,7 @@ class MappedWeights {
       Weight weight{type,
                     shape,
                     {start, size},
-                    Ort::Value::CreateTensor(cpu, data, size, shape.data(), shape.size(), type)};
+                    Ort::Value::CreateTensor(Cpu(), data, size, shape.data(), shape.size(), type)};
       if (!weights_.emplace(name, std::move(weight)).second)
         ThrowSegments("two weights are called '" + name + "'");
     }

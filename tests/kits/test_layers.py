@@ -1,4 +1,4 @@
-"""The Swift kit on Linux against Python: the same bits, the same files."""
+"""The kits over the C interface, for Swift and C#, against Python: the same bits and files."""
 
 from __future__ import annotations
 
@@ -26,54 +26,55 @@ from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import PackageFile
 from tests import zoo
-from tests.kits import harness, swift_kit
-from tests.kits.cpp_stress import TRIED, calls, swift_program, write_job
+from tests.kits import harness
+from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
 from tests.kits.harness import OPTIONS, STEPS, Batch, contents, passes, save_batch, train
-from tests.kits.kills import KITS, kill_saves
-from tests.kits.swift_kit import measure, run
+from tests.kits.kills import kill_saves
 from tests.packages import mutations
 from tests.packages.samples import build
 from tests.peer import client
 from tests.runtime import test_checkpoint_hostile
 from tests.runtime.checkpoint_samples import Foreign
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable())),
-]
+pytestmark = pytest.mark.kits
 batches, job, packages = harness.batches, harness.job, harness.packages
 
 
-def test_the_conformance_suite_passes_to_the_bit(suite: Path) -> None:
-    passes(suite, run("conformance", suite))
+def test_the_conformance_suite_passes_to_the_bit(layer: Any, suite: Path) -> None:
+    passes(suite, layer.run("conformance", suite))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_training_gives_the_bits_of_python(
-    name: str, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
+    layer: Any,
+    name: str,
+    packages: dict[str, Path],
+    batches: list[Batch],
+    job: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    found = measure({**job, "package": packages[name], "save": "swift.ckpt"}, tmp_path)
+    found = layer.measure({**job, "package": packages[name], "save": "kit.ckpt"}, tmp_path)
     losses, loss = train(packages[name], batches, STEPS, tmp_path / "python.ckpt")
     assert found["losses"] == losses
     assert found["evaluation"] == [loss]
     assert losses[-3] < losses[0]
-    assert contents(tmp_path / "swift.ckpt") == contents(tmp_path / "python.ckpt")
+    assert contents(tmp_path / "kit.ckpt") == contents(tmp_path / "python.ckpt")
 
 
 def test_an_app_may_ask_for_gradients_after_steps_of_the_step_model(
-    packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
+    layer: Any, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
 ) -> None:
     """The first call that asks for them closes the step model; nothing else changes."""
-    task = {**job, "package": packages["step model"], "save": "swift.ckpt"}
+    task = {**job, "package": packages["step model"], "save": "kit.ckpt"}
     losses, _ = train(packages["step model"], batches, STEPS, tmp_path / "python.ckpt")
     for whole in (STEPS, 3):
-        found = measure({**task, "whole_steps": whole}, tmp_path)
+        found = layer.measure({**task, "whole_steps": whole}, tmp_path)
         assert found["losses"] == losses
         assert found["step_model"] is (whole == STEPS)
-        assert contents(tmp_path / "swift.ckpt") == contents(tmp_path / "python.ckpt")
+        assert contents(tmp_path / "kit.ckpt") == contents(tmp_path / "python.ckpt")
 
 
-def test_gradients_take_no_memory_with_a_step_model(tmp_path: Path) -> None:
+def test_gradients_take_no_memory_with_a_step_model(layer: Any, tmp_path: Path) -> None:
     widths = (512, 4096, 4)
     package = tmp_path / "package"
     build_package(zoo.mlp(widths), package, loss="cross_entropy")
@@ -84,7 +85,7 @@ def test_gradients_take_no_memory_with_a_step_model(tmp_path: Path) -> None:
     })  # fmt: skip
     job = {"package": package, "steps": [batch], "evaluation": batch, "count": 20, "threads": 1}
     whole, apart = (
-        measure({**job, "whole_steps": n}, tmp_path)["anonymous_bytes_by_tenth"][-1]
+        layer.measure({**job, "whole_steps": n}, tmp_path)["anonymous_bytes_by_tenth"][-1]
         for n in (20, 0)
     )
     assert apart - whole > 0.7 * 4 * widths[0] * widths[1]
@@ -94,7 +95,11 @@ def test_gradients_take_no_memory_with_a_step_model(tmp_path: Path) -> None:
     "other", [{"optimizer": make_optimizer("sgd", {})}, OPTIONS["sgd"], OPTIONS["groups"]]
 )
 def test_a_step_model_of_another_optimizer_is_refused(
-    other: dict[str, Any], packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    layer: Any,
+    other: dict[str, Any],
+    packages: dict[str, Path],
+    job: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     folder = tmp_path / "package"
     shutil.copytree(packages["step model"], folder)
@@ -110,24 +115,29 @@ def test_a_step_model_of_another_optimizer_is_refused(
     changed = dataclasses.replace(package.manifest, files=files).to_json()
     (folder / "manifest.json").write_text(changed)
     (tmp_path / "job.json").write_text(json.dumps({**job, "package": folder}, default=str))
-    done = run("measure", tmp_path / "job.json")
+    done = layer.run("measure", tmp_path / "job.json")
     assert done.returncode == 2
     assert "code: model-mismatch" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "groups", "step model"])
 def test_a_training_begun_in_one_goes_on_in_the_other(
-    name: str, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
+    layer: Any,
+    name: str,
+    packages: dict[str, Path],
+    batches: list[Batch],
+    job: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     package, half = packages[name], STEPS // 2
     assert half % len(batches) == 0
     whole, _ = train(package, batches, STEPS, tmp_path / "whole")
     first, _ = train(package, batches, half, tmp_path / "half")
     task = {**job, "package": package, "count": half}
-    rest = measure({**task, "save": "end", "checkpoint": "half"}, tmp_path)["losses"]
+    rest = layer.measure({**task, "save": "end", "checkpoint": "half"}, tmp_path)["losses"]
     assert first + rest == whole
     assert contents(tmp_path / "end") == contents(tmp_path / "whole")
-    first = measure({**task, "save": "half"}, tmp_path)["losses"]
+    first = layer.measure({**task, "save": "half"}, tmp_path)["losses"]
     rest, _ = train(package, batches, half, tmp_path / "end", tmp_path / "half")
     assert first + rest == whole
     assert contents(tmp_path / "end") == contents(tmp_path / "whole")
@@ -136,10 +146,10 @@ def test_a_training_begun_in_one_goes_on_in_the_other(
 @pytest.mark.peer
 @pytest.mark.skipif(client.peer_available() is not None, reason=str(client.peer_available()))
 def test_a_checkpoint_loads_in_the_reference(
-    packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    layer: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
 ) -> None:
-    saved = tmp_path / "swift.ckpt"
-    measure({**job, "package": packages["adamw"], "save": saved.name}, tmp_path)
+    saved = tmp_path / "kit.ckpt"
+    layer.measure({**job, "package": packages["adamw"], "save": saved.name}, tmp_path)
     read = client.load(checkpoint=saved, parameters=tmp_path / "read.npz")
     data = read_checkpoint(saved)
     with np.load(tmp_path / "read.npz") as values:
@@ -149,18 +159,18 @@ def test_a_checkpoint_loads_in_the_reference(
 
 
 def test_memory_does_not_grow_over_10_000_steps(
-    packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    layer: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
 ) -> None:
-    found = measure({**job, "package": packages["adamw"], "count": 10_000}, tmp_path)
+    found = layer.measure({**job, "package": packages["adamw"], "count": 10_000}, tmp_path)
     after = found["anonymous_bytes_by_tenth"]
     assert len(after) == 10
     assert max(after) - after[0] <= 64 * 2**10, after
 
 
 @pytest.mark.parametrize("external_above", [2**30, 1000])
-def test_100_kills_in_saves_lose_nothing(external_above: int, tmp_path: Path) -> None:
+def test_100_kills_in_saves_lose_nothing(layer: Any, external_above: int, tmp_path: Path) -> None:
     """Above the limit the tensors lie in a data file of their own."""
-    found = kill_saves(KITS["Swift"][1], tmp_path / "state", external_above, 100)
+    found = kill_saves(layer.saving, tmp_path / "state", external_above, 100)
     assert (found.kills, found.lost) == (100, 0)
     if external_above > 1000:
         assert found.torn > 5  # it was the saves that were hit
@@ -169,7 +179,7 @@ def test_100_kills_in_saves_lose_nothing(external_above: int, tmp_path: Path) ->
 
 
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(
-    packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    layer: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
 ) -> None:
     saved = tmp_path / "state"
     shutil.copy(packages["adamw"] / "checkpoint", saved)
@@ -181,7 +191,7 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    done = run(
+    done = layer.run(
         "measure", tmp_path / "job.json", preexec_fn=no_more_than_a_little, restore_signals=False
     )
     assert done.returncode == 2
@@ -232,14 +242,14 @@ def readable(path: Path) -> bool:
 
 
 def test_500_hostile_files_are_refused_and_crash_nothing(
-    packages: dict[str, Path], batches: list[Batch], tmp_path: Path
+    layer: Any, packages: dict[str, Path], batches: list[Batch], tmp_path: Path
 ) -> None:
     train(packages["adamw"], batches, 2, tmp_path / "good")
     checkpoints = hostile_checkpoints(tmp_path, (tmp_path / "good").read_bytes())
     folders = hostile_packages(tmp_path, packages["adamw"])
     lines = [f"checkpoint {path}" for path in checkpoints] + [f"package {path}" for path in folders]
     assert len(lines) >= 500
-    done = run("hostile", input="\n".join([*lines, f"package {packages['adamw']}"]))
+    done = layer.run("hostile", input="\n".join([*lines, f"package {packages['adamw']}"]))
     answers = done.stdout.splitlines()
     assert done.returncode == 0, lines[len(answers)] + "\n" + done.stderr[-4000:]
     assert answers.pop() == "accepted"
@@ -256,13 +266,13 @@ def test_500_hostile_files_are_refused_and_crash_nothing(
 
 
 def test_code_for_the_former_api_compiles_and_trains(
-    packages: dict[str, Path], batches: list[Batch], tmp_path: Path
+    layer: Any, packages: dict[str, Path], batches: list[Batch], tmp_path: Path
 ) -> None:
     save_batch(tmp_path / "batch", batches[0])
     image = next(iter(batches[0]))
     files = [tmp_path / "batch" / f"{name}.bin" for name in (image, "labels")]
     package = packages["adamw"]
-    done = run("former", package, *files, tmp_path, *batches[0][image].shape)
+    done = layer.run("former", package, *files, tmp_path, *batches[0][image].shape)
     assert done.returncode == 0, done.stderr
     losses = [float(line) for line in done.stdout.split()]
     assert losses == train(package, batches[:1], 12, tmp_path / "python.ckpt")[0]
@@ -274,17 +284,7 @@ def test_code_for_the_former_api_compiles_and_trains(
     assert contents(tmp_path / "carried.ckpt") == contents(tmp_path / "wanted.ckpt")
 
 
-def test_a_signature_cannot_be_checked_without_cryptokit(
-    packages: dict[str, Path], tmp_path: Path
-) -> None:
-    package = tmp_path / "package"
-    shutil.copytree(packages["adamw"], package)
-    assert "code: not-signed" in run("signature", package).stderr
-    (package / "manifest.sig").write_bytes(bytes(64))
-    assert "code: cryptography-missing" in run("signature", package).stderr
-
-
 @pytest.mark.parametrize("name", TRIED)
-def test_what_an_app_may_rely_on(name: str, tmp_path: Path) -> None:
+def test_what_an_app_may_rely_on(layer: Any, name: str, tmp_path: Path) -> None:
     command, case = TRIED[name]
-    calls(swift_program, command, write_job(case, tmp_path), 20)
+    calls(program_of(layer), command, write_job(case, tmp_path), 20)

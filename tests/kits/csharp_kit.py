@@ -1,0 +1,97 @@
+"""Builds the C# kit, its native library and its test program once, and runs them under Mono."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.kits import cpp_kit
+
+ROOT = Path(__file__).parents[2]
+KIT = ROOT / "runtime" / "csharp"
+SOURCES = KIT / "src"
+PROGRAM = ROOT / "tests" / "kits" / "csharp"
+BUILD = ROOT / "build" / "csharp"
+WARNINGS = ("-langversion:7", "-unsafe", "-warn:4", "-warnaserror", "-nowarn:1591")
+
+
+def unavailable() -> str | None:
+    """None where the kit can be built, otherwise the reason why it cannot."""
+    if not (shutil.which("mcs") and shutil.which("mono")):
+        return "Mono is not installed (run: make kits)"
+    return cpp_kit.unavailable()
+
+
+@functools.cache
+def core() -> Path:
+    """The shared library of the C++ kit behind its C interface."""
+    folder = ROOT / "build" / "cpp" / "native"
+    options = [*cpp_kit.cmake_options(), "-DODTPACK_BUILD_TESTS=ON"]
+    cpp_kit.make(cpp_kit.KIT, folder, options, "odtpack-native")
+    return folder / "libodtpack.so"
+
+
+def compiled(target: Path, *words: object) -> Path:
+    """Compile C# sources; any warning is an error."""
+    done = subprocess.run(
+        ["mcs", *WARNINGS, f"-out:{target}", *map(str, words)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return target
+
+
+def _cached(name: str, sources: list[Path], *words: str) -> Path:
+    """What is compiled of sources as they are now, once for all tests."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    target = BUILD / digest / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return target if target.is_file() else compiled(target, *words, *sources)
+
+
+def assembly() -> Path:
+    """The kit's library, with its documentation beside it."""
+    return _cached("Odtpack.dll", sorted(SOURCES.glob("*.cs")), "-target:library",
+                   f"-doc:{BUILD / 'Odtpack.xml'}")  # fmt: skip
+
+
+def built() -> Path:
+    """The test program, with the kit's sources in it."""
+    sources = [*sorted(SOURCES.glob("*.cs")), *sorted(PROGRAM.glob("*.cs"))]
+    return _cached("kit.exe", sources, "-r:System.Core.dll")
+
+
+def command(program: Path, *arguments: object) -> list[str]:
+    """A program with the native library and ONNX Runtime where Mono finds them."""
+    libraries = f"LD_LIBRARY_PATH={core().parent}:{cpp_kit.DEPENDENCIES / 'lib'}"
+    return ["env", libraries, "mono", str(program), *map(str, arguments)]
+
+
+def saving(path: Path, external_above: int, before: str) -> list[str]:
+    """The program that saves until it is killed."""
+    return command(built(), "saves", path, external_above, before)
+
+
+def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the test program to its end, whatever that is."""
+    return subprocess.run(
+        command(built(), *arguments), capture_output=True, text=True, timeout=900, check=False,
+        **options,
+    )  # fmt: skip
+
+
+def measure(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run a job of ``kit measure``; return what it prints."""
+    path = folder / "job.json"
+    path.write_text(json.dumps(job, default=str))
+    done = run("measure", path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout))

@@ -1,0 +1,145 @@
+"""What only the C# kit has: its guide, signatures, what is disposed of, places in ONNX Runtime."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from odtpack_runtime.checkpoint.format import read_checkpoint
+from tests import zoo
+from tests.kits import cpp_kit, csharp_kit
+from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
+from tests.kits.csharp_kit import run
+from tests.kits.measured import check_measurements
+from tests.packages.samples import build
+
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.skipif(csharp_kit.unavailable() is not None, reason=str(csharp_kit.unavailable())),
+]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small CNN's."""
+    folder = tmp_path_factory.mktemp("packages") / "package"
+    return build(folder, zoo.cnn(size=8, width=(4, 8), classes=3))
+
+
+# What the fragments of the guide speak of.
+FRAGMENTS = """using System;
+using System.Collections.Generic;
+using Odtpack;
+class Ed25519PublicKeyParameters {{
+    public Ed25519PublicKeyParameters(byte[] key, int offset) {{ }}
+}}
+class Ed25519Signer {{
+    public void Init(bool signs, Ed25519PublicKeyParameters key) {{ }}
+    public void BlockUpdate(byte[] bytes, int offset, int count) {{ }}
+    public bool VerifySignature(byte[] signature) => false;
+}}
+class Guide {{
+    IReadOnlyList<OrtValue>[] heldOut = null, batches = null;
+    OrtValue[] batch = null;
+    OrtValue image = null;
+    bool isCharging = false;
+    byte[] publicKey = null;
+    void Use(TrainingPackage package, TrainingSession session) {{
+        {use}
+    }}
+    void Sign() {{
+        {sign}
+        package.Dispose();
+    }}
+    void Update(TrainingPackage newer) {{
+        {update}
+    }}
+}}
+"""
+
+
+def test_the_guide_compiles_and_trains(package: Path, tmp_path: Path) -> None:
+    """What the guide shows, as it stands there."""
+    text = (csharp_kit.ROOT / "docs" / "guides" / "csharp.md").read_text()
+    program, *fragments = re.findall(r"^```csharp\n(.*?)^```$", text, re.M | re.S)
+    (tmp_path / "Program.cs").write_text(program)
+    assert program.count("\n") <= 30
+    use, sign, update = fragments
+    (tmp_path / "Guide.cs").write_text(FRAGMENTS.format(use=use, sign=sign, update=update))
+    shutil.copy(csharp_kit.assembly(), tmp_path)
+    app = csharp_kit.compiled(tmp_path / "app.exe", f"-r:{tmp_path / 'Odtpack.dll'}",
+                              tmp_path / "Program.cs", tmp_path / "Guide.cs")  # fmt: skip
+    shutil.copytree(package, tmp_path / "assets" / "package")
+    rng = np.random.default_rng(1)
+    rng.standard_normal((320, 1, 8, 8), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
+    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
+    for _ in range(2):  # the second time there is nothing left to do
+        subprocess.run(csharp_kit.command(app), cwd=tmp_path, check=True)
+        optimizer = read_checkpoint(tmp_path / "trained.ckpt").optimizer
+        assert optimizer is not None
+        assert optimizer.step == 100
+    assert (tmp_path / "trained.ckpt.previous").is_file()
+    onnxruntime.InferenceSession(tmp_path / "personal.onnx")
+
+
+def test_functions_are_where_the_header_has_them(tmp_path: Path) -> None:
+    """The kit finds the functions of OrtApi by number."""
+    source = (csharp_kit.SOURCES / "OnnxRuntime.cs").read_text()
+    own = {"RunSession": "Run", "errorMessage": "GetErrorMessage",
+           "releaseStatus": "ReleaseStatus", "ReleaseInfo": "ReleaseTensorTypeAndShapeInfo",
+           "ReleaseOptions": "ReleaseSessionOptions", "Env": "CreateEnv",
+           "Cpu": "CreateCpuMemoryInfo",
+           "Allocator": "GetAllocatorWithDefaultOptions"}  # fmt: skip
+    found = re.findall(r"(\w+) = Function<\w+>\(api, (\d+)\)", source)
+    found += [(name, at) for at, name in re.findall(r"\(api, (\d+)\)\(.*out (\w+)\)\);", source)]
+    places = {own.get(name, name): at for name, at in found}
+    assert sorted(re.findall(r"\(api, (\d+)\)", source)) == sorted(places.values())
+    checks = "".join(
+        f'_Static_assert(offsetof(OrtApi, {name}) == {at} * sizeof(void*), "{name}");\n'
+        for name, at in places.items()
+    )
+    (tmp_path / "places.c").write_text(
+        f"#include <stddef.h>\n#include <onnxruntime_c_api.h>\n{checks}"
+    )
+    subprocess.run(
+        ["gcc", "-fsyntax-only", "-I", cpp_kit.DEPENDENCIES / "include", tmp_path / "places.c"],
+        check=True,
+    )
+
+
+def test_the_library_links_no_onnx_runtime() -> None:
+    done = subprocess.run(
+        ["nm", "-D", csharp_kit.core()], capture_output=True, text=True, check=True
+    )
+    assert not re.findall(r"^ +U .*(?:Ort|onnx).*$", done.stdout, re.M)
+    shown = re.findall(r"T (\w+)", done.stdout)
+    declared = re.findall(r"odtpack_\w+(?=\()", (csharp_kit.SOURCES / "Native.cs").read_text())
+    assert set(declared) <= set(shown)
+    assert all(name.startswith("odtpack_") for name in shown)
+
+
+@pytest.mark.parametrize("name", ["adam", "step_adamw"])
+def test_nothing_is_freed_under_a_call(name: str, tmp_path: Path) -> None:
+    calls(program_of(csharp_kit), "dispose", write_job(TRIED[f"close {name}"][1], tmp_path), 20)
+
+
+def test_an_app_checks_a_signature_itself(package: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(package, tmp_path / "package")
+    assert "code: not-signed" in run("signature", copy, "right").stderr
+    (copy / "manifest.sig").write_bytes(bytes(64))
+    assert run("signature", copy, "right").returncode == 0
+    assert "code: signature-wrong" in run("signature", copy, "wrong").stderr
+    assert "InvalidOperationException: no key" in run("signature", copy, "throws").stderr
+
+
+def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
+    done = run("benchmark", tmp_path, 1, 5 * 10**8)
+    assert done.returncode == 0, done.stderr
+    check_measurements(done.stdout, "csharp", onnxruntime.__version__)
+    assert not list(tmp_path.iterdir())
