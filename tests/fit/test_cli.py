@@ -142,11 +142,12 @@ def test_a_new_result_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
     empty: dict[str, list[object]] = {
         key: []
         for key in (
-            *("devices", "space", "rungs", "objectives", "not_judged"),
+            *("devices", "space", "objectives", "not_judged"),
             *("pareto", "beaten", "over_budget", "left"),
         )
     }
-    counts = dict.fromkeys(("samples", "held_out_samples", "candidates", "looked_at", "seed"), 0)
+    names = ("samples", "held_out_samples", "candidates", "looked_at", "trained", "seed")
+    counts = dict.fromkeys(names, 0)
     result = FitResult.model_validate(
         {"tool_version": "0", "model": "m.onnx", "epochs": 1, **counts, **empty}
     )

@@ -58,7 +58,7 @@ def test_what_may_vary_lies_around_the_fleet_file() -> None:
     assert {each.clients for each in space} == {6, 12, 3}
     assert {each.epochs for each in space} == {1, 2}
     assert {each.learning_rate for each in space} == {0.1, 0.3, 0.033}
-    assert len(space) == 18 == len({each.aspects() for each in space})
+    assert len(space) == 18 == len({str(each.aspects()) for each in space})
     larger = FleetSettings(1, 12, 2, 0.3).of(fleet)
     assert (larger.federation.clients, larger.federation.minimum) == (12, 6)
     assert (larger.training.epochs, larger.training.learning_rate) == (2, 0.3)

@@ -61,17 +61,19 @@ def fit(
 ) -> None:
     """Find clients per round, local epochs and a learning rate that meet a fleet's budgets.
 
-    Simulates candidates for an increasing number of rounds, continues the better ones, and shows
-    the Pareto set of accuracy, days, traffic and energy.
+    Simulates candidates for a third of the rounds, continues the better ones, and shows the Pareto
+    set of accuracy, days, traffic and energy.
 
     Exit code 0 if a candidate meets every budget, 1 if none does, 2 for bad input.
     """
     from odtpack.fit.federated import FleetFitRequest, fit_fleet, fleet_space
+    from odtpack.fit.study import optuna
     from odtpack_simulator.fleet.federation import Federation
     from odtpack_simulator.fleet.fleet_file import read_fleet
     from odtpack_simulator.replay.executor import default_jobs
     from odtpack_simulator.result.result import load_result
 
+    optuna()  # before anything is read
     fleet = read_fleet(fleet_file)
     space = fleet_space(fleet, clients or (), epochs or (), lr or ())
     before = None if times is None else load_result(times)
