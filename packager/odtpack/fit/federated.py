@@ -156,6 +156,7 @@ class Tried(Part):
         rounds: Rounds that were simulated.
         figures: What it came to.
         failed: The budgets that it exceeds, as sentences.
+        not_judged: Those that could not be judged.
         reason: Why it did not go on to all rounds.
         beaten_by: Numbers of those that are nowhere worse, and somewhere better.
     """
@@ -167,6 +168,7 @@ class Tried(Part):
     rounds: Count
     figures: Figures
     failed: list[Text] = Field(default_factory=list)
+    not_judged: list[Text] = Field(default_factory=list)
     reason: Text | None = None
     beaten_by: list[Count] = Field(default_factory=list)
 
@@ -180,7 +182,7 @@ class FleetRung(Part):
 
 
 class FleetFitResult(Part):
-    """What was found. ``best`` keep every budget, and no other one that does beats them.
+    """What was found. ``best`` keep every budget that could be judged, and none such beats them.
 
     Attributes:
         manifest_sha256: Of the package.
@@ -205,6 +207,11 @@ class FleetFitResult(Part):
     beaten: list[Tried]
     over_budget: list[Tried]
     left: list[Tried]
+
+    @property
+    def judged(self) -> bool:
+        """Whether any of the best was judged by every budget."""
+        return any(not each.not_judged for each in self.best)
 
 
 def figures_of(result: FleetResult, budgets: FleetBudgets) -> Figures:
@@ -415,6 +422,11 @@ class _Search:
             if check.metric in _GROWING and check.status == "fail"
         )
 
+    @staticmethod
+    def _told(played: _Played, status: str) -> list[str]:
+        checks = (each for each in played.result.checks if each.level == "error")
+        return [check.message for check in checks if check.status == status]
+
     def _tried(self, played: _Played, reason: str | None = None, by: Sequence[int] = ()) -> Tried:
         settings = played.settings
         return Tried(
@@ -424,11 +436,8 @@ class _Search:
             learning_rate=settings.learning_rate,
             rounds=played.rounds,
             figures=figures_of(played.result, self.request.fleet.budgets),
-            failed=[
-                check.message
-                for check in played.result.checks
-                if check.status == "fail" and check.level == "error"
-            ],
+            failed=self._told(played, "fail"),
+            not_judged=self._told(played, "not judged"),
             reason=reason,
             beaten_by=list(by),
         )

@@ -59,6 +59,8 @@ def run(candidate: Candidate, request: FitRequest, folder: Path) -> SimulationRe
         seed=request.seed,
         threads=request.threads,
         footprint=request.budgets.footprint_of,
+        evaluation=request.evaluation,
+        holdout=request.holdout,
     )
     return judge(measured, request.budgets)
 

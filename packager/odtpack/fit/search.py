@@ -87,7 +87,11 @@ def fit(
     with scratch_folder("fit") as name:
         folder = Path(name)
         progress(FitProgress("build the recipe as it is"))
-        ground = make_search_context(request.settings, request.data, folder, request.seed)
+        ground = make_search_context(
+            *(request.settings, request.data, folder, request.seed),
+            evaluation=request.evaluation,
+            holdout=request.holdout,
+        )
         local = LocalExecutor(jobs)
         return _Search(request, ground, folder, local, executor or local, progress).run()
 
@@ -237,10 +241,13 @@ class _Search:
         request = self.request
         content = (
             self.ground.base.canonical_json(),
-            *(file_sha256(path) for path in (request.settings.model, request.data)),
+            *(
+                None if path is None else file_sha256(path)
+                for path in (request.settings.model, request.data, request.evaluation)
+            ),
             [profile.digest for profile in request.profiles],
             repr(request.budgets),
-            (request.epochs, request.seed, request.threads),
+            (request.epochs, request.seed, request.threads, request.holdout),
             [each.aspects() for each in candidates],
         )
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()

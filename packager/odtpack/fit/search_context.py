@@ -19,8 +19,14 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import TensorSpec
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.figures.limits import Budgets
-from odtpack_simulator.replay.job import Message, SamplePlan, make_sample_plan
-from odtpack_simulator.replay.replay import choose_rate, make_job, run_training_child, write_data
+from odtpack_simulator.replay.job import HELD_OUT_SHARE, Message, SamplePlan, make_sample_plan
+from odtpack_simulator.replay.replay import (
+    choose_rate,
+    load_samples,
+    make_job,
+    run_training_child,
+    write_data,
+)
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSpec, Recipe
@@ -45,6 +51,8 @@ class FitRequest:
         finalists: Candidates of these to train to the end and to time.
         seed: Seed of the choice of candidates, of the split and of the order.
         threads: Threads of the replays.
+        evaluation: ``.npz`` file with the samples to evaluate on; None to hold out a share.
+        holdout: Share of the data that is held out, if there is no such file.
         study: File that keeps the search, to go on from; None to keep nothing.
     """
 
@@ -63,6 +71,8 @@ class FitRequest:
     seed: int = 0
     threads: int = 1
     study: Path | None = None
+    evaluation: Path | None = None
+    holdout: float = HELD_OUT_SHARE
 
     def __post_init__(self) -> None:
         if not self.profiles:
@@ -93,6 +103,8 @@ class SearchContext:
     files: dict[str, str]  # for each input, the path of an `.npy` file that children map
     shapes: dict[str, tuple[int, ...]]  # shape of one sample of each input
     samples: int  # number of samples
+    apart: int  # how many of them are a file's own, to evaluate on
+    holdout: float  # share to evaluate on if there is no such file
     seed: int  # seed of the split and of the order
     fixed_batch: int | None  # size of every batch if the model fixes it
     freezes: tuple[Freeze, ...]  # choices of what to freeze
@@ -106,6 +118,8 @@ class SearchContext:
             epochs=epochs,
             seed=self.seed,
             accumulation_steps=accumulation_steps,
+            holdout=self.holdout,
+            apart=self.apart,
         )
 
     def open_sizes(self) -> tuple[str, ...]:
@@ -124,12 +138,19 @@ class SearchContext:
         return self.schedule(self.fixed_batch or 1, 1, 1)
 
 
-def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int) -> SearchContext:
+def make_search_context(
+    settings: BuildSpec,
+    data: Path,
+    folder: Path,
+    seed: int,
+    evaluation: Path | None = None,
+    holdout: float = HELD_OUT_SHARE,
+) -> SearchContext:
     """Build what the recipe says, so that its errors show, and read the data."""
     build(settings, folder / "recipe")
     package = Package.open(folder / "recipe")
     inputs = tuple(package.manifest.input_specs())
-    arrays = package.load_data(data)
+    arrays, apart = load_samples(package, data, evaluation)
     (folder / "data").mkdir()
     files = write_data(arrays, folder / "data")
     sizes = [spec.shape[0] for spec in inputs if spec.shape]
@@ -144,6 +165,8 @@ def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int
         files,
         {name: array.shape[1:] for name, array in arrays.items()},
         len(next(iter(arrays.values()))),
+        apart,
+        holdout,
         seed,
         next((size for size in sizes if isinstance(size, int)), None),
         # Nothing more is frozen where the recipe says what is trained, or an adapter is.

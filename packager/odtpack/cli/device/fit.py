@@ -11,6 +11,8 @@ from odtpack.cli import _completion, _console
 from odtpack.cli._options import (
     DATA,
     EPOCHS,
+    EVALUATION,
+    HOLDOUT,
     LOSS,
     LOSS_OPTION,
     MODEL_OR_RECIPES,
@@ -86,6 +88,8 @@ def fit(
     seed: Annotated[
         int, option("Seed of the candidates, the sample order and the held-out split.", "N", min=0)
     ] = 0,
+    holdout: Annotated[float | None, HOLDOUT] = None,
+    evaluation: Annotated[Path | None, EVALUATION] = None,
     threads: Annotated[int, option("Threads of the replays.", "N", min=1)] = 1,
     jobs: Annotated[
         int,
@@ -118,9 +122,10 @@ def fit(
     frozen weights by real training, and shows the Pareto set of metric, memory, time and energy.
     What takes too much memory is built with a memory budget, if that makes it fit.
 
-    Exit code 0 if a candidate meets every budget, 1 if none does, 2 for bad input.
+    Exit code 0 if a candidate meets every budget that could be judged, 1 if none does, 2 for bad
+    input.
     """
-    from odtpack.cli._files import find_recipe
+    from odtpack.cli._files import check_share, find_recipe
     from odtpack.cli.device.simulate import load_devices
     from odtpack.errors import OdtpackError
     from odtpack.fit import FitRequest
@@ -168,6 +173,8 @@ def fit(
         seed=seed,
         threads=threads,
         study=study,
+        evaluation=evaluation,
+        holdout=check_share(holdout, other=evaluation),
     )
     executor: Executor = make_executor(jobs, ray)
     with _console.Progress("fit") as progress:
