@@ -31,7 +31,7 @@ from odtpack_simulator.device.app_footprint import (
     default_footprint,
 )
 from odtpack_simulator.device.kits import Kit, kit_of
-from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.judge import judge as judge_without_budgets
 from odtpack_simulator.latency.latency import HostTiming, carry, measure_sessions
 from odtpack_simulator.measure.host import processor_name
@@ -43,7 +43,7 @@ from odtpack_simulator.memory.planned_changes import MEMORY_CHECKS, plan_changes
 from odtpack_simulator.memory.planning import held_weights, whole_graph
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS
-from odtpack_simulator.replay.job import Job, make_sample_plan
+from odtpack_simulator.replay.job import HELD_OUT_SHARE, Job, make_sample_plan
 from odtpack_simulator.replay.limits_search import HELD_STEPS, LimitOutcome
 from odtpack_simulator.replay.paired_loss import held_out_fall
 from odtpack_simulator.replay.replay import (
@@ -53,6 +53,7 @@ from odtpack_simulator.replay.replay import (
     choose_rate,
     evenly_spaced,
     final_loss,
+    load_samples,
     make_job,
     run_training_child,
     with_sessions,
@@ -107,6 +108,8 @@ def simulate(
     judge: Callable[[SimulationResult], SimulationResult] = judge_without_budgets,
     footprint: FootprintOf = default_footprint,
     most_steps: int = MOST_STEPS,
+    evaluation: str | os.PathLike[str] | None = None,
+    holdout: float = HELD_OUT_SHARE,
 ) -> SimulationResult:
     """Train a package for real: freely, within memory limits, and interrupted.
 
@@ -119,7 +122,7 @@ def simulate(
         data_path: ``.npz`` file with one array per input.
         profiles: The devices. They share all that is computed.
         batch_size: Samples per batch; the package says how many batches make a step.
-        epochs: Passes over the training samples, four fifths of the data.
+        epochs: Passes over the training samples.
         learning_rate: Learning rate of every step, or where the package has a schedule the
             one that this starts from; None for that of the package's schedule, else 0.001.
         seed: Seed of the split, of the order of samples, and of the interruptions.
@@ -136,6 +139,9 @@ def simulate(
         most_steps: Steps that are trained for real. Of a longer training these are its first
             passes, over evenly spaced samples where one pass is longer; times, energy and days
             on the devices are those of the whole schedule.
+        evaluation: ``.npz`` file with the samples to evaluate on; None to hold out a share.
+        holdout: Share of the data that is held out, if there is no such file; 0 for none, and then
+            nothing is evaluated.
 
     Raises:
         OdtpackError: The package, the data or an argument is wrong; the free
@@ -146,7 +152,7 @@ def simulate(
     manifest = package.manifest
     policy = policy or Policy()
     _check_arguments(learning_rate, threads, interruptions, profiles)
-    arrays = package.load_data(data_path)
+    arrays, apart = load_samples(package, data_path, evaluation)
     whole_schedule = make_sample_plan(
         manifest.input_specs(),
         len(next(iter(arrays.values()))),
@@ -155,10 +161,12 @@ def simulate(
         seed=seed,
         accumulation_steps=manifest.accumulation_steps,
         pieces=policy.pieces,
+        holdout=holdout,
+        apart=apart,
     )
     rate = choose_rate(manifest, learning_rate, whole_schedule.steps)
     schedule = whole_schedule.sample(most_steps)
-    arrays = evenly_spaced(arrays, schedule.samples)
+    arrays = evenly_spaced(arrays, schedule.samples, apart)
     reporter = ProgressReporter(progress, runs=_STAGES)
     with scratch_folder("simulate") as folder:
         data = write_data(arrays, Path(folder))
@@ -172,8 +180,7 @@ def simulate(
         apps = []
         for profile in profiles:
             kit = policy.kit or kit_of(profile.os)
-            held = held_weights(package, kit, fetched=profile.os == "web")
-            own = session_use(manifest, kit, policy.loop)._replace(weights_bytes=held)
+            own = _session_use(package, kit, profile.os, policy)
             apps.append(_AppOnDevice(profile, policy, kit, own, footprint(profile)))
         uses = dict.fromkeys(app.sessions for app in apps) or [session_use(manifest)]
         plans = {
@@ -231,13 +238,16 @@ def simulate(
             trained_steps=schedule.steps,
             trained_samples=schedule.samples,
             tokens_per_sample=tokens,
+            evaluated_apart=bool(apart),
         ),
         policy=policy,
         host=_host_info(timing, threads),
         training=_training_info(free, job),
         interruption=done[-1].interruption if interruptions else None,
         latency_host=timing.host_latency(),
-        memory=_memory_info(plans[most], measured, phases, most, manifest),
+        memory=_memory_info(plans[most], measured, phases, most, manifest).model_copy(
+            update={"shapes": {name: list(shape) for name, shape in shapes.items()}}
+        ),
         devices=[
             _device_result(
                 app,
@@ -251,13 +261,50 @@ def simulate(
             for app in apps
         ],
     )
-    failed = {check.metric for _, check in judge(result).all_checks() if check.status == "fail"}
-    if failed.isdisjoint(MEMORY_CHECKS):
-        return result
-    changes = plan_changes(package, shapes, threads=threads, **most._asdict())
+    return result if _fits(judge(result)) else _with_changes(result, package, most)
+
+
+def _fits(judged: SimulationResult) -> bool:
+    checks = [check for _, check in judged.all_checks()]
+    return not any(c.status == "fail" and c.metric in MEMORY_CHECKS for c in checks)
+
+
+def _with_changes(result: SimulationResult, package: Package, use: SessionUse) -> SimulationResult:
+    """The result with the changes that need less memory, planned."""
+    shapes = result.memory.shapes or {}
+    changes = plan_changes(package, shapes, threads=result.host.threads, **use._asdict())
     return result.model_copy(
         update={"memory": result.memory.model_copy(update={"changes": changes})}
     )
+
+
+def judge_again(
+    result: SimulationResult, judge: Callable[[SimulationResult], SimulationResult]
+) -> SimulationResult:
+    """Judge a result by other limits; what would be enough is planned if its package is there.
+
+    Args:
+        result: A result that was read.
+        judge: As for :func:`simulate`.
+    """
+    judged, memory = judge(result), result.memory
+    if _fits(judged) or memory.changes is not None or not memory.shapes:
+        return judged
+    try:
+        package = Package.open(result.package.path)
+    except OdtpackError:
+        return judged
+    if package.manifest_sha256 != result.package.manifest_sha256:
+        return judged
+    most = max(result.devices, key=lambda device: device.memory.predicted_peak_bytes)
+    use = _session_use(package, most.memory.kit or kit_of(most.os), most.os, result.policy)
+    return judge(_with_changes(result, package, use))
+
+
+def _session_use(package: Package, kit: Kit, os_class: OsClass, policy: Policy) -> SessionUse:
+    """How an app trains on a device."""
+    held = held_weights(package, kit, fetched=os_class == "web")
+    return session_use(package.manifest, kit, policy.loop)._replace(weights_bytes=held)
 
 
 def _check_arguments(

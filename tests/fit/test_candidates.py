@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,8 @@ from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
 from odtpack.fit.recipe_text import Surroundings, recipe_text
 from odtpack.fit.search_context import SearchContext
-from odtpack.fit.space import Candidate, SearchConstraints, Space, open_space, spread
+from odtpack.fit.space import Candidate, SearchConstraints, Space, open_space
+from odtpack.fit.study import Study
 from odtpack.recipe import BuildSpec, Recipe, read_recipe
 from odtpack_runtime.training.schedules import ScheduleSpec
 from tests.fit.conftest import Files
@@ -145,36 +144,6 @@ class TestSpace:
         assert caught.value.code == "nothing-to-vary"
 
 
-class TestSpread:
-    def test_the_same_seed_gives_the_same_order(self, ground: SearchContext) -> None:
-        candidates = space_of(ground).candidates()
-
-        def first(seed: int) -> list[int]:
-            order = spread(candidates, candidates[0], seed)
-            return [each.number for each in itertools.islice(order, 30)]
-
-        assert first(3) == first(3)
-        assert first(3) != first(4)
-        assert first(3)[0] == first(4)[0] == 1
-
-    def test_it_is_a_permutation(self, ground: SearchContext) -> None:
-        candidates = space_of(ground, batch_sizes=(16,), optimizers=("sgd",)).candidates()
-        assert sorted(each.number for each in spread(candidates, None, 0)) == [
-            each.number for each in candidates
-        ]
-
-    def test_few_candidates_cover_every_value(self, ground: SearchContext) -> None:
-        """Of 24 candidates each of the four optimizers has six, and so on."""
-        candidates = space_of(ground).candidates()
-        chosen = list(itertools.islice(spread(candidates, candidates[0], 0), 24))
-        counts = [Counter(values) for values in zip(*(e.aspects() for e in chosen), strict=True)]
-        sizes, parts, freezes, optimizers = counts[:4]
-        assert set(sizes.values()) == {8}
-        assert sorted(parts.values()) == [4, 5, 5, 5, 5]
-        assert set(freezes) == {freeze.title for freeze in ground.freezes}
-        assert set(optimizers.values()) == {6}
-
-
 class TestRecipes:
     def test_every_candidate_is_read_back(self, ground: SearchContext, tmp_path: Path) -> None:
         path = tmp_path / "recipe.toml"
@@ -235,7 +204,7 @@ class TestRecipes:
 
     def test_a_spread_of_them_builds(self, ground: SearchContext, tmp_path: Path) -> None:
         candidates = space_of(ground).candidates()
-        for candidate in itertools.islice(spread(candidates, None, 5), 10):
+        for candidate in Study(candidates, 1, 5).ask(10):
             path = tmp_path / "recipe.toml"
             read = check(candidate, ground.base, path)
             manifest = build(BuildSpec.of(read), tmp_path / f"package-{candidate.number}")

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from odtpack.cli.device.fit import _check_folder, _write
@@ -101,6 +102,33 @@ def test_a_limit_that_cannot_be_judged_is_not_kept(
     assert "is-not-judged" in page
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_train_simulate_and_fit_evaluate_on_the_same(
+    apart: bool, start: Run, run: Run, files: Files, tmp_path: Path
+) -> None:
+    with np.load(files.data) as arrays:
+        np.savez(tmp_path / "other.npz", **{name: each[:50] + 0 for name, each in arrays.items()})
+    on = ["--eval", tmp_path / "other.npz"] if apart else ["--holdout", 0.4]
+    words = ["--data", files.data, "--lr", 0.02, "--epochs", 1, *on, "--json"]
+    package = tmp_path / "package"
+    options = ("--optimizer", "sgd", "--optimizer-option", "momentum=0.9", "--loss")
+    assert run("build", files.model, "--out", package, *options, "cross_entropy").code == 0
+    trained = run("train", package, *words, "--batch-size", 16, "--out", tmp_path / "ck").json()
+    device = ("--device", "pi-5")
+    replayed = run("simulate", package, *words, "--batch-size", 16, *device).json()
+    fitted = start(*device, *NARROW, "--trials", 1, *on, "--json").json()
+    assert trained["eval_samples"] == (50 if apart else 128)
+    assert (
+        replayed["data"]["held_out_samples"] == fitted["held_out_samples"] == 50 + 78 * (not apart)
+    )
+    assert replayed["data"]["evaluated_apart"] == apart
+    assert replayed["training"]["eval_loss_after"] == pytest.approx(trained["eval_loss_after"])
+    (best,) = fitted["pareto"] + fitted["over_budget"]
+    assert best["loss"] == pytest.approx(trained["eval_loss_after"], rel=1e-4)
+    both = start(*device, "--eval", files.data, "--holdout", 0.5)
+    assert_refused(both, "holdout-and-eval")
+
+
 class TestBadInput:
     """Nothing is built or written."""
 
@@ -142,11 +170,12 @@ def test_a_new_result_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
     empty: dict[str, list[object]] = {
         key: []
         for key in (
-            *("devices", "space", "rungs", "objectives", "not_judged"),
+            *("devices", "space", "objectives", "not_judged"),
             *("pareto", "beaten", "over_budget", "left"),
         )
     }
-    counts = dict.fromkeys(("samples", "held_out_samples", "candidates", "looked_at", "seed"), 0)
+    names = ("samples", "held_out_samples", "candidates", "looked_at", "trained", "seed")
+    counts = dict.fromkeys(names, 0)
     result = FitResult.model_validate(
         {"tool_version": "0", "model": "m.onnx", "epochs": 1, **counts, **empty}
     )

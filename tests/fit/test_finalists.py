@@ -118,7 +118,7 @@ def test_the_result_is_read_back() -> None:
         space=[],
         candidates=1,
         looked_at=1,
-        rungs=[],
+        trained=1,
         objectives=[],
         not_judged=[],
         pareto=[],

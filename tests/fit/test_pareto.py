@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odtpack.fit.halving import Point, beaten_by, beats, fronts, keep, on_grid, pareto
+from odtpack.fit.pareto import Point, beaten_by, choose, on_grid
 
 COSTS = st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0, math.inf])
 POINTS = st.integers(1, 4).flatmap(
@@ -26,43 +26,18 @@ def better(one: Point, other: Point) -> bool:
 
 
 @given(POINTS)
-def test_the_set_is_what_nothing_beats(points: list[Point]) -> None:
-    expected = [i for i, p in enumerate(points) if not any(better(q, p) for q in points)]
-    assert pareto(points) == expected
-
-
-@given(POINTS)
-def test_every_other_point_is_beaten_by_a_member_of_the_set(points: list[Point]) -> None:
-    best = pareto(points)
+def test_every_point_but_the_set_is_beaten_by_a_member_of_it(points: list[Point]) -> None:
+    best = [i for i, p in enumerate(points) if not any(better(q, p) for q in points)]
     for index, by in enumerate(beaten_by(points)):
         assert by == [i for i in best if better(points[i], points[index])]
         assert bool(by) == (index not in best)
+    assert choose(points, len(points)) == best
 
 
-@given(POINTS)
-def test_fronts_are_the_set_again_and_again(points: list[Point]) -> None:
-    rest = list(range(len(points)))
-    for front in fronts(points):
-        left = [points[i] for i in rest]
-        assert front == [i for i in rest if not any(better(other, points[i]) for other in left)]
-        rest = [i for i in rest if i not in front]
-    assert rest == []
-
-
-@given(POINTS, st.integers(1, 12))
-def test_what_is_kept_is_not_beaten_by_what_is_not(points: list[Point], count: int) -> None:
-    count = min(count, len(points))
-    kept = keep(points, count)
-    assert kept == sorted(set(kept))
-    assert len(kept) == count
-    dropped = [i for i in range(len(points)) if i not in kept]
-    assert not any(beats(points[d], points[k]) for d in dropped for k in kept)
-
-
-def test_of_a_front_each_objective_keeps_its_best() -> None:
+def test_of_a_large_set_each_cost_keeps_its_best() -> None:
     points = [(1.0, 9.0, 5.0), (2.0, 8.0, 4.0), (3.0, 7.0, 6.0), (4.0, 1.0, 7.0), (5.0, 6.0, 1.0)]
-    assert keep(points, 3) == [0, 3, 4]
-    assert keep(points, 4) == [0, 1, 3, 4]
+    assert choose(points, 3) == [0, 3, 4]
+    assert choose(points, 4) == [0, 1, 3, 4]
 
 
 @given(

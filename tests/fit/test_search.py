@@ -15,6 +15,7 @@ from odtpack.fit import FitProgress, FitRequest, fit
 from odtpack.fit.package_cache import PackageCache
 from odtpack.fit.page import render_fit
 from odtpack.fit.search_context import SearchContext, Trained, Trial, make_search_context, train
+from odtpack.fit.space import SearchConstraints
 from odtpack.recipe import BuildSpec, Recipe, read_recipe
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.figures.judge import judge
@@ -99,7 +100,7 @@ def test_a_budget_that_only_smaller_batches_keep(
     else:
         assert names == ["accuracy", "peak_bytes", "time_s", "energy_j"]
         assert result.not_judged == []
-    assert [(rung.epochs, rung.trained, rung.kept) for rung in result.rungs] == [(1, 3, 1)]
+    assert result.trained == 3
     assert told[0].title == "build the recipe as it is"
 
     for each in result.pareto:
@@ -187,6 +188,45 @@ def test_what_takes_too_much_memory_computes_again(tmp_path: Path) -> None:
     assert "to fit" in render_fit(result).decode()
 
 
+def test_brute_force_agrees_and_a_search_goes_on(files: Files, tmp_path: Path) -> None:
+    """Two of four candidates, then all from the journal; each trained by itself as well."""
+    recipe = recipe_of(files, tmp_path, FIXED + "micro_batch = 64\n")
+    wishes = SearchConstraints(learning_rates=(0.0001, 0.3, 0.01, 0.001))
+    one = dataclasses.replace(wishes, learning_rates=(0.0001,))
+    request = FitRequest(
+        BuildSpec.of(recipe),
+        files.data,
+        (make_profile("phone", None),),
+        recipe=recipe,
+        wishes=wishes,
+        budgets=parse_budgets(b"[budgets]\naccuracy_floor = 0.5\n"),
+        folder=tmp_path,
+        epochs=3,
+        trials=2,
+        study=tmp_path / "study",
+    )
+    assert fit(request).trained == 2
+    request = dataclasses.replace(request, trials=20)
+    told: list[FitProgress] = []
+    result = fit(request, progress=told.append)
+    assert result.trained == result.candidates == 4
+    assert [now.done for now in told if now.title == "train"] == [3, 4]
+    with pytest.raises(OdtpackError) as caught:
+        fit(dataclasses.replace(request, wishes=one))
+    assert caught.value.code == "study-of-another-search"
+
+    settings = BuildSpec.of(recipe)
+    ground = make_search_context(settings, files.data, tmp_path, 0)
+    package = str(tmp_path / "recipe")
+    metrics = [
+        train(Trial(package, ground.files, ground.schedule(64, 1, 3), rate, 1)).metric or 0.0
+        for rate in wishes.learning_rates
+    ]
+    assert result.found == (max(metrics) >= 0.5)
+    assert result.found
+    assert result.pareto[0].metric == max(metrics)
+
+
 def train_whole(recipe: Recipe, files: Files, folder: Path) -> Trained:
     """Train what the recipe says as it is."""
     settings = dataclasses.replace(BuildSpec.of(recipe), outputs=("output",))
@@ -206,6 +246,9 @@ def test_training_repeats_and_runs_side_by_side(ground: SearchContext, tmp_path:
     assert (first.metric, first.loss) == (second.metric, second.loss)
     assert first.metric is not None
     assert first.problem is None
+    long = dataclasses.replace(trial, schedule=ground.schedule(16, 1, 3))
+    stopped = train(dataclasses.replace(long, rivals=((0.0,) * 3,) * 2))
+    assert (stopped.stopped_after, stopped.metric) == (1, first.metric)
 
 
 @pytest.mark.sweep  # simulator/replay/test_executor.py has what is particular to Ray

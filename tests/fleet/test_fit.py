@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_what_may_vary_lies_around_the_fleet_file() -> None:
     assert {each.clients for each in space} == {6, 12, 3}
     assert {each.epochs for each in space} == {1, 2}
     assert {each.learning_rate for each in space} == {0.1, 0.3, 0.033}
-    assert len(space) == 18 == len({each.aspects() for each in space})
+    assert len(space) == 18 == len({str(each.aspects()) for each in space})
     larger = FleetSettings(1, 12, 2, 0.3).of(fleet)
     assert (larger.federation.clients, larger.federation.minimum) == (12, 6)
     assert (larger.training.epochs, larger.training.learning_rate) == (2, 0.3)
@@ -126,6 +127,31 @@ def test_settings_over_a_budget_are_left_early_and_never_among_the_best(folder: 
     none = fit_fleet(request_of(folder, tight, space=[few, *many], trials=3, finalists=1))
     assert not none.best
     assert [bool(each.failed) for each in none.over_budget] == [True]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_budget_that_cannot_be_judged_is_not_kept(
+    strict: bool,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The power of the devices is unknown, and so is the energy."""
+    devices = [device("web/phone", watts=None)]
+    command_file = importlib.import_module("odtpack.cli.fleet.fit")
+    monkeypatch.setattr(command_file, "devices_of", lambda *_: devices)
+    path = tmp_path / "fleet.toml"
+    tables = IDEAL.replace("clients = 6", 'clients = 6\ndevice = [{ profile = "web/phone" }]', 1)
+    path.write_text(tables + '[budgets]\nenergy_per_device = "1 J"\n')
+    command = [
+        *("fleet", "fit", str(folder / "package"), "--data", str(folder / "digits.npz")),
+        *("--fleet", str(path), "--jobs", "1", "--trials", "1"),
+    ]
+    assert main([*command, *(["--strict"] if strict else [])]) == (1 if strict else 0)
+    shown = capsys.readouterr().out
+    assert "Within the budgets that could be judged" in shown
+    assert "not judged: the power of web/phone is unknown" in shown
 
 
 def test_every_seed_must_keep_the_budgets(folder: Path) -> None:

@@ -181,7 +181,7 @@ def test_a_search_is_drawn(tmp_path: Path) -> None:
         {
             "tool_version": "0", "model": "<m>.onnx", "devices": ["a/b"], "epochs": 1, "seed": 0,
             "samples": 10, "held_out_samples": 2, "space": [], "candidates": 3, "looked_at": 3,
-            "rungs": [{"epochs": 1, "trained": 3, "kept": 2}], "not_judged": [], "left": [],
+            "trained": 3, "not_judged": [], "left": [],
             "objectives": [{"name": "accuracy", "better": "larger", "tolerance": 0.0}],
             "pareto": [solution(7, 0.9, 10**6)], "beaten": [solution(8, 0.8, 2 * 10**6)],
             "over_budget": [],

@@ -23,7 +23,7 @@ from odtpack_simulator.memory.execution_order import trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planned_changes import plan_changes
 from odtpack_simulator.result.result import PlannedChange, SimulationResult
-from odtpack_simulator.simulation import simulate
+from odtpack_simulator.simulation import judge_again, simulate
 from odtpack_simulator.values.figure import Check
 from tests import zoo
 from tests.packaging_tools import generate, trainable_names
@@ -153,8 +153,11 @@ def memory_check(result: SimulationResult, metric: str = "memory_limit") -> Chec
     return check
 
 
-def test_a_recommender_is_advised_to_freeze_its_table(tmp_path: Path) -> None:
+def test_a_recommender_is_advised_to_freeze_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And what the advice says it needs, it needs: trained so for real, it fits."""
+    monkeypatch.chdir(tmp_path / "..")
     generate(recommender(), tmp_path / "package", OptimType.AdamW)
     text = memory_check(simulated(tmp_path, 14_000_000, 200)).advice or ""
     assert text.startswith("freezing the first trained layer ('items') needs about ")
@@ -168,6 +171,14 @@ def test_a_recommender_is_advised_to_freeze_its_table(tmp_path: Path) -> None:
     fits = simulated(tmp_path / "frozen", 14_000_000, 200)
     assert fits.devices[0].memory.outcome == "fits"
     assert fits.memory.changes is None  # nothing failed, nothing was planned
+    tight = parse_budgets(b'[budgets]\npeak_memory = "3 MB"')
+    again = judge_again(fits, lambda result: judge(result, tight))
+    assert "even training in micro-batches of 1" in (
+        memory_check(again, "peak_memory").advice or ""
+    )
+    moved = fits.model_copy(update={"package": fits.package.model_copy(update={"path": "gone"})})
+    lost = judge_again(moved, lambda result: judge(result, tight))
+    assert "where the package is" in (memory_check(lost, "peak_memory").advice or "")
 
 
 def test_what_is_frozen_already_is_not_proposed(tmp_path: Path) -> None:

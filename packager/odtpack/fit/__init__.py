@@ -1,9 +1,9 @@
 """Searches what a recipe leaves open for the trade-offs that keep the budgets.
 
-``space`` says what may vary and what a candidate chose of it, ``package_cache`` builds packages
-and plans their memory, ``halving`` trains them for ever more epochs and keeps the Pareto fronts,
-``finalists`` simulates what is left. ``search`` puts these together, and ``federated`` does the
-same for the settings of a federation. docs/adr/0006-how-fit-searches.md says why.
+``space`` says what may vary and what a candidate chose of it, ``study`` asks Optuna what to try,
+``package_cache`` builds packages and plans their memory, ``search`` trains what may fit, and
+``finalists`` simulates the best. ``federated`` does the same for the settings of a federation.
+docs/adr/0006-how-fit-searches.md says why.
 """
 
 from odtpack.fit.outcome import FitResult

@@ -14,8 +14,9 @@ from pydantic import Field
 
 from odtpack.errors import OdtpackError
 from odtpack.fit.finalists import TIME_TOLERANCE
-from odtpack.fit.halving import REDUCTION, Point, beaten_by, beats, keep, on_grid, rungs
-from odtpack.fit.space import SearchConstraints, spread
+from odtpack.fit.pareto import Point, beaten_by, beats, choose, on_grid
+from odtpack.fit.space import SearchConstraints
+from odtpack.fit.study import GROUP, Study, Value, optuna
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.devices import FleetDevice
@@ -38,9 +39,13 @@ class FleetSettings:
     epochs: int  # passes of a client over its samples
     learning_rate: float  # of a client's steps
 
-    def aspects(self) -> tuple[object, ...]:
-        """What it chose in each dimension."""
-        return (self.clients, self.epochs, self.learning_rate)
+    def aspects(self) -> dict[str, Value]:
+        """What it chose in each dimension, for the search."""
+        return {
+            "clients": self.clients,
+            "epochs": self.epochs,
+            "learning rate": self.learning_rate,
+        }
 
     def of(self, fleet: FleetFile) -> FleetFile:
         """A fleet run this way. ``minimum`` and ``buffer`` keep their share of the clients."""
@@ -151,6 +156,7 @@ class Tried(Part):
         rounds: Rounds that were simulated.
         figures: What it came to.
         failed: The budgets that it exceeds, as sentences.
+        not_judged: Those that could not be judged.
         reason: Why it did not go on to all rounds.
         beaten_by: Numbers of those that are nowhere worse, and somewhere better.
     """
@@ -162,6 +168,7 @@ class Tried(Part):
     rounds: Count
     figures: Figures
     failed: list[Text] = Field(default_factory=list)
+    not_judged: list[Text] = Field(default_factory=list)
     reason: Text | None = None
     beaten_by: list[Count] = Field(default_factory=list)
 
@@ -175,7 +182,7 @@ class FleetRung(Part):
 
 
 class FleetFitResult(Part):
-    """What was found. ``best`` keep every budget, and no other one that does beats them.
+    """What was found. ``best`` keep every budget that could be judged, and none such beats them.
 
     Attributes:
         manifest_sha256: Of the package.
@@ -201,6 +208,11 @@ class FleetFitResult(Part):
     over_budget: list[Tried]
     left: list[Tried]
 
+    @property
+    def judged(self) -> bool:
+        """Whether any of the best was judged by every budget."""
+        return any(not each.not_judged for each in self.best)
+
 
 def figures_of(result: FleetResult, budgets: FleetBudgets) -> Figures:
     """The figures of a federation, as far as it was simulated."""
@@ -220,6 +232,12 @@ def figures_of(result: FleetResult, budgets: FleetBudgets) -> Figures:
         energy_j=found["energy"],
     )
 
+
+_COSTS: Final = 4
+"""Error or loss, days, traffic and energy."""
+
+_FIRST_PART: Final = 3
+"""Settings are compared after this part of the rounds, and continued if they are good."""
 
 _GROWING: Final = frozenset({"traffic_per_device", "energy_per_device"})
 """Checks that can only get worse with more rounds."""
@@ -292,10 +310,9 @@ def fit_fleet(
     Raises:
         OdtpackError: The package, the data or the fleet file are wrong.
     """
-    order = spread(request.space, request.space[0], request.fleet.seed)
-    runners = list(itertools.islice(order, request.trials))
+    optuna()
     with scratch_folder("fleet-fit") as folder:
-        return _Search(request, Path(folder), LocalExecutor(jobs), progress).run(runners)
+        return _Search(request, Path(folder), LocalExecutor(jobs), progress).run()
 
 
 @dataclasses.dataclass
@@ -306,16 +323,29 @@ class _Search:
     progress: OnFleetFit
     left: list[Tried] = dataclasses.field(default_factory=list)
 
-    def run(self, runners: Sequence[FleetSettings]) -> FleetFitResult:
+    def run(self) -> FleetFitResult:
         request, rounds = self.request, self.request.fleet.federation.rounds
+        study = Study(request.space, _COSTS, request.fleet.seed)
         made = []
-        if len(runners) > request.finalists:
-            levels = rungs(len(runners), rounds, request.finalists)
-            for level in levels:
-                begun = len(runners)
-                runners = self._cut(self._play(runners, level), last=level == levels[-1])
-                made.append(FleetRung(rounds=level, played=begun, kept=len(runners)))
-        finished = [self._tried(played) for played in self._play(runners, rounds, request.seeds)]
+        if min(request.trials, len(request.space)) > request.finalists:
+            level = max(1, rounds // _FIRST_PART)
+            race = list[_Played]()
+            while group := study.ask(min(GROUP, request.trials - len(race))):
+                for played in self._play(group, level):
+                    study.tell(played.settings, self._costs(played))
+                    race.append(played)
+            runners, others = self._cut(race)
+            made = [FleetRung(rounds=level, played=len(race), kept=len(runners))]
+        else:
+            runners, others = study.ask(request.trials), []
+        finished = [self._tried(each) for each in self._play(runners, rounds, request.seeds)]
+        while others and all(each.failed for each in finished):
+            # That nothing keeps the budgets rests on all rounds.
+            more, others = others[: request.finalists], others[request.finalists :]
+            again = self._play([each.settings for each in more], rounds, request.seeds)
+            finished += [self._tried(each) for each in again]
+        ended = {each.number for each in finished}
+        self.left = [each for each in self.left if each.number not in ended]
         kept = [each for each in finished if not each.failed]
         beating = beaten_by([each.figures.costs() for each in kept])
         ranked = [
@@ -361,25 +391,28 @@ class _Search:
             for at, runner in enumerate(runners)
         ]
 
-    def _cut(self, race: Sequence[_Played], *, last: bool) -> list[FleetSettings]:
-        """Drop what is over a budget already, and what others are better than."""
+    def _costs(self, played: _Played) -> Point:
+        return figures_of(played.result, self.request.fleet.budgets).costs()
+
+    def _cut(self, race: Sequence[_Played]) -> tuple[list[FleetSettings], list[_Played]]:
+        """What goes on, and what may still: not what is over a budget already."""
         over = [self._already_over(played) for played in race]
-        if all(over):  # so that there is an answer to how far off they are
+        hopeless = all(over)
+        if hopeless:  # so that there is an answer to how far off they are
             over = [""] * len(race)
         good = [played for played, reason in zip(race, over, strict=True) if not reason]
         self.left += [
             self._tried(played, reason) for played, reason in zip(race, over, strict=True) if reason
         ]
-        points = [figures_of(each.result, self.request.fleet.budgets).costs() for each in good]
-        fewest = self.request.finalists
-        wanted = fewest if last else max(fewest, math.ceil(len(race) / REDUCTION))
-        chosen = keep(points, min(wanted, len(good)))
-        for index, played in enumerate(good):
-            if index not in chosen:
-                by = [good[i].settings.number for i in chosen if beats(points[i], points[index])]
-                reason = f"after {played.rounds} rounds others did better"
-                self.left.append(self._tried(played, reason, sorted(by)))
-        return [good[index].settings for index in chosen]
+        points = [self._costs(each) for each in good]
+        chosen = choose(points, self.request.finalists)
+        others = []
+        for index in sorted(set(range(len(good))) - {*chosen}, key=lambda i: points[i]):
+            by = [good[i].settings.number for i in chosen if beats(points[i], points[index])]
+            reason = f"after {good[index].rounds} rounds others did better"
+            self.left.append(self._tried(good[index], reason, sorted(by)))
+            others.append(good[index])
+        return [good[index].settings for index in chosen], [] if hopeless else others
 
     @staticmethod
     def _already_over(played: _Played) -> str:
@@ -388,6 +421,11 @@ class _Search:
             for check in played.result.checks
             if check.metric in _GROWING and check.status == "fail"
         )
+
+    @staticmethod
+    def _told(played: _Played, status: str) -> list[str]:
+        checks = (each for each in played.result.checks if each.level == "error")
+        return [check.message for check in checks if check.status == status]
 
     def _tried(self, played: _Played, reason: str | None = None, by: Sequence[int] = ()) -> Tried:
         settings = played.settings
@@ -398,11 +436,8 @@ class _Search:
             learning_rate=settings.learning_rate,
             rounds=played.rounds,
             figures=figures_of(played.result, self.request.fleet.budgets),
-            failed=[
-                check.message
-                for check in played.result.checks
-                if check.status == "fail" and check.level == "error"
-            ],
+            failed=self._told(played, "fail"),
+            not_judged=self._told(played, "not judged"),
             reason=reason,
             beaten_by=list(by),
         )

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from odtpack.build import build
-from odtpack.fit.halving import Point, beaten_by, on_grid
 from odtpack.fit.outcome import (
     DeviceFigures,
     Dimension,
     Dropped,
     FitResult,
     Objective,
-    Rung,
     Solution,
     choice,
 )
+from odtpack.fit.pareto import Point, beaten_by, on_grid
 from odtpack.fit.recipe_text import Surroundings, recipe_text
 from odtpack.fit.search_context import FitRequest, SearchContext
 from odtpack.fit.space import Candidate, Space
@@ -60,6 +59,8 @@ def run(candidate: Candidate, request: FitRequest, folder: Path) -> SimulationRe
         seed=request.seed,
         threads=request.threads,
         footprint=request.budgets.footprint_of,
+        evaluation=request.evaluation,
+        holdout=request.holdout,
     )
     return judge(measured, request.budgets)
 
@@ -70,11 +71,7 @@ def solution(candidate: Candidate, result: SimulationResult) -> Solution:
     loss = training.eval_loss_after
     if loss is None and result.data.held_out_samples == 0 and training.losses:
         loss = training.losses[-1]
-    misses = [
-        _miss(check, result if device is None else device)
-        for device, check in result.all_checks()
-        if check.status == "fail" and check.level == "error"
-    ]
+    missed = misses(result)
     peaks = [device.memory.peak_bytes for device in result.devices]
     return Solution(
         number=candidate.number,
@@ -101,7 +98,7 @@ def solution(candidate: Candidate, result: SimulationResult) -> Solution:
         ],
         failed=[check for check in result.checks if check.status == "fail"],
         not_judged=_not_judged(result.checks),
-        miss=max(misses) if misses else None,
+        miss=max(missed.values(), default=None),
     )
 
 
@@ -121,6 +118,16 @@ def energy_of(device: DeviceResult) -> Interval | None:
 
 def _worst(intervals: Iterable[Interval | None]) -> float | None:
     return max((each.typical for each in intervals if each is not None), default=None)
+
+
+def misses(result: SimulationResult) -> dict[str, float]:
+    """By which share of its limit each failed metric misses it where it is worst."""
+    found: dict[str, float] = {}
+    for device, check in result.all_checks():
+        if check.status == "fail" and check.level == "error":
+            miss = _miss(check, result if device is None else device)
+            found[check.metric] = max(miss, found.get(check.metric, 0.0))
+    return found
 
 
 def _miss(check: Check, of: DeviceResult | SimulationResult) -> float:
@@ -210,7 +217,7 @@ def summarize(
     *,
     candidates: int,
     looked_at: int,
-    rungs: list[Rung],
+    trained: int,
     left: Sequence[Dropped],
 ) -> FitResult:
     """The result of a search from its judged finalists."""
@@ -220,8 +227,10 @@ def summarize(
     )
     kept = [solutions[c.number] for c, result in simulated if not result.over_budget]
     best, beaten = compared(kept, wanted)
-    over = [solutions[c.number] for c, result in simulated if result.over_budget]
-    over.sort(key=lambda each: (each.miss or 0.0, each.number))
+    # The nearest to the budgets first. No other one misses each of them by less.
+    far = {c.number: sum(misses(result).values()) for c, result in simulated if result.over_budget}
+    over = [solutions[number] for number in far]
+    over.sort(key=lambda each: (far[each.number], costs(each, wanted), each.number))
     by_number = {candidate.number: candidate for candidate, _ in simulated}
 
     def recipe(found: Solution, index: int) -> str:
@@ -269,7 +278,7 @@ def summarize(
         space=[Dimension(name=name, values=values) for name, values in dimensions.items()],
         candidates=candidates,
         looked_at=looked_at,
-        rungs=rungs,
+        trained=trained,
         objectives=wanted,
         not_judged=unknown,
         pareto=with_recipes(best),

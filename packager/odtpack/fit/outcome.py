@@ -17,11 +17,11 @@ from odtpack_simulator.values.figure import Check, Text, Verdict
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.units import Interval
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
-Stage = Literal["build", "plan", "training", "rate"]
-"""Where a candidate was left: it could not be built; its plan is over a limit or it was
-beyond what was to be trained; others were better after a few epochs; another learning rate was."""
+Stage = Literal["build", "plan", "training", "beaten"]
+"""Where a candidate was left: it could not be built; its plan is over a limit; its training failed
+or was stopped, since others of its family did better; others that were trained beat it."""
 
 
 class Choice(Part):
@@ -138,14 +138,6 @@ class Objective(Part):
     """Width of the logarithmic grid on which two figures count as equal, as a share."""
 
 
-class Rung(Part):
-    """Candidates that were trained for so many epochs, and how many went on."""
-
-    epochs: int = Field(ge=1)
-    trained: Count
-    kept: Count
-
-
 class Dimension(Part):
     """The values of one thing that varied."""
 
@@ -156,7 +148,7 @@ class Dimension(Part):
 class FitResult(Part):
     """A search: the Pareto set of the candidates that keep every budget on every device."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     tool_version: Text
     model: Text
     devices: list[Text]
@@ -169,7 +161,8 @@ class FitResult(Part):
     """Candidates in the space."""
     looked_at: Count
     """Those that were built and planned."""
-    rungs: list[Rung]
+    trained: Count
+    """Those that were trained."""
     objectives: list[Objective]
     not_judged: list[NotJudged]
     """Objectives that are unknown on a device, and why; on all devices, if it is none of the
@@ -184,10 +177,9 @@ class FitResult(Part):
 
     def __repr__(self) -> str:
         count = len(self.pareto)
-        trained = self.rungs[0].trained if self.rungs else 0
         return (
             f"FitResult({count} recipe{'s' * (count != 1)} within the budgets, {len(self.beaten)} "
-            f"beaten, {len(self.over_budget)} over a budget, of {trained} trained)"
+            f"beaten, {len(self.over_budget)} over a budget, of {self.trained} trained)"
         )
 
     __str__ = __repr__

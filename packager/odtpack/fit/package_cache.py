@@ -114,9 +114,9 @@ def memory_ceiling(profiles: Sequence[DeviceProfile], budgets: Budgets) -> Ceili
         others = budgets.footprint_of(profile).nbytes + RUNTIME_LIBRARY_BYTES
         if granted is not None:
             found.append(Ceiling(max(0, granted - others), profile.title))
-        for limit, where in _errors(profile, budgets, "peak_memory"):
+        for limit, where in error_limits(profile, budgets, "peak_memory"):
             found.append(Ceiling(limit, where))
-        for share, where in _errors(profile, budgets, "memory_headroom"):
+        for share, where in error_limits(profile, budgets, "memory_headroom"):
             if granted is not None:
                 found.append(Ceiling(max(0, granted * (1 - share / 100) - others), where))
     return min(found, key=lambda each: each.limit, default=None)
@@ -127,12 +127,12 @@ def size_ceiling(profiles: Sequence[DeviceProfile], budgets: Budgets) -> Ceiling
     found = [
         Ceiling(limit, where)
         for profile in profiles
-        for limit, where in _errors(profile, budgets, "package_size")
+        for limit, where in error_limits(profile, budgets, "package_size")
     ]
     return min(found, key=lambda each: each.limit, default=None)
 
 
-def _errors(profile: DeviceProfile, budgets: Budgets, key: str) -> Iterator[tuple[float, str]]:
+def error_limits(profile: DeviceProfile, budgets: Budgets, key: str) -> Iterator[tuple[float, str]]:
     """Limits of one metric on a device that are errors to exceed, and where they stand."""
     for placed in budgets.for_device(profile.name, profile.os).get(key, ()):
         if placed.level == "error" and placed.kind == "absolute":

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
+import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from odtpack.errors import OdtpackError
 from odtpack.fit import finalists
 from odtpack.fit.finalists import summarize
-from odtpack.fit.halving import Runner, halve, rungs
-from odtpack.fit.outcome import Dropped, FitResult
+from odtpack.fit.outcome import Dropped, FitResult, Stage, choice
 from odtpack.fit.package_cache import (
     Ceiling,
     PackageCache,
     Planned,
+    error_limits,
     memory_ceiling,
     size_ceiling,
 )
+from odtpack.fit.pareto import Point, beats, choose
 from odtpack.fit.search_context import (
     FitRequest,
     SearchContext,
@@ -30,13 +32,18 @@ from odtpack.fit.search_context import (
     make_search_context,
     train,
 )
-from odtpack.fit.space import Candidate, MemoryBudget, open_space, spread
+from odtpack.fit.space import Candidate, MemoryBudget, open_space
+from odtpack.fit.study import GROUP, Study, optuna
+from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.job import SamplePlan
 from odtpack_simulator.result.result import SimulationResult
 from odtpack_simulator.values.memory_fit import with_margin
+
+_COSTS: Final = 3
+"""Loss or error rate, memory, and work."""
 
 _LOOKS: Final = 4
 """So many times the wanted trials are planned at most, in search of ones that may fit."""
@@ -76,12 +83,74 @@ def fit(
         OdtpackError: The model, the data, the recipe or an option is wrong. A candidate that
             fails by itself is a result.
     """
+    optuna()
     with scratch_folder("fit") as name:
         folder = Path(name)
         progress(FitProgress("build the recipe as it is"))
-        ground = make_search_context(request.settings, request.data, folder, request.seed)
+        ground = make_search_context(
+            *(request.settings, request.data, folder, request.seed),
+            evaluation=request.evaluation,
+            holdout=request.holdout,
+        )
         local = LocalExecutor(jobs)
         return _Search(request, ground, folder, local, executor or local, progress).run()
+
+
+@dataclasses.dataclass(frozen=True)
+class Runner:
+    """A candidate, and what is known of it."""
+
+    candidate: Candidate
+    planned: Planned
+    excess: float = 0.0  # shares by which it is over the limits on memory and size
+    reason: str = ""  # which limit that is; empty within them
+    trained: Trained | None = None  # how its training went; None if it was not trained
+    stopped_by: tuple[int, ...] = ()  # those that did better when its training was stopped
+
+    @property
+    def finished(self) -> Trained | None:
+        """How its training went, if it came to the end."""
+        there = self.trained
+        return None if there is None or there.stopped_after or there.problem else there
+
+    def left(self, stage: Stage, reason: str, epochs: int = 0, by: Sequence[int] = ()) -> Dropped:
+        """The record of a candidate that does not go on."""
+        trained = self.trained or Trained()
+        return Dropped(
+            number=self.candidate.number,
+            choice=choice(self.candidate),
+            stage=stage,
+            reason=reason[:4000],
+            epochs=epochs,
+            metric=trained.metric,
+            loss=trained.loss,
+            predicted_peak_bytes=self.planned.peak_bytes,
+            measured_peak_bytes=trained.peak_bytes,
+            beaten_by=sorted(by),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """What the file of a study keeps of it."""
+        return {
+            "memory": self.candidate.memory and dataclasses.asdict(self.candidate.memory),
+            "planned": dataclasses.asdict(self.planned),
+            "trained": self.trained and dataclasses.asdict(self.trained),
+            "excess": [min(self.excess, 1e30), self.reason],
+            "stopped_by": self.stopped_by,
+        }
+
+    @classmethod
+    def recorded(cls, candidate: Candidate, record: dict[str, Any]) -> Runner:
+        """The runner that :meth:`record` describes."""
+        memory, trained = record["memory"], record["trained"]
+        if memory:
+            memory = MemoryBudget(memory["size"], tuple(memory["sizes"]))
+        if trained:
+            trained = Trained(**trained | {"curve": tuple(trained["curve"])})
+        candidate = dataclasses.replace(candidate, memory=memory)
+        planned, by = Planned(**record["planned"]), tuple(record["stopped_by"])
+        excess, reason = record["excess"]
+        return cls(candidate, planned, excess, reason, trained, by)
 
 
 @dataclasses.dataclass
@@ -107,97 +176,217 @@ class _Search:
             fixed_batch=ground.fixed_batch,
         )
         candidates = self._fitting(space.candidates())
-        runners, looked_at = self._screen(candidates)
-        levels = [
-            epochs
-            for epochs in rungs(len(runners), request.epochs, request.finalists)
-            if not any(self._problem(runner.candidate, epochs) for runner in runners)
-        ] or [request.epochs]
-        ahead, dropped, made = halve(runners, levels, request.finalists, self._train)
-        self.left += dropped
+        race = self.tried(candidates)
+        ahead = self.finalists(race)
         return summarize(
             self._simulate(ahead),
             request,
             ground,
             space,
             candidates=len(candidates),
-            looked_at=looked_at,
-            rungs=made,
+            looked_at=len(race),
+            trained=sum(each.trained is not None for each in race.values()),
             left=self.left,
         )
 
     def _fitting(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those whose training is as long as the recipe's schedule of the learning rate asks."""
-        fitting = [each for each in candidates if not self._problem(each, self.request.epochs)]
+        fitting = [each for each in candidates if not self._problem(each)]
         if fitting:
             return fitting
-        problem = self._problem(candidates[0], self.request.epochs)
+        problem = self._problem(candidates[0])
         assert problem is not None  # noqa: S101 - nothing would have been left out
-        steps = self._schedule(candidates[0], self.request.epochs).steps
+        steps = self._schedule(candidates[0]).steps
         problem.hint = f"the training makes {steps} steps: pass more --epochs"
         raise problem
 
-    def _problem(self, candidate: Candidate, epochs: int) -> OdtpackError | None:
-        """Why the recipe's schedule does not fit in so many epochs of a candidate."""
+    def _problem(self, candidate: Candidate) -> OdtpackError | None:
+        """Why the recipe's schedule does not fit in the epochs of a candidate."""
         schedule = self.ground.base.schedule
         if schedule is None:
             return None
         try:
-            schedule.schedule(self._schedule(candidate, epochs).steps)
+            schedule.schedule(self._schedule(candidate).steps)
         except OdtpackError as error:
             return error
         return None
 
-    def _schedule(self, candidate: Candidate, epochs: int) -> SamplePlan:
-        return self.ground.schedule(candidate.micro_batch, candidate.accumulation_steps, epochs)
+    def _schedule(self, candidate: Candidate) -> SamplePlan:
+        cut = candidate.micro_batch, candidate.accumulation_steps
+        return self.ground.schedule(*cut, self.request.epochs)
 
-    def _screen(self, candidates: Sequence[Candidate]) -> tuple[list[Runner], int]:
-        """Candidates whose plan may fit, as many as are wanted, spread over the space."""
+    def tried(self, candidates: Sequence[Candidate]) -> dict[int, Runner]:
+        """The candidates that Optuna asks for: planned, and trained if they may fit."""
         request = self.request
-        workshop = PackageCache(
+        purpose = "" if request.study is None else self._purpose(candidates)
+        study = Study(candidates, _COSTS, request.seed, request.study, purpose)
+        found = {c.number: Runner.recorded(c, record) for c, record in study.told()}
+        while True:
+            trained = sum(each.trained is not None for each in found.values())
+            room = min(request.trials - trained, _LOOKS * request.trials - len(found))
+            group = study.ask(min(room, max(GROUP, self.local.jobs)))
+            if not group:
+                return found
+            planned = [Runner(c, plan, *self._excess(plan)) for c, plan in self._plan(group)]
+            fit = [each for each in planned if not each.planned.problem and each.excess <= 0]
+            done = {each.candidate.number: each for each in planned}
+            done |= self._trained(fit, [*found.values()])
+            for asked in group:
+                runner = found[asked.number] = done[asked.number]
+                costs = self.point(runner) if runner.finished else None
+                study.tell(asked, costs, excess=self.short(runner), record=runner.record())
+
+    def _purpose(self, candidates: Sequence[Candidate]) -> str:
+        """A digest of what is searched, and how."""
+        request = self.request
+        content = (
+            self.ground.base.canonical_json(),
+            *(
+                None if path is None else file_sha256(path)
+                for path in (request.settings.model, request.data, request.evaluation)
+            ),
+            [profile.digest for profile in request.profiles],
+            repr(request.budgets),
+            (request.epochs, request.seed, request.threads, request.holdout),
+            [each.aspects() for each in candidates],
+        )
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def point(self, runner: Runner) -> Point:
+        """Loss or error rate, memory, and work of an epoch: all repeat exactly."""
+        quality = math.inf if runner.trained is None else runner.trained.cost
+        steps = self._schedule(runner.candidate).steps_per_epoch
+        return (quality, float(runner.planned.peak_bytes), runner.planned.work * steps)
+
+    def short(self, runner: Runner) -> float:
+        """Shares by which it misses the limits that can be judged before it is simulated."""
+        done, missed = runner.finished or Trained(), max(0.0, runner.excess)
+        for key, value, worse in ("final_loss", done.loss, 1), ("accuracy_floor", done.metric, -1):
+            if value is not None:
+                missed += max(
+                    (
+                        max(0.0, worse * (value - limit)) / (abs(limit) or 1.0)
+                        for profile in self.request.profiles
+                        for limit, _ in error_limits(profile, self.request.budgets, key)
+                    ),
+                    default=0.0,
+                )
+        return missed
+
+    def finalists(self, race: dict[int, Runner]) -> list[Runner]:
+        """Those to simulate: the Pareto set of what keeps the budgets, or what is nearest to it."""
+        if not any(each.trained for each in race.values()):  # so that there is a measured answer
+            built = (each for each in race.values() if not each.planned.problem)
+            near = min(built, key=lambda each: (each.excess, each.candidate.number), default=None)
+            if near is None:
+                problem = next(iter(race.values())).planned.problem
+                what = f"none of {len(race)} candidates can be built; {problem}"
+                raise OdtpackError("nothing-builds", what)
+            race |= self._trained([near], [])
+        if not any(each.finished and not self.short(each) for each in race.values()):
+            # That nothing keeps the budgets rests on whole trainings.
+            stopped = [r for r in race.values() if r.trained and r.trained.stopped_after]
+            race |= self._trained(stopped, [])
+        done = [each for each in race.values() if each.finished]
+        good = [each for each in done if not self.short(each)]
+        if good:
+            ahead = [good[i] for i in choose([*map(self.point, good)], self.request.finalists)]
+        else:
+            done.sort(key=lambda each: (self.short(each), self.point(each)))
+            ahead = done[: self.request.finalists]
+        self.left += [self._dropped(each, ahead) for each in race.values() if each not in ahead]
+        return ahead
+
+    def _dropped(self, runner: Runner, ahead: Sequence[Runner]) -> Dropped:
+        """Why a candidate is not simulated."""
+        trained, epochs = runner.trained, self.request.epochs
+        if runner.planned.problem is not None:
+            return runner.left("build", runner.planned.problem)
+        if trained is None:
+            return runner.left("plan", runner.reason)
+        if trained.problem is not None:
+            return runner.left("training", trained.problem, epochs)
+        if trained.stopped_after:
+            at = trained.stopped_after
+            reason = (
+                f"after {at} of {epochs} epochs most of its family that cost no more were better"
+            )
+            return runner.left("training", reason, at, runner.stopped_by)
+        point = self.point(runner)
+        by = [each.candidate.number for each in ahead if beats(self.point(each), point)]
+        reason = "others have a better metric, less memory or less work"
+        if self.short(runner):
+            reason = "it misses a budget, and others miss by less"
+        return runner.left("beaten", reason, epochs, by)
+
+    def _trained(self, runners: Sequence[Runner], before: Sequence[Runner]) -> dict[int, Runner]:
+        """Train candidates; those that the median of their family beats are stopped early."""
+        # Only what is finished before a group of trainings begins can stop one of them, so that the
+        # number of processes decides nothing; and only what costs no more, so that what takes the
+        # least memory always comes to the end.
+        rivals = [
+            [
+                other
+                for other in before
+                if other.finished
+                and other.candidate.family == runner.candidate.family
+                and all(
+                    a <= b
+                    for a, b in zip(self.point(other)[1:], self.point(runner)[1:], strict=True)
+                )
+            ]
+            for runner in runners
+        ]
+        built = self._packages.plan([runner.candidate for runner in runners], self.local)
+        trials = [
+            Trial(
+                planned.folder,
+                self.ground.files,
+                self._schedule(runner.candidate),
+                runner.candidate.learning_rate,
+                self.request.threads,
+                tuple(other.finished.curve for other in others if other.finished),
+            )
+            for runner, planned, others in zip(runners, built, rivals, strict=True)
+        ]
+        started = sum(each.trained is not None for each in before)
+        most = max(self.request.trials, started + len(trials))
+        done = self.executor.map(
+            train,
+            trials,
+            files=[self.folder / "packages", self.folder / "data"],
+            on_done=lambda done, _: self.progress(FitProgress("train", started + done, most)),
+        )
+        found = {}
+        for runner, others, trained in zip(runners, rivals, done, strict=True):
+            at = len(trained.curve) - 1
+            by = [
+                each.candidate.number
+                for each in others
+                if trained.stopped_after
+                and each.finished
+                and each.finished.curve[at] < trained.curve[at]
+            ]
+            after = dataclasses.replace(runner, trained=trained, stopped_by=tuple(by))
+            found[runner.candidate.number] = after
+        return found
+
+    @functools.cached_property
+    def _packages(self) -> PackageCache:
+        return PackageCache(
             self.ground.base,
             self.folder / "packages",
             self.ground.shapes,
             self.ground.whole.train_samples,
-            request.threads,
-            tuple({kit_of(profile.os): None for profile in request.profiles}),
+            self.request.threads,
+            tuple({kit_of(profile.os): None for profile in self.request.profiles}),
         )
-        order = spread(candidates, candidates[0], request.seed)
-        good, over = list[Runner](), list[tuple[float, Runner, str]]()
-        looked_at, most = 0, _LOOKS * request.trials
-        while True:
-            wanted = min(request.trials - len(good), most - looked_at)
-            batch = list(itertools.islice(order, max(0, wanted)))
-            if not batch:
-                break
-            looked_at += len(batch)
-            for candidate, planned in self._plan(batch, workshop):
-                steps = self._schedule(candidate, 1).steps_per_epoch
-                runner = Runner(candidate, planned, candidate.cost_key(self.ground.base), steps)
-                excess, reason = self._excess(planned)
-                if planned.problem is not None:
-                    self.left.append(runner.left("build", planned.problem))
-                elif excess > 0:
-                    over.append((excess, runner, reason))
-                else:
-                    good.append(runner)
-        over.sort(key=lambda each: (each[0], each[1].candidate.number))
-        if over and not good:  # so that there is a measured answer to how far off it is
-            good.append(over.pop(0)[1])
-        self.left += [runner.left("plan", reason) for _, runner, reason in over]
-        if not good:
-            raise OdtpackError(
-                "nothing-builds",
-                f"none of {looked_at} candidates can be built; {self.left[0].reason}",
-            )
-        return good, looked_at
 
-    def _plan(
-        self, batch: Sequence[Candidate], packages: PackageCache
-    ) -> list[tuple[Candidate, Planned]]:
+    def _plan(self, batch: Sequence[Candidate]) -> list[tuple[Candidate, Planned]]:
         """Build and plan candidates; those that take too much memory recompute, if that helps."""
         # A package that is built for a memory budget takes the place of the one without. Segments
         # compute again as it is.
+        packages = self._packages
         plans = packages.plan(batch, self.local, on_done=self._reporter("build and plan"))
         found = dict(zip(batch, plans, strict=True))
         ceiling = self._memory_ceiling
@@ -242,24 +431,6 @@ class _Search:
             if ceiling is not None and ceiling.excess(count) > excess:
                 excess, reason = ceiling.excess(count), ceiling.describe(what, count)
         return excess, reason
-
-    def _train(self, runners: Sequence[Runner], epochs: int) -> list[Trained]:
-        trials = [
-            Trial(
-                runner.planned.folder,
-                self.ground.files,
-                self._schedule(runner.candidate, epochs),
-                runner.candidate.learning_rate,
-                self.request.threads,
-            )
-            for runner in runners
-        ]
-        return self.executor.map(
-            train,
-            trials,
-            files=[self.folder / "packages", self.folder / "data"],
-            on_done=self._reporter(f"train for {epochs} of {self.request.epochs} epochs"),
-        )
 
     def _simulate(self, runners: Sequence[Runner]) -> list[tuple[Candidate, SimulationResult]]:
         """Train the finalists to the end and time them, one at a time."""

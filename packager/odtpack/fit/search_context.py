@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from odtpack.build import build, forward_model
 from odtpack.errors import OdtpackError
 from odtpack.fit.space import Freeze, SearchConstraints, freezes
+from odtpack.fit.study import stopper
 from odtpack.model.loading import load_model
 from odtpack.package.parameters import choose
 from odtpack_runtime.files.scratch import scratch_folder
@@ -17,8 +19,14 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import TensorSpec
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.figures.limits import Budgets
-from odtpack_simulator.replay.job import SamplePlan, make_sample_plan
-from odtpack_simulator.replay.replay import choose_rate, make_job, run_training_child, write_data
+from odtpack_simulator.replay.job import HELD_OUT_SHARE, Message, SamplePlan, make_sample_plan
+from odtpack_simulator.replay.replay import (
+    choose_rate,
+    load_samples,
+    make_job,
+    run_training_child,
+    write_data,
+)
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSpec, Recipe
@@ -43,6 +51,9 @@ class FitRequest:
         finalists: Candidates of these to train to the end and to time.
         seed: Seed of the choice of candidates, of the split and of the order.
         threads: Threads of the replays.
+        evaluation: ``.npz`` file with the samples to evaluate on; None to hold out a share.
+        holdout: Share of the data that is held out, if there is no such file.
+        study: File that keeps the search, to go on from; None to keep nothing.
     """
 
     settings: BuildSpec
@@ -59,6 +70,9 @@ class FitRequest:
     finalists: int = 6
     seed: int = 0
     threads: int = 1
+    study: Path | None = None
+    evaluation: Path | None = None
+    holdout: float = HELD_OUT_SHARE
 
     def __post_init__(self) -> None:
         if not self.profiles:
@@ -89,6 +103,8 @@ class SearchContext:
     files: dict[str, str]  # for each input, the path of an `.npy` file that children map
     shapes: dict[str, tuple[int, ...]]  # shape of one sample of each input
     samples: int  # number of samples
+    apart: int  # how many of them are a file's own, to evaluate on
+    holdout: float  # share to evaluate on if there is no such file
     seed: int  # seed of the split and of the order
     fixed_batch: int | None  # size of every batch if the model fixes it
     freezes: tuple[Freeze, ...]  # choices of what to freeze
@@ -102,6 +118,8 @@ class SearchContext:
             epochs=epochs,
             seed=self.seed,
             accumulation_steps=accumulation_steps,
+            holdout=self.holdout,
+            apart=self.apart,
         )
 
     def open_sizes(self) -> tuple[str, ...]:
@@ -120,12 +138,19 @@ class SearchContext:
         return self.schedule(self.fixed_batch or 1, 1, 1)
 
 
-def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int) -> SearchContext:
+def make_search_context(
+    settings: BuildSpec,
+    data: Path,
+    folder: Path,
+    seed: int,
+    evaluation: Path | None = None,
+    holdout: float = HELD_OUT_SHARE,
+) -> SearchContext:
     """Build what the recipe says, so that its errors show, and read the data."""
     build(settings, folder / "recipe")
     package = Package.open(folder / "recipe")
     inputs = tuple(package.manifest.input_specs())
-    arrays = package.load_data(data)
+    arrays, apart = load_samples(package, data, evaluation)
     (folder / "data").mkdir()
     files = write_data(arrays, folder / "data")
     sizes = [spec.shape[0] for spec in inputs if spec.shape]
@@ -140,6 +165,8 @@ def make_search_context(settings: BuildSpec, data: Path, folder: Path, seed: int
         files,
         {name: array.shape[1:] for name, array in arrays.items()},
         len(next(iter(arrays.values()))),
+        apart,
+        holdout,
         seed,
         next((size for size in sizes if isinstance(size, int)), None),
         # Nothing more is frozen where the recipe says what is trained, or an adapter is.
@@ -156,28 +183,56 @@ class Trial:
     schedule: SamplePlan  # which samples make which batch
     learning_rate: float  # rate of every step, or that the package's schedule starts from
     threads: int  # threads of the sessions
+    rivals: tuple[tuple[float, ...], ...] = ()  # see :func:`~odtpack.fit.study.stopper`
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """How a short training went."""
+    """How a training went."""
 
     metric: float | None = None  # accuracy on the held-out samples; None if there is none
     # loss on the held-out samples, else of the last step; None if not finite
     loss: float | None = None
     peak_bytes: int | None = None  # measured peak of memory; None if it could not be measured
     problem: str | None = None  # why there are no figures: it ran out of memory, or failed
+    # what is compared after each pass: the error rate, or the loss where there is no metric
+    curve: tuple[float, ...] = ()
+    stopped_after: int | None = None  # epochs after which it was stopped; None if it was not
+
+    @property
+    def cost(self) -> float:
+        """The error rate, or the loss where there is no metric; infinite if unknown."""
+        cost = self.loss if self.metric is None else 1.0 - self.metric
+        return math.inf if cost is None else cost
+
+
+class _StoppedError(Exception):
+    """The training is not worth going on with."""
 
 
 def train(trial: Trial) -> Trained:
-    """Train in a child process; what fails is a result."""
+    """Train in a child process; what fails is a result, and what others beat is stopped."""
+    stop = stopper(trial.rivals)
+    metric, loss, epochs, curve = None, None, 0, list[float]()
+
+    def seen(message: Message) -> None:
+        nonlocal metric, loss, epochs
+        if message["event"] != "evaluation" or message["when"] == "before":
+            return
+        metric, loss = message["metric"], message["loss"]
+        epochs = message["step"] // trial.schedule.steps_per_epoch
+        curve.append(Trained(metric, loss).cost)
+        if message["when"] == "during" and stop(len(curve) - 1, curve[-1]):
+            raise _StoppedError
+
     with scratch_folder("fit") as folder:
         try:
             package = Package.open(trial.package)
             rate = choose_rate(package.manifest, trial.learning_rate, trial.schedule.steps)
-            done = run_training_child(
-                make_job(package, trial.data, trial.schedule, rate, trial.threads, Path(folder))
-            )
+            job = make_job(package, trial.data, trial.schedule, rate, trial.threads, Path(folder))
+            done = run_training_child(job, on_message=seen)
+        except _StoppedError:
+            return Trained(metric, loss, curve=tuple(curve), stopped_after=epochs)
         except OdtpackError as error:
             return Trained(problem=f"{error.code}: {error.what}")
     if done.outcome == "killed":
@@ -194,4 +249,4 @@ def train(trial: Trial) -> Trained:
     loss = done.eval_loss_after
     if done.eval_loss_before is None and done.losses:
         loss = done.losses[-1]
-    return Trained(done.metric_after, loss, done.peak_bytes)
+    return Trained(done.metric_after, loss, done.peak_bytes, curve=tuple(curve))

@@ -13,12 +13,10 @@ import hashlib
 import itertools
 import json
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import onnx_ir as ir
 
 from odtpack.choices import STORAGES
@@ -31,6 +29,7 @@ from odtpack_runtime.training.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
     from odtpack.choices import Storage
+    from odtpack.fit.study import Value
     from odtpack.recipe import BuildSpec, Recipe
     from odtpack.spec import Group
 
@@ -221,54 +220,26 @@ class Candidate:
         content = json.dumps([text, self.batch_size, self.micro_batch])
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def aspects(self) -> tuple[object, ...]:
-        """What it chose in each dimension, for spreading candidates evenly."""
-        return (
-            self.batch_size,
-            self.accumulation_steps,
-            self.freeze.title,
-            self.optimizer,
-            self.learning_rate,
-            self.storage,
-        )
+    def aspects(self) -> dict[str, Value]:
+        """What it chose in each dimension, for the search."""
+        return {
+            "batch size": self.batch_size,
+            f"micro-batch of {self.batch_size}": self.micro_batch,
+            "frozen": self.freeze.title,
+            "optimizer": self.optimizer,
+            f"learning rate of {self.optimizer}": self.learning_rate,
+            "storage of frozen weights": self.storage or "float32",
+        }
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """Equal for candidates whose losses are worth comparing before the end."""
+        return (self.freeze.title, self.optimizer)
 
 
 def storages(base: BuildSpec, *, fixed: bool) -> tuple[Storage | None, ...]:
     """How frozen weights may be stored: as asked for, if that is fixed."""
     return (base.frozen_storage,) if fixed else (None, *STORAGES)
-
-
-class Choice(Protocol):
-    """One point of a space that is searched."""
-
-    def aspects(self) -> tuple[object, ...]:
-        """What it chose in each dimension."""
-        ...
-
-
-C = TypeVar("C", bound=Choice)
-
-
-def spread(candidates: Sequence[C], first: C | None, seed: int) -> Iterator[C]:
-    """All candidates, each next one such that what was chosen rarely comes up."""
-    # The order is that of a shuffle by the seed in which, again and again, the candidate comes
-    # first whose choices occurred least so far, summed over the dimensions: however few are taken,
-    # every value of every dimension is among them about equally often.
-    # `first`: the one to begin with, of `candidates`; None for no matter which.
-    order = np.random.default_rng([seed, 2]).permutation(len(candidates))
-    waiting = [candidates[index] for index in order]
-    if first is not None:
-        waiting.remove(first)
-        waiting.insert(0, first)
-    counts: Counter[tuple[int, object]] = Counter()
-    while waiting:
-        # min() takes the first of equals, so that the shuffle breaks ties.
-        chosen = min(waiting, key=lambda each: sum(counts[a] for a in enumerate(each.aspects())))
-        if not counts:
-            chosen = waiting[0]
-        counts.update(enumerate(chosen.aspects()))
-        waiting.remove(chosen)
-        yield chosen
 
 
 _TRIED: Final[dict[str, Options]] = {

@@ -53,8 +53,8 @@ def for_memory(result: SimulationResult, device: DeviceResult, limit_bytes: floa
         )
     if changes is None:
         return (
-            "what would be enough was not planned for this limit: odtpack simulate with it plans "
-            "smaller micro-batches, an optimizer without state and frozen layers"
+            "smaller micro-batches, an optimizer without state and frozen layers are planned where "
+            "the package is: odtpack judge, run as odtpack simulate was, says what is enough"
         )
     if not changes:
         return (

@@ -251,6 +251,7 @@ def _notes(base: SimulationResult, head: SimulationResult) -> list[str]:
         ("odtpack", lambda r: r.tool_version),
         ("samples", lambda r: r.data.samples),
         ("held-out samples", lambda r: r.data.held_out_samples),
+        ("evaluated on", lambda r: "a file" if r.data.evaluated_apart else "a share of the data"),
         ("seed", lambda r: r.data.seed),
         ("samples at once", lambda r: r.data.batch_size),
         ("accumulated batches", lambda r: r.data.accumulation_steps),

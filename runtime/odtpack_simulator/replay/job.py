@@ -66,6 +66,8 @@ class Job:
     labels: int | None = None  # Index among the user inputs of the labels
     ignored_label: int | None = None  # Label of samples that do not count; None if all do
     pieces: int = 1  # See SamplePlan
+    holdout: float = 0.2  # See SamplePlan
+    apart: int = 0  # See SamplePlan
     evaluate: bool = True  # Evaluate on the held-out samples before, during and after training
     # Make at most so many optimizer steps, 1 or more, and evaluate on at most so many batches each
     # time: the memory of a training without its time. None for all.
@@ -283,11 +285,11 @@ Indices = npt.NDArray[np.int64]
 class SamplePlan:
     """Split and order of the samples."""
 
-    # A permutation by the seed is cut: the last fifth is held out. Every epoch takes the rest in an
+    # A permutation by the seed is cut: the last share is held out. Every epoch takes the rest in an
     # order of its own, and the last batch of an epoch holds what is left over, unless the model
     # fixes the size of a batch.
     # Data that arrive in pieces do so in the order in which they stand in the file. What is held
-    # out is a fifth of all of them; the others are cut into pieces of equal size (the first ones
+    # out is a share of all of them; the others are cut into pieces of equal size (the first ones
     # may have a sample more). Each piece is trained on for all epochs, by itself, before the next
     # one arrives.
 
@@ -299,11 +301,14 @@ class SamplePlan:
     # Batches that make one optimizer step. What is left of a pass makes a step too.
     accumulation_steps: int = 1
     pieces: int = 1  # Number of pieces in which the training data arrive
+    holdout: float = HELD_OUT_SHARE  # Share of the samples that is held out
+    # The last samples that are held out instead, if they are not of the training data; 0 if none.
+    apart: int = 0
 
     @property
     def held_out_samples(self) -> int:
         """Number of samples held out."""
-        return int(self.samples * HELD_OUT_SHARE)
+        return self.apart or int(self.samples * self.holdout)
 
     @property
     def train_samples(self) -> int:
@@ -336,7 +341,7 @@ class SamplePlan:
             return dataclasses.replace(self, epochs=epochs)
         each = max(1, most_steps // self.pieces) * self.batch_size * self.accumulation_steps
         train = max(each * self.pieces, self.pieces * self.batch_size)
-        samples = math.ceil(train / (1 - HELD_OUT_SHARE))
+        samples = train + self.apart if self.apart else math.ceil(train / (1 - self.holdout))
         return dataclasses.replace(self, epochs=1, samples=min(self.samples, samples))
 
     @property
@@ -399,7 +404,9 @@ class SamplePlan:
         yield from self._cut(self._permutation()[self.train_samples :], size)
 
     def _permutation(self) -> Indices:
-        return np.random.default_rng([self.seed, 0]).permutation(self.samples)
+        first = self.samples - self.apart
+        order = np.random.default_rng([self.seed, 0]).permutation(first)
+        return np.concatenate((order, np.arange(first, self.samples)))
 
     def _steps_of_pieces(self, pieces: int) -> int:
         """Optimizer steps of one pass over each of the first pieces."""
@@ -426,6 +433,8 @@ def make_sample_plan(
     seed: int,
     accumulation_steps: int = 1,
     pieces: int = 1,
+    holdout: float = HELD_OUT_SHARE,
+    apart: int = 0,
 ) -> SamplePlan:
     """Check the parameters of a training and return its schedule."""
     for name, value, least, most in (
@@ -436,6 +445,10 @@ def make_sample_plan(
     ):
         code = f"bad-{name.removeprefix('number of ').replace(' ', '-')}"
         check_whole(code, name, value, least, most)
+    if not 0 <= holdout < 1:
+        raise OdtpackError(
+            "bad-holdout", f"The share that is held out is {holdout:g}; it must be 0 to below 1."
+        )
     fixed = {spec.shape[0] for spec in inputs if spec.shape and isinstance(spec.shape[0], int)}
     if fixed - {batch_size}:
         raise OdtpackError(
@@ -445,20 +458,21 @@ def make_sample_plan(
             hint="give the model a named first dimension to train with any batch size",
         )
     schedule = SamplePlan(
-        samples, batch_size, epochs, seed, bool(fixed), accumulation_steps, pieces
+        samples, batch_size, epochs, seed, bool(fixed), accumulation_steps, pieces, holdout, apart
     )
     # Every piece needs a batch.
     each = batch_size if schedule.full_batches else 1
     if schedule.piece_samples(pieces - 1) >= each:
         return schedule
-    needed = each * pieces
-    while needed - int(needed * HELD_OUT_SHARE) < each * pieces:
+    needed, share = each * pieces, 0.0 if apart else holdout
+    while needed - int(needed * share) < each * pieces:
         needed += 1
     in_pieces = f" in {pieces} pieces" if pieces > 1 else ""
     raise OdtpackError(
         "too-few-samples",
-        f"The data have {samples} samples, and training{in_pieces} needs at least {needed}.",
-        hint="a fifth is held out"
+        f"The data have {samples - apart} samples, and training{in_pieces} needs at least "
+        f"{needed}.",
+        hint=f"a share of {share:g} is held out"
         + (f", and the model takes batches of {each} only" if each > 1 else "")
         + ("; let the data arrive in fewer pieces" if in_pieces else ""),
     )

@@ -61,10 +61,37 @@ def choose_rate(manifest: Manifest, learning_rate: float | None, steps: int) -> 
     return Rate(next(rate for rate in rates if rate is not None), follows)
 
 
-def evenly_spaced(arrays: Mapping[str, Array], samples: int) -> dict[str, Array]:
-    """So many samples of all, evenly spaced: views, nothing is copied."""
-    stride = max(1, len(next(iter(arrays.values()))) // samples)
-    return {name: array[: samples * stride : stride] for name, array in arrays.items()}
+def load_samples(
+    package: Package, data: str | os.PathLike[str], evaluation: str | os.PathLike[str] | None
+) -> tuple[dict[str, Array], int]:
+    """The training data and, after them, those to evaluate on; how many the latter are."""
+    arrays = package.load_data(data)
+    if evaluation is None:
+        return arrays, 0
+    others = package.load_data(evaluation)
+    for name, array in arrays.items():
+        if array.shape[1:] != others[name].shape[1:]:
+            raise OdtpackError(
+                "data-shape",
+                f"A sample of '{name}' has the shape {list(others[name].shape[1:])}, and that of "
+                f"the training data {list(array.shape[1:])}.",
+                where=str(evaluation),
+                hint="pad both to the same size",
+            )
+    both = {name: np.concatenate((array, others[name])) for name, array in arrays.items()}
+    return both, len(next(iter(others.values())))
+
+
+def evenly_spaced(arrays: Mapping[str, Array], samples: int, apart: int = 0) -> dict[str, Array]:
+    """So many samples of all, evenly spaced, with the last ones that are held out apart."""
+    there, wanted = len(next(iter(arrays.values()))), samples - apart
+    stride = max(1, (there - apart) // wanted)
+    found = {name: array[: wanted * stride : stride] for name, array in arrays.items()}
+    if not apart:
+        return found  # views: nothing is copied
+    if stride == 1 and there == samples:
+        return dict(arrays)
+    return {name: np.concatenate((each, arrays[name][-apart:])) for name, each in found.items()}
 
 
 def write_data(arrays: Mapping[str, Array], folder: Path) -> dict[str, str]:

@@ -93,7 +93,7 @@ def fleet_report(result: FleetResult) -> Report:
             Table("Devices", "What each model does and takes.", device_rows(result)),
         ],
         notes=[("Not counted", text) for text in result.unknown],
-        advice="" if advice or result.verdict == "pass" else first_change(result),
+        advice="" if advice or result.verdict != "fail" else first_change(result),
     )
 
 

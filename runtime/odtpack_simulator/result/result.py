@@ -310,7 +310,8 @@ class MemoryInfo(Part):
     ``mapped_bytes`` are those of frozen weights in a file that is mapped: clean pages, which the
     system drops and reads again, and which no limit of memory is about. They are no part of
     any other figure; null where all weights are in memory.
-    ``changes`` are planned where a check about memory failed; null where none did.
+    ``changes`` are planned where a check about memory failed; null where none did. ``shapes`` are
+    those of a batch, for planning them later.
     """
 
     predicted: PredictedMemory
@@ -319,6 +320,7 @@ class MemoryInfo(Part):
     timeline: list[TimelinePoint]
     tensors_at_peak: list[PeakTensor]
     changes: list[PlannedChange] | None = None
+    shapes: dict[Text, list[Count]] | None = None
     sharing: Sharing | None = None
     mapped_bytes: Bytes | None = None
 
@@ -510,6 +512,7 @@ class DataInfo(Part):
     ``trained_steps`` and ``trained_samples`` are those that the replay really trained: of a
     very long training a part. Null in results of earlier versions, which trained all.
     ``tokens_per_sample`` are the tokens of one sequence, padding included; null of other data.
+    ``evaluated_apart`` says that the held-out samples, the last of ``samples``, are a file's own.
     """
 
     samples: Count
@@ -523,6 +526,7 @@ class DataInfo(Part):
     trained_steps: Count | None = None
     trained_samples: Count | None = None
     tokens_per_sample: Count | None = None
+    evaluated_apart: bool = False
 
     @property
     def tokens_per_step(self) -> int | None:

@@ -26,11 +26,14 @@ FIXED = [TensorSpec("input", np.dtype(np.float32), (4, 3))]
     epochs=st.integers(1, 3),
     seed=st.integers(0, 10),
     full=st.booleans(),
+    apart=st.sampled_from([0, 0, 1, 7]),
+    holdout=st.sampled_from([0.2, 0.0, 0.5]),
 )
 def test_every_sample_has_its_place(
-    samples: int, batch: int, epochs: int, seed: int, full: bool
+    samples: int, batch: int, epochs: int, seed: int, full: bool, apart: int, holdout: float
 ) -> None:
-    schedule = SamplePlan(samples, batch, epochs, seed, full)
+    samples += apart
+    schedule = SamplePlan(samples, batch, epochs, seed, full, holdout=holdout, apart=apart)
     held_out = [i for b in schedule.held_out_batches() for i in b]
     orders = []
     for epoch in range(epochs):
@@ -43,7 +46,9 @@ def test_every_sample_has_its_place(
     if full:
         assert set(orders[0]).isdisjoint(held_out)
     else:
-        assert len(held_out) == schedule.held_out_samples == samples // 5
+        own = [*range(samples - apart, samples)]
+        assert not apart or held_out == own
+        assert len(held_out) == schedule.held_out_samples == (apart or int(samples * holdout))
         assert all(sorted(order + held_out) == list(range(samples)) for order in orders)
 
 

@@ -11,6 +11,8 @@ from odtpack.cli import _completion, _console
 from odtpack.cli._options import (
     DATA,
     EPOCHS,
+    EVALUATION,
+    HOLDOUT,
     LOSS,
     LOSS_OPTION,
     MODEL_OR_RECIPES,
@@ -81,11 +83,13 @@ def fit(
     epochs: Annotated[int, EPOCHS] = 3,
     trials: Annotated[int, option("Candidates to train.", "N", min=1)] = 24,
     finalists: Annotated[
-        int, option("Candidates to train to the end and to time.", "N", min=1)
+        int, option("Candidates to simulate on every device, at most.", "N", min=1)
     ] = 6,
     seed: Annotated[
         int, option("Seed of the candidates, the sample order and the held-out split.", "N", min=0)
     ] = 0,
+    holdout: Annotated[float | None, HOLDOUT] = None,
+    evaluation: Annotated[Path | None, EVALUATION] = None,
     threads: Annotated[int, option("Threads of the replays.", "N", min=1)] = 1,
     jobs: Annotated[
         int,
@@ -98,6 +102,10 @@ def fit(
     ] = 1,
     ray: Annotated[
         str | None, option("Ray cluster that trains; local for one on this machine.", "ADDRESS")
+    ] = None,
+    study: Annotated[
+        Path | None,
+        option("Journal of the search; a search that was ended goes on from it.", "FILE"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -114,19 +122,22 @@ def fit(
     frozen weights by real training, and shows the Pareto set of metric, memory, time and energy.
     What takes too much memory is built with a memory budget, if that makes it fit.
 
-    Exit code 0 if a candidate meets every budget, 1 if none does, 2 for bad input.
+    Exit code 0 if a candidate meets every budget that could be judged, 1 if none does, 2 for bad
+    input.
     """
-    from odtpack.cli._files import find_recipe
+    from odtpack.cli._files import check_share, find_recipe
     from odtpack.cli.device.simulate import load_devices
     from odtpack.errors import OdtpackError
     from odtpack.fit import FitRequest
     from odtpack.fit import fit as search
     from odtpack.fit.space import SearchConstraints
+    from odtpack.fit.study import optuna
     from odtpack.recipe import read_recipe
     from odtpack_simulator.device.profile import list_profiles
     from odtpack_simulator.figures.limits import Budgets, read_budgets
     from odtpack_simulator.replay.executor import default_jobs, make_executor
 
+    optuna()  # before anything is read
     if data is None:
         raise OdtpackError(
             "usage", "--data is missing: candidates are trained for real", hint="odtpack fit --help"
@@ -161,6 +172,9 @@ def fit(
         finalists=finalists,
         seed=seed,
         threads=threads,
+        study=study,
+        evaluation=evaluation,
+        holdout=check_share(holdout, other=evaluation),
     )
     executor: Executor = make_executor(jobs, ray)
     with _console.Progress("fit") as progress:
@@ -204,13 +218,9 @@ def _show(result: FitResult) -> None:
     """Print the Pareto set and what it beats, or what comes nearest to the budgets."""
     from odtpack_simulator.values.units import format_percent
 
-    rungs = (
-        f"{rung.trained} trained for {rung.epochs} epoch{'s' * (rung.epochs != 1)}"
-        for rung in result.rungs
-    )
     finished = len(result.pareto) + len(result.beaten) + len(result.over_budget)
     planned = f"{result.looked_at} of {result.candidates} candidates planned"
-    _console.say(", ".join((planned, *rungs, f"{finished} to the end")))
+    _console.say(f"{planned}, {result.trained} trained, {finished} simulated")
     over = sum(each.stage == "plan" for each in result.left)
     if over:
         _console.say(f"not trained, because planned memory or package size is over a limit: {over}")

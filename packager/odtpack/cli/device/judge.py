@@ -30,12 +30,13 @@ def judge(
     from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.reports.console import print_result
     from odtpack_simulator.result.result import load_result
+    from odtpack_simulator.simulation import judge_again
 
     measured = load_result(result)
     budgets = None if budget is None else read_budgets(budget)
     base = None if baseline is None else load_result(baseline)
     check_reports(report or [], inputs=[budget, baseline], judged=result, as_json=as_json)
-    judged = judge_result(measured, budgets, baseline=base)
+    judged = judge_again(measured, lambda each: judge_result(each, budgets, baseline=base))
     _console.results(as_json=as_json, reports=report)
     print_result(judged, _console.console())
     write_reports(judged, report or [])

@@ -14,6 +14,8 @@ from odtpack.cli._options import (
     BATCH_SIZE,
     DATA,
     EPOCHS,
+    EVALUATION,
+    HOLDOUT,
     PACKAGE,
     RESULT_AS_JSON,
     SEED,
@@ -96,6 +98,8 @@ def simulate(
         ),
     ] = None,
     seed: Annotated[int, SEED] = 0,
+    holdout: Annotated[float | None, HOLDOUT] = None,
+    evaluation: Annotated[Path | None, EVALUATION] = None,
     threads: Annotated[int, option("Threads of the replay.", "N", min=1)] = 1,
     state: Annotated[
         AppState, option("Foreground or background; selects the limits of memory and time.")
@@ -158,7 +162,7 @@ def simulate(
     """
     from odtpack.cli import _fit
     from odtpack.cli._describe import of_simulation
-    from odtpack.cli._files import check_reports, find_recipe, write_reports
+    from odtpack.cli._files import check_reports, check_share, find_recipe, write_reports
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.campaign.campaign import make_policy
@@ -167,10 +171,12 @@ def simulate(
     from odtpack_simulator.figures.judge import judge
     from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.replay.executor import make_executor
+    from odtpack_simulator.replay.replay import load_samples
     from odtpack_simulator.reports.console import print_result
     from odtpack_simulator.result.result import load_result
 
     # Inputs are checked before anything long runs.
+    share = check_share(holdout, other=evaluation)
     recipe = find_recipe(recipe, wanted=not device)
     read = None if recipe is None else read_recipe(recipe)
     profiles = load_devices(device or ([] if read is None else read.devices()))
@@ -185,7 +191,10 @@ def simulate(
     opened.require_stock()
     own = [Path(name) for name in device or [] if name.endswith(".toml")]
     check_reports(
-        report or [], outside=opened, inputs=[data, budget, baseline, recipe, *own], as_json=as_json
+        report or [],
+        outside=opened,
+        inputs=[data, evaluation, budget, baseline, recipe, *own],
+        as_json=as_json,
     )
     before = None if baseline is None else load_result(baseline)
     policy = make_policy(
@@ -199,7 +208,7 @@ def simulate(
     )
     executor = make_executor(jobs, ray)
     size = _fit.choose_batch_size(opened, batch_size)
-    opened.load_data(data)
+    load_samples(opened, data, evaluation)
 
     from odtpack_simulator.simulation import simulate as replay
 
@@ -222,6 +231,8 @@ def simulate(
             progress=teller(progress),
             judge=judged,
             footprint=default_footprint if budgets is None else budgets.footprint_of,
+            evaluation=evaluation,
+            holdout=share,
         )
     result = judged(measured)
     _console.results(as_json=as_json, reports=report)

@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from odtpack.cli import _console
-from odtpack.cli._options import BATCH_SIZE, DATA, EPOCHS, PACKAGE, SEED, destination, flag, option
+from odtpack.cli._options import (
+    BATCH_SIZE,
+    DATA,
+    EPOCHS,
+    EVALUATION,
+    HOLDOUT,
+    PACKAGE,
+    SEED,
+    destination,
+    flag,
+    option,
+)
 
 if TYPE_CHECKING:
     from odtpack_runtime import CheckpointState, Optimizer
@@ -39,13 +50,8 @@ def train(
         ),
     ] = None,
     seed: Annotated[int, SEED] = 0,
-    holdout: Annotated[
-        float | None,
-        option("Share of the samples held out for evaluation.  [default: 0.2]", "SHARE"),
-    ] = None,
-    evaluation: Annotated[
-        Path | None, option("Evaluation data, instead of --holdout.", "EVAL.npz", "--eval")
-    ] = None,
+    holdout: Annotated[float | None, HOLDOUT] = None,
+    evaluation: Annotated[Path | None, EVALUATION] = None,
     resume: Annotated[
         Path | None, option("Checkpoint to resume.  [default: the package's]", "CK")
     ] = None,

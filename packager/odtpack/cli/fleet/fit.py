@@ -10,6 +10,7 @@ import typer
 
 from odtpack.cli import _console
 from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON, option
+from odtpack.cli.device.simulate import STRICT
 from odtpack.cli.fleet.run import FLEET, TIMES, devices_of
 
 if TYPE_CHECKING:
@@ -57,21 +58,25 @@ def fit(
     jobs: Annotated[
         int, option("Parallel simulations; 0 for one per core.", "N", min=0, max=4096)
     ] = 0,
+    strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, RESULT_AS_JSON] = False,
 ) -> None:
     """Find clients per round, local epochs and a learning rate that meet a fleet's budgets.
 
-    Simulates candidates for an increasing number of rounds, continues the better ones, and shows
-    the Pareto set of accuracy, days, traffic and energy.
+    Simulates candidates for a third of the rounds, continues the better ones, and shows the Pareto
+    set of accuracy, days, traffic and energy.
 
-    Exit code 0 if a candidate meets every budget, 1 if none does, 2 for bad input.
+    Exit code 0 if a candidate meets every budget that could be judged, 1 if none does, 2 for bad
+    input.
     """
     from odtpack.fit.federated import FleetFitRequest, fit_fleet, fleet_space
+    from odtpack.fit.study import optuna
     from odtpack_simulator.fleet.federation import Federation
     from odtpack_simulator.fleet.fleet_file import read_fleet
     from odtpack_simulator.replay.executor import default_jobs
     from odtpack_simulator.result.result import load_result
 
+    optuna()  # before anything is read
     fleet = read_fleet(fleet_file)
     space = fleet_space(fleet, clients or (), epochs or (), lr or ())
     before = None if times is None else load_result(times)
@@ -89,7 +94,7 @@ def fit(
     _console.results(as_json=as_json)
     _show(result)
     _console.json_result(as_json, result.model_dump(mode="json"))
-    if not result.best:
+    if not result.best or (strict and not result.judged):
         raise typer.Exit(NOTHING_FITS)
 
 
@@ -101,9 +106,10 @@ def _show(result: FleetFitResult) -> None:
         for rung in result.rungs
     ]
     _console.say(", ".join([*way, f"{finished} to the end, of {result.candidates} candidates"]))
+    within = "Within the budgets" if result.judged else "Within the budgets that could be judged"
     for title, rows in (
-        ("Within the budgets, best accuracy first:", result.best),
-        ("Within the budgets, but beaten:", result.beaten),
+        (f"{within}, best accuracy first:", result.best),
+        (f"{within}, but beaten:", result.beaten),
         ("Over a budget:", result.over_budget),
         ("Stopped early:", result.left),
     ):
@@ -116,6 +122,8 @@ def _show(result: FleetFitResult) -> None:
         _console.say("No candidate meets every budget.", style="bold")
         return
     first = result.best[0]
+    for message in first.not_judged:
+        _console.say(f"not judged: {message}", style="yellow")
     _console.say()
     _console.say("The best one, for the fleet file:", style="bold")
     _console.lines(f"[training]\nepochs = {first.epochs}\nlearning_rate = {first.learning_rate:g}")
