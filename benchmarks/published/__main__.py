@@ -1,37 +1,61 @@
-"""Simulate the published trainings: every network at both ends of the batch sizes, by profile.
+"""Count the networks of the published trainings, and simulate their training by profile.
 
-    python -m benchmarks.published [--networks Lenet ...]
+    python -m benchmarks.published [--time] [--networks Lenet ...]
 
-writes ``simulated.json``, of which ``scripts/generate_docs.py`` makes docs/published-phones.md.
+writes ``counts.json``, which is the same on every machine, and with ``--time``, which takes an
+idle one, ``simulated.json``: what ``odtpack simulate`` says of the same training by ONNX Runtime.
+``scripts/generate_docs.py`` makes docs/published-phones.md of both.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import platform
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
 from benchmarks.fidelity.models import build
+from benchmarks.published.engine import DEVICE, FOLDER, Counts
 from benchmarks.published.networks import NETWORKS
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.latency.latency import carry, measure_host
+from odtpack_simulator.measure.host import processor_name
 from odtpack_simulator.memory.memory_plan import plan_memory
 
-SIMULATED = Path(__file__).with_name("simulated.json")
-DEVICE = "xiaomi/mi-9"
-ENDS = (1, 16)
-"""Batch sizes that are timed: both ends of what was published. Those between lie on the line."""
+
+def count(name: str) -> Counts:
+    """Run one sample through a network, and count what its layers do."""
+    case, flops, activations = NETWORKS[name], 0.0, 0.0
+
+    def add(module: nn.Module, _given: object, made: Tensor) -> None:
+        nonlocal flops, activations
+        activations += 4 * made.numel()
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            flops += 2 * made.numel() * module.weight[0].numel()
+
+    network = case.module().eval()
+    for module in network.modules():
+        if not list(module.children()):
+            module.register_forward_hook(add)
+    with torch.no_grad():
+        network(*(torch.zeros(1, *shape) for shape in case.inputs.values()))
+    return Counts(flops, activations, 4.0 * sum(p.numel() for p in network.parameters()))
 
 
 def simulate(name: str) -> dict[str, Any]:
-    """Time a network here at both ends, carry it to the device, and plan its memory."""
+    """Time a network here at every batch size, carry it to the device, and plan its memory."""
     built = build(NETWORKS[name])
     profile = load_profile(DEVICE)
     steps: dict[int, dict[str, float] | None] = {}
-    for batch_size in ENDS:
+    for batch_size in NETWORKS[name].batches:
         with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as folder:
             host = measure_host(built.job(Path(folder), batch_size, task="time"))
         found = carry(host, profile).step_ms
@@ -41,17 +65,25 @@ def simulate(name: str) -> dict[str, Any]:
         size: plan_memory(built.package, built.shapes(size)).peak.nbytes
         for size in NETWORKS[name].batches
     }
-    return {"device": DEVICE, "step_ms": steps, "peak_bytes": peaks}
+    where = f"{processor_name() or platform.machine()}, ONNX Runtime {onnxruntime.__version__}"
+    return {"host": where, "step_ms": steps, "peak_bytes": peaks}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
-    known = json.loads(SIMULATED.read_text()) if SIMULATED.exists() else {}
-    for name in parser.parse_args().networks:
-        known[name] = simulate(name)
-        with atomic_write(SIMULATED) as stream:
-            stream.write((json.dumps(known, indent=1) + "\n").encode())
+    parser.add_argument("--time", action="store_true", help="time the networks here, too")
+    given = parser.parse_args()
+    _update("counts.json", {name: dataclasses.asdict(count(name)) for name in given.networks})
+    for name in given.networks if given.time else ():
+        _update("simulated.json", {name: simulate(name)})
+
+
+def _update(file: str, values: dict[str, Any]) -> None:
+    path = FOLDER / file
+    known = json.loads(path.read_text()) if path.exists() else {}
+    with atomic_write(path) as stream:
+        stream.write((json.dumps(known | values, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""The networks of the published trainings, rebuilt from their papers."""
+"""The networks of the published trainings, as the engine's own sources build them.
+
+UbiquitousLearning/Benchmark-On-Device-Training@752659f, ``tools/train/source/models``: they differ
+from the papers of the same names. Their dropouts are left out.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +13,26 @@ from benchmarks.fidelity.models import Case
 from odtpack.optimizers import SGD
 
 
-def _conv(fan_in: int, fan_out: int, size: int, stride: int = 1, padding: int = 0) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(fan_in, fan_out, size, stride, padding), nn.ReLU())
+def _conv(fan_in: int, fan_out: int, size: int, stride: int = 1, padding: int = 0) -> nn.Conv2d:
+    return nn.Conv2d(fan_in, fan_out, size, stride, padding)
 
 
 def lenet() -> nn.Module:
-    """LeNet-5 with rectifiers and maxima, as engines ship it as their first example."""
+    """``Lenet.cpp``: maxima, and one rectifier."""
     return nn.Sequential(
         _conv(1, 20, 5), nn.MaxPool2d(2), _conv(20, 50, 5), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10),
+        nn.Flatten(), nn.Linear(800, 400), nn.ReLU(), nn.Linear(400, 10),
     )  # fmt: skip
 
 
 def alexnet() -> nn.Module:
-    """A. Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014."""
+    """``Alexnet.cpp``: one wide layer instead of two."""
     return nn.Sequential(
-        _conv(3, 64, 11, 4, 2), nn.MaxPool2d(3, 2), _conv(64, 192, 5, 1, 2), nn.MaxPool2d(3, 2),
-        _conv(192, 384, 3, 1, 1), _conv(384, 256, 3, 1, 1), _conv(256, 256, 3, 1, 1),
-        nn.MaxPool2d(3, 2), nn.Flatten(), nn.Linear(9216, 4096), nn.ReLU(),
-        nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000),
+        _conv(3, 96, 11, 4), nn.ReLU(), nn.MaxPool2d(3, 2),
+        _conv(96, 256, 5, 1, 2), nn.ReLU(), nn.MaxPool2d(3, 2),
+        _conv(256, 384, 3, 1, 1), nn.ReLU(), _conv(384, 384, 3, 1, 1), nn.ReLU(),
+        _conv(384, 256, 3, 1, 1), nn.MaxPool2d(3, 2), nn.Flatten(),
+        nn.Linear(6400, 4096), nn.ReLU(), nn.Linear(4096, 10),
     )  # fmt: skip
 
 
@@ -46,12 +51,12 @@ class Fire(nn.Module):
 
 
 def squeezenet() -> nn.Module:
-    """SqueezeNet 1.0: F. Iandola and others, arXiv 1602.07360."""
+    """``SqueezeNet.cpp``: no rectifiers."""
     return nn.Sequential(
-        _conv(3, 96, 7, 2), nn.MaxPool2d(3, 2, ceil_mode=True), Fire(96, 16, 64),
+        _conv(3, 96, 7, 2, 3), nn.MaxPool2d(3, 2, ceil_mode=True), Fire(96, 16, 64),
         Fire(128, 16, 64), Fire(128, 32, 128), nn.MaxPool2d(3, 2, ceil_mode=True),
         Fire(256, 32, 128), Fire(256, 48, 192), Fire(384, 48, 192), Fire(384, 64, 256),
-        nn.MaxPool2d(3, 2, ceil_mode=True), Fire(512, 64, 256), _conv(512, 1000, 1),
+        nn.MaxPool2d(3, 2, ceil_mode=True), Fire(512, 64, 256), _conv(512, 10, 1),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(),
     )  # fmt: skip
 
@@ -72,17 +77,17 @@ class Inception(nn.Module):
 
 
 def googlenet() -> nn.Module:
-    """GoogLeNet without its auxiliary classifiers: C. Szegedy and others, arXiv 1409.4842."""
+    """``GoogLeNet.cpp``: no rectifiers and no auxiliary classifiers."""
     return nn.Sequential(
-        _conv(3, 64, 7, 2, 3), nn.MaxPool2d(3, 2, ceil_mode=True), _conv(64, 64, 1),
-        _conv(64, 192, 3, 1, 1), nn.MaxPool2d(3, 2, ceil_mode=True),
+        _conv(3, 64, 7, 2, 3), nn.MaxPool2d(3, 2, ceil_mode=True), _conv(64, 192, 3, 1, 1),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
         Inception(192, 64, 96, 128, 16, 32, 32), Inception(256, 128, 128, 192, 32, 96, 64),
         nn.MaxPool2d(3, 2, ceil_mode=True), Inception(480, 192, 96, 208, 16, 48, 64),
         Inception(512, 160, 112, 224, 24, 64, 64), Inception(512, 128, 128, 256, 24, 64, 64),
         Inception(512, 112, 144, 288, 32, 64, 64), Inception(528, 256, 160, 320, 32, 128, 128),
         nn.MaxPool2d(3, 2, ceil_mode=True), Inception(832, 256, 160, 320, 32, 128, 128),
-        Inception(832, 384, 192, 384, 48, 128, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(1024, 1000),
+        Inception(832, 384, 192, 384, 48, 128, 128), nn.AdaptiveAvgPool2d(1),
+        _conv(1024, 10, 1), nn.Flatten(),
     )  # fmt: skip
 
 
@@ -107,7 +112,7 @@ class Inverted(nn.Module):
 
 
 def mobilenet() -> nn.Module:
-    """MobileNetV2: M. Sandler and others, arXiv 1801.04381, table 2."""
+    """``MobilenetV2.cpp``, as in arXiv 1801.04381, table 2."""
     plan = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
             (6, 160, 3, 2), (6, 320, 1, 1)]  # fmt: skip
     layers = [nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6()]
@@ -118,7 +123,7 @@ def mobilenet() -> nn.Module:
             fan_in = width
     return nn.Sequential(
         *layers, nn.Conv2d(320, 1280, 1, bias=False), nn.BatchNorm2d(1280), nn.ReLU6(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1001),
     )  # fmt: skip
 
 

@@ -209,6 +209,6 @@ def test_without_the_extra_its_name_is_the_first_error(
 
     monkeypatch.setattr(importlib, "import_module", without)
     refused = run("fit", files.model)
-    assert_refused(refused, "optuna-missing", "odtpack[fit]")
+    assert_refused(refused, "optuna-missing", "pip install optuna")
     fleet = run("fleet", "fit", files.folder, "--data", files.data, "--fleet", "none.toml")
-    assert_refused(fleet, "optuna-missing", "odtpack[fit]")
+    assert_refused(fleet, "optuna-missing", "pip install optuna")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -16,13 +19,15 @@ from odtpack.cli import main
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.devices import devices_of_result
 from odtpack_simulator.fleet.federation import Federation
-from odtpack_simulator.fleet.figures import judge_fleet
+from odtpack_simulator.fleet.figures import compare_fleets, judge_fleet
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, read_fleet
 from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
 from odtpack_simulator.reports import render_report as render_fleet_report
 from odtpack_simulator.reports.fleet import key_figures, stages
 from odtpack_simulator.result.result import load_result
 from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
+
+DEVICE = '[[population.device]]\nprofile = "google/pixel-8a"\n'
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +205,55 @@ def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixtu
     )
     assert run(work, "--times", str(times)) == 2
     assert "fleet-times" in capsys.readouterr().err
+
+
+def test_what_follows_from_disturbed_times_is_not_judged(folder: Path) -> None:
+    """Where a client comes too late, that is all; where all are in time, only days and energy."""
+    budgets = FleetBudgets(
+        accuracy=0.01, days=1e-9, energy_per_device="0.1 J", traffic_per_device="1 GB"
+    )
+    for deadline, judged in (("10 h", {"accuracy", "traffic_per_device"}), ("1 s", set())):
+        fleet = fleet_of(
+            population={"clients": 20, "device": [{"profile": "google/pixel-8a"}]},
+            federation={"clients": 5, "deadline": deadline},
+        )
+        for why in (None, "this machine was busy: <tests>"):
+            devices = [device(step=200_000_000, disturbed=why)]
+            federation = Federation(folder / "package", folder / "digits.npz", fleet, devices)
+            found, _ = federation.simulate()
+            result = judge_fleet(found, budgets)
+            checks = {check.metric: check for check in result.checks if check.metric != "answers"}
+            known = {name for name, check in checks.items() if check.status != "not judged"}
+            assert known == (set(checks) if why is None else judged)
+            said = render_fleet_report(result, "markdown").count(b"this machine was busy")
+            assert (said > 0) == (why is not None)
+    assert compare_fleets(found, found).notes[0].startswith("days and energy of the baseline")
+
+
+@pytest.mark.sweep
+def test_a_fleet_beside_a_load_has_the_same_figures_or_is_not_judged(work: Path) -> None:
+    """Run alone, and beside as many busy processes as there are cores."""
+    fleet = IDEAL.replace("[population.data]", DEVICE + "[population.data]")
+    (work / "fleet.toml").write_text(fleet + "[budgets]\nenergy_per_device = '1 kJ'\n")
+    found = []
+    for load in (0, os.cpu_count() or 1):
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(load)]
+        try:
+            report = work / f"load-{load}.json"
+            assert run(work, "--out", str(work / str(load)), "--report", f"json:{report}") == 0
+        finally:
+            for process in busy:
+                process.kill()
+                process.wait()
+        found.append(load_fleet_result(report))
+    judged = [result for result in found if result.disturbed is None]
+    for result in found:
+        if result.disturbed is not None:
+            check = next(each for each in result.checks if each.metric == "energy_per_device")
+            assert check.status == "not judged"
+    if len(judged) == 2:
+        energies = [result.energy_j.mean for result in judged if result.energy_j is not None]
+        assert max(energies) <= 1.25 * min(energies)
 
 
 def test_an_asynchronous_federation_is_reported_like_any_other(folder: Path) -> None:

@@ -39,7 +39,12 @@ def of_simulation(result: SimulationResult) -> Iterator[str]:
 
 
 def of_fleet(result: FleetResult) -> Iterator[str]:
-    """Yield a sentence for each figure of a result that is of one client."""
+    """Yield a sentence for each figure that is of one client, or follows from disturbed times."""
+    if result.disturbed is not None:
+        yield (
+            "Days and energy, and who answers in time, follow from times that cannot be judged: "
+            f"{result.disturbed}."
+        )
     clients = result.fairness.clients if result.fairness is not None else 0
     if 0 < clients < 20:
         yield (

@@ -29,7 +29,13 @@ from odtpack_simulator.replay.replay import (
     make_job,
     write_data,
 )
-from odtpack_simulator.result.result import Bytes, DeviceLatency, NonNegative, SimulationResult
+from odtpack_simulator.result.result import (
+    Bytes,
+    DeviceLatency,
+    HostLatency,
+    NonNegative,
+    SimulationResult,
+)
 from odtpack_simulator.values.figure import Text
 from odtpack_simulator.values.memory_fit import memory_fit
 from odtpack_simulator.values.part import Part
@@ -58,6 +64,8 @@ class FleetDevice(Part):
         sustained: Share of the rate that is left then.
         watts: Power of the training beyond rest; null if unknown.
         battery_j: Energy of a full battery; null if unknown.
+        disturbed: What else ran when its times were measured, too much to judge by them; null
+            for nothing.
     """
 
     name: Text
@@ -76,6 +84,7 @@ class FleetDevice(Part):
     sustained: float = 1.0
     watts: NonNegative | None = None
     battery_j: NonNegative | None = None
+    disturbed: Text | None = None
 
     @property
     def fits(self) -> bool:
@@ -113,6 +122,22 @@ def _session(device: FleetDevice, steps: int) -> Session:
     return play_session(pace, steps, None)
 
 
+_MOST_SPREAD: Final = 1.25
+"""Between which factors the host's typical step must be known, for times to be judged by."""
+
+
+def _disturbed(host: HostLatency | None, note: str = "") -> str | None:
+    """Why the times of a fleet cannot be judged; None where they can."""
+    if host is None or (host.busy is None and host.p50_ms is None):
+        return None
+    if host.busy is not None:
+        return host.busy
+    spread = host.p50_ms.high / max(host.p50_ms.low, 1e-9) if host.p50_ms is not None else 1.0
+    if spread <= _MOST_SPREAD:
+        return None
+    return f"steps here are only known within a factor of {spread:.2g}{note and f': {note}'}"
+
+
 _WAIT: Final = (
     "run it again when the machine has less to do, or with --times and a result of odtpack simulate"
 )
@@ -128,6 +153,7 @@ def carried_device(
     others_bytes: int,
     share: float,
     population: PopulationTable,
+    disturbed: str | None,
 ) -> FleetDevice:
     """A model of device from what a simulation says about it."""
     state = population.state
@@ -159,6 +185,7 @@ def carried_device(
         sustained=float(pace.sustained),
         watts=None if watts is None else watts[which],
         battery_j=None if battery is None else battery.typical,
+        disturbed=disturbed,
     )
 
 
@@ -212,14 +239,19 @@ def measure_devices(
         rate = choose_rate(package.manifest, fleet.training.learning_rate, plan.steps)
         job = make_job(package, files, plan, rate, 1, Path(folder))
         timings = measure_sessions(job, package, uses.values(), on_message)
+    found = {
+        step_model: _disturbed(host.host_latency(), host.steady.note)
+        for step_model, host in timings.items()
+    }
     return [
         carried_device(
             profile,
-            carry(timings[uses[profile.os].step_model], profile),
+            carry(timings[uses[profile.os].step_model].quiet(), profile),
             peaks[uses[profile.os]],
             default_footprint(profile).nbytes + RUNTIME_LIBRARY_BYTES,
             device.share,
             fleet.population,
+            found[uses[profile.os].step_model],
         )
         for profile, device in zip(profiles, fleet.population.devices, strict=True)
     ]
@@ -254,6 +286,7 @@ def devices_of_result(
                 known.memory.others_bytes,
                 wanted.share,
                 fleet.population,
+                _disturbed(result.latency_host),
             )
         )
     return devices

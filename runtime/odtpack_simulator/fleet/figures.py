@@ -20,7 +20,14 @@ from odtpack_simulator.figures.metric import CheckKind, Metric, of_errors
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
 from odtpack_simulator.fleet.result import DeviceOutcome, FleetResult, SeedPoint, SeedRun
 from odtpack_simulator.fleet.round_clock import NO_LOSS
-from odtpack_simulator.values.figure import Basis, Check, Figure, FigureKind, verdict_of
+from odtpack_simulator.values.figure import (
+    Basis,
+    Check,
+    Figure,
+    FigureKind,
+    shortened,
+    verdict_of,
+)
 from odtpack_simulator.values.units import format_percent
 
 _MOST_REFUSED: Final = 0.01  # Share of the answers whose refusal is no reason to warn
@@ -205,8 +212,34 @@ def judge_fleet(result: FleetResult, budgets: FleetBudgets) -> FleetResult:
         NO_BASELINE,
         lambda metric, limit: metric.advise(played, limit),
     )
-    checks = [_answers(result), *_refused(result), *checks]
+    checks = _as_times_allow(result, [_answers(result), *_refused(result), *checks])
     return result.model_copy(update={"checks": checks, "verdict": verdict_of(checks)})
+
+
+_TIMED: Final = frozenset({"days", "energy_per_device"})
+_BY_TIME: Final = frozenset(
+    {"window ended", "battery low", "left", "unfinished", "late", "stale", "given up", "surplus"}
+)
+"""Ends that a client might not have come to, had it been faster."""
+
+
+def _as_times_allow(result: FleetResult, checks: list[Check]) -> list[Check]:
+    """Judge nothing by times that were measured on a disturbed machine."""
+    # It was too slow, if anything: where no client came too late, all else is as it would be.
+    why = result.disturbed
+    if why is None:
+        return checks
+    ends = result.ends()
+    missed = any(ends.get(end) for end in _BY_TIME)
+    return [
+        check.model_copy(
+            update={"status": "not judged", "message": shortened(f"{check.message}; {why}")}
+        )
+        if check.metric in _TIMED
+        or (missed and (check.metric in METRICS or check.status == "fail"))
+        else check
+        for check in checks
+    ]
 
 
 def _answers(result: FleetResult) -> Check:
@@ -347,6 +380,11 @@ def _notes(base: FleetResult, head: FleetResult) -> list[str]:
             ("bytes that cross", base.package.payload_bytes, head.package.payload_bytes),
         )
     )
+    notes += [
+        f"days and energy of the {which} say little: {each.disturbed}"
+        for which, each in (("baseline", base), ("new result", head))
+        if each.disturbed is not None
+    ]
     if base.package.manifest_sha256 == head.package.manifest_sha256:
         notes.append("both results are of the same package")
     seeds = [len(seed_runs(each)) for each in (base, head)]

@@ -216,6 +216,11 @@ class FleetResult(Part):
         return self.verdict == "fail"
 
     @property
+    def disturbed(self) -> str | None:
+        """What disturbed the measurement of the devices' times; None for nothing."""
+        return next((d.device.disturbed for d in self.devices if d.device.disturbed), None)
+
+    @property
     def last_evaluation(self) -> RoundRecord | None:
         """The last round after which the model was evaluated."""
         return next((each for each in reversed(self.rounds) if each.loss is not None), None)

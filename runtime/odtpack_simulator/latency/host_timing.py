@@ -254,6 +254,10 @@ class HostTiming:
         ]
         return sorted(costs, key=lambda c: (-c.total_ms, c.op_type, c.operator_class))
 
+    def quiet(self) -> HostTiming:
+        """The same for who needs a time in any case, and says that it cannot be judged."""
+        return dataclasses.replace(self, steady=dataclasses.replace(self.steady, busy=None))
+
     def host_latency(self) -> HostLatency:
         """The measurements as the result of a simulation stores them."""
         return HostLatency(

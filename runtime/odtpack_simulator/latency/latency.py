@@ -32,6 +32,7 @@ from odtpack_simulator.memory.operator_work import INT8_PRODUCTS, Roof
 from odtpack_simulator.replay.job import Job, Message
 from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, with_sessions
 from odtpack_simulator.result.result import ClassTime, DeviceLatency, OperatorClass
+from odtpack_simulator.values.quantities import Quantity
 from odtpack_simulator.values.units import Interval
 
 __all__ = ["HostTiming", "carry", "measure_host", "measure_sessions"]
@@ -194,12 +195,16 @@ def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile) -> str
     total = sum(times.values()) or 1.0
     shares = ", ".join(f"{kind} {100 * ms / total:.0f} %" for kind, ms in times.items())
     threads = f" with {device.threads} threads" if device.threads else ""
+    gemm, copy = (
+        figure.kind if isinstance(figure, Quantity) else "by its data sheet"
+        for figure in (profile.cpu.fp32_gemm, profile.memory.bandwidth)
+    )
     reading = profile.storage_bandwidth("read")
     return (
         f"host step of {host.median_ms:.3g} ms ({shares}), carried operator by operator through "
         f"a roofline from {host.gemm_flops / 1e9:.3g} GFLOPS and "
-        f"{host.copy_bandwidth / 1e9:.3g} GB/s here to its matrix rate{threads} and copy "
-        "bandwidth"
+        f"{host.copy_bandwidth / 1e9:.3g} GB/s here to its matrix rate{threads} ({gemm}) and copy "
+        f"bandwidth ({copy})"
         + ("; storage unknown: sessions without reading models" if reading is None else "")
         + (f"; {host.steady.note}" if host.steady.note else "")
     )

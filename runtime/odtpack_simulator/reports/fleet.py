@@ -92,7 +92,8 @@ def fleet_report(result: FleetResult) -> Report:
             Table("What becomes of the clients", "Over all rounds.", way),
             Table("Devices", "What each model does and takes.", device_rows(result)),
         ],
-        notes=[("Not counted", text) for text in result.unknown],
+        notes=[("Not counted", text) for text in result.unknown]
+        + [("Times not judged", text) for text in [result.disturbed] if text],
         advice="" if advice or result.verdict != "fail" else first_change(result),
     )
 
