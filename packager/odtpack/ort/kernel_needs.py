@@ -59,7 +59,9 @@ def require(version: str, need: Need) -> None:
 def newest(needs: Iterable[Need]) -> Need:
     """Return the first of those that need the newest release."""
     flat = dict.fromkeys(
-        each for need in needs for each in (dataclasses.replace(need, others=()), *need.others)
+        each
+        for need in dict.fromkeys(needs)
+        for each in (dataclasses.replace(need, others=()), *need.others)
     )
     first, *others = sorted(flat, key=lambda need: need.version, reverse=True)
     return dataclasses.replace(first, others=tuple(others))

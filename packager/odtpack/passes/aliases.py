@@ -145,12 +145,13 @@ def _owner(graph: ir.Graph, outermost: ir.Graph | None) -> ir.Node | None:
         return known
     queue = [] if outermost is None else [outermost]
     while queue:
-        for node in queue.pop():
+        for node in reversed(queue.pop()):  # what is asked for was mostly just added
             for each in subgraphs(node):
                 each.meta[_OWNER] = node
                 queue.append(each)
-    found = graph.meta.get(_OWNER)
-    return found if isinstance(found, ir.Node) and found is not known else None
+                if each is graph:
+                    return node
+    return None
 
 
 def _not_upstream(wanted: set[ir.Node], writer: ir.Node) -> set[ir.Node]:
