@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import version
 from importlib.util import LazyLoader
+from typing import ClassVar
 
 from odtpack.names_file import names
 
@@ -21,12 +22,15 @@ class _Later:
 
     # It takes as long to load as everything else that a small build does.
 
+    names: ClassVar = {"sympy", "onnx_ir._symbolic_shapes"}
+
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, *_: object) -> ModuleSpec | None:
-        if name not in ("sympy", "onnx_ir._symbolic_shapes"):
+        if name not in _Later.names:
             return None
-        if name == "sympy":
-            sys.meta_path.remove(_Later)  # nothing is left to do
+        _Later.names.remove(name)
+        if not _Later.names:
+            sys.meta_path.remove(_Later)
         spec = PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
             spec.loader = LazyLoader(spec.loader)

@@ -37,6 +37,7 @@ from odtpack.option import options_of
 from odtpack.ort_training.backend import backend_for
 from odtpack.package.parameters import Chosen, choose, constants_like_weights, unreached
 from odtpack.package.rows import frozen_rows, zero_rows
+from odtpack.package.self_check import MEASURE
 from odtpack.package.task import Task
 from odtpack.package.training import read_by, select
 from odtpack.package.write import check_folder, write_artifacts
@@ -127,6 +128,7 @@ def build(
     folder: str | os.PathLike[str],
     *,
     remark: Callable[[str], None] | None = None,
+    checked: Callable[[float], None] | None = None,
 ) -> Manifest:
     """Build the package that a specification asks for.
 
@@ -136,6 +138,8 @@ def build(
             a package, whose files are replaced.
         remark: Takes a sentence about each parameter that is not frozen and still will not
             train, and about each that several places train as one.
+        checked: Takes the seconds of processor time that it took to run the models that were
+            written.
 
     Returns:
         The manifest as written.
@@ -226,8 +230,10 @@ def build(
         )
         # What runs the models gets ready while they are made.
         log = remark and (lambda line: remark(f"ONNX Runtime says: {line}"))
-        with worker(log, start=spec.runtime == STOCK):
+        with worker(log, start=spec.runtime == STOCK) as apart:
             manifest = write_artifacts(task, destination, remark)
+        if checked is not None and MEASURE in apart.seconds:
+            checked(apart.seconds[MEASURE])
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
     with _told(remark):
         check_axes(manifest.input_specs())

@@ -53,6 +53,7 @@ class TestBuild:
         )
         content = outcome.json()
         assert content.pop("path") == str(tmp_path / "p")
+        assert content.pop("check_seconds") > 0
         assert content == Package.open(tmp_path / "p").manifest.as_dict()
         assert content["optimizer"]["weight_decay"] == 0.01
         assert content["optimizer"]["beta1"] == 0.8

@@ -98,12 +98,18 @@ def build(
 def _build(spec: BuildSpec, folder: Path) -> dict[str, Any]:
     from odtpack.build import build as build_spec
 
+    checks: list[float] = []
     with _console.working(f"building {folder}") as shown:
         manifest = build_spec(
-            spec, folder, remark=lambda text: _console.say(f"note: {text}", "yellow", shown)
+            spec,
+            folder,
+            remark=lambda text: _console.say(f"note: {text}", "yellow", shown),
+            checked=checks.append,
         )
     print_built(manifest, folder)
-    return manifest.as_dict()
+    if checks:
+        _console.say(f"  the models were run in {checks[0]:.2g} s of processor time")
+    return {**manifest.as_dict(), "check_seconds": checks[0] if checks else None}
 
 
 def _build_if_changed(spec: BuildSpec, folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Final
 from odtpack.graph.graphs import RANDOM_OPERATORS
 from odtpack.memory import costs
 from odtpack_runtime.session.graph_signature import RESET_NAME
-from odtpack_simulator.memory.arena import Allocation, allocate
+from odtpack_simulator.memory.arena import Allocation, Known, allocate
 from odtpack_simulator.memory.kernel_memory import ALIASES
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
 from odtpack_simulator.memory.session_memory import BYTES_PER_NODE
@@ -65,6 +65,7 @@ class Step:
         self.forward = graph.needed_for(graph.outputs[:1])
         # Estimated time of each node.
         self.seconds = [costs.node_seconds(node, graph.values) for node in graph.nodes]
+        self._known: Known = {}
         self._root: dict[str, str] = {}
         for node in graph.nodes:
             if node.op_type in ALIASES and node.domain in ("", "ai.onnx"):
@@ -113,7 +114,7 @@ class Step:
                 if name:
                     values[name + AGAIN] = dataclasses.replace(values[name], dims=None)
         graph = dataclasses.replace(self.graph, nodes=tuple(nodes), values=values)
-        allocation = allocate(graph, conditions={RESET_NAME: True})
+        allocation = allocate(graph, conditions={RESET_NAME: True}, known=self._known)
         edges = sum(1 for start, end in groups if end > start)
         return Timeline(graph.nodes, triggers, allocation, len(triggers) + EDGE_NODES * edges)
 

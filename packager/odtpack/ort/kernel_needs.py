@@ -69,29 +69,27 @@ def _of_model(model: ir.Model) -> Iterator[Need]:
     opsets = dict(model.graph.opset_imports)
     yield Need(targets.lowest_target(opsets[""]).version, f"opset {opsets['']}")
     proto = inferred_proto(model, sizes=False) or ir.to_proto(model)
-    yield from _of_graph(proto.graph, opsets, {})
+    for operator in dict.fromkeys(_operators(proto.graph, opsets, {})):
+        yield from of_operator(*operator)
 
 
-def _of_graph(
+def _operators(
     graph: onnx.GraphProto, opsets: Mapping[str, int], outer: Mapping[str, str]
-) -> Iterator[Need]:
+) -> Iterator[tuple[str, str, int, Types, Types]]:
+    """The operators of a graph and its subgraphs, with versions and types."""
     types = dict(outer)
     for value in (*graph.input, *graph.value_info, *graph.output):
         if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
             types[value.name] = _type_name(value.type.tensor_type.elem_type)
     types |= {tensor.name: _type_name(tensor.data_type) for tensor in graph.initializer}
     for node in graph.node:
-        if node.domain in opsets:
-            yield from of_operator(
-                node.domain,
-                node.op_type,
-                _since(node.domain, node.op_type, opsets[node.domain]),
-                tuple(map(types.get, node.input)),
-                tuple(map(types.get, node.output)),
-            )
+        domain, name = node.domain, node.op_type
+        if domain in opsets:
+            inputs, outputs = map(types.get, node.input), map(types.get, node.output)
+            yield domain, name, _since(domain, name, opsets[domain]), tuple(inputs), tuple(outputs)
         for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                yield from _of_graph(body, opsets, types)
+            for body in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
+                yield from _operators(body, opsets, types)
 
 
 @functools.lru_cache(10_000)
@@ -156,6 +154,7 @@ def _kernels() -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, list[str]]
     return kernels
 
 
+_GRAPHS: Final = onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS
 _FORMAT: Final = Need((1, 16), "ORT format of version 6")
 """The first release that reads what the present converter writes; `make runtimes` holds it."""
 

@@ -61,7 +61,7 @@ same kind may exceed the largest of three: twice that."""
 _SAMPLES, _SAMPLES_OF_STATISTICS = 2, 8
 _LARGEST_BYTES = 256 * 2**20
 _DIGITS = 6
-_MEASURE = "odtpack.package.self_check:measure"
+MEASURE = "odtpack.package.self_check:measure"
 _ORT = re.compile(
     r"^.*?(?:\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from \S+ failed:\s*)?"
     r"|Non-zero status code returned while )"
@@ -157,7 +157,7 @@ def _run(
     }  # fmt: skip
     for last in (False, True):
         try:
-            return apart.call(_MEASURE, apart.Limits.of(files.values()), **arguments)
+            return apart.call(MEASURE, apart.Limits.of(files.values()), **arguments)
         except OdtpackError as error:
             # To ONNX Runtime a failed read may be a model that cannot be loaded.
             if last or error.code != "model-not-loadable":

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import collections
 import math
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
@@ -53,7 +54,7 @@ def _verify_within(graph: ir.Graph, source: ir.Value, output: ir.Value) -> None:
         raise UnsafeAliasError(f"{output.name!r} is not computed")
     views = _views(source)
     readers = {reader for value in views for reader in _readers(value, graph)}
-    late = _not_upstream(readers - {writer}, writer)
+    late = not_upstream(readers, [writer])
     if late:
         first = min(str(node.name) for node in late)
         raise UnsafeAliasError(
@@ -145,23 +146,24 @@ def _owner(graph: ir.Graph, outermost: ir.Graph | None) -> ir.Node | None:
         return known
     queue = [] if outermost is None else [outermost]
     while queue:
-        for node in queue.pop():
+        for node in reversed(queue.pop()):  # what is asked for was mostly just added
             for each in subgraphs(node):
                 each.meta[_OWNER] = node
                 queue.append(each)
-    found = graph.meta.get(_OWNER)
-    return found if isinstance(found, ir.Node) and found is not known else None
+                if each is graph:
+                    return node
+    return None
 
 
-def _not_upstream(wanted: set[ir.Node], writer: ir.Node) -> set[ir.Node]:
-    """Those of the wanted nodes that are not ancestors of ``writer``, nearest looked at first."""
-    missing, seen = set(wanted), {writer}
-    queue = collections.deque([writer])
+def not_upstream(wanted: Iterable[ir.Node], nodes: Iterable[ir.Node]) -> set[ir.Node]:
+    """Those of the wanted nodes that are neither some nodes nor ancestors of them."""
+    seen = dict.fromkeys(nodes)  # the nearest are looked at first
+    missing, queue = {*wanted}.difference(seen), collections.deque(seen)
     while queue and missing:
         for value in reads(queue.popleft()):
             node = value.producer()
             if node is not None and node not in seen:
-                seen.add(node)
+                seen[node] = None
                 missing.discard(node)
                 queue.append(node)
     return missing

@@ -17,6 +17,7 @@ import functools
 import itertools
 import string
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -167,33 +168,46 @@ def _shorten_names(graph: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
 
 def _drop_types(main: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
     """Drop types and shapes of values that inference without data propagation finds."""
+    for value in _inferred(main, graphs):
+        value.type = value.shape = None
+
+
+@contextmanager
+def inferred_left_out(graph: ir.Graph) -> Iterator[None]:
+    """Leave out for a while what :func:`compact` drops of types and shapes."""
+    known = [(value, value.type, value.shape) for value in _inferred(graph, list(_graphs(graph)))]
+    try:
+        for value, _, _ in known:
+            value.type = value.shape = None
+        yield
+    finally:
+        for value, dtype, shape in known:
+            value.type, value.shape = dtype, shape
+
+
+def _inferred(main: ir.Graph, graphs: Sequence[ir.Graph]) -> list[ir.Value]:
+    """Values whose types and shapes a runtime finds out itself."""
     # ONNX Runtime infers at least as much; what only the packager knows stays. A value's type may
     # go if it follows from those of its node's inputs: each of these is in the file, or follows in
     # the same way.
     outputs = set(main.outputs)
     inference = NodeInference(dict(main.opset_imports))
-    found = [
-        (value, described)
-        for graph in graphs
-        for node in graph
-        for value, described in zip(node.outputs, inference.outputs(node), strict=True)
-        if value not in outputs
-    ]
-    for value, described in found:  # only now: nodes were inferred from these types
-        if described is None:
-            continue
-        dtype, dims = described
-        shape = value.shape
-        covered = shape is None or (
-            dims is not None
-            and len(dims) == shape.rank()
-            and all(a is None or a == b for a, b in zip(_dims(shape), dims, strict=True))
-        )
-        if value.type == ir.TensorType(dtype) and covered:
-            value.type = value.shape = None
+    values = [value for graph in graphs for value in graph.initializers.values()]
     for graph in graphs:
-        for value in graph.initializers.values():
-            value.type = value.shape = None
+        for node in graph:
+            for value, found in zip(node.outputs, inference.outputs(node), strict=True):
+                if value in outputs or found is None:
+                    continue
+                dtype, dims = found
+                shape = value.shape
+                covered = shape is None or (
+                    dims is not None
+                    and len(dims) == shape.rank()
+                    and all(a is None or a == b for a, b in zip(_dims(shape), dims, strict=True))
+                )
+                if value.type == ir.TensorType(dtype) and covered:
+                    values.append(value)
+    return values
 
 
 def _dims(shape: ir.Shape) -> Iterator[int | str | None]:

@@ -31,7 +31,6 @@ from odtpack import targets
 from odtpack.graph import graphs
 from odtpack.graph.graphs import static_dims, used_names
 from odtpack.graph.ops import Ops
-from odtpack.memory.costs import ancestors
 from odtpack.memory.schedule import arrange
 from odtpack.optimizers.common.base import Group, Optimizer
 from odtpack.optimizers.common.model import Clip, clipped
@@ -108,6 +107,11 @@ def step_model(
     return compact(model, keep_names=False)
 
 
+def _not_upstream(wanted: set[ir.Node], values: Sequence[ir.Value]) -> set[ir.Node]:
+    """Those of the wanted nodes that some values are not computed from."""
+    return aliases.not_upstream(wanted, filter(None, (value.producer() for value in values)))
+
+
 def join(op: Ops, values: Sequence[ir.Value]) -> ir.Value:
     """Values of known shapes, one after the other, as a vector."""
     flat = [
@@ -168,7 +172,7 @@ class _Writer:
             parameter, gradient = parameters[name], gradients[name]
             gradient.type, gradient.shape = parameter.type, parameter.shape
             if name in large:
-                late = readers.of(parameter) - ancestors([gradient])
+                late = _not_upstream(readers.of(parameter), [gradient])
                 self._alone(name, parameter, gradient, late)
             else:
                 vectors = joined[groups[name]]
@@ -180,11 +184,10 @@ class _Writer:
                 value.name, value.shape = f"{ORDER_PREFIX}{len(self._orders)}", ir.Shape([])
                 self._orders.append(value)
         for index, names in ((index, each) for index, all_ in joined.items() for each in all_):
-            late = {node for name in names for node in readers.of(parameters[name])}
-            late -= ancestors(gradients[name] for name in names)
-            self._together(
-                index, [parameters[n] for n in names], [gradients[n] for n in names], late
-            )
+            values = [gradients[name] for name in names]
+            found = {node for name in names for node in readers.of(parameters[name])}
+            late = _not_upstream(found, values)
+            self._together(index, [parameters[name] for name in names], values, late)
         graph.inputs.extend([*self._inputs, self._rate, self._step])
         trained = [name for name in parameters if name in gradients]
         kept = self._keeper.report(trained, KEPT_NAME)

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TextIO
@@ -33,10 +34,12 @@ def main() -> int:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         forget_log()
+        started = time.process_time()
         try:
             with _limited(request["memory"]):
                 found = _function(request["function"])(**request["arguments"])
-            message: dict[str, Any] = {"result": found, "log": _log()}
+            seconds = time.process_time() - started
+            message: dict[str, Any] = {"result": found, "log": _log(), "seconds": seconds}
         except Exception as error:
             message = {"error": _parts(_as_own(error, request["memory"]))}
         _send(message)

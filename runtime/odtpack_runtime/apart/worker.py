@@ -119,6 +119,7 @@ class Worker:
     def __init__(self, on_log: Callable[[str], None] | None = None) -> None:
         self._on_log = on_log
         self._told: set[str] = set()
+        self.seconds: dict[str, float] = {}  # of the processor, by function
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
         self._lines: queue.Queue[bytes | None] = queue.Queue()
@@ -168,6 +169,7 @@ class Worker:
             if self._on_log is not None and line not in self._told:
                 self._told.add(line)
                 self._on_log(line)
+        self.seconds[function] = self.seconds.get(function, 0.0) + message["seconds"]
         return message["result"]
 
     def _answer(self, process: subprocess.Popen[bytes], limits: Limits) -> dict[str, Any]:

@@ -155,19 +155,27 @@ class Allocation:
         return [buffer for buffer in self.buffers if buffer.first <= index <= buffer.last]
 
 
+Working = tuple[int, int, tuple[int, ...]]
+"""Working memory of a node: in all, the part of it from the heap, and the buffers of the others."""
+Known = dict[int, tuple[Node, Working]]
+"""It by the identity of nodes, with the node, so that no other is mistaken for it."""
+
+
 def allocate(
     graph: RuntimeGraph,
     threads: int = 1,  # Intra-operator threads: some kernels' working memory grows with them
     *,
     fresh_outputs: Iterable[str] = (),
     conditions: Mapping[str, bool] | None = None,
+    known: Known | None = None,
 ) -> Allocation:
     """Plan the buffers of a graph whose inputs lie in memory of the caller."""
     # `fresh_outputs`: Graph outputs that get memory of their own in every run; the others lie in
     # memory of the caller, too.
     # `conditions`: Values of Boolean graph inputs. An `If` on one of them takes that branch; of any
     # other `If` the more demanding branch counts.
-    planner = _Planner(graph, threads, {}, conditions or {})
+    # `known`: What nodes work in, from earlier plans of the same nodes; it is added to.
+    planner = _Planner(graph, threads, {}, conditions or {}, {} if known is None else known)
     return planner.run(frozenset(fresh_outputs))
 
 
@@ -178,8 +186,10 @@ class _Planner:
         threads: int,
         outer: Mapping[str, Value],
         conditions: Mapping[str, bool],
+        known: Known,
     ) -> None:
         self._graph = graph
+        self._known = known
         self._threads = threads
         self._outer = outer
         self._conditions = dict(conditions)
@@ -310,16 +320,21 @@ class _Planner:
         lives, smalls = itertools.accumulate(change), itertools.accumulate(small_change)
         uses = []
         for node, live, small in zip(self._graph.nodes, lives, smalls, strict=False):
-            if node.subgraphs:  # which count what their allocations add already
-                working, outside, scratch = self._subgraphs(node)
-            else:
-                scratch = self._scratch(node)
-                working, outside = sum(map(allocated_size, scratch)), 0
-                if node.op_type in FROM_HEAP and node.domain in ("", "ai.onnx"):
-                    scratch, outside = (), working
+            if id(node) not in self._known:
+                self._known[id(node)] = node, self._working(node)
+            _, (working, outside, scratch) = self._known[id(node)]
             first = node.op_type in BEFORE_OUTPUT and node.domain in ("", "ai.onnx")
             uses.append(NodeUse(live, working, small, scratch, outside, first))
         return uses
+
+    def _working(self, node: Node) -> Working:
+        if node.subgraphs:  # which count what their allocations add already
+            return self._subgraphs(node)
+        scratch = self._scratch(node)
+        working = sum(map(allocated_size, scratch))
+        if node.op_type in FROM_HEAP and node.domain in ("", "ai.onnx"):
+            return working, working, ()
+        return working, 0, scratch
 
     def _scratch(self, node: Node) -> tuple[int, ...]:
         inputs = [self._values[name] for name in node.inputs if name]
@@ -333,7 +348,7 @@ class _Planner:
             domain=node.domain,
         )
 
-    def _subgraphs(self, node: Node) -> tuple[int, int, tuple[int, ...]]:
+    def _subgraphs(self, node: Node) -> Working:
         """Memory inside the subgraphs of a node: one branch, or one iteration and its results."""
         # A branch of `If` writes straight into the node's outputs. A loop keeps the state that an
         # iteration returns while it computes the next; `Loop` also keeps the slices of its scan
@@ -348,7 +363,7 @@ class _Planner:
         peak = outside = 0
         pieces: tuple[int, ...] = ()
         for graph in subgraphs.values():
-            inner = _Planner(graph, self._threads, self._values, self._conditions).run()
+            inner = _Planner(graph, self._threads, self._values, self._conditions, {}).run()
             self._unknown += inner.unknown
             around = []
             if node.op_type in ("Loop", "Scan"):

@@ -297,14 +297,14 @@ def _one_model(
     names = {p.name for p in manifest.parameters}
     labels = Labels(training.graph, names, shown=manifest.module_names(), later="grad/")
     # A step starts its gradients afresh; only the further batches of a step add to them.
-    afresh, adding = (
+    passes = [
         planning.Pass(
             (planning.Run(training, training.plan(threads, fresh, {RESET_NAME: reset}), labels),)
         )
-        for reset in (True, False)
-    )
+        for reset in ((True, False) if manifest.accumulation_steps > 1 else (True,))
+    ]
     held_out = planning.Pass((planning.Run(evaluation, evaluation.plan(threads, returned, {})),))
-    return planning.Models((training,), (evaluation,), afresh, adding, held_out)
+    return planning.Models((training,), (evaluation,), passes[0], passes[-1], held_out)
 
 
 def _loading(sessions: Sequence[planning.Session]) -> Item:

@@ -168,7 +168,7 @@ class Node:
     @property
     def reads(self) -> tuple[str, ...]:
         """Names of what it reads, its subgraphs included."""
-        return (*(name for name in self.inputs if name), *self.implicit)
+        return (*filter(None, self.inputs), *self.implicit)
 
 
 @dataclass(frozen=True, slots=True)
