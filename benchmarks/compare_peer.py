@@ -90,12 +90,13 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table: a workload, an optimizer, threads and a setting of malloc."""
+    """One line of the table: a workload, an optimizer, threads, a setting of malloc and a loop."""
 
     workload: Workload
     optimizer: str
     threads: int
     malloc: str
+    loop: str
     ours: list[Sample]
     rival: list[Sample]
     floor_ms: float
@@ -129,6 +130,7 @@ class Row:
             "optimizer": self.optimizer,
             "threads": self.threads,
             "malloc": self.malloc,
+            "loop": self.loop,
             "floor_ms": self.floor_ms,
             "time_ratio": dataclasses.asdict(self.time_ratio),
             "fastest_ratio": self.fastest_ratio,
@@ -145,6 +147,7 @@ class Plan:
     warm_up: int
     mallocs: tuple[str, ...]
     threads: tuple[int, ...]
+    loops: tuple[str, ...]
 
 
 def measure(
@@ -159,7 +162,7 @@ def measure(
         folder: Empty folder for the files.
 
     Yields:
-        A row per optimizer and setting of malloc.
+        A row per optimizer, setting of malloc and loop; the loops share a round's rival.
     """
     model, data = workload.write(folder)
     proto = onnx.load(model)
@@ -177,12 +180,16 @@ def measure(
             count = {
                 "inputs": data, "steps": plan.steps, "warm_up": plan.warm_up, "threads": threads,
             }  # fmt: skip
-            floors, mine, rivals = [], [], []
+            floors, rivals = [], []
+            ours_by: dict[str, list[Sample]] = {loop: [] for loop in plan.loops}
             for number in range(plan.rounds):
                 answer = processes.measure("forward", malloc=malloc, model=model, **count)
                 floors.append(3 * statistics.median(answer["forward_ms"]))
-                answer = processes.measure("train", malloc=malloc, folder=ours, **count)
-                mine.append(Sample.of(answer))
+                for loop, mine in ours_by.items():
+                    answer = processes.measure(
+                        "train", malloc=malloc, folder=ours, step_model=loop == "step", **count
+                    )
+                    mine.append(Sample.of(answer))
                 if workload.rival == PEER:
                     environment = processes.MALLOC[malloc]
                     answer = client.bench(folder=theirs, environment=environment, **count)
@@ -193,11 +200,13 @@ def measure(
                 rivals.append(Sample.of(answer))
                 _progress(
                     f"{workload.name} {optimizer}, threads {threads}, malloc {malloc}, round "
-                    f"{number + 1} of {plan.rounds}: {mine[-1].step_ms:.2f} ms, rival "
+                    f"{number + 1} of {plan.rounds}: "
+                    f"{', '.join(f'{m[-1].step_ms:.2f} ms' for m in ours_by.values())}, rival "
                     f"{rivals[-1].step_ms:.2f} ms"
                 )
             floor = statistics.median(floors)
-            yield Row(workload, optimizer, threads, malloc, mine, rivals, floor)
+            for loop, mine in ours_by.items():
+                yield Row(workload, optimizer, threads, malloc, loop, mine, rivals, floor)
 
 
 def _progress(line: str) -> None:
@@ -212,7 +221,7 @@ def table(rows: list[Row], plan: Plan) -> Table:
         caption="time and memory: ours / rival's, then the ratio (lowest-highest over the rounds); "
         "malloc mmap is MALLOC_MMAP_THRESHOLD_=65536",
     )
-    for heading in ("workload", "optimizer", "threads", "malloc"):
+    for heading in ("workload", "optimizer", "threads", "malloc", "loop"):
         result.add_column(heading)
     for heading in ("floor ms", "step ms", "time ratio", "fastest", "peak MB", "memory ratio"):
         result.add_column(heading, justify="right", no_wrap=True)
@@ -220,7 +229,7 @@ def table(rows: list[Row], plan: Plan) -> Table:
         last = index + 1 == len(rows) or rows[index + 1].workload != row.workload
         result.add_row(
             row.workload.name + ("" if row.workload.rival == PEER else " *"),
-            row.optimizer, str(row.threads), row.malloc, f"{row.floor_ms:.2f}",
+            row.optimizer, str(row.threads), row.malloc, row.loop, f"{row.floor_ms:.2f}",
             f"{_median(row.ours, 'step_ms'):.2f} / {_median(row.rival, 'step_ms'):.2f}",
             str(row.time_ratio), f"{row.fastest_ratio:.2f}",
             f"{_median(row.ours, 'peak_bytes') / _MEBIBYTE:.0f} / "
@@ -241,7 +250,9 @@ def goals(rows: list[Row]) -> Table:
     def add(name: str, limit: float, value: float) -> None:
         result.add_row(name, f"{limit:.2f}", f"{value:.2f}", "met" if value <= limit else "missed")
 
-    judged = [row for row in rows if row.optimizer == "adamw" and row.malloc == "default"]
+    judged = [
+        row for row in rows if (row.optimizer, row.malloc, row.loop) == ("adamw", "default", "step")
+    ]
     for row in judged:
         if row.threads == 1:
             add(row.workload.title, row.workload.goal, row.time_ratio.median)
@@ -267,6 +278,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS, help="repeatable")
     parser.add_argument("--threads", action="append", type=int, help="repeatable (1 and 2)")
     parser.add_argument("--malloc", action="append", choices=list(processes.MALLOC))
+    parser.add_argument(
+        "--loop",
+        action="append",
+        choices=("step", "train"),
+        help="repeatable; step_on with the step model (step), or module, optimizer.step and "
+        "lazy_reset_grad as the rival's (train)",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes for each (3)")
     parser.add_argument("--steps", type=int, default=30, help="timed steps per process (30)")
     parser.add_argument("--warm-up", type=int, default=5, help="steps before them (5)")
@@ -288,10 +306,11 @@ def main() -> int:
         print(f"compare_peer: {reason}", file=sys.stderr)
         return 2
     mallocs, threads = tuple(given.malloc or ("default",)), tuple(given.threads or (1, 2))
-    plan = Plan(given.rounds, given.steps, given.warm_up, mallocs, threads)
+    loops = tuple(given.loop or ("step",))
+    plan = Plan(given.rounds, given.steps, given.warm_up, mallocs, threads, loops)
     optimizers = tuple(given.optimizer or OPTIMIZERS)
     if given.quick:
-        plan = Plan(1, 10, 3, mallocs[:1], tuple(given.threads or (1,)))
+        plan = Plan(1, 10, 3, mallocs[:1], tuple(given.threads or (1,)), loops)
         optimizers = tuple(given.optimizer or ("adamw",))
     rows: list[Row] = []
     for name in given.workload or WORKLOADS:
@@ -299,7 +318,9 @@ def main() -> int:
             rows += measure(WORKLOADS[name], optimizers, plan, Path(scratch))
     console = Console() if sys.stdout.isatty() else Console(width=150)
     console.print(table(rows, plan))
-    if any(row.optimizer == "adamw" and row.malloc == "default" for row in rows):
+    if "step" in plan.loops and any(
+        row.optimizer == "adamw" and row.malloc == "default" for row in rows
+    ):
         console.print(goals(rows))
     if given.json:
         content = {
