@@ -58,7 +58,6 @@ def run(candidate: Candidate, request: FitRequest, folder: Path) -> SimulationRe
         batch_size=recipe.table.batch.at_once,
         epochs=request.epochs,
         seed=request.seed,
-        threads=request.threads,
         footprint=request.budgets.footprint_of,
     )
     return judge(measured, request.budgets)

@@ -159,7 +159,6 @@ class _Search:
             self.folder / "packages",
             self.ground.shapes,
             self.ground.whole.train_samples,
-            request.threads,
             tuple({kit_of(profile.os): None for profile in request.profiles}),
         )
         order = spread(candidates, candidates[0], request.seed)
@@ -250,7 +249,6 @@ class _Search:
                 self.ground.files,
                 self._schedule(runner.candidate, epochs),
                 runner.candidate.learning_rate,
-                self.request.threads,
             )
             for runner in runners
         ]

@@ -42,7 +42,6 @@ class FitRequest:
         trials: Candidates to train.
         finalists: Candidates of these to train to the end and to time.
         seed: Seed of the choice of candidates, of the split and of the order.
-        threads: Threads of the replays.
     """
 
     settings: BuildSpec
@@ -58,19 +57,16 @@ class FitRequest:
     trials: int = 24
     finalists: int = 6
     seed: int = 0
-    threads: int = 1
 
     def __post_init__(self) -> None:
         if not self.profiles:
             raise OdtpackError("no-device", "no device was named to fit to")
-        # More threads than any machine has: ONNX Runtime would start every one of them.
-        most = {"epochs": 2**31 - 1, "trials": 2**31 - 1, "finalists": 2**31 - 1, "threads": 1024}
-        for name, highest in most.items():
+        for name in ("epochs", "trials", "finalists"):
             value = getattr(self, name)
-            if not 1 <= value <= highest:
+            if not 1 <= value < 2**31:
                 raise OdtpackError(
                     f"bad-{name}",
-                    f"{name} is {value}; it must be from 1 to {highest}",
+                    f"{name} is {value}; it must be from 1 to {2**31 - 1}",
                     hint=f"write for example: --{name} 4",
                 )
         if self.settings.runtime != "onnxruntime":
@@ -155,7 +151,6 @@ class Trial:
     data: Mapping[str, str]  # for each input, in order, the path of an `.npy` file
     schedule: SamplePlan  # which samples make which batch
     learning_rate: float  # rate of every step, or that the package's schedule starts from
-    threads: int  # threads of the sessions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +171,14 @@ def train(trial: Trial) -> Trained:
             package = Package.open(trial.package)
             rate = choose_rate(package.manifest, trial.learning_rate, trial.schedule.steps)
             done = run_training_child(
-                make_job(package, trial.data, trial.schedule, rate, trial.threads, Path(folder))
+                make_job(
+                    package,
+                    trial.data,
+                    trial.schedule,
+                    rate,
+                    package.manifest.threads,
+                    Path(folder),
+                )
             )
         except OdtpackError as error:
             return Trained(problem=f"{error.code}: {error.what}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -86,7 +87,10 @@ def fit(
     seed: Annotated[
         int, option("Seed of the candidates, the sample order and the held-out split.", "N", min=0)
     ] = 0,
-    threads: Annotated[int, option("Threads of the replays.", "N", min=1)] = 1,
+    threads: Annotated[
+        int | None,
+        option("Threads within an operator.  [default: the recipe's, or 1]", "N", min=1),
+    ] = None,
     jobs: Annotated[
         int,
         option(
@@ -134,6 +138,8 @@ def fit(
     recipe = find_recipe(recipe, wanted=model is None)
     read = None if recipe is None else read_recipe(recipe)
     settings = _settings(read, model, loss, loss_option, freeze)
+    if threads is not None:
+        settings = dataclasses.replace(settings, threads=threads)
     names = device or ([] if read is None else read.devices())
     profiles = load_devices(names)
     budgets = Budgets() if budget is None else read_budgets(budget)
@@ -160,7 +166,6 @@ def fit(
         trials=trials,
         finalists=finalists,
         seed=seed,
-        threads=threads,
     )
     executor: Executor = make_executor(jobs, ray)
     with _console.Progress("fit") as progress:
