@@ -77,6 +77,7 @@ GIVEN = {
     "step_model": ("memory.step_model = 'never'", {"step_model": "never"}, "never"),
     "runtime": ("target.runtime = 'ort-training'", {"runtime": "ort-training"}, "ort-training"),
     "sessions": ("target.sessions = 'small'", {"sessions": "small"}, "small"),
+    "threads": ("target.threads = 2", {"threads": 2}, 2),
     "frozen_storage": ("formats.frozen_dtype = 'int8'", {"frozen_storage": "int8"}, "int8"),
     "base": ("formats.base = 'int4'", {"base": "int4"}, "int4"),
     "nominal": ("formats.nominal = true", {"nominal": True}, True),

@@ -6,6 +6,8 @@ joined to whole networks.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -302,3 +304,198 @@ class Tabular(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.layers(x))
+
+
+def mobilenet_v2(width: int = 16) -> nn.Module:
+    """Inverted residuals (Sandler et al., 2018) of the published factors and repeats."""
+    plan = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 2, 2), (6, 96, 1, 1)]
+    blocks, fan_in = [conv_norm(3, width, 3, nn.ReLU6, stride=2)], width
+    for factor, fan_out, count, stride in plan:
+        for index in range(count):
+            blocks.append(
+                InvertedResidual(
+                    fan_in, fan_out, size=3, stride=1 if index else stride, activation=nn.ReLU6,
+                    gate=nn.Identity, hidden=factor * fan_in, squeezed=0,
+                )
+            )  # fmt: skip
+            fan_in = fan_out
+    return nn.Sequential(
+        *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.0), nn.Linear(fan_in, 20)
+    )
+
+
+def cnn(width: int = 16) -> nn.Module:
+    """Digits [N, 1, 28, 28] to a class, as the first example of every framework has it."""
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(2 * width * 49, 64), nn.ReLU(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def mlp(inputs: int = 256, hidden: int = 512) -> nn.Module:
+    """Measurements to a class, through three wide layers."""
+    return nn.Sequential(
+        nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
+        nn.Linear(hidden, 10),
+    )  # fmt: skip
+
+
+class Experts(nn.Module):
+    """A mixture of experts over tokens [N, T, d]: all are computed, and weighted by a gate."""
+
+    def __init__(self, d: int = 96, experts: int = 6, hidden: int = 192) -> None:
+        super().__init__()
+        self.gate = nn.Linear(d, experts)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(d, hidden), nn.GELU(), nn.Linear(hidden, d))
+            for _ in range(experts)
+        )
+        self.head = nn.Linear(d, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.softmax(self.gate(x), dim=-1)
+        found = torch.stack([expert(x) for expert in self.experts], dim=-1)
+        return self.head((x + (found * weights.unsqueeze(-2)).sum(-1)).mean(dim=1))
+
+
+class DenseNet(nn.Module):
+    """Layers that read all before them (Huang et al., 2016)."""
+
+    def __init__(self, growth: int = 12, blocks: int = 2, layers: int = 5) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 2 * growth, 3, stride=2, padding=1)
+        self.blocks, self.transitions = nn.ModuleList(), nn.ModuleList()
+        channels = 2 * growth
+        for _ in range(blocks):
+            block = nn.ModuleList()
+            for _ in range(layers):
+                block.append(
+                    nn.Sequential(
+                        nn.BatchNorm2d(channels), nn.ReLU(),
+                        nn.Conv2d(channels, growth, 3, padding=1, bias=False),
+                    )
+                )  # fmt: skip
+                channels += growth
+            self.blocks.append(block)
+            self.transitions.append(
+                nn.Sequential(
+                    nn.BatchNorm2d(channels), nn.ReLU(),
+                    nn.Conv2d(channels, channels // 2, 1, bias=False), nn.AvgPool2d(2),
+                )
+            )  # fmt: skip
+            channels //= 2
+        self.head = nn.Linear(channels, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block, transition in zip(self.blocks, self.transitions, strict=True):
+            for layer in block:
+                x = torch.cat([x, layer(x)], dim=1)
+            x = transition(x)
+        return self.head(x.mean([2, 3]))
+
+
+class GruTagger(nn.Module):
+    """Tokens [N, T] to a tag for each, [N, tags, T]: a GRU in both directions."""
+
+    def __init__(self, vocabulary: int = 4000, d: int = 64, hidden: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, d)
+        self.gru = nn.GRU(d, hidden, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(2 * hidden, 9)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.gru(self.embedding(tokens))[0]).transpose(1, 2)
+
+
+class SpeechConv(nn.Module):
+    """Frames [N, 40, T] to a keyword: 1-D convolutions by channel and across (depthwise)."""
+
+    def __init__(self, width: int = 64, depth: int = 4, classes: int = 12) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv1d(40, width, 9, stride=2, padding=4), nn.BatchNorm1d(width), nn.ReLU()
+        )
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv1d(width, width, 9, padding=4, groups=width, bias=False),
+                nn.Conv1d(width, width, 1, bias=False), nn.BatchNorm1d(width), nn.ReLU(),
+            )
+            for _ in range(depth)
+        )  # fmt: skip
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x.mean(dim=2))
+
+
+class TemporalConv(nn.Module):
+    """A sequence [N, C, T]: causal convolutions that look back twice as far in every layer."""
+
+    def __init__(self, inputs: int = 8, width: int = 48, depth: int = 5) -> None:
+        super().__init__()
+        widths = [inputs, *depth * [width]]
+        self.convs = nn.ModuleList(
+            nn.Conv1d(i, o, 3, dilation=2**level)
+            for level, (i, o) in enumerate(itertools.pairwise(widths))
+        )
+        self.head = nn.Conv1d(width, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for level, conv in enumerate(self.convs):
+            y = functional.leaky_relu(conv(functional.pad(x, (2 << level, 0))))
+            x = x + y if level else y
+        return self.head(x).squeeze(1)
+
+
+class Crossing(nn.Module):
+    """Numbers and categories whose embeddings multiply, as DLRM (Naumov et al., 2019)."""
+
+    def __init__(self, sizes: tuple[int, ...] = (20_000, 5_000, 300, 50), d: int = 32) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(size, d) for size in sizes)
+        self.bottom = nn.Sequential(nn.Linear(13, 64), nn.ReLU(), nn.Linear(64, d), nn.ReLU())
+        count = len(sizes) + 1
+        self.top = nn.Sequential(nn.Linear(d + count**2, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def forward(self, numbers: Tensor, a: Tensor, b: Tensor, c: Tensor, e: Tensor) -> Tensor:
+        dense = self.bottom(numbers)
+        rows = [table(x) for table, x in zip(self.tables, (a, b, c, e), strict=True)]
+        vectors = torch.stack([dense, *rows], dim=1)
+        crossed = torch.flatten(vectors @ vectors.transpose(1, 2), 1)
+        return self.top(torch.cat([dense, crossed], dim=1)).squeeze(1)
+
+
+class GraphConv(nn.Module):
+    """Nodes [N, V, F] and their adjacency [N, V, V] to a class (Kipf and Welling, 2016)."""
+
+    def __init__(self, features: int = 16, width: int = 64, depth: int = 3) -> None:
+        super().__init__()
+        widths = [features, *depth * [width]]
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise(widths))
+        self.head = nn.Linear(width, 6)
+
+    def forward(self, nodes: Tensor, adjacency: Tensor) -> Tensor:
+        scaled = adjacency / (1 + adjacency.abs().sum(dim=-1, keepdim=True))
+        for layer in self.layers:
+            nodes = functional.relu(layer(scaled @ nodes))
+        return self.head(nodes.mean(dim=1))
+
+
+class PointNet(nn.Module):
+    """Points [N, 3, P] to a class: each by itself, then the most of all (Qi et al., 2016)."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.points = nn.Sequential(
+            nn.Conv1d(3, width, 1), nn.BatchNorm1d(width), nn.ReLU(),
+            nn.Conv1d(width, 2 * width, 1), nn.BatchNorm1d(2 * width), nn.ReLU(),
+        )  # fmt: skip
+        self.head = nn.Sequential(nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.points(x).amax(dim=2))

@@ -302,6 +302,58 @@ _CASES = (
         "tabular", "MLP 30-64-32-4, as small as packages get, AdamW",
         architectures.Tabular, {"x": (30,)}, (16, 256),
     ),
+    Case(
+        "mobilenet-v2", "MobileNetV2 64x64, batch norm trained, SGD with momentum",
+        architectures.mobilenet_v2, {"x": (3, 64, 64)}, (4, 16), norms=True,
+        optimizer=SGD(momentum=0.9),
+    ),
+    Case("cnn", "two convolutions 28x28, SGD", architectures.cnn, {"x": (1, 28, 28)}, (32, 128),
+         optimizer=SGD()),
+    Case("mlp", "MLP 256-512-512-10, AdamW", architectures.mlp, {"x": (256,)}, (16, 128)),
+    Case(
+        "experts", "mixture of six experts over 24 tokens, SGD", architectures.Experts,
+        {"x": (24, 96)}, (8, 32), optimizer=SGD(),
+    ),
+    Case(
+        "densenet", "DenseNet 48x48, batch norm trained, SGD with momentum",
+        architectures.DenseNet, {"x": (3, 48, 48)}, (4, 16), norms=True,
+        optimizer=SGD(momentum=0.9),
+    ),
+    Case(
+        "gru-tagger", "bidirectional GRU, a tag for each of 32 tokens, AdamW",
+        architectures.GruTagger, {"tokens": (32,)}, (8, 32), ranges={"tokens": 4000},
+        target=(32,),
+    ),
+    Case(
+        "speech-conv", "1-D convolutions by channel over 98 frames, batch norm trained, Lion",
+        architectures.SpeechConv, {"x": (40, 98)}, (8, 32), norms=True, optimizer=Lion(),
+    ),
+    Case(
+        "temporal-conv", "causal convolutions over 256 samples, AdamW, gradients clipped",
+        architectures.TemporalConv, {"x": (8, 256)}, (8, 32), loss="mse", target=(256,),
+        update={"clip_norm": 1.0},
+    ),
+    Case(
+        "crossing", "DLRM with four tables of 25350 rows, SGD with momentum",
+        architectures.Crossing,
+        {"numbers": (13,), "a": (), "b": (), "c": (), "e": ()}, (64, 512),
+        ranges={"a": 20_000, "b": 5_000, "c": 300, "e": 50, "targets": 2},
+        loss="bce_with_logits", optimizer=SGD(momentum=0.9),
+    ),
+    Case(
+        "graph-conv", "three graph convolutions over 48 nodes, AdamW", architectures.GraphConv,
+        {"nodes": (48, 16), "adjacency": (48, 48)}, (8, 64),
+    ),
+    Case(
+        "bert-tiny", "BERT d64 L2 T32 with mask, SGD",
+        partial(architectures.bert, 4000, 32, 64, 2),
+        {"tokens": (32,), "segments": (32,), "mask": (32,)}, (4, 32),
+        ranges={"tokens": 4000, "segments": 2, "mask": 2}, optimizer=SGD(),
+    ),
+    Case(
+        "points", "PointNet over 256 points, batch norm trained, AdamW, two batches a step",
+        architectures.PointNet, {"x": (3, 256)}, (4, 16), norms=True, accumulation_steps=2,
+    ),
 )  # fmt: skip
 
 CASES = {case.name: case for case in _CASES}

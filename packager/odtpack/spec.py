@@ -375,6 +375,11 @@ class BuildSpec:
         "(`small`), which takes about a tenth less memory and twice the time.",
         key="target.sessions", flag="--sessions", manifest="session",
     )  # fmt: skip
+    threads: int = option(
+        1, "Threads within an operator, in every kit; each further one takes memory.",
+        whole=True, least=1, most=256, key="target.threads", flag="--threads", metavar="N",
+        manifest="session", example=2, code="bad-threads",
+    )  # fmt: skip
     frozen_storage: Storage | None = option(
         None, "Store large frozen weights in fewer bytes; the models compute in float32.",
         key="formats.frozen_dtype", flag="--frozen-dtype",

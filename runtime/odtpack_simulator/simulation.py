@@ -100,7 +100,7 @@ def simulate(
     epochs: int,
     learning_rate: float | None = None,
     seed: int,
-    threads: int = 1,
+    threads: int | None = None,
     policy: Policy | None = None,
     interruptions: int = 0,
     executor: Executor | None = None,
@@ -126,7 +126,8 @@ def simulate(
         learning_rate: Learning rate of every step, or where the package has a schedule the
             one that this starts from; None for that of the package's schedule, else 0.001.
         seed: Seed of the split, of the order of samples, and of the interruptions.
-        threads: Intra-operator threads of ONNX Runtime.
+        threads: Intra-operator threads of ONNX Runtime, for memory and times; the package's
+            choice if None.
         policy: How the app trains; by default in one session in the foreground.
         interruptions: How many times a second training is interrupted; 0 for none.
         executor: Runs the replays under limits and the interrupted one; by default one
@@ -151,6 +152,7 @@ def simulate(
     package.require_stock()
     manifest = package.manifest
     policy = policy or Policy()
+    threads = manifest.threads if threads is None else threads
     _check_arguments(learning_rate, threads, interruptions, profiles)
     arrays, apart = load_samples(package, data_path, evaluation)
     whole_schedule = make_sample_plan(
@@ -257,6 +259,7 @@ def simulate(
                 settled[app.sessions],
                 timings[app.sessions.step_model],
                 by_piece,
+                threads,
             )
             for app in apps
         ],
@@ -442,13 +445,14 @@ def _device_result(
     settled: Mapping[int, LimitOutcome],
     timing: HostTiming,
     steps: Sequence[int],
+    threads: int,
 ) -> DeviceResult:
     """Everything about one device, not yet judged. Nothing is run."""
     # `measured`: Peak of the free training, if it ran as it does here.
     # `settled`: The limits that replays were held to: what is left for a training.
     profile = app.profile
     held = settled.get(app.room) if app.room is not None else None
-    latency = carry(timing, profile)
+    latency = carry(timing, profile, threads)
     return DeviceResult(
         name=profile.name,
         title=profile.title,

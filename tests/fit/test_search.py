@@ -52,7 +52,7 @@ def plans(
     recipe = recipe_of(files, folder, FIXED)
     candidates = space_of(ground, recipe).candidates()
     base = dataclasses.replace(BuildSpec.of(recipe), outputs=("output",))
-    workshop = PackageCache(base, folder / "packages", ground.shapes, 256, 1)
+    workshop = PackageCache(base, folder / "packages", ground.shapes, 256)
     planned = workshop.plan(candidates, LocalExecutor())
     return {
         c.micro_batch: p.peak_bytes
@@ -233,15 +233,13 @@ def train_whole(recipe: Recipe, files: Files, folder: Path) -> Trained:
     (folder / "whole").mkdir()
     ground = make_search_context(settings, files.data, folder / "whole", 0)
     package = folder / "whole" / "recipe"
-    return train(Trial(str(package), ground.files, ground.schedule(64, 1, 4), 0.01, 1))
+    return train(Trial(str(package), ground.files, ground.schedule(64, 1, 4), 0.01))
 
 
 def test_training_repeats_and_runs_side_by_side(ground: SearchContext, tmp_path: Path) -> None:
     """The figures that decide who goes on are the same in every run, in whatever process."""
     build(ground.base, tmp_path / "package")
-    trial = Trial(
-        str(tmp_path / "package"), ground.files, ground.schedule(16, 1, 1), 0.003, threads=1
-    )
+    trial = Trial(str(tmp_path / "package"), ground.files, ground.schedule(16, 1, 1), 0.003)
     first, second = LocalExecutor(2).map(train, [trial, trial])
     assert (first.metric, first.loss) == (second.metric, second.loss)
     assert first.metric is not None
@@ -278,7 +276,7 @@ def test_the_search_on_ray_chooses_the_same(files: Files) -> None:
 
 def test_a_training_that_fails_is_a_result(ground: SearchContext, tmp_path: Path) -> None:
     build(ground.base, tmp_path / "package")
-    trial = Trial(str(tmp_path / "package"), ground.files, ground.schedule(64, 1, 1), 1e30, 1)
+    trial = Trial(str(tmp_path / "package"), ground.files, ground.schedule(64, 1, 1), 1e30)
     assert train(trial).problem == "the loss was not finite"
     assert "package" in str(train(dataclasses.replace(trial, package="nowhere")).problem)
     # One step, whose loss came before it, and which left nothing to evaluate.
@@ -302,8 +300,6 @@ class TestBadInput:
             ({"epochs": 0}, "bad-epochs"),
             ({"trials": 0}, "bad-trials"),
             ({"finalists": 0}, "bad-finalists"),
-            ({"threads": 0}, "bad-threads"),
-            ({"threads": 1025}, "bad-threads"),
         ],
     )
     def test_arguments(self, files: Files, changes: dict[str, object], code: str) -> None:

@@ -57,7 +57,6 @@ def run(candidate: Candidate, request: FitRequest, folder: Path) -> SimulationRe
         batch_size=recipe.table.batch.at_once,
         epochs=request.epochs,
         seed=request.seed,
-        threads=request.threads,
         footprint=request.budgets.footprint_of,
         evaluation=request.evaluation,
         holdout=request.holdout,

@@ -35,7 +35,7 @@ _VECTORS: Final = 6.0
 """Reads and writes of a parameter's four bytes by an optimizer with two moments."""
 
 
-def step_work(package: Package, shapes: Mapping[str, Sequence[int]], *, threads: int = 1) -> float:
+def step_work(package: Package, shapes: Mapping[str, Sequence[int]]) -> float:
     """The work of an optimizer step, in bytes: moved ones, and arithmetic in their place.
 
     Matrix products and convolutions count two operations for each multiplication and
@@ -45,12 +45,11 @@ def step_work(package: Package, shapes: Mapping[str, Sequence[int]], *, threads:
         package: The package; every optimizer step runs its training model, or all its segments,
             ``accumulation_steps`` times.
         shapes: Shape of one batch of each user input.
-        threads: Intra-operator threads of the session.
 
     Raises:
         OdtpackError: The model does not load, or a shape does not fit.
     """
-    graphs = step_graphs(package, shapes, threads)
+    graphs = step_graphs(package, shapes, package.manifest.threads)
     manifest = package.manifest
     work = sum(_graph_work(graph, {}) for graph in graphs)
     trained = sum(math.prod(p.shape) for p in manifest.parameters if p.role == "trainable")
@@ -147,7 +146,6 @@ class Order:
     folder: str  # where the package goes; built already if it holds one
     batch: int  # samples of a batch
     shapes: Mapping[str, tuple[int, ...]]  # shape of one sample of each input
-    threads: int  # threads of the sessions
     # what the apps train with: the one that needs most memory counts
     kits: tuple[Kit, ...] = ("python",)
 
@@ -180,14 +178,12 @@ class PackageCache:
         folder: Path,
         shapes: Mapping[str, tuple[int, ...]],
         largest: int,
-        threads: int,
         kits: tuple[Kit, ...] = ("python",),
     ) -> None:
         self._base = base
         self._folder = folder
         self._shapes = shapes
         self._largest = largest
-        self._threads = threads
         self._kits = kits
         self._planned: dict[tuple[str, int], Planned] = {}
 
@@ -217,7 +213,7 @@ class PackageCache:
         name = hashlib.sha256(settings.canonical_json().encode()).hexdigest()[:16]
         size = min(candidate.micro_batch, self._largest)
         folder = str(self._folder / name)
-        return Order(settings, folder, size, self._shapes, self._threads, self._kits)
+        return Order(settings, folder, size, self._shapes, self._kits)
 
 
 def build_and_plan(order: Order) -> Planned:
@@ -235,11 +231,8 @@ def build_and_plan(order: Order) -> Planned:
             )
             for kit in order.kits
         }
-        peak = max(
-            plan_memory(package, shapes, threads=order.threads, **use._asdict()).peak.nbytes
-            for use in uses
-        )
-        work = step_work(package, shapes, threads=order.threads)
+        peak = max(plan_memory(package, shapes, **use._asdict()).peak.nbytes for use in uses)
+        work = step_work(package, shapes)
     except OdtpackError as error:
         return Planned(order.folder, problem=f"{error.code}: {error.what}")
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

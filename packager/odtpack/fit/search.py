@@ -247,7 +247,7 @@ class _Search:
             ),
             [profile.digest for profile in request.profiles],
             repr(request.budgets),
-            (request.epochs, request.seed, request.threads, request.holdout),
+            (request.epochs, request.seed, request.holdout),
             [each.aspects() for each in candidates],
         )
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -344,7 +344,6 @@ class _Search:
                 self.ground.files,
                 self._schedule(runner.candidate),
                 runner.candidate.learning_rate,
-                self.request.threads,
                 tuple(other.finished.curve for other in others if other.finished),
             )
             for runner, planned, others in zip(runners, built, rivals, strict=True)
@@ -378,7 +377,6 @@ class _Search:
             self.folder / "packages",
             self.ground.shapes,
             self.ground.whole.train_samples,
-            self.request.threads,
             tuple({kit_of(profile.os): None for profile in self.request.profiles}),
         )
 

@@ -50,7 +50,6 @@ class FitRequest:
         trials: Candidates to train.
         finalists: Candidates of these to train to the end and to time.
         seed: Seed of the choice of candidates, of the split and of the order.
-        threads: Threads of the replays.
         evaluation: ``.npz`` file with the samples to evaluate on; None to hold out a share.
         holdout: Share of the data that is held out, if there is no such file.
         study: File that keeps the search, to go on from; None to keep nothing.
@@ -69,7 +68,6 @@ class FitRequest:
     trials: int = 24
     finalists: int = 6
     seed: int = 0
-    threads: int = 1
     study: Path | None = None
     evaluation: Path | None = None
     holdout: float = HELD_OUT_SHARE
@@ -77,14 +75,12 @@ class FitRequest:
     def __post_init__(self) -> None:
         if not self.profiles:
             raise OdtpackError("no-device", "no device was named to fit to")
-        # More threads than any machine has: ONNX Runtime would start every one of them.
-        most = {"epochs": 2**31 - 1, "trials": 2**31 - 1, "finalists": 2**31 - 1, "threads": 1024}
-        for name, highest in most.items():
+        for name in ("epochs", "trials", "finalists"):
             value = getattr(self, name)
-            if not 1 <= value <= highest:
+            if not 1 <= value < 2**31:
                 raise OdtpackError(
                     f"bad-{name}",
-                    f"{name} is {value}; it must be from 1 to {highest}",
+                    f"{name} is {value}; it must be from 1 to {2**31 - 1}",
                     hint=f"write for example: --{name} 4",
                 )
         if self.settings.runtime != "onnxruntime":
@@ -182,7 +178,6 @@ class Trial:
     data: Mapping[str, str]  # for each input, in order, the path of an `.npy` file
     schedule: SamplePlan  # which samples make which batch
     learning_rate: float  # rate of every step, or that the package's schedule starts from
-    threads: int  # threads of the sessions
     rivals: tuple[tuple[float, ...], ...] = ()  # see :func:`~odtpack.fit.study.stopper`
 
 
@@ -229,7 +224,9 @@ def train(trial: Trial) -> Trained:
         try:
             package = Package.open(trial.package)
             rate = choose_rate(package.manifest, trial.learning_rate, trial.schedule.steps)
-            job = make_job(package, trial.data, trial.schedule, rate, trial.threads, Path(folder))
+            job = make_job(
+                package, trial.data, trial.schedule, rate, package.manifest.threads, Path(folder)
+            )
             done = run_training_child(job, on_message=seen)
         except _StoppedError:
             return Trained(metric, loss, curve=tuple(curve), stopped_after=epochs)

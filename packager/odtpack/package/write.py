@@ -344,6 +344,7 @@ def _manifest(
             usual_session(
                 graphs.training.metadata_props["odtpack.optimization_level"],
                 **SESSIONS[task.spec.sessions],
+                threads=task.spec.threads,
             ).as_dict(defaults=False)
             if backend.is_stock
             else None

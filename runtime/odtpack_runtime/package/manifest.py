@@ -312,6 +312,11 @@ class Manifest(Part):
         return dataclasses.replace(self, digest=self._content_digest())
 
     @property
+    def threads(self) -> int:
+        """Threads within an operator: one where the package leaves the choice to ONNX Runtime."""
+        return (self.session and self.session.threads) or 1
+
+    @property
     def class_count(self) -> int | None:
         """Number of classes that the labels may name, if the model fixes it."""
         counts = [item.class_count for item in self.inputs if item.role == "labels"]

@@ -22,8 +22,10 @@ class DeviceRates:
     int8: Interval  # Operations per second of a large int8 product with these threads
 
 
-def device_rates(profile: DeviceProfile) -> DeviceRates | str:
+def device_rates(profile: DeviceProfile, asked: int | None = None) -> DeviceRates | str:
     """The rates of a profile; the reason, for people, where it lacks one that is needed."""
+    # `asked`: threads of the app. More than the device should train with are not faster: a step
+    # waits for its slowest thread. None for those that it should train with.
     rate, copy = profile.gemm_flops(), profile.copy_bandwidth()
     if rate is None or copy is None:
         missing = [
@@ -34,6 +36,8 @@ def device_rates(profile: DeviceProfile) -> DeviceRates | str:
         return f"the profile gives no {' and no '.join(missing)}"
     measured = profile.gemm_threads()
     threads = profile.training_threads() or measured
+    if asked is not None and threads is not None:
+        threads = min(asked, threads)
     gemm = core = rate
     if measured is not None:
         gemm = _rate(profile, rate, threads or measured, measured)

@@ -236,8 +236,9 @@ def measure_devices(
     on_stage("time the operators")
     with scratch_folder("fleet") as folder:
         files = write_data(data.arrays, Path(folder))
+        threads = package.manifest.threads
         rate = choose_rate(package.manifest, fleet.training.learning_rate, plan.steps)
-        job = make_job(package, files, plan, rate, 1, Path(folder))
+        job = make_job(package, files, plan, rate, threads, Path(folder))
         timings = measure_sessions(job, package, uses.values(), on_message)
     found = {
         step_model: _disturbed(host.host_latency(), host.steady.note)
@@ -246,7 +247,7 @@ def measure_devices(
     return [
         carried_device(
             profile,
-            carry(timings[uses[profile.os].step_model].quiet(), profile),
+            carry(timings[uses[profile.os].step_model].quiet(), profile, threads),
             peaks[uses[profile.os]],
             default_footprint(profile).nbytes + RUNTIME_LIBRARY_BYTES,
             device.share,

@@ -68,9 +68,10 @@ def measure_sessions(
     }
 
 
-def carry(host: HostTiming, profile: DeviceProfile) -> DeviceLatency:
+def carry(host: HostTiming, profile: DeviceProfile, threads: int | None = None) -> DeviceLatency:
     """Estimate the times of a training on a device. A pure function."""
-    device = device_rates(profile)
+    # `threads`: of the app's sessions; None for those that suit the device best.
+    device = device_rates(profile, threads)
     if isinstance(device, str) or host.steady.busy is not None:
         why = device if isinstance(device, str) else host.steady.busy
         basis = "host times operator by operator"

@@ -17,6 +17,8 @@ is an item of every phase from then on. Memory patterns are off.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,7 +56,7 @@ def plan_memory(
     package: Package,
     shapes: Mapping[str, Sequence[int]],
     *,
-    threads: int = 1,
+    threads: int | None = None,
     sharing: Sharing | None = None,
     step_model: bool = False,
     weights_bytes: int = 0,
@@ -65,7 +67,7 @@ def plan_memory(
     Args:
         package: The package.
         shapes: Shape of one batch of each user input.
-        threads: Intra-operator threads of the sessions.
+        threads: Intra-operator threads of the sessions; the package's choice if None.
         sharing: How sessions allocate memory; the package's choice if None. Of a kit:
             :func:`~odtpack_simulator.memory.arena.sharing_of`.
         step_model: Plan steps of the package's step model, which keeps no gradients, and not those
@@ -101,6 +103,7 @@ class ArenaPlans:
     fed: Sequence[Item]  # What is there when something runs besides: all sessions, threads, a batch
     gradients: Sequence[Item]  # Gradients of parameters
     moments: Sequence[Item]  # What the optimizer keeps
+    threads: int  # Intra-operator threads of a session
 
     @property
     def running(self) -> list[Item]:
@@ -128,17 +131,24 @@ class ArenaPlans:
         life = planning.Life(arenas, self.heap, self._buffers)
         models, moments, running = self.models, self.moments, self.running
         # Load the sessions, place the parameters, or resume.
-        loaded = [self.process, *self.parameters]
-        loaded += [item for each in models.training for item in each.items]
-        placed = [*loaded, *(item for each in models.evaluation for item in each.items)]
+        base = [self.process, *self.parameters]
+        loaded, placed, opened = (
+            [
+                *base,
+                _threads(self.threads, len(each)),
+                *(i for session in each for i in session.items),
+            ]
+            for each in itertools.accumulate(
+                (models.training, models.evaluation, (self.optimizer,)), operator.add
+            )
+        )
         life.load(models.training)
         yield life.add("loading the training model", [*loaded, _loading(models.training)])
         life.load(models.evaluation)
         yield life.add("loading the evaluation model", [*placed, _loading(models.evaluation)])
         yield life.add("placing the parameters", [*placed, *planning.moved(self.layout, 1)])
         resumed = [
-            *placed,
-            *self.optimizer.items,
+            *opened,
             *moments,
             *planning.moved(self.layout, len(moments)),
         ]
@@ -206,7 +216,7 @@ def plan_arenas(
     package: Package,
     shapes: Mapping[str, Sequence[int]],
     *,
-    threads: int = 1,
+    threads: int | None = None,
     sharing: Sharing | None = None,
     step_model: bool = False,
     weights_bytes: int = 0,
@@ -215,6 +225,7 @@ def plan_arenas(
     """Plan all but the arena. Arguments and errors as of :func:`plan_memory`."""
     manifest = package.manifest
     sharing = sharing or sharing_of(manifest.session)
+    threads = threads or manifest.threads
     level = manifest.session.optimization_level if manifest.session else "all"
     layout = planning.flat_layout(manifest)
     contract = planning.optimizer_contract(package)
@@ -238,7 +249,6 @@ def plan_arenas(
         models = planning.plan_segments(package, manifest.segments, shapes, threads, opened)
     sessions = [*models.training, *models.evaluation, optimizer]
     process = Item("ONNX Runtime and Python", session_memory.LOADED_BYTES, "session")
-    stacks = Item("threads", session_memory.thread_bytes(threads, len(sessions)), "session")
     parameters = list(planning.parameter_items(manifest.parameters))
     if manifest.segments is not None:
         ends = models.afresh.ends + models.held_out.ends
@@ -259,7 +269,7 @@ def plan_arenas(
         process=process,
         parameters=parameters,
         fed=[
-            *(process, stacks),
+            *(process, _threads(threads, len(sessions), len(sessions) - is_whole)),
             *(item for session in sessions for item in session.items),
             *parameters,
             *planning.batch_items(manifest, shapes),
@@ -267,6 +277,7 @@ def plan_arenas(
         ],
         gradients=[] if is_whole else list(planning.gradient_items(manifest.parameters)),
         moments=list(planning.state_items(contract, layout)),
+        threads=threads,
     )
 
 
@@ -305,6 +316,11 @@ def _one_model(
     ]
     held_out = planning.Pass((planning.Run(evaluation, evaluation.plan(threads, returned, {})),))
     return planning.Models((training,), (evaluation,), passes[0], passes[-1], held_out)
+
+
+def _threads(threads: int, opened: int, ran: int = 0) -> Item:
+    """What the threads of open sessions take, of which some ran."""
+    return Item("threads", session_memory.thread_bytes(threads, opened, ran), "session")
 
 
 def _loading(sessions: Sequence[planning.Session]) -> Item:

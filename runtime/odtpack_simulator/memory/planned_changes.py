@@ -49,7 +49,7 @@ def plan_changes(
     package: Package,
     shapes: Mapping[str, Sequence[int]],
     *,
-    threads: int = 1,
+    threads: int | None = None,
     sharing: Sharing | None = None,
     step_model: bool = False,
     weights_bytes: int = 0,  # Frozen weights of segments that the kit holds in memory
@@ -93,7 +93,7 @@ class _Variants:
         self,
         package: Package,
         shapes: Mapping[str, Sequence[int]],
-        threads: int,
+        threads: int | None,
         sharing: Sharing | None,
         folder: Path,
         step_model: bool,

@@ -548,7 +548,7 @@ def process_bars(result: SimulationResult) -> list[ProcessBar]:
             runtime=memory.runtime_bytes or 0,
             training=memory.peak_bytes,
             limit=memory.limit_bytes,
-            kit=kit_words(memory),
+            kit=kit_words(memory, result.host.threads),
             source=": ".join(filter(None, (memory.app_kind, memory.app_source))),
         )
         for device in result.devices
@@ -570,9 +570,10 @@ def mapped_words(result: SimulationResult) -> str:
 _LOOPS: Final = {"step": "steps with the step model", "train": "steps with the training model"}
 
 
-def kit_words(memory: DeviceMemory) -> str:
-    """The kit and what its sessions share; empty where the result does not say."""
+def kit_words(memory: DeviceMemory, threads: int) -> str:
+    """The kit, its threads and what its sessions share; empty where the result does not say."""
     if memory.kit is None or memory.sharing is None:
         return ""
     loop = f", {_LOOPS[memory.loop]}" if memory.loop else ""
-    return f"{memory.kit} kit, {_SHARING[memory.sharing]}{loop}"
+    count = f"{threads} thread" + ("" if threads == 1 else "s")
+    return f"{memory.kit} kit, {count}, {_SHARING[memory.sharing]}{loop}"

@@ -150,7 +150,7 @@ def test_every_report_shows_app_library_training_and_limit() -> None:
     page = render_report(result, "html").decode()
     assert page.count('class="bar app"') == 2  # the legend and the bar
     assert page.count('class="bar library"') == 2
-    assert "kotlin kit, an arena for each session" in page
+    assert "kotlin kit, 1 thread, an arena for each session" in page
     text = render_report(result, "markdown").decode()
     assert drawn.drawn().replace("|", r"\|") in text
     assert '"app_bytes": 150000000' in render_report(result, "json").decode()

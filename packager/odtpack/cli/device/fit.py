@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -90,7 +91,10 @@ def fit(
     ] = 0,
     holdout: Annotated[float | None, HOLDOUT] = None,
     evaluation: Annotated[Path | None, EVALUATION] = None,
-    threads: Annotated[int, option("Threads of the replays.", "N", min=1)] = 1,
+    threads: Annotated[
+        int | None,
+        option("Threads within an operator.  [default: the recipe's, or 1]", "N", min=1),
+    ] = None,
     jobs: Annotated[
         int,
         option(
@@ -145,6 +149,8 @@ def fit(
     recipe = find_recipe(recipe, wanted=model is None)
     read = None if recipe is None else read_recipe(recipe)
     settings = _settings(read, model, loss, loss_option, freeze)
+    if threads is not None:
+        settings = dataclasses.replace(settings, threads=threads)
     names = device or ([] if read is None else read.devices())
     profiles = load_devices(names)
     budgets = Budgets() if budget is None else read_budgets(budget)
@@ -171,7 +177,6 @@ def fit(
         trials=trials,
         finalists=finalists,
         seed=seed,
-        threads=threads,
         study=study,
         evaluation=evaluation,
         holdout=check_share(holdout, other=evaluation),

@@ -100,7 +100,14 @@ def simulate(
     seed: Annotated[int, SEED] = 0,
     holdout: Annotated[float | None, HOLDOUT] = None,
     evaluation: Annotated[Path | None, EVALUATION] = None,
-    threads: Annotated[int, option("Threads of the replay.", "N", min=1)] = 1,
+    threads: Annotated[
+        int | None,
+        option(
+            "Threads within an operator, for memory and times.  [default: the package's]",
+            "N",
+            min=1,
+        ),
+    ] = None,
     state: Annotated[
         AppState, option("Foreground or background; selects the limits of memory and time.")
     ] = AppState.foreground,
