@@ -46,14 +46,18 @@ def test_nothing_of_onnx_runtime_is_linked(core: Path) -> None:
     assert "T odtpack_session_create" in symbols
 
 
-def test_c_trains_as_python_does(core: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiler", [
+    ("gcc", "-std=c99"), ("g++", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-x", "c++"),
+])  # fmt: skip
+def test_c_trains_as_python_does(compiler: tuple[str, ...], core: Path, tmp_path: Path) -> None:
+    """A caller in C99, and one in C++ that knows no exceptions."""
     package = build(tmp_path / "package", zoo.cnn(size=8, width=(4, 8), classes=3))
     rng = np.random.default_rng(3)
     images = rng.standard_normal((8, 1, 8, 8), dtype=np.float32)
     labels = rng.integers(0, 3, 8)
     images.tofile(tmp_path / "images")
     labels.tofile(tmp_path / "labels")
-    run("gcc", "-std=c99", "-g", *WARNINGS, *FLAGS, "-c", ROOT / "tests" / "kits" / "c" / "train.c",
+    run(*compiler, "-g", *WARNINGS, *FLAGS, "-c", ROOT / "tests" / "kits" / "c" / "train.c",
         "-o", tmp_path / "train.o")  # fmt: skip
     run("g++", "-fsanitize=address,undefined", tmp_path / "train.o", core, "-ldl", "-pthread",
         "-o", tmp_path / "train")  # fmt: skip

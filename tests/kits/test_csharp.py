@@ -11,7 +11,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
 from odtpack_runtime.checkpoint.format import read_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.kits import cpp_kit, csharp_kit
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
@@ -136,6 +140,20 @@ def test_an_app_checks_a_signature_itself(package: Path, tmp_path: Path) -> None
     assert run("signature", copy, "right").returncode == 0
     assert "code: signature-wrong" in run("signature", copy, "wrong").stderr
     assert "InvalidOperationException: no key" in run("signature", copy, "throws").stderr
+
+
+def test_an_adapter_is_taken_over_by_its_names(tmp_path: Path) -> None:
+    adapter = AdapterSpec("lora", ("fc1*",), (), 2, 4.0)
+    build_package(zoo.mlp((8, 6, 3)), tmp_path / "package", loss="cross_entropy", adapter=adapter)
+    package = Package.open(tmp_path / "package")
+    trained = read_checkpoint(package.path / "checkpoint")
+    trained.trainable = {name: array + 1 for name, array in trained.trainable.items()}
+    write_checkpoint(tmp_path / "trained", trained)
+    done = run("adapter", package.path, tmp_path / "trained", tmp_path / "saved")
+    assert package.manifest.adapter is not None
+    assert sorted(done.stdout.split("\n")) == sorted(package.manifest.adapter.parameters)
+    for name, array in read_checkpoint(tmp_path / "saved").trainable.items():
+        np.testing.assert_array_equal(array, trained.trainable[name])
 
 
 def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:

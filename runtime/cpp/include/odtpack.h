@@ -82,7 +82,8 @@ typedef enum odtpack_list {
   ODTPACK_INPUTS = 0,
   ODTPACK_OUTPUTS = 1,
   ODTPACK_EVALUATION_OUTPUTS = 2, /* the outputs and what the evaluation model alone returns */
-  ODTPACK_PARAMETERS = 3
+  ODTPACK_PARAMETERS = 3,
+  ODTPACK_ADAPTER = 4 /* those of the parameters that are the adapter's; none without one */
 } odtpack_list;
 /* What the manifest says of an input, output or parameter; it lives as long as the package. */
 typedef struct odtpack_spec {

@@ -131,6 +131,7 @@ const std::vector<odtpack::detail::Spec>& Specs(const odtpack_package* package,
   return list == ODTPACK_INPUTS               ? from.Inputs()
          : list == ODTPACK_OUTPUTS            ? from.Outputs()
          : list == ODTPACK_EVALUATION_OUTPUTS ? from.EvaluationOutputs()
+         : list == ODTPACK_ADAPTER            ? from.Adapter()
                                               : from.Parameters();
 }
 

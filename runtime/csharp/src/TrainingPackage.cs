@@ -40,6 +40,10 @@ namespace Odtpack {
         public IReadOnlyList<TensorSpec> Outputs { get; }
         /// <summary>The outputs, and what the evaluation model alone returns.</summary>
         public IReadOnlyList<TensorSpec> EvaluationOutputs { get; }
+        /// <summary>The parameters of the adapter, which is what an app sends or takes over of a
+        /// state: see <see cref="CheckpointState.GetParameter"/> and
+        /// <see cref="CheckpointState.CarryOver"/>. None without an adapter.</summary>
+        public IReadOnlyList<TensorSpec> Adapter { get; }
 
         /// <summary>Open a folder; check its files' paths, sizes and hashes, and given a check,
         /// the signature.</summary>
@@ -64,6 +68,7 @@ namespace Odtpack {
             Inputs = Specs(0);
             Outputs = Specs(1);
             EvaluationOutputs = Specs(2);
+            Adapter = Specs(4);
         }
         public void Dispose() => Handle.Dispose();
 

@@ -24,6 +24,8 @@ int main(int count, char** arguments) try {
       session.OptimizerStep();
       session.LazyResetGrad();
     }
+    odtpack::TrainingSession moved(std::move(session));  // which changes nothing
+    session = std::move(moved);
     std::cout << odtpack::detail::AsDouble(results[0]) << " " << session.HasStepModel() << "\n";
   }
   odtpack::CheckpointState::SaveCheckpoint(

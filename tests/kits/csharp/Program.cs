@@ -9,6 +9,7 @@
 //     kit keep FROM FILE EXTERNAL_ABOVE    saves over a file, which is kept
 //     kit calls COMMAND JOB.json TIMES     see Calls.cs
 //     kit former PACKAGE IMAGES LABELS FOLDER SHAPE...    see Former.cs
+//     kit adapter PACKAGE TRAINED FILE     prints the adapter's parameters, carries them over, saves
 //     kit signature PACKAGE right|wrong|throws            opens a package that must be signed
 //     kit benchmark FOLDER THREADS [MEMORY_LIMIT_BYTES]
 using System;
@@ -48,6 +49,16 @@ static class Program {
                 Former.Run(
                     words[1], words[2], words[3], words[4],
                     words.Skip(5).Select(long.Parse).ToArray());
+                break;
+            case "adapter":
+                using (var package = TrainingPackage.Open(words[1]))
+                using (var state = CheckpointState.LoadCheckpoint(package.Path("checkpoint")))
+                using (var trained = CheckpointState.LoadCheckpoint(words[2])) {
+                    var names = package.Adapter.Select(each => each.Name).ToList();
+                    Console.Write(string.Join("\n", names));
+                    state.CarryOver(trained, names, false);
+                    CheckpointState.SaveCheckpoint(state, words[3]);
+                }
                 break;
             case "signature":
                 TrainingPackage.Open(words[1], (manifest, signature) => {

@@ -73,7 +73,7 @@ struct Spec {
 
 /// Inputs, outputs and parameters of a manifest.
 struct Specs {
-  std::vector<Spec> inputs, outputs, evaluation_outputs, parameters;
+  std::vector<Spec> inputs, outputs, evaluation_outputs, parameters, adapter;
 };
 
 /// The files of a package that have a key of their own.
@@ -347,6 +347,12 @@ inline std::pair<Json, Specs> ReadManifest(const std::string& text, const std::s
   read("evaluation_outputs", 1024, specs.evaluation_outputs);
   read("parameters", 100'000, specs.parameters);
   ManifestCheck(manifest, specs);
+  if (manifest["adapter"]) {
+    const auto names = manifest["adapter"].Texts("parameters");
+    const std::set<std::string> adapter(names.begin(), names.end());
+    for (const Spec& spec : specs.parameters)
+      if (adapter.count(spec.name) > 0) specs.adapter.push_back(spec);
+  }
   return found;
 }
 

@@ -57,6 +57,8 @@ class Package {
   /// Those of the evaluation model: the same and, after them, what it alone returns.
   const std::vector<detail::Spec>& EvaluationOutputs() const { return specs_.evaluation_outputs; }
   const std::vector<detail::Spec>& Parameters() const { return specs_.parameters; }
+  /// The parameters of the adapter; none without one.
+  const std::vector<detail::Spec>& Adapter() const { return specs_.adapter; }
 
   /// The path of a file by its key in the manifest: "training_model", "checkpoint" and so on.
   std::string Path(const std::string& key) const {

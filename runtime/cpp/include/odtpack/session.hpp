@@ -38,67 +38,71 @@ class TrainingSession {
                   const std::string& training_model, const std::optional<std::string>& eval_model,
                   const std::optional<std::string>& optimizer_model,
                   const std::optional<std::string>& step_model = std::nullopt)
-      : handle_(state),
-        state_(*state.Internal()),
-        package_(package),
-        env_(env),
-        options_(options.Clone()),
-        training_model_(training_model),
-        eval_model_(eval_model),
-        optimizer_model_(optimizer_model) {
+      : own_(new Own{state, *state.Internal(), package, env, options.Clone(), training_model,
+                     eval_model, optimizer_model}) {
     if (std::getenv(kNoTelemetry) == nullptr) {
       Ort::Status(Ort::GetApi().DisableTelemetryEvents(env));
     }
-    const detail::Gate::Call call(*state_.gate);
-    const detail::Json& manifest = package_.Manifest();
+    const detail::Gate::Call call(*own_->state.gate);
+    const detail::Json& manifest = own_->package.Manifest();
     Sessions opened = Open(step_model.value_or(training_model));
     Place(detail::Spec::TypeOf(manifest["layout"].Get<std::string>("dtype", "float32")),
           manifest["layout"]["elements"].Whole());
-    *reset_.data = 1;
-    bound_.Add("lazy_reset_grad", reset_);
-    if (segments_) {
-      training_ = std::make_unique<detail::SegmentedGraph>(*segments_, package_, package_.Outputs(),
-                                                           bound_, ending_, true);
+    *own_->reset.data = 1;
+    own_->bound.Add("lazy_reset_grad", own_->reset);
+    if (own_->segments) {
+      own_->training = std::make_unique<detail::SegmentedGraph>(
+          *own_->segments, own_->package, own_->package.Outputs(), own_->bound, own_->ending, true);
       if (eval_model) {
-        evaluation_ = std::make_unique<detail::SegmentedGraph>(
-            *segments_, package_, package_.EvaluationOutputs(), bound_, ending_, false);
+        own_->evaluation = std::make_unique<detail::SegmentedGraph>(
+            *own_->segments, own_->package, own_->package.EvaluationOutputs(), own_->bound,
+            own_->ending, false);
       }
     }
     if (opened.optimizer) {
-      optimizer_ = std::make_unique<detail::Optimizer>(std::move(*opened.optimizer), manifest,
-                                                       state_, trainable_);
-      has_optimizer_ = true;
+      own_->optimizer = std::make_unique<detail::Optimizer>(std::move(*opened.optimizer), manifest,
+                                                            own_->state, own_->trainable);
+      own_->has_optimizer = true;
     }
-    if (step_model && !segments_) {
+    if (step_model && !own_->segments) {
       std::map<std::string, detail::Tensor> trained;
-      for (const auto* spec : trainable_)
-        trained[spec->name] = state_.parameters.at(spec->name).value;
-      not_updated_ = detail::Zeros(detail::kBool, {static_cast<int64_t>(trainable_.size())});
-      step_ = detail::MakeStepGraph(std::move(*opened.first), package_, trained, Optimizer(),
-                                    bound_, not_updated_);
+      for (const auto* spec : own_->trainable)
+        trained[spec->name] = own_->state.parameters.at(spec->name).value;
+      own_->not_updated =
+          detail::Zeros(detail::kBool, {static_cast<int64_t>(own_->trainable.size())});
+      own_->step = detail::MakeStepGraph(std::move(*opened.first), own_->package, trained,
+                                         Optimizer(), own_->bound, own_->not_updated);
       opened.first.reset();
     }
     MakeGraphs(std::move(opened));
-    has_step_model_ = step_ != nullptr;
+    own_->has_step_model = own_->step != nullptr;
     detail::GiveBackFreed();  // what sessions needed to load, and what was moved
   }
-  TrainingSession(const TrainingSession&) = delete;
-  TrainingSession& operator=(const TrainingSession&) = delete;
-  ~TrainingSession() { Close(); }
+  /// A session may be moved between calls. What is left may be assigned to or destroyed.
+  TrainingSession(TrainingSession&&) noexcept = default;
+  TrainingSession& operator=(TrainingSession&& other) noexcept {
+    TrainingSession former(std::move(*this));
+    own_ = std::move(other.own_);
+    return *this;
+  }
+  ~TrainingSession() {
+    if (own_) Close();
+  }
 
-  /// Free the models; closing twice is allowed. An evaluation or a training step that runs is ended,
-  /// and is the error `closed`: the state is as before it. For other calls this waits, an optimizer
-  /// step and one in the step model among them, which write over what they read. The state remains,
-  /// and may be saved. Every later call but those that read a number or names is the error `closed`.
+  /// Free the models; closing twice is allowed. An evaluation or a training step that runs is
+  /// ended, and is the error `closed`: the state is as before it. For other calls this waits, an
+  /// optimizer step and one in the step model among them, which write over what they read. The
+  /// state remains, and may be saved. Every later call but those that read a number or names is the
+  /// error `closed`.
   void Close() {
     const auto free = [this] {
-      training_.reset();
-      step_.reset();
-      evaluation_.reset();
-      optimizer_.reset();
-      segments_.reset();
+      own_->training.reset();
+      own_->step.reset();
+      own_->evaluation.reset();
+      own_->optimizer.reset();
+      own_->segments.reset();
     };
-    state_.gate->Close(closed_, [this] { ending_.Ask(); }, free);
+    own_->state.gate->Close(own_->closed, [this] { own_->ending.Ask(); }, free);
   }
 
   /// Make an optimizer step on one batch: what TrainStep, OptimizerStep and LazyResetGrad do, and
@@ -109,7 +113,7 @@ class TrainingSession {
     return MakeStep(inputs);
   }
   /// Whether StepOn makes its steps in a step model.
-  bool HasStepModel() const { return has_step_model_; }
+  bool HasStepModel() const { return own_->has_step_model; }
 
   /// Compute loss and gradients of a batch, which are added to those that are accumulated.
   /// Returns the user's outputs, the loss first. The first call closes the step model, if there is
@@ -123,14 +127,14 @@ class TrainingSession {
   /// Compute the loss of a batch with the evaluation model.
   std::vector<Ort::Value> EvalStep(const std::vector<Ort::Value>& inputs) {
     const auto call = Enter();
-    state_.RequireValues();
-    if (evaluation_) return evaluation_->Run(inputs);
+    own_->state.RequireValues();
+    if (own_->evaluation) return own_->evaluation->Run(inputs);
     throw Error("no-eval-model", "Evaluation needs an evaluation model, and none was given.");
   }
   /// Let the next training step replace the gradients, not add to them.
   void LazyResetGrad() {
     const auto call = Enter();
-    *reset_.data = 1;
+    *own_->reset.data = 1;
   }
   /// Change the parameters by the accumulated gradients, which remain as they are. Does nothing if
   /// every batch since the last reset was skipped.
@@ -140,21 +144,21 @@ class TrainingSession {
   }
 
   /// One batch of a whole training: a training step, and after every AccumulationSteps() of them an
-  /// optimizer step, the schedule's step and a lazy reset; StepOn where that is every batch. Returns
-  /// the loss.
+  /// optimizer step, the schedule's step and a lazy reset; StepOn where that is every batch.
+  /// Returns the loss.
   double TrainBatch(const std::vector<Ort::Value>& inputs) {
     const auto call = Enter();
     const int64_t steps = AccumulationSteps();
     const double loss = detail::AsDouble((steps == 1 ? MakeStep(inputs) : Train(inputs))[0]);
-    if (++pending_ < steps) return loss;
-    pending_ = 0;
+    if (++own_->pending < steps) return loss;
+    own_->pending = 0;
     if (steps > 1) Update();
-    if (schedule_) FollowSchedule();
-    if (steps > 1) *reset_.data = 1;
+    if (own_->schedule) FollowSchedule();
+    if (steps > 1) *own_->reset.data = 1;
     return loss;
   }
-  /// Train on batches as long as `active` says so, which is asked before each. Returns the number of
-  /// batches; the session is as after the last one.
+  /// Train on batches as long as `active` says so, which is asked before each. Returns the number
+  /// of batches; the session is as after the last one.
   template <class Batches>
   int64_t Fit(const Batches& batches, const std::function<bool()>& active = nullptr) {
     int64_t count = 0;
@@ -169,13 +173,13 @@ class TrainingSession {
   /// What follows a step whose loss or gradient is not finite; kSkip at first.
   void SetOnNotFinite(OnNotFinite policy) {
     const auto call = Enter();
-    on_not_finite_ = policy;
+    own_->on_not_finite = policy;
   }
   /// Steps that changed nothing, as their loss or a gradient was not finite; in the step model the
   /// other parameters of a step whose loss is finite were updated.
-  int64_t SkippedSteps() const { return skipped_; }
+  int64_t SkippedSteps() const { return own_->skipped; }
   /// The last step whose loss or gradient was not finite, if there was one.
-  const std::optional<NotFinite>& LastNotFinite() const { return last_not_finite_; }
+  const std::optional<NotFinite>& LastNotFinite() const { return own_->last_not_finite; }
 
   /// Set the rate of the next optimizer step: 0 or more, and finite also after each group's scale.
   void SetLearningRate(float rate) {
@@ -186,7 +190,9 @@ class TrainingSession {
   /// Number of optimizer steps made, those before a resumed checkpoint included.
   int64_t StepCount() const { return OptimizerState().step; }
   /// Batches per optimizer step: the gradient of each is divided by this number.
-  int64_t AccumulationSteps() const { return package_.Manifest().Whole("accumulation_steps", 1); }
+  int64_t AccumulationSteps() const {
+    return own_->package.Manifest().Whole("accumulation_steps", 1);
+  }
 
   /// Let the rate follow a schedule, which is saved with the state.
   void SetSchedule(const Schedule& schedule, double initial_rate) {
@@ -196,8 +202,8 @@ class TrainingSession {
   /// Go on with the schedule that the state was saved with; false if there is none.
   bool RestoreSchedule() {
     const auto call = Enter();
-    const auto found = state_.properties.find(kScheduleProperty);
-    if (found == state_.properties.end()) return false;
+    const auto found = own_->state.properties.find(kScheduleProperty);
+    if (found == own_->state.properties.end()) return false;
     try {
       const detail::Json json = detail::JsonReader(std::get<std::string>(found->second)).Read();
       Follow(Schedule::FromJson(json.Get<std::string>("kind"), json, 0),
@@ -210,7 +216,7 @@ class TrainingSession {
   }
   /// The schedule that the package proposes, over so many steps if it does not say; with its rate.
   std::optional<std::pair<Schedule, double>> ProposedSchedule(int64_t total_steps) const {
-    const detail::Json& json = package_.Manifest()["schedule"];
+    const detail::Json& json = own_->package.Manifest()["schedule"];
     if (!json) return {};
     const detail::Json none{detail::Json::Object{}};
     return {{Schedule::FromJson(json.Get<std::string>("kind"),
@@ -227,20 +233,21 @@ class TrainingSession {
     FollowSchedule();
   }
 
-  std::vector<std::string> InputNames(bool = true) const { return Names(package_.Inputs()); }
-  std::vector<std::string> OutputNames(bool = true) const { return Names(package_.Outputs()); }
+  std::vector<std::string> InputNames(bool = true) const { return Names(own_->package.Inputs()); }
+  std::vector<std::string> OutputNames(bool = true) const { return Names(own_->package.Outputs()); }
 
   /// All parameters, or the trainable ones, one after the other in the order of the manifest.
   Ort::Value ToBuffer(bool only_trainable) {
     const auto call = Enter();
-    state_.RequireValues();
+    own_->state.RequireValues();
     const detail::Shape shape = {BufferSize(only_trainable)};
     auto buffer = Ort::Value::CreateTensor(Ort::AllocatorWithDefaultOptions(), shape.data(), 1,
-                                           state_.flat.type);
+                                           own_->state.flat.type);
     auto* at = static_cast<uint8_t*>(buffer.GetTensorMutableRawData());
-    for (const auto& spec : specs_) {
+    for (const auto& spec : own_->specs) {
       if (only_trainable && spec.role != "trainable") continue;
-      const auto own = detail::Convert(state_.parameters.at(spec.name).value, state_.flat.type);
+      const auto own =
+          detail::Convert(own_->state.parameters.at(spec.name).value, own_->state.flat.type);
       at = std::copy_n(own.data.get(), own.Bytes(), at);
     }
     return buffer;
@@ -248,9 +255,9 @@ class TrainingSession {
   /// Set the parameters from such a vector.
   void FromBuffer(const Ort::Value& buffer, bool only_trainable = true) {
     const auto call = Enter();
-    if (only_trainable) state_.RequireValues();
+    if (only_trainable) own_->state.RequireValues();
     const auto info = buffer.GetTensorTypeAndShapeInfo();
-    if (info.GetElementType() != state_.flat.type)
+    if (info.GetElementType() != own_->state.flat.type)
       throw Error("buffer-type", "The buffer has another type.");
     if (static_cast<int64_t>(info.GetElementCount()) != BufferSize(only_trainable)) {
       throw Error("buffer-size", "The buffer holds " + std::to_string(info.GetElementCount()) +
@@ -258,14 +265,15 @@ class TrainingSession {
                                      std::to_string(BufferSize(only_trainable)) + ".");
     }
     const auto* at = static_cast<const uint8_t*>(buffer.GetTensorRawData());
-    for (const auto& spec : specs_) {
+    for (const auto& spec : own_->specs) {
       if (only_trainable && spec.role != "trainable") continue;
-      detail::Tensor given = detail::Zeros(state_.flat.type, spec.shape);
+      detail::Tensor given = detail::Zeros(own_->state.flat.type, spec.shape);
       given.CopyFrom(at);
       at += given.Bytes();
-      state_.parameters.at(spec.name).value.CopyFrom(detail::Convert(given, spec.type).data.get());
+      own_->state.parameters.at(spec.name).value.CopyFrom(
+          detail::Convert(given, spec.type).data.get());
     }
-    state_.nominal = false;
+    own_->state.nominal = false;
   }
 
   /// Write an inference model with the current parameters inside, whole or not at all.
@@ -273,9 +281,9 @@ class TrainingSession {
     const auto call = Enter();
     RequireTemplate();
     detail::WriteAtomically(path, [&](const detail::File& file) {
-      detail::WriteInference(package_, state_, outputs, [&file](const void* data, size_t size) {
-        detail::Write(file, data, size);
-      });
+      detail::WriteInference(
+          own_->package, own_->state, outputs,
+          [&file](const void* data, size_t size) { detail::Write(file, data, size); });
     });
   }
   /// A session that predicts with a copy of the current parameters.
@@ -283,9 +291,10 @@ class TrainingSession {
     const auto call = Enter();
     RequireTemplate();
     std::string model;
-    detail::WriteInference(package_, state_, outputs, [&model](const void* data, size_t size) {
-      model.append(static_cast<const char*>(data), size);
-    });
+    detail::WriteInference(own_->package, own_->state, outputs,
+                           [&model](const void* data, size_t size) {
+                             model.append(static_cast<const char*>(data), size);
+                           });
     return Ort::Session(env, model.data(), model.size(), Ort::SessionOptions());
   }
 
@@ -299,7 +308,7 @@ class TrainingSession {
     return names;
   }
 
-  detail::Gate::Call Enter() const { return detail::Gate::Call(*state_.gate, &closed_); }
+  detail::Gate::Call Enter() const { return detail::Gate::Call(*own_->state.gate, &own_->closed); }
 
   struct Sessions {
     std::optional<Ort::Session> first, evaluation, optimizer;
@@ -308,36 +317,38 @@ class TrainingSession {
   // Open the models, a step model or the training model first, in one arena, which is then theirs
   // alone: no later session can join it.
   Sessions Open(const std::string& first) {
-    const detail::Json& manifest = package_.Manifest();
+    const detail::Json& manifest = own_->package.Manifest();
     std::optional<detail::SharedArena> shared;
     if (manifest["session"] && manifest["session"].Get<bool>("shared_allocator", false))
-      shared.emplace(env_, manifest["session"]);
+      shared.emplace(own_->env, manifest["session"]);
     Sessions opened;
     if (manifest["segments"]) {
-      segments_ = std::make_unique<detail::Segments>(env_, options_, package_, training_model_,
-                                                     eval_model_);
+      own_->segments = std::make_unique<detail::Segments>(own_->env, own_->options, own_->package,
+                                                          own_->training_model, own_->eval_model);
     } else {
-      opened.first = detail::OpenSession(env_, first, options_);
-      if (eval_model_) opened.evaluation = detail::OpenSession(env_, *eval_model_, options_);
+      opened.first = detail::OpenSession(own_->env, first, own_->options);
+      if (own_->eval_model)
+        opened.evaluation = detail::OpenSession(own_->env, *own_->eval_model, own_->options);
     }
-    if (optimizer_model_) opened.optimizer = detail::OpenSession(env_, *optimizer_model_, options_);
+    if (own_->optimizer_model)
+      opened.optimizer = detail::OpenSession(own_->env, *own_->optimizer_model, own_->options);
     return opened;
   }
 
   // Go on with the training model in place of the step model. All sessions are opened again: in an
   // arena of its own the new one would take memory beside the others' arena, which does not shrink.
   void Switch() {
-    step_.reset();
-    has_step_model_ = false;
-    evaluation_.reset();
-    if (optimizer_) optimizer_->Reopen(Ort::Session(nullptr));
+    own_->step.reset();
+    own_->has_step_model = false;
+    own_->evaluation.reset();
+    if (own_->optimizer) own_->optimizer->Reopen(Ort::Session(nullptr));
     detail::GiveBackFreed();
     try {
-      Sessions opened = Open(training_model_);
-      if (opened.optimizer) optimizer_->Reopen(std::move(*opened.optimizer));
+      Sessions opened = Open(own_->training_model);
+      if (opened.optimizer) own_->optimizer->Reopen(std::move(*opened.optimizer));
       MakeGraphs(std::move(opened));
     } catch (...) {
-      state_.gate->Shut(closed_);
+      own_->state.gate->Shut(own_->closed);
       throw;
     }
     detail::GiveBackFreed();
@@ -345,41 +356,41 @@ class TrainingSession {
 
   void MakeGraphs(Sessions opened) {
     const auto graph = [this](Ort::Session session, const std::vector<detail::Spec>& outputs) {
-      return std::make_unique<detail::Graph>(std::move(session), package_, outputs, bound_,
-                                             &ending_);
+      return std::make_unique<detail::Graph>(std::move(session), own_->package, outputs,
+                                             own_->bound, &own_->ending);
     };
-    if (opened.first) training_ = graph(std::move(*opened.first), package_.Outputs());
+    if (opened.first) own_->training = graph(std::move(*opened.first), own_->package.Outputs());
     if (opened.evaluation)
-      evaluation_ = graph(std::move(*opened.evaluation), package_.EvaluationOutputs());
+      own_->evaluation = graph(std::move(*opened.evaluation), own_->package.EvaluationOutputs());
   }
 
   std::vector<Ort::Value> MakeStep(const std::vector<Ort::Value>& inputs) {
-    state_.RequireValues();
-    if (!step_) {
+    own_->state.RequireValues();
+    if (!own_->step) {
       auto results = Train(inputs);
       Update();
-      *reset_.data = 1;
+      *own_->reset.data = 1;
       return results;
     }
-    statistics_.Copy();
-    std::fill_n(not_updated_.data.get(), not_updated_.Bytes(), 0);
+    own_->statistics.Copy();
+    std::fill_n(own_->not_updated.data.get(), own_->not_updated.Bytes(), 0);
     std::vector<Ort::Value> results;
     try {
-      results = Optimizer().RunStep(*step_, inputs);
+      results = Optimizer().RunStep(*own_->step, inputs);
     } catch (...) {
-      statistics_.PutBack();
+      own_->statistics.PutBack();
       throw;
     }
     if (!detail::AllFinite(results[0])) {
-      statistics_.PutBack();
+      own_->statistics.PutBack();
       Report({"loss-not-finite", StepCount() + 1, {}});
       return results;
     }
     Optimizer().Advance();
     NotFinite odd{"gradient-not-finite", StepCount(), {}};
     size_t trained = 0;
-    for (const auto& spec : specs_) {
-      if (spec.role != "trainable" || not_updated_.data.get()[trained++] == 0) continue;
+    for (const auto& spec : own_->specs) {
+      if (spec.role != "trainable" || own_->not_updated.data.get()[trained++] == 0) continue;
       if (odd.parameters.size() < kMostNamed) odd.parameters.push_back(spec.name);
     }
     if (!odd.parameters.empty()) Report(std::move(odd));
@@ -387,57 +398,57 @@ class TrainingSession {
   }
 
   std::vector<Ort::Value> Train(const std::vector<Ort::Value>& inputs) {
-    state_.RequireValues();
-    if (!training_) Switch();
-    const bool adds = *reset_.data == 0;
-    statistics_.Copy();
-    if (adds) accumulated_.Copy();
+    own_->state.RequireValues();
+    if (!own_->training) Switch();
+    const bool adds = *own_->reset.data == 0;
+    own_->statistics.Copy();
+    if (adds) own_->accumulated.Copy();
     const auto put_back = [&] {
-      statistics_.PutBack();
-      if (adds) accumulated_.PutBack();
+      own_->statistics.PutBack();
+      if (adds) own_->accumulated.PutBack();
     };
     std::vector<Ort::Value> results;
     try {
-      results = training_->Run(inputs);
+      results = own_->training->Run(inputs);
     } catch (...) {
       put_back();
       throw;
     }
-    NotFinite odd{"", state_.optimizer ? state_.optimizer->step + 1 : 0, {}};
+    NotFinite odd{"", own_->state.optimizer ? own_->state.optimizer->step + 1 : 0, {}};
     if (!detail::AllFinite(results[0])) {
       odd.code = "loss-not-finite";
-    } else if (!detail::AllFinite(state_.gradients.type, state_.gradients.data.get(),
-                                  state_.gradients.Count())) {
+    } else if (!detail::AllFinite(own_->state.gradients.type, own_->state.gradients.data.get(),
+                                  own_->state.gradients.Count())) {
       odd.code = "gradient-not-finite";
-      for (const auto& spec : specs_) {
+      for (const auto& spec : own_->specs) {
         if (spec.role != "trainable" || odd.parameters.size() == kMostNamed) continue;
-        const auto own = state_.gradients.From(spec.offset, spec.shape);
+        const auto own = own_->state.gradients.From(spec.offset, spec.shape);
         if (!detail::AllFinite(own.type, own.data.get(), own.Count()))
           odd.parameters.push_back(spec.name);
       }
     } else {
-      *reset_.data = 0;
-      nothing_ = false;
+      *own_->reset.data = 0;
+      own_->nothing = false;
       return results;
     }
     put_back();
-    if (!adds) nothing_ = true;  // the reset remains to be done
+    if (!adds) own_->nothing = true;  // the reset remains to be done
     Report(std::move(odd));
     return results;
   }
 
   void Update() {
-    state_.RequireValues();
+    own_->state.RequireValues();
     auto& optimizer = Optimizer();
-    if (!nothing_) optimizer.Step();
+    if (!own_->nothing) optimizer.Step();
   }
 
   /// Count a step that was not finite, and stop if that was asked for.
   void Report(NotFinite odd) {
-    ++skipped_;
-    last_not_finite_ = std::move(odd);
-    if (on_not_finite_ == OnNotFinite::kSkip) return;
-    const NotFinite& last = *last_not_finite_;
+    ++own_->skipped;
+    own_->last_not_finite = std::move(odd);
+    if (own_->on_not_finite == OnNotFinite::kSkip) return;
+    const NotFinite& last = *own_->last_not_finite;
     std::string names;
     for (const auto& name : last.parameters) names += (names.empty() ? "'" : ", '") + name + "'";
     const bool loss = last.code == "loss-not-finite";
@@ -454,28 +465,29 @@ class TrainingSession {
       throw Error("bad-learning-rate", "A learning rate is negative or not finite.", "",
                   "pass a rate of 0 or more, such as 0.001");
     Optimizer().SetRate(static_cast<float>(initial_rate));  // the largest, with each group's scale
-    schedule_ = {schedule, initial_rate};
+    own_->schedule = {schedule, initial_rate};
     FollowSchedule();
-    state_.properties[kScheduleProperty] = schedule.ToJson(initial_rate);
+    own_->state.properties[kScheduleProperty] = schedule.ToJson(initial_rate);
   }
   void FollowSchedule() {
-    if (!schedule_) throw Error("bad-schedule", "No schedule was set.", "", "call SetSchedule");
-    const double factor = schedule_->first.Factor(StepCount());
-    Optimizer().SetRate(static_cast<float>(schedule_->second * factor));
+    if (!own_->schedule)
+      throw Error("bad-schedule", "No schedule was set.", "", "call SetSchedule");
+    const double factor = own_->schedule->first.Factor(StepCount());
+    Optimizer().SetRate(static_cast<float>(own_->schedule->second * factor));
   }
 
   void RequireTemplate() const {
-    if (!segments_) return;
+    if (!own_->segments) return;
     throw Error("segments-unsupported", "A package of segments holds no model for inference.", "",
                 "use odtpack adapter export PACKAGE --checkpoint FILE");
   }
 
   detail::Optimizer& Optimizer() const {
-    if (optimizer_) return *optimizer_;
+    if (own_->optimizer) return *own_->optimizer;
     ThrowNoOptimizer();
   }
   const detail::OptimizerState& OptimizerState() const {
-    if (has_optimizer_) return *state_.optimizer;
+    if (own_->has_optimizer) return *own_->state.optimizer;
     ThrowNoOptimizer();
   }
   [[noreturn]] static void ThrowNoOptimizer() {
@@ -487,66 +499,66 @@ class TrainingSession {
   void Place(detail::Type type, int64_t elements) {
     if (type != detail::kFloat && type != detail::kDouble)
       detail::Json::Fail("the dtype of 'layout'");
-    const bool fresh = !state_.flat.data;
-    for (const auto& spec : specs_) {
-      const auto found = state_.parameters.find(spec.name);
+    const bool fresh = !own_->state.flat.data;
+    for (const auto& spec : own_->specs) {
+      const auto found = own_->state.parameters.find(spec.name);
       const bool trainable = spec.role == "trainable";
-      if (found == state_.parameters.end() || found->second.trainable != trainable ||
+      if (found == own_->state.parameters.end() || found->second.trainable != trainable ||
           found->second.value.type != spec.type || (trainable && spec.type != type) ||
-          (found->second.value.shape != spec.shape && !(state_.nominal && fresh)) ||
+          (found->second.value.shape != spec.shape && !(own_->state.nominal && fresh)) ||
           std::count(spec.shape.begin(), spec.shape.end(), -1) > 0) {
         detail::ThrowMismatch("the package has '" + spec.name + "' as " + spec.Description());
       }
-      if (trainable) trainable_.push_back(&spec);
+      if (trainable) own_->trainable.push_back(&spec);
     }
-    const auto names = Names(specs_);
+    const auto names = Names(own_->specs);
     const std::set<std::string> unique(names.begin(), names.end());
-    if (state_.parameters.size() != unique.size() || unique.size() != specs_.size()) {
+    if (own_->state.parameters.size() != unique.size() || unique.size() != own_->specs.size()) {
       detail::ThrowMismatch("one has parameters that the other does not know");
     }
-    std::sort(trainable_.begin(), trainable_.end(),
+    std::sort(own_->trainable.begin(), own_->trainable.end(),
               [](const auto* one, const auto* two) { return one->offset < two->offset; });
     const auto line = static_cast<int64_t>(detail::kAlignment / detail::TypeInfo(type).second);
     int64_t end = 0;
-    for (const auto* spec : trainable_) {
+    for (const auto* spec : own_->trainable) {
       if (spec->offset != end) detail::Json::Fail("the offset of '" + spec->name + "'");
       end += static_cast<int64_t>(detail::Tensor{type, spec->shape, {}}.Count()) + line - 1;
       end -= end % line;
     }
     if (elements != end) detail::Json::Fail("the elements of 'layout'");
-    if (fresh) state_.flat = detail::Zeros(type, {elements});
-    if (fresh) state_.gradients = detail::Zeros(type, {elements});
-    std::fill_n(state_.gradients.data.get(), fresh ? 0 : state_.gradients.Bytes(), 0);
-    for (const auto& spec : specs_) {
-      detail::Tensor& value = state_.parameters.at(spec.name).value;
+    if (fresh) own_->state.flat = detail::Zeros(type, {elements});
+    if (fresh) own_->state.gradients = detail::Zeros(type, {elements});
+    std::fill_n(own_->state.gradients.data.get(), fresh ? 0 : own_->state.gradients.Bytes(), 0);
+    for (const auto& spec : own_->specs) {
+      detail::Tensor& value = own_->state.parameters.at(spec.name).value;
       if (spec.role == "trainable") {
-        const detail::Tensor placed = state_.flat.From(spec.offset, spec.shape);
+        const detail::Tensor placed = own_->state.flat.From(spec.offset, spec.shape);
         if (!fresh && placed.data.get() != value.data.get())
           detail::ThrowMismatch("the order in memory");
         if (fresh && value.data) placed.CopyFrom(value.data.get());
         value = placed;  // what was moved is freed
-        const detail::Tensor gradient = state_.gradients.From(spec.offset, spec.shape);
-        bound_.Add(spec.name + "_grad.accumulation.buffer", gradient);
-        bound_.Add(spec.name + "_grad.accumulation.out", gradient);
+        const detail::Tensor gradient = own_->state.gradients.From(spec.offset, spec.shape);
+        own_->bound.Add(spec.name + "_grad.accumulation.buffer", gradient);
+        own_->bound.Add(spec.name + "_grad.accumulation.out", gradient);
       } else if (!value.data) {
         value = detail::Zeros(spec.type, spec.shape);
       }
-      bound_.Add(spec.name, value);
+      own_->bound.Add(spec.name, value);
       if (spec.role != "state") continue;
-      bound_.Add(spec.name + ".update.out", value);
-      statistics_.Add(value);
+      own_->bound.Add(spec.name + ".update.out", value);
+      own_->statistics.Add(value);
     }
-    accumulated_.Add(state_.gradients);
+    own_->accumulated.Add(own_->state.gradients);
   }
 
   int64_t BufferSize(bool only_trainable) const {
     size_t count = 0;
-    for (const auto& spec : specs_) {
+    for (const auto& spec : own_->specs) {
       if (only_trainable && spec.role != "trainable") continue;
-      const auto& value = state_.parameters.at(spec.name).value;
+      const auto& value = own_->state.parameters.at(spec.name).value;
       count += value.Count();
       if (!detail::IsFloating(spec.type) ||
-          detail::TypeInfo(spec.type).second > detail::TypeInfo(state_.flat.type).second) {
+          detail::TypeInfo(spec.type).second > detail::TypeInfo(own_->state.flat.type).second) {
         throw Error("parameter-type",
                     "'" + spec.name + "' is " + value.Description() +
                         ", which does not fit into the buffer.",
@@ -556,28 +568,33 @@ class TrainingSession {
     return static_cast<int64_t>(count);
   }
 
-  CheckpointState handle_;
-  detail::State& state_;
-  Package package_;
-  const std::vector<detail::Spec>& specs_ = package_.Parameters();
-  std::vector<const detail::Spec*> trainable_;
-  detail::Bound bound_;
-  detail::Tensor reset_ = detail::Zeros(detail::kBool, {1}), not_updated_;
-  detail::Kept statistics_, accumulated_;  // what a bad step must not change
-  bool nothing_ = false;                   // gradients hold what a bad step left
-  detail::Ending ending_;
-  bool closed_ = false, has_step_model_ = false, has_optimizer_ = false;
-  OnNotFinite on_not_finite_ = OnNotFinite::kSkip;
-  int64_t skipped_ = 0, pending_ = 0;
-  std::optional<NotFinite> last_not_finite_;
-  const Ort::Env& env_;
-  Ort::SessionOptions options_;
-  std::string training_model_;
-  std::optional<std::string> eval_model_, optimizer_model_;
-  std::unique_ptr<detail::Segments> segments_;
-  std::unique_ptr<detail::Model> training_, step_, evaluation_;
-  std::unique_ptr<detail::Optimizer> optimizer_;
-  std::optional<std::pair<Schedule, double>> schedule_;
+  /// What others point to, and what moves with it.
+  struct Own {
+    CheckpointState handle;
+    detail::State& state;
+    Package package;
+    const Ort::Env& env;
+    Ort::SessionOptions options;
+    std::string training_model;
+    std::optional<std::string> eval_model, optimizer_model;
+
+    const std::vector<detail::Spec>& specs = package.Parameters();
+    std::vector<const detail::Spec*> trainable{};
+    detail::Bound bound{};
+    detail::Tensor reset = detail::Zeros(detail::kBool, {1}), not_updated{};
+    detail::Kept statistics{}, accumulated{};  // what a bad step must not change
+    bool nothing = false;                      // gradients hold what a bad step left
+    detail::Ending ending{};
+    bool closed = false, has_step_model = false, has_optimizer = false;
+    OnNotFinite on_not_finite = OnNotFinite::kSkip;
+    int64_t skipped = 0, pending = 0;
+    std::optional<NotFinite> last_not_finite{};
+    std::unique_ptr<detail::Segments> segments{};
+    std::unique_ptr<detail::Model> training{}, step{}, evaluation{};
+    std::unique_ptr<detail::Optimizer> optimizer{};
+    std::optional<std::pair<Schedule, double>> schedule{};
+  };
+  std::unique_ptr<Own> own_;
 };
 
 }  // namespace odtpack
