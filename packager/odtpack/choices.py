@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, get_args
 
-Runtime = Literal["onnxruntime", "ort-training"]
+Runtime = Literal["onnxruntime", "webgpu", "ort-training"]
 """What runs a package."""
 
 STOCK: Final = "onnxruntime"
+WEBGPU: Final = "webgpu"
+"""Stock ONNX Runtime, with models whose operators all run on its WebGPU provider."""
+
 ORT_TRAINING: Final = "ort-training"
 """onnxruntime-training, whose own operators accumulate and update in place."""
 

@@ -366,8 +366,9 @@ class BuildSpec:
     )  # fmt: skip
     runtime: Runtime = option(
         STOCK,
-        "What runs the package: stock ONNX Runtime, or onnxruntime-training 1.19 with its own "
-        "operators.",
+        "What runs the package: stock ONNX Runtime, the same on a GPU (`webgpu`: operators that "
+        "its WebGPU provider lacks are written with others), or onnxruntime-training 1.19 with "
+        "its own operators.",
         key="target.runtime", flag="--target", manifest="target",
     )  # fmt: skip
     sessions: Sessions = option(

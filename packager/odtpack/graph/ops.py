@@ -25,7 +25,7 @@ _BOOLEAN = {
 }  # fmt: skip
 _INT64 = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}
 _LARGEST_EXPONENT = 126  # of the powers of two that float32 holds
-_MOST_JOINED = 7
+MOST_JOINED = 7
 
 
 def _attribute(name: str, value: Any) -> Any:
@@ -290,7 +290,7 @@ class Ops:
     def join(self, parts: Sequence[ir.Value], axis: int) -> ir.Value:
         """Concatenate small values, a few at a time: on WebGPU eight inputs are too many."""
         while len(parts) > 1:
-            groups = [parts[i : i + _MOST_JOINED] for i in range(0, len(parts), _MOST_JOINED)]
+            groups = [parts[i : i + MOST_JOINED] for i in range(0, len(parts), MOST_JOINED)]
             parts = [self.Concat(*g, axis=axis) if len(g) > 1 else g[0] for g in groups]
         return parts[0]
 
@@ -368,8 +368,7 @@ class Ops:
             pairs = self.reshape(self.Transpose(self.reshape(sizes, 2, rank)), 2 * rank)
             split = self.Reshape(value, pairs)
             return self.Reshape(self.reduce_sum(split, range(1, 2 * rank, 2)), wanted)
-        broadcast = self.And(self.Equal(padded, 1), self.Not(self.Equal(shape, 1)))
-        axes = self.reshape(self.NonZero(broadcast), -1)
+        axes = self.reshape(self.NonZero(self.Sub(shape, padded)), -1)  # a size differs, or is 1
         if self.opset < 13:
             raise OdtpackError(
                 "unknown-shape",

@@ -102,7 +102,7 @@ def of_operator(
         return ()  # folded when it is loaded, or written in other operators
     (there,) = kernel[""]
     needs = [Need(_parsed(there), f"{name} of opset {version}")]
-    for constraint, type_name in _constrained(domain, name, version, inputs, outputs):
+    for constraint, type_name in constrained(domain, name, version, inputs, outputs):
         since = {
             each: _parsed(release)
             for release, names in kernel.get(constraint, {}).items()
@@ -116,7 +116,7 @@ def of_operator(
     return tuple(needs)
 
 
-def _constrained(
+def constrained(
     domain: str, name: str, version: int, inputs: Types, outputs: Types
 ) -> Iterator[tuple[str, str]]:
     """Constraints of an operator, and the type that is bound to each."""

@@ -14,7 +14,7 @@ from odtpack.ort.kernel_needs import Need
 from odtpack.ort_training import in_place
 from odtpack.ort_training.optimizer import inexpressible, optimizer_model
 from odtpack.package.optimizer_update import ResolvedUpdate
-from odtpack.package.task import STOCK, Accumulator, Backend, Graphs, OptimizerStep
+from odtpack.package.task import STOCK, Accumulator, Backend, Graphs, OptimizerStep, WebGpu
 
 NEWEST = targets.Target((1, 19), ir_version=10, opset=21)
 """The last release of onnxruntime-training."""
@@ -61,4 +61,5 @@ class OrtTraining(Backend):
 
 def backend_for(runtime: choices.Runtime) -> Backend:
     """The backend of a runtime that a recipe, an option or an argument names."""
-    return OrtTraining() if runtime == choices.ORT_TRAINING else STOCK
+    backends = {choices.ORT_TRAINING: OrtTraining, choices.WEBGPU: WebGpu}
+    return backends[runtime]() if runtime in backends else STOCK

@@ -56,8 +56,9 @@ class ResolvedUpdate:
         if not graphs.backend.is_stock or not can_update(self.optimizer, self.clip):
             return None
         return step_model(
-            graphs.training, names, self.optimizer, clip=self.clip, groups=self.groups
-        )
+            graphs.training, names, self.optimizer, clip=self.clip, groups=self.groups,
+            branches=graphs.backend.branches,
+        )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
         """The parts of a manifest that describe it."""

@@ -13,7 +13,7 @@ from odtpack import choices, losses
 from odtpack.graph.ops import Ops
 from odtpack.memory.spec import MemoryReport, MemorySpec
 from odtpack.optimizers import Optimizer
-from odtpack.ort import kernel_needs
+from odtpack.ort import kernel_needs, webgpu
 from odtpack.package.parameters import (
     Parameter,
     master_type,
@@ -55,11 +55,17 @@ class Backend:
     """Stock ONNX Runtime, whose callers bind one buffer as input and output."""
 
     runtime: ClassVar[choices.Runtime] = choices.STOCK  # its name
+    # Whether an If may choose what is computed: a GPU waits for its condition.
+    branches: ClassVar[bool] = True
 
     @property
     def is_stock(self) -> bool:
         """Whether this ONNX Runtime runs the models, and the runtimes of this project."""
-        return self.runtime == choices.STOCK
+        return self.runtime != choices.ORT_TRAINING
+
+    def lower(self, model: ir.Model) -> ir.Model:
+        """Write a finished model with operators that it has kernels for."""
+        return model
 
     def require_opset(self, opset: int) -> None:
         """Check that the runtime loads an opset; stock releases for all of them exist."""
@@ -76,7 +82,7 @@ class Backend:
         flag = op.squeeze(reset, 0)
 
         def write(parameter: ir.Value, gradient: ir.Value, buffer: ir.Value) -> ir.Value:
-            out = accumulate(op, gradient, buffer, flag)
+            out = accumulate(op, gradient, buffer, flag, branches=self.branches)
             out.type, out.shape = parameter.type, parameter.shape
             aliases.verify(op.graph, buffer, out)
             return out
@@ -89,6 +95,17 @@ class Backend:
 
 
 STOCK = Backend()
+
+
+class WebGpu(Backend):
+    """Stock ONNX Runtime with its WebGPU provider; the models run on the processor as well."""
+
+    runtime: ClassVar[choices.Runtime] = choices.WEBGPU
+    branches: ClassVar[bool] = False
+
+    def lower(self, model: ir.Model) -> ir.Model:
+        """Write what the provider lacks with what it has."""
+        return webgpu.lower(model)
 
 
 class OptimizerStep(Protocol):

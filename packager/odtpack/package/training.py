@@ -296,9 +296,10 @@ def build_graphs(task: Task) -> Graphs:
     _differentiate(forward, task)
     properties = properties_of(ready.info)
     level = optimization_level(forward.graph, parameters)
-    finish(forward, "training", properties | of_training(task, level))
+    lower = task.backend.lower
+    forward = lower(finish(forward, "training", properties | of_training(task, level)))
     memory = None
-    if task.memory is not None and stock:
+    if task.memory is not None and stock and task.backend.branches:
         from odtpack.memory.compile import compile_memory
 
         shown = {p.name: p.module or p.name for p in parameters}
@@ -306,7 +307,7 @@ def build_graphs(task: Task) -> Graphs:
     return Graphs(
         # The reference distinguishes values by name.
         pipeline.on_writing(forward, keep_names=not stock),
-        pipeline.on_writing(finish(evaluation, "evaluation", properties), keep_names=True),
+        pipeline.on_writing(lower(finish(evaluation, "evaluation", properties)), keep_names=True),
         parameters,
         task,
         ready.info,

@@ -656,7 +656,8 @@ def _step_model(step: OptimizerStep, graphs: Graphs) -> ir.Model | None:
         or (choice == "auto" and trained < _WORTH_A_STEP_MODEL)
     ):
         return None
-    return step.step_model(graphs)
+    model = step.step_model(graphs)
+    return None if model is None else graphs.backend.lower(model)
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:

@@ -38,13 +38,16 @@ BUFFER_SUFFIX = "_grad.accumulation.buffer"
 OUTPUT_SUFFIX = "_grad.accumulation.out"
 
 
-def accumulate(op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value) -> ir.Value:
+def accumulate(
+    op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value, *, branches: bool = True
+) -> ir.Value:
     """Write the accumulation of one gradient."""
     # gradient: Gradient of this step, of the parameter's shape. buffer: Graph input with the
     # gradient accumulated so far, of the same shape. reset: BOOL scalar; true to start afresh.
+    # branches: Whether an If may choose.
     # Returns the accumulated gradient.
     dims = static_dims(buffer) or ()
-    if int(np.prod(dims)) < (_LARGE_VECTOR if len(dims) <= 1 else _LARGE_MATRIX):
+    if not branches or int(np.prod(dims)) < (_LARGE_VECTOR if len(dims) <= 1 else _LARGE_MATRIX):
         return op.Add(op.Where(reset, 0, buffer), gradient)
     scatter = read(unrounded(gradient))
     if scatter is not None and not gradient.uses():

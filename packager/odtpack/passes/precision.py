@@ -104,7 +104,7 @@ def _is_lowered(node: ir.Node) -> bool:
     if node.domain and (node.domain, node.op_type) != ("com.microsoft", "Gelu"):
         return False
     index = 2 if node.op_type == "OneHot" else 0  # whose type is that of its values
-    if node.op_type not in _WRITERS or index >= len(node.inputs):
+    if node.op_type not in WRITERS or index >= len(node.inputs):
         return False
     value = node.inputs[index]
     return value is not None and value.dtype == ir.DataType.DOUBLE
@@ -112,7 +112,7 @@ def _is_lowered(node: ir.Node) -> bool:
 
 def _write(op: Ops, node: ir.Node) -> ir.Value:
     try:
-        return _WRITERS[node.op_type](op, Context(node, op, [], []))
+        return WRITERS[node.op_type](op, Context(node, op, [], []))
     except OdtpackError as error:
         dims = (dims_of(value) for value in node.inputs if value is not None)
         sizes = ", ".join(
@@ -249,7 +249,7 @@ def _one_hot(op: Ops, ctx: Context) -> ir.Value:
     return op.Where(op.Equal(hot, op.ints(1)), on, off)
 
 
-_WRITERS: dict[str, Writer] = {
+WRITERS: dict[str, Writer] = {
     "AveragePool": _average_pool,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,

@@ -26,10 +26,11 @@ from odtpack.graph.ops import Ops
 class Keeper:
     """Writes what decides about updates into a graph."""
 
-    # op: Writer for the main graph. loss: The loss, a scalar.
+    # op: Writer for the main graph. loss: The loss, a scalar. branches: Whether an If chooses; on a
+    # GPU, which would wait for its condition, each element is selected.
 
-    def __init__(self, op: Ops, loss: ir.Value) -> None:
-        self._op = op
+    def __init__(self, op: Ops, loss: ir.Value, branches: bool = True) -> None:
+        self._op, self._branches = op, branches
         dtype = op.type_of(loss)
         if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
             dtype = ir.DataType.FLOAT
@@ -37,6 +38,7 @@ class Keeper:
         self._good_loss = op.Less(magnitude, op.constant(np.array([np.inf], dtype.numpy())))
         self._limits: dict[ir.DataType, ir.Value] = {}
         self._updated: list[tuple[list[str], ir.Value]] = []
+        self._totals: dict[ir.Value, ir.Value] = {}  # what a flag was decided by
 
     def good(self, *factors: ir.Value) -> ir.Value:
         """Whether loss and gradient are finite, BOOL[1]."""
@@ -50,7 +52,9 @@ class Keeper:
         for value in sums:
             value.type, value.shape = ir.TensorType(dtype), ir.Shape([])
         total = sums[0] if len(sums) == 1 else op.Mul(*sums)
-        return op.Less(total, self._limits[dtype])
+        good = op.Less(total, self._limits[dtype])
+        self._totals[good] = total
+        return good
 
     def alone(
         self,
@@ -65,6 +69,9 @@ class Keeper:
         # the main graph, that is not the same for other parameters. write: Writes the update with
         # the writer that it is given; new values by name.
         # Returns the new values, by name.
+        if not self._branches:
+            self._updated.append(([name], good))
+            return {k: self._op.Where(good, v, vectors[k]) for k, v in write(self._op).items()}
         then = ir.Graph([], [], nodes=[], name=self._op.fresh_name("update/made"))
         results = write(self._op.inside(then))
         hoist(self._op, then, {*vectors.values(), *gradient})
@@ -118,6 +125,16 @@ class Keeper:
         op = self._op
         order = [name for own, _ in self._updated for name in own]
         flags = [value for _, value in self._updated]
+        if not self._branches:
+            # No kernel joins flags there.
+            own = {each: flag for [each], flag in self._updated}
+            totals = [op.reshape(self._totals[own[name]], 1) for name in names]
+            limit = self._limits[op.type_of(totals[0])]
+            updated = op.cast(op.Less(op.join(totals, 0), limit), ir.DataType.FLOAT)
+            kept = op.Less(updated, 0.5)
+            kept.name, kept.type = output, ir.TensorType(ir.DataType.BOOL)
+            kept.shape = ir.Shape([len(names)])
+            return kept
         updated = flags[0] if len(flags) == 1 else op.Concat(*flags, axis=0)
         if order != [*names]:
             updated = op.Gather(updated, op.ints(*map(order.index, names)), axis=0)

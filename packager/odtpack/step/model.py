@@ -71,12 +71,14 @@ def step_model(
     *,
     clip: Clip,
     groups: Sequence[Group] = (),
+    branches: bool = True,
 ) -> ir.Model | None:
     """Write the step model of a training model."""
     # training: The training model as it is written, in topological order. parameters: Names of
     # those of its inputs that are parameters, trained or not. optimizer: Formula and
     # hyperparameters, for which :func:`can_update` holds. clip: How gradients are clipped, not by
     # their norm. groups: Parameter groups; their decays take the place of the optimizer's.
+    # branches: Whether an If may choose; without, each parameter is updated by itself.
     # Returns the model; None where the model has values of the names that it needs.
     model = training.clone()
     graph = model.graph
@@ -88,7 +90,7 @@ def step_model(
     places = {n: float(place) for place, names in enumerate(outputs) for n in names if n}
     op = Ops(graph, _PREFIX)
     reset = next(value for value in graph.inputs if value.name == RESET_NAME)
-    writer = _Writer(op, optimizer, clip, groups)
+    writer = _Writer(op, optimizer, clip, groups, branches)
     gradients = fresh_gradients(op, graph, reset)
     writer.write(gradients, [value for value in graph.inputs if value.name in parameters], places)
     common_passes.RemoveUnusedNodesPass()(model)
@@ -128,7 +130,10 @@ def join(op: Ops, values: Sequence[ir.Value]) -> ir.Value:
 class _Writer:
     """Writes updates to the end of a graph."""
 
-    def __init__(self, op: Ops, optimizer: Optimizer, clip: Clip, groups: Sequence[Group]) -> None:
+    def __init__(
+        self, op: Ops, optimizer: Optimizer, clip: Clip, groups: Sequence[Group], branches: bool
+    ) -> None:
+        self._branches = branches
         self._op, self._optimizer, self._clip = op, optimizer, clip
         self._groups = groups or (Group(1.0, optimizer.weight_decay, ()),)
         self._rate = ir.val(RATE_NAME, dtype=ir.DataType.FLOAT, shape=[len(self._groups)])
@@ -138,7 +143,7 @@ class _Writer:
         self._orders: list[ir.Value] = []
         self._group = {name: i for i, g in enumerate(self._groups) for name in g.parameters}
         self._rates: dict[tuple[int, ir.DataType], ir.Value] = {}
-        self._keeper = Keeper(op, op.graph.outputs[0])
+        self._keeper = Keeper(op, op.graph.outputs[0], branches)
 
     def take_place_of(self, reset: ir.Value) -> None:
         """Let what reads ``lazy_reset_grad`` read that gradients start afresh."""
@@ -166,7 +171,7 @@ class _Writer:
         large = {name for name, size in sizes.items() if size >= OWN}
         groups = {name: self._group.get(name, 0) for name in gradients}
         counts = Counter(groups[name] for name in gradients if name not in large)
-        large |= {name for name in gradients if counts[groups[name]] == 1}
+        large |= {n for n in gradients if counts[groups[n]] == 1 or not self._branches}
         joined: dict[int, list[list[str]]] = defaultdict(lambda: [[]])
         for name in sorted(gradients, key=lambda each: places[str(gradients[each].name)]):
             parameter, gradient = parameters[name], gradients[name]
@@ -198,10 +203,10 @@ class _Writer:
     ) -> None:
         """Update one parameter."""
         op, dims = self._op, static_dims(parameter) or ()
-        parts = chunks.cut(dims)
+        parts = chunks.cut(dims) if self._branches else None
         # Not of [O, C, 1, 1]: with a scalar ONNX Runtime computes that one element at a time.
         shape: tuple[int, ...] = (math.prod(dims),) if parts is None else parts.shape
-        if op.type_of(parameter) == chunks.FAST_TYPE:
+        if op.type_of(parameter) == chunks.FAST_TYPE and self._branches:
             shape = (1, *shape) if parts is None else parts.flat.shape
         vectors = {
             "params": parameter
@@ -220,6 +225,8 @@ class _Writer:
                 return chunks.write_chunks(inner, parts, vectors, gradient, update)
             flat = gradient if shape == dims else inner.reshape(gradient, *shape)
             flat.type, flat.shape = parameter.type, ir.Shape(shape)
+            if not self._branches:
+                return update(inner, {**vectors, "gradients": flat})
             return chunks.write_axpy(inner, vectors, flat, update)
 
         good = self._keeper.good(*read)

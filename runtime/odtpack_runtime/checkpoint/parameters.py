@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,15 +111,17 @@ class Parameter:
     ``data`` and ``grad`` are views of the memory that training works on: they
     show the values of the moment, and writing to ``data`` in place changes the
     parameter. A Module moves the parameters when it is made; views taken before
-    that keep the old values.
+    that keep the old values. Of a Module on another device they show the values of the moment
+    when they were asked for, and what is written to them counts until the next step.
     """
 
-    __slots__ = ("_data", "_grad", "_name", "_requires_grad")
+    __slots__ = ("_asked", "_data", "_grad", "_name", "_requires_grad")
 
     def __init__(self, name: str, data: Array, *, requires_grad: bool) -> None:
         self._name = name
         self._data = data
         self._grad: Array | None = None
+        self._asked: Callable[[], None] | None = None
         self._requires_grad = requires_grad
 
     @property
@@ -141,6 +143,8 @@ class Parameter:
         Raises:
             OdtpackError: ``parameter-shape`` or ``parameter-type`` on setting.
         """
+        if self._asked is not None:
+            self._asked()
         return self._data
 
     @data.setter
@@ -159,12 +163,18 @@ class Parameter:
                 f"and the new value of {array.dtype}.",
                 hint=f"convert it with .astype('{self._data.dtype}')",
             )
-        np.copyto(self._data, array)
+        np.copyto(self.data, array)
 
     @property
     def grad(self) -> Array | None:
         """The accumulated gradient, live; None if frozen or as long as no Module exists."""
+        if self._asked is not None:
+            self._asked()
         return self._grad
+
+    def watch(self, asked: Callable[[], None]) -> None:
+        """Call a function before anyone gets value or gradient. For Module's use."""
+        self._asked = asked
 
     def place(self, data: Array, grad: Array | None, *, keep: bool = True) -> None:
         """Move the value into ``data``; ``grad`` becomes the gradient. For Module's use.

@@ -286,6 +286,7 @@ class CheckpointState:
         self.recovered: str | None = None
         self._whole: Identity | None = None  # the file that was loaded or saved last
         self._flat: FlatState | None = None
+        self.device: Any = None  # where the values live, if not in these arrays; Module's
 
     def __repr__(self) -> str:
         names = self._parameters.items
@@ -363,6 +364,11 @@ class CheckpointState:
                 previous="replaced" if keep_previous else "none",
                 whole=state._whole,
             )
+
+    @property
+    def placed(self) -> bool:
+        """Whether a Module has placed the parameters."""
+        return self._flat is not None
 
     @property
     def parameters(self) -> Parameters:

@@ -14,7 +14,16 @@ import onnxruntime
 
 from odtpack_runtime.checkpoint.parameters import Array, address
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.session.graph_signature import TensorSpec, check_labels, check_tensors
+from odtpack_runtime.session.device import Device
+from odtpack_runtime.session.graph_signature import (
+    KEPT_NAME,
+    RATE_NAME,
+    RESET_NAME,
+    STEP_NAME,
+    TensorSpec,
+    check_labels,
+    check_tensors,
+)
 from odtpack_runtime.session.model_file import check_model_file
 
 _INTERRUPTED = f"system error number {errno.EINTR}"
@@ -24,8 +33,9 @@ _INTERRUPTED = f"system error number {errno.EINTR}"
 def open_session(
     path: str | os.PathLike[str],
     options: onnxruntime.SessionOptions,
+    device: Device | None = None,
 ) -> onnxruntime.InferenceSession:
-    """Load an ``.onnx`` or ``.ort`` model for the CPU."""
+    """Load an ``.onnx`` or ``.ort`` model for the CPU, or for another device."""
     file = Path(path)
     if not file.is_file():
         raise OdtpackError("model-not-found", f"There is no model {file}.", where=str(file))
@@ -42,9 +52,13 @@ def open_session(
     problem: Exception | None = None
     for _ in range(3):
         try:
+            if device is not None:
+                return device.session(str(file), options)
             return onnxruntime.InferenceSession(
                 str(file), options, providers=["CPUExecutionProvider"]
             )
+        except OdtpackError:
+            raise
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             problem = error
             if not str(error).endswith(_INTERRUPTED):
@@ -68,6 +82,10 @@ def first_line(error: Exception) -> str:
     """Return the first line of an exception's text."""
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+_FED = (RESET_NAME, RATE_NAME, STEP_NAME)
+"""Inputs that a device takes from the processor in each run: they change, and are numbers."""
 
 
 class UserInputs:
@@ -152,9 +170,11 @@ class BoundGraph(UserInputs):
         *,
         class_count: int | None = None,
         ignored_label: int | None = None,
+        device: Device | None = None,
     ) -> None:
         super().__init__(inputs, class_count, ignored_label)
-        self._session = session
+        self.session = session
+        self._device = device
         self._binding = session.io_binding()
         self.outputs = tuple(outputs)
         self._text = any(spec.dtype == object for spec in inputs)
@@ -176,7 +196,9 @@ class BoundGraph(UserInputs):
     def bind_input(self, name: str, memory: Array) -> None:
         """Let the graph's input ``name`` be ``memory``, from now on."""
         self._memory_in[name] = memory
-        if not self._text:
+        if self._device is not None and name not in _FED:
+            self._device.bind_input(self._binding, name, memory)
+        elif not self._text:
             self._binding.bind_input(
                 name, "cpu", 0, memory.dtype.type, memory.shape, address(memory)
             )
@@ -184,7 +206,9 @@ class BoundGraph(UserInputs):
     def bind_output(self, name: str, memory: Array) -> None:
         """Let the graph write its output ``name`` to ``memory``, from now on."""
         self._memory_out[name] = memory
-        if not self._text:
+        if self._device is not None and name != KEPT_NAME:
+            self._device.bind_output(self._binding, name, memory)
+        elif not self._text:
             self._binding.bind_output(
                 name, "cpu", 0, memory.dtype.type, memory.shape, address(memory)
             )
@@ -200,7 +224,7 @@ class BoundGraph(UserInputs):
             return self._run_text(arrays)
         for index, array in enumerate(arrays):
             place = (array.ctypes.data, array.shape)
-            if place != self._bound[index]:
+            if place != self._bound[index] or self._device is not None:
                 name, dtype = self.inputs[index].name, self._dtypes[index]
                 self._binding.bind_input(name, "cpu", 0, dtype.type, place[1], place[0])
                 self._bound[index] = place
@@ -213,10 +237,29 @@ class BoundGraph(UserInputs):
     def _run(self) -> Any:
         self._renew_outputs()
         try:
-            self._session.run_with_iobinding(self._binding)
+            if self._device is not None:
+                self._to_device(self._device)
+            self.session.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             raise run_failed(error) from error
         return self._binding.get_outputs_as_ortvaluevector() if self._fresh else None
+
+    def feeds(self, values: Sequence[object]) -> dict[str, Array]:
+        """What a run with these user inputs reads, as arrays, by name."""
+        arrays = self.arrays(values)
+        arrays = self.from_ortvalues(values) if arrays is None else arrays
+        if self._device is not None:
+            self._device.asked()
+        pairs = zip(self.inputs, arrays, strict=True)
+        return {**self._memory_in, **{spec.name: array for spec, array in pairs}}
+
+    def _to_device(self, device: Device) -> None:
+        """Bind anew what a binding copied when it was made."""
+        device.before_run()
+        for name, memory in self._memory_in.items():
+            if name in _FED or not device.resident:
+                self.bind_input(name, memory)
+        device.ran = True
 
     def _renew_outputs(self) -> None:
         # An output that keeps the tensor of the last run would write into an array that
@@ -228,7 +271,7 @@ class BoundGraph(UserInputs):
         feeds = dict(zip((spec.name for spec in self.inputs), arrays, strict=True))
         names = [*(spec.name for spec in self.outputs), *self._memory_out]
         try:
-            results = self._session.run(names, feeds | self._memory_in)
+            results = self.session.run(names, feeds | self._memory_in)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             raise run_failed(error) from error
         count = len(self.outputs)

@@ -14,6 +14,7 @@ import onnxruntime
 from odtpack_runtime.checkpoint.parameters import Array, nominal_error, view
 from odtpack_runtime.checkpoint.state import CheckpointState, FlatState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
+from odtpack_runtime.session.device import Device
 from odtpack_runtime.session.graph_signature import (
     BUFFER_SUFFIX,
     GRADIENT_SUFFIX,
@@ -29,6 +30,7 @@ from odtpack_runtime.session.options import manifest_beside, session_of
 from odtpack_runtime.session.options import session_options as make_options
 from odtpack_runtime.session.segments import SegmentedGraph, Segments, segments_of
 from odtpack_runtime.session.session import BoundGraph, open_session, owned_ortvalue
+from odtpack_runtime.training.first_step import compare_step
 from odtpack_runtime.training.parameter_vector import (
     NotFinite,
     NotFinitePolicy,
@@ -58,7 +60,9 @@ class Module:
             <odtpack_runtime.checkpoint.state.CheckpointState.load_parameters>`.
         eval_model_uri: Evaluation model; without one, calls in evaluation mode
             and exports raise.
-        device: ``"cpu"``, the only one.
+        device: ``"cpu"``; ``"webgpu"`` or ``"cuda"``, or the name of another provider of ONNX
+            Runtime, with ``:1`` behind it for the second such device. Parameters, gradients and
+            moments live in its memory then, and the first step is compared with the processor's.
         session_options: Options of ONNX Runtime for every session made on
             behalf of this Module; :func:`default_session_options` if None.
         step_model_uri: Step model, with which :meth:`Optimizer.step_on
@@ -75,7 +79,8 @@ class Module:
     Raises:
         OdtpackError: A model is missing, does not load, or does not go with the
             state (``model-mismatch``); the trainable parameters are not all
-            float32 or all float64; another device was asked for.
+            float32 or all float64; the device is not there, the package cannot be trained on
+            it, or the state lives elsewhere (``unsupported-device``).
     """
 
     def __init__(
@@ -100,8 +105,7 @@ class Module:
                 "not-a-checkpoint",
                 f"A Module needs a CheckpointState, not a {type(state).__name__}.",
             )
-        if device not in ("cpu", "cpu:0"):
-            raise OdtpackError("unsupported-device", f"Device '{device}' is not supported.")
+        self._device = _device_of(state, device)
         self.state = state
         self.training = True
         self.on_not_finite = on_not_finite
@@ -114,8 +118,16 @@ class Module:
         # Sessions opened with the same options share an arena, where the package asks for it.
         self.session_options = session_options or make_options(session_of(manifest, path))
         beside = segments_of(manifest, path)
+        if self._device is not None and beside is not None:
+            raise OdtpackError(
+                "unsupported-device",
+                "A package of segments is trained on the processor.",
+                hint="build it without --segments",
+            )
         self._in_segments = beside is not None  # such a network has no step model
-        whole = None if beside is not None or step_model_uri is None else Path(step_model_uri)
+        self._step_path = whole = (
+            None if beside is not None or step_model_uri is None else Path(step_model_uri)
+        )
         first = whole or self._train_path
         models: list[tuple[str, list[Any], list[Any]]] = []
         self._segments: Segments | None = None
@@ -128,10 +140,10 @@ class Module:
             if evaluation is not None:
                 models.append((str(self._eval_path), *self._segments.nodes(training=False)))
         else:
-            session = open_session(first, self.session_options)
+            session = open_session(first, self.session_options, self._device)
             models.append((str(first), session.get_inputs(), session.get_outputs()))
             if self._eval_path is not None:
-                evaluation = open_session(self._eval_path, self.session_options)
+                evaluation = open_session(self._eval_path, self.session_options, self._device)
                 nodes = evaluation.get_inputs(), evaluation.get_outputs()
                 models.append((str(self._eval_path), *nodes))
         shapes = nominal_shapes(state, models) if state.is_nominal else {}
@@ -162,7 +174,7 @@ class Module:
         self._reset = np.ones(1, np.bool_)
         self._accumulated = 0
         statistics = {name: state.parameters.items[name].data for name in signature.updates}
-        self._undo = Undo(self._flat, statistics)
+        self._undo = Undo(self._flat, statistics, self._device)
         self._trained = [name for name in signature.parameters if name in set(trained)]
         self._skipped_steps = 0
         self._last_not_finite: NotFinite | None = None
@@ -180,6 +192,11 @@ class Module:
         self._eval: BoundGraph | SegmentedGraph | None = None
         if eval_signature is not None:
             self._eval = self._bound(evaluation, eval_signature, metadata)
+        self._checked = self._device is None
+        if self._device is not None and state.device is None:
+            state.device = self._device
+            for parameter in state.parameters.items.values():
+                parameter.watch(self._device.asked)
 
     def __repr__(self) -> str:
         mode = "training" if self.training else "evaluation"
@@ -219,6 +236,7 @@ class Module:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _training_step(self, user_inputs: Sequence[object]) -> list[Any]:
+        self.check_first_step(user_inputs)
         graph, adds = self._graph(), not self._reset[0]
         self._undo.keep(gradients=adds)
         try:
@@ -427,7 +445,38 @@ class Module:
     @property
     def flat(self) -> FlatState:
         """The memory of the parameters and gradients; the optimizer works on it."""
+        if self._device is not None:
+            self._device.asked()
         return self._flat
+
+    @property
+    def device(self) -> Device | None:
+        """Where the models run; None for the processor."""
+        return self._device
+
+    def check_first_step(
+        self, user_inputs: Sequence[object], step: StepGraph | None = None
+    ) -> None:
+        """Compare one step on another device with the processor's, before the first one.
+
+        Args:
+            user_inputs: The batch.
+            step: The step model, if that is to make the step.
+
+        Raises:
+            OdtpackError: ``device-wrong``.
+        """
+        if self._checked or self._device is None:
+            return
+        options = make_options(session_of(manifest_beside(self._train_path), self._train_path))
+        if step is None:
+            path, graph = self._train_path, self._graph()
+        else:
+            path, graph = self._step_path or self._train_path, step.graph
+        assert isinstance(graph, BoundGraph)  # noqa: S101 - segments are not for devices
+        feeds = graph.feeds(user_inputs)
+        compare_step(self._device, graph.session, path, options, feeds)
+        self._checked = True
 
     @property
     def step_graph(self) -> StepGraph | None:
@@ -463,7 +512,7 @@ class Module:
     def _open_training(self) -> BoundGraph | SegmentedGraph:
         """The training model, beside a step model."""
         where = str(self._train_path)
-        session = open_session(self._train_path, self.session_options)
+        session = open_session(self._train_path, self.session_options, self._device)
         nodes = session.get_inputs(), session.get_outputs()
         signature = read_signature(self.state, {}, where, *nodes)
         self._check(signature.gradients, None, where)
@@ -518,7 +567,7 @@ class Module:
         }
         graph: BoundGraph | SegmentedGraph
         if self._segments is None:
-            graph = BoundGraph(session, *ends, **labels)
+            graph = BoundGraph(session, *ends, **labels, device=self._device)
         else:
             training = session is self._segments.training
             labels["activations"] = self._activations
@@ -530,6 +579,19 @@ class Module:
     def _in_order(self, trainable_only: bool) -> list[Array]:
         parameters = [self.state.parameters.items[name] for name in self._order]
         return [p.data for p in parameters if p.requires_grad or not trainable_only]
+
+
+def _device_of(state: CheckpointState, name: str) -> Device | None:
+    """The device of that name, the one on which a state lives already; None for the processor."""
+    lives = "cpu" if state.device is None else state.device.name
+    wanted = "cpu" if name == "cpu:0" else name
+    if state.placed and lives != wanted:
+        raise OdtpackError(
+            "unsupported-device",
+            f"The state belongs to a Module on {lives!r}, and this one is to be on {name!r:.40}.",
+            hint="load the checkpoint again for the second Module",
+        )
+    return state.device or (None if wanted == "cpu" else Device(wanted))
 
 
 def loss_value(results: Sequence[Any]) -> Any:

@@ -23,6 +23,7 @@ from odtpack_runtime.checkpoint.parameters import (
 )
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
+from odtpack_runtime.session.device import Device
 from odtpack_runtime.session.mapped_weights import give_back_freed_memory
 from odtpack_runtime.session.session import first_line, open_session
 from odtpack_runtime.training.module import Module, loss_value
@@ -185,13 +186,21 @@ class Optimizer:
                 "The checkpoint marks no parameter as trainable: there is nothing to optimize.",
             )
         self._module = module
-        self._session = open_session(optimizer_uri, module.session_options)
+        self._device = module.device
+        self._session = open_session(optimizer_uri, module.session_options, self._device)
         inputs = self._session.get_inputs()
         metadata = self._session.get_modelmeta().custom_metadata_map
         contract = read_contract(metadata, [node.name for node in inputs], where)
         dtype = flat.trainable.slots[0].dtype
         check_signature(contract, inputs, self._session.get_outputs(), dtype, where)
         contract.check_groups([slot.name for slot in flat.trainable.slots], where)
+        if self._device is not None and (contract.whole or contract.privacy is not None):
+            raise OdtpackError(
+                "unsupported-device",
+                "An optimizer that reads all parameters as one vector, and private training, run "
+                "on the processor.",
+                where=where,
+            )
         self._contract = contract
         self._checkpoint_state = module.state
         self._state, memories, layouts = place_state(module, contract, where)
@@ -220,6 +229,7 @@ class Optimizer:
             **dict(zip(names, zip(memories, layouts, strict=True), strict=True)),
         }
         self._kept: list[Array] = []
+        self._runs: list[tuple[Any, dict[str, Array], dict[str, Array]]] = []
         self._groups = groups
         module.when_closed(self._close)
         give_back_freed_memory()  # what the sessions needed to load, and what was moved
@@ -229,7 +239,8 @@ class Optimizer:
         """Every run of a step; not made where a step model makes all steps."""
         dtype = self._gradients.dtype
         scalars = [self._scalars(index, group, dtype) for index, group in enumerate(self._groups)]
-        runs = self._parameter_runs if self._contract.by_parameter else self._flat_runs
+        by_parameter = self._contract.by_parameter or self._device is not None
+        runs = self._parameter_runs if by_parameter else self._flat_runs
         return [self._bind(scalars[group] | extra, slices) for group, extra, slices in runs()]
 
     def __repr__(self) -> str:
@@ -323,6 +334,7 @@ class Optimizer:
         module = self._module
         number = self._state.step + 1
         self._step[0] = number
+        module.check_first_step(user_inputs, graph)
         module.undo.keep(gradients=False)
         try:
             results = graph(user_inputs)
@@ -343,14 +355,24 @@ class Optimizer:
         """Free the model, and what is bound to it."""
         del self._session
         self.__dict__.pop("_bindings", None)
+        self._runs.clear()
 
     def _make_step(self) -> None:
         self._step[0] = self._state.step + 1
+        device, bindings = self._device, self._bindings
+        if device is not None:
+            device.before_run()
         if self._contract.clips_norm:
-            self._norm[0] = gradient_norm(self._gradients)
+            self._norm[0] = (
+                gradient_norm(self._gradients)
+                if device is None
+                else device.norm(self._module.undo.gradients())
+            )
         run = self._session.run_with_iobinding
         try:
-            for binding in self._bindings:
+            if device is not None:
+                self._to_device(device)
+            for binding in bindings:
                 run(binding)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             raise OdtpackError(
@@ -358,6 +380,15 @@ class Optimizer:
                 f"ONNX Runtime failed in the middle of an optimizer step: {first_line(error)}",
             ) from error
         self._state.step += 1
+
+    def _to_device(self, device: Device) -> None:
+        """Bring scalars up to date, and bind anew what a binding copied when it was made."""
+        device.push({id(a): a for a in self._kept if a is not self._step}.values())
+        for binding, scalars, slices in self._runs:
+            _bind_step(binding, self._step)
+            for name, array in (scalars | slices).items() if not device.resident else ():
+                device.bind_input(binding, name, array)
+        device.ran = True
 
     def get_learning_rate(self) -> float:
         """Return the learning rate, with the precision of float32. The default is 0.001."""
@@ -415,6 +446,7 @@ class Optimizer:
 
     def _parameter_runs(self) -> list[tuple[int, dict[str, Array], Any]]:
         """As :meth:`_flat_runs`, with the vectors of one parameter in every run."""
+        flat = not self._contract.by_parameter
         flags = {kind: np.full(1, kind) for kind in (False, True)}
         states = {vector.name: vector for vector in self._contract.state}
         owners = _owners(self._contract.groups)
@@ -426,14 +458,25 @@ class Optimizer:
             for name, (memory, layout) in self._vectors.items():
                 state = states.get(name)
                 shape = matrix(slot.shape) if state is None else state.bound_shape(slot.shape)
+                shape = (slot.size,) if flat else shape
                 slices[name] = view(memory, layout.slots[index]).reshape(shape)
-            flag: dict[str, Array] = {"factored": flags[len(slot.shape) > 1]}
+            flag: dict[str, Array] = {} if flat else {"factored": flags[len(slot.shape) > 1]}
             runs.append((owners.get(slot.name, 0), flag, slices))
         return runs
 
     def _bind(self, scalars: dict[str, Array], slices: dict[str, Array]) -> Any:
         binding = self._session.io_binding()
         self._kept += scalars.values()
+        if self._device is not None:
+            _bind_step(binding, self._step)
+            del scalars["step"]
+            for name, array in {**scalars, **slices}.items():
+                self._device.bind_input(binding, name, array)
+            for name, array in slices.items():
+                if name != "gradients":
+                    self._device.bind_output(binding, f"{name}.out", array)
+            self._runs.append((binding, scalars, slices))
+            return binding
         for name, array in {**scalars, **slices}.items():
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, address(array))
         for name, array in slices.items():
@@ -442,6 +485,11 @@ class Optimizer:
                     f"{name}.out", "cpu", 0, array.dtype.type, array.shape, address(array)
                 )
         return binding
+
+
+def _bind_step(binding: Any, step: Array) -> None:
+    """Bind the number of the step, which a device takes from the processor."""
+    binding.bind_input("step", "cpu", 0, step.dtype.type, step.shape, address(step))
 
 
 def _owners(groups: tuple[Group, ...]) -> dict[str, int]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from odtpack_runtime.checkpoint.parameters import Array, allocate, view
 from odtpack_runtime.checkpoint.state import FlatState
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.session.device import Device
 
 # Parameters as one vector, without gaps: what devices and a server exchange.
 
@@ -141,8 +142,12 @@ class Undo:
 
     # `statistics`: what a step updates without a gradient, as running statistics, by name.
 
-    def __init__(self, flat: FlatState, statistics: Mapping[str, Array]) -> None:
+    def __init__(
+        self, flat: FlatState, statistics: Mapping[str, Array], device: Device | None = None
+    ) -> None:
         self._flat = flat
+        self._device = device
+        self._slots = {slot.name: slot for slot in flat.trainable.slots if slot.size}
         self._gradients = flat.gradients.view(flat.dtype)
         self._kept_gradients: Array | None = None
         self._statistics = [(array, np.empty_like(array)) for array in statistics.values()]
@@ -150,6 +155,9 @@ class Undo:
     def keep(self, *, gradients: bool) -> None:
         """Copy what the next step changes."""
         # `gradients`: whether it adds to gradients; else it replaces them.
+        if self._device is not None:
+            self._device.keep(self._changed(gradients))
+            return
         for array, kept in self._statistics:
             np.copyto(kept, array)
         if gradients:
@@ -157,8 +165,19 @@ class Undo:
                 self._kept_gradients = np.empty_like(self._gradients)
             np.copyto(self._kept_gradients, self._gradients)
 
+    def gradients(self) -> list[Array]:
+        """The gradient of each parameter that has elements."""
+        return [view(self._flat.gradients, slot) for slot in self._slots.values()]
+
+    def _changed(self, gradients: bool) -> list[Array]:
+        statistics = [array for array, _ in self._statistics]
+        return [*statistics, *(self.gradients() if gradients else ())]
+
     def put_back(self, *, gradients: bool) -> None:
         """Undo the step; takes what :meth:`keep` was given."""
+        if self._device is not None:
+            self._device.put_back(self._changed(gradients))
+            return
         for array, kept in self._statistics:
             np.copyto(array, kept)
         if gradients and self._kept_gradients is not None:
@@ -168,12 +187,16 @@ class Undo:
         """What is not finite after a step of the training model."""
         if not np.isfinite(loss).all():  # type: ignore[call-overload]
             return NotFinite("loss-not-finite", step)
-        if all_finite(self._gradients):
-            return None
-        slots = {slot.name: slot for slot in self._flat.trainable.slots}
-        bad = [
-            name
-            for name in order
-            if name in slots and not all_finite(view(self._flat.gradients, slots[name]).reshape(-1))
-        ]
+        if self._device is not None:
+            arrays = self.gradients()
+            fine = np.isfinite(self._device.sums("ReduceL1", arrays)) if arrays else np.ones(0)
+            if fine.all():
+                return None
+            known = dict(zip(self._slots, fine, strict=True))
+            bad = [name for name in order if not known.get(name, True)]
+        else:
+            if all_finite(self._gradients):
+                return None
+            own = {name: view(self._flat.gradients, slot) for name, slot in self._slots.items()}
+            bad = [name for name in order if name in own and not all_finite(own[name].reshape(-1))]
         return NotFinite("gradient-not-finite", step, tuple(bad[:MOST_NAMES]))

@@ -1,0 +1,381 @@
+"""Training on a GPU beside the processor: the same gradients, and the time of a step.
+
+    python -m benchmarks.gpu build FOLDER [--small]     builds the packages; needs odtpack
+    python -m benchmarks.gpu run FOLDER --out gpu.json  needs numpy, onnxruntime and its plug-in
+
+First each network's gradients on each device are held against the processor's, and a batch with a
+NaN must change nothing: where one fails, the exit code is 1. Then steps of the processor, with one
+thread and with all, and of each device are timed in turns; a time is the median of all steps, each
+with its loss read. `--small` builds shapes for an adapter in software.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from odtpack_runtime import (
+    CheckpointState,
+    Module,
+    OdtpackError,
+    Optimizer,
+    Package,
+    default_session_options,
+)
+
+BAR = 1e-5
+"""Of each gradient's largest element."""
+NOISE = 1e-6
+"""Of the largest of all: a gradient that is zero but for rounding has no digits to compare. Twice
+what the last digit of each parameter changes on the processor is allowed besides: batch
+normalization of a few samples amplifies any difference."""
+Batch = Sequence[np.ndarray]
+
+
+# Building: every network with the plain forms and with those for WebGPU.
+
+
+def networks(
+    small: bool,
+) -> dict[str, tuple[Callable[[Path], Any], tuple[int, ...], dict[str, Any]]]:
+    """Model, batch sizes and further build options of each network."""
+    from tests import zoo
+
+    def vit(_: Path) -> Any:
+        import torch
+
+        from benchmarks.fidelity.architectures import VisionTransformer
+        from tests.exported.export import export
+
+        size, *rest = (32, 48, 2) if small else (96, 192, 12)
+        patch = 8 if small else 16
+        torch.manual_seed(7)
+        module = VisionTransformer(size, *rest, patch=patch, heads=3, ratio=4).train()
+        with tempfile.TemporaryDirectory() as folder:
+            import onnx
+
+            path = export(
+                module, {"input": torch.rand(2, 3, size, size)}, Path(folder) / "model.onnx",
+                "torchscript", opset=17, dynamic={"input": {0: "batch"}, "output": {0: "batch"}},
+            )  # fmt: skip
+            return onnx.load(path)
+
+    def decoder(folder: Path) -> Any:
+        from benchmarks.decoder.model import SHAPES, Shape, write_model
+
+        shape = Shape("tiny", 2, 64, 4, 2, 96, 200) if small else SHAPES["small"]
+        return write_model(shape, folder)
+
+    tiny = {"vocab": 50, "d": 32, "layers": 2, "heads": 4, "T": 16, "ff": 64}
+    mobile = {"size": 32, "width_mult": 0.25} if small else {}
+    lora = {"loss": "next_token", "adapter": "lora", "adapter_on": ("*proj*",), "base": "int4"}
+    return {
+        "mlp": (lambda _: zoo.mlp((16, 24, 10)) if small else zoo.mlp(), (64, 1024), {}),
+        "big-mlp": (
+            lambda _: zoo.mlp((64, 96, 10) if small else (4096, 4096, 1000)), (1, 256), {},
+        ),
+        "cnn": (
+            lambda _: zoo.cnn(size=8, width=(4, 8)) if small else zoo.cnn(hidden=128),
+            (32, 256), {},
+        ),
+        "mobilenet": (lambda _: zoo.mobilenet_v2(batch_norm="fold", **mobile), (8, 64), {}),
+        "mobilenet-bn": (
+            lambda _: zoo.mobilenet_v2(batch_norm="train", **mobile | {"size": 2 * mobile["size"]})
+            if small else zoo.mobilenet_v2(batch_norm="train"),
+            (8, 64), {},
+        ),
+        "vit": (vit, (8, 64), {}),
+        "transformer": (
+            lambda _: zoo.transformer_encoder(**(tiny if small else {})), (8, 64), {},
+        ),
+        "decoder": (decoder, (1, 8), lora),
+    }  # fmt: skip
+
+
+def build(folder: Path, small: bool, names: Sequence[str]) -> None:
+    """Build the packages, with a batch beside each."""
+    from odtpack.build import build_package
+
+    for name, (make, sizes, options) in networks(small).items():
+        if names and name not in names:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            model = make(Path(scratch))
+            for target in ("onnxruntime", "webgpu"):
+                settings = {"loss": "cross_entropy", "optimizer": "adamw", **options}
+                build_package(
+                    model, folder / name / target, runtime=target, step_model="always", **settings
+                )
+        chosen = (min(sizes[0], 4),) if small else sizes
+        (folder / name / "sizes.json").write_text(json.dumps(chosen))
+        print(name, "built", flush=True)
+
+
+# Running.
+
+
+def batch_of(package: Package, size: int) -> Batch:
+    """Numbers of the shapes that a package takes."""
+    random = np.random.default_rng(0)
+    arrays = []
+    for item in package.manifest.inputs:
+        open_sizes = [size] + [128] * len(item.shape)
+        shape = [d if isinstance(d, int) else open_sizes[i] for i, d in enumerate(item.shape)]
+        if np.dtype(item.dtype).kind == "f":
+            arrays.append(random.standard_normal(shape).astype(item.dtype))
+        else:
+            arrays.append(random.integers(0, item.class_count or 50, shape, item.dtype))
+    return arrays
+
+
+class Subject:
+    """A package on a device."""
+
+    def __init__(
+        self, folder: Path, device: str, threads: int = 1, *, step_model: bool = True
+    ) -> None:
+        self.package = package = Package.open(folder)
+        self.state = CheckpointState.load_checkpoint(package.checkpoint)
+        self.module = Module(
+            package.training_model,
+            self.state,
+            device=device,
+            session_options=default_session_options(package.training_model, threads),
+            step_model_uri=package.step_model if step_model else None,
+        )
+        self.optimizer = Optimizer(package.optimizer_model, self.module)
+        self.times: list[float] = []
+
+    def gradients(self, batch: Batch) -> tuple[float, dict[str, np.ndarray]]:
+        """Loss and gradients of a batch."""
+        loss = self.module(*batch)
+        found = {
+            name: each.grad.copy() for name, each in self.state.parameters if each.requires_grad
+        }
+        self.module.lazy_reset_grad()
+        return float(loss[0] if isinstance(loss, tuple) else loss), found
+
+    def turn(self, batch: Batch, seconds: float) -> None:
+        """Make steps for some time."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or not self.times:
+            start = time.perf_counter()
+            self.optimizer.step_on(*batch)
+            self.times.append(1000 * (time.perf_counter() - start))
+
+
+def check(folder: Path, device: str, batch: Batch) -> dict[str, Any]:
+    """Compare gradients, and steps that are not finite, with the processor's."""
+    right, wrong = (Subject(folder, each, step_model=False) for each in ("cpu", device))
+    expected, found = right.gradients(batch), wrong.gradients(batch)
+    eps = np.finfo(np.float32).eps
+    random = np.random.default_rng(0)
+    for _, each in right.state.parameters:
+        if each.data.dtype == np.float32:
+            each.data = each.data * (1 + eps * random.choice((-1, 1), each.data.shape)).astype("f")
+    shaken = right.gradients(batch)[1]
+    largest = max(float(np.abs(g).max(initial=0)) for g in expected[1].values())
+    off, bad_gradients = {}, []
+    for name, gradient in expected[1].items():
+        distance = float(np.abs(gradient - found[1][name]).max(initial=0))
+        rounding = float(np.abs(gradient - shaken[name]).max(initial=0))
+        own = float(np.abs(gradient).max(initial=0))
+        off[name] = distance / own if distance > NOISE * largest else 0.0
+        if distance > BAR * own + NOISE * largest + 2 * rounding:
+            bad_gradients.append(name)
+    worst = max(off, key=lambda name: off[name])
+    bad = [np.full_like(a, np.nan) if a.dtype.kind == "f" else a for a in batch]
+    undone = True
+    if any(a.dtype.kind == "f" for a in batch):
+        for step_model in (False, True):
+            subject = Subject(folder, device, step_model=step_model)
+            before = subject.module.get_contiguous_parameters(True).numpy().copy()
+            subject.optimizer.step_on(*batch)
+            moved = subject.module.get_contiguous_parameters(True).numpy().copy()
+            subject.optimizer.step_on(*bad)
+            after = subject.module.get_contiguous_parameters(True).numpy()
+            # A step model keeps what has a bad gradient, and updates the rest.
+            undone &= not np.array_equal(before, moved) and bool(np.isfinite(after).all())
+            undone &= step_model or np.array_equal(moved, after)
+            undone &= subject.module.skipped_steps == 1
+    return {
+        "loss": [expected[0], found[0]],
+        "gradient": worst,
+        "off": off[worst],
+        "nan_changes_nothing": bool(undone),
+        "bad_gradients": bad_gradients,
+        "passed": bool(undone) and not bad_gradients,
+    }
+
+
+def card() -> list[str]:
+    """What is known of the devices."""
+    found = []
+    for each in onnxruntime.get_ep_devices():
+        if each.ep_name != "CPUExecutionProvider":
+            hardware = each.device
+            known = {**hardware.metadata, **each.ep_metadata}
+            known.pop("library_path", None)
+            found.append(f"{each.ep_name}: {hardware.type.name}, {hardware.vendor}, {known}")
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        done = subprocess.run(query, capture_output=True, text=True, check=False)
+        found += done.stdout.splitlines()
+    return found
+
+
+class TorchSubject:
+    """The same shapes in PyTorch on CUDA, in float32 without TF32, for the time alone."""
+
+    def __init__(self, name: str) -> None:
+        import torch
+        from torch import nn
+
+        if not torch.cuda.is_available():
+            raise ImportError("PyTorch has no CUDA here")
+        if name == "vit":
+            from benchmarks.fidelity.architectures import VisionTransformer
+
+            model: nn.Module = VisionTransformer(96, 192, 12, patch=16, heads=3, ratio=4)
+        elif name == "cnn":
+            blocks = [nn.Conv2d(1, 32, 3, padding=1), nn.Conv2d(32, 64, 3, padding=1)]
+            layers = [each for block in blocks for each in (block, nn.ReLU(), nn.MaxPool2d(2))]
+            ends = [nn.Flatten(), nn.Linear(3136, 128), nn.ReLU(), nn.Linear(128, 10)]
+            model = nn.Sequential(*layers, *ends)
+        elif name in ("mlp", "big-mlp"):
+            sizes = (784, 500, 10) if name == "mlp" else (4096, 4096, 1000)
+            model = nn.Sequential(nn.Linear(*sizes[:2]), nn.ReLU(), nn.Linear(*sizes[1:]))
+        else:
+            raise ImportError(f"{name} is not written in PyTorch")
+        self.model = model.cuda().train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.times: list[float] = []
+
+    def turn(self, batch: Batch, seconds: float) -> None:
+        """Make steps for some time."""
+        import torch
+
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or not self.times:
+            start = time.perf_counter()
+            x, labels = (torch.from_numpy(each).cuda() for each in batch)
+            self.optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(self.model(x), labels)
+            loss.backward()
+            self.optimizer.step()
+            loss.item()
+            self.times.append(1000 * (time.perf_counter() - start))
+
+
+def timed(
+    folder: Path, devices: Sequence[str], batch: Batch, given: argparse.Namespace
+) -> dict[str, float]:
+    """The median time of a step on everything that makes one, in milliseconds."""
+    plain, forms, cores = folder / "onnxruntime", folder / "webgpu", os.cpu_count() or 1
+    subjects = {
+        "processor, 1 thread": (plain, "cpu", 1),
+        f"processor, {cores} threads": (plain, "cpu", cores),
+        "processor, forms for webgpu, 1 thread": (forms, "cpu", 1),
+        **{each: (forms if "webgpu" in each else plain, each, 1) for each in devices},
+    }
+    makers = {
+        name: functools.partial(Subject, *arguments) for name, arguments in subjects.items()
+    } | {"PyTorch CUDA": functools.partial(TorchSubject, folder.name)}
+    opened: dict[str, Subject | TorchSubject] = {}
+    for name, make in makers.items():
+        try:
+            opened[name] = make()
+            opened[name].turn(batch, 0)  # the first step compiles
+            opened[name].turn(batch, given.seconds)
+            opened[name].times.clear()
+        except ImportError:
+            continue  # PyTorch is not there
+        except (OdtpackError, MemoryError) as error:
+            print(f"{folder.name} {len(batch[0])} {name}: {error}", flush=True)
+            opened.pop(name, None)
+    for _ in range(given.rounds):
+        for subject in opened.values():
+            subject.turn(batch, given.seconds)
+    times = {name: statistics.median(each.times) for name, each in opened.items()}
+    for subject in opened.values():
+        if isinstance(subject, Subject):
+            subject.module.close()
+    return times
+
+
+def run(given: argparse.Namespace) -> int:
+    """Check and time; print a table."""
+    onnxruntime.set_default_logger_severity(3)
+    devices = list(given.devices)
+    failed = False
+    rows: list[dict[str, Any]] = []
+    cores = os.cpu_count() or 1
+    for folder in sorted(path for path in given.folder.iterdir() if path.is_dir()):
+        if given.networks and folder.name not in given.networks:
+            continue
+        sizes = json.loads((folder / "sizes.json").read_text())
+        plain, forms = folder / "onnxruntime", folder / "webgpu"
+        first = batch_of(Package.open(plain), sizes[0])
+        for device in list(devices):
+            own = forms if device.startswith("webgpu") else plain
+            try:
+                result = check(own, device, first)
+            except OdtpackError as error:
+                result = {"error": str(error), "passed": error.code == "unsupported-device"}
+                if result["passed"]:
+                    devices.remove(device)
+            failed |= not result["passed"]
+            rows.append({"network": folder.name, "device": device, "check": result})
+            print(f"{folder.name} {device}: {json.dumps(result)}", flush=True)
+        for size in sizes if not given.check_only else ():
+            batch = batch_of(Package.open(plain), size)
+            times = timed(folder, devices, batch, given)
+            rows.append({"network": folder.name, "batch": size, "ms": times})
+            shown = "; ".join(f"{name} {value:.2f} ms" for name, value in times.items())
+            print(f"{folder.name}, batch {size}: {shown}", flush=True)
+    found = {
+        "cards": card(), "onnxruntime": onnxruntime.__version__, "machine": platform.processor(),
+        "cores": cores, "rows": rows,
+    }  # fmt: skip
+    for line in found["cards"]:
+        print(line)
+    if given.out is not None:
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    return int(failed)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("task", choices=["build", "run"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--networks", type=lambda text: text.split(","), default=())
+    parser.add_argument("--devices", type=lambda text: text.split(","), default=("webgpu", "cuda"))
+    parser.add_argument("--check-only", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    if given.task == "build":
+        build(given.folder, given.small, given.networks)
+        return 0
+    return run(given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

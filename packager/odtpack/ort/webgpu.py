@@ -1,0 +1,244 @@
+"""The WebGPU provider: which kernels it has, and models written with those alone.
+
+What it lacks runs on the processor, between two copies and a wait for the GPU. Shapes stay there:
+integers of 64 bits that nothing but sizes is computed from.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
+from odtpack.autodiff.context import Context
+from odtpack.graph import graphs
+from odtpack.graph.graphs import nodes_of
+from odtpack.graph.inference import infer_shapes
+from odtpack.graph.ops import MOST_JOINED, Ops
+from odtpack.ort.kernel_needs import constrained
+from odtpack.passes import precision
+
+_TABLE: Final = Path(__file__).with_name("webgpu_kernels.json")  # scripts/webgpu_kernels.py
+_ON_PROCESSOR = {"Shape", "Size"}  # their results are there; Shape reads no element
+
+
+@dataclass(frozen=True)
+class Lack:
+    """A node that the provider leaves to the processor."""
+
+    node: str
+    op_type: str
+    why: str  # as a sentence goes on: "has no kernel"
+
+
+def lacks(model: ir.Model) -> list[Lack]:
+    """Nodes that work on data and that the provider has no kernel for; types must be inferred."""
+    return [
+        Lack(str(node.name), node.op_type, why)
+        for node in nodes_of(model.graph)
+        if not _is_of_shapes(node) and (why := _why(node, model.graph.opset_imports))
+    ]
+
+
+def lower(model: ir.Model) -> ir.Model:
+    """Write nodes that the provider has no kernel for with operators that it has."""
+    model = infer_shapes(model)
+    op = Ops(model.graph, "webgpu/")
+    for node in list(nodes_of(model.graph)):
+        write = _WRITERS.get(node.op_type)
+        if write is None or node.domain or not _is_lowered(node, model.graph.opset_imports):
+            continue
+        with op.before(node):
+            results = write(op, Context(node, op, [], []))
+        results = [results] if isinstance(results, ir.Value) else results or []
+        for old, new in zip(node.outputs, results, strict=False):
+            new.shape = old.shape
+            graphs.replace(old, new, [])
+        if results and node.graph is not None:
+            node.graph.remove(node, safe=True)
+    common_passes.RemoveUnusedNodesPass()(model)
+    return model
+
+
+def _is_lowered(node: ir.Node, opsets: Mapping[str, int]) -> bool:
+    """Whether a node has no kernel, or more buffers than every adapter binds."""
+    many = max(len(node.inputs), len(node.outputs)) > MOST_JOINED
+    first = node.inputs[0] if node.inputs else None
+    inexact = node.op_type in ("Cos", "Sin")
+    inexact = inexact and first is not None and first.dtype == ir.DataType.FLOAT
+    return bool(_why(node, opsets)) or inexact or (many and node.op_type in ("Concat", "Split"))
+
+
+def _is_of_shapes(node: ir.Node) -> bool:
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+    return node.op_type == "Shape" or all(v.dtype in (ir.DataType.INT64, None) for v in values)
+
+
+def _why(node: ir.Node, opsets: Mapping[str, int]) -> str:
+    """What the provider lacks of a node; nothing if it has a kernel."""
+    if node.domain not in ("", "ai.onnx"):
+        return ""  # not asked for
+    opset = opsets[""]
+    if not onnx.defs.has(node.op_type, opset):
+        return ""
+    since = onnx.defs.get_schema(node.op_type, opset).since_version
+    kernel = _kernels().get(f"{node.op_type};{since}")
+    if kernel is None:
+        return "has no kernel"
+    types = [
+        tuple(None if v is None or v.dtype is None else v.dtype.name.lower() for v in values)
+        for values in (node.inputs, node.outputs)
+    ]
+    for constraint, kind in constrained("", node.op_type, since, types[0], types[1]):
+        if kind not in kernel.get(constraint, (kind,)):
+            return f"has no kernel for {kind}"
+    return ""
+
+
+@functools.cache
+def _kernels() -> Mapping[str, Mapping[str, list[str]]]:
+    """Types by operator and version, and constraint."""
+    kernels: Mapping[str, Mapping[str, list[str]]] = json.loads(_TABLE.read_bytes())["kernels"]
+    return kernels
+
+
+# How each operator that is missing is written.
+
+Writer = Callable[[Ops, Context], ir.Value | Sequence[ir.Value] | None]
+
+
+def _log_softmax(op: Ops, ctx: Context) -> ir.Value | None:
+    axis = ctx.int("axis", -1 if op.opset >= 13 else 1)
+    if op.opset < 13 and axis != ctx.rank(ctx.x()) - 1:
+        return None
+    shifted = op.Sub(ctx.x(), op.reduce_max(ctx.x(), [axis]))
+    total: ir.Value = op.Sub(shifted, op.Log(op.reduce_sum(op.Exp(shifted), [axis])))
+    return total
+
+
+def _max_unpool(op: Ops, ctx: Context) -> ir.Value | None:
+    """The cotangent of a pool whose windows tile the plane, as the rule for MaxPool writes it."""
+    # Position = [end of the plane] - [elements from the maximum to there]: each element compares
+    # its own distance with that of its window, and no position is needed.
+    position = ctx.x(1)
+    subtract, shape = graphs.producer(position, "Sub"), graphs.producer(ctx.x(2), "Concat")
+    distance = None if subtract is None else graphs.producer(subtract.inputs[1], "Cast")
+    known = None if shape is None else graphs.constant(shape.inputs[-1])
+    if distance is None or known is None or known.size < 2:
+        return None
+    sizes = [int(size) for size in known[-2:]]
+    for reader in position.consumers():
+        if reader.op_type == "Shape":  # what waits for the position waits for the distance
+            reader.replace_input_with(0, distance.inputs[0])
+    strides = ctx.ints("strides", (1, 1))
+    plane = np.arange(sizes[0] * sizes[1], 0, -1, dtype=np.float32).reshape(1, 1, *sizes)
+    found = _enlarged(op, distance.inputs[0], strides)
+    y: ir.Value = op.Where(
+        op.Equal(found, op.constant(plane)), _enlarged(op, ctx.x(), strides), 0.0
+    )
+    return y
+
+
+def _enlarged(op: Ops, value: ir.Value | None, strides: tuple[int, ...]) -> ir.Value:
+    scales = op.constant(np.array([1, 1, *strides], np.float32))
+    y: ir.Value = op.Resize(
+        value, None, scales,
+        mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
+    )  # fmt: skip
+    return y
+
+
+def _constant_of_shape(op: Ops, ctx: Context) -> ir.Value | None:
+    value = ctx.node.attributes.get_tensor("value", None)
+    fill = np.zeros(1, np.float32) if value is None else value.numpy()
+    if fill.dtype.kind != "f":
+        return None
+    y: ir.Value = op.Expand(op.constant(fill.reshape(())), ctx.x())
+    return y
+
+
+_PI: Final = (3.140625, 0.0009670257568359375, 6.277114152908325e-07)
+"""Parts of pi, of which multiples of up to some thousand times are exact."""
+
+
+def _sine(op: Ops, ctx: Context, shift: float) -> ir.Value:
+    """Sine (`shift` 0) and cosine (1/2): the kernels' own are good to four digits on some GPUs."""
+    # Of the rest r = x - (k + shift) pi, at most pi / 2, by its series.
+    x = ctx.x()
+    turns = op.Floor(op.Add(op.Mul(x, 1 / math.pi), 0.5 - shift))
+    rest = x
+    for part in _PI:
+        rest = op.Sub(rest, op.Mul(op.Add(turns, shift) if shift else turns, part))
+    square = op.Mul(rest, rest)
+    series = op.Add(op.Mul(square, -1 / math.factorial(11)), 1 / math.factorial(9))
+    for order in (-7, 5, -3, 1):
+        series = op.Add(
+            op.Mul(square, series), math.copysign(1, order) / math.factorial(abs(order))
+        )
+    odd = op.Sub(turns, op.Mul(op.Floor(op.Mul(turns, 0.5)), 2.0))
+    sign = op.Sub(op.Mul(odd, 2.0), 1.0) if shift else op.Sub(1.0, op.Mul(odd, 2.0))
+    y: ir.Value = op.Mul(op.Mul(rest, series), sign)
+    return y
+
+
+def _split(op: Ops, ctx: Context) -> Sequence[ir.Value]:
+    """A slice for each part, between sums of the sizes."""
+    outputs = ctx.node.outputs
+    axis, dims = ctx.int("axis", 0), ctx.dims(ctx.x())
+    sizes = [ctx.dims(y)[axis] for y in outputs]
+    given = graphs.constant(ctx.maybe_x(1))
+    if given is not None:
+        sizes = [int(size) for size in given]
+    if not all(isinstance(size, int) for size in sizes):
+        return []
+    ends = np.cumsum(np.array(sizes, np.int64)).tolist()
+    axis %= len(dims)
+    starts = [0, *ends[:-1]]
+    return [op.slice(ctx.x(), [axis], [a], [b]) for a, b in zip(starts, ends, strict=True)]
+
+
+def _sum(op: Ops, ctx: Context) -> ir.Value:
+    values = [value for value in ctx.node.inputs if value is not None]
+    return functools.reduce(op.Add, values[1:], values[0])
+
+
+def _number(op: Ops, flag: ir.Value) -> ir.Value:
+    """1 for true: flags have few kernels there, and on the processor."""
+    return op.cast(flag, ir.DataType.FLOAT)
+
+
+_WRITERS: dict[str, Writer] = {
+    **{
+        name: precision.WRITERS[name]
+        for name in ("GlobalLpPool", "InstanceNormalization", "LpPool", "Selu", "Softsign")
+    },
+    "Concat": lambda op, ctx: op.join(
+        [value for value in ctx.node.inputs if value is not None], ctx.int("axis", 0)
+    ),
+    "ConstantOfShape": _constant_of_shape,
+    "LogSoftmax": _log_softmax,
+    "MaxUnpool": _max_unpool,
+    "Cos": lambda op, ctx: _sine(op, ctx, 0.5),
+    "Mean": lambda op, ctx: op.Mul(_sum(op, ctx), 1 / len(ctx.node.inputs)),
+    "Not": lambda op, ctx: op.Less(_number(op, ctx.x()), 0.5),
+    "Or": lambda op, ctx: op.Greater(op.Add(_number(op, ctx.x()), _number(op, ctx.x(1))), 0.5),
+    "Sign": lambda op, ctx: op.Sub(
+        op.cast(op.Greater(ctx.x(), 0), op.type_of(ctx.x())),
+        op.cast(op.Less(ctx.x(), 0), op.type_of(ctx.x())),
+    ),
+    "Sin": lambda op, ctx: _sine(op, ctx, 0.0),
+    # Size would read the tensor; the sizes of its axes are on the processor.
+    "Size": lambda op, ctx: op.ReduceProd(op.Shape(ctx.x()), keepdims=0),
+    "Split": _split,
+    "Sum": _sum,
+    "Xor": lambda op, ctx: op.Equal(op.Add(_number(op, ctx.x()), _number(op, ctx.x(1))), 1.0),
+}
