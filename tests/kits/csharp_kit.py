@@ -54,13 +54,16 @@ def _cached(name: str, sources: list[Path], *words: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with (BUILD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return target if target.is_file() else compiled(target, *words, *sources)
+        if target.is_file():
+            return target
+        beside = [f"-doc:{target.with_suffix('.xml')}" if word == "-doc:" else word
+                  for word in words]  # fmt: skip
+        return compiled(target, *beside, *sources)
 
 
 def assembly() -> Path:
     """The kit's library, with its documentation beside it."""
-    return _cached("Odtpack.dll", sorted(SOURCES.glob("*.cs")), "-target:library",
-                   f"-doc:{BUILD / 'Odtpack.xml'}")  # fmt: skip
+    return _cached("Odtpack.dll", sorted(SOURCES.glob("*.cs")), "-target:library", "-doc:")
 
 
 def built() -> Path:
@@ -69,9 +72,10 @@ def built() -> Path:
     return _cached("kit.exe", sources, "-r:System.Core.dll")
 
 
-def command(program: Path, *arguments: object) -> list[str]:
+def command(program: Path, *arguments: object, native: Path | None = None) -> list[str]:
     """A program with the native library and ONNX Runtime where Mono finds them."""
-    libraries = f"LD_LIBRARY_PATH={core().parent}:{cpp_kit.DEPENDENCIES / 'lib'}"
+    folder = native or core().parent
+    libraries = f"LD_LIBRARY_PATH={folder}:{cpp_kit.DEPENDENCIES / 'lib'}"
     return ["env", libraries, "mono", str(program), *map(str, arguments)]
 
 
