@@ -49,6 +49,12 @@ GIVEN = {
     "loss_options": (
         "loss.reduction = 'sum'", {"loss_option": ["reduction=sum"]}, {"reduction": "sum"},
     ),
+    "losses": (
+        "losses = [{ name = 'a', kind = 'mse', weight = 0.5, inputs = ['y'],"
+        " options = { reduction = 'sum' } }]",
+        {"losses": ["a=mse weight=0.5 input=y reduction=sum"]},
+        (("a", "mse", 0.5, ("y",), {"reduction": "sum"}),),
+    ),
     "optimizer": ("optimizer.kind = 'lion'", {"optimizer": "lion"}, "lion"),
     "optimizer_options": (
         "optimizer = { kind = 'adamw', beta1 = 0.5 }", {"beta1": 0.5}, {"beta1": 0.5},
