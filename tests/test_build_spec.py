@@ -33,6 +33,7 @@ GIVEN = {
     "untie": ("[parameters]\nuntie = ['a.*']", {"untie": ["a.*"]}, ("a.*",)),
     "stop_gradient": ("stop_gradient = ['a']", {"stop_gradient": ["a"]}, ("a",)),
     "inputs": ("[inputs]\nsr = 16000", {"inputs": ["sr=16000"]}, ("sr=16000",)),
+    "sizes": ("sizes = ['a=4']", {"sizes": ["a=4"]}, ("a=4",)),
     "adapter": ("adapter.kind = 'lora'", {"adapter": "lora"}, "lora"),
     "adapter_on": ("[adapter]\non = ['a']", {"adapter_on": ["a"]}, ("a",)),
     "adapter_feedforward": (

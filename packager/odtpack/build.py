@@ -163,6 +163,7 @@ def build(
             named=(*spec.train, *spec.freeze),
             untie=spec.untie,
             stop=spec.stop_gradient,
+            sizes=spec.sizes,
         )
         cache, wanted = loaded.meta.get(CACHE, ()), spec.train
         old = loaded.meta.get(CONVERTED_FROM)

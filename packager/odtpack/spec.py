@@ -350,6 +350,12 @@ class BuildSpec:
         "is as the model was.",
         key="inputs", read=_read_inputs, flag="--input", metavar="NAME=VALUE", example="sr=16000",
     )  # fmt: skip
+    sizes: tuple[str, ...] = option(
+        (),
+        "An axis that is fixed before anything else, by its name (`batch=4`), or all axes of an "
+        "input (`input=1,512`).",
+        key="sizes", flag="--size", metavar="NAME=N[,N...]", example="tokens=512",
+    )  # fmt: skip
     outputs: tuple[str, ...] = option(
         (), "Further values that the training and evaluation models return.",
         key="outputs", flag="--output", metavar="NAME",
