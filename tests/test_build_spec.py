@@ -33,6 +33,7 @@ GIVEN = {
     "untie": ("[parameters]\nuntie = ['a.*']", {"untie": ["a.*"]}, ("a.*",)),
     "stop_gradient": ("stop_gradient = ['a']", {"stop_gradient": ["a"]}, ("a",)),
     "inputs": ("[inputs]\nsr = 16000", {"inputs": ["sr=16000"]}, ("sr=16000",)),
+    "sizes": ("sizes = ['a=4']", {"sizes": ["a=4"]}, ("a=4",)),
     "adapter": ("adapter.kind = 'lora'", {"adapter": "lora"}, "lora"),
     "adapter_on": ("[adapter]\non = ['a']", {"adapter_on": ["a"]}, ("a",)),
     "adapter_feedforward": (
@@ -48,6 +49,12 @@ GIVEN = {
     "loss_inputs": ("loss.inputs = ['y']", {"loss_inputs": ["y"]}, ("y",)),
     "loss_options": (
         "loss.reduction = 'sum'", {"loss_option": ["reduction=sum"]}, {"reduction": "sum"},
+    ),
+    "losses": (
+        "losses = [{ name = 'a', kind = 'mse', weight = 0.5, inputs = ['y'],"
+        " options = { reduction = 'sum' } }]",
+        {"losses": ["a=mse weight=0.5 input=y reduction=sum"]},
+        (("a", "mse", 0.5, ("y",), {"reduction": "sum"}),),
     ),
     "optimizer": ("optimizer.kind = 'lion'", {"optimizer": "lion"}, "lion"),
     "optimizer_options": (

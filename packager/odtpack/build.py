@@ -38,6 +38,7 @@ from odtpack.ort_training.backend import backend_for
 from odtpack.package.parameters import Chosen, choose, constants_like_weights, unreached
 from odtpack.package.rows import frozen_rows, zero_rows
 from odtpack.package.self_check import MEASURE
+from odtpack.package.several_losses import attach_losses
 from odtpack.package.task import Task
 from odtpack.package.training import read_by, select
 from odtpack.package.write import check_folder, write_artifacts
@@ -153,16 +154,7 @@ def build(
     memory = read_memory(spec)
     destination = check_folder(folder)
     chosen = None if spec.loss == "none" else make_loss(spec.loss, spec.loss_options)
-    problem, hint = None, ""
-    if chosen is None and spec.loss_options:
-        name = next(iter(spec.loss_options))
-        problem = f"the option {name!r} is given for a loss, but no loss is named"
-        hint = "leave it out, or name a loss"
-    elif spec.privacy_clip is None and spec.privacy_noise != BuildSpec.privacy_noise:
-        problem = "noise is given for private gradients, and private training is not asked for"
-        hint = "add --privacy-clip, as in --privacy-clip 1"
-    if problem is not None:
-        raise OdtpackError("option-not-used", problem, hint=hint)
+    _check_used(spec, chosen)
     check_choice("optimizer", spec.optimizer, OPTIMIZERS)
     optimizer = make_optimizer(spec.optimizer, spec.optimizer_options)
     with named_cause(spec.model), _located(spec.model):
@@ -171,6 +163,7 @@ def build(
             named=(*spec.train, *spec.freeze),
             untie=spec.untie,
             stop=spec.stop_gradient,
+            sizes=spec.sizes,
         )
         cache, wanted = loaded.meta.get(CACHE, ()), spec.train
         old = loaded.meta.get(CONVERTED_FROM)
@@ -196,6 +189,15 @@ def build(
             loaded = inserted.model
             wanted = (*wanted, *map(glob.escape, inserted.parameters))
         served = settle(loaded, spec.inputs) if spec.inputs else None
+        attached = None
+        if spec.losses:
+            attached, said = attach_losses(loaded.graph, spec.losses)
+            spec = dataclasses.replace(
+                spec,
+                loss_inputs=(str(loaded.graph.outputs[0].name),),
+                outputs=(*said, *spec.outputs),
+                prediction=False,
+            )
         # Without further instructions a loss reads the first outputs.
         count = 1 if chosen is None else len(chosen.reads)
         read = spec.loss_inputs or tuple(str(v.name) for v in loaded.graph.outputs[:count])
@@ -222,6 +224,7 @@ def build(
             chosen,
             spec,
             optimizer,
+            attached,
             frozen_rows=rows,
             memory=memory,
             served=served,
@@ -238,6 +241,23 @@ def build(
     with _told(remark):
         check_axes(manifest.input_specs())
     return manifest
+
+
+def _check_used(spec: BuildSpec, chosen: Loss | None) -> None:
+    """Refuse options of what is not asked for."""
+    problem, hint = None, ""
+    if chosen is None and spec.loss_options:
+        name = next(iter(spec.loss_options))
+        problem = f"the option {name!r} is given for a loss, but no loss is named"
+        hint = "leave it out, or name a loss"
+    elif spec.losses and (chosen is not None or spec.loss_inputs):
+        problem = "a loss is given, and several besides"
+        hint = "name each as one of the several: --loss-part 'name=cross_entropy input=logits'"
+    elif spec.privacy_clip is None and spec.privacy_noise != BuildSpec.privacy_noise:
+        problem = "noise is given for private gradients, and private training is not asked for"
+        hint = "add --privacy-clip, as in --privacy-clip 1"
+    if problem is not None:
+        raise OdtpackError("option-not-used", problem, hint=hint)
 
 
 @contextmanager

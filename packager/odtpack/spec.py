@@ -33,6 +33,9 @@ from odtpack.option import REQUIRED, Option, also, check_options, option, option
 Group = tuple[str, float, float | None]
 """Pattern, factor of the learning rate, and weight decay or None for the optimizer's."""
 
+LossPart = tuple[str, str, float, tuple[str, ...], Mapping[str, Any]]
+"""Name, kind, weight, what it reads, and options of one of several losses."""
+
 _VERSION = re.compile(r"\d{1,4}\.\d{1,4}(\.\d{1,4})?")
 
 
@@ -82,6 +85,39 @@ def _parse_group(text: str) -> Group:
     except ValueError:
         raise OdtpackError("bad-group", f"--group {text!r} is not GLOB:lr=X,decay=X") from None
     return pattern, numbers.get("lr", 1.0), numbers.get("decay")
+
+
+def _read_losses(tables: Any) -> tuple[LossPart, ...]:
+    return tuple((t.name, t.kind, t.weight, t.inputs, t.options) for t in tables)
+
+
+def _parse_loss(text: str) -> LossPart:
+    """Read ``NAME=KIND KEY=VALUE ...``: ``weight``, ``input`` as often as needed, options."""
+    from odtpack.errors import OdtpackError
+    from odtpack.losses import parse_options
+
+    first, *rest = text.split() or [""]
+    (name, _, kind), weight = first.partition("="), "1"
+    inputs, options = list[str](), list[str]()
+    for each in rest:
+        key, _, value = each.partition("=")
+        if key == "input":
+            inputs.append(value)
+        elif key == "weight":
+            weight = value
+        else:
+            options.append(each)
+    try:
+        number = float(weight)
+        if not name or not kind or not 0 < number < float("inf"):
+            raise ValueError(text)
+    except ValueError:
+        raise OdtpackError(
+            "bad-loss-option",
+            f"--loss-part {text!r} is not NAME=KIND, with KEY=VALUE after it and a weight above 0",
+            hint="for example --loss-part 'digit=cross_entropy input=digits weight=0.5'",
+        ) from None
+    return name, kind, number, tuple(inputs), parse_options(kind, options)
 
 
 def _read_schedule(table: Any) -> Any:
@@ -297,6 +333,14 @@ class BuildSpec:
         "Without any, the first outputs.",
         key="loss.inputs", flag="--loss-input", metavar="NAME",
     )  # fmt: skip
+    losses: tuple[LossPart, ...] = option(
+        (),
+        "One of several losses whose weighted sum is trained: its name, its kind, what it reads "
+        "(`input=VALUE`, repeated), `weight=W` and its options. Both models return each loss as "
+        "`loss.NAME`, and `accuracy.NAME` where it compares classes with labels.",
+        key="losses", flag="--loss-part", metavar="'NAME=KIND KEY=VALUE ...'", parse=_parse_loss,
+        read=_read_losses, manifest="loss", example=("a", "mse", 0.5, ("y",), {}),
+    )  # fmt: skip
     inputs: tuple[str, ...] = option(
         (),
         "What is not a sample for each element of the first axis: an input that is always the same "
@@ -305,6 +349,12 @@ class BuildSpec:
         "that train take no such constants, and samples on the first axis; the inference template "
         "is as the model was.",
         key="inputs", read=_read_inputs, flag="--input", metavar="NAME=VALUE", example="sr=16000",
+    )  # fmt: skip
+    sizes: tuple[str, ...] = option(
+        (),
+        "An axis that is fixed before anything else, by its name (`batch=4`), or all axes of an "
+        "input (`input=1,512`).",
+        key="sizes", flag="--size", metavar="NAME=N[,N...]", example="tokens=512",
     )  # fmt: skip
     outputs: tuple[str, ...] = option(
         (), "Further values that the training and evaluation models return.",

@@ -117,3 +117,45 @@ def test_settings_that_cannot_be(setting: str, code: str, tmp_path: Path) -> Non
     with pytest.raises(OdtpackError, match=setting.split("=", maxsplit=1)[0]) as caught:
         build_package(speech(), tmp_path / "p", loss="mse", inputs=(setting,))
     assert caught.value.code == code
+
+
+OPEN = """<ir_version: 8, opset_import: ["": 17]>
+any (float[batch, tokens] x) => (float[batch, tokens] y) {
+    y = MatMul(x, w)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [(["tokens=4"], ("batch", 4)), (["x=5,4"], (5, 4)), (["batch=5", "x=5,4"], (5, 4))],
+)
+def test_sizes_are_fixed_everywhere(
+    sizes: list[str], shape: tuple[object, ...], tmp_path: Path
+) -> None:
+    """The output that has the axis's name, the target, and the model for inference too."""
+    model = parser.parse_model(OPEN)
+    weight = RANDOM.standard_normal((4, 4)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    manifest = build_package(model, tmp_path / "p", loss="mse", sizes=sizes)
+    assert [each.shape for each in manifest.inputs] == [shape, shape]
+    template = onnx.load(tmp_path / "p" / "inference_template.onnx")
+    (y,) = template.graph.output
+    dims = [d.dim_param or d.dim_value for d in y.type.tensor_type.shape.dim]
+    assert dims == list(shape)
+    package = Package.open(tmp_path / "p")
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    target = np.zeros_like(X)
+    with Module(package.training_model, state, package.eval_model) as module:
+        assert float(module(X, target)) == pytest.approx(np.mean((X @ weight) ** 2), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [["nothing=3"], ["x=5"], ["x=5,4,1"], ["batch=0"], ["batch=5,4"], ["batch=4", "x=5,4"], ["x"]],
+)
+def test_sizes_that_do_not_fit_are_refused(sizes: list[str], tmp_path: Path) -> None:
+    model = parser.parse_model(OPEN)
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    with pytest.raises(OdtpackError, match=r"the inputs are x \[batch, tokens\]") as error:
+        build_package(model, tmp_path / "p", loss="mse", sizes=sizes)
+    assert error.value.code == "bad-input-setting"

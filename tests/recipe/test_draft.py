@@ -79,8 +79,9 @@ def test_what_is_commented_out_is_right_too(run: Run, folder: Path) -> None:
     assert table.model_fields_set == set(type(table).model_fields) - {
         "head",
         "inputs",
+        "losses",
         "privacy",
-    }  # it has classes, and only samples
+    }  # it has classes, only samples, and one loss
     outcome = run("build", "--recipe", folder / "all.toml", "--json")
     assert outcome.code == 0, outcome.err
     content = outcome.json()

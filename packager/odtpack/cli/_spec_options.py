@@ -121,7 +121,7 @@ def overlay(given: Mapping[str, Any], recipe: BuildSpec | None) -> BuildSpec:
     }
     if recipe is None:
         for name, key in (("MODEL.onnx", "model"), ("--loss", "loss")):
-            if key not in given:
+            if key not in given and not (key == "loss" and "losses" in given):
                 from odtpack.errors import OdtpackError
 
                 raise OdtpackError(
@@ -129,7 +129,7 @@ def overlay(given: Mapping[str, Any], recipe: BuildSpec | None) -> BuildSpec:
                     f"{name} is missing, and there is no --recipe to name it",
                     hint="odtpack build --help",
                 )
-        recipe = BuildSpec(model=Path(), loss="")
+        recipe = BuildSpec(model=Path())
     values = {each.name: given[each.name] for each in options() if each.flag and each.name in given}
     if values.keys() & {"clip_norm", "clip_value"}:
         values = {"clip_norm": None, "clip_value": None, **values}

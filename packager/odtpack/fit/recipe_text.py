@@ -62,6 +62,10 @@ def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict
             {"parameters": pattern, "learning_rate_scale": scale, "weight_decay": decay}
             for pattern, scale, decay in settings.groups
         ],
+        "losses": [
+            dict(zip(("name", "kind", "weight", "inputs", "options"), part, strict=True))
+            for part in settings.losses
+        ],
         "schedule": {}
         if schedule is None
         else {"kind": schedule.kind, **schedule.settings, "learning_rate": schedule.learning_rate},

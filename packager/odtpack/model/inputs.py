@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from odtpack.errors import OdtpackError, UnknownNameError, near_names
@@ -54,6 +55,45 @@ def settle(model: ir.Model, settings: Sequence[str]) -> ir.Model | None:
             )
     infer_shapes(model)
     return before
+
+
+def fix_sizes(graph: onnx.GraphProto, settings: Sequence[str]) -> None:
+    """Fix axes of inputs, and what has their names: ``AXIS=N``, or all of one: ``INPUT=N,N,...``.
+
+    Raises:
+        OdtpackError: ``bad-input-setting``.
+    """
+    inputs = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
+    named = {dim.dim_param for dims in inputs.values() for dim in dims if dim.dim_param}
+    fixed: dict[str, int] = {}
+    for text in settings:
+        name, _, given = text.rpartition("=")
+        sizes = [int(part) for part in given.split(",") if part.isascii() and part.isdecimal()]
+        dims = inputs.get(name, ())
+        if name in named and len(sizes) == 1:
+            dims = [onnx.TensorShapeProto.Dimension(dim_param=name)]
+        fits = bool(dims) and len(dims) == len(sizes) == given.count(",") + 1 and min(sizes) > 0
+        for dim, size in zip(dims, sizes, strict=False):
+            if dim.dim_param:
+                fits &= fixed.setdefault(dim.dim_param, size) == size
+            elif dim.HasField("dim_value"):
+                fits &= dim.dim_value == size
+            else:
+                dim.dim_value = size
+        if not fits:
+            shapes = (
+                f"{key} [{', '.join(d.dim_param or str(d.dim_value or '?') for d in each)}]"
+                for key, each in inputs.items()
+            )
+            raise OdtpackError(
+                "bad-input-setting",
+                f"--size {text!r} fits no axis and no input that is still open",
+                hint=f"AXIS=N, or INPUT=N,N,...; the inputs are {', '.join(shapes)}",
+            )
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_param in fixed:
+                dim.dim_value = fixed[dim.dim_param]
 
 
 def _numbers(value: ir.Value, text: str) -> np.ndarray | None:

@@ -31,6 +31,7 @@ from odtpack.graph.graphs import (
 from odtpack.graph.inference import infer_shapes, is_known
 from odtpack.graph.ops import Ops
 from odtpack.model import exporters, external_data, old_opsets, shared_tensors, source
+from odtpack.model.inputs import fix_sizes
 from odtpack.model.source import ModelLike
 from odtpack.passes import patterns
 
@@ -63,6 +64,7 @@ def load_model(
     named: Collection[str] = (),
     untie: Sequence[str] = (),
     stop: Sequence[str] = (),
+    sizes: Sequence[str] = (),
 ) -> ir.Model:
     """Return a checked model with local functions inlined and shapes inferred."""
     # Contributed operators are written in standard ones where :mod:`odtpack.contrib` can, and a
@@ -73,7 +75,8 @@ def load_model(
     # others (see :mod:`odtpack.model.shared_tensors`). untie: Patterns of shared tensors of which
     # each place gets its own copy (see :mod:`odtpack.model.shared_tensors`). stop: Values through
     # which no gradient passes (see :func:`odtpack.autodiff.backward.stop_at`).
-    return load_source(source.open_model(model), named, untie, stop)
+    # sizes: Axes that are fixed (see :func:`odtpack.model.inputs.fix_sizes`).
+    return load_source(source.open_model(model), named, untie, stop, sizes)
 
 
 def load_source(
@@ -81,6 +84,7 @@ def load_source(
     named: Collection[str] = (),
     untie: Sequence[str] = (),
     stop: Sequence[str] = (),
+    sizes: Sequence[str] = (),
     *,
     as_stored: bool = False,
 ) -> ir.Model:
@@ -98,6 +102,7 @@ def load_source(
                 dim.ClearField("dim_value")
             if dim.HasField("dim_param") and dim.dim_param.strip() in _NO_NAMES:
                 dim.ClearField("dim_param")
+    fix_sizes(graph, sizes)
     check_functions(given.proto, given.where)
     _check(given.proto, given.where)
     converted = old_opsets.convert(given.proto, given.arrays, given.where)

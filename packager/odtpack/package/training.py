@@ -40,7 +40,8 @@ def value_names(graph: ir.Graph) -> set[str]:
     return names | {value.name or "" for node in nodes_of(graph) for value in node.outputs}
 
 
-def _find(graph: ir.Graph, name: str, what: str) -> ir.Value:
+def find_value(graph: ir.Graph, name: str, what: str) -> ir.Value:
+    """The value of a graph that ``what`` names."""
     for value in (*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs)):
         if value.name == name:
             return value
@@ -60,12 +61,12 @@ def attach_loss(
     attached: LossInfo | None = None,
 ) -> LossInfo:
     """Append a loss; the graph's outputs become the loss and the additional ones."""
-    extra = [_find(graph, name, "additional_output_names") for name in additional]
-    read = [_find(graph, name, "loss_input_names") for name in inputs]
+    extra = [find_value(graph, name, "additional_output_names") for name in additional]
+    read = [find_value(graph, name, "loss_input_names") for name in inputs]
     if loss is None:
         result, info = _own_loss(graph, read, attached), attached or LossInfo()
     else:
-        result, info = _write_loss(graph, loss, read)
+        result, info, _ = write_loss(graph, loss, read)
     if result in extra:
         raise OdtpackError(
             "named-twice",
@@ -98,10 +99,12 @@ def _own_loss(graph: ir.Graph, read: Sequence[ir.Value], attached: LossInfo | No
     return loss
 
 
-def _write_loss(
-    graph: ir.Graph, loss: losses.Loss, read: Sequence[ir.Value]
-) -> tuple[ir.Value, LossInfo]:
+def write_loss(
+    graph: ir.Graph, loss: losses.Loss, read: Sequence[ir.Value], suffix: str = ""
+) -> tuple[ir.Value, LossInfo, list[ir.Value]]:
     """Write a loss over values of the model, with a graph input for each target that it lacks."""
+    # suffix: End of the names of such inputs.
+    # Returns the loss, what is known of it, and all that it reads.
     if loss.reduction == "none":
         raise OdtpackError(
             "loss-not-scalar",
@@ -128,14 +131,15 @@ def _write_loss(
         )
     taken = value_names(graph)
     for target in targets[len(values) - count :]:
-        if target.name in taken:
+        name = target.name + suffix
+        if name in taken:
             raise OdtpackError(
                 "reserved-name",
-                f"the model already has {target.name!r}, the name of the input that the loss adds",
+                f"the model already has {name!r}, the name of the input that the loss adds",
                 hint="rename it in the model; if it is the target, name prediction and target "
                 "as the loss's inputs",
             )
-        values.append(target.value())
+        values.append(target.value(name))
         graph.inputs.append(values[-1])
     fixed = loss.fixed(values[:count])
     op = Ops(graph, "loss/")
@@ -149,7 +153,7 @@ def _write_loss(
         if value in graph.inputs
     }
     metadata = loss.metadata(values[:count])
-    return result, LossInfo(loss.name, loss.settings(), roles, metadata, fixed)
+    return result, LossInfo(loss.name, loss.settings(), roles, metadata, fixed), values
 
 
 def return_prediction(graph: ir.Graph, name: str) -> bool:
@@ -335,7 +339,9 @@ def _inference(
 ) -> InferenceTemplate | None:
     """The forward model as it was before a loss was attached, for inference."""
     own_loss = training.outputs[0].name if task.loss is None else None
-    beyond = task.spec.loss_inputs[len(task.loss.reads) :] if task.loss is not None else ()
+    beyond = tuple(() if task.attached is None else task.attached.roles)
+    if task.loss is not None:
+        beyond = task.spec.loss_inputs[len(task.loss.reads) :]
     wanted = [value.name or "" for value in plain.graph.outputs]
     wanted += [*task.spec.outputs]
     names = select(plain.graph, wanted, own_loss, beyond)

@@ -29,6 +29,7 @@ _USUAL_TARGET: Final = (1, 20)
 
 _OPTIONAL: Final = """
 # outputs = ["logits"]       # further values that the models return
+# sizes = []                 # axes that are fixed, as in "tokens=512"
 # stop_gradient = []         # values that no gradient passes, as after detach
 # prediction = false         # no accuracy: the evaluation model returns the loss only
 {head}

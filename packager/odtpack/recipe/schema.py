@@ -207,6 +207,22 @@ class GroupTable(Table):
     """Weight decay in place of the optimizer's."""
 
 
+class LossPartTable(Table):
+    """One of several losses, whose weighted sum is trained."""
+
+    name: Text
+    """Its name: the models return it as `loss.NAME`, and `accuracy.NAME` for classes."""
+    kind: Literal[*LOSSES]  # type: ignore[valid-type]
+    """Name of the loss."""
+    weight: Positive = 1.0
+    """Its factor in the sum."""
+    inputs: tuple[Text, ...] = Field(
+        default=(), description=BuildSpec.__dataclass_fields__["loss_inputs"].metadata["meaning"]
+    )
+    options: dict[Text, Any] = Field(default_factory=dict)
+    """Its options."""
+
+
 class _Schedule(Table):
     warmup_steps: Count = 0
     """Steps over which the rate rises from 0."""
@@ -420,7 +436,9 @@ class RecipeFile(_AboveAll):
         description=BuildSpec.__dataclass_fields__["inputs"].metadata["meaning"],
     )
     loss: LossTable
-    """The loss to minimize."""
+    """The loss to minimize; `losses` may stand in its place."""
+    losses: tuple[LossPartTable, ...] = ()
+    """Several losses, whose weighted sum is minimized."""
     parameters: ParametersTable = ParametersTable()
     """What is trained and what is frozen."""
     adapter: AdapterTable = AdapterTable()
@@ -445,6 +463,14 @@ class RecipeFile(_AboveAll):
     """Where the package is to run."""
     budgets: BudgetsKey | None = None
     """Path of a budget file, from the recipe's folder, or limits."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _several(cls, content: Any) -> Any:
+        """Let several losses stand in the place of one."""
+        if isinstance(content, dict) and content.get("losses") and "loss" not in content:
+            return {**content, "loss": {"kind": "none"}}
+        return content
 
 
 def json_schema() -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import numpy as np
@@ -326,12 +327,14 @@ class Evaluation:
         sizes: Samples of each batch.
         right: Labels that the highest score names.
         total: Labels that count; 0 where there are none, or no scores.
+        means: Mean per sample of each further number that is returned.
     """
 
     losses: tuple[float, ...]
     sizes: tuple[int, ...]
     right: int
     total: int
+    means: dict[str, float] = field(default_factory=dict)
 
     @property
     def loss(self) -> float | None:
@@ -354,6 +357,7 @@ def evaluate(
     scores: int | None = None,
     labels: int | None = None,
     ignored_label: int | None = None,
+    numbers: Mapping[str, int] = MappingProxyType({}),
     on_labels: Callable[[Array, Array], None] = lambda right, counted: None,
 ) -> Evaluation:
     """Run batches in evaluation mode; the module is then in the mode in which it was.
@@ -364,6 +368,7 @@ def evaluate(
         scores: Index among the outputs of scores per class; None if there are none.
         labels: Index among the inputs of the labels; None if there are none.
         ignored_label: Label of samples that do not count; None if all do.
+        numbers: Indices among the outputs of further numbers, by name.
         on_labels: Called with each batch's labels that the highest score names, and with all that
             count.
     """
@@ -372,17 +377,21 @@ def evaluate(
     losses: list[float] = []
     sizes: list[int] = []
     right = total = 0
+    sums = dict.fromkeys(numbers, 0.0)
     for batch in batches:
         results: Any = module(*batch)
         outputs = results if isinstance(results, tuple) else (results,)
         losses.append(loss_of(results))
         sizes.append(next((len(array) for array in batch if np.ndim(array)), 1))
+        for name, index in numbers.items():
+            sums[name] += float(outputs[index]) * sizes[-1]
         if scores is not None and labels is not None:
             named, counted = right_labels(outputs[scores], batch[labels], ignored_label)
             right, total = right + len(named), total + len(counted)
             on_labels(named, counted)
     module.train(was_training)
-    return Evaluation(tuple(losses), tuple(sizes), right, total)
+    means = {name: each / sum(sizes) for name, each in sums.items() if sizes}
+    return Evaluation(tuple(losses), tuple(sizes), right, total, means)
 
 
 def loss_of(results: Any) -> float:

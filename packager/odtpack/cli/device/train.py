@@ -194,6 +194,7 @@ def train(
         "eval_loss_after": after.loss,
         "accuracy_before": before.accuracy,
         "accuracy_after": after.accuracy,
+        **({"means_before": before.means, "means_after": after.means} if after.means else {}),
     }
     _console.json_result(as_json, content)
 
@@ -235,4 +236,5 @@ def _figures(figures: Evaluation) -> str:
     if figures.loss is None:
         return "eval loss unknown: fewer samples than a batch"
     accuracy = "" if figures.accuracy is None else f"   accuracy {figures.accuracy:.1%}"
-    return f"eval loss {figures.loss:.4f}{accuracy}"
+    further = "".join(f"   {name} {mean:.4f}" for name, mean in figures.means.items())
+    return f"eval loss {figures.loss:.4f}{accuracy}{further}"
