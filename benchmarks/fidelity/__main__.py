@@ -69,8 +69,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--no-limits", action="store_true", help="memory: only compare the peaks")
     parser.add_argument("--loops", nargs="+", default=["step", "train"], choices=["step", "train"],
                         help="memory: how the app makes its steps")  # fmt: skip
-    parser.add_argument("--own-arenas", action="store_true",
-                        help="memory: as kits have it that cannot share an arena")  # fmt: skip
+    parser.add_argument("--sessions", default="package", choices=list(memory.SESSIONS),
+                        help="memory: session options of the app")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="one batch size, one thread")
     parser.add_argument("--threads", type=int, nargs="+", metavar="N", help="memory: only so many")
     parser.add_argument("--jobs", type=int, default=2, help="memory: trainings at once")
@@ -93,7 +93,7 @@ def _memory(
         say: Callable[[str], None] = status.update
         for row in memory.measure(
             cases, limits=limits, quick=arguments.quick, threads=arguments.threads,
-            jobs=arguments.jobs, own_arenas=arguments.own_arenas, loops=arguments.loops, say=say,
+            jobs=arguments.jobs, sessions=arguments.sessions, loops=arguments.loops, say=say,
         ):  # fmt: skip
             rows.append(row)
             table.add_row(*_memory_cells(row))

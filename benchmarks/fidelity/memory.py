@@ -7,10 +7,12 @@ Python measures stands beside it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +26,16 @@ from odtpack_simulator.values.memory_fit import MemoryFit, memory_fit
 
 LIMITS = (0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 1.01, 1.02, 1.03, 1.05, 1.1, 1.15, 1.2)
 """Limits, as shares of the measured need."""
+SESSIONS: dict[str, dict[str, Any]] = {
+    "package": {},
+    "own": {"shared_allocator": False},
+    "default": {
+        "shared_allocator": False, "optimization_level": "all", "memory_pattern": True,
+        "config": {},
+    },
+}  # fmt: skip
+"""Session options: the package's; an arena of each session's own, as Kotlin and JavaScript have to;
+and ONNX Runtime's defaults, of which the plan knows no memory patterns."""
 NEAR = 0.03
 """Share of the need within which a limit is too close to call."""
 
@@ -112,7 +124,7 @@ def measure(
     quick: bool = False,
     threads: Sequence[int] | None = None,
     jobs: int = 2,
-    own_arenas: bool = False,
+    sessions: str = "package",
     loops: Sequence[Loop] = ("step", "train"),
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Row]:
@@ -125,7 +137,7 @@ def measure(
         threads: Numbers of threads; the cases' own if None.
         jobs: Trainings at once.
         loops: How the app makes its steps; packages without a step model have one way.
-        own_arenas: Give each session an arena of its own, as Kotlin and JavaScript have to.
+        sessions: A key of :data:`SESSIONS`.
         say: Called with what begins.
     """
     tasks = []
@@ -133,16 +145,17 @@ def measure(
         for case in cases:
             say(f"building {case.name}")
             built = build(case)
-            if own_arenas:
-                built = built.with_own_arenas(Path(folder) / case.name)
-            batches, counts = (case.batches[:1], (1,)) if quick else (case.batches, case.threads)
+            if sessions != "package":
+                built = built.with_session(Path(folder) / case.name, **SESSIONS[sessions])
+            counts: Sequence[int] = (1,) if quick else threads or case.threads
             own = loops if session_use(built.package.manifest, "cpp").step_model else ("train",)
-            tasks += [
-                (built, loop, n, size, limits)
-                for loop in own
-                for n in threads or counts
-                for size in batches
-            ]
+            # Threads take the larger share of a small batch.
+            for loop, n in itertools.product(own, counts):
+                for size in case.batches[:1] if quick or n > 1 else case.batches:
+                    # In turn a third or a quarter of the limits, from the first ones on.
+                    part = 3 if n == 1 else 4
+                    own_limits = limits[len(tasks) % part :: part]
+                    tasks.append((built, loop, n, size, own_limits))
         with ThreadPoolExecutor(jobs) as pool:
             yield from pool.map(lambda task: _row(*task), tasks)
 
@@ -159,9 +172,11 @@ def _row(built: Built, loop: Loop, threads: int, batch_size: int, limits: Sequen
             for share in limits
             for limit in [int(share * need)]
         ]
-    with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as folder:
-        job = with_sessions(built.job(Path(folder), batch_size, threads), package, use)
-        python = run_training_child(job).peak_bytes
+    python = None
+    if threads == 1:
+        with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as folder:
+            job = with_sessions(built.job(Path(folder), batch_size, threads), package, use)
+            python = run_training_child(job).peak_bytes
     phases = first | {f"resumed: {phase}": peak for phase, peak in second.items()}
     return Row(
         built.case.name, batch_size, threads, plan.peak.nbytes, need, python, plan.peak.name, loop,

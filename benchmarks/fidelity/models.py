@@ -113,14 +113,14 @@ class Built:
         names = (spec.name for spec in self.package.manifest.input_specs())
         return {name: str(self.folder / f"{name}.npy") for name in names}
 
-    def with_own_arenas(self, folder: Path) -> Built:
-        """The same for a kit that cannot let sessions share an arena, in another folder.
+    def with_session(self, folder: Path, **changes: Any) -> Built:
+        """The same with other session options, in another folder.
 
         Its manifest says so, and all that open it follow: the plan, the app, the replay.
         """
         session = self.package.manifest.session
         assert session is not None
-        own = dataclasses.replace(session, shared_allocator=False)
+        own = dataclasses.replace(session, **changes)
         shutil.copytree(self.folder, folder)
         changed = dataclasses.replace(self.package.manifest, session=own).to_json()
         (folder / "package" / "manifest.json").write_text(changed)

@@ -59,4 +59,4 @@ for (const feeds of task.evaluate ? batches : []) {
 await session.release();
 // At its peak; pages of the library's file come, and then stay.
 const taken = figure('VmHWM') - figure('RssFile') - before;
-console.log(JSON.stringify({ losses, resident, times, evaluation, taken }));
+console.log(JSON.stringify({ losses, resident, times, evaluation, taken, before }));

@@ -1,0 +1,108 @@
+"""Planned against measured memory of trainings in a JVM and in Node.
+
+    python -m benchmarks.fidelity.processes [--models mlp,vit] [--kits kotlin js]
+
+The programs are those of the kits' tests: they train, save and evaluate. What counts is the
+anonymous memory of the process, read from outside twice in a millisecond, above what it had before
+the package was opened. After that the JVM and V8 load and compile what they run, and garbage
+lies until it is collected: that is a part of the figure, and of no plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.fidelity.models import CASES, STEPS, Built, build
+from odtpack_simulator.device.kits import STEP_MODEL_KITS, Kit, Loop
+from odtpack_simulator.memory.arena import session_use
+from odtpack_simulator.memory.memory_plan import plan_memory
+from tests.kits import javascript, kotlin_kit
+
+MODELS = ("tabular", "mlp", "cnn", "bert-tiny", "recommender", "resnet18", "vit", "mobilenet-v3")
+_EVERY = 0.0005
+"""Seconds between two looks."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity.processes")
+    parser.add_argument("--models", type=lambda text: text.split(","), default=MODELS)
+    parser.add_argument("--kits", nargs="+", choices=["kotlin", "js"], default=["kotlin", "js"])
+    given = parser.parse_args()
+    print("| kit | model | batch | loop | plan | process | above the plan | before |")
+    print("|---|---|---:|---|---:|---:|---:|---:|")
+    for name in given.models:
+        built = build(CASES[name])
+        manifest = built.package.manifest
+        for kit in given.kits:
+            loops: tuple[Loop, ...] = ("step", "train")
+            if kit not in STEP_MODEL_KITS or not session_use(manifest, kit).step_model:
+                loops = ("train",)
+            for loop in loops:
+                size = max(built.case.batches)
+                use = session_use(manifest, kit, loop)
+                plan = plan_memory(built.package, built.shapes(size), threads=1, **use._asdict())
+                before, peak = measure(built, kit, loop, size)
+                more = peak - before - plan.peak.nbytes
+                print(
+                    f"| {kit} | {name} | {size} | {loop} | {plan.peak.nbytes / 1e6:.2f} MB "
+                    f"| {(peak - before) / 1e6:.2f} MB | {more / 1e6:+.2f} MB "
+                    f"| {before / 1e6:.1f} MB |",
+                    flush=True,
+                )
+
+
+def measure(built: Built, kit: Kit, loop: Loop, batch_size: int) -> tuple[int, int]:
+    """Bytes of anonymous memory of a process before the package is opened, and at its peak."""
+    with tempfile.TemporaryDirectory(prefix="odtpack-process-") as folder:
+        data = {
+            name: np.ascontiguousarray(np.load(path, "r")[:batch_size])
+            for name, path in built.data.items()
+        }
+        count = built.case.accumulation_steps
+        task = {
+            "package": str(built.package.path),
+            "data": kotlin_kit.save_batch(Path(folder) / "data", **data),
+            "steps": STEPS * (count if kit == "kotlin" else 1),
+            "accumulate": count,
+            "whole_steps": STEPS if loop == "step" else 0,
+            "rate": 1e-4,
+            "threads": 1,
+            "save": str(Path(folder) / "saved"),
+            "evaluate": True,
+        }
+        text = json.dumps(task)
+        if kit == "kotlin":
+            return _watched(kotlin_kit.command("train", text))
+        script = [str(javascript.NODE), "--expose-gc", str(javascript.SCRIPTS / "training.mjs")]
+        return _watched([*script, str(javascript.KIT), text])
+
+
+def _watched(command: Sequence[str]) -> tuple[int, int]:
+    """Run a program that prints ``before``; return that and the peak of its anonymous memory."""
+    page, peak = os.sysconf("SC_PAGESIZE"), 0
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=output, stderr=errors)
+        with Path(f"/proc/{process.pid}/statm").open("rb", buffering=0) as statm:
+            while process.poll() is None:
+                statm.seek(0)
+                _, resident, shared, *_ = map(int, (statm.read() or b"0 0 0").split())
+                peak = max(peak, (resident - shared) * page)
+                time.sleep(_EVERY)
+        output.seek(0)
+        errors.seek(0)
+        if process.returncode:
+            raise RuntimeError(errors.read()[-2000:])
+        return int(json.loads(output.read())["before"]), peak
+
+
+if __name__ == "__main__":
+    main()
