@@ -27,6 +27,7 @@ from odtpack.cli.device.compare import compare
 from odtpack.cli.device.demo import demo
 from odtpack.cli.device.devices import devices
 from odtpack.cli.device.fit import fit
+from odtpack.cli.device.history import history
 from odtpack.cli.device.judge import judge
 from odtpack.cli.device.privacy import privacy
 from odtpack.cli.device.simulate import simulate
@@ -175,7 +176,10 @@ _add(
     "odtpack judge report.json --budget budgets.toml",
     "odtpack judge report.json --budget budgets.toml --baseline main.json \\",
     "    --report html:report.html",
+    "odtpack judge results/*.json --budget budgets.toml --report html:reports/{name}.html",
+    "odtpack judge report.json --budget budgets.toml --badge badge.svg",
 )
+_add(history, "odtpack history results/*.json --budget budgets.toml --out history.html")
 _add(
     compare,
     "odtpack compare main.json report.json",

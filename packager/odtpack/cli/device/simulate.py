@@ -252,7 +252,8 @@ def simulate(
     if budgets is None:
         say_suggestion(result)
     _console.json_result(as_json, result.model_dump(mode="json"))
-    end(result, strict=strict)
+    if fails(result, strict=strict):
+        raise typer.Exit(OVER_BUDGET)
 
 
 _WORDS = {
@@ -287,10 +288,9 @@ def say_suggestion(result: SimulationResult) -> None:
     _console.lines(suggest_budget(result))
 
 
-def end(result: SimulationResult, *, strict: bool) -> None:
-    """End the command with the exit code of a judged result."""
-    if result.over_budget or (strict and result.verdict == "not judged"):
-        raise typer.Exit(OVER_BUDGET)
+def fails(result: SimulationResult, *, strict: bool) -> bool:
+    """Whether a judged result is exit code 1."""
+    return result.over_budget or (strict and result.verdict == "not judged")
 
 
 def load_devices(names: list[str]) -> list[DeviceProfile]:

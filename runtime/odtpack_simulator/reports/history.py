@@ -1,0 +1,129 @@
+"""One page about many results: the trend of each device and budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from markupsafe import Markup
+
+from odtpack_simulator.figures.simulated import ALWAYS, CHECKS, METRICS
+from odtpack_simulator.reports import svg
+from odtpack_simulator.reports.badge import headroom, in_words
+from odtpack_simulator.reports.html_report import render_page
+from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.values.figure import Check, shortened
+from odtpack_simulator.values.units import format_limit, format_percent, format_value
+
+_SHOWN: Final = frozenset({*METRICS, *(key for key in ALWAYS if ALWAYS[key].topic == "Memory")})
+"""Budgets, and what a device's own limits are about."""
+
+_HEIGHT: Final = 44
+_ROOM: Final = 0.12  # of a drawing, above and below its lines
+
+
+@dataclass
+class _Trend:
+    """One check of one subject in every result; None where a result has none."""
+
+    checks: list[Check | None] = field(default_factory=list)
+
+
+def render_history(results: Sequence[SimulationResult]) -> bytes:
+    """The page as UTF-8 HTML; the oldest result first, those without a date before all others."""
+    ordered = sorted(results, key=lambda each: each.origin.date or "")
+    trends: dict[str, dict[str, _Trend]] = {}
+    for index, result in enumerate(ordered):
+        for device, check in result.all_checks():
+            if check.limit is None or check.metric not in _SHOWN:
+                continue
+            own = trends.setdefault("The package" if device is None else device.title, {})
+            trend = own.setdefault(check.metric, _Trend())
+            if len(trend.checks) <= index:  # of several limits on one metric, the first
+                trend.checks += [None] * (index - len(trend.checks)) + [check]
+    count = len(ordered)
+    subjects = [
+        (title, [_row(metric, trend, count) for metric, trend in own.items()])
+        for title, own in trends.items()
+    ]
+    hosts = {each.host.cpu for each in ordered}
+    return render_page(
+        "history.html.j2",
+        count=count,
+        subjects=subjects,
+        hosts=len(hosts),
+        results=[
+            {
+                "made": (each.origin.date or "unknown")[:16].replace("T", " "),
+                "commit": (each.origin.commit or "unknown")[:10],
+                "package": shortened(each.package.path, 100),
+                "host": shortened(each.host.cpu, 100),
+                "verdict": each.verdict,
+            }
+            for each in ordered
+        ],
+        tool_version=ordered[-1].tool_version,
+    )
+
+
+def _row(metric: str, trend: _Trend, count: int) -> dict[str, object]:
+    """A line of the list of trends; see ``bars`` in the macros."""
+    checks = trend.checks + [None] * (count - len(trend.checks))
+    there = [each for each in checks if each is not None]
+    last, known = there[-1], [each for each in there if each.actual is not None]
+    figure, detail = "unknown", []
+    if last.actual is not None:
+        figure = format_value(last.actual, last.unit)
+        left = headroom(last)
+        detail += [] if left is None else [in_words(last, left)]
+        first = known[0].actual
+        if first and len(known) > 1:
+            change = (last.actual - first) / abs(first)
+            sign = "+" if change > 0 else "−"
+            detail.append(f"{sign}{format_percent(abs(change))} in all" if change else "unchanged")
+    if checks[-1] is None:
+        detail.append("not in the last result")
+    kind = "at least" if CHECKS[metric].better == "higher" else "at most"
+    limit = format_limit(last.limit, last.unit) if last.limit is not None else "unknown"
+    return {
+        "name": CHECKS[metric].title,
+        "remark": f"{kind} {limit}",
+        "state": last.state,
+        "drawing": _drawing(checks),
+        "figure": figure,
+        "detail": ", ".join(detail),
+    }
+
+
+def _drawing(checks: Sequence[Check | None]) -> Markup:
+    """Figures as a line with a dot for each result, and their limits as a dashed one."""
+    values = [None if each is None else each.actual for each in checks]
+    limits = [None if each is None else each.limit for each in checks]
+    there = [value for value in (*values, *limits) if value is not None]
+    low, high = min(there), max(there)
+    span = (high - low) or abs(high) or 1.0
+    axis = svg.Axis(low - _ROOM * span, high + _ROOM * span, ())
+    steps = max(1, len(checks) - 1)
+
+    def points(of: Sequence[float | None]) -> list[tuple[float, float] | None]:
+        places = [0.02 + 0.96 * index / steps for index in range(len(of))]
+        return [
+            None if value is None else (x, axis.position(value))
+            for x, value in zip(places, of, strict=True)
+        ]
+
+    drawn = points(values)
+    dots = [
+        svg.element(
+            "circle",
+            cx=svg.percent(point[0]),
+            cy=svg.percent(1.0 - point[1]),
+            r=3.5,
+            class_=f"dot is-{check.state.replace(' ', '-')}",
+        )
+        for point, check in zip(drawn, checks, strict=True)
+        if point is not None and check is not None
+    ]
+    lines = svg.stretched(svg.path(points(limits), "limit line"), svg.path(drawn, "series"))
+    return svg.element("svg", lines, *dots, class_="row-chart", height=_HEIGHT, aria_hidden="true")

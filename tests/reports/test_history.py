@@ -1,0 +1,97 @@
+"""Many results: one page of trends, verdicts of all at once, and a badge."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.reports.badge import badge_text, render_badge
+from odtpack_simulator.reports.history import render_history
+from odtpack_simulator.result.result import Origin, SimulationResult
+from tests.cli.conftest import Run, assert_refused, run
+from tests.simulator.factory import make_result
+
+__all__ = ["run"]
+
+NAMES = ["google/pixel-8a", "raspberrypi/pi-5"]
+BUDGETS = '[budgets]\npeak_memory = "250 MB"\naccuracy_floor = 0.5\n'
+
+
+def made(scale: float, day: int, budgets: str = BUDGETS) -> SimulationResult:
+    result = make_result(NAMES, scale=scale)
+    origin = Origin(commit=f"{day:07x}", date=f"2026-11-{day:02}T08:00:00+00:00")
+    return judge(result.model_copy(update={"origin": origin}), parse_budgets(budgets.encode()))
+
+
+def peak(result: SimulationResult) -> float:
+    (check, *_) = [c for _, c in result.all_checks() if c.metric == "peak_memory"]
+    assert check.actual is not None
+    return check.actual
+
+
+def test_trends_stand_in_the_order_of_their_dates() -> None:
+    first, last = made(1.0, 3), made(1.2, 9)
+    page = render_history([last, first]).decode().replace("\N{NO-BREAK SPACE}", " ")
+    assert page == render_history([first, last]).decode().replace("\N{NO-BREAK SPACE}", " ")
+    assert page.index("2026-11-03 08:00") < page.index("2026-11-09 08:00")
+    change = 100 * (peak(last) / peak(first) - 1)
+    assert f"+{change:.1f} % in all" in page
+    assert f"{100 * (1 - peak(last) / 250e6):.1f} % left" in page
+    for device in first.devices:
+        assert device.title in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize(
+    ("budgets", "text"),
+    [
+        (BUDGETS, "peak memory {left} left"),
+        ('[budgets]\npeak_memory = "50 MB"', "peak memory over by {over}"),
+        ("", "pass"),
+        ('[budgets]\nenergy = "1 kJ"', "1 not judged"),
+    ],
+)
+def test_a_badge_names_the_tightest_budget(budgets: str, text: str) -> None:
+    result = made(1.0, 1, budgets)
+    share = (
+        {
+            "left": f"{100 * (1 - peak(result) / 250e6):.1f} %",
+            "over": f"{100 * (peak(result) / 50e6 - 1):.1f} %",
+        }
+        if "peak" in text
+        else {}
+    )
+    found = badge_text(result)
+    assert found.startswith(text.format(**share)) or text in found
+    assert json.loads(render_badge(result, "json"))["message"] == found
+    drawn = ElementTree.fromstring(render_badge(result, "svg"))  # noqa: S314 - our own
+    assert drawn.attrib["aria-label"] == f"odtpack: {found}"
+
+
+def test_several_results_are_judged_at_once(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "budgets.toml").write_text(BUDGETS)
+    paths = [tmp_path / f"{name}.json" for name in ("good", "bad")]
+    for path, scale in zip(paths, (1.0, 5.0), strict=True):
+        path.write_text(made(scale, 1, "").to_json())
+    words = ["--budget", tmp_path / "budgets.toml", "--json"]
+    out = ["--report", f"html:{tmp_path}/{{name}}.html", "--badge", tmp_path / "{name}.svg"]
+    outcome = run("judge", *paths, *words, *out)
+    assert outcome.code == 1, outcome.err
+    assert [each["verdict"] == "fail" for each in outcome.json()] == [False, True]
+    assert {"good.html", "bad.html", "good.svg", "bad.svg"} <= {p.name for p in tmp_path.iterdir()}
+    assert run("judge", paths[0], *words).json() == outcome.json()[0]
+    twice = run("judge", *paths, "--report", f"html:{tmp_path}/one.html")
+    assert_refused(twice, "report-twice")
+    assert_refused(run("judge", *paths, "--badge", tmp_path / "one.svg"), "cannot-write")
+    assert_refused(run("judge", *paths, "--badge", tmp_path / "one.png"), "usage", "--badge")
+    page = tmp_path / "history.html"
+    shown = run("history", *paths, "--budget", tmp_path / "budgets.toml", "--out", page)
+    assert shown.code == 0, shown.err
+    assert "2 results, the last one: fail" in page.read_text()
+    assert_refused(run("history", *paths, "--out", paths[0]), "cannot-write")
