@@ -45,7 +45,7 @@ case $kind in
   demo) "${install[@]}" -e '.[demo]' ;;
   full)
     echo "installing the tests' requirements, PyTorch among them" >&2
-    "${install[@]}" -e '.[demo,test,oracle,privacy,ray,dev]' 'torch==2.13.0'
+    "${install[@]}" -e '.[demo,test,oracle,privacy,ray,webgpu,dev]' 'torch==2.13.0'
     touch "$venv/.ready-demo"
     ;;
   *)
