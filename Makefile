@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench release models swift web-demo distribution federated fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
+.PHONY: help setup demo gpu test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench release models swift web-demo distribution federated fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make swift   a Swift toolchain, with which make kits tests the Swift kit as well"
 	@echo "make release all artifacts in dist/: Python, npm, Maven, CMake, with digests and a bill of materials"
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
+	@echo "make gpu     gradients on WebGPU against the processor's, on a driver in software (Chromium's)"
 	@echo "make federated  train with Flower, in a virtual environment of its own"
 	@echo "make fleet-demo  a week of 500 phones that learn the digits together, and a report"
 	@echo "make llm-demo  a sentence encoder learns intents in 8 bits, a decoder of 0.5 billion weights trains in 4"
@@ -102,6 +103,10 @@ release: $(VENV)/.ready-full
 
 distribution: $(VENV)/.ready-full
 	@$(BIN)/python -m pytest -m distribution tests/runtime/test_distribution.py
+
+gpu: $(VENV)/.ready-full
+	@$(BIN)/python -m benchmarks.gpu build build/gpu --small
+	@$(BIN)/python -m benchmarks.gpu run build/gpu --software --check-only --devices webgpu
 
 federated: $(VENV)/.ready-full
 	@scripts/setup_federated.sh

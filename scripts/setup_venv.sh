@@ -47,8 +47,8 @@ case $kind in
   full)
     echo "installing the tests' requirements, PyTorch among them" >&2
     "${install[@]}" 'pip>=25.1' # the first with --group
-    "${install[@]}" --group test --group oracle --group dev "${odtpack[@]}" '.[demo,fit,privacy,ray]' \
-      'torch==2.13.0'
+    "${install[@]}" --group test --group oracle --group dev "${odtpack[@]}" \
+      '.[demo,fit,privacy,ray,webgpu]' 'torch==2.13.0'
     touch "$venv/.ready-demo"
     ;;
   *)

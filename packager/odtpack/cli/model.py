@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -227,6 +227,10 @@ def check(
     loss_input: Annotated[
         list[str] | None, option("Output that the loss reads. Default: the first.", "NAME")
     ] = None,
+    target: Annotated[
+        Literal["webgpu"] | None,
+        option("Also say which operators the provider of this target leaves to the processor."),
+    ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Find the nodes of a model that block gradients, and say what to do about each.
@@ -235,7 +239,7 @@ def check(
     """
     from odtpack.errors import OdtpackError
     from odtpack.model.loading import load_model
-    from odtpack.package.coverage import find_obstacles
+    from odtpack.package.coverage import find_fallbacks, find_obstacles
     from odtpack.package.parameters import look_alikes, resolve, unreached
 
     _console.results(as_json=as_json)
@@ -267,8 +271,15 @@ def check(
         _console.say(f"    blocks  {shown}")
         if item.advice:
             _console.say(f"    to do   {item.advice}")
+    fallbacks = find_fallbacks(loaded, trained, read) if target and not found else []
+    for lack in fallbacks:
+        _console.say(f"  {lack.op_type} {lack.why} on {target}: it runs on the processor")
+    if target and not found and not fallbacks:
+        _console.say(f"all runs on {target}, but for arithmetic on shapes")
     obstacles = [dataclasses.asdict(item) for item in found]
-    content = {"path": str(model), "trained": list(trained), "obstacles": obstacles}
+    content: dict[str, Any] = {"path": str(model), "trained": list(trained), "obstacles": obstacles}
+    if target:
+        content["fallbacks"] = [dataclasses.asdict(item) for item in fallbacks]
     _console.json_result(as_json, content)
     if found:
         raise typer.Exit(_OBSTACLES)

@@ -80,7 +80,9 @@ def _is_lowered(node: ir.Node, opsets: Mapping[str, int]) -> bool:
 
 def _is_of_shapes(node: ir.Node) -> bool:
     values = [value for value in (*node.inputs, *node.outputs) if value is not None]
-    return node.op_type == "Shape" or all(v.dtype in (ir.DataType.INT64, None) for v in values)
+    return node.op_type in ("Constant", "Shape") or all(
+        v.dtype in (ir.DataType.INT64, None) for v in values
+    )
 
 
 def _why(node: ir.Node, opsets: Mapping[str, int]) -> str:

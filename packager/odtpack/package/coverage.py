@@ -10,6 +10,7 @@ import onnx.defs
 import onnx_ir as ir
 
 from odtpack import contrib
+from odtpack.autodiff import backward
 from odtpack.autodiff.backward import REASON, dependents, differentiate, opset_of
 from odtpack.autodiff.context import INTERNAL_DOMAIN, REGISTRY
 from odtpack.autodiff.expand import expand
@@ -17,6 +18,7 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import reads, subgraphs
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
+from odtpack.ort import webgpu
 from odtpack.passes import precision
 from odtpack.targets import MAX_OPSET, MIN_OPSET
 
@@ -201,6 +203,20 @@ def find_obstacles(model: ir.Model, train: Sequence[str], outputs: Sequence[str]
         if node in refusals
         and not (refusals[node].code == "unknown-rank" and hidden.intersection(reads(node)))
     ]
+
+
+def find_fallbacks(
+    model: ir.Model, train: Sequence[str], outputs: Sequence[str]
+) -> list[webgpu.Lack]:
+    """Nodes of a model and its gradient that ``--target webgpu`` leaves to the processor."""
+    model = expand(infer_shapes(model.clone()), train)
+    graph = model.graph
+    sources = [value for name, value in graph.initializers.items() if name in train]
+    seeds = {value: value for value in graph.outputs if value.name in outputs}
+    found = differentiate(graph, seeds, sources, Ops(graph, "try/"), refused=lambda *_: None)
+    graph.outputs.extend(dict.fromkeys(found.values()))
+    backward.lower(graph)
+    return webgpu.lacks(webgpu.lower(model))
 
 
 def _obstacle(

@@ -153,26 +153,25 @@ class Device:
             self.ran = False
         self._asked = True
 
-    def forget(self) -> None:
-        """Free what lies in the device's memory, once the arrays are up to date."""
-        self.asked()
-        for kept in (self._twins, self._spares, self._sums, self._written):
-            kept.clear()
-
     def keep(self, arrays: Sequence[Array]) -> None:
         """Copy twins inside the device's memory, for :meth:`put_back`."""
         twins = [self._twin(array) for array in arrays]
         for array in arrays:
             if _key(array) not in self._spares:
                 self._spares[_key(array)] = self._copied(array)
-        if arrays:
-            onnxruntime.copy_tensors(twins, [self._spares[_key(array)] for array in arrays])
+        self._copy(twins, [self._spares[_key(array)] for array in arrays])
 
     def put_back(self, arrays: Sequence[Array]) -> None:
         """Undo what changed twins since :meth:`keep`."""
-        if arrays:
-            spares = [self._spares[_key(array)] for array in arrays]
-            onnxruntime.copy_tensors(spares, [self._twin(array) for array in arrays])
+        spares = [self._spares[_key(array)] for array in arrays]
+        self._copy(spares, [self._twin(array) for array in arrays])
+
+    def _copy(self, sources: Sequence[Any], targets: Sequence[Any]) -> None:
+        if self._plugged and self.resident and sources:
+            onnxruntime.copy_tensors(sources, targets)
+            return
+        for source, target in zip(sources, targets, strict=True):  # no copy without a plug-in
+            target.update_inplace(source.numpy())
 
     def sums(self, reduction: str, arrays: Sequence[Array]) -> npt.NDArray[Any]:
         """A sum over each twin: of magnitudes (`ReduceL1`) or of squares (`ReduceSumSquare`)."""

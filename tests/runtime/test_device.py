@@ -1,0 +1,142 @@
+"""A Module on another device: the processor's provider with memory of its own, and WebGPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from odtpack.build import build_package
+from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer, Package
+from odtpack_runtime.session.device import Device
+from tests import zoo
+from tests.software_gpu import reason_without
+
+WITHOUT = reason_without()
+webgpu = pytest.param("webgpu", marks=pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT))
+DEVICES = ["CPUExecutionProvider", webgpu]
+X = np.random.default_rng(0).standard_normal((4, 6)).astype("f")
+BATCH = (X, np.array([0, 1, 2, 1]))
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    folder = tmp_path_factory.mktemp("device") / "package"
+    build_package(
+        zoo.mlp((6, 5, 3)), folder, loss="cross_entropy", runtime="webgpu", step_model="always"
+    )
+    return Package.open(folder)
+
+
+class Training:
+    def __init__(
+        self, package: Package, device: str, checkpoint: Path | None = None, step: bool = False
+    ) -> None:
+        self.state = CheckpointState.load_checkpoint(checkpoint or package.checkpoint)
+        self.module = Module(
+            package.training_model, self.state, package.eval_model, device=device,
+            step_model_uri=package.step_model if step else None,
+        )  # fmt: skip
+        self.optimizer = Optimizer(package.optimizer_model, self.module)
+
+    def steps(self, count: int, accumulate: int = 2) -> list[float]:
+        losses = []
+        for _ in range(count):
+            losses += [float(self.module(*BATCH)) for _ in range(accumulate)]
+            self.optimizer.step()
+            self.module.lazy_reset_grad()
+        return losses
+
+    def vector(self) -> np.ndarray:
+        return self.module.get_contiguous_parameters(True).numpy().copy()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_trains_saves_and_resumes_as_the_processor(
+    package: Package, device: str, tmp_path: Path
+) -> None:
+    here, there = Training(package, "cpu"), Training(package, device)
+    for training in (here, there):
+        training.losses = training.steps(2)  # type: ignore[attr-defined]
+        path = tmp_path / f"{training is here}.ckpt"
+        CheckpointState.save_checkpoint(training.state, path, include_optimizer_state=True)
+    resumed = Training(package, device, tmp_path / "False.ckpt")
+    for training in (here, there, resumed):
+        training.state.parameters["fc1.bias"] = np.full(5, 0.25, "f")  # counts on the device too
+        training.losses = training.steps(2)  # type: ignore[attr-defined]
+    for training in (there, resumed):
+        np.testing.assert_allclose(training.losses, here.losses, rtol=1e-5)
+        np.testing.assert_allclose(training.vector(), here.vector(), rtol=1e-5, atol=1e-6)
+    evaluated = [t.module.eval()(*BATCH)[0] for t in (here, there)]
+    np.testing.assert_allclose(evaluated[1], evaluated[0], rtol=1e-5)
+    for training in (here, there):
+        training.module.export_model_for_inferencing(tmp_path / "m.onnx", ["output"])
+        session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+        training.output = session.run(None, {"input": X})[0]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(there.output, here.output, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("step", [False, True])
+def test_what_is_not_finite_changes_nothing(package: Package, device: str, step: bool) -> None:
+    training = Training(package, device, step=step)
+    training.optimizer.step_on(*BATCH)
+    bad = np.where(X[0, 0] == X, np.float32(np.inf), X), BATCH[1]
+    before = training.vector()
+    training.optimizer.step_on(*bad)
+    assert training.module.skipped_steps == 1
+    after = training.vector()
+    assert np.isfinite(after).all()
+    if not step:
+        np.testing.assert_array_equal(after, before)
+        training.module(*BATCH)
+        gradient = training.state.parameters["fc2.bias"].grad
+        assert gradient is not None
+        kept = gradient.copy()
+        training.module(*bad)  # adds to the gradient, and is taken back
+        np.testing.assert_array_equal(training.state.parameters["fc2.bias"].grad, kept)
+
+
+def test_a_wrong_device_is_refused_and_the_operator_named(
+    package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(self: Device, model: str | bytes, options: object) -> object:
+        proto = onnx.load(model) if isinstance(model, str) else onnx.load_from_string(model)
+        for node in proto.graph.node:
+            node.op_type = "Softsign" if node.op_type == "Relu" else node.op_type
+        return onnxruntime.InferenceSession(
+            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+
+    monkeypatch.setattr(Device, "session", wrong)
+    training = Training(package, "CPUExecutionProvider")
+    before = training.vector()
+    with pytest.raises(OdtpackError, match="Relu") as caught:
+        training.module(*BATCH)
+    assert caught.value.code == "device-wrong"
+    np.testing.assert_array_equal(training.vector(), before)
+
+
+def test_devices_that_are_not_there_and_states_that_live_elsewhere(package: Package) -> None:
+    with pytest.raises(OdtpackError, match="abacus") as caught:
+        Training(package, "abacus")
+    assert caught.value.code == "unsupported-device"
+    training = Training(package, "cpu")
+    with pytest.raises(OdtpackError, match="load the checkpoint again") as caught:
+        Module(package.training_model, training.state, device="CPUExecutionProvider")
+    assert caught.value.code == "unsupported-device"
+
+
+@pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)
+@pytest.mark.parametrize("network", ["cnn", "decoder"])
+def test_networks_on_webgpu(network: str, tmp_path: Path) -> None:
+    from benchmarks import gpu
+
+    gpu.build(tmp_path, small=True, names=[network])
+    folder = tmp_path / network / "webgpu"
+    batch = gpu.batch_of(Package.open(folder), 2, other=4)
+    found = gpu.check(folder, "webgpu", batch, nan=False)
+    assert found["passed"], found
