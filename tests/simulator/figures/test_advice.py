@@ -93,7 +93,7 @@ def test_without_plans_nothing_is_proposed() -> None:
     """As where a stored result is judged by a limit that it was not simulated with."""
     memory = BASE.memory.model_copy(update={"changes": None})
     text = advised(BASE.model_copy(update={"memory": memory}), "peak_memory", '"19 MB"')
-    assert "not planned for this limit: odtpack simulate" in text
+    assert "planned where the package is: odtpack judge" in text
     assert "smaller model" not in text
     assert "has to be smaller" not in text
 
