@@ -88,8 +88,6 @@ class Device:
         if self._plugged:
             if not any(each is options for each in self._options):
                 options.add_provider_for_devices(self._plugged, {})
-                # ONNX Runtime would quantize unpacked weights again, on the processor.
-                options.add_session_config_entry("session.disable_quant_qdq", "1")
                 self._options.append(options)
             session = onnxruntime.InferenceSession(model, options)
         else:
