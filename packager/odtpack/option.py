@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Collection
 from types import NoneType
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -255,3 +256,19 @@ def check_options(given: Any) -> None:
             )
         if each.many and not isinstance(value, tuple):
             object.__setattr__(given, each.name, tuple(value))
+
+
+def parse_value(text: str) -> object:
+    """Read a value as people type it: ``true``, ``-100``, ``0.1``, ``0.2,0.8`` or a word."""
+    if "," in text:
+        return tuple(_number(part) for part in text.split(",") if part.strip())
+    return {"true": True, "false": False}.get(text, _number(text))
+
+
+def _number(text: str) -> object:
+    if re.fullmatch(r"\s*[+-]?\d{1,18}\s*", text):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -28,7 +28,15 @@ from odtpack.choices import (
     Storage,
     Style,
 )
-from odtpack.option import REQUIRED, Option, also, check_options, option, options_of
+from odtpack.option import (
+    REQUIRED,
+    Option,
+    also,
+    check_options,
+    option,
+    options_of,
+    parse_value,
+)
 
 Group = tuple[str, float, float | None]
 """Pattern, factor of the learning rate, and weight decay or None for the optimizer's."""
@@ -94,11 +102,10 @@ def _read_losses(tables: Any) -> tuple[LossPart, ...]:
 def _parse_loss(text: str) -> LossPart:
     """Read ``NAME=KIND KEY=VALUE ...``: ``weight``, ``input`` as often as needed, options."""
     from odtpack.errors import OdtpackError
-    from odtpack.losses import parse_options
 
     first, *rest = text.split() or [""]
     (name, _, kind), weight = first.partition("="), "1"
-    inputs, options = list[str](), list[str]()
+    inputs, options = list[str](), dict[str, Any]()
     for each in rest:
         key, _, value = each.partition("=")
         if key == "input":
@@ -106,7 +113,7 @@ def _parse_loss(text: str) -> LossPart:
         elif key == "weight":
             weight = value
         else:
-            options.append(each)
+            options[key] = parse_value(value)
     try:
         number = float(weight)
         if not name or not kind or not 0 < number < float("inf"):
@@ -117,7 +124,7 @@ def _parse_loss(text: str) -> LossPart:
             f"--loss-part {text!r} is not NAME=KIND, with KEY=VALUE after it and a weight above 0",
             hint="for example --loss-part 'digit=cross_entropy input=digits weight=0.5'",
         ) from None
-    return name, kind, number, tuple(inputs), parse_options(kind, options)
+    return name, kind, number, tuple(inputs), options
 
 
 def _read_schedule(table: Any) -> Any:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 
 from odtpack.discovery import declared_classes
 from odtpack.errors import OdtpackError
-from odtpack.losses.common.base import Loss, Target, TargetRole, parse, same_type
+from odtpack.losses.common.base import Loss, Target, TargetRole, same_type
+from odtpack.option import parse_value
 
 __all__ = ["LOSSES", "Loss", "Target", "TargetRole", "make_loss", "parse_options"]
 
@@ -34,7 +35,8 @@ def make_loss(name: str, options: Mapping[str, object] | None = None) -> Loss:
             "unknown-loss", f"there is no loss {name!r}", hint=f"choose one of {', '.join(LOSSES)}"
         )
     kind: Callable[..., Loss] = LOSSES[name]
-    given = dict(options or {})
+    usual = LOSSES[name].defaults()
+    given = {key: same_type(value, usual.get(key)) for key, value in (options or {}).items()}
     known = LOSSES[name].option_names()
     for option in given:
         if option not in known:
@@ -69,6 +71,6 @@ def parse_options(name: str, texts: list[str]) -> dict[str, object]:
             raise OdtpackError(
                 "named-twice", f"--loss-option gives {key!r} more than once", hint="give it once"
             )
-        options[key] = parse(value)
+        options[key] = parse_value(value)
     usual = LOSSES[name].defaults() if name in LOSSES else {}
     return {key: same_type(value, usual.get(key)) for key, value in options.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -272,26 +271,10 @@ def huber(op: Ops, delta: float, prediction: ir.Value, target: ir.Value) -> ir.V
     return like(op.Mul(near, op.Sub(distance, op.Mul(near, 0.5))), prediction)
 
 
-# Options of losses: read from text, and made comparable.
+# Options of losses, made comparable.
 
 Numbers = float | tuple[Any, ...]
 """A number, or numbers nested as an array is: hashable and comparable, unlike an array."""
-
-
-def parse(text: str) -> object:
-    """Read a value as people type it: ``true``, ``-100``, ``0.1``, ``0.2,0.8`` or a word."""
-    if "," in text:
-        return tuple(_number(part) for part in text.split(",") if part.strip())
-    return {"true": True, "false": False}.get(text, _number(text))
-
-
-def _number(text: str) -> object:
-    if re.fullmatch(r"\s*[+-]?\d{1,18}\s*", text):
-        return int(text)
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def same_type(value: object, usual: object) -> object:
