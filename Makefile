@@ -22,7 +22,7 @@ help:
 	@echo "make kits    set up, then build and test the training kits of other languages; make kits-bench:"
 	@echo "             their step times beside Python's as well"
 	@echo "make swift   a Swift toolchain, with which make kits tests the Swift kit as well"
-	@echo "make release all artifacts in dist/: Python, npm, Maven, CMake, with digests and a bill of materials"
+	@echo "make release all artifacts in dist/: Python, npm, Maven, CMake, NuGet, with digests and a bill of materials"
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
 	@echo "make gpu     gradients on WebGPU against the processor's, on a driver in software (Chromium's)"
 	@echo "make federated  train with Flower, in a virtual environment of its own"

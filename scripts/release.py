@@ -6,6 +6,7 @@
     npm/      the tarball of the JavaScript kit
     maven/    a repository with the Kotlin kit: odtpack (jar) and odtpack-android (AAR)
     cmake/    the C++ kit, as cmake --install writes it
+    nuget/    the C# kit with its library for linux-x64
     SHA256SUMS, sbom.cdx.json: digests, and the dependencies that each artifact declares (CycloneDX)
 
 make kits must have built the kits.
@@ -28,6 +29,8 @@ import zipfile
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
+
+from scripts.nupkg import write_nupkg
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 KOTLIN: Final = ROOT / "runtime/kotlin"
@@ -132,7 +135,7 @@ def cmake(out: Path) -> None:
     out.mkdir(parents=True)
     name = f"odtpack-cpp-{version()}"
     needed = ("ONNXRUNTIME_LIBRARY", "ONNXRUNTIME_INCLUDE_DIR", "FLATBUFFERS_INCLUDE_DIR")
-    options = ["-DODTPACK_BUILD_APP=OFF", *(f"-D{each}=the-app-s" for each in needed)]
+    options = ["-DODTPACK_BUILD_APP=OFF", *(f"-D{each}=/of-the-app" for each in needed)]
     with tempfile.TemporaryDirectory() as folder:
         build, stage = Path(folder, "build"), Path(folder, name)
         _run("cmake", "-S", ROOT / "runtime/cpp", "-B", build, *options)
@@ -140,6 +143,10 @@ def cmake(out: Path) -> None:
         shutil.copy(ROOT / "LICENSE", stage)
         with tarfile.open(out / f"{name}.tar.gz", "w:gz") as archive:
             archive.add(stage, name)
+
+
+def nuget(out: Path) -> None:
+    write_nupkg(out)
 
 
 def dependencies() -> dict[str, list[str]]:
@@ -160,6 +167,7 @@ def dependencies() -> dict[str, list[str]]:
         for each in pom.findall("m:dependencies/m:dependency", space)
     ]
     found[f"pkg:maven/org.odtpack/odtpack@{version()}"] = needed
+    found[f"pkg:nuget/Odtpack@{version()}"] = ["pkg:generic/onnxruntime"]
     found[f"pkg:generic/odtpack-cpp@{version()}"] = [
         "pkg:generic/onnxruntime",
         "pkg:generic/flatbuffers",
@@ -192,7 +200,7 @@ def main() -> None:
     out = parser.parse_args().out.resolve()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    for build in (python, npm, maven, cmake):
+    for build in (python, npm, maven, cmake, nuget):
         print(f"{build.__name__} …", file=sys.stderr, flush=True)
         build(out / build.__name__)
     (out / "sbom.cdx.json").write_text(json.dumps(bill_of_materials(), indent=2) + "\n")
