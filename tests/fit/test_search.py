@@ -219,7 +219,7 @@ def test_brute_force_agrees_and_a_search_goes_on(files: Files, tmp_path: Path) -
     ground = make_search_context(settings, files.data, tmp_path, 0)
     package = str(tmp_path / "recipe")
     metrics = [
-        train(Trial(package, ground.files, ground.schedule(64, 1, 3), rate, 1)).metric or 0.0
+        train(Trial(package, ground.files, ground.schedule(64, 1, 3), rate)).metric or 0.0
         for rate in wishes.learning_rates
     ]
     assert result.found == (max(metrics) >= 0.5)

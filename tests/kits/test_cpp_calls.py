@@ -21,7 +21,7 @@ from tests.kits.cpp_stress import (
     calls,
     cpp_program,
     longer,
-    swift_program,
+    program_of,
     write_job,
 )
 
@@ -107,7 +107,7 @@ def test_a_gradient_that_overflows_is_counted_as_in_python(
     case = CASES[name]
     build = {key: value for key, value in case.build.items() if key != "outputs"}
     job = write_job(dataclasses.replace(case, build=build), tmp_path)
-    program = swift_program if kit == "Swift" else cpp_program
+    program = program_of(swift_kit) if kit == "Swift" else cpp_program
     said = calls(program, "gradient", job, 1)
     assert said.split()[:3] == ["1", "1" if name == "step_sgd" else "0", "gradient-not-finite"]
     assert said == python_says(job)

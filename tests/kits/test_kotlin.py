@@ -367,7 +367,7 @@ def test_the_pieces_of_the_guides_compile(tmp_path: Path) -> None:
     left = dict(SNIPPETS)
     for guide in sorted((ROOT / "docs" / "guides").glob("*.md")):
         for piece in re.findall(r"```kotlin\n(.*?)```", guide.read_text(), re.S):
-            if piece.startswith(("import ", "dependencies {", "android {")):
+            if piece.startswith(("import ", "repositories {", "android {")):
                 continue  # a program, and Gradle
             (key,) = [each for each in left if each in piece]
             program += f"\n{left.pop(key)} {{\n{piece}}}\n"

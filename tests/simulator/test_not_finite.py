@@ -44,7 +44,7 @@ def test_a_replay(case: Case, tmp_path: Path) -> None:
 
 def test_a_search(case: Case, tmp_path: Path) -> None:
     job = case.job(tmp_path / "child")
-    found = train(Trial(str(tmp_path / "package"), job.data, job.schedule, 0.01, 1))
+    found = train(Trial(str(tmp_path / "package"), job.data, job.schedule, 0.01))
     assert found.loss is None
     assert found.problem == (
         f"{job.steps} batches were skipped, the last in step 1: not finite: gradient of second"

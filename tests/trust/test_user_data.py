@@ -33,7 +33,7 @@ def test_figures_of_single_samples(size: int, held_out: int, words: list[str]) -
 @pytest.mark.parametrize(("clients", "said"), [(0, 0), (5, 1), (19, 1), (20, 0), (500, 0)])
 def test_figures_of_single_clients(clients: int, said: int) -> None:
     fairness = SimpleNamespace(clients=clients) if clients else None
-    result: Any = SimpleNamespace(fairness=fairness)
+    result: Any = SimpleNamespace(fairness=fairness, disturbed=None)
     assert len(list(of_fleet(result))) == said
 
 

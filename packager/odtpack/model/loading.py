@@ -79,6 +79,17 @@ def load_model(
     return load_source(source.open_model(model), named, untie, stop, sizes)
 
 
+def _open_axes(graph: onnx.GraphProto) -> None:
+    """Read a size of -1 as ONNX Runtime does, and as exporters mean it: any number."""
+    # The same for what stands there for want of a name: axes of one name have one size.
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value < 0:
+                dim.ClearField("dim_value")
+            if dim.HasField("dim_param") and dim.dim_param.strip() in _NO_NAMES:
+                dim.ClearField("dim_param")
+
+
 def load_source(
     given: source.Source,
     named: Collection[str] = (),
@@ -93,16 +104,9 @@ def load_source(
     from odtpack.contrib import decompose, needs_blocks, rename_misplaced
 
     rename_misplaced(given.proto)
-    # A size of -1 is read as ONNX Runtime does, and as exporters mean it: any number. The same for
-    # what stands there for want of a name: axes of one name have one size.
-    graph = given.proto.graph
-    for info in (*graph.input, *graph.output, *graph.value_info):
-        for dim in info.type.tensor_type.shape.dim:
-            if dim.HasField("dim_value") and dim.dim_value < 0:
-                dim.ClearField("dim_value")
-            if dim.HasField("dim_param") and dim.dim_param.strip() in _NO_NAMES:
-                dim.ClearField("dim_param")
-    fix_sizes(graph, sizes)
+    _open_axes(given.proto.graph)
+    if sizes:
+        fix_sizes(given.proto.graph, sizes)
     check_functions(given.proto, given.where)
     _check(given.proto, given.where)
     converted = old_opsets.convert(given.proto, given.arrays, given.where)

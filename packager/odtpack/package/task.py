@@ -57,6 +57,8 @@ class Backend:
     runtime: ClassVar[choices.Runtime] = choices.STOCK  # its name
     # Whether an If may choose what is computed: a GPU waits for its condition.
     branches: ClassVar[bool] = True
+    # Whether it lacks kernels of finished models, which `lower` writes with others.
+    lowers: ClassVar[bool] = False
 
     @property
     def is_stock(self) -> bool:
@@ -102,6 +104,7 @@ class WebGpu(Backend):
 
     runtime: ClassVar[choices.Runtime] = choices.WEBGPU
     branches: ClassVar[bool] = False
+    lowers: ClassVar[bool] = True
 
     def lower(self, model: ir.Model) -> ir.Model:
         """Write what the provider lacks with what it has."""

@@ -300,8 +300,10 @@ def build_graphs(task: Task) -> Graphs:
     _differentiate(forward, task)
     properties = properties_of(ready.info)
     level = optimization_level(forward.graph, parameters)
-    lower = task.backend.lower
-    forward = lower(finish(forward, "training", properties | of_training(task, level)))
+    finish(forward, "training", properties | of_training(task, level))
+    finish(evaluation, "evaluation", properties)
+    if task.backend.lowers:
+        forward, evaluation = task.backend.lower(forward), task.backend.lower(evaluation)
     memory = None
     if task.memory is not None and stock and task.backend.branches:
         from odtpack.memory.compile import compile_memory
@@ -311,7 +313,7 @@ def build_graphs(task: Task) -> Graphs:
     return Graphs(
         # The reference distinguishes values by name.
         pipeline.on_writing(forward, keep_names=not stock),
-        pipeline.on_writing(lower(finish(evaluation, "evaluation", properties)), keep_names=True),
+        pipeline.on_writing(evaluation, keep_names=True),
         parameters,
         task,
         ready.info,

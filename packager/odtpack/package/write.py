@@ -657,7 +657,8 @@ def _step_model(step: OptimizerStep, graphs: Graphs) -> ir.Model | None:
     ):
         return None
     model = step.step_model(graphs)
-    return None if model is None else graphs.backend.lower(model)
+    backend = graphs.backend
+    return backend.lower(model) if model is not None and backend.lowers else model
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:

@@ -30,7 +30,6 @@ from odtpack_runtime.session.options import manifest_beside, session_of
 from odtpack_runtime.session.options import session_options as make_options
 from odtpack_runtime.session.segments import SegmentedGraph, Segments, segments_of
 from odtpack_runtime.session.session import BoundGraph, open_session, owned_ortvalue
-from odtpack_runtime.training.first_step import compare_step
 from odtpack_runtime.training.parameter_vector import (
     NotFinite,
     NotFinitePolicy,
@@ -468,6 +467,8 @@ class Module:
         """
         if self._checked or self._device is None:
             return
+        from odtpack_runtime.training.first_step import compare_step
+
         options = make_options(session_of(manifest_beside(self._train_path), self._train_path))
         if step is None:
             path, graph = self._train_path, self._graph()

@@ -44,6 +44,8 @@ from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 LARGE = MAPPED_FROM
 """Allocations from this size on are mapped from the system one by one, and gone when freed."""
 
+_LARGE_RESULT: Final = 1 << 16  # Bytes of a result that no app keeps longer than it must
+
 _HEADER = 64 + 32  # alignment asked for by ONNX Runtime, and the allocator's own header
 
 
@@ -103,6 +105,7 @@ class Allocation:
     # Tensors whose size depends on data, taken to be as large as the largest input of the node that
     # writes them.
     unknown: tuple[str, ...]
+    results: frozenset[str] = frozenset()  # Names of the buffers that are handed to the caller
 
     @property
     def peak(self) -> int:
@@ -115,8 +118,8 @@ class Allocation:
         return max((use.small for use in self.uses), default=0)
 
     @cached_property
-    def requests(self) -> list[tuple[int, int]]:
-        """What a run asks of an arena, in its order."""
+    def requests(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """What a run asks of an arena, in its order; the second keeps small results."""
         # Each is a number and bytes: so many are asked for by that name; 0 to give them back; a
         # negative number where a kernel takes as many from the heap.
         begun, ended = defaultdict(list), defaultdict(list)
@@ -133,7 +136,12 @@ class Allocation:
             if use.outside:
                 found.append((-1, -use.outside))
             found += ended[index]
-        return found
+        small = {
+            (name, 0)
+            for name, buffer in enumerate(self.buffers)
+            if buffer.name in self.results and buffer.nbytes < _LARGE_RESULT
+        }
+        return found, [each for each in found if each not in small]
 
     def at_peak(self) -> list[int]:
         """Bytes of each buffer at the node that needs most, those of its kernel included."""
@@ -221,6 +229,7 @@ class _Planner:
             tuple(self._buffers.values()),
             tuple(self._measure()),
             tuple(self._unknown),
+            self._outputs.intersection(self._buffers),
         )
 
     def _count_uses(self) -> dict[str, int]:
@@ -544,48 +553,85 @@ def session_use(manifest: Manifest, kit: Kit = "python", loop: Loop = "step") ->
 
 
 class Arenas:
-    """The arenas of the sessions of one process; results of a run are let go of at once."""
+    """The arenas of the sessions of one process."""
 
+    # Where a freed chunk is used again depends on every request before it, of a few bytes too, and
+    # a region is touched or not. So what a binding does with small results, of which this knows
+    # nothing, counts as what takes more: it lets go of them at once, or before the session's next
+    # run. Large ones go at once, as in the kits for C++ and Swift.
     # `session`: What the manifest says of an arena that all share.
     # `ballast`: Bytes that something else takes of that arena first, and keeps.
 
     def __init__(self, sharing: Sharing, session: SessionInfo | None, ballast: int = 0) -> None:
-        self._is_shared = sharing == "shared"
-        self._one = Arena.of(session)
-        self._one.allocate(ballast)
-        self._own: dict[str, Arena] = {}
-        self._steady: dict[tuple[object, ...], int] = {}
+        self._variants = [
+            _Arenas(sharing, session, ballast, keeps_results=keeps) for keeps in (False, True)
+        ]
 
     @property
     def resident(self) -> int:
         """Bytes of the system's memory that they hold, whatever of it is in use."""
-        return sum(arena.resident for arena in (self._one, *self._own.values()))
+        return max(variant.resident for variant in self._variants)
 
     def load(self, session: str, copies: Iterable[int]) -> None:
         """Load a session, whose kernels take so many bytes for as long as it is open."""
-        for nbytes in copies:
-            self._of(session).allocate(nbytes)
+        sizes = list(copies)
+        for variant in self._variants:
+            variant.load(session, sizes)
 
     def run(self, session: str, plan: Allocation) -> int:
         """Run a session once: buffers come and go, a kernel's working memory with its node."""
         # Returns: Bytes that kernels take from the heap at the worst, beyond what the arenas come
         # to hold.
+        most = max(variant.run(session, plan) for variant in self._variants)
+        return max(0, most - self.resident)
+
+
+class _Arenas:
+    """The arenas of a process that keeps results until a session's next run, or does not."""
+
+    def __init__(
+        self, sharing: Sharing, session: SessionInfo | None, ballast: int, *, keeps_results: bool
+    ) -> None:
+        self._is_shared, self._keeps_results = sharing == "shared", keeps_results
+        self._one = Arena.of(session)
+        self._one.allocate(ballast)
+        self._own: dict[str, Arena] = {}
+        self._results: dict[str, tuple[int | None, ...]] = {}
+        self._steady: dict[tuple[object, ...], int] = {}
+
+    @property
+    def resident(self) -> int:
+        return sum(arena.resident for arena in (self._one, *self._own.values()))
+
+    def load(self, session: str, copies: Iterable[int]) -> None:
+        for nbytes in copies:
+            self._of(session).allocate(nbytes)
+
+    def run(self, session: str, plan: Allocation) -> int:
+        """Run a session once; return the most bytes, those of the heap included, or 0."""
         arena, most = self._of(session), 0
-        before = session, plan, self.resident, *arena.free
+        before = self._state(session, plan)
         if before in self._steady:  # it would leave everything as it is
             return self._steady[before]
+        for chunk in self._results.pop(session, ()):
+            arena.release(chunk)
         held: dict[int, int | None] = {}
-        for name, nbytes in plan.requests:
+        for name, nbytes in plan.requests[self._keeps_results]:
             if nbytes > 0:
                 held[name] = arena.allocate(nbytes)
             elif nbytes == 0:
                 arena.release(held.pop(name))
             else:
                 most = max(most, self.resident - nbytes)
-        most = max(0, most - self.resident)
-        if (session, plan, self.resident, *arena.free) == before:
+        self._results[session] = tuple(held.values())
+        if self._state(session, plan) == before:
             self._steady[before] = most
         return most
+
+    def _state(self, session: str, plan: Allocation) -> tuple[object, ...]:
+        """All that a run hangs on."""
+        kept = self._results.get(session)
+        return session, plan, kept, self.resident, *self._of(session).free
 
     def _of(self, session: str) -> Arena:
         if self._is_shared:
