@@ -43,10 +43,12 @@ class SizeNames:
         """Names that differ from these and from those of every call before."""
         return SizeNames(self._numbers)
 
-    def named(self, shape: Sequence[int | str | None], axis: int = 0) -> ir.Shape:
-        """A shape one of whose axes has a name of its own."""
+    def named(self, shape: Sequence[int | str | None], axis: int | None = None) -> ir.Shape:
+        """A shape one of whose axes, by default the first that is not 1, has a name of its own."""
         dims = list(shape)
-        if dims and dims[axis] != 1:
+        if axis is None:
+            axis = next((i for i, dim in enumerate(dims) if dim != 1), None)
+        if axis is not None:
             dims[axis] = f"{_OWN}{self._number} {dims[axis] or '?'}"
         return ir.Shape(dims)
 
@@ -202,6 +204,19 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> None
             default=None,
         )
         if not large or source is None:
+            continue
+        sizes = [size for size in dims_of(node.outputs[0]) or () if isinstance(size, int)]
+        if (
+            node.op_type == "Reshape"
+            and sizes
+            and len(sizes) == len(dims_of(node.outputs[0]) or ())
+        ):
+            # Two views in a row, the second of known sizes, would be joined by ONNX Runtime 1.23 to
+            # 1.30, which then cannot load the model: it loses the edge that the shape comes by.
+            zeros = op.Mul(flag, op.ints(*[0] * len(sizes)))
+            node.replace_input_with(1, op.Add(zeros, op.ints(*sizes)))
+            node.outputs[0].shape = names.named(sizes)
+            renamed.update(node.outputs)
             continue
         if source not in views:
             dims = _dims(source, step)
