@@ -34,8 +34,8 @@ _SMALLEST: Final = 1 << 21
 """Bytes that a forward pass computes from which on it is worth to look where they go."""
 
 _SURE: Final = 0.15
-"""Part of the activations from which on a saving need not be looked at once more: what is planned
-and what ONNX Runtime makes of it differ by less than half as much."""
+"""Part of the activations from which on a saving need not be looked at once more: of ten networks,
+what is planned was at most 7 % below what ONNX Runtime makes of it."""
 
 
 def compile_memory(

@@ -205,12 +205,9 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> None
         )
         if not large or source is None:
             continue
-        sizes = [size for size in dims_of(node.outputs[0]) or () if isinstance(size, int)]
-        if (
-            node.op_type == "Reshape"
-            and sizes
-            and len(sizes) == len(dims_of(node.outputs[0]) or ())
-        ):
+        dims = dims_of(node.outputs[0]) or ()
+        sizes = [size for size in dims if isinstance(size, int)]
+        if node.op_type == "Reshape" and dims and len(sizes) == len(dims):
             # Two views in a row, the second of known sizes, would be joined by ONNX Runtime 1.23 to
             # 1.30, which then cannot load the model: it loses the edge that the shape comes by.
             zeros = op.Mul(flag, op.ints(*[0] * len(sizes)))
