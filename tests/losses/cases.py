@@ -60,22 +60,26 @@ def _classification() -> dict[str, Case]:
             "smooth": {"label_smoothing": 0.1},
             "smooth-sum": {"label_smoothing": 0.1, "reduction": "sum", "weight": WEIGHT},
             "all": {"weight": WEIGHT, "ignore_index": -7, "label_smoothing": 0.3},
+            "soft": {"labels": "probabilities"},
+            "soft-all": {"labels": "probabilities", "weight": WEIGHT, "label_smoothing": 0.3},
+            "soft-sum": {"labels": "probabilities", "weight": WEIGHT, "reduction": "sum"},
         }.items():
-            ignored = options.get("ignore_index")
+            ignored, soft = options.get("ignore_index"), "labels" in options
 
             def cross_entropy(
                 y: torch.Tensor, t: torch.Tensor, options: dict[str, object] = options
             ) -> torch.Tensor:
                 given = dict(options)
+                given.pop("labels", None)
                 if "weight" in given:
                     given["weight"] = torch.tensor(given["weight"]).double()
                 return F.cross_entropy(y, t, **given)
 
-            target = labels(shape, ignored)
+            target = probabilities(*shape) if soft else labels(shape, ignored)
             cases[f"cross_entropy-{label}-{shape_name}"] = Case(
                 "cross_entropy", options, (normal(*shape),), (target,), cross_entropy
             )
-            if "label_smoothing" in options:
+            if soft or "label_smoothing" in options:
                 continue
 
             def nll(

@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+import torch
+from torch.nn import functional as F
 
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
@@ -18,7 +20,7 @@ from odtpack.optimizers import OPTIMIZERS
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.training.loop import load_dataset
 from scripts.manifest_schema import manifest_schema
-from tests.losses.cases import CASES, normal
+from tests.losses.cases import CASES, normal, probabilities
 from tests.losses.harness import package, shifted
 from tests.packaging_tools import open_training
 from tests.training.forward import contents, names
@@ -45,6 +47,7 @@ def test_labels_and_their_options(tmp_path: Path) -> None:
         "weight": [1.0, 2.0, 3.0],
         "ignore_index": -100,
         "label_smoothing": 0.0,
+        "labels": "numbers",
     }
     labels = manifest.inputs[1]
     assert (labels.name, labels.role, labels.dtype) == ("labels", "labels", "int64")
@@ -162,6 +165,22 @@ def test_targets_may_be_values_of_the_model(tmp_path: Path) -> None:
     assert np.isfinite(module(normal(4, 3), np.array([0, 1, 2, 0], np.int32)))
 
 
+def test_soft_labels_may_be_values_of_the_model_and_of_token_classifiers(tmp_path: Path) -> None:
+    """Logits [N, tokens, C]: the probabilities have the same axes."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        "both (float[N, 4, 3] x, float[N, 4, 3] q) => (float[N, 4, 3] y) { y = Add(x, s) }"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(3), "s"))
+    soft = {"labels": "probabilities", "layout": "NLC"}
+    package(tmp_path, model, "cross_entropy", soft, loss_inputs=["y", "q"])
+    _, module, _ = open_training(tmp_path)
+    x, q = normal(2, 4, 3, seed=1), probabilities(2, 3, 4).transpose(0, 2, 1)
+    y = torch.from_numpy(x + normal(3)).double()
+    expected = F.cross_entropy(y.transpose(1, 2), torch.from_numpy(q).double().transpose(1, 2))
+    assert float(module(x, np.ascontiguousarray(q))) == pytest.approx(expected.item(), rel=1e-5)
+
+
 def test_loss_inputs_that_do_not_fit(tmp_path: Path) -> None:
     with refused("too-few-loss-inputs", "anchor, positive, negative", "--loss-input"):
         package(tmp_path / "a", towers(), "triplet_margin", {}, loss_inputs=["ea", "ep"])
@@ -173,7 +192,7 @@ def test_loss_inputs_that_do_not_fit(tmp_path: Path) -> None:
         package(tmp_path / "d", towers(), "info_nce", {}, loss_inputs=["other", "ea"])
     with refused("prediction-rank", "[N, D]"):
         package(tmp_path / "e", shifted([(2, 3, 4)] * 2), "info_nce", {})
-    with refused("target-type", "INT64", "'ep'"):
+    with refused("target-type", "INT64", "'ep'", "labels=prob"):
         package(tmp_path / "f", towers(), "cross_entropy", {}, loss_inputs=["ea", "ep"])
     with refused("loss-not-scalar", "'mean' or 'sum'"):
         package(tmp_path / "g", shifted([(4, 3)]), "mse", {"reduction": "none"})

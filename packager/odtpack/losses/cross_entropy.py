@@ -1,11 +1,20 @@
-"""Cross-entropy of class numbers."""
+"""Cross-entropy of class numbers, or of probabilities of classes."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
-from odtpack.losses.common.base import log_softmax, rank
+from odtpack.losses.common.base import (
+    Target,
+    dims,
+    log_softmax,
+    rank,
+    shaped,
+    target_like,
+    without_classes,
+)
 from odtpack.losses.nll import NegativeLogLikelihood
 from odtpack.option import option
 
@@ -13,6 +22,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from odtpack.graph.ops import Ops
+
+Labels = Literal["numbers", "probabilities"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +34,13 @@ class CrossEntropy(NegativeLogLikelihood):
     -w[c] log softmax(prediction)[c]. Source: PyTorch's CrossEntropyLoss, after Szegedy et
     al. (2016).
 
+    Labels that are probabilities q [N, C, ...], soft or one-hot, give -sum of w[c] q[c] log
+    softmax(prediction)[c]. Smoothing makes q (1 - e) q + e / C; the mean is over all but the
+    classes. So does PyTorch.
+
     Attributes:
         label_smoothing: e, from 0 to 1.
+        labels: What the labels are.
     """
 
     name = "cross_entropy"
@@ -34,6 +50,39 @@ class CrossEntropy(NegativeLogLikelihood):
     label_smoothing: float = option(
         0.0, "How much of a label is spread over all classes.", least=0, most=1
     )
+    labels: Labels = option(
+        "numbers",
+        "What the labels are: numbers of classes, or `probabilities`, `target` [N, C, ...], soft "
+        "or one-hot.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels == "probabilities" and self.ignore_index is not None:
+            raise self._bad("ignore_index", "left out where the labels are probabilities")
+
+    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+        """Class numbers, or probabilities of the prediction's shape."""
+        if self.labels == "numbers":
+            return super().targets(predictions)
+        self.class_axis(predictions[0])  # looks at the rank
+        return (target_like(predictions[0]),)
+
+    def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
+        return super().metadata(predictions) if self.labels == "numbers" else {}
+
+    def _sum_and_count(self, op: Ops, *values: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+        if self.labels == "numbers":
+            return super()._sum_and_count(op, *values)
+        prediction, q = values
+        log_p, axis = log_softmax(op, prediction)
+        if axis != 1:
+            q = op.transpose(q, 0, *range(2, rank(q)), 1)
+        classes = self._class_weights(op, prediction)
+        weighted = self._weighted(op, log_p, axis, classes)
+        terms = op.Neg(op.reduce_sum(op.Mul(q, weighted), [axis], keepdims=False))
+        terms = self._smooth(op, terms, log_p, axis, classes)
+        return shaped(terms, without_classes(dims(prediction))), None
 
     def _log_probabilities(self, op: Ops, prediction: ir.Value) -> tuple[ir.Value, int]:
         return log_softmax(op, prediction)
@@ -43,10 +92,14 @@ class CrossEntropy(NegativeLogLikelihood):
     ) -> ir.Value:
         if not self.label_smoothing:
             return terms
-        if classes is not None:
-            beside = [1] * rank(log_p)
-            beside[axis] = -1
-            log_p = op.Mul(log_p, op.reshape(classes, *beside))
-        spread = op.reduce_mean(log_p, [axis], keepdims=False)
+        spread = op.reduce_mean(self._weighted(op, log_p, axis, classes), [axis], keepdims=False)
         smooth = self.label_smoothing
         return op.Sub(op.Mul(terms, 1 - smooth), op.Mul(spread, smooth))
+
+    @staticmethod
+    def _weighted(op: Ops, log_p: ir.Value, axis: int, classes: ir.Value | None) -> ir.Value:
+        if classes is None:
+            return log_p
+        beside = [1] * rank(log_p)
+        beside[axis] = -1
+        return op.Mul(log_p, op.reshape(classes, *beside))

@@ -27,8 +27,7 @@ _SAID: Final = re.compile(
 _QUOTED: Final = re.compile(r"'([^']+)'")
 _SOFT_LABELS: Final = (
     "labels are class numbers, as ArgMax gives them; for probabilities leave the loss out of the "
-    "model: --loss kl_div --loss-option teacher=probabilities has the gradients of PyTorch's "
-    "cross_entropy"
+    "model: --loss cross_entropy --loss-option labels=probabilities is PyTorch's"
 )
 
 

@@ -172,6 +172,9 @@ class Loss(abc.ABC):
                     "target-type",
                     f"{self.name} needs {target.dtype.name} as its {target.name}; "
                     f"{value.name!r} is of type {value.dtype.name}",
+                    hint="--loss-option labels=probabilities takes probabilities of classes"
+                    if "labels" in self.option_names()
+                    else None,
                 )
 
     def _bad(self, option: str, must: str) -> OdtpackError:
