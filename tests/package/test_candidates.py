@@ -86,6 +86,8 @@ NORMALIZED = "x2 = Sub(x, mean) x3 = Div(x2, pixel_std) h2 = MatMul(x3, w) y = A
         (NORMALIZED, {"mean": _random(3), "pixel_std": np.full((1, 3), 0.3)}, "mean pixel_std"),
         ("y = Add(h, pe)", {"pe": _sinusoid(40, 6)}, "pe"),
         ("y = Add(h, pe)", {"pe": _sinusoid(40, 6)[None]}, "pe"),
+        ("a = Cast <to = 1> (pe) y = Add(h, a)", {"pe": np.float16(_sinusoid(400, 6))}, "pe"),
+        ("a = Cast <to = 1> (pe) y = Add(h, a)", {"pe": np.float16(_random(400, 6) / 9)}, ""),
         ("y = Mul(h, cos)", {"cos": _sinusoid(400, 64)[:, 1::2]}, "cos"),
         ("y = Add(h, pe)", {"pe": _sinusoid(40, 6) + 0.01 * _random(40, 6)}, ""),
         ("y = Add(h, table)", {"table": np.eye(8)}, ""),

@@ -88,6 +88,8 @@ def _is_even(numbers: np.ndarray) -> bool:
 
 def _is_sinusoid(table: np.ndarray) -> bool:
     """Whether each column is a sine or cosine of the row: a[t + 1] + a[t - 1] = c a[t]."""
+    # Float16 rounds each of the numbers by up to 2.4e-4.
+    near = 2e-3 if table.dtype == np.float16 else _NEAR
     if len(table) < _ROWS or np.abs(table[:_ROWS]).max() > 1 + _NEAR:
         return False
     for part in (table[:_ROWS], table):
@@ -95,6 +97,6 @@ def _is_sinusoid(table: np.ndarray) -> bool:
         middle, around = rows[1:-1], rows[2:] + rows[:-2]
         norm = (middle**2).sum(axis=0)
         factor = (middle * around).sum(axis=0) / np.where(norm > 0, norm, 1)
-        if np.abs(around - factor * middle).max() > _NEAR or np.abs(factor).max() > 2 + _NEAR:
+        if np.abs(around - factor * middle).max() > near or np.abs(factor).max() > 2 + near:
             return False
     return float(np.ptp(table, axis=0).max()) > 0.5
