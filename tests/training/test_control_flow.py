@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -43,10 +44,10 @@ SCAN = """
 """
 
 
-def scan(x: torch.Tensor, p: Tensors) -> torch.Tensor:
+def scan(x: torch.Tensor, p: Tensors, *, stop: bool = False) -> torch.Tensor:
     h = x[:, 0] * 0
     for t in range(x.shape[1]):
-        h = torch.tanh(x[:, t] @ p["w"] + h @ p["u"] + p["b"])
+        h = torch.tanh(x[:, t] @ p["w"] + (h.detach() if stop else h) @ p["u"] + p["b"])
     return h @ p["head"]
 
 
@@ -64,11 +65,11 @@ LOOP = """
 """
 
 
-def loop(x: torch.Tensor, p: Tensors) -> torch.Tensor:
+def loop(x: torch.Tensor, p: Tensors, *, stop: bool = False) -> torch.Tensor:
     h, ys = x[:, 0], []
     for t in range(x.shape[1]):
         before, h = h, torch.sigmoid(h @ p["w"] + x[:, t] @ p["u"] + p["b"])
-        ys.append(h * before)
+        ys.append((h.detach() if stop else h) * before)
     return (h + torch.stack(ys).mean(0)) @ p["head"]
 
 
@@ -83,9 +84,12 @@ CHOICE = """
 """
 
 
-def choice(x: torch.Tensor, p: Tensors) -> torch.Tensor:
+def choice(x: torch.Tensor, p: Tensors, stop: str = "") -> torch.Tensor:
     h = x[:, 0] @ p["w"]
-    y = torch.tanh(h @ p["u"]) if p["b"].sum() < LIMIT else torch.sin(h)
+    inner = h.detach() if stop == "hw" else h
+    y = torch.tanh(inner @ p["u"]) if p["b"].sum() < LIMIT else torch.sin(h)
+    if stop == "y2" and p["b"].sum() >= LIMIT:
+        y = y.detach()
     return (y + p["b"]) @ p["head"]
 
 
@@ -132,11 +136,35 @@ def pytorch(
 @pytest.mark.parametrize("opset", [12, 13, 17])
 @pytest.mark.parametrize("name", CASES)
 def test_steps_follow_pytorch(name: str, opset: int, tmp_path: Path) -> None:
-    body, function = CASES[name]
+    follow(*CASES[name], opset, tmp_path / "package")
+
+
+STOPPED: dict[str, tuple[str, Callable[[torch.Tensor, Tensors], torch.Tensor], list[str]]] = {
+    "state": (SCAN, lambda x, p: scan(x, p, stop=True), ["s"]),
+    "on one way": (LOOP, lambda x, p: loop(x, p, stop=True), ["t@y"]),
+    "result of a branch": (CHOICE, lambda x, p: choice(x, p, stop="y2"), ["y2"]),
+    "read in a branch": (CHOICE, lambda x, p: choice(x, p, stop="hw"), ["hw@m"]),
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_gradients_stop_in_bodies(name: str, tmp_path: Path) -> None:
+    body, function, stops = STOPPED[name]
+    follow(body, function, 17, tmp_path / "package", stop_gradient=stops)
+
+
+def follow(
+    body: str,
+    function: Callable[[torch.Tensor, Tensors], torch.Tensor],
+    opset: int,
+    folder: Path,
+    **options: Any,
+) -> None:
     model = build(body, opset)
-    folder = tmp_path / "package"
     names = [n for n in WEIGHTS if f" {n})" in body]
-    build_package(model, folder, loss="cross_entropy", optimizer=optimizers.SGD(), train=names)
+    build_package(
+        model, folder, loss="cross_entropy", optimizer=optimizers.SGD(), train=names, **options
+    )
     losses, values, final = pytorch(function, names)
     state, module, optimizer = open_training(folder)
     optimizer.set_learning_rate(RATE)

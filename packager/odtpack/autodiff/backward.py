@@ -18,7 +18,7 @@ from odtpack.autodiff.context import (
     WithCaptured,
 )
 from odtpack.errors import OdtpackError, UnknownNameError, near_names
-from odtpack.graph.graphs import captures, dims_of, reads, replace, subgraphs, wider
+from odtpack.graph.graphs import captures, dims_of, nodes_of, reads, replace, subgraphs, wider
 from odtpack.graph.ops import Ops
 
 # The backward walk: reverse order, ask the registry, add up, un-broadcast.
@@ -301,7 +301,8 @@ def has_stand_in(node: ir.Node) -> bool:
 def stop_at(graph: ir.Graph, wanted: Iterable[str]) -> None:
     """Let no gradient pass ``VALUE``, or ``VALUE@OUTPUT``: where the node of OUTPUT reads it."""
     # Each may be a pattern. A value that is stopped keeps its name, also as an output.
-    computed = {str(y.name): y for node in graph for y in node.outputs}
+    computed = {str(y.name): y for node in nodes_of(graph) for y in node.outputs}
+    computed |= {str(v.name): v for body in graph.subgraphs() for v in body.inputs}
     known = {str(v.name): v for v in graph.inputs} | dict(graph.initializers) | computed
     op = Ops(graph, "stop/")
     for text in wanted:
@@ -316,17 +317,17 @@ def stop_at(graph: ir.Graph, wanted: Iterable[str]) -> None:
                 f"--stop-gradient names {text!r}, which the graph does not compute",
                 hint=f"freeze it (--freeze {text!r})"
                 if text in graph.initializers
-                else near_names(text, computed, "name an output of a node of the main graph"),
+                else near_names(text, computed, "name an output of a node"),
             )
         for value in values:
-            node, uses = value.producer(), list(value.uses())
-            with op.before(graph[0]) if node is None else op.after(node):
+            node, uses, home = value.producer(), list(value.uses()), value.graph or graph
+            with op.before(home[0]) if node is None else op.after(node):
                 held = stop(op, value)
             for reader, index in uses:
                 if not readers or reader in readers:
                     reader.replace_input_with(index, held)
             if not readers:
-                graph.outputs[:] = [held if each is value else each for each in graph.outputs]
+                home.outputs[:] = [held if each is value else each for each in home.outputs]
                 held.name, value.name = value.name, held.name
 
 
@@ -338,7 +339,7 @@ def _named(values: Mapping[str, ir.Value], text: str) -> list[ir.Value]:
 
 def lower(graph: ir.Graph) -> None:
     """Write the operators out."""
-    for node in [*graph]:
+    for node in [*nodes_of(graph)]:
         if node.domain == INTERNAL_DOMAIN and node.op_type == STRAIGHT_THROUGH:
             actual, exact = node.inputs
             if actual is not None and exact is not None:
@@ -346,11 +347,16 @@ def lower(graph: ir.Graph) -> None:
                     exact.replace_all_uses_with(actual)
                 replace(node.outputs[0], actual, [node])
         if node.domain == INTERNAL_DOMAIN and node.op_type == _OP_TYPE:
-            value = node.inputs[0]
-            if value is None:
+            value, home = node.inputs[0], node.graph
+            if value is None or home is None:
+                continue
+            own = value.producer()
+            given = node.outputs[0].is_graph_output() and (own is None or own.graph is not home)
+            if home is not graph and given:
+                node.op_type, node.domain = "Identity", ""  # a body gives what it computes
                 continue
             if node.outputs[0].is_graph_output() and value.producer() is not None:
                 value.name, node.outputs[0].name = node.outputs[0].name, value.name
             ir.convenience.replace_all_uses_with(node.outputs[0], value, replace_graph_outputs=True)
-            graph.remove(node, safe=True)
+            home.remove(node, safe=True)
     graph.opset_imports.pop(INTERNAL_DOMAIN, None)
