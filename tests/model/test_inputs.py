@@ -149,6 +149,17 @@ def test_sizes_are_fixed_everywhere(
         assert float(module(X, target)) == pytest.approx(np.mean((X @ weight) ** 2), rel=1e-5)
 
 
+def test_verify_finds_the_sizes_that_the_build_found(tmp_path: Path) -> None:
+    """Without recorded losses nothing says that x has as many columns as the weight has rows."""
+    model = parser.parse_model(OPEN)
+    weight = numpy_helper.from_array(np.zeros((37, 3), np.float32), "w")
+    model.graph.initializer.append(weight)
+    model.graph.output[0].type.tensor_type.shape.ClearField("dim")
+    options = {"sizes": ["batch=4"], "self_check": False}
+    build_package(model, tmp_path / "p", loss="mse", **options)
+    assert verify_package(tmp_path / "p").steps.shapes == {"x": [4, 37], "target": [4, 3]}
+
+
 @pytest.mark.parametrize(
     "sizes",
     [["nothing=3"], ["x=5"], ["x=5,4,1"], ["batch=0"], ["batch=5,4"], ["batch=4", "x=5,4"], ["x"]],

@@ -151,7 +151,9 @@ def make_search_context(
     files = write_data(arrays, folder / "data")
     sizes = [spec.shape[0] for spec in inputs if spec.shape]
     named = (*settings.train, *settings.freeze)
-    model = load_model(forward_model(settings), named, settings.untie, settings.stop_gradient)
+    model = load_model(
+        forward_model(settings), named, settings.untie, settings.stop_gradient, settings.sizes
+    )
     read = settings.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)
     chosen = choose(model, settings, settings.train, read)
     found = freezes(model, chosen.trained, chosen.frozen)

@@ -7,14 +7,13 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from decimal import ROUND_UP, Context, Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnx.numpy_helper
 import onnx_ir as ir
 import onnxruntime
 
@@ -29,12 +28,14 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.export.inference_model import export_inference_model
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import InputInfo, Manifest, SelfCheckInfo
+from odtpack_runtime.package.onnx_files import likely_sizes
 from odtpack_runtime.package.records import SelfCheckInput
 from odtpack_runtime.package.self_check import (
     cannot_teach,
     first_losses,
     made_up_batch,
     run_first_that_fits,
+    search_batch,
 )
 from odtpack_runtime.session.options import session_info, session_options
 from odtpack_runtime.session.session import open_session, owned_ortvalue, run_failed
@@ -67,9 +68,6 @@ _ORT = re.compile(
     r"|Non-zero status code returned while )"
 )
 _PLACE = re.compile(r"/\S+:\d+ onnxruntime::[^)]*\) ")  # in ONNX Runtime's source
-_LARGEST_SIZE, _MOST_SIZES, _RANK = 4096, 48, 8
-_PATIENCE = 30  # seconds in which sizes are looked for
-_INT64 = onnx.TensorProto.INT64
 _NOTHING: Mapping[str, Any] = {"losses": None, "idle": None}
 
 
@@ -251,7 +249,6 @@ class _Trial:
             for shape in targets
             for axis, dim in enumerate(shape)
         )
-        self._until = time.monotonic() + _PATIENCE
         self._forward: onnxruntime.InferenceSession | None = None
         self._first: dict[str, Array] = {}
         parameters = () if manifest is None else manifest.parameters
@@ -269,41 +266,20 @@ class _Trial:
 
     def first_that_fits(self, samples: int, run: Callable[[Sequence[SelfCheckInput]], Any]) -> Any:
         """Return what a function makes of the first batch with which it runs."""
-
-        def fitted(chosen: Sequence[SelfCheckInput]) -> Any:
-            alive()
-            if time.monotonic() > self._until:
-                raise OdtpackError("run-failed", "no sizes were found with which the models run")
-            return run(self._followed(chosen))
-
+        inputs = self._inputs
+        sizes = partial(likely_sizes, self._files["eval_model"], self._state)
         try:
-            return run_first_that_fits(self._inputs, samples, fitted)
+            return search_batch(inputs, samples, lambda each: run(self._followed(each)), sizes)
         except OdtpackError as error:
             if error.code != "run-failed" or out_of_memory(error):
                 raise
-            with suppress(OdtpackError):
-                return run_first_that_fits(self._inputs, samples, fitted, self._sizes())
-            if samples > 1:
-                return self.first_that_fits(1, run)
-            for count in self._sizes():  # that of the batch with which a model was traced
-                with suppress(OdtpackError):
-                    return run_first_that_fits(self._inputs, count, fitted, (count, 2, 8))
             level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             self._options.graph_optimization_level = level  # with it nodes have the user's names
             self._module = self._opened().eval()
             run_first_that_fits(
-                self._inputs, 1, lambda chosen: self._module(*made_up_batch(self._inputs, chosen))
+                inputs, 1, lambda chosen: self._module(*made_up_batch(inputs, chosen))
             )
             raise
-
-    def _sizes(self) -> list[int]:
-        """What an open axis may have to be: as long as a constant says, or as a weight is."""
-        graph = onnx.load_model(self._files["eval_model"]).graph
-        tensors = [*graph.initializer, *(a.t for n in graph.node for a in n.attribute)]
-        constants = (onnx.numpy_helper.to_array(t) for t in tensors if t.data_type == _INT64)
-        sizes = [int(size) for array in constants if array.size <= _RANK for size in array.flat]
-        sizes += [size for _, value in self._state.parameters for size in value.data.shape]
-        return sorted(size for size in set(sizes) if 1 <= size <= _LARGEST_SIZE)[:_MOST_SIZES]
 
     def _predicted(self, batch: Sequence[Array]) -> Array:
         """What the loss reads first, of a batch."""

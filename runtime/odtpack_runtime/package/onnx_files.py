@@ -15,6 +15,9 @@ from odtpack_runtime.session.model_file import check_model_file, outside_tensor
 if TYPE_CHECKING:
     import onnx
 
+    from odtpack_runtime.checkpoint.state import CheckpointState
+
+_LARGEST_SIZE, _MOST_SIZES, _RANK = 4096, 48, 8
 
 Tensor = tuple[str, str, tuple[int | str | None, ...]]
 """Name, element type as numpy has it, and shape."""
@@ -77,6 +80,19 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
                 yield from (attribute.t, *attribute.tensors)
                 for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
                     yield from (sparse.values, sparse.indices)
+
+
+def likely_sizes(eval_model: Path, state: CheckpointState) -> list[int]:
+    """What an open axis may have to be: as long as a constant says, or as a weight is."""
+    import onnx
+
+    graph = load_model(eval_model).graph
+    tensors = [*graph.initializer, *(a.t for n in graph.node for a in n.attribute)]
+    whole = [tensor for tensor in tensors if tensor.data_type == onnx.TensorProto.INT64]
+    constants = (onnx.numpy_helper.to_array(tensor) for tensor in whole)
+    sizes = {int(size) for array in constants if array.size <= _RANK for size in array.flat}
+    sizes |= {size for _, value in state.parameters for size in value.data.shape}
+    return sorted(size for size in sizes if 1 <= size <= _LARGEST_SIZE)[:_MOST_SIZES]
 
 
 def opsets_of(model: onnx.ModelProto, where: Path) -> dict[str, int]:

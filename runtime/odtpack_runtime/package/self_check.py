@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +72,7 @@ _MOST_ELEMENTS = 2**22
 """What an input may have where sizes are tried that only the model holds."""
 _SAME = 1e-6
 """Part of a loss by which a sum in another order may differ."""
+_PATIENCE = 30  # seconds in which sizes are looked for
 _OTHER_SIZES = (2, 8, 32, 224)
 """What a size that may vary is taken to be, until the models run: images need room."""
 
@@ -272,3 +275,32 @@ def run_first_that_fits(
             failed = failed or error
     assert failed is not None  # noqa: S101 - there is always a batch to try
     raise failed
+
+
+def search_batch(
+    inputs: Sequence[InputInfo],
+    samples: int,
+    run: Callable[[tuple[SelfCheckInput, ...]], Any],
+    sizes: Callable[[], list[int]],
+) -> Any:
+    """:func:`run_first_that_fits`, and then with further sizes, which are asked for if needed."""
+    until = time.monotonic() + _PATIENCE
+
+    def fitted(chosen: tuple[SelfCheckInput, ...]) -> Any:
+        alive()
+        if time.monotonic() > until:
+            raise OdtpackError("run-failed", "no sizes were found with which the models run")
+        return run(chosen)
+
+    try:
+        return run_first_that_fits(inputs, samples, fitted)
+    except OdtpackError as error:
+        if error.code != "run-failed" or out_of_memory(error):
+            raise
+        others = sizes()
+        ways = [(samples, others), (1, _OTHER_SIZES), (1, others)]
+        # The last are those of the batch with which a model was traced.
+        for count, tried in (*ways, *((each, (each, 2, 8)) for each in others)):
+            with suppress(OdtpackError):
+                return run_first_that_fits(inputs, count, fitted, tried)
+        raise

@@ -23,6 +23,7 @@ from odtpack_runtime.package.contradictions import contradiction
 from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.manifest_signature import KeyFiles
+from odtpack_runtime.package.onnx_files import likely_sizes
 from odtpack_runtime.package.package import (
     Package,
     check_nothing_else,
@@ -32,7 +33,7 @@ from odtpack_runtime.package.package import (
     signature_path,
 )
 from odtpack_runtime.package.records import SelfCheckInput
-from odtpack_runtime.package.self_check import made_up_batch, run_first_that_fits, self_check
+from odtpack_runtime.package.self_check import made_up_batch, search_batch, self_check
 from odtpack_runtime.package.trust import Limits, check_operators, check_release, check_signed
 from odtpack_runtime.package.verify_models import check_checkpoints, check_models
 from odtpack_runtime.session.session import open_session
@@ -95,7 +96,13 @@ def run_steps(package: Package) -> StepFigures:
             onnxruntime.__version__, result.losses[0], result.evaluation_loss, shapes
         )
     else:
-        figures = run_first_that_fits(package.manifest.inputs, _SAMPLES, partial(_steps, package))
+        state = CheckpointState.load_checkpoint(package.checkpoint)
+        figures = search_batch(
+            package.manifest.inputs,
+            _SAMPLES,
+            partial(_steps, package),
+            partial(likely_sizes, package.eval_model, state),
+        )
     _load_converted(package)
     _load_exported(package)
     return figures
