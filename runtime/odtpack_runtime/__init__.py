@@ -25,6 +25,7 @@ from odtpack_runtime import telemetry  # noqa: F401 - before anything imports on
 from odtpack_runtime.checkpoint.parameters import Parameter, Parameters
 from odtpack_runtime.checkpoint.state import CheckpointState, Properties
 from odtpack_runtime.errors import OdtpackError, UnknownKeyError, UnknownNameError, WrongTypeError
+from odtpack_runtime.package.adapter import load_adapter, save_adapter
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.self_check import self_check
 from odtpack_runtime.session.options import default_session_options
@@ -47,5 +48,7 @@ __all__ = [
     "UnknownNameError",
     "WrongTypeError",
     "default_session_options",
+    "load_adapter",
+    "save_adapter",
     "self_check",
 ]

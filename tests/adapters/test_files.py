@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from odtpack.adapters import AdapterSpec
-from odtpack.adapters.files import CONFIG, TENSORS, PeftAdapter, read_peft, write_peft
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack_runtime import CheckpointState, Package
+from odtpack_runtime.package.adapter import CONFIG, TENSORS, PeftAdapter, read_peft, write_peft
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import SPECS, config

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from odtpack.adapters import AdapterSpec
-from odtpack.adapters.files import CONFIG
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.optimizers import AdamW
 from odtpack.package import write
 from odtpack_runtime import CheckpointState, Package
+from odtpack_runtime.package.adapter import CONFIG
 from tests.adapters.conftest import needs_peft
 from tests.cli.conftest import Run, run
 from tests.exported.export import Exporter, export

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
+import safetensors.numpy
 from torch import nn
 
 from odtpack import optimizers
@@ -18,8 +20,9 @@ from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.package.segments import cut as rows
-from odtpack_runtime import CheckpointState, Module, Optimizer, Package
+from odtpack_runtime import CheckpointState, Module, Optimizer, Package, load_adapter, save_adapter
 from odtpack_runtime import OdtpackError as RuntimeFailure
+from odtpack_runtime.package.adapter import TENSORS
 from odtpack_runtime.package.verify import verify_package
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
@@ -319,6 +322,26 @@ def test_segments_that_contradict_their_files(
     with pytest.raises(RuntimeFailure) as caught:
         open_training(folder)
     assert caught.value.code in ("segments-invalid", "model-mismatch")
+
+
+@pytest.mark.parametrize("name", ["adapter.onnx_adapter", "peft"])
+def test_the_adapter_is_saved_and_loaded(name: str, llama_file: Path, tmp_path: Path) -> None:
+    """Both forms; others' readers of them agree."""
+    package = Package.open(built(llama_file, tmp_path / "package"))
+    state, _ = trained(package.path, 2)
+    arrays = state.arrays(trainable=True)
+    save_adapter(package, state, tmp_path / name)
+    if name == "peft":
+        found = safetensors.numpy.load_file(tmp_path / name / TENSORS)
+    else:
+        read = onnxruntime.AdapterFormat.read_adapter(str(tmp_path / name)).get_parameters()
+        found = {key: value.numpy() for key, value in read.items()}
+    again = CheckpointState.load_checkpoint(package.checkpoint)
+    load_adapter(package, again, tmp_path / name)
+    assert found.keys() == arrays.keys()
+    for key, array in arrays.items():
+        np.testing.assert_array_equal(found[key], array)
+        np.testing.assert_array_equal(again.parameters[key].data, array)
 
 
 def test_verify(llama_file: Path, tmp_path: Path) -> None:

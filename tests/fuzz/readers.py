@@ -21,7 +21,6 @@ import pytest
 from onnx import numpy_helper
 
 from odtpack.adapters import AdapterSpec
-from odtpack.adapters.files import CONFIG, TENSORS, from_peft, read_peft, to_peft, write_peft
 from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.optimizers import AdamW
@@ -33,6 +32,7 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.folder_update import check_finished, finish_update
+from odtpack_runtime.package.adapter import CONFIG, TENSORS, load_adapter, save_adapter
 from odtpack_runtime.package.checks import ort_operators
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.manifest_signature import check_signature
@@ -105,7 +105,8 @@ def adapters() -> Path:
     build_package(zoo.mlp((4, 3, 2)), folder / "package", loss="cross_entropy", adapter=spec)
     package = Package.open(folder / "package")
     state = CheckpointState.load_checkpoint(package.checkpoint)
-    write_peft(folder / "peft", to_peft(package, state))
+    save_adapter(package, state, folder / "peft")
+    save_adapter(package, state, folder / "it.onnx_adapter")
     return folder
 
 
@@ -198,10 +199,14 @@ def _read_adapter(changed: str) -> Callable[[Path], None]:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             shutil.copytree(adapters() / "peft", folder, dirs_exist_ok=True)
             shutil.copyfile(path, Path(folder) / changed)
-            adapter = read_peft(Path(folder))
-            from_peft(Package.open(adapters() / "package"), adapter, Path(folder))
+            _load_adapter(Path(folder))
 
     return read
+
+
+def _load_adapter(path: Path) -> None:
+    package = Package.open(adapters() / "package")
+    load_adapter(package, CheckpointState.load_checkpoint(package.checkpoint), path)
 
 
 def _read_manifest(path: Path) -> None:
@@ -353,6 +358,9 @@ READERS = {
     "peft-tensors": Reader(
         ".safetensors", lambda: [(adapters() / "peft" / TENSORS).read_bytes()],
         _read_adapter(TENSORS),
+    ),
+    "onnx-adapter": Reader(
+        ".onnx_adapter", lambda: [(adapters() / "it.onnx_adapter").read_bytes()], _load_adapter
     ),
     "fleet-state": Reader(
         ".npz", lambda: _of_fleet("state.npz"),

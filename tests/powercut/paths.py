@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from odtpack.adapters import AdapterSpec
-from odtpack.adapters.files import read_peft
 from odtpack.build import build_package
 from odtpack.cli import main as odtpack
 from odtpack.optimizers import AdamW
@@ -25,6 +24,7 @@ from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files import folder_update
 from odtpack_runtime.files.folder_update import finish_update
+from odtpack_runtime.package.adapter import read_peft
 from odtpack_runtime.package.package import Package
 from tests import zoo
 

@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.adapters import low_rank
-from odtpack.adapters.files import PREFIX
 from odtpack.adapters.layers import Layer, Use, find_layers
 from odtpack.adapters.prompt import insert_prompt
 from odtpack.errors import OdtpackError, UnknownNameError
@@ -17,6 +16,7 @@ from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.shared_tensors import weight_array
 from odtpack.spec import AdapterSpec
+from odtpack_runtime.package.adapter import PREFIX
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,12 +11,12 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack.adapters import low_rank
-from odtpack.adapters.files import PREFIX, PeftAdapter
 from odtpack.adapters.layers import Layer, find_layers
 from odtpack.adapters.low_rank import FACTORS, MAGNITUDE, A, B
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.inference import infer_shapes
 from odtpack.model.loading import load_model
+from odtpack_runtime.package.adapter import PREFIX, PeftAdapter
 
 _ENDS = (A, B, MAGNITUDE, FACTORS, low_rank.TABLE_A, low_rank.TABLE_B)
 

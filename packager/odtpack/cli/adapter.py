@@ -49,11 +49,11 @@ def export(
     Writes adapter_model.safetensors and adapter_config.json. PEFT does not have bitfit: for it
     only the files of ONNX Runtime are written.
     """
-    from odtpack.adapters.files import CONFIG, adapter_of, to_peft, write_peft
     from odtpack.cli.export import check_state
     from odtpack.errors import OdtpackError
     from odtpack_runtime import CheckpointState, Package
     from odtpack_runtime.files.folder_update import update_folder
+    from odtpack_runtime.package.adapter import CONFIG, adapter_of, to_peft, write_peft
 
     opened = Package.open(package)
     info = adapter_of(opened)
@@ -94,21 +94,20 @@ def export(
 def _for_onnxruntime(
     package: Package, state: CheckpointState, source: Path, out: Path, outputs: list[str]
 ) -> list[Path]:
-    from odtpack.adapters.files import adapter_of, with_adapter_inputs, write_onnx_adapter
+    from odtpack.adapters.inference import with_adapter_inputs
     from odtpack.cli.export import inference_of
     from odtpack_runtime import CheckpointState
     from odtpack_runtime.export.inference_model import export_inference_model
+    from odtpack_runtime.package.adapter import write_onnx_adapter
 
-    names = adapter_of(package).parameters
-    values = state.arrays(trainable=True)
     base, adapter = out / _BASE, out / _ADAPTER
     model = inference_of(package, outputs, source)
     export_inference_model(
         package.eval_model, model.parameters, base, list(model.outputs), apart=True
     )
     start = CheckpointState.load_checkpoint(package.checkpoint).arrays(trainable=True)
-    with_adapter_inputs(base, {name: start[name] for name in names})
-    write_onnx_adapter(adapter, {name: values[name] for name in names})
+    with_adapter_inputs(base, start)
+    write_onnx_adapter(adapter, state.arrays(trainable=True))
     return [base, adapter]
 
 
@@ -124,13 +123,13 @@ def import_(
 
     The package must have been built with an adapter of the same kind, rank and layers.
     """
-    from odtpack.adapters.files import from_peft, read_peft
     from odtpack.cli._files import check_writable
-    from odtpack_runtime import CheckpointState, Package
+    from odtpack_runtime import CheckpointState, Package, load_adapter
 
     opened = Package.open(package)
     check_writable(out, "--out", outside=opened)
-    state = from_peft(opened, read_peft(adapter), adapter)
+    state = CheckpointState.load_checkpoint(opened.checkpoint)
+    load_adapter(opened, state, adapter)
     CheckpointState.save_checkpoint(state, out)
     _console.wrote(out)
     _console.say(f"next: odtpack train {package} --data DATA.npz --resume {out} --out trained.ckpt")
@@ -144,10 +143,10 @@ def merge(
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Merge an adapter into the weights of its forward model."""
-    from odtpack.adapters.files import read_peft
     from odtpack.adapters.merge import merge_adapter
     from odtpack.cli._files import check_writable
     from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_runtime.package.adapter import read_peft
 
     check_writable(out, "--out")
     beside = out.resolve().parent == model.resolve().parent

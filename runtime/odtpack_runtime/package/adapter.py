@@ -1,0 +1,461 @@
+"""The adapter of a package: written to and read from the files of ONNX Runtime and of PEFT.
+
+ONNX Runtime's ``.onnx_adapter`` holds the parameters, which a base model takes as inputs. PEFT's
+are a folder with ``adapter_model.safetensors`` and ``adapter_config.json``. The parameters of an
+adapter have PEFT's names in the package, so that nothing is renamed on the way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import flatbuffers
+import numpy as np
+
+from odtpack_runtime.checkpoint.flatbuffer import Source
+from odtpack_runtime.checkpoint.format import DTYPES, MAX_RANK
+from odtpack_runtime.checkpoint.parameters import nominal_error
+from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.folder_update import check_finished, update_folder
+from odtpack_runtime.package.manifest import AdapterInfo, Manifest
+from odtpack_runtime.package.package import Package
+
+Tensors = Mapping[str, np.ndarray[Any, Any]]
+
+SUFFIX: Final = ".onnx_adapter"
+CONFIG: Final = "adapter_config.json"
+TENSORS: Final = "adapter_model.safetensors"
+PREFIX: Final = "base_model.model."
+"""Begins the names of the parameters of an adapter."""
+
+
+def save_adapter(
+    package: Package, state: CheckpointState, destination: str | os.PathLike[str]
+) -> None:
+    """Write the adapter of a state.
+
+    Args:
+        package: The package that the state belongs to, of one model or of segments.
+        state: Its parameters, in float32.
+        destination: A name that ends in ``.onnx_adapter`` for a file of ONNX Runtime's
+            (``OrtLoraAdapter``), or a folder for PEFT's two files; made if needed.
+
+    Raises:
+        OdtpackError: ``no-adapter``; ``peft-without-kind`` or ``peft-without-name`` if PEFT has
+            no place for what is trained; ``nominal-state``; or the files cannot be written.
+    """
+    path = Path(destination)
+    with state.lock:
+        if state.is_nominal:
+            raise nominal_error("there are no values to save")
+        if path.suffix == SUFFIX:
+            adapter_of(package)
+            write_onnx_adapter(path, state.arrays(trainable=True))
+            return
+        adapter = to_peft(package, state)
+    with update_folder(path, last=CONFIG) as stage:
+        write_peft(stage, adapter)
+
+
+def load_adapter(package: Package, state: CheckpointState, source: str | os.PathLike[str]) -> None:
+    """Set the trained parameters of a state to those of an adapter; all of them or none.
+
+    Args:
+        package: The package that the state belongs to.
+        state: Its parameters, which may be in use by a Module. The optimizer's state stays.
+        source: A file of :func:`save_adapter`, or a folder of it or of PEFT.
+
+    Raises:
+        OdtpackError: A file cannot be read (``adapter-corrupt``, ``peft-invalid``,
+            ``peft-not-found``, ``peft-unsupported``), or does not fit (``adapter-mismatch``).
+    """
+    path = Path(source)
+    adapter_of(package)
+    if path.suffix == SUFFIX:
+        tensors: Tensors = read_onnx_adapter(path)
+        names = {name: name for name in state.arrays(trainable=True)}
+    else:
+        tensors, names = _peft_tensors(package, path)
+    with state.lock:
+        _set(state, tensors, names, path)
+
+
+def _set(state: CheckpointState, tensors: Tensors, names: Mapping[str, str], where: Path) -> None:
+    """Copy tensors into the parameters that have, for each of their names, another."""
+    arrays = state.arrays(trainable=True)
+    missing = [name for name in names if name not in tensors]
+    unknown = [name for name in tensors if name not in names]
+    if missing or unknown:
+        what = (
+            f"the adapter has no {missing[0]!r}, which the package trains"
+            if missing
+            else f"the adapter has {unknown[0]!r}, which the package does not train"
+        )
+        raise _mismatch(what, "build the package with --on for the same layers", where)
+    for name, own in names.items():
+        if tensors[name].shape != arrays[own].shape:
+            raise _mismatch(
+                f"{name!r} is {list(tensors[name].shape)} in the adapter and "
+                f"{list(arrays[own].shape)} in the package",
+                "build the package from the model that the adapter was trained on",
+                where,
+            )
+    for name, own in names.items():
+        np.copyto(arrays[own], tensors[name], casting="same_kind")
+
+
+def _mismatch(what: str, hint: str, where: Path) -> OdtpackError:
+    return OdtpackError("adapter-mismatch", what, where=str(where), hint=hint)
+
+
+# ONNX Runtime's format: a flatbuffer with the identifier TORT, as onnxruntime/lora writes it.
+#
+#     table Parameter { name: string; dims: [int64]; data_type: int32; raw_data: [uint8]; }
+#     table Adapter { format_version: int32; adapter_version: int32; model_version: int32;
+#                     parameters: [Parameter]; }
+
+_IDENTIFIER = b"TORT"
+_FORMAT_VERSION = 1
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+def write_onnx_adapter(path: Path, tensors: Tensors) -> None:
+    """Write tensors by the names of a base model's inputs."""
+    size = sum(array.nbytes for array in tensors.values())
+    builder = flatbuffers.Builder(size + 256 * len(tensors) + 64)
+    tables = []
+    for name, array in sorted(tensors.items()):
+        builder.StartVector(1, array.nbytes, 8)
+        builder.head -= array.nbytes
+        builder.Bytes[builder.head : builder.head + array.nbytes] = array.tobytes()
+        data = builder.EndVector()
+        builder.StartVector(8, array.ndim, 8)
+        for axis in reversed(array.shape):
+            builder.PrependInt64(axis)
+        dims, text = builder.EndVector(), builder.CreateString(name)
+        builder.StartObject(4)
+        builder.PrependUOffsetTRelativeSlot(0, text, 0)
+        builder.PrependUOffsetTRelativeSlot(1, dims, 0)
+        builder.PrependInt32Slot(2, _CODES[array.dtype], 0)
+        builder.PrependUOffsetTRelativeSlot(3, data, 0)
+        tables.append(builder.EndObject())
+    builder.StartVector(4, len(tables), 4)
+    for table in reversed(tables):
+        builder.PrependUOffsetTRelative(table)
+    parameters = builder.EndVector()
+    builder.StartObject(4)
+    for slot in range(3):
+        builder.PrependInt32Slot(slot, _FORMAT_VERSION, 0)
+    builder.PrependUOffsetTRelativeSlot(3, parameters, 0)
+    builder.Finish(builder.EndObject(), file_identifier=_IDENTIFIER)
+    with atomic_write(path) as stream:
+        stream.write(builder.Output())
+
+
+def read_onnx_adapter(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Read the tensors of a file of ONNX Runtime's, by name."""
+    try:
+        with path.open("rb") as stream:
+            source = Source(stream, "adapter", str(path))
+            root = source.root(_IDENTIFIER)
+            if root.integer(0, "i") != _FORMAT_VERSION:
+                source.fail(f"its format is {root.integer(0, 'i')}, and 1 is known")
+            tensors: dict[str, np.ndarray[Any, Any]] = {}
+            left = source.size
+            for table in root.tables(3):
+                name, shape = table.string(0), table.integers(1, MAX_RANK)
+                dtype, data = DTYPES.get(table.integer(2, "i")), table.vector(3, 1)
+                if dtype is None or data is None or min(shape, default=0) < 0 or name in tensors:
+                    source.fail(f"its parameter {name!r:.80} is not a tensor of numbers")
+                left -= data.length
+                if math.prod(shape) * dtype.itemsize != data.length or left < 0:
+                    source.fail(f"its parameter {name!r:.80} has {data.length} bytes")
+                content = source.read(data.position, data.length)
+                tensors[name] = np.frombuffer(content, dtype).reshape(shape)
+    except OSError as error:
+        raise OdtpackError(
+            "adapter-corrupt", f"{path} cannot be read: {error.strerror or error}", where=str(path)
+        ) from error
+    return tensors
+
+
+# safetensors: the length of a header in 8 bytes, a header in JSON, and the elements.
+
+_SAFE: Final = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_MAX_HEADER: Final = 2**26
+
+
+def _write_safetensors(path: Path, tensors: Tensors) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    names = {np.dtype(dtype): name for name, dtype in _SAFE.items()}
+    for name, array in sorted(tensors.items()):
+        offsets = [end, end := end + array.nbytes]
+        shape = list(array.shape)
+        header[name] = {"dtype": names[array.dtype], "shape": shape, "data_offsets": offsets}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with atomic_write(path) as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for _, array in sorted(tensors.items()):
+            stream.write(array.tobytes())
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """All tensors, in float32; a ValueError says what is wrong."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    if not 2 <= size <= min(len(data) - 8, _MAX_HEADER):
+        raise ValueError(f"its header has {size} bytes")
+    header = json.loads(data[8 : 8 + size])
+    if not isinstance(header, dict):
+        raise ValueError("its header is not an object")
+    header.pop("__metadata__", None)
+    tensors, end = {}, 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        dtype, shape = np.dtype(_SAFE[entry["dtype"]]), entry["shape"]
+        start, stop = entry["data_offsets"]
+        whole = all(type(axis) is int and axis >= 0 for axis in shape) and len(shape) <= MAX_RANK
+        if not whole or start != end or stop - start != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"its tensor {name!r:.80} is not where it should be")
+        found = np.frombuffer(data, dtype, math.prod(shape), 8 + size + start).reshape(shape)
+        if entry["dtype"] == "BF16":
+            found = (found.astype(np.uint32) << 16).view(np.float32)
+        with np.errstate(over="ignore"):
+            tensors[name] = found.astype(np.float32)
+        end = stop
+    if 8 + size + end != len(data):
+        raise ValueError("it is longer or shorter than its tensors")
+    return tensors
+
+
+# PEFT's files.
+
+_TABLE = ".base_layer.weight"
+_MAX_CONFIG_BYTES: Final = 2**20
+_LARGEST_ALPHA: Final = 1e30
+_TYPES: Final = {"lora": "LORA", "dora": "LORA", "ia3": "IA3", "prompt": "PROMPT_TUNING"}
+Kind = Literal["lora", "dora", "ia3", "bitfit", "prompt"]
+
+# Settings that change what the tensors mean, with the value that they have without them.
+_PLAIN: Final[dict[str, Any]] = {
+    "alora_invocation_tokens": None, "bias": "none", "layer_replication": None,
+    "lora_bias": False, "megatron_config": None, "rank_pattern": {}, "alpha_pattern": {},
+    "target_parameters": None, "trainable_token_indices": None, "use_qalora": False,
+    "use_bdlora": None, "arrow_config": None, "kasa_config": None, "monteclora_config": None,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class PeftAdapter:
+    """An adapter as PEFT's files hold it."""
+
+    kind: Kind  # ``lora``, ``dora``, ``ia3`` or ``prompt``
+    tensors: Tensors  # values by name, in float32
+    rank: int = 0  # ``lora``, ``dora``: rows of A
+    scaling: float = 1.0  # ``lora``, ``dora``: how often B A counts
+    # Names or ends of names of the layers; a text is a regular expression.
+    layers: tuple[str, ...] | str = ()
+    # ``ia3``: the same for the layers whose input is scaled.
+    feedforward: tuple[str, ...] | str = ()
+    saved: tuple[str, ...] = ()  # modules that were trained as a whole
+
+
+def write_peft(folder: Path, adapter: PeftAdapter, dropout: float = 0.0) -> tuple[Path, Path]:
+    """Write the files of an adapter; each is whole or not there."""
+    # folder: Where they go; it is made if needed. dropout: ``lora``: the dropout of its training.
+    # Returns paths of the tensors and of the configuration.
+    if adapter.kind not in _TYPES:
+        raise OdtpackError(
+            "peft-without-kind",
+            f"PEFT has no file for {adapter.kind}, which trains parameters that the model has",
+        )
+    content: dict[str, Any] = {
+        "peft_type": _TYPES[adapter.kind],
+        "base_model_name_or_path": None,
+        "task_type": None,
+        "inference_mode": True,
+        "target_modules": list(adapter.layers),
+        "modules_to_save": list(adapter.saved) or None,
+        "fan_in_fan_out": False,
+    }
+    if adapter.kind == "prompt":
+        (vectors,) = adapter.tensors.values()
+        content = {
+            "peft_type": _TYPES["prompt"],
+            "base_model_name_or_path": None,
+            "task_type": "CAUSAL_LM",
+            "inference_mode": True,
+            "num_virtual_tokens": len(vectors),
+            "token_dim": vectors.shape[1],
+            "num_transformer_submodules": 1,
+            "prompt_tuning_init": "RANDOM",
+        }
+    elif adapter.kind == "ia3":
+        content |= {"feedforward_modules": list(adapter.feedforward), "init_ia3_weights": True}
+    else:
+        content |= {
+            "r": adapter.rank,
+            "lora_alpha": adapter.scaling * adapter.rank,
+            "lora_dropout": dropout,
+            "use_dora": adapter.kind == "dora",
+            "use_rslora": False,
+            "bias": "none",
+            "init_lora_weights": True,
+        }
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: np.ascontiguousarray(value) for name, value in adapter.tensors.items()}
+    paths = folder / TENSORS, folder / CONFIG
+    _write_safetensors(paths[0], tensors)
+    with atomic_write(paths[1]) as stream:
+        stream.write((json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+    return paths
+
+
+def read_peft(folder: Path) -> PeftAdapter:
+    """Read the files of an adapter."""
+    check_finished(folder)
+    for name in (CONFIG, TENSORS):
+        if not (folder / name).is_file():
+            raise OdtpackError("peft-not-found", f"{folder} has no {name}", where=str(folder))
+    config = _config(folder / CONFIG)
+    try:
+        found = _read_safetensors(folder / TENSORS)
+    except (OSError, KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise OdtpackError(
+            "peft-invalid",
+            f"{TENSORS} cannot be read: {type(error).__name__}: {error!s:.200}",
+            where=str(folder / TENSORS),
+        ) from error
+    # Beside an embedding's adapter PEFT saves its table.
+    tensors = {name: found[name] for name in sorted(found) if not name.endswith(_TABLE)}
+    where = str(folder / CONFIG)
+    kind = config.get("peft_type")
+    saved = _names(config.get("modules_to_save"))
+    layers, feedforward = (
+        value if isinstance(value, str) else _names(value)
+        for value in map(config.get, ("target_modules", "feedforward_modules"))
+    )
+    for key, plain in _PLAIN.items():
+        if config.get(key, plain) not in (plain, None):
+            raise OdtpackError(
+                "peft-unsupported", f"the adapter has {key} = {config[key]!r:.80}", where=where
+            )
+    if kind == "IA3":
+        return PeftAdapter("ia3", tensors, 0, 1.0, layers, feedforward, saved)
+    if kind == "PROMPT_TUNING":
+        return PeftAdapter("prompt", tensors)
+    if kind != "LORA":
+        raise OdtpackError(
+            "peft-unsupported", f"the adapter is of PEFT's type {kind!r:.40}", where=where
+        )
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if (
+        type(rank) is not int
+        or not 1 <= rank < 2**31
+        or isinstance(alpha, bool)
+        or not isinstance(alpha, int | float)
+        or not -_LARGEST_ALPHA <= alpha <= _LARGEST_ALPHA  # nor NaN
+    ):
+        made = f"r = {rank!r:.40} and lora_alpha = {alpha!r:.40}"
+        raise OdtpackError("peft-invalid", f"{made} make no adapter", where=where)
+    scaling = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+    dora: Kind = "dora" if config.get("use_dora") else "lora"
+    return PeftAdapter(dora, tensors, rank, scaling, layers, feedforward, saved)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            content = json.loads(stream.read(_MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise OdtpackError("peft-invalid", f"it is not JSON: {error}", where=str(path)) from error
+    if not isinstance(content, dict):
+        raise OdtpackError("peft-invalid", "it is not a JSON object", where=str(path))
+    return content
+
+
+def adapter_of(package: Package) -> AdapterInfo:
+    """What a package says of its adapter."""
+    info = package.manifest.adapter
+    if info is None:
+        raise OdtpackError(
+            "no-adapter", "the package was built without an adapter", where=str(package.path)
+        )
+    return info
+
+
+def to_peft(package: Package, state: CheckpointState) -> PeftAdapter:
+    """The adapter of a checkpoint, as PEFT has it."""
+    # Parameters that are trained besides become modules that PEFT saves as a whole.
+    # package: The package that was built with it.
+    info = adapter_of(package)
+    arrays = state.arrays(trainable=True)
+    tensors = {name: arrays[name] for name in info.parameters}
+    saved = []
+    for name, original in _besides(package.manifest, info).items():
+        module, dot, _ = name.rpartition(".")
+        if original or not dot:
+            raise OdtpackError(
+                "peft-without-name",
+                f"{original or name!r} is trained besides the adapter, and has no name that a "
+                "PyTorch module would have",
+                where=str(package.path),
+            )
+        tensors[f"{PREFIX}{name}"] = arrays[name]
+        saved.append(module)
+    rank = info.rank or 0
+    scaling = (info.alpha or 0.0) / rank if rank else 1.0
+    copies = {name: np.array(value) for name, value in tensors.items()}
+    return PeftAdapter(
+        info.kind, copies, rank, scaling, info.layers, info.feedforward, tuple(dict.fromkeys(saved))
+    )
+
+
+def _peft_tensors(package: Package, folder: Path) -> tuple[Tensors, dict[str, str]]:
+    """The tensors of a PEFT adapter that fits a package, and its names of the package's."""
+    info, adapter = adapter_of(package), read_peft(folder)
+    for what, option, theirs, ours in (
+        ("kind", "--adapter", adapter.kind, info.kind),
+        ("rank", "--rank", adapter.rank or None, info.rank),
+    ):
+        if theirs != ours:
+            raise _mismatch(
+                f"the adapter's {what} is {theirs}, the package's {ours}",
+                f"build the package with {option} {theirs}",
+                folder,
+            )
+    own = (info.alpha or 0.0) / info.rank if info.rank else 1.0
+    if not math.isclose(own, adapter.scaling, rel_tol=1e-6):
+        raise _mismatch(
+            f"the adapter counts {adapter.scaling:g} times, the package's {own:g} times",
+            f"build the package with --alpha {adapter.scaling * adapter.rank:g}",
+            folder,
+        )
+    names = {name: name for name in info.parameters}
+    names |= {f"{PREFIX}{name}": original or name for name, original in
+              _besides(package.manifest, info).items()}  # fmt: skip
+    return adapter.tensors, names
+
+
+def _besides(manifest: Manifest, info: AdapterInfo) -> dict[str, str]:
+    """Names of what is trained besides the adapter, each with its made-up one or nothing."""
+    own = set(info.parameters)
+    return {
+        (item.module or item.name): item.name if item.module else ""
+        for item in manifest.parameters
+        if item.role == "trainable" and item.name not in own
+    }
