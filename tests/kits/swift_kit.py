@@ -69,6 +69,16 @@ def core() -> Path:
     )  # fmt: skip
 
 
+def as_module(folder: Path) -> Path:
+    """The kit as a module and a static library in a folder, which it returns."""
+    in_toolchain(
+        "swiftc", "-emit-library", "-static", "-emit-module", "-module-name", "Odtpack", *IMPORTS,
+        *sorted((KIT / "Sources" / "Odtpack").glob("*.swift")), "-o", folder / "libOdtpack.a",
+        "-emit-module-path", folder / "Odtpack.swiftmodule",
+    )  # fmt: skip
+    return folder
+
+
 def built() -> Path:
     """The test program, of the sources as they are now."""
     sources = [*sorted((KIT / "Sources" / "Odtpack").glob("*.swift")), *PROGRAM.glob("*.swift")]

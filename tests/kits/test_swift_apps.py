@@ -100,11 +100,7 @@ def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path
     sample = ROOT / "examples" / "ios"
     in_toolchain("swiftc", "-parse", *sorted(sample.glob("*.swift")))  # the rest needs Apple's
     include = swift_kit.IMPORTS
-    in_toolchain(
-        "swiftc", "-emit-library", "-static", "-emit-module", "-module-name", "Odtpack", *include,
-        *sorted((KIT / "Sources" / "Odtpack").glob("*.swift")), "-o", tmp_path / "libOdtpack.a",
-        "-emit-module-path", tmp_path / "Odtpack.swiftmodule",
-    )  # fmt: skip
+    swift_kit.as_module(tmp_path)
     (tmp_path / "main.swift").write_text(TRAIN)
     in_toolchain(
         "swiftc", *include, "-I", tmp_path, sample / "Trainer.swift", tmp_path / "main.swift",

@@ -55,6 +55,7 @@ print(json.dumps({"losses": losses, "check": checked.largest_part}))
 TRAIN_AND_REPLAY = """
 set -eu
 odtpack --version
+odtpack init --example next-word --out "$1/example"
 odtpack build "$1/model.onnx" --loss cross_entropy --out "$1/package"
 odtpack train "$1/package" --data "$1/data.npz" --epochs 1 --out "$1/trained.ckpt"
 odtpack simulate "$1/package" --data "$1/data.npz" --device google/pixel-8a
@@ -206,7 +207,8 @@ def test_the_whole_wheel(whole_wheel: Path, runtime_wheel: Path) -> None:
         if name.endswith(".toml")
     }
     assert profiles
-    wanted = {name for root in roots for name in modules(ROOT / root)} | profiles
+    gallery = {f"odtpack/{name}" for name in modules(ROOT / "examples" / "gallery")}
+    wanted = {name for root in roots for name in modules(ROOT / root)} | profiles | gallery
     assert wanted <= files
     assert {name.split("/")[0] for name in files} == {Path(root).name for root in roots}
     assert not files & described(runtime_wheel)[0]

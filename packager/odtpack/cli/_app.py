@@ -123,7 +123,12 @@ _add(
     "odtpack head encoder.onnx --pool mean --classes 4 --out model.onnx",
     "odtpack build model.onnx --out package --loss cross_entropy --train 'head.*'",
 )
-_add(init, "odtpack init model.onnx", "odtpack init model.onnx --out training/recipe.toml")
+_add(
+    init,
+    "odtpack init model.onnx",
+    "odtpack init model.onnx --out training/recipe.toml",
+    "odtpack init --example keyword-spotting",
+)
 _add(privacy, "odtpack privacy --noise 1.1 --samples 60000 --batch-size 256 --epochs 15")
 _add(cache_key, "odtpack cache-key --recipe recipe.toml", name="cache-key")
 _add(

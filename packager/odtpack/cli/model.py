@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from odtpack.cli import _console
+from odtpack.cli import _console, _gallery
 from odtpack.cli._options import (
     AS_JSON,
     MANIFEST_AS_JSON,
@@ -115,21 +115,44 @@ def import_(
 
 
 def init(
-    model: Annotated[Path, MODEL],
-    out: Annotated[Path, destination("recipe.toml", "Recipe to write.")] = Path("recipe.toml"),
+    model: Annotated[Path | None, argument("[MODEL.onnx]", "Forward model.")] = None,
+    out: Annotated[
+        Path | None,
+        destination(
+            "PATH", "Recipe to write, or the example's folder.  [default: recipe.toml, or NAME]"
+        ),
+    ] = None,
+    example: Annotated[
+        str | None,
+        option(f"Write a complete example project instead: {', '.join(_gallery.names())}.", "NAME"),
+    ] = None,
     force: Annotated[bool, flag("--force", "Replace an existing recipe.")] = False,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Write a recipe for a forward model, with everything optional commented out.
 
     It can be built unchanged: odtpack build --recipe recipe.toml. recipe.schema.json beside it
-    lets editors complete and check the keys.
+    lets editors complete and check the keys. With --example, write a project with a network,
+    data, a recipe, budgets, a CI file and training loops for apps.
     """
     from odtpack.cli._files import check_writable
     from odtpack.errors import OdtpackError
-    from odtpack.recipe.draft import SCHEMA_NAME, draft, schema_text
     from odtpack_runtime.files.atomic import atomic_write
 
+    if example is not None and model is None:
+        folder = out or Path(example)
+        for path in _gallery.write_example(example, folder):
+            _console.wrote(path)
+        _console.say(f"next: the commands in {shlex.quote(str(folder / 'README.md'))}")
+        _console.json_result(as_json, {"path": str(folder)})
+        return
+    if model is None or example is not None:
+        what = "either a forward model or --example is needed"
+        raise OdtpackError("usage", what, hint="odtpack init --help")
+
+    from odtpack.recipe.draft import SCHEMA_NAME, draft, schema_text
+
+    out = out or Path("recipe.toml")
     schema = out.with_name(SCHEMA_NAME)
     for path in (out, schema):
         check_writable(path, "--out")

@@ -1,0 +1,96 @@
+"""The training loops of the example projects, in each kit's language."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from odtpack.cli import _gallery
+from odtpack_runtime.checkpoint.format import read_checkpoint
+from tests.cli.test_gallery import commands, run_command
+from tests.kits import javascript, kotlin_kit, swift_kit
+from tests.kits.kotlin_kit import finish
+from tests.once import made_once
+
+pytestmark = pytest.mark.kits
+EXAMPLES = _gallery.names()
+STEPS = 25
+each_example = pytest.mark.parametrize("name", EXAMPLES)
+
+
+@pytest.fixture
+def project(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with its package and its samples."""
+
+    def make(folder: Path) -> None:
+        _gallery.write_example(name, folder)
+        for words in commands((folder / "README.md").read_text())[:3]:
+            run_command(words, folder)
+
+    made = made_once(tmp_path_factory, f"gallery-{name}", make)
+    return shutil.copytree(made, tmp_path / name)
+
+
+def check(project: Path) -> None:
+    """All steps were made, and the trained model differs from the one before."""
+    optimizer = read_checkpoint(project / "trained.ckpt").optimizer
+    assert optimizer is not None
+    assert optimizer.step == STEPS
+    assert (project / "personal.onnx").stat().st_size > 0
+
+
+@each_example
+@pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable()))
+def test_in_node(project: Path) -> None:
+    modules = project / "node_modules"
+    modules.mkdir()
+    (modules / "odtpack").symlink_to(javascript.KIT)
+    for name in ("onnxruntime-node", "onnxruntime-common"):
+        (modules / name).symlink_to(javascript.KIT / "node_modules" / name)
+    finish([str(javascript.NODE), "train.mjs", str(STEPS)], cwd=project)
+    check(project)
+
+
+@pytest.fixture(scope="module")
+def kotlin_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The loops of all projects, each in a Kotlin package of its own."""
+    folder = tmp_path_factory.mktemp("kotlin")
+    sources = []
+    for number, name in enumerate(EXAMPLES):
+        _gallery.write_example(name, folder / name)
+        sources.append(folder / name / "Train.kt")
+        sources[-1].write_text(f"package example{number}\n{sources[-1].read_text()}")
+    kotlin_kit.compile_kotlin(folder / "classes", sources)
+    return folder / "classes"
+
+
+@each_example
+@pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable()))
+def test_on_the_jvm(kotlin_loops: Path, project: Path, name: str) -> None:
+    path = os.pathsep.join([str(kotlin_loops), kotlin_kit.class_path()])
+    main = f"example{EXAMPLES.index(name)}.TrainKt"
+    finish(["java", *kotlin_kit.OPTIONS, "-cp", path, main, str(STEPS)], cwd=project)
+    check(project)
+
+
+@pytest.fixture(scope="module")
+def swift_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return swift_kit.as_module(tmp_path_factory.mktemp("swift"))
+
+
+@each_example
+@pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable()))
+def test_in_swift(swift_module: Path, project: Path) -> None:
+    (project / "main.swift").write_text((project / "Train.swift").read_text())
+    swift_kit.in_toolchain(
+        "swiftc", *swift_kit.IMPORTS, "-I", swift_module, project / "main.swift",
+        "-L", swift_module, "-lOdtpack", swift_kit.core(), *swift_kit.LINKS, "-o", project / "run",
+    )  # fmt: skip
+    words = swift_kit.command(project / "run", STEPS)
+    done = subprocess.run(words, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    check(project)
