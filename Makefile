@@ -11,8 +11,8 @@ JOBS ?= auto
 help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
 	@echo "make test    set up, then run the tests"
-	@echo "make sweep   the many cases of which make test runs representatives; make sweep-sample: every"
-	@echo "             fifth case of each test, as CI does"
+	@echo "make sweep   the many cases of which make test runs representatives; make sweep-sample: a fifth"
+	@echo "             of them, as CI does"
 	@echo "make fuzz    hostile inputs for every reader, for MINUTES=5, and 20,000 files that each kit reads"
 	@echo "             as Python does; make fuzz-kit: inputs for the C++ kit's readers"
 	@echo "make faults  system calls that fail, in every action; make kills: SIGKILL in saves, in each kit"

@@ -32,7 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the slowest tests to make sweep: ``scripts/slow_tests.py`` chooses them.
 
-    With ODTPACK_SWEEP_EVERY=5 each test function of the sweep keeps every fifth of its cases.
+    With ODTPACK_SWEEP_EVERY=5 each test function of the sweep keeps every fifth of its cases, and
+    each file every fifth of its slowest tests.
     """
     slow = set(Path(__file__).with_name("slow_tests.txt").read_text("utf-8").splitlines())
     every = int(os.environ.get("ODTPACK_SWEEP_EVERY", "1"))
@@ -42,10 +43,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.nodeid in slow:
             item.add_marker("sweep")
         if every > 1 and item.get_closest_marker("sweep"):
-            function = item.nodeid.partition("[")[0]
-            if cases[function] % every:
+            group = item.nodeid.partition("::" if item.nodeid in slow else "[")[0]
+            if cases[group] % every:
                 left_out.add(item)
-            cases[function] += 1
+            cases[group] += 1
     if left_out:
         config.hook.pytest_deselected(items=[*left_out])
         items[:] = [item for item in items if item not in left_out]

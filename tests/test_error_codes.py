@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,12 +114,17 @@ def test_a_printed_error_says_how_to_read_more(capsys: pytest.CaptureFixture[str
     assert "There is no model at the path." in capsys.readouterr().out
 
 
+@functools.cache
+def table() -> dict[str, Any]:
+    return tomllib.loads((ROOT / TABLE).read_text("utf-8"))
+
+
 @pytest.mark.parametrize("code", error_codes())
 def test_every_code_has_a_page_and_an_explanation(
     code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both hold every field of the table."""
-    entry = tomllib.loads((ROOT / TABLE).read_text("utf-8"))[code]
+    entry = table()[code]
     fields = [entry["means"], entry.get("hint") or entry["fix"]]
     fields += [entry[key] for key in ("cause", "example") if key in entry]
     assert main(["explain", code]) == 0

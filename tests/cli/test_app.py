@@ -92,7 +92,7 @@ def test_a_bug_says_so_and_how_to_see_more(
     def broken() -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(_app.typer.main, "get_command", lambda app: _Command(broken))
+    monkeypatch.setattr(_app, "_parser", lambda name: _Command(broken))
     outcome = run("devices", "list")
     assert_refused(outcome, "internal", "bug", "ZeroDivisionError", "oh", "ODTPACK_TRACEBACK=1")
     monkeypatch.setenv("ODTPACK_TRACEBACK", "1")
@@ -103,7 +103,7 @@ def test_interrupt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_app.typer.main, "get_command", lambda app: _Command(interrupted))
+    monkeypatch.setattr(_app, "_parser", lambda name: _Command(interrupted))
     outcome = run("devices", "list")
     assert outcome.code == 130
     assert outcome.err.startswith("error[interrupted]")

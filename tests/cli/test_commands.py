@@ -70,6 +70,7 @@ class TestBuild:
         )
         assert outcome.code == 0, outcome.err
         options = outcome.json()["loss_options"]
+        assert options.pop("labels") == "numbers"
         assert options == {"reduction": "mean", "ignore_index": -1, "label_smoothing": 0.1}
         with np.load(shared.data) as found:
             data = dict(found)

@@ -6,6 +6,8 @@ which say so), 130 interrupted.
 
 from __future__ import annotations
 
+import copy
+import functools
 import io
 import os
 import signal
@@ -14,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -88,7 +90,7 @@ def _add(command: Callable[..., None] | typer.Typer, *lines: str, name: str | No
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name, epilog=examples(*lines))
     else:
-        app.command(name=name, epilog=examples(*lines))(command)
+        app.command(name=name or command.__name__, epilog=examples(*lines))(command)
 
 
 _add(
@@ -230,6 +232,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _main(arguments)
 
 
+@functools.cache
+def _parser(name: str) -> Any:
+    """The parser of one command, or of all where none has the name."""
+    # That of all takes as long to make as the imports: typer reads the types of 600 options.
+    one = copy.copy(app)
+    one.registered_commands = [each for each in app.registered_commands if each.name == name]
+    one.registered_groups = [each for each in app.registered_groups if each.name == name]
+    known = one.registered_commands or one.registered_groups
+    return typer.main.get_command(one if known else app)
+
+
 def _main(arguments: Sequence[str]) -> int:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -237,7 +250,7 @@ def _main(arguments: Sequence[str]) -> int:
             signal.signal(signal.SIGTERM, _terminated)
             if before[signal.SIGINT] is signal.default_int_handler:
                 signal.signal(signal.SIGINT, _interrupted)
-        command = typer.main.get_command(app)
+        command = _parser(arguments[0] if arguments else "")
         # What a command sets for its own output ends with it.
         code = copy_context().run(
             command.main, arguments, prog_name="odtpack", standalone_mode=False
