@@ -9,6 +9,7 @@ that for the operators that training graphs contain.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -36,7 +37,7 @@ Sizes must agree. Elementwise operators with two inputs are not among them, and
 of those with one only what ONNX Runtime counts as activations.
 """
 
-FROM_HEAP: Final = frozenset({"ScatterElements"})
+FROM_HEAP: Final = frozenset({"Expand", "ScatterElements"})
 """Operators that keep their working memory in a vector of C++: no arena gives it, nor keeps it."""
 
 BEFORE_OUTPUT: Final = frozenset({"Where"})
@@ -123,6 +124,14 @@ def _where(kernel: _Kernel) -> tuple[int, ...]:
     return tuple(math.prod(shape) * kernel.outputs[0][1] for shape in shapes)
 
 
+def _expand(kernel: _Kernel) -> int:
+    """Where each piece begins that is copied as a whole, as int64."""
+    shape, result = kernel.inputs[0][0], kernel.outputs[0][0]
+    pairs = zip(reversed(shape), reversed(result), strict=False)
+    same = [size for size, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    return 0 if shape == result else math.prod(shape[: len(shape) - len(same)]) * 8
+
+
 def _softmax(kernel: _Kernel) -> tuple[int, ...]:
     """Along another axis than the last: the transposed input and the transposed result."""
     rank = len(kernel.inputs[0][0])
@@ -193,6 +202,7 @@ _RULES: Final[dict[str, _Rule]] = {
     "ConvTranspose": _conv_transpose,
     # Permuted copies of the operands and the product before its last permutation.
     "Einsum": lambda kernel: (*map(_nbytes, kernel.inputs), _nbytes(kernel.outputs[0])),
+    "Expand": _expand,
     "FusedConv": _conv,
     "GRU": _recurrent(3),
     "LRN": _local_response,
