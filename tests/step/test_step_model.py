@@ -211,6 +211,26 @@ def test_what_reads_a_parameter_runs_before_its_update(
         assert read[value] <= place, value
 
 
+def test_an_update_runs_before_the_gradients_of_layers_below_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else each gradient, and what it is computed from, would be kept to the end of the step."""
+    monkeypatch.setattr(step_models, "OWN", 512)
+    layers = 4
+    model = zoo.transformer_encoder(vocab=50, d=32, layers=layers, T=16, ff=64, opset=17)
+    package = package_of(model, tmp_path, AdamW())
+    assert package.step_model is not None
+    shapes = {"input": (4, 16), "labels": (4,)}
+    nodes = load_runtime_graph(package.step_model, shapes, level="extended").nodes
+    order = [name for node in nodes for name in node.outputs if "update." in name]
+    for layer in range(layers):
+        names = [f"layers.{layer}.linear{i}.weight{UPDATE}" for i in (1, 2)]
+        smaller = sum(name.startswith("update.order.") for name in order[: order.index(names[0])])
+        total = sum(name.startswith("update.order.") for name in order)
+        assert smaller <= total * (layers - layer) / layers
+        assert order.index(names[1]) < order.index(names[0])
+
+
 FORMULAS: dict[str, tuple[Formula, dict[str, Any]]] = {
     "adamw": (AdamW(weight_decay=0.01), {}),
     "adamw-pytorch": (AdamW(weight_decay=0.1, formula="pytorch"), {"clip_value": 0.01}),

@@ -88,6 +88,13 @@ def step_model(
     proto = ir.to_proto(training).graph
     outputs = (proto.node[index].output for index in execution_order(proto))
     places = {n: float(place) for place, names in enumerate(outputs) for n in names if n}
+    # Updates wait for the loss, which the training model computes at the very end. Here it comes as
+    # early as it can, with what only it needs: else all that gradients are computed from is kept.
+    early = [node for node in [graph.outputs[0].producer()] if node is not None]
+    for node in early:
+        for value in node.outputs:
+            places.pop(str(value.name), None)
+        early += (n for n in node.predecessors() if {*n.successors()} <= {*early})
     op = Ops(graph, _PREFIX)
     reset = next(value for value in graph.inputs if value.name == RESET_NAME)
     writer = _Writer(op, optimizer, clip, groups, branches)

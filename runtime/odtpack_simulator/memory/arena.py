@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -20,6 +20,7 @@ from odtpack_simulator.memory.kernel_memory import (
     in_place_input,
     workspaces,
 )
+from odtpack_simulator.memory.missing_shapes import is_fixed
 from odtpack_simulator.memory.process_memory import MAPPED_FROM, PAGE
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 
@@ -74,6 +75,11 @@ class Buffer:
         return allocated_size(self.nbytes)
 
 
+Request = tuple[Hashable, int]
+"""A key and the bytes that are asked for by it: 0 gives them back, and less than 0 comes from the
+heap while a kernel runs. The name of a node's output stands for that output."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeUse:
     """Memory while one node runs: all buffers that exist, and the node's working memory."""
@@ -81,7 +87,7 @@ class NodeUse:
     # `small` is the part of `live` that lies in the heap: buffers below LARGE. `scratch` are the
     # buffers of the working memory, in bytes that the kernel asks for, and `outside` is the part of
     # it that comes from the heap even where there is an arena. `scratch_first` says that the kernel
-    # asks for them before it asks for its output.
+    # asks for them before it asks for its output. `inside` is what subgraphs ask for, in its order.
 
     live: int
     working: int
@@ -89,6 +95,7 @@ class NodeUse:
     scratch: tuple[int, ...] = ()
     outside: int = 0
     scratch_first: bool = False
+    inside: tuple[Request, ...] = ()
 
     @property
     def total(self) -> int:
@@ -118,30 +125,42 @@ class Allocation:
         return max((use.small for use in self.uses), default=0)
 
     @cached_property
-    def requests(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    def requests(self) -> tuple[list[Request], list[Request]]:
         """What a run asks of an arena, in its order; the second keeps small results."""
-        # Each is a number and bytes: so many are asked for by that name; 0 to give them back; a
-        # negative number where a kernel takes as many from the heap.
-        begun, ended = defaultdict(list), defaultdict(list)
-        for name, buffer in enumerate(self.buffers):
-            if buffer.nbytes > 0:
-                begun[buffer.first].append((name, buffer.nbytes))
-                ended[buffer.last].append((name, 0))
-        names = itertools.count(len(self.buffers))
-        found: list[tuple[int, int]] = []
-        for index, use in enumerate(self.uses):
-            scratch = [(next(names), nbytes) for nbytes in use.scratch if nbytes > 0]
-            found += scratch + begun[index] if use.scratch_first else begun[index] + scratch
-            found += [(name, 0) for name, _ in scratch]
-            if use.outside:
-                found.append((-1, -use.outside))
-            found += ended[index]
+        found = self.asked({})
         small = {
-            (name, 0)
-            for name, buffer in enumerate(self.buffers)
+            (key, 0)
+            for key, buffer in enumerate(self.buffers)
             if buffer.name in self.results and buffer.nbytes < _LARGE_RESULT
         }
         return found, [each for each in found if each not in small]
+
+    def asked(self, before: Mapping[int, Sequence[Request]]) -> list[Request]:
+        """What a run asks of an arena, in its order, and something else before some nodes."""
+        begun: dict[int, dict[str, Request]] = defaultdict(dict)
+        ended: dict[int, list[Request]] = defaultdict(list)
+        for key, buffer in enumerate(self.buffers):
+            if buffer.nbytes > 0:
+                begun[buffer.first][buffer.name] = key, buffer.nbytes
+                ended[buffer.last].append((key, 0))
+        found: list[Request] = []
+        for index, use in enumerate(self.uses):
+            found += before.get(index, ())
+            own = begun[index]
+            scratch: list[Request] = [((index, i), n) for i, n in enumerate(use.scratch)]
+            if use.inside:
+                scratch = [
+                    own.pop(key, (-1, 0)) if isinstance(key, str) else ((index, key), nbytes)
+                    for key, nbytes in use.inside
+                ]
+            new = [*own.values()]
+            found += scratch + new if use.scratch_first else new + scratch
+            if not use.inside:
+                found += [(key, 0) for key, _ in scratch]
+                if use.outside:
+                    found.append((-1, -use.outside))
+            found += ended[index]
+        return found
 
     def at_peak(self) -> list[int]:
         """Bytes of each buffer at the node that needs most, those of its kernel included."""
@@ -155,8 +174,9 @@ class Allocation:
         return [buffer for buffer in self.buffers if buffer.first <= index <= buffer.last]
 
 
-Working = tuple[int, int, tuple[int, ...]]
-"""Working memory of a node: in all, the part of it from the heap, and the buffers of the others."""
+Working = tuple[int, int, tuple[int, ...], tuple[Request, ...]]
+"""Working memory of a node: in all, the part of it from the heap, the buffers of the others, and
+what its subgraphs ask for, in their order."""
 Known = dict[int, tuple[Node, Working]]
 """It by the identity of nodes, with the node, so that no other is mistaken for it."""
 
@@ -322,9 +342,9 @@ class _Planner:
         for node, live, small in zip(self._graph.nodes, lives, smalls, strict=False):
             if id(node) not in self._known:
                 self._known[id(node)] = node, self._working(node)
-            _, (working, outside, scratch) = self._known[id(node)]
+            _, (working, outside, scratch, inside) = self._known[id(node)]
             first = node.op_type in BEFORE_OUTPUT and node.domain in ("", "ai.onnx")
-            uses.append(NodeUse(live, working, small, scratch, outside, first))
+            uses.append(NodeUse(live, working, small, scratch, outside, first, inside))
         return uses
 
     def _working(self, node: Node) -> Working:
@@ -333,8 +353,8 @@ class _Planner:
         scratch = self._scratch(node)
         working = sum(map(allocated_size, scratch))
         if node.op_type in FROM_HEAP and node.domain in ("", "ai.onnx"):
-            return working, working, ()
-        return working, 0, scratch
+            return working, working, (), ()
+        return working, 0, scratch, ()
 
     def _scratch(self, node: Node) -> tuple[int, ...]:
         inputs = [self._values[name] for name in node.inputs if name]
@@ -353,8 +373,6 @@ class _Planner:
         # A branch of `If` writes straight into the node's outputs. A loop keeps the state that an
         # iteration returns while it computes the next; `Loop` also keeps the slices of its scan
         # outputs until it joins them, where `Scan` writes them straight into its outputs.
-        # Returns: Bytes in all, those of them that no arena gives, and the others, buffer by
-        # buffer.
         subgraphs = node.subgraphs
         taken = self._conditions.get(node.inputs[0]) if node.op_type == "If" else None
         if taken is not None:
@@ -362,6 +380,7 @@ class _Planner:
             subgraphs = {branch: subgraphs[branch]}
         peak = outside = 0
         pieces: tuple[int, ...] = ()
+        inside: tuple[Request, ...] = ()
         for graph in subgraphs.values():
             inner = _Planner(graph, self._threads, self._values, self._conditions, {}).run()
             self._unknown += inner.unknown
@@ -377,8 +396,35 @@ class _Planner:
             own = inner.peak + sum(map(allocated_size, around))
             if own > peak:
                 peak, pieces = own, (*inner.at_peak(), *around)
+                inside = self._inside(node, graph, inner, pieces)
             outside = max(outside, *(use.outside for use in inner.uses), 0)
-        return peak, outside, pieces
+        return peak, outside, pieces, inside
+
+    def _inside(
+        self, node: Node, graph: RuntimeGraph, inner: Allocation, pieces: Sequence[int]
+    ) -> tuple[Request, ...]:
+        """What a subgraph asks for, in its order."""
+        if node.op_type == "If":
+            return tuple(inner.requests[0])
+        if node.op_type == "Loop":
+            return (*enumerate(pieces), *((key, 0) for key in range(len(pieces))))
+        # Scan has two buffers for each state besides that of its result. Results of a size that is
+        # not known are asked for by the first turn. From the second on all turns are alike.
+        states = len(graph.inputs) - node.attributes["num_scan_inputs"]
+        shape = self._values[node.inputs[states]].shape
+        turns = 3 if shape is None else shape[node.attributes.get("scan_input_axes", (0,))[0]]
+        kept = [
+            ((name, i), graph.values[name].nbytes or 0)
+            for name in graph.outputs[:states]
+            for i in range(min(turns - 1, 2))
+        ]
+        writers = {name: i for i, each in enumerate(graph.nodes) for name in each.outputs}
+        later: dict[int, list[Request]] = defaultdict(list)
+        for name, outer in zip(graph.outputs[states:], node.outputs[states:], strict=True):
+            if name in writers and not is_fixed(graph.values[name].dims):
+                later[writers[name]].append((outer, 1))
+        again = inner.requests[0] if turns > 1 else []
+        return (*kept, *inner.asked(later), *again, *((key, 0) for key, _ in kept))
 
 
 # ONNX Runtime's arena: which pages of it a training touches.
@@ -615,12 +661,12 @@ class _Arenas:
             return self._steady[before]
         for chunk in self._results.pop(session, ()):
             arena.release(chunk)
-        held: dict[int, int | None] = {}
+        held: dict[Hashable, int | None] = {}
         for name, nbytes in plan.requests[self._keeps_results]:
             if nbytes > 0:
                 held[name] = arena.allocate(nbytes)
             elif nbytes == 0:
-                arena.release(held.pop(name))
+                arena.release(held.pop(name, None))
             else:
                 most = max(most, self.resident - nbytes)
         self._results[session] = tuple(held.values())

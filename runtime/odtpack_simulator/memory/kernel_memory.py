@@ -9,6 +9,7 @@ that for the operators that training graphs contain.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -36,7 +37,7 @@ Sizes must agree. Elementwise operators with two inputs are not among them, and
 of those with one only what ONNX Runtime counts as activations.
 """
 
-FROM_HEAP: Final = frozenset({"ScatterElements"})
+FROM_HEAP: Final = frozenset({"Expand", "ScatterElements"})
 """Operators that keep their working memory in a vector of C++: no arena gives it, nor keeps it."""
 
 BEFORE_OUTPUT: Final = frozenset({"Where"})
@@ -123,6 +124,14 @@ def _where(kernel: _Kernel) -> tuple[int, ...]:
     return tuple(math.prod(shape) * kernel.outputs[0][1] for shape in shapes)
 
 
+def _expand(kernel: _Kernel) -> int:
+    """Where each piece begins that is copied as a whole, as int64."""
+    shape, result = kernel.inputs[0][0], kernel.outputs[0][0]
+    pairs = zip(reversed(shape), reversed(result), strict=False)
+    same = [size for size, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    return 0 if shape == result else math.prod(shape[: len(shape) - len(same)]) * 8
+
+
 def _softmax(kernel: _Kernel) -> tuple[int, ...]:
     """Along another axis than the last: the transposed input and the transposed result."""
     rank = len(kernel.inputs[0][0])
@@ -143,9 +152,8 @@ def _local_response(kernel: _Kernel) -> tuple[int, ...]:
 
 
 def _recurrent(gates: int) -> _Rule:
-    """All gates of all time steps, computed at once before the recurrence, per direction."""
-    # GRU and LSTM keep both directions at once, and for the one that goes backwards its inputs and
-    # its results in reverse; RNN computes one direction after the other.
+    """The buffers of each direction in the kernels' order, above all the gates of all steps."""
+    # GRU and LSTM keep both directions at once; RNN computes one direction after the other.
 
     def rule(kernel: _Kernel) -> tuple[int, ...]:
         attributes = kernel.attributes
@@ -154,13 +162,27 @@ def _recurrent(gates: int) -> _Rule:
         if int(attributes.get("layout", 0)):
             steps, batch = batch, steps
         hidden = weight[1] // gates
+        each = steps * batch * size
         if gates == 1:
-            return (steps * batch * hidden * size,)
-        direction = attributes.get("direction", b"forward")
-        backwards = direction not in (b"forward", "forward")
-        one = (steps * batch * gates * hidden * size, 6 * batch * hidden * size)
-        reverse = (steps * batch * sequence[2] * size, steps * batch * hidden * size)
-        return (*one * weight[0], *(reverse if backwards else ()))
+            return (each * hidden,)
+        # What goes backwards keeps its inputs and its results in reverse: of two the second.
+        backwards = attributes.get("direction", b"forward") not in (b"forward", "forward")
+        reverse = (each * sequence[2], each * hidden) if backwards else ()
+        directions = [()] * (weight[0] - 1) + [reverse]
+        has_bias = any(len(shape) == 2 for shape, _ in kernel.inputs[3:])
+        state, lengths = batch * hidden * size, batch * 4
+        found = [weight[0] * state] * (gates - 1 - len(kernel.outputs))  # last states
+        if gates == 4:
+            row = hidden * size
+            for own in directions:
+                found += (row, row, state, state, state, each * 4 * hidden)
+                found += (*(row,) * (4 * has_bias), *own)
+            return (*found, *(lengths,) * weight[0])
+        resets = int(attributes.get("linear_before_reset", 0))
+        for own in directions:
+            found += (state,) * (2 + (3 + resets) * has_bias + resets)
+            found += (each * 3 * hidden, *own, lengths)
+        return tuple(found)
 
     return rule
 
@@ -180,6 +202,7 @@ _RULES: Final[dict[str, _Rule]] = {
     "ConvTranspose": _conv_transpose,
     # Permuted copies of the operands and the product before its last permutation.
     "Einsum": lambda kernel: (*map(_nbytes, kernel.inputs), _nbytes(kernel.outputs[0])),
+    "Expand": _expand,
     "FusedConv": _conv,
     "GRU": _recurrent(3),
     "LRN": _local_response,

@@ -248,6 +248,9 @@ def plan_arenas(
     else:
         models = planning.plan_segments(package, manifest.segments, shapes, threads, opened)
     sessions = [*models.training, *models.evaluation, optimizer]
+    ran = sessions if not is_whole else sessions[:-1]
+    # With one thread there is no other that could wake.
+    woken = sum(threads > 1 and session_memory.divides_work(each.graph) for each in ran)
     process = Item("ONNX Runtime and Python", session_memory.LOADED_BYTES, "session")
     parameters = list(planning.parameter_items(manifest.parameters))
     if manifest.segments is not None:
@@ -269,7 +272,7 @@ def plan_arenas(
         process=process,
         parameters=parameters,
         fed=[
-            *(process, _threads(threads, len(sessions), len(sessions) - is_whole)),
+            *(process, _threads(threads, len(sessions), woken)),
             *(item for session in sessions for item in session.items),
             *parameters,
             *planning.batch_items(manifest, shapes),
@@ -318,9 +321,9 @@ def _one_model(
     return planning.Models((training,), (evaluation,), passes[0], passes[-1], held_out)
 
 
-def _threads(threads: int, opened: int, ran: int = 0) -> Item:
-    """What the threads of open sessions take, of which some ran."""
-    return Item("threads", session_memory.thread_bytes(threads, opened, ran), "session")
+def _threads(threads: int, opened: int, woken: int = 0) -> Item:
+    """What the threads of open sessions take, of which some did work."""
+    return Item("threads", session_memory.thread_bytes(threads, opened, woken), "session")
 
 
 def _loading(sessions: Sequence[planning.Session]) -> Item:

@@ -23,6 +23,7 @@ import onnx
 
 from odtpack_simulator.memory.execution_order import graphs
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN
+from odtpack_simulator.memory.operator_work import Tensor, operator_work
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
 
 LOADED_BYTES: Final = 1_441_000
@@ -35,8 +36,15 @@ BYTES_PER_THREAD: Final = 63_000
 trainings by the C++ kit with four threads, in the first evaluation: 59,000 to 79,000."""
 
 BYTES_PER_RUNNING_THREAD: Final = 36_000
-"""The same besides once the session ran: its stack and heap. Together 92,000 in the median at the
-end of these trainings, 64,000 to 112,000."""
+"""The same besides once it did work of a run: its stack and heap. Together 92,000 in the median at
+the end of these trainings, 64,000 to 112,000."""
+
+_DIVIDED_FLOPS: Final = 2 * 64 * 1024
+"""Operations of a product from which on it is divided among threads (MLAS)."""
+
+_DIVIDED_BYTES: Final = 400_000
+"""Bytes from which on an elementwise operator is: by ONNX Runtime's costs, 11/64 cycles for a byte
+and one for an element, some 36,000 elements of two inputs are worth 100,000 cycles of threads."""
 
 BYTES_PER_SAVED_TENSOR: Final = 600
 """Per tensor of a checkpoint: its tables, while the file is written."""
@@ -89,9 +97,26 @@ _IN_ARENA: Final = frozenset({"ConvTranspose"})
 _PANEL: Final = 16
 
 
-def thread_bytes(threads: int, opened: int, ran: int = 0) -> int:
-    """Bytes of ``threads`` intra-operator threads of each session that is open, or ran already."""
-    return (threads - 1) * (opened * BYTES_PER_THREAD + ran * BYTES_PER_RUNNING_THREAD)
+def thread_bytes(threads: int, opened: int, woken: int = 0) -> int:
+    """Bytes of ``threads`` intra-operator threads of each open session, of which some woke."""
+    return (threads - 1) * (opened * BYTES_PER_THREAD + woken * BYTES_PER_RUNNING_THREAD)
+
+
+def divides_work(graph: RuntimeGraph) -> bool:
+    """Whether a run has a node that is worth more than one thread: only then the others wake."""
+    found = any(map(divides_work, graph.bodies()))
+    for node in graph.nodes:
+        shaped = [
+            [
+                Tensor(value.shape, value.itemsize)
+                for name in names
+                if (value := graph.values.get(name)) is not None and value.shape is not None
+            ]
+            for names in (node.inputs, node.outputs)
+        ]
+        work = operator_work(node.op_type, *shaped)
+        found |= (work.flops or 0) >= _DIVIDED_FLOPS or work.moved_bytes >= _DIVIDED_BYTES
+    return found
 
 
 def session_bytes(
