@@ -351,10 +351,11 @@ class BuildSpec:
     inputs: tuple[str, ...] = option(
         (),
         "What is not a sample for each element of the first axis: an input that is always the same "
-        "(`sr=16000`), a state that starts at zero with every batch and is not carried over "
-        "(`state=zeros`), or one whose samples lie on another axis (`x=axis:1`). The models "
-        "that train take no such constants, and samples on the first axis; the inference template "
-        "is as the model was.",
+        "(`sr=16000`), a state that starts at zero with every batch (`state=zeros`), one that "
+        "is carried over from step to step (`state=carry:OUTPUT`, of fixed sizes; it lies in the "
+        "checkpoint, and no gradient goes back to the step before), or one whose samples lie on "
+        "another axis (`x=axis:1`). The models that train take no such inputs, and samples on "
+        "the first axis; the inference template is as the model was.",
         key="inputs", read=_read_inputs, flag="--input", metavar="NAME=VALUE", example="sr=16000",
     )  # fmt: skip
     sizes: tuple[str, ...] = option(

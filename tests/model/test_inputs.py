@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ from onnx import numpy_helper, parser
 
 from odtpack.build import build_package
 from odtpack.cli import main
+from odtpack.cli._fit import open_module
 from odtpack.optimizers import SGD
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 from odtpack_runtime.package.inference_template import write_inference_model
@@ -117,6 +119,84 @@ def test_settings_that_cannot_be(setting: str, code: str, tmp_path: Path) -> Non
     with pytest.raises(OdtpackError, match=setting.split("=", maxsplit=1)[0]) as caught:
         build_package(speech(), tmp_path / "p", loss="mse", inputs=(setting,))
     assert caught.value.code == code
+
+
+STREAM = """<ir_version: 8, opset_import: ["": 17]>
+stream (float[N, 4] x, float[N, 3] state) => (float[N, 3] y, float[N, 3] new) {
+    seen = MatMul(x, w)
+    kept = MatMul(state, u)
+    sum = Add(seen, kept)
+    new = Tanh(sum)
+    y = Mul(new, state)
+}"""
+
+
+def stream() -> onnx.ModelProto:
+    """state <- tanh(x w + state u), which the backward pass reads before and after."""
+    model = parser.parse_model(STREAM)
+    weights = {"w": WEIGHT, "u": WEIGHT[:3]}
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in weights.items())
+    return model
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("step_model", ["never", "always"])
+def test_a_state_is_carried_from_step_to_step(
+    step_model: str, batches: int, tmp_path: Path
+) -> None:
+    build_package(
+        stream(), tmp_path / "p", loss="mse", optimizer=SGD(), step_model=step_model,
+        inputs=("state=carry:new",), sizes=("N=5",),
+    )  # fmt: skip
+    package = Package.open(tmp_path / "p")
+    assert [each.name for each in package.manifest.inputs] == ["x", "target"]
+    values = CheckpointState.load_checkpoint(package.checkpoint)
+    module = open_module(package, values)
+    optimizer = Optimizer(package.optimizer_model, module)
+    optimizer.set_learning_rate(0.5)
+    weights = [torch.tensor(a).double().requires_grad_() for a in (WEIGHT, WEIGHT[:3])]
+    theirs = torch.optim.SGD(weights, lr=0.5)
+    state = torch.zeros(5, 3, dtype=torch.float64)
+    for step in range(4):
+        given = [[np.roll(X, step * batches + i), TARGET] for i in range(batches)]
+        loss, losses = train_step(module, optimizer, given), []
+        theirs.zero_grad()
+        for x, target in given:
+            new = torch.tanh(torch.from_numpy(x).double() @ weights[0] + state @ weights[1])
+            y = new * state
+            losses.append(torch.nn.functional.mse_loss(y, torch.from_numpy(target).double()))
+            losses[-1].backward()
+            state = new.detach()
+        theirs.step()
+        assert loss == pytest.approx(sum(losses).item() / batches, rel=1e-5)
+    for name, wanted in (("w", weights[0]), ("u", weights[1]), ("state", state)):
+        found = values.parameters[name].data
+        np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-4, atol=1e-6)
+    verify_package(tmp_path / "p")
+    values.save_checkpoint(values, tmp_path / "c")
+    given = ["--checkpoint", str(tmp_path / "c"), "--out", str(tmp_path / "m.onnx")]
+    assert main(["export", str(tmp_path / "p"), *given]) == 0
+    assert [each.name for each in onnx.load(tmp_path / "m.onnx").graph.input] == ["x", "state"]
+    template = onnx.load(tmp_path / "p" / "inference_template.onnx")
+    assert {"x", "state"} <= {each.name for each in template.graph.input}
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "said"),
+    [
+        ("state=carry:new", {}, "--size batch=4"),
+        ("state=carry:news", {"sizes": ("N=5",)}, "did you mean new"),
+        ("x=carry:new", {"sizes": ("N=5",)}, "fixed sizes"),
+        ("state=carry:new", {"sizes": ("N=5",), "runtime": "ort-training"}, "carries no state"),
+        ("state=carry:new", {"sizes": ("N=5",), "train": ("state",)}, "carried states"),
+    ],
+)
+def test_states_that_cannot_be_carried(
+    setting: str, options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OdtpackError) as caught:
+        build_package(stream(), tmp_path / "p", loss="mse", inputs=(setting,), **options)
+    assert said in f"{caught.value.what} {caught.value.hint}"
 
 
 OPEN = """<ir_version: 8, opset_import: ["": 17]>

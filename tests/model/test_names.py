@@ -96,16 +96,3 @@ def test_what_only_the_loss_needs_is_told(
     assert ["'accuracy' needs 't', which 'logits' does not" in note for note in notes] == [True]
     assert main(["export", str(tmp_path / "p"), "--out", str(tmp_path / "m.onnx")]) == 0
     assert "logits, accuracy, from x, t" in capsys.readouterr().err
-
-
-def test_soft_labels_of_a_loss_in_the_model_are_told_apart(tmp_path: Path) -> None:
-    """Exporters write PyTorch's cross_entropy with probabilities as an invalid node."""
-    proto = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
-    g (float[N, 4] x, float[N, 3] t) => (float loss) {
-        logits = MatMul(x, w)
-        loss = SoftmaxCrossEntropyLoss(logits, t)
-    }""")
-    proto.graph.initializer.append(numpy_helper.from_array(FLOATS[:12].reshape(4, 3), "w"))
-    with pytest.raises(OdtpackError, match="'loss'") as caught:
-        build_package(proto, tmp_path / "p", loss="none")
-    assert "--loss cross_entropy --loss-option labels=probabilities" in str(caught.value.hint)

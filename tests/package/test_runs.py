@@ -74,7 +74,7 @@ def test_probabilities_for_labels(optimizer: OptimType | None, tmp_path: Path) -
         generate_artifacts(
             soft, requires_grad=["w"], optimizer=optimizer, artifact_directory=tmp_path / "p"
         )
-    assert "kl_div" in str(caught.value.hint)
+    assert "--loss cross_entropy --loss-option labels=probabilities" in str(caught.value.hint)
 
 
 def test_a_size_that_only_a_weight_tells(tmp_path: Path) -> None:

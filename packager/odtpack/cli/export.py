@@ -104,6 +104,9 @@ def inference_of(package: Package, outputs: list[str], checkpoint: Path | None) 
     state = CheckpointState.load_checkpoint(source)
     check_state(package, state, source)
     parameters = {**state.arrays(trainable=True), **state.arrays(trainable=False)}
+    info = package.manifest.inference
+    for name in () if info is None else info.inputs:
+        parameters.pop(name, None)  # a state that training carries over is fed in inference
     return Inference(tuple(names), parameters)
 
 

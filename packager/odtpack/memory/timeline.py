@@ -13,7 +13,7 @@ from typing import Final
 
 from odtpack.graph.graphs import RANDOM_OPERATORS
 from odtpack.memory import costs
-from odtpack_runtime.session.graph_signature import RESET_NAME
+from odtpack_runtime.session.graph_signature import RESET_NAME, UPDATE_SUFFIX
 from odtpack_simulator.memory.arena import Allocation, Known, allocate
 from odtpack_simulator.memory.kernel_memory import ALIASES
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
@@ -65,6 +65,8 @@ class Step:
         self.forward = graph.needed_for(graph.outputs[:1])
         # Estimated time of each node.
         self.seconds = [costs.node_seconds(node, graph.values) for node in graph.nodes]
+        # What a step itself overwrites is copied before: the copy is that of the beginning.
+        self._carried = {n for n in graph.inputs if n + UPDATE_SUFFIX in graph.outputs}
         self._known: Known = {}
         self._root: dict[str, str] = {}
         for node in graph.nodes:
@@ -82,7 +84,8 @@ class Step:
     def can_repeat(self, index: int) -> bool:
         """Whether a node of the forward pass gives the same when it runs again."""
         node = self.graph.nodes[index]
-        return index in self.forward and not node.subgraphs and node.op_type not in RANDOM_OPERATORS
+        fixed = node.subgraphs or node.op_type in RANDOM_OPERATORS
+        return index in self.forward and not fixed and self._carried.isdisjoint(node.inputs)
 
     def time(self, again: Collection[str]) -> float:
         """Estimated seconds of computing some values again, each node once."""

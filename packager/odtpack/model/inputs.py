@@ -1,4 +1,4 @@
-"""Inputs that are not samples: constants, states that start at zero, samples on another axis."""
+"""Inputs that are not samples: constants, states, samples on another axis."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ import onnx
 import onnx_ir as ir
 
 from odtpack.errors import OdtpackError, UnknownNameError, near_names
-from odtpack.graph.graphs import dims_of, mark_constant, static_dims
+from odtpack.graph.graphs import TRAINABLE_TYPES, dims_of, mark_constant, reads, static_dims
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
+
+_CARRIED = "odtpack.carried"
+"""Metadata of the initializer that a state became: the output that takes its place."""
+
+
+def carried(graph: ir.Graph) -> dict[str, str]:
+    """States that go from step to step, each with the output that is the next one."""
+    states = {str(v.name): v for v in (*graph.initializers.values(), *graph.inputs)}
+    return {name: v.meta[_CARRIED] for name, v in states.items() if _CARRIED in v.meta}
 
 
 def settle(model: ir.Model, settings: Sequence[str]) -> ir.Model | None:
@@ -20,7 +29,7 @@ def settle(model: ir.Model, settings: Sequence[str]) -> ir.Model | None:
     Args:
         model: Changed in place. A constant input is one no longer; one whose samples lie on another
             axis takes them on the first.
-        settings: ``NAME=NUMBERS``, ``NAME=zeros`` or ``NAME=axis:K`` each.
+        settings: ``NAME=NUMBERS``, ``NAME=zeros``, ``NAME=carry:OUTPUT`` or ``NAME=axis:K`` each.
 
     Returns:
         The model as it was; None without settings.
@@ -45,13 +54,15 @@ def settle(model: ir.Model, settings: Sequence[str]) -> ir.Model | None:
         rank = len(dims_of(value) or ())
         if kind == "axis" and axis.isdecimal() and int(axis) < rank:
             _turn(op, value, int(axis))
+        elif kind == "carry" and len(known) > 1:
+            _carry(graph, value, axis, text)
         elif (array := _numbers(value, wanted)) is not None and len(known) > 1:
             _fix(op, value, array, text)
         else:
             raise OdtpackError(
                 "bad-input-setting",
-                f"--input {text!r} is not NAME=zeros, NAME=axis:K with an axis of its {rank}, or "
-                f"NAME=NUMBERS of {value.dtype} for some of several inputs",
+                f"--input {text!r} is not NAME=zeros, NAME=carry:OUTPUT, NAME=axis:K with an axis "
+                f"of its {rank}, or NAME=NUMBERS of {value.dtype} for some of several inputs",
             )
     infer_shapes(model)
     return before
@@ -146,6 +157,40 @@ def _fix(op: Ops, value: ir.Value, array: np.ndarray, text: str) -> None:
     full.type, full.shape = value.type, value.shape
     for node, index in readers:
         node.replace_input_with(index, full)
+
+
+def _carry(graph: ir.Graph, value: ir.Value, output: str, text: str) -> None:
+    outputs, sizes = {str(v.name): v for v in graph.outputs}, static_dims(value)
+    if output not in outputs:
+        raise UnknownNameError(
+            "unknown-value", f"--input {text!r} names an output that the model does not have",
+            hint=near_names(output, outputs, f"its outputs are {', '.join(outputs)}"),
+        )  # fmt: skip
+    new, seen, stack = outputs[output], set[ir.Value](), [outputs[output]]
+    while stack:
+        each = stack.pop()
+        node = each.producer()
+        if each not in seen and node is not None:
+            stack += reads(node)
+        seen.add(each)
+    if sizes is None or static_dims(new) not in (None, sizes):
+        problem, hint = "it needs fixed sizes, those of the output", "fix its axes: --size batch=4"
+    elif new.dtype != value.dtype or value.dtype not in TRAINABLE_TYPES:
+        problem, hint = "both must be of one floating-point type", "change that in the export"
+    elif value not in seen or new is value:
+        problem, hint = (
+            f"{output!r} does not depend on it",
+            "name the output that is its next value",
+        )
+    else:
+        graph.inputs.remove(value)
+        zeros = np.zeros(sizes, value.dtype.numpy())
+        value.const_value = ir.tensor(zeros, dtype=value.dtype, name=value.name)
+        graph.register_initializer(value)
+        value.meta[_CARRIED] = output
+        return
+    what = f"--input {text!r}: {value.name!r} cannot be carried over: {problem}"
+    raise OdtpackError("bad-input-setting", what, hint=hint)
 
 
 def _turn(op: Ops, value: ir.Value, axis: int) -> None:

@@ -119,8 +119,8 @@ def _check_private(clip: Clip, graphs: Graphs) -> None:
         problem = "private gradients need stock ONNX Runtime"
         hint = "leave --target out"
     elif statistics:
-        problem = f"{statistics[0]!r} is a statistic of whole batches, which no noise protects"
-        hint = "use group or layer normalization, or freeze the batch normalizations"
+        problem = f"{statistics[0]!r}, a state or statistic of whole batches, has no noise"
+        hint = "use group or layer normalization, freeze the batch normalizations, carry no state"
     elif fixed:
         problem = f"the model's input {fixed[0]!r} does not take single samples"
         hint = "export the model with a free batch size"

@@ -17,6 +17,7 @@ from odtpack.choices import Storage
 from odtpack.errors import OdtpackError, UnknownNameError, some
 from odtpack.graph.graphs import TRAINABLE_TYPES, is_setting, producer
 from odtpack.model.exporters import KIND, made_up, matching, module_names
+from odtpack.model.inputs import carried
 from odtpack.model.loading import is_lifted_constant
 from odtpack.package.buffers import by_looks
 from odtpack.package.like import said_by
@@ -87,7 +88,7 @@ def sort_out(model: ir.Model) -> tuple[list[str], dict[str, str], dict[str, str]
     """Those of :func:`look_alikes`; buffers by their looks; and what may be one, and trains."""
     # It reads the values of all initializers, which may take gigabytes.
     graph = model.graph
-    state = set(batch_norm.state_names(graph))
+    state = {*batch_norm.state_names(graph), *carried(graph)}
     unnamed = made_up(graph)
     found = [
         value
@@ -475,7 +476,7 @@ def choose_parameters(
     graph: ir.Graph, train: Sequence[str], freeze: Sequence[str]
 ) -> tuple[Parameter, ...]:
     """Return the initializers that become inputs, with their roles, in initializer order."""
-    state = set(batch_norm.state_names(graph))
+    state = {*batch_norm.state_names(graph), *carried(graph)}
     for name in sorted(state - set(graph.initializers)):
         raise OdtpackError(
             "statistic-not-stored",
@@ -517,7 +518,7 @@ def _check_trainable(graph: ir.Graph, names: Sequence[str], state: Collection[st
     if followed:
         raise OdtpackError(
             "statistic-trained",
-            f"running statistics of a batch normalization follow the data and take no gradient: "
+            "running statistics and carried states follow the data and take no gradient: "
             f"{', '.join(map(repr, followed))}",
             hint="leave them out of the parameters to train",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +16,7 @@ from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.graphs import dims_of, nodes_of, static_dims, subgraphs
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
+from odtpack.model.inputs import carried
 from odtpack.package.parameters import (
     SCALE_SUFFIX,
     Parameter,
@@ -264,6 +265,8 @@ def prepare(task: Task) -> Prepared:
         additional=spec.outputs,
         attached=task.attached,
     )
+    if states := carried(forward.graph):
+        _return_states(forward.graph, states, task)
     for name in info.fixed:
         if name in task.train:
             raise OdtpackError(
@@ -271,13 +274,16 @@ def prepare(task: Task) -> Prepared:
                 f"{name!r} is trained, but the loss {info.name} does not let a gradient through it",
                 hint=f"freeze it (--freeze {name!r}), or leave the loss's option words out",
             )
-    sources = (*task.train, *task.input_gradients)
+    sources = (*task.train, *task.input_gradients, *states)
     if sources:
         forward = expand(infer_shapes(forward, new_only=True), sources)
     batch_norm.check(forward.graph)
     if spec.frozen_storage is not None:
         parameters = store_frozen(forward.graph, parameters, spec.frozen_storage)
     evaluation = forward.clone()
+    if states:
+        kept = [v for v in evaluation.graph.outputs if not str(v.name).endswith(STATE_SUFFIX)]
+        evaluation.graph.outputs[:] = kept
     returned = (
         spec.prediction
         and (task.loss is None or task.loss.classifies)
@@ -287,6 +293,37 @@ def prepare(task: Task) -> Prepared:
     )
     lift_parameters(forward.graph, parameters)
     return Prepared(forward, evaluation, plain, parameters, info, returned)
+
+
+def _return_states(graph: ir.Graph, states: Mapping[str, str], task: Task) -> None:
+    """Let a forward graph give what each state is in the next step."""
+    if not task.backend.is_stock:
+        raise OdtpackError(
+            "bad-input-setting",
+            f"--runtime {task.backend.runtime} carries no state over",
+            hint="leave --runtime out, or start from zero in every step (--input NAME=zeros)",
+        )
+    op = Ops(graph, "carry/")
+    for name, output in states.items():
+        new = op.Identity(find_value(graph, output, "--input"))
+        new.name, new.shape = name + STATE_SUFFIX, graph.initializers[name].shape
+        graph.outputs.append(new)
+
+
+def _carry(op: Ops, graph: ir.Graph, names: Collection[str]) -> list[batch_norm.RunningStatistic]:
+    """Let a training graph read a copy of each state, as the next one is written over it."""
+    found = []
+    for state in [value for value in graph.inputs if value.name in names]:
+        new = next(v for v in graph.outputs if v.name == f"{state.name}{STATE_SUFFIX}")
+        readers = [*state.uses()]
+        with op.before(graph[0]):
+            copy = op.Tile(state, op.constant(np.ones(len(dims_of(state) or ()), np.int64)))
+        copy.type, copy.shape = state.type, state.shape
+        for node, index in readers:
+            node.replace_input_with(index, copy)
+        graph.outputs.remove(new)
+        found.append(batch_norm.RunningStatistic(str(state.name), new))
+    return found
 
 
 def build_graphs(task: Task) -> Graphs:
@@ -380,7 +417,10 @@ def _differentiate(model: ir.Model, task: Task) -> None:
         seed = op.constant(np.full(static_dims(loss) or (), share, dtype))
         gradients = differentiate(graph, {loss: seed}, trained, op)
     require_reached(trained, gradients)
-    updates = pipeline.after_gradient(op, model, task.backend.lower_batch_norms)
+    updates = [
+        *_carry(op, graph, carried(graph)),
+        *pipeline.after_gradient(op, model, task.backend.lower_batch_norms),
+    ]
     if trained:
         accumulate_gradients(graph, op, trained, gradients, task)
     for update in updates:

@@ -199,8 +199,8 @@ def _check(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
     """Refuse what does not give the same when a piece is computed a second time."""
     problem = hint = ""
     if any(parameter.role == "state" for parameter in parameters):
-        problem = "a batch normalization in training mode would update its statistics twice"
-        hint = "export the model in evaluation mode"
+        problem = "a state or the statistics of a batch normalization would be updated twice"
+        hint = "export the model in evaluation mode, and carry no state over"
     for node in nodes_of(graph):
         passes_through = node.op_type == "Dropout" and len(node.inputs) < 3
         if node.op_type in RANDOM_OPERATORS and not passes_through:
