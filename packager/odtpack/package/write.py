@@ -40,6 +40,7 @@ from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.files.atomic import atomic_write, file_sha256
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.package.adapter import peft_info
 from odtpack_runtime.package.manifest import MEANINGS, Manifest, PackageFile
 from odtpack_runtime.package.package import MANIFEST_NAME, Package, read_manifest, signature_path
 from odtpack_runtime.package.trust import STANDARD_DOMAINS
@@ -354,7 +355,11 @@ def _manifest(
         "inference": template
         and {key: list(getattr(template, key)) for key in ("inputs", "outputs", "parameters")},
     }
-    return Manifest.from_json(json.dumps(content).encode(), "manifest.json").sealed()
+    manifest = Manifest.from_json(json.dumps(content).encode(), "manifest.json")
+    if manifest.adapter is not None:
+        adapter = dataclasses.replace(manifest.adapter, peft=peft_info(manifest))
+        manifest = dataclasses.replace(manifest, adapter=adapter)
+    return manifest.sealed()
 
 
 def _layout(graphs: Graphs, model: ir.Model) -> tuple[dict[str, object], dict[str, int]]:

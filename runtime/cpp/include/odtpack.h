@@ -196,6 +196,14 @@ odtpack_error* odtpack_state_carry_over(odtpack_state* state, const odtpack_stat
                                         const char* const* names, size_t count,
                                         bool optimizer_state);
 
+/* Write the adapter of a state: to a file whose name ends in ".onnx_adapter", which ONNX Runtime's own
+ * adapters read, or to a folder, made if needed, with PEFT's two files. */
+odtpack_error* odtpack_adapter_save(const odtpack_package* package, const odtpack_state* state,
+                                    const char* path);
+/* Set the trained parameters to those of such a file or folder, all of them or none. */
+odtpack_error* odtpack_adapter_load(const odtpack_package* package, odtpack_state* state,
+                                    const char* path);
+
 /* ---- Sessions ---- */
 
 typedef struct odtpack_models {

@@ -383,6 +383,15 @@ odtpack_error* odtpack_state_carry_over(odtpack_state* state, const odtpack_stat
   });
 }
 
+odtpack_error* odtpack_adapter_save(const odtpack_package* package, const odtpack_state* state,
+                                    const char* path) {
+  return Try([&] { odtpack::SaveAdapter(package->package, state->state, path); });
+}
+odtpack_error* odtpack_adapter_load(const odtpack_package* package, odtpack_state* state,
+                                    const char* path) {
+  return Try([&] { odtpack::LoadAdapter(package->package, state->state, path); });
+}
+
 odtpack_error* odtpack_session_create(const OrtEnv* env, const OrtSessionOptions* options,
                                       int32_t threads, const odtpack_package* package,
                                       odtpack_state* state, const odtpack_models* models,

@@ -28,6 +28,7 @@ from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.files.folder_update import check_finished, update_folder
 from odtpack_runtime.package.manifest import AdapterInfo, Manifest
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import PeftInfo
 
 Tensors = Mapping[str, np.ndarray[Any, Any]]
 
@@ -274,6 +275,17 @@ def write_peft(folder: Path, adapter: PeftAdapter, dropout: float = 0.0) -> tupl
     """Write the files of an adapter; each is whole or not there."""
     # folder: Where they go; it is made if needed. dropout: ``lora``: the dropout of its training.
     # Returns paths of the tensors and of the configuration.
+    config = _peft_config(adapter, dropout)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = folder / TENSORS, folder / CONFIG
+    _write_safetensors(paths[0], adapter.tensors)
+    with atomic_write(paths[1]) as stream:
+        stream.write(config.encode())
+    return paths
+
+
+def _peft_config(adapter: PeftAdapter, dropout: float = 0.0) -> str:
+    """The text of the configuration; of the tensors only a prompt's shape counts."""
     if adapter.kind not in _TYPES:
         raise OdtpackError(
             "peft-without-kind",
@@ -312,13 +324,7 @@ def write_peft(folder: Path, adapter: PeftAdapter, dropout: float = 0.0) -> tupl
             "bias": "none",
             "init_lora_weights": True,
         }
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: np.ascontiguousarray(value) for name, value in adapter.tensors.items()}
-    paths = folder / TENSORS, folder / CONFIG
-    _write_safetensors(paths[0], tensors)
-    with atomic_write(paths[1]) as stream:
-        stream.write((json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
-    return paths
+    return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
 def read_peft(folder: Path) -> PeftAdapter:
@@ -402,26 +408,44 @@ def to_peft(package: Package, state: CheckpointState) -> PeftAdapter:
     """The adapter of a checkpoint, as PEFT has it."""
     # Parameters that are trained besides become modules that PEFT saves as a whole.
     # package: The package that was built with it.
-    info = adapter_of(package)
-    arrays = state.arrays(trainable=True)
-    tensors = {name: arrays[name] for name in info.parameters}
-    saved = []
-    for name, original in _besides(package.manifest, info).items():
-        module, dot, _ = name.rpartition(".")
-        if original or not dot:
+    adapter_of(package)
+    values = state.arrays(trainable=True)
+    return _as_peft(package.manifest, {name: np.array(value) for name, value in values.items()})
+
+
+def peft_info(manifest: Manifest) -> PeftInfo | None:
+    """What a manifest says of PEFT's files; None if PEFT has no place for what is trained."""
+    shapes = {item.name: item.shape for item in manifest.parameters if item.role == "trainable"}
+    nothing = np.zeros((), np.float32)
+    try:
+        empty = {name: np.broadcast_to(nothing, shape) for name, shape in shapes.items()}
+        adapter = _as_peft(manifest, empty)
+        names = {name: peft for peft, name in _peft_names(manifest).items() if peft != name}
+        return PeftInfo(config=_peft_config(adapter), names=names)
+    except OdtpackError:
+        return None
+
+
+def _as_peft(manifest: Manifest, values: Tensors) -> PeftAdapter:
+    info = manifest.adapter
+    assert info is not None  # noqa: S101 - the callers looked
+    names, saved = _peft_names(manifest), dict[str, None]()
+    for peft, name in names.items():
+        if name in info.parameters:
+            continue
+        module, dot, _ = peft.removeprefix(PREFIX).rpartition(".")
+        if name != peft.removeprefix(PREFIX) or not dot:
             raise OdtpackError(
                 "peft-without-name",
-                f"{original or name!r} is trained besides the adapter, and has no name that a "
+                f"{name!r} is trained besides the adapter, and has no name that a "
                 "PyTorch module would have",
-                where=str(package.path),
             )
-        tensors[f"{PREFIX}{name}"] = arrays[name]
-        saved.append(module)
+        saved[module] = None
     rank = info.rank or 0
     scaling = (info.alpha or 0.0) / rank if rank else 1.0
-    copies = {name: np.array(value) for name, value in tensors.items()}
+    tensors = {peft: values[name] for peft, name in names.items()}
     return PeftAdapter(
-        info.kind, copies, rank, scaling, info.layers, info.feedforward, tuple(dict.fromkeys(saved))
+        info.kind, tensors, rank, scaling, info.layers, info.feedforward, tuple(saved)
     )
 
 
@@ -445,17 +469,14 @@ def _peft_tensors(package: Package, folder: Path) -> tuple[Tensors, dict[str, st
             f"build the package with --alpha {adapter.scaling * adapter.rank:g}",
             folder,
         )
-    names = {name: name for name in info.parameters}
-    names |= {f"{PREFIX}{name}": original or name for name, original in
-              _besides(package.manifest, info).items()}  # fmt: skip
-    return adapter.tensors, names
+    return adapter.tensors, _peft_names(package.manifest)
 
 
-def _besides(manifest: Manifest, info: AdapterInfo) -> dict[str, str]:
-    """Names of what is trained besides the adapter, each with its made-up one or nothing."""
-    own = set(info.parameters)
+def _peft_names(manifest: Manifest) -> dict[str, str]:
+    """The trained parameters, by PEFT's names."""
+    own = set(() if manifest.adapter is None else manifest.adapter.parameters)
     return {
-        (item.module or item.name): item.name if item.module else ""
+        item.name if item.name in own else f"{PREFIX}{item.module or item.name}": item.name
         for item in manifest.parameters
-        if item.role == "trainable" and item.name not in own
+        if item.role == "trainable"
     }

@@ -462,6 +462,19 @@ class ScheduleInfo(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PeftInfo(Part):
+    """What PEFT's files of an adapter hold beside the values, for kits that write and read them.
+
+    Attributes:
+        config: The text of ``adapter_config.json``.
+        names: PEFT's name of a trained parameter, by the parameter's, where they differ.
+    """
+
+    config: Name
+    names: dict[Name, Name] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdapterInfo(Part):
     """The adapter that is trained in place of the model's parameters.
 
@@ -474,6 +487,7 @@ class AdapterInfo(Part):
             embedding.
         feedforward: ``ia3``: those of them whose input is scaled.
         parameters: The parameters that are the adapter's; others may be trained besides.
+        peft: How PEFT has it; None if PEFT has no place for all that is trained.
     """
 
     kind: Literal["lora", "dora", "ia3", "bitfit", "prompt"]
@@ -483,3 +497,4 @@ class AdapterInfo(Part):
     layers: tuple[Name, ...]
     feedforward: tuple[Name, ...] = ()
     parameters: tuple[Name, ...]
+    peft: PeftInfo | None = None

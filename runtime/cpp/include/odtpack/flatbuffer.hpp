@@ -13,10 +13,11 @@ namespace odtpack::detail {
 /// referred to twice: what is made of it takes time and memory in proportion.
 class FlatBuffer {
  public:
-  FlatBuffer(std::string_view bytes, std::string where) : bytes_(bytes), where_(std::move(where)) {}
+  FlatBuffer(std::string_view bytes, std::string where, std::string what = "checkpoint")
+      : bytes_(bytes), where_(std::move(where)), what_(std::move(what)) {}
 
   [[noreturn]] void Fail(const std::string& reason) const {
-    throw Error("checkpoint-corrupt", "It is not a readable checkpoint: " + reason + ".", where_,
+    throw Error(what_ + "-corrupt", "It is not a readable " + what_ + ": " + reason + ".", where_,
                 "copy or download the file again, or fall back to an earlier one");
   }
   /// Fail unless bytes from a position on lie inside.
@@ -50,7 +51,7 @@ class FlatBuffer {
   static constexpr size_t kMostTables = 1000000;  // as for the verifier of the reference
 
   std::string_view bytes_;
-  std::string where_;
+  std::string where_, what_;
   std::unordered_set<int64_t> tables_;
   int64_t table_bytes_ = 0, text_bytes_ = 0;
 };

@@ -1,0 +1,38 @@
+// Trains a job (see job.hpp) on its batches for "count" steps, and then does in one process what an
+// app does with an adapter.
+//
+//     odtpack-decoder JOB.json
+//
+//     "load": ADAPTER            set the parameters first
+//     "adapters": [ADAPTER, ...] saved after the steps
+//     "save": CHECKPOINT         saved at last
+#include <iostream>
+
+#include "job.hpp"
+
+int main(int count, char** arguments) try {
+  if (count != 2) return 2;
+  using job::Json;
+  const auto json = job::ReadJson(arguments[1]);
+  const auto folder = job::fs::absolute(arguments[1]).parent_path();
+  odtpack::DisableTelemetry();
+  const Ort::Env env(ORT_LOGGING_LEVEL_ERROR, "decoder");
+  job::Training training(env, json, folder, 1);
+  if (json["load"])
+    odtpack::LoadAdapter(training.package, training.state, json.Get<std::string>("load"));
+  for (int64_t step = 0; step < json.Whole("count", 0); ++step) {
+    const auto& steps = json.Get<Json::List>("steps");
+    const job::Batch batch(steps[static_cast<size_t>(step) % steps.size()]["inputs"], folder);
+    training.session.TrainBatch(batch.values);
+  }
+  for (const Json& path : json.Get<Json::List>("adapters", {}))
+    odtpack::SaveAdapter(training.package, training.state, path.As<std::string>());
+  if (json["save"])
+    odtpack::CheckpointState::SaveCheckpoint(training.state, json.Get<std::string>("save"));
+} catch (const odtpack::Error& error) {
+  std::cerr << error.what() << "\n  code: " << error.Code() << std::endl;
+  return 2;
+} catch (const std::exception& error) {
+  std::cerr << error.what() << std::endl;
+  return 2;
+}

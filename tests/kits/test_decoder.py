@@ -1,0 +1,74 @@
+"""Adapters that kits write and read, of a decoder that was trained in segments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
+from odtpack_runtime import CheckpointState, Package, load_adapter, save_adapter
+from odtpack_runtime.package.adapter import CONFIG
+from tests.adapters.written.models import HERE, VOCABULARY
+from tests.kits import cpp_kit
+from tests.kits.harness import contents, save_batch, train
+
+pytestmark = pytest.mark.kits
+FORMS = ("it.onnx_adapter", "peft")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    folder = tmp_path_factory.mktemp("decoder") / "package"
+    build_package(
+        HERE / "genai-qwen2-int4" / "model.onnx", folder, loss="next_token", segments=True,
+        adapter=AdapterSpec("lora", ("model.*_proj",), (), 4, 8.0),
+    )  # fmt: skip
+    return Package.open(folder)
+
+
+@pytest.fixture(scope="module")
+def batch() -> dict[str, np.ndarray[Any, Any]]:
+    ids = np.random.default_rng(1).integers(0, VOCABULARY, (2, 12))
+    return {"input_ids": ids, "labels": ids}
+
+
+@pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
+@pytest.mark.parametrize("variant", ["native", "sanitized"])
+def test_cpp(
+    variant: str, package: Package, batch: dict[str, np.ndarray[Any, Any]], tmp_path: Path
+) -> None:
+    """Both forms hold what Python's do, and each reads the other's."""
+    train(package.path, [batch], 3, tmp_path / "python.ckpt")
+    state = CheckpointState.load_checkpoint(tmp_path / "python.ckpt")
+    for form in FORMS:
+        (tmp_path / "python").mkdir(exist_ok=True)
+        save_adapter(package, state, tmp_path / "python" / form)
+    (tmp_path / "kit").mkdir()
+    job = {
+        "package": package.path, "steps": [save_batch(tmp_path / "data", batch)], "count": 3,
+        "threads": 1, "learning_rate": 0.01, "adapters": [tmp_path / "kit" / f for f in FORMS],
+    }  # fmt: skip
+    run(job, tmp_path, variant)
+    for form in FORMS:
+        again = CheckpointState.load_checkpoint(package.checkpoint)
+        load_adapter(package, again, tmp_path / "kit" / form)
+        for name, value in state.arrays(trainable=True).items():
+            np.testing.assert_array_equal(again.parameters[name].data, value)
+        read = {**job, "count": 0, "load": tmp_path / "python" / form, "adapters": []}
+        run({**read, "save": tmp_path / "read.ckpt"}, tmp_path, variant)
+        found, wanted = contents(tmp_path / "read.ckpt"), contents(tmp_path / "python.ckpt")
+        assert found["arrays"] == wanted["arrays"]
+    configs = [tmp_path / each / "peft" / CONFIG for each in ("python", "kit")]
+    assert configs[0].read_bytes() == configs[1].read_bytes()
+
+
+def run(job: dict[str, Any], folder: Path, variant: str) -> str:
+    (folder / "job.json").write_text(json.dumps(job, default=str))
+    done = cpp_kit.run("decoder", folder / "job.json", variant=variant)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
