@@ -7,19 +7,22 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from scripts import release
 from tests import zoo
-from tests.kits import cpp_kit, javascript, kotlin_kit
+from tests.kits import cpp_kit, javascript, kotlin_kit, web
 from tests.kits.kotlin_kit import finish
 from tests.once import made_once
 from tests.packages.samples import build
+from tests.reports.browser import CHROMIUM, Browser
 
 ROOT = cpp_kit.ROOT
 GUIDES = ROOT / "docs" / "guides"
@@ -38,10 +41,30 @@ DEPENDENCY = """
     </dependency>"""
 USES_TYPES = """
 import { TrainingPackage, TrainingSession } from 'odtpack';
+import { trainInWorker, type WorkerSession } from 'odtpack/worker';
+export function apart(folder: string): Promise<WorkerSession> {
+  return trainInWorker({ package: folder }, { numThreads: 2 });
+}
 export async function train(folder: string): Promise<number> {
   const session = await TrainingSession.create({ package: await TrainingPackage.open(folder) });
   return session.stepCount;
 }
+"""
+AFTER_THE_GUIDE = """
+import * as ort from 'onnxruntime-web/wasm';
+import { TrainingSession } from 'odtpack';
+
+const { input, labels: label } = batch(0);
+const refused = await session.trainBatch({ input }).catch((error) => error.code);
+const { output } = await session.predict({ input });
+const steps = await session.stepCount();
+await session.release();
+
+// Goes on in the page, with the module that the kit imports itself.
+const own = await TrainingSession.create({ package: 'public/package', checkpointState: file });
+const tensor = ({ type, data, dims }) => new ort.Tensor(type, data, dims);
+losses.push(await own.trainBatch({ input: tensor(input), labels: tensor(label) }));
+window.result = { losses, refused, steps, dims: output.dims };
 """
 
 
@@ -99,21 +122,27 @@ def test_a_cmake_project(dist: Path, project: Path) -> None:
     assert steps_trained(project) == 100
 
 
-def test_an_npm_project(dist: Path, project: Path) -> None:
+def npm_project(dist: Path, project: Path, *symlinked: str) -> Path:
+    """Install the tarball, and link what an app has besides it; return node_modules."""
     (archive,) = (dist / "npm").glob("*.tgz")
     (project / "package.json").write_text('{"private": true, "type": "module"}')
     npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", str(archive)]
     finish(npm, cwd=project, env=release.environment())
     installed = project / "node_modules"
+    for name in symlinked:
+        (installed / name).symlink_to(release.JS / "node_modules" / name)
+    return installed
+
+
+def test_an_npm_project(dist: Path, project: Path) -> None:
+    needed = ("onnxruntime-node", "onnxruntime-web", "onnxruntime-common", "typescript", "@types")
+    installed = npm_project(dist, project, *needed)
     assert {"LICENSE", "README.md", "package.json", "dist"} == {
         path.name for path in (installed / "odtpack").iterdir()
     }
-    ours = release.JS / "node_modules"
-    for name in ("onnxruntime-node", "onnxruntime-common", "typescript", "@types"):
-        (installed / name).symlink_to(ours / name)
     (project / "types.ts").write_text(USES_TYPES)
     options = ["--noEmit", "--strict", "--skipLibCheck", "false", "--module", "nodenext"]
-    tsc = [str(ours / ".bin" / "tsc"), *options, "--types", "node", "types.ts"]
+    tsc = [str(installed / "typescript/bin/tsc"), *options, "--types", "node", "types.ts"]
     finish(tsc, cwd=project, env=release.environment())
     for name in ("package", "images.bin", "labels.bin"):
         (project / name).symlink_to(project / "assets" / name)
@@ -124,6 +153,45 @@ def test_an_npm_project(dist: Path, project: Path) -> None:
     code = f"{load}.then(found => console.log(found.default.version))"
     said = finish([str(javascript.NODE), "-e", code], cwd=project)
     assert said.strip() == release.version()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_an_npm_project_that_vite_bundles_for_chromium(dist: Path, project: Path) -> None:
+    installed = npm_project(dist, project, "onnxruntime-web", "onnxruntime-common", "vite")
+    (project / "assets").rename(project / "public")
+    code = guide("javascript.md", "main.js").replace("'assets/", "'public/")
+    (project / "main.js").write_text(code + AFTER_THE_GUIDE)
+    (project / "index.html").write_text('<script type="module" src="main.js"></script>')
+    vite = [str(installed / "vite/bin/vite.js"), "build", "--base", "./"]
+    finish(vite, cwd=project, env=release.environment())
+    (wasm,) = (project / "dist").rglob("*.wasm")  # the small build: without jsep, and once
+    assert re.fullmatch(r"ort-wasm-simd-threaded-[\w-]+\.wasm", wasm.name)
+    page = (project / "dist" / "index.html").read_text()
+    served = {"assets": project / "dist" / "assets", "public": project / "dist"}
+    with web.serve(served, page) as address, Browser(project / "profile", served=True) as browser:
+        browser.open(address)
+        until = time.monotonic() + 120
+        while not browser.evaluate("Boolean(window.result)"):
+            assert time.monotonic() < until, browser.console
+            time.sleep(0.05)
+        found = browser.evaluate("window.result")
+    assert (found["steps"], found["dims"]) == (20, [32, 3])
+    assert found["refused"] == "input-count"
+    package = Package.open(project / "public" / "package")
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(package.training_model, state)
+    optimizer = Optimizer(package.optimizer_model, module)
+    optimizer.set_learning_rate(0.01)
+    images = np.fromfile(project / "public" / "images.bin", np.float32).reshape(320, 1, 8, 8)
+    labels = np.fromfile(project / "public" / "labels.bin", np.int64)
+    wanted = []
+    for step in [*range(20), 0]:
+        rows = slice(step * 32 % 289, step * 32 % 289 + 32)
+        wanted.append(float(module(images[rows], labels[rows])))
+        optimizer.step()
+        module.lazy_reset_grad()
+    np.testing.assert_allclose(found["losses"], wanted, rtol=2e-6)
 
 
 def libraries(dist: Path, folder: Path, *wanted: str) -> list[Path]:

@@ -43,7 +43,7 @@ function refuse(): never {
 }
 
 export const platform: Platform = {
-  importRuntime: async () => (await import('onnxruntime-web')) as unknown as OnnxRuntime,
+  importRuntime: async () => (await import('onnxruntime-web/wasm')) as unknown as OnnxRuntime,
   allocate: (nbytes) => new ArrayBuffer(nbytes),
   describe: () => ({ system: navigator.product === 'ReactNative' ? null : 'web', memoryBytes: null }),
   readIn: async (folder, path) => download(inside(folder, path), 'package-incomplete'),

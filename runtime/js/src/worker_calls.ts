@@ -1,0 +1,29 @@
+/** What a page and the worker that trains for it send each other. */
+import type { TypedArray } from './tensors.js';
+
+/** What a tensor consists of; a tensor of ONNX Runtime is one, too. */
+export interface Samples {
+  readonly type: string;
+  readonly data: TypedArray | readonly string[];
+  readonly dims: readonly number[];
+}
+
+export interface Call { readonly id: number; readonly method: string; readonly values: unknown[] }
+export interface Answer {
+  readonly id: number;
+  value?: unknown;
+  error?: [code: string, what: string, where: string, hint: string];
+}
+
+/** The value with its tensors as what they consist of, which can be sent. */
+export function pack(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(pack);
+  if (!value || typeof value !== 'object' || ArrayBuffer.isView(value)) return value;
+  if (isSamples(value)) return { type: value.type, data: value.data, dims: value.dims };
+  if (Object.getPrototypeOf(value) !== Object.prototype) return value;
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, pack(each)]));
+}
+
+export function isSamples(value: object): value is Samples {
+  return 'type' in value && 'data' in value && 'dims' in value;
+}

@@ -1,0 +1,37 @@
+/** What runs in the worker of `trainInWorker`. */
+import * as web from 'onnxruntime-web/wasm';
+import type { OnnxRuntime } from './platform.js';
+import { TrainingSession } from './session.js';
+import { type Answer, type Call, isSamples, pack } from './worker_calls.js';
+
+const ort = web as unknown as OnnxRuntime;
+let session: TrainingSession;
+
+function unpack(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(unpack);
+  if (!value || Object.getPrototypeOf(value) !== Object.prototype) return value;
+  if (isSamples(value)) return new ort.Tensor(value.type as 'float32', value.data as Float32Array, value.dims);
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, unpack(each)]));
+}
+
+async function perform({ method, values }: Call): Promise<unknown> {
+  if (method === 'create') {
+    const [files, { numThreads = 1, ...options }] = values as [never, { numThreads?: number }];
+    ort.env.wasm.numThreads = numThreads;
+    session = await TrainingSession.create(files, { ...options, ort });
+    return undefined;
+  }
+  const member = session[method as keyof TrainingSession] as unknown;
+  return typeof member === 'function' ? await member.apply(session, values.map(unpack)) : member;
+}
+
+addEventListener('message', async ({ data }: MessageEvent<Call>) => {
+  const answer: Answer = { id: data.id };
+  try {
+    answer.value = pack(await perform(data));
+  } catch (error) {
+    const { what, code, where, hint } = error as Record<string, string | undefined>;
+    answer.error = [code ?? 'run-failed', what ?? String(error), where ?? '', hint ?? ''];
+  }
+  postMessage(answer);
+});
