@@ -109,4 +109,4 @@ def measure(job: dict[str, Any], folder: Path, variant: str = "native") -> dict[
     path.write_text(json.dumps(job, default=str))
     done = run("measure", path, variant=variant)
     assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads(done.stdout))
+    return dict(json.loads(done.stdout.replace("-nan", "NaN").replace("nan", "NaN")))

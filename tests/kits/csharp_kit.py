@@ -6,6 +6,7 @@ import fcntl
 import functools
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -75,7 +76,8 @@ def built() -> Path:
 def command(program: Path, *arguments: object, native: Path | None = None) -> list[str]:
     """A program with the native library and ONNX Runtime where Mono finds them."""
     folder = native or core().parent
-    libraries = f"LD_LIBRARY_PATH={folder}:{cpp_kit.DEPENDENCIES / 'lib'}"
+    given = os.environ.get("LD_LIBRARY_PATH", "")
+    libraries = f"LD_LIBRARY_PATH={folder}:{cpp_kit.DEPENDENCIES / 'lib'}:{given}".rstrip(":")
     return ["env", libraries, "mono", str(program), *map(str, arguments)]
 
 

@@ -96,7 +96,7 @@ def built() -> Path:
 def command(program: Path, *arguments: object) -> list[str]:
     """A program with the toolchain's libraries: it needs no privileges to run."""
     loader = SYSTEM / "lib64" / "ld-linux-x86-64.so.2"
-    path = ":".join(map(str, LIBRARIES))
+    path = ":".join([*map(str, LIBRARIES), os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(":")
     return [str(loader), "--library-path", path, str(program), *map(str, arguments)]
 
 

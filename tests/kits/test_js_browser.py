@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import gpu
 from benchmarks.decoder.model import SHAPES, write_model
-from odtpack_runtime import CheckpointState
+from odtpack_runtime import CheckpointState, Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests.kits import javascript, js_fixtures, web
 from tests.kits.javascript import SCRIPTS, train
@@ -156,6 +157,7 @@ def in_browser(
     query: str = "",
     module: str = "ort.wasm.min.mjs",
     options: str = "{ ort }",
+    code: str | None = None,
 ) -> dict[str, Any]:
     """Train in a page that is served a package and a batch."""
     files = tmp_path / "files"
@@ -167,7 +169,8 @@ def in_browser(
     page = web.PAGE.replace("ort.wasm.min.mjs", module)
     with web.serve({**web.FOLDERS, "files": files}, page) as address:
         web.open_kit(browser, address + query)
-        text = TRAIN % (json.dumps(task, default=str), options)
+        given = json.dumps(task, default=str)
+        text = TRAIN % (given, options) if code is None else code % given
         return dict(browser.evaluate(text))
 
 
@@ -239,3 +242,80 @@ def test_the_guides_code_for_a_browser_trains(digits_package: Path, browsers: Br
     assert 0 < float(loss) < 10
     assert (dims, step) == ("2,10", "1")
     assert int(size) > 2_000
+
+
+RESIDENT = """(async () => {
+  const task = %s;
+  let opened = 0;
+  const { create } = ort.InferenceSession;
+  ort.InferenceSession.create = (...given) => (opened++, create.apply(ort.InferenceSession, given));
+  const arrays = { float32: Float32Array, int64: BigInt64Array };
+  const batch = {};
+  for (const [name, { dtype, shape }] of Object.entries(task.data)) {
+    const bytes = await (await fetch(`/files/0-${name}.bin`)).arrayBuffer();
+    batch[name] = new ort.Tensor(dtype, new arrays[dtype](bytes), shape);
+  }
+  const options = { ort, executionProviders: ['webgpu'], loss: 'every' };
+  const session = await kit.TrainingSession.create({ package: '/files/package' }, options);
+  const checked = opened;
+  session.setLearningRate(task.rate);
+  const losses = [];
+  for (let step = 0; step < task.steps; step++) losses.push(await session.trainBatch(batch));
+  const part = await session.runTrainStep(batch).catch(({ code }) => code);
+  const vector = [...(await session.getContiguousParameters()).data];
+  const [first] = Object.keys(task.data);
+  const bad = { ...batch, [first]: batch[first].type !== 'float32' ? batch[first] : new ort.Tensor(
+    'float32', batch[first].data.map(() => 3e38), batch[first].dims) };
+  if (bad[first] !== batch[first]) await session.stepOn(bad);
+  const skipped = session.skippedSteps;
+  const evaluated = session.lossOf(await session.runEvalStep(batch));
+  const blob = await session.state.toBlob(true);
+  await session.release();
+  opened = 0;
+  const state = await kit.CheckpointState.load(blob);
+  const again = await kit.TrainingSession.create(
+    { package: '/files/package', checkpointState: state }, { ...options, loss: 2 });
+  const rest = [];
+  const read = [];
+  for (let step = 0; step < 4; step++) rest.push(await again.trainBatch(batch));
+  for (let step = 0; step < 2; step++) read.push(Object.keys(await again.stepOn(batch)));
+  const { step } = state.optimizer;
+  await again.release();
+  return { losses, part, vector, evaluated, skipped, rest, read, step,
+           checks: [checked, opened], after: [...state.parameters.values()].every(
+             ({ data }) => !(data instanceof Float32Array) || data.every(Number.isFinite)) };
+})().catch((error) => ({ code: error.code, what: String(error) + (error.cause?.stack ?? '') }))"""
+
+
+@pytest.mark.parametrize("network", ["mlp", "cnn", "decoder"])
+def test_webgpu_holds_a_training(network: str, browsers: Browser, tmp_path: Path) -> None:
+    gpu.build(tmp_path, small=True, names=[network])
+    folder = tmp_path / network / "webgpu"
+    package = Package.open(folder)
+    arrays = gpu.batch_of(package, 2, other=4)
+    names = [each.name for each in package.manifest.inputs]
+    data = javascript.save_batch(tmp_path / "batch", **dict(zip(names, arrays, strict=True)))
+    task = {"package": folder, "data": data, "steps": 4, "rate": 0.01}
+    wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")["losses"]
+    found = in_browser(browsers, task, tmp_path, module="ort.webgpu.min.mjs", code=RESIDENT)
+    assert "code" not in found, found
+    np.testing.assert_allclose(found["losses"], wanted, rtol=2e-5)
+    assert found["part"] == "unsupported-device"
+    trained = read_checkpoint(tmp_path / "python.ckpt").trainable
+    order = [each.name for each in package.manifest.parameters if each.name in trained]
+    vector = np.concatenate([trained[name].ravel() for name in order])
+    # AdamW moves elements whose gradients are rounding by the rate, one way or the other.
+    assert np.mean(np.abs(np.array(found["vector"]) - vector) < 1e-4) > 0.99
+    is_real = arrays[0].dtype == np.float32
+    assert found["skipped"] == int(is_real)
+    assert found["step"] in (10, 11)  # a step of finite loss is counted, if not for all parameters
+    # From the saved state on; every other loss is read, and nothing else.
+    rest = found["rest"]
+    np.testing.assert_allclose(rest[0], found["evaluated"], rtol=1e-5)
+    assert (rest[0], rest[2]) == (rest[1], rest[3])
+    assert rest[2] < rest[0] < wanted[0]
+    assert found["read"][1] == []
+    assert "loss" in found["read"][0]
+    # The check of the device opened three models more, once; its result is kept.
+    assert found["checks"] == [6, 3]
+    assert found["after"]

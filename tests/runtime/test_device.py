@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer, Package
 from odtpack_runtime.session.device import Device
+from odtpack_runtime.training import first_step
 from tests import zoo
 from tests.software_gpu import reason_without
 
@@ -20,6 +22,14 @@ webgpu = pytest.param("webgpu", marks=pytest.mark.skipif(bool(WITHOUT), reason=W
 DEVICES = ["CPUExecutionProvider", webgpu]
 X = np.random.default_rng(0).standard_normal((4, 6)).astype("f")
 BATCH = (X, np.array([0, 1, 2, 1]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing that was found right before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +138,21 @@ def test_devices_that_are_not_there_and_states_that_live_elsewhere(package: Pack
     with pytest.raises(OdtpackError, match="load the checkpoint again") as caught:
         Module(package.training_model, training.state, device="CPUExecutionProvider")
     assert caught.value.code == "unsupported-device"
+
+
+@pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)
+def test_what_a_plug_in_computed_right_is_not_compared_again(
+    package: Package, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compared = []
+    real = first_step._compare_step
+    monkeypatch.setattr(
+        first_step, "_compare_step", lambda *given: (compared.append(1), real(*given))
+    )
+    for step in (False, False, True, True):
+        Training(package, "webgpu", step=step).optimizer.step_on(*BATCH)
+    assert len(compared) == len(list(tmp_path.rglob("right-*"))) == 2
 
 
 @pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)

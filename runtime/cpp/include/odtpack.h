@@ -114,6 +114,16 @@ odtpack_error* odtpack_package_session_options(const odtpack_package* package, i
                                                OrtSessionOptions** options);
 /* Train a made-up batch for a few steps and compare with what the build measured. */
 odtpack_error* odtpack_package_self_check(const odtpack_package* package, const OrtEnv* env);
+/* The same with options, such as those of a device. */
+odtpack_error* odtpack_package_self_check_with(const odtpack_package* package, const OrtEnv* env,
+                                               const OrtSessionOptions* options);
+
+/* Let the sessions of these options run on a plug-in of ONNX Runtime 1.23 or newer, a WebGPU library
+ * for example: its path, and the number of the device among those that it finds. Parameters,
+ * gradients and moments then live in the device's memory. Tensors of a batch are made with
+ * OrtMemTypeDefault. */
+odtpack_error* odtpack_add_device(const OrtEnv* env, OrtSessionOptions* options,
+                                  const char* library, size_t index);
 
 /* ---- Schedules of the learning rate ---- */
 

@@ -105,6 +105,13 @@ std::vector<std::string> Names(const char* const* names, size_t count) {
   return {names, names + count};
 }
 
+/// Let tensors hold what a device has trained, unless it is at work.
+void RefreshAlone(const odtpack::detail::State& state) {
+  if (state.twins.expired()) return;
+  const odtpack::detail::Gate::Call call(*state.gate);
+  state.Refresh();
+}
+
 /// The tensor itself, and what keeps its memory.
 void HandOut(const Tensor& tensor, OrtValue** value, odtpack_memory** memory) {
   auto kept = std::make_unique<odtpack_memory>(odtpack_memory{tensor.data});
@@ -237,6 +244,22 @@ odtpack_error* odtpack_package_self_check(const odtpack_package* package, const 
     odtpack::SelfCheck(borrowed.value, package->package);
   });
 }
+odtpack_error* odtpack_package_self_check_with(const odtpack_package* package, const OrtEnv* env,
+                                               const OrtSessionOptions* options) {
+  return Try([&] {
+    const Borrowed<Ort::Env> borrowed(env);
+    const Borrowed<Ort::SessionOptions> chosen(options);
+    odtpack::SelfCheck(borrowed.value, package->package, &chosen.value);
+  });
+}
+odtpack_error* odtpack_add_device(const OrtEnv* env, OrtSessionOptions* options,
+                                  const char* library, size_t index) {
+  return Try([&] {
+    const Borrowed<Ort::Env> borrowed(env);
+    Borrowed<Ort::SessionOptions> chosen(options);
+    odtpack::AddDevice(borrowed.value, chosen.value, library, index);
+  });
+}
 
 odtpack_error* odtpack_schedule_check(const odtpack_schedule* schedule) {
   return Try([&] { Schedule(*schedule).Check(); });
@@ -333,6 +356,7 @@ odtpack_error* odtpack_state_parameter(const odtpack_state* state, size_t index,
   return Try([&] {
     const odtpack::detail::State& from = *state->state.Internal();
     from.RequireValues();
+    RefreshAlone(from);
     HandOut(from.parameters.at(**At(state->names, index)).value, value, memory);
   });
 }
@@ -354,6 +378,7 @@ odtpack_error* odtpack_state_moment(const odtpack_state* state, size_t index, od
                                     size_t* number, size_t* group, OrtValue** value,
                                     odtpack_memory** memory) {
   return Try([&] {
+    RefreshAlone(*state->state.Internal());
     const auto& optimizer = state->state.Internal()->optimizer;
     const size_t each =
         optimizer && !optimizer->moments.empty() ? optimizer->moments[0].second.size() : 0;

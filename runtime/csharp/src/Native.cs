@@ -160,6 +160,12 @@ namespace Odtpack {
             PackageHandle package, int threads, out OptionsHandle options);
         [DllImport(Library, CallingConvention = C)]
         internal static extern IntPtr odtpack_package_self_check(PackageHandle package, IntPtr env);
+        [DllImport(Library, CallingConvention = C)]
+        internal static extern IntPtr odtpack_package_self_check_with(
+            PackageHandle package, IntPtr env, OptionsHandle options);
+        [DllImport(Library, CallingConvention = C)]
+        internal static extern IntPtr odtpack_add_device(
+            IntPtr env, OptionsHandle options, byte[] library, UIntPtr index);
 
         [DllImport(Library, CallingConvention = C)]
         internal static extern IntPtr odtpack_schedule_check(ref NativeSchedule schedule);

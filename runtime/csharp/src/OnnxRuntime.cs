@@ -44,7 +44,8 @@ namespace Odtpack {
             UIntPtr count, IntPtr[] outputNames, UIntPtr outputCount, IntPtr[] outputs);
 
         readonly GetText errorMessage;
-        readonly Release releaseStatus;
+        readonly Release releaseStatus, releaseEnv;
+        bool releases;
         internal readonly CreateOptions CreateSessionOptions;
         internal readonly SetNumber SetIntraOpNumThreads, SetSessionGraphOptimizationLevel;
         internal readonly AddEntry AddSessionConfigEntry;
@@ -78,6 +79,7 @@ namespace Odtpack {
             GetDimensions = Function<GetShape>(api, 62);
             GetTensorTypeAndShape = Function<GetPart>(api, 65);
             AllocatorFree = Function<Free>(api, 76);
+            releaseEnv = Function<Release>(api, 92);
             releaseStatus = Function<Release>(api, 93);
             ReleaseSession = Function<Release>(api, 95);
             ReleaseValue = Function<Release>(api, 96);
@@ -88,6 +90,14 @@ namespace Odtpack {
             Check(Function<CreateEnv>(api, 3)(3, Native.Encode("odtpack"), out Env));
             Check(Function<CreateMemoryInfo>(api, 69)(0, 0, out Cpu));
             Check(Function<Create>(api, 78)(out Allocator));
+        }
+
+        /// <summary>A plug-in's library may crash when a process ends that has it
+        /// registered.</summary>
+        internal void ReleaseAtExit() {
+            if (releases) return;
+            releases = true;
+            AppDomain.CurrentDomain.ProcessExit += (sender, arguments) => releaseEnv(Env);
         }
 
         static T Function<T>(IntPtr table, int place) => Marshal.GetDelegateForFunctionPointer<T>(
@@ -129,6 +139,14 @@ namespace Odtpack {
         }
         public GraphOptimizationLevel GraphOptimizationLevel {
             set => Ort.Api.Check(Ort.Api.SetSessionGraphOptimizationLevel(Handle, (int)value));
+        }
+        /// <summary>Run on a plug-in of ONNX Runtime 1.23 or newer, a WebGPU library for example:
+        /// its path, and the number of the device among those that it finds. Parameters, gradients
+        /// and moments then live in the device's memory.</summary>
+        public void AddDevice(string library, int index = 0) {
+            Native.Call(Native.odtpack_add_device(
+                Ort.Api.Env, Handle, Native.Encode(library), (UIntPtr)index));
+            Ort.Api.ReleaseAtExit();
         }
         public void AddSessionConfigEntry(string key, string value) => Ort.Api.Check(
             Ort.Api.AddSessionConfigEntry(Handle, Native.Encode(key), Native.Encode(value)));

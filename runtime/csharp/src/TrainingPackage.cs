@@ -103,6 +103,9 @@ namespace Odtpack {
         /// not.</summary>
         public void SelfCheck() =>
             Native.Call(Native.odtpack_package_self_check(Handle, Ort.Api.Env));
+        /// <summary>The same on the device of these options.</summary>
+        public void SelfCheck(SessionOptions options) => Native.Call(
+            Native.odtpack_package_self_check_with(Handle, Ort.Api.Env, options.Handle));
 
         TensorSpec[] Specs(int list) {
             var specs = new List<TensorSpec>();

@@ -62,6 +62,15 @@ namespace Odtpack {
                 Ort.Api.Env, new OptionsHandle(), threads, package.Handle, state.Handle, null,
                 out handle));
         }
+        /// <summary>The same with options of the caller's choice, such as those of a
+        /// device.</summary>
+        public TrainingSession(
+            SessionOptions options, TrainingPackage package, CheckpointState state) {
+            Package = package;
+            State = state;
+            Native.Call(Native.odtpack_session_create(
+                Ort.Api.Env, options.Handle, 0, package.Handle, state.Handle, null, out handle));
+        }
         /// <summary>The former constructor. The models lie in the folder of their
         /// package.</summary>
         public TrainingSession(

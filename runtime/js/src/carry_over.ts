@@ -14,6 +14,10 @@ import { bytesOf, sameDims } from './tensors.js';
 export function carryOver(
   trained: CheckpointState, fresh: CheckpointState, names?: Iterable<string>, optimizerState = true,
 ): CheckpointState {
+  if (trained.device) {
+    throw new OdtpackError('busy', 'The trained state lives on a GPU.', '',
+      'release its session first');
+  }
   trained.requireValues();
   fresh.requireValues();
   const own = [...trained.parameters.values()].filter(({ requiresGrad }) => requiresGrad);

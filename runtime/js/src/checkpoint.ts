@@ -67,11 +67,19 @@ export interface FlatState {
   readonly gradients: ArrayBuffer;
 }
 
+/** A training on a GPU, whose memory is ahead of the arrays. */
+export interface Resident {
+  refresh(): Promise<void>;
+  wrote(): void;
+}
+
 export class CheckpointState {
   readonly parameters: Map<string, Parameter>;
   readonly properties: Properties;
   optimizer: OptimizerState | undefined;
   flat: FlatState | undefined;
+  /** Where it is trained, if that is not in its arrays. */
+  device: Resident | undefined;
   /**
    * True if the file carried a digest of all that it holds, which was right. Those of ONNX
    * Runtime's own training carry none, and load unchecked.
@@ -149,14 +157,24 @@ export class CheckpointState {
     if (this.#nominal) throw nominal('its parameters have no values');
   }
 
+  /** Let the arrays of parameters and moments hold what was trained on a GPU. */
+  async refresh(): Promise<void> {
+    await this.device?.refresh();
+  }
+
   /** The values in memory are the state's own from now on. */
   complete(): void {
+    this.device?.wrote();
     this.#nominal = false;
   }
 
   /** Set all parameters to the values in a complete checkpoint of the same model. */
   async loadParameters(source: FileSource): Promise<void> {
-    await this.alone(async () => this.#setParameters(await read(source), source));
+    await this.alone(async () => {
+      const data = await read(source);
+      await this.refresh();
+      this.#setParameters(data, source);
+    });
   }
 
   #setParameters(data: CheckpointData, source: FileSource): void {
@@ -210,6 +228,7 @@ export class CheckpointState {
   ): Promise<void> {
     const data = this.snapshot(includeOptimizerState);
     await this.alone(async () => {
+      await this.refresh();
       const isWhole = async (): Promise<boolean> => read(target).then(() => true, () => false);
       if (isPath(target)) {
         this.#whole = await platform.writeCheckpoint(target, {
@@ -237,7 +256,10 @@ export class CheckpointState {
 
   /** The bytes of the file, for a download or an upload. */
   async toBlob(includeOptimizerState = false): Promise<Blob> {
-    return this.alone(() => blob(this.snapshot(includeOptimizerState)));
+    return this.alone(async () => {
+      await this.refresh();
+      return blob(this.snapshot(includeOptimizerState));
+    });
   }
 }
 

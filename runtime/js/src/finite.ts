@@ -64,8 +64,14 @@ export class Skipping {
       return;
     }
     this.putBack();
-    this.count += 1;
     this.#skipped += 1;
+    this.report(loss, odd, step);
+  }
+
+  /** Count a step whose loss, or the gradients of some parameters, were not finite. */
+  report(loss: number, parameters: readonly string[], step: number): void {
+    const odd = parameters.slice(0, MOST_NAMES);
+    this.count += 1;
     const code = odd.length ? 'gradient-not-finite' : 'loss-not-finite';
     this.last = { code, step, parameters: odd };
     if (!this.stops) return;
@@ -90,8 +96,7 @@ export class Skipping {
     const gradient = (name: string): TypedArray => this.state.parameters.get(name)!.grad!;
     const wide = this.#trained.some((name) => gradient(name) instanceof Float64Array);
     if (allFinite(this.#gradients, wide)) return [];
-    const odd = this.#trained.filter((name) => !allFinite(bytesOf(gradient(name)), wide));
-    return odd.slice(0, MOST_NAMES);
+    return this.#trained.filter((name) => !allFinite(bytesOf(gradient(name)), wide));
   }
 }
 

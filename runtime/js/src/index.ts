@@ -8,6 +8,7 @@ export {
   TrainingPackage, type OpenOptions, type PackageSource, type PublicKey,
 } from './package.js';
 export type { PackageFiles, TrainingFiles } from './opening.js';
+export type { LossReading } from './gpu.js';
 export { type Evaluation, type SessionOptions, TrainingSession } from './session.js';
 export { makeSchedule, type Schedule, type ScheduleKind } from './schedules.js';
 export { carryOver } from './carry_over.js';

@@ -146,6 +146,16 @@ export class Optimizer {
     for (const [i, { value: target }] of this.#rates.entries()) target[0] = own[i]!;
   }
 
+  /** What a step model is fed for the next step; `advance` counts it. */
+  next(): { rates: Float32Array; step: BigInt64Array } {
+    const rates = Float32Array.from(this.#rates, ({ value }) => value[0]!);
+    return { rates, step: BigInt64Array.of(BigInt(this.#state.step + 1)) };
+  }
+
+  advance(): void {
+    this.#state.step += 1;
+  }
+
   async step(options?: InferenceSession.RunOptions): Promise<void> {
     this.#step[0] = BigInt(this.#state.step + 1);
     if (this.#norm) {

@@ -21,7 +21,7 @@ export interface OpenOptions {
 
 const MANIFEST = 'manifest.json';
 
-export type ModelName = 'training_model' | 'eval_model' | 'optimizer_model';
+export type ModelName = 'training_model' | 'eval_model' | 'optimizer_model' | 'step_model';
 
 export class TrainingPackage {
   private constructor(
@@ -98,7 +98,8 @@ export class TrainingPackage {
 
   modelEntry(name: ModelName, format: 'onnx' | 'ort'): FileEntry {
     const { extra, ...named } = this.manifest.files;
-    if (format === 'onnx') return named[name];
+    const own = named[name];
+    if (format === 'onnx' && own) return own;
     const entry = extra.find(
       (f) => f.role === 'ort_model' && f.of === name && f.style === 'fixed' && f.platform === null,
     );

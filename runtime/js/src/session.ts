@@ -5,6 +5,7 @@ import { batchOf, checkBatch, countRight, lossOf, withoutAnswers } from './batch
 import { CheckpointState, type FlatState, nominal, type SaveOptions } from './checkpoint.js';
 import { OdtpackError } from './errors.js';
 import { type NotFinite, Skipping } from './finite.js';
+import { type LossReading, requireResident, ResidentStep } from './gpu.js';
 import { float16Bits, inferenceModel, widen } from './inference.js';
 import { evaluationOutputs, type Manifest, type Settings } from './manifest.js';
 import {
@@ -37,6 +38,12 @@ export interface SessionOptions extends InferenceSession.SessionOptions {
    * before it: `skip` counts it (the default), `stop` throws as well.
    */
   onNotFinite?: 'skip' | 'stop';
+  /**
+   * Train in the memory of a GPU, with `executionProviders: ['webgpu']` and a package that has a step
+   * model, and read the loss back at `every` step, at each so many, or never (false). Steps are made
+   * by `stepOn`, `trainBatch` and `fit`.
+   */
+  loss?: LossReading;
 }
 
 export interface Evaluation {
@@ -53,12 +60,13 @@ interface Parts {
   manifest: Manifest;
   template: (() => Promise<Uint8Array>) | undefined;
   flat: FlatState;
-  training: Model;
+  training: Model | undefined;
   reset: Uint8Array;
   evaluation: Model | undefined;
   optimizer: Optimizer | undefined;
   segments: Segments | undefined;
   skipping: Skipping;
+  resident: ResidentStep | undefined;
 }
 
 export class TrainingSession {
@@ -67,6 +75,7 @@ export class TrainingSession {
   readonly #parts: Parts;
   #schedule: { schedule: Schedule; initialRate: number } | undefined;
   #pending = 0; // batches since the last update of `trainBatch`
+  #loss = NaN; // of the last step that read it
   #running: Promise<unknown> | undefined;
   #released: Promise<void> | undefined;
 
@@ -80,14 +89,16 @@ export class TrainingSession {
   static async create(
     files: PackageFiles | TrainingFiles, options: SessionOptions = {},
   ): Promise<TrainingSession> {
-    const { ort = await importRuntime(), trusted, onNotFinite = 'skip', ...overrides } = options;
+    const {
+      ort = await importRuntime(), trusted, onNotFinite = 'skip', loss, ...overrides
+    } = options;
     const { opened, format, models } = await resolve(files);
     const { manifest } = opened;
     const usual = sessionOptions(manifest, ort, overrides);
     const others = otherProviders(ort, usual);
     if (others.length && !trusted) {
       const { requireRight } = await import('./check.js'); // which trains with sessions of this
-      await requireRight(opened, options, others);
+      await requireRight(opened, ort, options, others);
     }
     const source = files.checkpointState;
     const state =
@@ -95,6 +106,7 @@ export class TrainingSession {
       : source !== undefined ? await CheckpointState.load(source)
       : await ownCheckpoint(opened);
     checkParameters(manifest, state);
+    if (loss !== undefined) requireResident(manifest, state, loss);
     const sessions: InferenceSession[] = [];
     const open = async (name: ModelName): Promise<InferenceSession> => {
       const session = await openSession(ort, await opened.model(name, format), name, usual);
@@ -103,15 +115,21 @@ export class TrainingSession {
     };
     let segments: Segments | undefined;
     try {
-      const training = await open('training_model');
+      const training = loss === undefined ? await open('training_model') : undefined;
       const evaluation = models.has('eval_model') ? await open('eval_model') : undefined;
       const updating = models.has('optimizer_model') ? await open('optimizer_model') : undefined;
-      segments = manifest.segments &&
+      segments = manifest.segments && training &&
         (await Segments.open(ort, opened, manifest.segments, usual, training, evaluation));
       // Nothing has been changed so far: a session that cannot be made leaves the state alone.
-      return TrainingSession.#placed(
+      const session = TrainingSession.#placed(
         ort, opened, state, training, evaluation, updating, segments, onNotFinite,
       );
+      const { optimizer, skipping } = session.#parts;
+      if (loss !== undefined && optimizer) {
+        session.#parts.resident =
+          await ResidentStep.open(ort, opened, usual, optimizer, skipping, state, loss);
+      }
+      return session;
     } catch (error) {
       for (const each of sessions) await each.release();
       await segments?.release();
@@ -121,12 +139,13 @@ export class TrainingSession {
 
   /** A session of opened models, which finds the parameters where they belong. */
   static #placed(
-    ort: OnnxRuntime, opened: TrainingPackage, state: CheckpointState, training: InferenceSession,
+    ort: OnnxRuntime, opened: TrainingPackage, state: CheckpointState,
+    training: InferenceSession | undefined,
     evaluation: InferenceSession | undefined, updating: InferenceSession | undefined,
     segments: Segments | undefined, onNotFinite: 'skip' | 'stop',
   ): TrainingSession {
     const { manifest } = opened;
-    if (!segments) checkModel(manifest, training, manifest.outputs, true);
+    if (!segments && training) checkModel(manifest, training, manifest.outputs, true);
     if (!segments && evaluation) {
       checkModel(manifest, evaluation, evaluationOutputs(manifest), false);
     }
@@ -152,12 +171,13 @@ export class TrainingSession {
       template: entry && (() => opened.file(entry)),
       segments,
       skipping: new Skipping(manifest, state, flat, reset, onNotFinite === 'stop'),
-      training: segments?.training(merged(parameters, feeds, memory)) ??
-        new Graph(ort, training, merged(parameters, feeds), memory, outputs),
+      training: training && (segments?.training(merged(parameters, feeds, memory)) ??
+        new Graph(ort, training, merged(parameters, feeds), memory, outputs)),
       evaluation: evaluation && (segments?.evaluation(parameters) ?? new Graph(
         ort, evaluation, merged(parameters), byName(), evaluationOutputs(manifest).map(({ name }) => name),
       )),
       optimizer: updating && new Optimizer(ort, updating, manifest, state, flat),
+      resident: undefined,
     }, state);
   }
 
@@ -212,7 +232,11 @@ export class TrainingSession {
   runEvalStep(feeds: Feeds, options?: RunOptions): Promise<Feeds>;
   runEvalStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
   async runEvalStep(feeds: Feeds, ...rest: RunArguments): Promise<Feeds> {
-    return this.#use(() => this.#run(this.#evaluating(), this.evalOutputNames, feeds, rest));
+    return this.#use(async () => {
+      const model = this.#evaluating();
+      Object.assign(model.feeds, await this.#parts.resident?.parameters());
+      return this.#run(model, this.evalOutputNames, feeds, rest);
+    });
   }
 
   /** Change the parameters by the accumulated gradients, which remain as they are. */
@@ -231,31 +255,39 @@ export class TrainingSession {
    * @returns As `runTrainStep`.
    */
   async stepOn(feeds: Feeds, options?: RunOptions): Promise<Feeds> {
-    return this.#use(async () => {
-      const results = await this.#train(feeds, [options]);
-      await this.#update(options);
-      this.#parts.skipping.reset();
-      return results;
-    });
+    return this.#use(() => this.#step(feeds, options));
+  }
+
+  async #step(feeds: Feeds, options?: RunOptions): Promise<Feeds> {
+    const { resident, skipping } = this.#parts;
+    if (resident) return this.#run(resident, this.trainingOutputNames, feeds, [options]);
+    const results = await this.#train(feeds, [options]);
+    await this.#update(options);
+    skipping.reset();
+    return results;
   }
 
   /**
    * One batch of a whole training: a training step, and after every `accumulationSteps` of them an
    * optimizer step, the schedule's step and a lazy reset.
    *
-   * @returns The loss.
+   * @returns The loss, or the one that was last read, where not every one is.
    */
   async trainBatch(feeds: Feeds, options?: RunOptions): Promise<number> {
     return this.#use(async () => {
-      const results = await this.#train(feeds, [options]);
+      const single = this.accumulationSteps === 1;
+      const results = await (single ? this.#step(feeds, options) : this.#train(feeds, [options]));
       this.#pending += 1;
       if (this.#pending >= this.accumulationSteps) {
         this.#pending = 0;
-        await this.#update(options);
-        this.#parts.skipping.reset();
+        if (!single) {
+          await this.#update(options);
+          this.#parts.skipping.reset();
+        }
         if (this.#schedule) this.#followSchedule();
       }
-      return lossOf(this.#parts.manifest, results);
+      if (Object.keys(results).length) this.#loss = lossOf(this.#parts.manifest, results);
+      return this.#loss;
     });
   }
 
@@ -362,7 +394,10 @@ export class TrainingSession {
 
   /** A copy of the parameters as one vector, in the order of the training model's inputs. */
   async getContiguousParameters(trainableOnly = true): Promise<Tensor> {
-    return this.#use(async () => this.#contiguous(trainableOnly));
+    return this.#use(async () => {
+      await this.state.refresh();
+      return this.#contiguous(trainableOnly);
+    });
   }
 
   #contiguous(trainableOnly: boolean): Tensor {
@@ -386,7 +421,10 @@ export class TrainingSession {
   async loadParametersBuffer(
     buffer: Uint8Array | Float32Array | Float64Array | Tensor, trainableOnly = true,
   ): Promise<void> {
-    await this.#use(async () => this.#load(buffer, trainableOnly));
+    await this.#use(async () => {
+      await this.state.refresh();
+      this.#load(buffer, trainableOnly);
+    });
   }
 
   #load(buffer: ArrayBufferView | Tensor, trainableOnly: boolean): void {
@@ -449,7 +487,8 @@ export class TrainingSession {
 
   async #free(): Promise<void> {
     await this.#running?.catch(() => undefined); // which its caller gets
-    const { training, evaluation, optimizer, segments } = this.#parts;
+    const { training, evaluation, optimizer, segments, resident } = this.#parts;
+    await resident?.release(this.state);
     for (const each of [training, evaluation, optimizer]) await each?.session.release();
     await segments?.release();
   }
@@ -469,7 +508,8 @@ export class TrainingSession {
 
   /** A training step that leaves everything as it was if its loss or gradients are not finite. */
   async #train(feeds: Feeds, rest: RunArguments): Promise<Feeds> {
-    const { training, manifest, skipping } = this.#parts;
+    const { manifest, skipping } = this.#parts;
+    const training = this.#whole(this.#parts.training);
     const names = this.trainingOutputNames;
     const step = (this.#parts.optimizer?.stepCount ?? 0) + 1;
     return this.#run(training, names, feeds, rest, async (run) => {
@@ -489,12 +529,21 @@ export class TrainingSession {
   async #update(options?: RunOptions): Promise<void> {
     this.state.requireValues();
     const optimizer = this.#updating();
+    this.#whole(this.#parts.training);
     if (!this.#parts.skipping.nothingLeft) await optimizer.step(options);
+  }
+
+  /** Parts of a step are made by the training model, which a training on a GPU does not open. */
+  #whole(training: Model | undefined): Model {
+    if (training) return training;
+    throw new OdtpackError('unsupported-device', 'Steps on a GPU are not made in parts.', '',
+      'call stepOn, trainBatch or fit, or leave the option `loss` out');
   }
 
   async #inferenceParts(outputNames?: readonly string[]): Promise<Uint8Array[]> {
     const { manifest, template } = this.#parts;
     this.state.requireValues();
+    await this.state.refresh();
     if (manifest.segments) {
       throw new OdtpackError('segments-unsupported',
         'A package of segments holds no model for inference.', '',
@@ -527,7 +576,8 @@ export class TrainingSession {
     Object.assign(graph.feeds, feeds);
     const results = await within(() => graph.run(options));
     const wanted = fetches ? named : outputs;
-    return byName(wanted.map((name) => [name, results[name]!] as const));
+    const made = wanted.filter((name) => Object.hasOwn(results, name)); // a loss may stay on a GPU
+    return byName(made.map((name) => [name, results[name]!] as const));
   }
 
   #updating(): Optimizer {

@@ -75,6 +75,16 @@ class Device:
         self._options: list[onnxruntime.SessionOptions] = []
         self.ran = self._asked = False  # whether twins, or arrays, may be newer than the others
 
+    @property
+    def identity(self) -> str:
+        """What is known of a plug-in and its device; nothing of providers without memory."""
+        found = [
+            (each.ep_name, each.ep_vendor, each.ep_metadata, each.device.device_id,
+             each.device.metadata)
+            for each in self._plugged
+        ]  # fmt: skip
+        return f"{onnxruntime.__version__} {found}" if self.resident and found else ""
+
     def session(
         self, model: str | bytes, options: onnxruntime.SessionOptions
     ) -> onnxruntime.InferenceSession:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,39 @@ def compare_step(
 ) -> None:
     """Run a training or step model on a device and on the processor; nothing is changed."""
     # `session`: the model on the device. `options`: those of a session on the processor.
-    # Raises OdtpackError: `device-wrong`.
+    # Raises OdtpackError: `device-wrong`. What was right once is not run again.
+    mark = _mark(device, path)
+    if mark is not None and mark.exists():
+        return
+    _compare_step(device, session, path, options, feeds)
+    if mark is not None:
+        with contextlib.suppress(OSError):
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+
+
+def _mark(device: Device, path: Path) -> Path | None:
+    """A file of the user's cache that is there once a model was found right on a plug-in."""
+    if not device.identity:
+        return None
+    digest = hashlib.sha256(device.identity.encode())
+    for each in (path, path.with_name("manifest.json")):
+        if each.is_file():
+            digest.update(hashlib.sha256(each.read_bytes()).digest())
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # there is no home
+        return None
+    return cache / "odtpack" / f"right-{digest.hexdigest()[:32]}"
+
+
+def _compare_step(
+    device: Device,
+    session: onnxruntime.InferenceSession,
+    path: Path,
+    options: onnxruntime.SessionOptions,
+    feeds: Mapping[str, Array],
+) -> None:
     names = [n.name for n in session.get_outputs() if not n.name.startswith(ORDER_PREFIX)]
     processor = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     try:

@@ -200,6 +200,7 @@ sealed class Training : IDisposable {
             ? Tensors.InFolder(folder, json["checkpoint"].Text()) : Package.Path("checkpoint");
         State = CheckpointState.LoadCheckpoint(checkpoint ?? own);
         using (var options = Package.SessionOptions(threads)) {
+            if (json["device"].IsPresent) options.AddDevice(json["device"]["library"].Text());
             Session = new TrainingSession(
                 options, Package, State, model("training_model"), model("eval_model"),
                 model("optimizer_model"),

@@ -49,8 +49,10 @@ struct Training {
     }
     let own = try given.isPresent ? inFolder(given.text()) : package.path("checkpoint")
     checkpoint = try ORTCheckpoint(path: other ?? own)
+    let options = try package.sessionOptions(threads: threads), device = try json["device"]
+    if device.isPresent { try options.addDevice(env, library: device["library"].text()) }
     session = try ORTTrainingSession(
-      env: env, sessionOptions: package.sessionOptions(threads: threads), package: package,
+      env: env, sessionOptions: options, package: package,
       checkpoint: checkpoint, trainModelPath: model("training_model"),
       evalModelPath: model("eval_model"), optimizerModelPath: model("optimizer_model"),
       stepModelPath: json["step_model"].flag(true) ? package.stepModel() : nil)

@@ -104,7 +104,7 @@ inline std::string Text(const Shape& shape) {
 /// Is never freed: a program may close the library of ONNX Runtime before it ends.
 inline const Ort::MemoryInfo& Cpu() {
   static const auto& cpu =
-      *new Ort::MemoryInfo(Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeCPU));
+      *new Ort::MemoryInfo(Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeDefault));
   return cpu;
 }
 

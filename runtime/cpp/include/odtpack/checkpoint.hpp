@@ -50,8 +50,16 @@ class CheckpointState {
   }
   bool HasProperty(const std::string& name) const { return state_->properties.count(name) > 0; }
 
-  /// The parameter itself, not a copy: it shows the training's progress.
-  Ort::Value GetParameter(const std::string& name) const { return Find(name).Value(); }
+  /// The parameter itself, not a copy: it shows the training's progress. While it is trained on a
+  /// device it is as of this call, and UpdateParameter alone changes it.
+  Ort::Value GetParameter(const std::string& name) const {
+    const detail::Tensor& found = Find(name);
+    if (!state_->twins.expired()) {
+      const detail::Gate::Call call(*state_->gate);
+      state_->Refresh();
+    }
+    return found.Value();
+  }
 
   void UpdateParameter(const std::string& name, const Ort::Value& value) {
     const detail::Tensor& target = Find(name);
@@ -63,6 +71,7 @@ class CheckpointState {
           "Parameter '" + name + "' is " + target.Description() + ", unlike the new value.");
     }
     const detail::Gate::Call call(*state_->gate);
+    state_->Refresh(true);
     target.CopyFrom(value.GetTensorRawData());
   }
 
@@ -89,6 +98,7 @@ class CheckpointState {
       throw Error("checkpoint-mismatch", "The checkpoint has other parameters than this state.",
                   path, "load a checkpoint of the same model");
     }
+    state_->Refresh(true);
     for (auto& [name, parameter] : state_->parameters) {
       const detail::Tensor& value = other.parameters.at(name).value;
       if (free)

@@ -1,7 +1,7 @@
 // Checkpoints are read: what a file holds, checked before it is used (docs/formats/checkpoint.md).
 #pragma once
 
-#include "odtpack/base.hpp"
+#include "odtpack/device.hpp"
 #include "odtpack/checkpoint_generated.h"
 #include "odtpack/digest.hpp"
 #include "odtpack/flatbuffer.hpp"
@@ -44,7 +44,13 @@ struct State {
   std::string recovered;  // what was wrong with the file, if the save before it was loaded
   std::optional<FileIdentity> whole;  // of the file that was last loaded whole, or written
   std::shared_ptr<Gate> gate = std::make_shared<Gate>();
+  std::weak_ptr<Twins> twins;  // while it is trained on a device
 
+  /// Let tensors hold what was trained, before they are read, or written if that is so.
+  void Refresh(bool written = false) const {
+    const auto living = twins.lock();
+    if (living) written ? living->Change() : living->Pull();
+  }
   void RequireValues() const {
     if (nominal)
       throw Error("nominal-state", "The parameters of a nominal checkpoint have no values.", "",

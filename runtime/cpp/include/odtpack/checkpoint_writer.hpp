@@ -256,6 +256,7 @@ class KeepPrevious {
 /// `<path>.data`, where neither the current checkpoint nor one before it that stays has any.
 inline void WriteCheckpoint(const std::string& path, State& state, bool with_optimizer,
                             size_t external_above = kExternalAbove, bool keep_previous = false) {
+  state.Refresh();
   const auto* optimizer =
       with_optimizer && !state.nominal && state.optimizer ? &*state.optimizer : nullptr;
   size_t total = 0;

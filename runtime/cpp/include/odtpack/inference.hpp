@@ -125,6 +125,7 @@ template <class Sink>
 void WriteInference(const Package& package, const State& state,
                     const std::vector<std::string>& outputs, Sink write) {
   state.RequireValues();
+  state.Refresh();
   const std::set<std::string> wanted(outputs.begin(), outputs.end());
   if (outputs.empty() || wanted.size() != outputs.size()) {
     throw Error("no-outputs", "An exported model needs outputs, and each only once.");

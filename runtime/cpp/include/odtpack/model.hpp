@@ -95,13 +95,21 @@ struct Arguments {
 /// Tensors by the names that models call them, with their OrtValues.
 class Bound {
  public:
+  /// What a device takes from the processor in each run.
   void Add(const std::string& name, const Tensor& tensor) {
     bound_.insert_or_assign(name, std::make_pair(tensor, tensor.Value()));
+  }
+  /// What lives on a device, if there is one.
+  void Add(const std::string& name, const Tensor& tensor, Twins::Role role) {
+    if (twins == nullptr) return Add(name, tensor);
+    bound_.insert_or_assign(name, std::make_pair(tensor, twins->Value(tensor, role)));
   }
   const std::pair<Tensor, Ort::Value>* Find(const std::string& name) const {
     const auto found = bound_.find(name);
     return found == bound_.end() ? nullptr : &found->second;
   }
+
+  std::shared_ptr<Twins> twins{};
 
  private:
   std::map<std::string, std::pair<Tensor, Ort::Value>> bound_;

@@ -45,19 +45,29 @@ inline bool AllFinite(const Ort::Value& value) {
 class Kept {
  public:
   void Add(const Tensor& tensor) { kept_.emplace_back(tensor, Tensor{}); }
+  void Add(const Tensor& tensor, const std::shared_ptr<Twins>& twins, Twins::Role role) {
+    if (!twins || tensor.Bytes() == 0) return Add(tensor);
+    twins_ = twins;
+    for (auto* values : {&there_, &copies_})
+      values->push_back(values == &there_ ? twins->Value(tensor, role) : twins->Allocate(tensor));
+  }
   /// Copy what they hold now. Without tensors this does nothing.
   void Copy() {
+    if (twins_) twins_->Copy({there_.begin(), there_.end()}, {copies_.begin(), copies_.end()});
     for (auto& [tensor, copy] : kept_) {
       if (!copy.data) copy = Zeros(tensor.type, tensor.shape);
       copy.CopyFrom(tensor.data.get());
     }
   }
-  void PutBack() const {
+  void PutBack() {
+    if (twins_) twins_->Copy({copies_.begin(), copies_.end()}, {there_.begin(), there_.end()});
     for (const auto& [tensor, copy] : kept_) tensor.CopyFrom(copy.data.get());
   }
 
  private:
   std::vector<std::pair<Tensor, Tensor>> kept_;
+  std::shared_ptr<Twins> twins_;  // of these, and copies beside them
+  std::vector<Ort::Value> there_, copies_;
 };
 
 }  // namespace detail

@@ -16,6 +16,7 @@ inline void CarryOver(const CheckpointState& trained, const CheckpointState& fre
   std::optional<detail::Gate::Call> other;
   if (&from != &to) other.emplace(*from.gate);
   from.RequireValues();
+  from.Refresh();
   to.RequireValues();
   const auto same = [&](const std::string& name) {
     const auto one = from.parameters.find(name);
@@ -67,14 +68,17 @@ inline void CarryOver(const CheckpointState& trained, const CheckpointState& fre
 }
 
 /// Train the package's made-up batch for a few steps and compare with what the build measured:
-/// tells within seconds whether training is right on this device. Throws an Error if not.
-inline void SelfCheck(const Ort::Env& env, const Package& package) {
+/// tells within seconds whether training is right on this device. Throws an Error if not. With the
+/// options of a session, such as those that AddDevice changed, it is the device of these.
+inline void SelfCheck(const Ort::Env& env, const Package& package,
+                      const Ort::SessionOptions* options = nullptr) {
   const detail::Json& check = package.Manifest()["self_check"];
   if (!check || check["reason"]) {
     throw Error("no-self-check", "The package has no self-check" +
                                      (check ? ": " + check.Get<std::string>("reason") : "."));
   }
-  TrainingSession session(env, package,
+  const auto own = package.SessionOptions(env);
+  TrainingSession session(env, options == nullptr ? own : *options, package,
                           CheckpointState::LoadCheckpoint(package.Path("checkpoint")));
   session.SetLearningRate(static_cast<float>(check.Get<double>("learning_rate")));
   std::vector<Ort::Value> batch;

@@ -30,6 +30,9 @@ class Optimizer {
     if (trainable.empty()) throw Error("nothing-trainable", "The checkpoint has nothing to train.");
     const Json& layout = manifest["layout"];
     const std::string run = layout.Get<std::string>("run", "chunks");
+    if (twins_ && run == "whole")
+      ThrowNoDevice("The optimizer reads all parameters as one vector.",
+                    "train on the processor, or build with another optimizer");
     vectors_.push_back({"params", {0, 1}, state.flat, {}});
     vectors_.push_back({"gradients", {0, 1}, state.gradients, {}});
     for (const Json& entry : layout.Get<Json::List>("state", {})) {
@@ -64,8 +67,8 @@ class Optimizer {
     for (size_t i = 0, next = 0; i < trainable.size(); i = next) {
       const size_t group = groups[trainable[i]->name];
       next = i + 1;
-      if (run == "parameters") {
-        AddParameterRun(*trainable[i], i, group);
+      if (run == "parameters" || twins_) {
+        AddParameterRun(*trainable[i], i, group, run == "parameters");
         continue;
       }
       while (next < trainable.size() && groups[trainable[next]->name] == group) ++next;
@@ -85,6 +88,7 @@ class Optimizer {
   void Step() {
     *step_.As<int64_t>() = state_.optimizer->step + 1;
     if (std::count(inputs_.begin(), inputs_.end(), "gradient_norm") > 0) {
+      if (twins_) twins_->PullGradients();
       if (norm_.type == kDouble)
         *norm_.As<double>() = Norm(state_.gradients.As<double>());
       else
@@ -190,7 +194,8 @@ class Optimizer {
       *decays_.back().As<float>() = static_cast<float>(decay);
   }
 
-  void AddParameterRun(const Spec& spec, size_t index, size_t group) {
+  /// A run on one parameter, as a matrix or as a vector.
+  void AddParameterRun(const Spec& spec, size_t index, size_t group, bool as_matrix) {
     const Shape matrix = MatrixOf(spec.shape).second;
     if (matrix[0] * matrix[1] == 0) return;
     std::map<std::string, Tensor> slices;
@@ -198,6 +203,7 @@ class Optimizer {
       Tensor part = vector.whole.data ? vector.whole.From(spec.offset, {}) : vector.parts[index];
       part.shape = {vector.axes.count(0) > 0 ? matrix[0] : 1,
                     vector.axes.count(1) > 0 ? matrix[1] : 1};
+      if (!as_matrix) part.shape = {matrix[0] * matrix[1]};
       slices[vector.name] = part;
     }
     slices["factored"] = Zeros(kBool, {1});
@@ -207,13 +213,19 @@ class Optimizer {
 
   void AddRun(std::map<std::string, Tensor>& slices, size_t group) {
     Arguments run;
+    std::set<std::string> there;  // what lives on a device
+    for (const Vector& vector : vectors_) {
+      if (twins_) there.insert(vector.name);
+    }
     slices["learning_rate"] = rates_[group].first;
     slices["weight_decay"] = decays_[group];
     slices["gradient_norm"] = norm_;
     slices["step"] = step_;
     std::map<std::string, OrtValue*> values;
     for (const auto& [name, tensor] : slices) {
-      kept_.emplace_back(tensor, tensor.Value());
+      const auto role = name == "gradients" ? Twins::kGradient : Twins::kWritten;
+      kept_.emplace_back(tensor, there.count(name) > 0 ? twins_->Value(tensor, role)
+                                                       : tensor.Value());
       values[name] = kept_.back().second;
     }
     for (const std::string& name : inputs_) {
@@ -240,6 +252,7 @@ class Optimizer {
 
   Ort::Session session_;
   State& state_;
+  std::shared_ptr<Twins> twins_ = state_.twins.lock();
   std::vector<std::string> inputs_, output_names_;
   std::vector<Vector> vectors_;
   Tensor scaled_;  // the rate of each group, and each with its scale

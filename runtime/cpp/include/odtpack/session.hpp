@@ -20,6 +20,13 @@ class TrainingSession {
       : TrainingSession(env, package.SessionOptions(env, threads), state, package,
                         package.Path("training_model"), package.Path("eval_model"),
                         package.Path("optimizer_model"), package.StepModel()) {}
+  /// The same with options of the caller's choice. Where AddDevice named a device, parameters,
+  /// gradients and moments live in its memory.
+  TrainingSession(const Ort::Env& env, const Ort::SessionOptions& options, const Package& package,
+                  const CheckpointState& state)
+      : TrainingSession(env, options, state, package, package.Path("training_model"),
+                        package.Path("eval_model"), package.Path("optimizer_model"),
+                        package.StepModel()) {}
 
   /// The former constructor. The models lie in the folder of their package.
   TrainingSession(const Ort::Env& env, const Ort::SessionOptions& options,
@@ -46,6 +53,7 @@ class TrainingSession {
     const detail::Gate::Call call(*own_->state.gate);
     const detail::Json& manifest = own_->package.Manifest();
     Sessions opened = Open(step_model.value_or(training_model));
+    PlaceOnDevice(opened);
     Place(detail::Spec::TypeOf(manifest["layout"].Get<std::string>("dtype", "float32")),
           manifest["layout"]["elements"].Whole());
     *own_->reset.data = 1;
@@ -101,6 +109,10 @@ class TrainingSession {
       own_->evaluation.reset();
       own_->optimizer.reset();
       own_->segments.reset();
+      own_->statistics = {};
+      own_->accumulated = {};
+      if (own_->bound.twins.use_count() == 1) own_->bound.twins->Pull();
+      own_->bound = {};
     };
     own_->state.gate->Close(own_->closed, [this] { own_->ending.Ask(); }, free);
   }
@@ -127,7 +139,7 @@ class TrainingSession {
   /// Compute the loss of a batch with the evaluation model.
   std::vector<Ort::Value> EvalStep(const std::vector<Ort::Value>& inputs) {
     const auto call = Enter();
-    own_->state.RequireValues();
+    Ready();
     if (own_->evaluation) return own_->evaluation->Run(inputs);
     throw Error("no-eval-model", "Evaluation needs an evaluation model, and none was given.");
   }
@@ -240,6 +252,7 @@ class TrainingSession {
   Ort::Value ToBuffer(bool only_trainable) {
     const auto call = Enter();
     own_->state.RequireValues();
+    own_->state.Refresh();
     const detail::Shape shape = {BufferSize(only_trainable)};
     auto buffer = Ort::Value::CreateTensor(Ort::AllocatorWithDefaultOptions(), shape.data(), 1,
                                            own_->state.flat.type);
@@ -264,6 +277,7 @@ class TrainingSession {
                                      " elements, and the parameters " +
                                      std::to_string(BufferSize(only_trainable)) + ".");
     }
+    own_->state.Refresh(true);
     const auto* at = static_cast<const uint8_t*>(buffer.GetTensorRawData());
     for (const auto& spec : own_->specs) {
       if (only_trainable && spec.role != "trainable") continue;
@@ -364,8 +378,14 @@ class TrainingSession {
       own_->evaluation = graph(std::move(*opened.evaluation), own_->package.EvaluationOutputs());
   }
 
-  std::vector<Ort::Value> MakeStep(const std::vector<Ort::Value>& inputs) {
+  /// Before a model runs.
+  void Ready() {
     own_->state.RequireValues();
+    if (own_->bound.twins) own_->bound.twins->Push();
+  }
+
+  std::vector<Ort::Value> MakeStep(const std::vector<Ort::Value>& inputs) {
+    Ready();
     if (!own_->step) {
       auto results = Train(inputs);
       Update();
@@ -398,7 +418,7 @@ class TrainingSession {
   }
 
   std::vector<Ort::Value> Train(const std::vector<Ort::Value>& inputs) {
-    own_->state.RequireValues();
+    Ready();
     if (!own_->training) Switch();
     const bool adds = *own_->reset.data == 0;
     own_->statistics.Copy();
@@ -414,6 +434,7 @@ class TrainingSession {
       put_back();
       throw;
     }
+    if (own_->bound.twins) own_->bound.twins->PullGradients();
     NotFinite odd{"", own_->state.optimizer ? own_->state.optimizer->step + 1 : 0, {}};
     if (!detail::AllFinite(results[0])) {
       odd.code = "loss-not-finite";
@@ -438,7 +459,7 @@ class TrainingSession {
   }
 
   void Update() {
-    own_->state.RequireValues();
+    Ready();
     auto& optimizer = Optimizer();
     if (!own_->nothing) optimizer.Step();
   }
@@ -495,6 +516,22 @@ class TrainingSession {
                 "pass optimizer_model.onnx");
   }
 
+  /// Let the state live where the models want it, which is where it lives already.
+  void PlaceOnDevice(const Sessions& opened) {
+    auto& twins = own_->bound.twins;
+    twins = detail::Twins::Of(own_->env, own_->segments ? *own_->segments->last.session
+                                                        : *opened.first);
+    const auto living = own_->state.twins.lock();
+    if (twins && own_->segments)
+      detail::ThrowNoDevice("Segments are trained on the processor only.",
+                            "use the package's own session options");
+    if (living && !twins)
+      detail::ThrowNoDevice("The state lives on a device, with another session.",
+                            "load the checkpoint again");
+    if (living) twins = living;
+    own_->state.twins = twins;
+  }
+
   /// Move the trainable parameters into one flat vector, at the manifest's offsets.
   void Place(detail::Type type, int64_t elements) {
     if (type != detail::kFloat && type != detail::kDouble)
@@ -538,17 +575,20 @@ class TrainingSession {
         if (fresh && value.data) placed.CopyFrom(value.data.get());
         value = placed;  // what was moved is freed
         const detail::Tensor gradient = own_->state.gradients.From(spec.offset, spec.shape);
-        own_->bound.Add(spec.name + "_grad.accumulation.buffer", gradient);
-        own_->bound.Add(spec.name + "_grad.accumulation.out", gradient);
+        for (const char* end : {"_grad.accumulation.buffer", "_grad.accumulation.out"})
+          own_->bound.Add(spec.name + end, gradient, detail::Twins::kGradient);
+        if (own_->bound.twins)
+          own_->accumulated.Add(gradient, own_->bound.twins, detail::Twins::kGradient);
       } else if (!value.data) {
         value = detail::Zeros(spec.type, spec.shape);
       }
-      own_->bound.Add(spec.name, value);
+      const auto role = spec.role == "frozen" ? detail::Twins::kRead : detail::Twins::kWritten;
+      own_->bound.Add(spec.name, value, role);
       if (spec.role != "state") continue;
-      own_->bound.Add(spec.name + ".update.out", value);
-      own_->statistics.Add(value);
+      own_->bound.Add(spec.name + ".update.out", value, role);
+      own_->statistics.Add(value, own_->bound.twins, role);
     }
-    own_->accumulated.Add(own_->state.gradients);
+    if (!own_->bound.twins) own_->accumulated.Add(own_->state.gradients);
   }
 
   int64_t BufferSize(bool only_trainable) const {

@@ -14,7 +14,8 @@ inline std::unique_ptr<Graph> MakeStepGraph(Ort::Session session, const Package&
                                             const Optimizer& optimizer, Bound& bound,
                                             const Tensor& not_updated) {
   const std::map<std::string, Tensor> kept = optimizer.Bind(bound);
-  const auto bind = [&bound](const std::string& name, Tensor tensor, const Ort::TypeInfo& found) {
+  const auto bind = [&bound](const std::string& name, Tensor tensor, const Ort::TypeInfo& found,
+                             bool lives = true) {
     if (found.GetONNXType() != ONNX_TYPE_TENSOR) ThrowMismatch("'" + name + "' is no tensor");
     const auto info = found.GetTensorTypeAndShapeInfo();
     const size_t count = tensor.Count();
@@ -23,7 +24,10 @@ inline std::unique_ptr<Graph> MakeStepGraph(Ort::Session session, const Package&
         std::any_of(tensor.shape.begin(), tensor.shape.end(), [](int64_t n) { return n < 0; })) {
       ThrowMismatch("the step model has another '" + name + "'");
     }
-    bound.Add(name, tensor);
+    if (lives)
+      bound.Add(name, tensor, Twins::kWritten);
+    else
+      bound.Add(name, tensor);
   };
   Ort::AllocatorWithDefaultOptions allocator;
   for (size_t i = 0; i < session.GetInputCount(); ++i) {
@@ -35,7 +39,7 @@ inline std::unique_ptr<Graph> MakeStepGraph(Ort::Session session, const Package&
   const std::string end = ".update.out";
   for (size_t i = 0; i < session.GetOutputCount(); ++i) {
     const std::string name = session.GetOutputNameAllocated(i, allocator).get();
-    if (name == "update.kept") bind(name, not_updated, session.GetOutputTypeInfo(i));
+    if (name == "update.kept") bind(name, not_updated, session.GetOutputTypeInfo(i), false);
     const size_t size = name.size() - std::min(name.size(), end.size());
     const auto found = updated.find(name.substr(0, size));
     if (name.substr(size) != end || found == updated.end()) continue;

@@ -91,6 +91,10 @@ public final class TrainingPackage {
   public func selfCheck(_ env: ORTEnv) throws {
     try call(odtpack_package_self_check(handle, env.handle))
   }
+  /// The same on the device of these options.
+  public func selfCheck(_ env: ORTEnv, options: ORTSessionOptions) throws {
+    try call(odtpack_package_self_check_with(handle, env.handle, options.handle))
+  }
 }
 
 private final class SignatureCheck {

@@ -64,6 +64,12 @@ public final class ORTSessionOptions {
     ]
     try check(api.pointee.SetSessionGraphOptimizationLevel(handle, levels[level]!))
   }
+  /// Run on a plug-in of ONNX Runtime 1.23 or newer, a WebGPU library for example: its path, and the
+  /// number of the device among those that it finds. Parameters, gradients and moments then live in
+  /// the device's memory.
+  public func addDevice(_ env: ORTEnv, library: String, index: Int = 0) throws {
+    try call(odtpack_add_device(env.handle, handle, library, index))
+  }
   public func addConfigEntry(withKey key: String, value: String) throws {
     try check(api.pointee.AddSessionConfigEntry(handle, key, value), "manifest-invalid")
   }
@@ -100,7 +106,7 @@ public final class ORTValue {
   let handle: OpaquePointer
   private let owner: AnyObject?  // of the memory
   private static let cpu = try! make {
-    api.pointee.CreateCpuMemoryInfo(OrtDeviceAllocator, OrtMemTypeCPU, $0)
+    api.pointee.CreateCpuMemoryInfo(OrtDeviceAllocator, OrtMemTypeDefault, $0)
   }
 
   private init(

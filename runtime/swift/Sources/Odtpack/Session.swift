@@ -34,6 +34,13 @@ public final class ORTTrainingSession {
   ) throws {
     try self.init(env, package, checkpoint, nil, threads: threads, nil)
   }
+  /// The same with options of the caller's choice, such as those of a device.
+  public convenience init(
+    env: ORTEnv, sessionOptions: ORTSessionOptions, package: TrainingPackage,
+    checkpoint: ORTCheckpoint
+  ) throws {
+    try self.init(env, package, checkpoint, sessionOptions, threads: 0, nil)
+  }
   /// The former initializer. The models lie in the folder of their package.
   public convenience init(
     env: ORTEnv, sessionOptions: ORTSessionOptions, checkPoint checkpoint: ORTCheckpoint,

@@ -1,0 +1,240 @@
+/** A training that lives in a GPU's memory, of a package with a step model (onnxruntime-web/webgpu). */
+import type { InferenceSession, Tensor } from 'onnxruntime-common';
+import { lossOf } from './batch.js';
+import type { CheckpointState, Resident } from './checkpoint.js';
+import { OdtpackError, reason } from './errors.js';
+import type { Skipping } from './finite.js';
+import type { Manifest } from './manifest.js';
+import type { Optimizer } from './optimizer.js';
+import type { TrainingPackage } from './package.js';
+import type { OnnxRuntime } from './platform.js';
+import { type Feeds, type Model, openSession, tensorOver } from './runtime.js';
+import { byName, bytesOf, type Dims, type DType, type TypedArray } from './tensors.js';
+
+/** How often a step reads its loss back: at every step, at each so many, or never. */
+export type LossReading = 'every' | number | false;
+
+const [RATE, NUMBER, KEPT, END] =
+  ['update.learning_rate', 'update.step', 'update.kept', '.update.out'] as const;
+const [MAP_READ, COPY_SRC, COPY_DST, STORAGE] = [1, 4, 8, 128];
+const ALIGNMENT = 16; // of a buffer's size, as ONNX Runtime has it
+
+/** What is used of WebGPU. */
+interface GpuBuffer {
+  readonly size: number;
+  destroy(): void;
+  getMappedRange(): ArrayBuffer;
+  mapAsync(mode: number): Promise<void>;
+  unmap(): void;
+}
+interface Gpu {
+  createBuffer(options: { size: number; usage: number; mappedAtCreation?: boolean }): GpuBuffer;
+  createCommandEncoder(): {
+    copyBufferToBuffer(
+      from: GpuBuffer, at: number, to: GpuBuffer, target: number, size: number,
+    ): void;
+    finish(): unknown;
+  };
+  readonly queue: { submit(commands: unknown[]): void };
+}
+
+/** A value that the model reads: its array, and the tensor that is fed. */
+interface Cell {
+  readonly dtype: DType;
+  readonly dims: Dims;
+  readonly data: TypedArray;
+  readonly written: boolean;
+  tensor: Tensor;
+  release: () => void;
+}
+
+// A binding that is written may not be read in the same pass: what a step computes goes into new
+// buffers, which take the place of those that it read.
+
+export class ResidentStep implements Model, Resident {
+  readonly feeds: Feeds = byName();
+  readonly #cells = new Map<string, Cell>();
+  readonly #every: number;
+  #gpu: Gpu | undefined;
+  #made = 0;
+  #changed = true; // whether arrays, or buffers, may be newer than the others
+  #ran = false;
+
+  private constructor(
+    readonly ort: OnnxRuntime, readonly session: InferenceSession, readonly manifest: Manifest,
+    readonly optimizer: Optimizer, readonly skipping: Skipping, state: CheckpointState,
+    reading: LossReading,
+  ) {
+    this.#every = reading === 'every' ? 1 : reading || Infinity;
+    const shapes = new Map(session.inputMetadata.map((each) => [each.name, each]));
+    const add = (name: string, dtype: DType, dims: Dims, data: TypedArray, written: boolean): void => {
+      const known = shapes.get(name);
+      const own = known?.isTensor ? (known.shape as readonly number[]) : dims;
+      const tensor = tensorOver(ort, dtype, data, own);
+      this.#cells.set(name, { dtype, dims: own, data, written, tensor, release: () => undefined });
+    };
+    for (const { name, role } of manifest.parameters) {
+      const { dtype, dims, data } = state.parameters.get(name)!;
+      add(name, dtype, dims, data, role !== 'frozen');
+    }
+    for (const [name, own] of state.optimizer!.moments) {
+      for (const [i, { dtype, dims, data }] of own.entries()) {
+        add(`${name}.${manifest.layout.state[i]!.name}`, dtype, dims, data, true);
+      }
+    }
+  }
+
+  static async open(
+    ort: OnnxRuntime, opened: TrainingPackage, options: InferenceSession.SessionOptions,
+    optimizer: Optimizer, skipping: Skipping, state: CheckpointState, reading: LossReading,
+  ): Promise<ResidentStep> {
+    const { manifest } = opened;
+    const kept = manifest.layout.state.map(({ name }) => `.${name}`);
+    const written = manifest.parameters.filter(({ role }) => role !== 'frozen');
+    const places = written.flatMap(({ name, role, dtype }) =>
+      ['', ...(role === 'trainable' ? kept : [])].map((end) =>
+        [name + end + END, onGpu(dtype) ? 'gpu-buffer' : 'cpu'] as const));
+    const session = await openSession(ort, await opened.model('step_model'), 'step_model', {
+      ...options, preferredOutputLocation: { ...byName(places) },
+    });
+    const step = new ResidentStep(ort, session, manifest, optimizer, skipping, state, reading);
+    state.device = step;
+    return step;
+  }
+
+  /** What other models of the session are fed. */
+  async parameters(): Promise<Feeds> {
+    await this.#upload();
+    return byName(this.manifest.parameters.map(({ name }) =>
+      [name, this.#cells.get(name)!.tensor] as const));
+  }
+
+  async run(options?: InferenceSession.RunOptions): Promise<Feeds> {
+    await this.#upload();
+    const { ort, manifest, optimizer } = this;
+    const { rates, step } = optimizer.next();
+    const given = byName([
+      ...Object.entries(this.feeds),
+      ...[...this.#cells].map(([name, { tensor }]) => [name, tensor] as const),
+      [RATE, tensorOver(ort, 'float32', rates, [rates.length])],
+      [NUMBER, tensorOver(ort, 'int64', step, [1])],
+    ]);
+    const inputs = this.session.inputNames.map((name) => [name, given[name]!] as const);
+    const isDue = this.#made % this.#every === 0;
+    const names = this.session.outputNames;
+    const updates = names.filter((name) => name.endsWith(END));
+    const outputs = manifest.outputs.map(({ name }) => name);
+    let results: Feeds;
+    try {
+      const wanted = isDue ? [...updates, ...outputs, KEPT] : updates;
+      results = (await this.session.run(byName(inputs), wanted, options)) as Feeds;
+    } catch (error) {
+      throw new OdtpackError('run-failed',
+        `ONNX Runtime failed in the middle of a step: ${reason(error)}`, '',
+        'the state is as before the step', error);
+    }
+    this.#made += 1;
+    const loss = isDue ? lossOf(manifest, results) : 0;
+    if (!Number.isFinite(loss)) {
+      for (const name of updates) results[name]!.dispose();
+      this.skipping.report(loss, [], optimizer.stepCount + 1);
+      return results;
+    }
+    this.#ran = true;
+    for (const name of updates) this.#take(this.#cells.get(name.slice(0, -END.length))!, results[name]!);
+    optimizer.advance();
+    const flags = isDue ? (results[KEPT]!.data as Uint8Array) : [];
+    const trained = manifest.parameters.filter(({ role }) => role === 'trainable');
+    const odd = trained.filter((_, i) => flags[i]).map(({ name }) => name);
+    if (odd.length) this.skipping.report(loss, odd, optimizer.stepCount);
+    return results;
+  }
+
+  #take(cell: Cell, made: Tensor): void {
+    if (made.location === 'cpu') return bytesOf(cell.data).set(bytesOf(made.data as TypedArray));
+    cell.release();
+    cell.tensor = this.#over(cell, made.gpuBuffer as unknown as GpuBuffer);
+    cell.release = () => made.dispose();
+  }
+
+  #over({ dtype, dims }: Cell, buffer: GpuBuffer): Tensor {
+    const options = { dataType: dtype as 'float32', dims };
+    return this.ort.Tensor.fromGpuBuffer(buffer as never, options) as unknown as Tensor;
+  }
+
+  /** Let buffers hold what was written to arrays. */
+  async #upload(): Promise<void> {
+    if (!this.#changed) return;
+    this.#gpu ??= (await this.ort.env.webgpu.device) as unknown as Gpu;
+    for (const cell of this.#cells.values()) {
+      if (!onGpu(cell.dtype) || !cell.data.byteLength) continue;
+      const size = Math.ceil(cell.data.byteLength / ALIGNMENT) * ALIGNMENT;
+      const usage = STORAGE! | COPY_SRC! | COPY_DST!;
+      const buffer = this.#gpu.createBuffer({ size, usage, mappedAtCreation: true });
+      new Uint8Array(buffer.getMappedRange()).set(bytesOf(cell.data));
+      buffer.unmap();
+      cell.release();
+      cell.tensor = this.#over(cell, buffer);
+      cell.release = () => buffer.destroy();
+    }
+    this.#changed = false;
+  }
+
+  async refresh(): Promise<void> {
+    if (!this.#ran) return;
+    const cells = [...this.#cells.values()].filter(({ written, tensor }) =>
+      written && tensor.location === 'gpu-buffer');
+    const sizes = cells.map(({ data }) => Math.ceil(data.byteLength / 4) * 4);
+    const size = sizes.reduce((sum, each) => sum + each, 0);
+    const staging = this.#gpu!.createBuffer({ size, usage: MAP_READ! | COPY_DST! });
+    const encoder = this.#gpu!.createCommandEncoder();
+    let at = 0;
+    for (const [i, { tensor }] of cells.entries()) {
+      encoder.copyBufferToBuffer(tensor.gpuBuffer as unknown as GpuBuffer, 0, staging, at, sizes[i]!);
+      at += sizes[i]!;
+    }
+    this.#gpu!.queue.submit([encoder.finish()]);
+    await staging.mapAsync(1); // to read
+    const bytes = new Uint8Array(staging.getMappedRange());
+    at = 0;
+    for (const [i, { data }] of cells.entries()) {
+      bytesOf(data).set(bytes.subarray(at, at + data.byteLength));
+      at += sizes[i]!;
+    }
+    staging.destroy();
+    this.#ran = false;
+  }
+
+  wrote(): void {
+    this.#changed = true;
+  }
+
+  async release(state: CheckpointState): Promise<void> {
+    await this.refresh();
+    for (const { release } of this.#cells.values()) release();
+    state.device = undefined;
+    await this.session.release();
+  }
+}
+
+/** Throw `unsupported-device` where a package or a state cannot be trained so. */
+export function requireResident(
+  manifest: Manifest, state: CheckpointState, reading: LossReading,
+): void {
+  if (reading !== 'every' && reading !== false && !(Number.isInteger(reading) && reading > 0)) {
+    unsupported(`'loss' cannot be ${reading}`, "pass 'every', a whole number or false");
+  }
+  if (!manifest.files.step_model || manifest.accumulation_steps !== 1) {
+    unsupported('it needs a package with a step model, of one batch each',
+      'odtpack build --target webgpu --step-model always');
+  }
+  if (state.device) unsupported('the state lives on a GPU already', 'release its session first');
+}
+
+function onGpu(dtype: DType): boolean {
+  return dtype === 'float32' || dtype === 'float16';
+}
+
+function unsupported(what: string, hint: string): never {
+  throw new OdtpackError('unsupported-device', `The session cannot train on a GPU: ${what}.`, '', hint);
+}

@@ -1,0 +1,105 @@
+"""The native core on a plug-in's device: WebGPU on a driver in software, from C++, C# and Swift."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from benchmarks import gpu
+from odtpack_runtime import CheckpointState, Module, Package
+from tests.kits import cpp_kit, csharp_kit, harness, swift_kit
+from tests.software_gpu import CHROMIUM, reason_without
+
+WITHOUT = reason_without()
+NETWORKS = ("mlp", "cnn", "decoder")
+KITS = {"cpp": cpp_kit, "csharp": csharp_kit, "swift": swift_kit}
+pytestmark = [
+    pytest.mark.kits,
+    pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT),
+    pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
+]
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packages")
+    gpu.build(folder, small=True, names=NETWORKS)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader of Vulkan, for programs that are started."""
+    known = os.environ.get("LD_LIBRARY_PATH")
+    monkeypatch.setenv("LD_LIBRARY_PATH", ":".join(filter(None, (known, str(CHROMIUM)))))
+
+
+def library() -> str:
+    import onnxruntime_ep_webgpu
+
+    return str(onnxruntime_ep_webgpu.get_library_path())
+
+
+@pytest.mark.parametrize(
+    ("kit", "network", "plain"),
+    [("cpp", "mlp", True), ("cpp", "cnn", False), ("cpp", "decoder", False),
+     ("csharp", "mlp", True), ("swift", "mlp", True)],
+)  # fmt: skip
+def test_trains_on_the_device_as_on_the_processor(
+    kit: str, network: str, plain: bool, packages: Path, tmp_path: Path
+) -> None:
+    if KITS[kit].unavailable() is not None:
+        pytest.skip(str(KITS[kit].unavailable()))
+    folder = packages / network / "webgpu"
+    package = Package.open(folder)
+    names = [each.name for each in package.manifest.inputs]
+    good = gpu.batch_of(package, 2, other=4)
+    batches = [good]
+    if kit == "cpp" and plain:
+        batches.append([np.full_like(good[0], np.nan), *good[1:]])
+    steps = [
+        harness.save_batch(tmp_path / str(i), dict(zip(names, each, strict=True)))
+        for i, each in enumerate(batches)
+    ]
+    found: list[dict[str, Any]] = []
+    for device in ({}, {"device": {"library": library()}}):
+        job = {
+            "package": folder, "steps": steps, "evaluation": steps[0], "count": 5, "threads": 1,
+            "plain": plain, "step_model": not plain, "learning_rate": 0.01, "resume": 2,
+            "save": f"{len(found)}.ckpt", "export": f"{len(found)}.onnx",
+        }  # fmt: skip
+        found.append(KITS[kit].measure({**job, **device}, tmp_path))
+    for key in ("losses", "evaluation"):
+        here, there = (np.array(each[key]) for each in found)
+        there[np.isnan(here)] = np.nan  # a GPU's Relu makes 0 of a NaN; the gradients have it
+        np.testing.assert_allclose(there, here, rtol=2e-5)
+    vectors = []
+    for index in range(2):
+        state = CheckpointState.load_checkpoint(tmp_path / f"{index}.ckpt")
+        module = Module(package.training_model, state, package.eval_model)
+        vectors.append(module.get_contiguous_parameters(True).numpy())
+    # AdamW moves elements whose gradients are rounding by the rate, one way or the other.
+    assert np.mean(np.abs(vectors[1] - vectors[0]) < 1e-4) > 0.99
+    if kit == "cpp":
+        outputs = []
+        feeds = dict(zip(names, good, strict=True))
+        for index in range(2):
+            session = onnxruntime.InferenceSession(tmp_path / f"{index}.onnx")
+            given = {each.name: feeds[each.name] for each in session.get_inputs()}
+            outputs.append(session.run(None, given)[0])
+        np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-3, atol=1e-3)
+
+
+def test_what_is_no_plug_in_is_refused(packages: Path, tmp_path: Path) -> None:
+    job = {"package": packages / "mlp" / "webgpu", "device": {"library": __file__}, "steps": []}
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(job, default=str))
+    done = cpp_kit.run("measure", path)
+    assert done.returncode == 2
+    assert "code: unsupported-device" in done.stderr
