@@ -14,7 +14,11 @@ from odtpack.package.coverage import coverage
 from odtpack.recipe.draft import schema_text
 from odtpack.update.diff import PackageDiff
 from odtpack_runtime.error_codes import error_codes
-from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS, RUNTIME_LIBRARY_BYTES
+from odtpack_simulator.device.app_footprint import (
+    APP_FOOTPRINTS,
+    PROCESSES,
+    RUNTIME_LIBRARY_BYTES,
+)
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.device.profile_check import check_profile
 from odtpack_simulator.figures.compare import Comparison
@@ -301,6 +305,12 @@ def budgets_page() -> str:
         f"| all: ONNX Runtime's library | {library} | measured | 1.32.0 on x86-64 Linux over the C "
         "API, before any model is loaded: relocated pages and the schemas of all operators |"
     )
+    lines += [
+        f"| not `web`: the process of the {kit} kit | {format_bytes(base)} and {percent} % of the "
+        "peak | measured | no row of `python -m benchmarks.fidelity.processes` takes more above "
+        "its plan: a JVM 17 and a Node 20 on x86-64 Linux; a phone's Java was not run |"
+        for kit, (base, percent) in PROCESSES.items()
+    ]
     return f"{written}{_KEYS}\n" + "\n".join(lines) + "\n"
 
 

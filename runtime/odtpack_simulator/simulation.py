@@ -25,10 +25,10 @@ from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.campaign.campaign import run_campaign
 from odtpack_simulator.device.app_footprint import (
-    RUNTIME_LIBRARY_BYTES,
     AppFootprint,
     FootprintOf,
     default_footprint,
+    runtime_bytes,
 )
 from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
@@ -179,15 +179,19 @@ def simulate(
         tokens = ids.shape[1] if ids is not None and ids.ndim == 2 else None
         del arrays, ids
         reporter.begin("predicting")
-        apps = []
-        for profile in profiles:
-            kit = policy.kit or kit_of(profile.os)
-            own = _session_use(package, kit, profile.os, policy)
-            apps.append(_AppOnDevice(profile, policy, kit, own, footprint(profile)))
-        uses = dict.fromkeys(app.sessions for app in apps) or [session_use(manifest)]
+        kits = [policy.kit or kit_of(profile.os) for profile in profiles]
+        own = [
+            _session_use(package, kit, profile.os, policy)
+            for kit, profile in zip(kits, profiles, strict=True)
+        ]
+        uses = dict.fromkeys(own) or [session_use(manifest)]
         plans = {
             use: plan_memory(package, shapes, threads=threads, **use._asdict()) for use in uses
         }
+        apps = [
+            _AppOnDevice(profile, policy, kit, use, footprint(profile), plans[use].peak.nbytes)
+            for profile, kit, use in zip(profiles, kits, own, strict=True)
+        ]
         most = max(plans, key=lambda use: plans[use].peak.nbytes)
         reporter.begin("timing")  # alone on the machine: nothing else of this runs beside it
         timings = measure_sessions(job, package, uses, reporter.message)
@@ -423,6 +427,7 @@ class _AppOnDevice:
     kit: Kit  # What it trains with
     sessions: SessionUse  # How the kit's sessions allocate memory, and of which models they are
     footprint: AppFootprint  # What the app holds besides the training
+    peak_bytes: int  # Planned peak of the training
 
     @property
     def limit(self) -> int | None:
@@ -433,8 +438,13 @@ class _AppOnDevice:
     @property
     def room(self) -> int | None:
         """What the limit leaves a training; None if the limit is unknown."""
-        others = self.footprint.nbytes + RUNTIME_LIBRARY_BYTES
+        others = self.footprint.nbytes + self.runtime_bytes
         return None if self.limit is None else max(0, self.limit - others)
+
+    @property
+    def runtime_bytes(self) -> int:
+        """What ONNX Runtime's library and the kit's process take besides the planned peak."""
+        return runtime_bytes(self.kit, self.profile.os, self.peak_bytes)
 
 
 def _device_result(
@@ -507,7 +517,7 @@ def _memory(
         app_bytes=app.footprint.nbytes,
         app_kind=app.footprint.kind,
         app_source=app.footprint.source,
-        runtime_bytes=RUNTIME_LIBRARY_BYTES,
+        runtime_bytes=app.runtime_bytes,
         kit=app.kit,
         loop="step" if app.sessions.step_model else "train",
         sharing=app.sessions.sharing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +14,8 @@ from odtpack.build import build
 from odtpack.errors import OdtpackError
 from odtpack.fit.space import Candidate
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES
-from odtpack_simulator.device.kits import Kit
+from odtpack_simulator.device.app_footprint import most_for_training
+from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.figures.limits import Budgets
 from odtpack_simulator.memory.arena import session_use
@@ -110,14 +111,15 @@ def memory_ceiling(profiles: Sequence[DeviceProfile], budgets: Budgets) -> Ceili
     found = []
     for profile in profiles:
         granted = profile.memory_limit_bytes()
-        others = budgets.footprint_of(profile).nbytes + RUNTIME_LIBRARY_BYTES
+        app = budgets.footprint_of(profile).nbytes
+        left = functools.partial(most_for_training, kit_of(profile.os), profile.os)
         if granted is not None:
-            found.append(Ceiling(max(0, granted - others), profile.title))
+            found.append(Ceiling(left(granted - app), profile.title))
         for limit, where in error_limits(profile, budgets, "peak_memory"):
             found.append(Ceiling(limit, where))
         for share, where in error_limits(profile, budgets, "memory_headroom"):
             if granted is not None:
-                found.append(Ceiling(max(0, granted * (1 - share / 100) - others), where))
+                found.append(Ceiling(left(granted * (1 - share / 100) - app), where))
     return min(found, key=lambda each: each.limit, default=None)
 
 

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from odtpack_simulator.device.kits import Kit
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
+from odtpack_simulator.values.memory_fit import with_margin
 from odtpack_simulator.values.quantities import SourceKind
+from odtpack_simulator.values.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,45 @@ RUNTIME_LIBRARY_BYTES: Final = 7_800_000
 """What ONNX Runtime's library takes before any model is loaded: relocated pages (0.55 MB) and its
 environment with the schemas of all operators (7.25 MB), anonymous memory. Measured with 1.32.0 on
 x86-64 Linux over the C API; a build with fewer operators takes less."""
+
+PROCESSES: Final = MappingProxyType[Kit, tuple[int, int]]({
+    "kotlin": (24_000_000, 25),
+    "js": (32_000_000, 22),
+})  # fmt: skip
+"""Kit -> what its process takes above a plan: bytes, and per cent of the planned peak.
+
+Classes and functions that are compiled while it trains, copies of parameters, garbage. No row of
+``python -m benchmarks.fidelity.processes`` (a JVM 17 and a Node 20 on x86-64 Linux) takes more; a
+phone's Java was not run."""
+
+
+def runtime_bytes(kit: Kit | None, system: OsClass, peak_bytes: int) -> int:
+    """What ONNX Runtime's library takes, and a kit's process above a planned peak of a training."""
+    base, percent = _process_of(kit, system)
+    return RUNTIME_LIBRARY_BYTES + base - (-with_margin(peak_bytes) * percent // 100)
+
+
+def most_for_training(kit: Kit, system: OsClass, nbytes: float) -> float:
+    """The highest peak, margin included, that fits beside :func:`runtime_bytes` into so many."""
+    base, percent = _process_of(kit, system)
+    return max(0.0, nbytes - RUNTIME_LIBRARY_BYTES - base) / (1 + percent / 100)
+
+
+def runtime_words(kit: Kit | None, nbytes: int) -> str:
+    """What :func:`runtime_bytes` counted, for people."""
+    if kit is None or kit not in PROCESSES or nbytes <= RUNTIME_LIBRARY_BYTES:
+        return "ONNX Runtime's library"
+    base, percent = PROCESSES[kit]
+    return (
+        f"ONNX Runtime's library and the {kit} kit's process ({format_bytes(base)} and {percent} % "
+        "of the peak)"
+    )
+
+
+def _process_of(kit: Kit | None, system: OsClass) -> tuple[int, int]:
+    # What JavaScript takes in a browser does not lie in WebAssembly's memory, which is limited.
+    return (0, 0) if kit is None or system == "web" else PROCESSES.get(kit, (0, 0))
+
 
 _PHONE: Final = 150_000_000
 _SERVICE: Final = 20_000_000

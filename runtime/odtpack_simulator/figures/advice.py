@@ -7,6 +7,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Final
 
+from odtpack_simulator.device.app_footprint import runtime_words
 from odtpack_simulator.result.result import (
     DeviceResult,
     InterruptionInfo,
@@ -47,8 +48,9 @@ def for_memory(result: SimulationResult, device: DeviceResult, limit_bytes: floa
     changes = result.memory.changes
     others = device.memory.others_bytes
     if limit_bytes <= 0 and others:
+        runtime = runtime_words(device.memory.kit, device.memory.runtime_bytes or 0)
         return (
-            f"the app and ONNX Runtime's library alone take {format_bytes(others)}: "
+            f"the app and {runtime} alone take {format_bytes(others)}: "
             "app_footprint in the budgets says what the app holds"
         )
     if changes is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from odtpack_simulator.device.app_footprint import runtime_words
 from odtpack_simulator.figures import advice
 from odtpack_simulator.replay.paired_loss import ENOUGH_GROUPS, FEWEST_GROUPS
 from odtpack_simulator.result.result import (
@@ -213,7 +214,8 @@ def _beside(memory: DeviceMemory) -> str:
     """What the process holds besides the training, in words that follow a figure of it."""
     known = memory.app_kind or "by the budgets"
     app = f"{format_bytes(memory.app_bytes or 0)} of the app ({known})"
-    return f" beside {app} and {format_bytes(memory.runtime_bytes or 0)} of ONNX Runtime's library"
+    runtime = memory.runtime_bytes or 0
+    return f" beside {app} and {format_bytes(runtime)} of {runtime_words(memory.kit, runtime)}"
 
 
 def _low_memory_warning(result: SimulationResult, device: DeviceResult, warning: int) -> Check:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES
+from odtpack_simulator.device.app_footprint import runtime_bytes
 from odtpack_simulator.device.profile import list_profiles
 from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.checks import device_checks, package_checks, too_close
@@ -198,7 +198,9 @@ def _judge_device(
             "app_bytes": footprint.nbytes,
             "app_kind": footprint.kind,
             "app_source": shortened(footprint.source),
-            "runtime_bytes": RUNTIME_LIBRARY_BYTES,
+            "runtime_bytes": runtime_bytes(
+                device.memory.kit, device.os, device.memory.predicted_peak_bytes
+            ),
         }
         memory = device.memory.model_copy(update=said)
         device = device.model_copy(update={"memory": memory})

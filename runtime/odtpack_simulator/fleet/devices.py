@@ -13,7 +13,7 @@ from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.campaign.campaign import device_times, watts_above_idle
 from odtpack_simulator.campaign.virtual_clock import NEVER, DeviceTimes, Session, play_session
-from odtpack_simulator.device.app_footprint import RUNTIME_LIBRARY_BYTES, default_footprint
+from odtpack_simulator.device.app_footprint import default_footprint, runtime_bytes
 from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import DeviceProfile, load_profile
 from odtpack_simulator.fleet.fleet_file import FleetFile, PopulationTable
@@ -249,7 +249,8 @@ def measure_devices(
             profile,
             carry(timings[uses[profile.os].step_model].quiet(), profile, threads),
             peaks[uses[profile.os]],
-            default_footprint(profile).nbytes + RUNTIME_LIBRARY_BYTES,
+            default_footprint(profile).nbytes
+            + runtime_bytes(kit_of(profile.os), profile.os, peaks[uses[profile.os]]),
             device.share,
             fleet.population,
             found[uses[profile.os].step_model],

@@ -59,13 +59,13 @@ def measure_sessions(
     job: Job, package: Package, uses: Iterable[SessionUse], on_message: OnMessage | None
 ) -> dict[bool, HostTiming]:
     """Time the steps of a job with a step model and without, as far as ``uses`` have either."""
-    return {
-        step_model: measure_host(
-            dataclasses.replace(with_sessions(job, package, use), task="time"),
-            on_message=on_message,
-        )
-        for step_model, use in {use.step_model: use for use in uses}.items()
-    }
+    found: dict[bool, HostTiming] = {}
+    for step_model, use in {use.step_model: use for use in uses}.items():
+        timed = dataclasses.replace(with_sessions(job, package, use), task="time")
+        for known in found.values():  # the machine is the same one
+            timed = dataclasses.replace(timed, calibration=dataclasses.asdict(known.calibration))
+        found[step_model] = measure_host(timed, on_message=on_message)
+    return found
 
 
 def carry(host: HostTiming, profile: DeviceProfile, threads: int | None = None) -> DeviceLatency:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
+from odtpack_simulator.device.app_footprint import runtime_words
 from odtpack_simulator.figures.metric import Topic
 from odtpack_simulator.figures.simulated import CHECKS
 from odtpack_simulator.reports.report import (
@@ -502,11 +503,12 @@ class ProcessBar:
 
     title: str  # The device
     app: int  # What the app holds without the training, in bytes
-    runtime: int  # What ONNX Runtime's library holds
+    runtime: int  # What ONNX Runtime's library and the kit's process hold
     training: int  # The peak of the training
     limit: int | None  # What the device grants the process; None if unknown
     kit: str  # What the app trains with, and what its sessions share
     source: str  # Where the figure of the app comes from
+    runtime_name: str = "ONNX Runtime"  # What counts as it
 
     @property
     def need(self) -> int:
@@ -532,8 +534,8 @@ class ProcessBar:
     def words(self) -> str:
         """The parts, the limit and the kit in words."""
         parts = (
-            f"app {format_bytes(self.app)} + ONNX Runtime {format_bytes(self.runtime)} + training "
-            f"{format_bytes(self.training)} = {format_bytes(self.need)}"
+            f"app {format_bytes(self.app)} + {self.runtime_name} {format_bytes(self.runtime)} + "
+            f"training {format_bytes(self.training)} = {format_bytes(self.need)}"
         )
         limit = "unknown" if self.limit is None else format_bytes(self.limit)
         return f"{parts}; limit {limit}" + (f"; {self.kit}" if self.kit else "")
@@ -550,6 +552,7 @@ def process_bars(result: SimulationResult) -> list[ProcessBar]:
             limit=memory.limit_bytes,
             kit=kit_words(memory, result.host.threads),
             source=": ".join(filter(None, (memory.app_kind, memory.app_source))),
+            runtime_name=runtime_words(memory.kit, memory.runtime_bytes or 0),
         )
         for device in result.devices
         if (memory := device.memory).app_bytes is not None

@@ -329,9 +329,9 @@ class DeviceMemory(Part):
     """Memory of the replay, and of the app around it, against what this device gives one app.
 
     The limit holds for the process: ``app_bytes`` is what the app holds without the training, and
-    ``runtime_bytes`` what ONNX Runtime's library does; both are null in results of earlier
-    versions, which count neither. ``kit`` is what the app trains with, ``sharing`` whether its
-    sessions share an arena, and ``loop`` how it makes its steps.
+    ``runtime_bytes`` what ONNX Runtime's library and the kit's process do; both are null in
+    results of earlier versions, which count neither. ``kit`` is what the app trains with,
+    ``sharing`` whether its sessions share an arena, and ``loop`` how it makes its steps.
 
     ``outcome``: the planned peak, with its margin, ``fits`` the limit; it is ``close``, within the
     limit but not with the margin; or it is ``over``. ``killed``: it fits, and a replay under the
@@ -369,7 +369,7 @@ class DeviceMemory(Part):
 
     @property
     def others_bytes(self) -> int:
-        """What the process holds besides the training: the app, and ONNX Runtime's library."""
+        """What the process holds besides the training: the app, ONNX Runtime, the kit's process."""
         return (self.app_bytes or 0) + (self.runtime_bytes or 0)
 
     @property

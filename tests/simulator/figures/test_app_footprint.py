@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from odtpack_runtime.errors import OdtpackError
@@ -9,6 +12,7 @@ from odtpack_simulator.device.app_footprint import (
     APP_FOOTPRINTS,
     RUNTIME_LIBRARY_BYTES,
     default_footprint,
+    runtime_bytes,
 )
 from odtpack_simulator.device.profile import list_profiles, load_profile
 from odtpack_simulator.figures.compare import compare
@@ -103,9 +107,11 @@ def test_it_needs_a_unit(value: str) -> None:
 
 def test_a_replay_that_was_ended_is_not_judged_with_more_room() -> None:
     limit = 300_000_000
-    room = limit - 150_000_000 - RUNTIME_LIBRARY_BYTES
+    result = make_result([PIXEL], app=True)
+    runtime = runtime_bytes("kotlin", "android", result.devices[0].memory.predicted_peak_bytes)
+    room = limit - 150_000_000 - runtime
     result = with_memory(
-        make_result([PIXEL], app=True), limit_bytes=limit,
+        result, limit_bytes=limit, runtime_bytes=runtime,
         limit_low_bytes=limit, outcome="killed", held_bytes=room,
     )  # fmt: skip
     assert limit_check(judge(result)).status == "fail"
@@ -121,7 +127,22 @@ def test_an_earlier_result_counts_no_app_unless_the_budgets_say_so() -> None:
     before = limit_check(judge(result)).actual
     assert before == result.devices[0].memory.predicted_peak_bytes
     judged = judge(result, parse_budgets(b'[budgets]\napp_footprint = "50 MB"'))
-    assert limit_check(judged).actual == before + 50_000_000 + RUNTIME_LIBRARY_BYTES
+    assert before is not None
+    runtime = runtime_bytes("kotlin", "android", int(before))
+    assert limit_check(judged).actual == before + 50_000_000 + runtime
+    assert "the kotlin kit's process (24.0 MB and 25 % of the peak)" in limit_check(judged).message
+
+
+def test_a_process_takes_no_more_than_what_is_counted() -> None:
+    """Every row that was measured of a JVM and of Node."""
+    text = (Path(__file__).parents[3] / "docs" / "fidelity.md").read_text()
+    pattern = r"^\| (kotlin|js) \| .* \| ([\d.]+) MB \| [\d.]+ MB \| \+([\d.]+) MB"
+    rows = re.findall(pattern, text, re.MULTILINE)
+    assert len(rows) > 12
+    for kit, planned, above in rows:
+        counted = runtime_bytes(kit, "linux", int(float(planned) * 1e6))
+        assert float(above) * 1e6 <= counted - RUNTIME_LIBRARY_BYTES
+    assert runtime_bytes("js", "web", 10**8) == RUNTIME_LIBRARY_BYTES
 
 
 def test_an_app_that_takes_the_limit_by_itself() -> None:

@@ -15,7 +15,7 @@ from odtpack_simulator.simulation import _AppOnDevice, _memory
 def app_on(name: str, policy: Policy) -> _AppOnDevice:
     profile = load_profile(name)
     return _AppOnDevice(
-        profile, policy, "swift", SessionUse("shared", False), default_footprint(profile)
+        profile, policy, "swift", SessionUse("shared", False), default_footprint(profile), 1
     )
 
 
