@@ -45,14 +45,16 @@ def fitted(
         most = planned = (0, 0)
         for ballast, evaluates in ((0, True), (0, False), *((each, True) for each in _BALLASTS)):
             peak = steps = 0
-            for phase in plans.phases(plans.arenas(session, ballast), evaluates=evaluates):
-                peak = max(peak, phase.nbytes - ballast)
-                if phase.name == "training step":
-                    steps = phase.nbytes - ballast
-                if evaluates and not ballast:
-                    planned = peak, steps
-                most = max(most, (peak, steps))
-                yield *most, *planned
+            for keeps in (True, False):  # the first is mostly the larger
+                arenas = plans.arenas(session, ballast, [keeps])
+                for phase in plans.phases(arenas, evaluates=evaluates):
+                    peak = max(peak, phase.nbytes - ballast)
+                    if phase.name == "training step":
+                        steps = max(steps, phase.nbytes - ballast)
+                    if evaluates and not ballast:
+                        planned = peak, steps
+                    most = max(most, (peak, steps))
+                    yield *most, *planned
 
     # No phase takes any of these figures down: what is complete and still lowest is the best.
     choices = [

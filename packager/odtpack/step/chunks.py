@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -256,9 +257,21 @@ class Readers:
 
     def __init__(self, graph: ir.Graph, parameters: Iterable[ir.Value]) -> None:
         self._readers: dict[ir.Value, list[ir.Node]] = {}
+        self._needs: dict[ir.Node, int] = {}  # a bit for a node and for each that it needs
+        self._bits = {node: 1 << place for place, node in enumerate(graph)}
         for node in graph:
             for value in set(reads(node)):
                 self._readers.setdefault(value, []).append(node)
+            stack = [node]
+            while stack:
+                before = [v.producer() for v in reads(stack[-1])]
+                known = [each for each in before if each in self._bits]
+                if missing := [each for each in known if each not in self._needs]:
+                    stack += missing
+                    continue
+                each = stack.pop()
+                needs = (self._needs[source] for source in known)
+                self._needs[each] = functools.reduce(operator.or_, needs, self._bits[each])
         self._forms = {*parameters, *graph.initializers.values()}
         for node in graph:
             is_view = node.op_type in aliases.VIEWS and node.inputs[0] in self._forms
@@ -278,6 +291,12 @@ class Readers:
                 found.add(node)
                 stack += (value for value in node.outputs if value in self._forms)
         return found
+
+    def late(self, wanted: Iterable[ir.Node], values: Iterable[ir.Value]) -> set[ir.Node]:
+        """Those of the wanted nodes that some values are not computed from."""
+        producers = (value.producer() for value in values)
+        early = functools.reduce(operator.or_, (self._needs[n] for n in producers if n), 0)
+        return {node for node in wanted if not self._bits[node] & early}
 
 
 def after(op: Ops, nodes: Iterable[ir.Node], value: ir.Value, dims: tuple[int, ...]) -> ir.Value:

@@ -116,11 +116,6 @@ def step_model(
     return compact(model, keep_names=False)
 
 
-def _not_upstream(wanted: set[ir.Node], values: Sequence[ir.Value]) -> set[ir.Node]:
-    """Those of the wanted nodes that some values are not computed from."""
-    return aliases.not_upstream(wanted, filter(None, (value.producer() for value in values)))
-
-
 def join(op: Ops, values: Sequence[ir.Value]) -> ir.Value:
     """Values of known shapes, one after the other, as a vector."""
     flat = [
@@ -184,7 +179,7 @@ class _Writer:
             parameter, gradient = parameters[name], gradients[name]
             gradient.type, gradient.shape = parameter.type, parameter.shape
             if name in large:
-                late = _not_upstream(readers.of(parameter), [gradient])
+                late = readers.late(readers.of(parameter), [gradient])
                 self._alone(name, parameter, gradient, late)
             else:
                 vectors = joined[groups[name]]
@@ -198,7 +193,7 @@ class _Writer:
         for index, names in ((index, each) for index, all_ in joined.items() for each in all_):
             values = [gradients[name] for name in names]
             found = {node for name in names for node in readers.of(parameters[name])}
-            late = _not_upstream(found, values)
+            late = readers.late(found, values)
             self._together(index, [parameters[name] for name in names], values, late)
         graph.inputs.extend([*self._inputs, self._rate, self._step])
         trained = [name for name in parameters if name in gradients]

@@ -487,38 +487,60 @@ class Arena:
 
     def allocate(self, nbytes: int) -> int | None:
         """Take memory that is written to; None for none."""
-        if nbytes <= 0:
-            return None
-        size = -(-nbytes // UNIT) * UNIT
-        # Bins are in the order of sizes, too: the first that fits is the smallest that fits.
-        at = bisect.bisect_left(self.free, (size, 0))
-        if at < len(self.free):
-            length, start = self.free.pop(at)
-            del self._starts[self._ends.pop(start)]
-        else:
-            length, start = self._open_region(size)
-        if length >= 2 * size or length - size >= self.max_dead_bytes:
-            self._list(start + size, start + length)
-            length = size
-        self.chunks[start] = length
-        first, last = start // PAGE, -(-(start + nbytes) // PAGE)
-        at = bisect.bisect_right(self._pages, first) - 1
-        if at < 0 or self._pages_end[at] < last:
-            self._touch(first, last)
-        return start
+        held: dict[Hashable, int] = {}
+        self.play([(0, nbytes)] if nbytes > 0 else [], held)
+        return held.get(0)
 
     def release(self, start: int | None) -> None:
         """Free memory."""
-        if start is None:
-            return
-        end = start + self.chunks.pop(start)
-        if end in self._ends:
-            end = self._unlist(end)
-        if start in self._starts:
-            before = self._starts[start]
-            self._unlist(before)
-            start = before
-        self._list(start, end)
+        if start is not None:
+            self.play([(0, 0)], {0: start})
+
+    def play(self, requests: Iterable[Request], held: dict[Hashable, int]) -> int:
+        """Take and free memory as :attr:`Allocation.requests` has it; ``held`` are addresses."""
+        # Returns the most that it holds where a kernel takes memory from the heap, with that.
+        # All in one loop: a fit plays half a million requests.
+        free, ends, starts, chunks = self.free, self._ends, self._starts, self.chunks
+        pages, pages_end, dead, most = self._pages, self._pages_end, self.max_dead_bytes, 0
+        search, insert, after = bisect.bisect_left, bisect.insort, bisect.bisect_right
+        for name, nbytes in requests:
+            if nbytes > 0:
+                size = -(-nbytes // UNIT) * UNIT
+                # Bins are in the order of sizes, too: the first that fits is the smallest.
+                at = search(free, (size, 0))
+                if at < len(free):
+                    length, start = free.pop(at)
+                    del starts[ends.pop(start)]
+                else:
+                    length, start = self._open_region(size)
+                rest = length - size
+                if rest >= size or rest >= dead:
+                    begin, end = start + size, start + length
+                    insert(free, (rest, begin))
+                    ends[begin], starts[end] = end, begin
+                    length = size
+                chunks[start] = length
+                held[name] = start
+                first, last = start // PAGE, -(-(start + nbytes) // PAGE)
+                at = after(pages, first) - 1
+                if at < 0 or pages_end[at] < last:
+                    self._touch(first, last)
+            elif nbytes == 0:
+                start = held.pop(name, -1)
+                if start < 0:
+                    continue
+                end = start + chunks.pop(start)
+                if end in ends:
+                    begin, end = end, ends.pop(end)
+                    del starts[end], free[search(free, (end - begin, begin))]
+                if start in starts:
+                    end_of, start = start, starts.pop(start)
+                    del ends[start], free[search(free, (end_of - start, start))]
+                insert(free, (end - start, start))
+                ends[start], starts[end] = end, start
+            else:
+                most = max(most, self.resident - nbytes)
+        return most
 
     def _open_region(self, size: int) -> tuple[int, int]:
         grown = False
@@ -531,15 +553,6 @@ class Arena:
         self.reserved += length
         self._lowest = (self._lowest - length) // PAGE * PAGE - PAGE
         return length, self._lowest
-
-    def _list(self, start: int, end: int) -> None:
-        bisect.insort(self.free, (end - start, start))
-        self._ends[start], self._starts[end] = end, start
-
-    def _unlist(self, start: int) -> int:
-        end = self._ends.pop(start)
-        del self._starts[end], self.free[bisect.bisect_left(self.free, (end - start, start))]
-        return end
 
     def _touch(self, first: int, last: int) -> None:
         """Count pages, and join their range with those that it meets."""
@@ -607,10 +620,17 @@ class Arenas:
     # run. Large ones go at once, as in the kits for C++ and Swift.
     # `session`: What the manifest says of an arena that all share.
     # `ballast`: Bytes that something else takes of that arena first, and keeps.
+    # `keeps_results`: Which of the two is looked at: what both hold is what the larger holds.
 
-    def __init__(self, sharing: Sharing, session: SessionInfo | None, ballast: int = 0) -> None:
+    def __init__(
+        self,
+        sharing: Sharing,
+        session: SessionInfo | None,
+        ballast: int = 0,
+        keeps_results: Iterable[bool] = (False, True),
+    ) -> None:
         self._variants = [
-            _Arenas(sharing, session, ballast, keeps_results=keeps) for keeps in (False, True)
+            _Arenas(sharing, session, ballast, keeps_results=keeps) for keeps in keeps_results
         ]
 
     @property
@@ -642,7 +662,7 @@ class _Arenas:
         self._one = Arena.of(session)
         self._one.allocate(ballast)
         self._own: dict[str, Arena] = {}
-        self._results: dict[str, tuple[int | None, ...]] = {}
+        self._results: dict[str, tuple[int, ...]] = {}
         self._steady: dict[tuple[object, ...], int] = {}
 
     @property
@@ -661,14 +681,9 @@ class _Arenas:
             return self._steady[before]
         for chunk in self._results.pop(session, ()):
             arena.release(chunk)
-        held: dict[Hashable, int | None] = {}
-        for name, nbytes in plan.requests[self._keeps_results]:
-            if nbytes > 0:
-                held[name] = arena.allocate(nbytes)
-            elif nbytes == 0:
-                arena.release(held.pop(name, None))
-            else:
-                most = max(most, self.resident - nbytes)
+        held: dict[Hashable, int] = {}
+        if more := arena.play(plan.requests[self._keeps_results], held):
+            most = self.resident - arena.resident + more
         self._results[session] = tuple(held.values())
         if self._state(session, plan) == before:
             self._steady[before] = most

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -119,11 +119,16 @@ class ArenaPlans:
         last = {phase.name: phase for phase in phases}
         return MemoryPlan(tuple(last.values()), self._timeline, self._unknown)
 
-    def arenas(self, session: SessionInfo | None, ballast: int = 0) -> Arenas:
+    def arenas(
+        self,
+        session: SessionInfo | None,
+        ballast: int = 0,
+        keeps_results: Iterable[bool] = (False, True),
+    ) -> Arenas:
         """The arenas of a process that trains."""
         # `ballast`: Bytes that something else takes of a shared arena first, and keeps: how near a
         # plan is to another region of it.
-        return Arenas(self.sharing, session, ballast)
+        return Arenas(self.sharing, session, ballast, keeps_results)
 
     def phases(self, arenas: Arenas, *, evaluates: bool = True) -> Iterator[Phase]:
         """The phases in their order, one after the other; the arenas hold more and more."""

@@ -214,20 +214,47 @@ def _infer_alike(
     """Infer the outputs of ``node`` as if it were the ONNX operator ``alike``."""
     schema = onnx.defs.get_schema(alike, opset, "")
     count = min(len(node.input), schema.max_input)
-    names = list(node.input[:count])
-    copy = helper.make_node(alike, names, list(node.output if not node.domain else node.output[:1]))
-    copy.attribute.extend(a for a in node.attribute if a.name in schema.attributes)
+    # Layers repeat, and so do the readings of a model: by place, not by name.
+    places = {name: f"input{place}" for place, name in enumerate(node.input[:count]) if name}
+    names = tuple(places.get(name, "") for name in node.input[:count])
+    outputs = tuple(bool(name) for name in (node.output if not node.domain else node.output[:1]))
+    values = tuple(
+        None if value is None else (value.dtype.str, value.shape, value.tobytes())
+        for value in (sizes.get(name) if name else None for name in node.input[:count])
+    )
+    attributes = tuple(
+        each.SerializeToString() for each in node.attribute if each.name in schema.attributes
+    )
+    given = names, tuple(inputs[:count]), values
+    return _inferred_alike(alike, opset, attributes, outputs, *given)
+
+
+@functools.lru_cache(10_000)
+def _inferred_alike(
+    alike: str,
+    opset: int,
+    attributes: tuple[bytes, ...],
+    outputs: tuple[bool, ...],
+    names: tuple[str, ...],
+    inputs: tuple[Typed, ...],
+    values: tuple[tuple[str, Shape, bytes] | None, ...],
+) -> list[Typed]:
+    called = [f"output{place}" if wanted else "" for place, wanted in enumerate(outputs)]
+    copy = helper.make_node(alike, names, called)
+    copy.attribute.extend(map(onnx.AttributeProto.FromString, attributes))
     types = {
         name: helper.make_tensor_type_proto(kind or TensorProto.FLOAT, dims)
-        for name, (kind, dims) in zip(names, inputs[:count], strict=True)
+        for name, (kind, dims) in zip(names, inputs, strict=True)
         if name and dims is not None
     }
-    values = {name: sizes.get(name) for name in names if name}
     data = {
-        name: onnx.numpy_helper.from_array(value, name)
-        for name, value in values.items()
+        name: onnx.numpy_helper.from_array(
+            np.frombuffer(value[2], value[0]).reshape(value[1]), name
+        )
+        for name, value in zip(names, values, strict=True)
         if value is not None
     }
+    schema = onnx.defs.get_schema(alike, opset, "")
     inferred = onnx.shape_inference.infer_node_outputs(schema, copy, types, data)
     return [tensor_type(inferred[name]) if name in inferred else (0, None) for name in copy.output]
 
