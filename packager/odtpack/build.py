@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from odtpack import targets
 from odtpack.adapters import Inserted, insert_adapter
+from odtpack.adapters.inference import decoder_with_adapter
 from odtpack.arguments import check_choice, check_type
 from odtpack.choices import STOCK
 from odtpack.errors import OdtpackError, some
@@ -229,6 +230,7 @@ def build(
             memory=memory,
             served=served,
             adapter=None if inserted is None else _adapter_info(inserted),
+            decoder=_decoder(spec, loaded, inserted, found.trained, remark),
             backend=backend_for(spec.runtime),
         )
         # What runs the models gets ready while they are made.
@@ -292,6 +294,32 @@ def _adapter_info(inserted: Inserted) -> AdapterInfo:
         feedforward=inserted.feedforward,
         parameters=inserted.parameters,
     )
+
+
+def _decoder(
+    spec: BuildSpec,
+    loaded: ir.Model,
+    inserted: Inserted | None,
+    trained: Sequence[str],
+    remark: Callable[[str], None] | None,
+) -> ir.Model | None:
+    """The model for generation, of a decoder that was exported with its cache."""
+    if not spec.segments or CACHE not in loaded.meta or inserted is None:
+        return None
+    try:
+        if inserted.spec.kind != "lora" or {*trained} != {*inserted.parameters} or spec.base:
+            raise OdtpackError(
+                "decoder-unsupported",
+                "the model is not kept for generation: that takes LoRA alone, on weights as they "
+                "are in the file",
+            )
+        return decoder_with_adapter(spec.model, _adapter_info(inserted))
+    except OdtpackError as error:
+        if error.code != "decoder-unsupported":
+            raise
+        if remark is not None:
+            remark(error.what)
+        return None
 
 
 def _remarks(

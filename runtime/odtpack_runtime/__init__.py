@@ -26,6 +26,7 @@ from odtpack_runtime.checkpoint.parameters import Parameter, Parameters
 from odtpack_runtime.checkpoint.state import CheckpointState, Properties
 from odtpack_runtime.errors import OdtpackError, UnknownKeyError, UnknownNameError, WrongTypeError
 from odtpack_runtime.package.adapter import load_adapter, save_adapter
+from odtpack_runtime.package.generator import Generator
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.self_check import self_check
 from odtpack_runtime.session.options import default_session_options
@@ -35,6 +36,7 @@ from odtpack_runtime.training.optimizer import Optimizer
 
 __all__ = [
     "CheckpointState",
+    "Generator",
     "LRScheduler",
     "LinearLRScheduler",
     "Module",

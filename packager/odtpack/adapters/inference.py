@@ -13,9 +13,24 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.checker
+import onnx_ir as ir
 
+from odtpack.adapters import low_rank
+from odtpack.adapters.layers import Layer, Use, find_layers, layer_name
+from odtpack.adapters.low_rank import A, B
 from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import dims_of
+from odtpack.graph.ops import Ops
+from odtpack.model.exporters import module_names
+from odtpack.model.loading import name_nodes
+from odtpack.model.source import ModelLike, open_model
+from odtpack.spec import AdapterSpec
 from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.package.adapter import PREFIX
+from odtpack_runtime.package.manifest import AdapterInfo
+
+CACHE_INPUTS = ("input_ids", "attention_mask", "position_ids")
+PAST = "past_key_values."
 
 
 def with_adapter_inputs(model: Path, defaults: Mapping[str, np.ndarray]) -> None:
@@ -34,3 +49,110 @@ def with_adapter_inputs(model: Path, defaults: Mapping[str, np.ndarray]) -> None
         raise OdtpackError("model-too-large", "the base model would exceed 2 GB", where=str(model))
     with atomic_write(model) as stream:
         stream.write(proto.SerializeToString(deterministic=True))
+
+
+# A decoder as it was exported, with its cache and its packed weights, beside which an adapter is
+# added to the layers that training adapts.
+
+
+def decoder_with_adapter(model: ModelLike, adapter: AdapterInfo) -> ir.Model:
+    """A decoder with a key-value cache whose adapted layers take a LoRA adapter as inputs.
+
+    Args:
+        model: The decoder, which is not changed.
+        adapter: Of kind ``lora``. Its parameters become inputs of their names, in float32, that
+            may be left out: they are zero then, which changes nothing.
+
+    Raises:
+        OdtpackError: ``decoder-unsupported``: the model has inputs that generation does not know,
+            or a layer that the adapter is on is not found in it.
+    """
+    given = open_model(model)
+    decoder = ir.from_proto(given.proto)
+    given.restore(decoder.graph)
+    graph = decoder.graph
+    name_nodes(graph)
+    layers = {layer.name: layer for layer in (*find_layers(graph), *_packed_layers(graph))}
+    known = {name for name in CACHE_INPUTS if name in {v.name for v in graph.inputs}}
+    for value in graph.inputs:
+        if value.name not in known and not str(value.name).startswith(PAST):
+            raise _unsupported(f"it has the input {value.name!r}")
+    _state_sizes(graph)
+    op = Ops(graph, "adapter/")
+    spec = AdapterSpec("lora", ("*",), rank=adapter.rank or 1, alpha=adapter.alpha or 1.0)
+    left = set(adapter.parameters)
+    for name in adapter.layers:
+        layer = layers.get(name)
+        names = {end: f"{PREFIX}{name}.{end}" for end in (A, B)}
+        if layer is None or not left.issuperset(names.values()):
+            raise _unsupported(f"the layer {name!r} has no linear layer of its own in it")
+        left.difference_update(names.values())
+        shapes = {A: (spec.rank, layer.inputs), B: (layer.outputs, spec.rank)}
+        inputs = {}
+        for end, shape in shapes.items():
+            zeros = ir.tensor(np.zeros(shape, np.float32), name=names[end])
+            inputs[end] = ir.val(names[end], const_value=zeros)
+            graph.inputs.append(inputs[end])
+            graph.register_initializer(inputs[end])
+        for use in layer.uses:
+            with op.after(use.node):
+                dtype = _computes_in(use.node)
+                cast = {
+                    end: value if dtype == ir.DataType.FLOAT else op.cast(value, dtype)
+                    for end, value in inputs.items()
+                }
+                low_rank.apply(op, layer, use, cast, spec)
+    if left:
+        raise _unsupported(f"{min(left)!r} is beside no linear layer of it")
+    return decoder
+
+
+def _unsupported(problem: str) -> OdtpackError:
+    return OdtpackError("decoder-unsupported", f"the model is not kept for generation: {problem}")
+
+
+def _packed_layers(graph: ir.Graph) -> list[Layer]:
+    """The products with a matrix of few bits that ONNX Runtime's own operator makes."""
+    modules = module_names(graph)
+    layers = []
+    for node in graph:
+        codes = node.inputs[1] if node.op_type == "MatMulNBits" else None
+        if codes is not None:
+            use = Use(node, codes, True, False, node.outputs[0], None)
+            shape = node.attributes.get_int("N", 0), node.attributes.get_int("K", 0)
+            layers.append(Layer(layer_name(str(codes.name), modules), codes, shape, (use,)))
+    return layers
+
+
+def _computes_in(node: ir.Node) -> ir.DataType:
+    """The type of what a layer is applied to: that of its scales, or of its weight."""
+    value = node.inputs[2] if node.op_type == "MatMulNBits" else node.inputs[1]
+    return (None if value is None else value.dtype) or ir.DataType.FLOAT
+
+
+def _state_sizes(graph: ir.Graph) -> None:
+    """Write down the size of a head, which genai's builder leaves open in the cache."""
+    for node in graph:
+        if node.op_type != "GroupQueryAttention":
+            continue
+        heads, keys = (node.attributes.get_int(k, 0) for k in ("num_heads", "kv_num_heads"))
+        packed = node.inputs[1] is None
+        width = _width(node.inputs[0] if packed else node.inputs[1])
+        size, rest = divmod(width, max(heads + 2 * keys if packed else keys, 1))
+        for value in node.inputs[3:5]:
+            if value is None or not value.is_graph_input() or rest or not size:
+                raise _unsupported(f"the cache of {node.name!r} has no size that is known")
+            dims = dims_of(value) or ()
+            value.shape = ir.Shape([*dims[:1], keys, *dims[2:3], size])
+
+
+def _width(value: ir.Value | None) -> int:
+    """The last size of what a linear layer gives, whatever is added to it or normalized on it."""
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type == "MatMulNBits":
+            return node.attributes.get_int("N", 0)
+        weight = node.inputs[1].const_value if node.op_type == "MatMul" and node.inputs[1] else None
+        if weight is not None:
+            return int(weight.shape.numpy()[-1])
+        value = node.inputs[0]
+    return 0

@@ -148,6 +148,7 @@ class Task:
     served: ir.Model | None = None
     # the manifest's entry about the model's adapter
     adapter: AdapterInfo | None = None
+    decoder: ir.Model | None = None  # the model for generation, in packages of segments
     backend: Backend = STOCK  # what runs the package
     prefix: str = ""  # start of every file name
     # shared library with custom operators, for the conversion to ORT format
@@ -163,6 +164,7 @@ class Segments:
     # weights outside of the models, by name, in the order in which they are stored
     tensors: Mapping[str, ir.TensorProtocol]
     inputs: tuple[ir.Value, ...]  # what a caller feeds
+    decoder: ir.Model | None = None  # the model for generation that takes the adapter as inputs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -110,7 +110,8 @@ const config = check<Record<string, string>>(
 );
 const arenaBytes = optional(whole(256, 2 ** 30), undefined);
 const extraRole = oneOf('ort_model', 'inference_model', 'operators_config',
-  'operators_and_types_config', 'recipe', 'segment_model', 'segment_weights');
+  'operators_and_types_config', 'recipe', 'segment_model', 'segment_weights',
+  'decoder_model', 'decoder_weights');
 
 const schema = object({
   files: object({

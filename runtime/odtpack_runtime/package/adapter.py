@@ -79,20 +79,21 @@ def load_adapter(package: Package, state: CheckpointState, source: str | os.Path
         OdtpackError: A file cannot be read (``adapter-corrupt``, ``peft-invalid``,
             ``peft-not-found``, ``peft-unsupported``), or does not fit (``adapter-mismatch``).
     """
-    path = Path(source)
-    adapter_of(package)
-    if path.suffix == SUFFIX:
-        tensors: Tensors = read_onnx_adapter(path)
-        names = {name: name for name in state.arrays(trainable=True)}
-    else:
-        tensors, names = _peft_tensors(package, path)
+    values = read_adapter(package, Path(source))
     with state.lock:
-        _set(state, tensors, names, path)
+        for name, array in state.arrays(trainable=True).items():
+            np.copyto(array, values[name], casting="same_kind")
 
 
-def _set(state: CheckpointState, tensors: Tensors, names: Mapping[str, str], where: Path) -> None:
-    """Copy tensors into the parameters that have, for each of their names, another."""
-    arrays = state.arrays(trainable=True)
+def read_adapter(package: Package, where: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The values of what a package trains, by the parameters' names, from a file or a folder."""
+    adapter_of(package)
+    shapes = {p.name: p.shape for p in package.manifest.parameters if p.role == "trainable"}
+    if where.suffix == SUFFIX:
+        tensors: Tensors = read_onnx_adapter(where)
+        names = {name: name for name in shapes}
+    else:
+        tensors, names = _peft_tensors(package, where)
     missing = [name for name in names if name not in tensors]
     unknown = [name for name in tensors if name not in names]
     if missing or unknown:
@@ -103,15 +104,14 @@ def _set(state: CheckpointState, tensors: Tensors, names: Mapping[str, str], whe
         )
         raise _mismatch(what, "build the package with --on for the same layers", where)
     for name, own in names.items():
-        if tensors[name].shape != arrays[own].shape:
+        if tensors[name].shape != shapes[own]:
             raise _mismatch(
                 f"{name!r} is {list(tensors[name].shape)} in the adapter and "
-                f"{list(arrays[own].shape)} in the package",
+                f"{list(shapes[own])} in the package",
                 "build the package from the model that the adapter was trained on",
                 where,
             )
-    for name, own in names.items():
-        np.copyto(arrays[own], tensors[name], casting="same_kind")
+    return {own: tensors[name] for name, own in names.items()}
 
 
 def _mismatch(what: str, hint: str, where: Path) -> OdtpackError:

@@ -285,6 +285,20 @@ class Package:
                 hint="build it without --segments",
             )
 
+    @property
+    def decoder(self) -> Path:
+        """The model that :class:`~odtpack_runtime.Generator` runs.
+
+        Raises:
+            OdtpackError: ``no-decoder``.
+        """
+        for file in self.manifest.files.extra:
+            if file.role == "decoder_model":
+                return self.path / file.path
+        raise OdtpackError(
+            "no-decoder", "The package has no model for generation.", where=str(self.path)
+        )
+
     def load_data(self, path: str | os.PathLike[str]) -> dict[str, Array]:
         """Load the arrays that the models take, and check them and their labels.
 

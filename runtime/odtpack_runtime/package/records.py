@@ -114,6 +114,8 @@ class ExtraFile(PackageFile):
         "recipe",
         "segment_model",
         "segment_weights",
+        "decoder_model",
+        "decoder_weights",
     ]
     of: Name | None = None
     style: Literal["fixed", "runtime"] | None = None

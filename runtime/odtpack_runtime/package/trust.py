@@ -112,11 +112,13 @@ def check_operators(package: Package, domains: Collection[str]) -> None:
     """Check that no model has an operator of another domain."""
     files = package.manifest.files
     models = {key: file.path for key, file in files.named().items() if "checkpoint" not in key}
-    of_role = ("ort_model", "inference_model", "segment_model")
+    of_role = ("ort_model", "inference_model", "segment_model", "decoder_model")
+    decoders = {file.path for file in files.extra if file.role == "decoder_model"}
     for path in (*models.values(), *(file.path for file in files.extra if file.role in of_role)):
         file = package.path / path
         in_ort_format = file.suffix == ".ort"
         allowed = {*domains, *(_WRITTEN_BY_OPTIMIZERS if in_ort_format else ())}
+        allowed |= {"com.microsoft"} if path in decoders else set()
         found = ort_operators(file) if in_ort_format else _onnx_operators(file)
         for domain, operator in sorted(found):
             if domain not in allowed:

@@ -8,6 +8,7 @@ options where ``ORT_LOAD_CONFIG_FROM_MODEL`` is set.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -41,8 +42,9 @@ def outside_tensor(path: Path, name: str) -> OdtpackError:
     )
 
 
-def check_model_file(path: Path) -> None:
+def check_model_file(path: Path, beside: Collection[str] = ()) -> None:
     """Refuse a model that asks for what is not in it."""
+    # `beside`: files of its folder that its tensors may lie in.
     # A file in ORT format cannot: ONNX Runtime reads no external data of it when it infers.
     try:
         with path.open("rb") as stream, mmap.mmap(
@@ -55,14 +57,14 @@ def check_model_file(path: Path) -> None:
     except (OSError, ValueError):  # not readable or empty, as ONNX Runtime will say
         return
     try:
-        _check(memoryview(data), path)
+        _check(memoryview(data), path, frozenset(name.encode() for name in beside))
     except MalformedError as error:
         raise OdtpackError(
             "model-not-loadable", f"{path} is not an ONNX model: {error}.", where=str(path)
         ) from error
 
 
-def _check(data: memoryview, path: Path) -> None:
+def _check(data: memoryview, path: Path, beside: Collection[bytes]) -> None:
     waiting = [("model", 0, len(data))]
     while waiting:
         message, start, end = waiting.pop()
@@ -81,6 +83,15 @@ def _check(data: memoryview, path: Path) -> None:
                 (found.number == _EXTERNAL_DATA and found.kind == BYTES)
                 or (found.number, found.kind, found.value) == (_DATA_LOCATION, VARINT, _EXTERNAL)
             ):
+                entries = [*map(_entry, messages(data[start:end], _EXTERNAL_DATA))]
+                places = {value for key, value in entries if key == _LOCATION}
+                if places and places.issubset(beside):
+                    continue
                 names = messages(data[start:end], _TENSOR_NAME)
                 name = b"".join(names[-1:]).decode(errors="replace")
                 raise outside_tensor(path, name)
+
+
+def _entry(entry: memoryview) -> tuple[bytes, bytes]:
+    key, value = (b"".join(messages(entry, number)[-1:]) for number in (1, 2))
+    return key, value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,10 @@ def open_session(
     path: str | os.PathLike[str],
     options: onnxruntime.SessionOptions,
     device: Device | None = None,
+    beside: Collection[str] = (),
 ) -> onnxruntime.InferenceSession:
     """Load an ``.onnx`` or ``.ort`` model for the CPU, or for another device."""
+    # `beside`: files of its folder that its tensors may lie in.
     file = Path(path)
     if not file.is_file():
         raise OdtpackError("model-not-found", f"There is no model {file}.", where=str(file))
@@ -48,7 +50,7 @@ def open_session(
             where=str(file),
             hint="move the package to a folder with another name",
         ) from error
-    check_model_file(file)
+    check_model_file(file, beside)
     problem: Exception | None = None
     for _ in range(3):
         try:

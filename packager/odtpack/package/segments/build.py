@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from odtpack.package.segments.cut import (
     differing,
     outline,
     packed,
+    part_of,
     split_rows,
     unpack,
 )
@@ -49,6 +51,8 @@ class StagedSegments:
 
     info: SegmentsInfo
     files: tuple[ExtraFile, ...]
+    # Where the weights' file holds what has some digest; of a matrix in parts the whole.
+    places: Mapping[bytes, int]
 
     def listed_in(self, manifest: Manifest) -> Manifest:
         """The manifest with them."""
@@ -64,12 +68,16 @@ def stage_segments(segments: Segments, folder: Path, prefix: str) -> StagedSegme
         with atomic_write(paths[-1]) as stream:
             stream.write(ir.to_proto(model).SerializeToString(deterministic=True))
     files = [_listed(path, "segment_model") for path in paths]
-    tensors = []
+    tensors, places = [], dict[bytes, int]()
     if segments.tensors:
         weights = folder / f"{prefix}segments.weights"
+        whole, of, begin = hashlib.sha256(), "", 0
         with atomic_write(weights) as stream:
             for name, tensor in segments.tensors.items():
-                stream.write(bytes(-stream.tell() % ALIGNMENT))
+                gap = -stream.tell() % ALIGNMENT
+                stream.write(bytes(gap))
+                if (source := part_of(name)) != of or gap:
+                    whole, of, begin = hashlib.sha256(), source, stream.tell()
                 tensors.append(
                     WeightInfo.read(
                         {
@@ -80,7 +88,10 @@ def stage_segments(segments: Segments, folder: Path, prefix: str) -> StagedSegme
                         }
                     )
                 )
-                stream.write(tensor.tobytes())
+                content = tensor.tobytes()
+                whole.update(content)
+                places.setdefault(whole.digest(), begin)
+                stream.write(content)
         files.append(_listed(weights, "segment_weights"))
     plan = [
         dataclasses.replace(
@@ -93,7 +104,57 @@ def stage_segments(segments: Segments, folder: Path, prefix: str) -> StagedSegme
     info = SegmentsInfo(
         weights=weights.name if tensors else None, tensors=tuple(tensors), segments=tuple(plan)
     )
-    return StagedSegments(info, tuple(files))
+    staged = StagedSegments(info, tuple(files), places)
+    if segments.decoder is None:
+        return staged
+    return dataclasses.replace(
+        staged, files=(*files, *_stage_decoder(segments.decoder, staged, folder, prefix))
+    )
+
+
+_STORED_APART = 1 << 10
+"""Bytes of a tensor from which on it lies outside of the decoder's file."""
+
+
+def _stage_decoder(
+    decoder: ir.Model, staged: StagedSegments, folder: Path, prefix: str
+) -> Iterator[ExtraFile]:
+    """Write the inference model; what training has of its weights is not written again."""
+    graph = decoder.graph
+    large = [
+        value
+        for value in graph.initializers.values()
+        if _tensor(value).nbytes >= _STORED_APART and not value.is_graph_input()
+    ]
+    left = []
+    for value in large:
+        place = staged.places.get(hashlib.sha256(_tensor(value).tobytes()).digest())
+        if place is None or staged.info.weights is None:
+            left.append(value)
+        else:
+            _lies_in(value, staged.info.weights, place)
+    if left:
+        own = folder / f"{prefix}decoder.weights"
+        with atomic_write(own) as stream:
+            for value in left:
+                stream.write(bytes(-stream.tell() % ALIGNMENT))
+                place = stream.tell()
+                stream.write(_tensor(value).tobytes())
+                _lies_in(value, own.name, place)
+        yield _listed(own, "decoder_weights")
+    path = folder / f"{prefix}decoder.onnx"
+    with atomic_write(path) as stream:
+        stream.write(ir.to_proto(decoder).SerializeToString(deterministic=True))
+    yield _listed(path, "decoder_model")
+
+
+def _lies_in(value: ir.Value, file: str, place: int) -> None:
+    """Let an initializer be read from a file beside the model."""
+    tensor = _tensor(value)
+    value.const_value = ir.ExternalTensor(
+        file, place, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()),
+        name=str(value.name),
+    )  # fmt: skip
 
 
 def _listed(path: Path, role: str) -> ExtraFile:
@@ -159,6 +220,8 @@ def build_segments(task: Task) -> Graphs:
     given = [str(value.name) for value in (*last.inputs, *unread)]
     ending = _extract(result, given, [*result.outputs])
     order = [name for index in sorted(stored) for name in stored[index]]
+    named = dict.fromkeys([*order, *apart])
+    places = {source: place for place, source in reversed([*enumerate(map(part_of, named))])}
     return Graphs(
         maker.last(head, apart, last.start, properties | training.of_training(task, level)),
         maker.forward(ending, apart, "evaluation", properties),
@@ -169,8 +232,13 @@ def build_segments(task: Task) -> Graphs:
         segments=Segments(
             models,
             tuple(plan[index] for index in sorted(plan)),
-            {name: packed(tensors[name]) for name in dict.fromkeys([*order, *apart])},
+            # The parts of a matrix follow each other.
+            {
+                name: packed(tensors[name])
+                for name in sorted(named, key=lambda name: places[part_of(name)])
+            },
             tuple(v for v in graph.inputs if v.name not in {p.name for p in parameters}),
+            task.decoder,
         ),
     )
 

@@ -304,7 +304,8 @@ class ManifestCheck {
       File(file);
       static const std::set<std::string> roles = {
           "ort_model", "inference_model", "operators_config", "operators_and_types_config",
-          "recipe",    "segment_model",   "segment_weights"};
+          "recipe",    "segment_model",   "segment_weights",  "decoder_model",
+          "decoder_weights"};
       Require(roles.count(file.Get<std::string>("role")) > 0, "the role of a file");
     }
     Require(bool(files["inference_template"]) == bool(manifest_["inference"]),

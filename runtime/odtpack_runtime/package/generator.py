@@ -1,0 +1,249 @@
+"""Generates tokens with the decoder of a package and the adapters that were trained for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from odtpack_runtime.checkpoint.parameters import Array
+from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.errors import OdtpackError, UnknownNameError
+from odtpack_runtime.package.adapter import adapter_of, read_adapter
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.session.options import session_of
+from odtpack_runtime.session.options import session_options as make_options
+from odtpack_runtime.session.session import first_line, open_session
+
+_PAST, _PRESENT = "past_key_values.", "present."
+_AT_ONCE = 32  # tokens of a prompt: the logits of each take as many numbers as there are words
+
+
+class Generator:
+    """The inference model of a decoder that was trained in segments, loaded once.
+
+    Its weights are those of the training, mapped from the same file. Adapters are arrays beside
+    them: any number may be there, and each call says which one counts.
+
+    Args:
+        package: A package with a decoder: one of segments that trains LoRA, built of a decoder
+            that was exported with its key-value cache.
+        session_options: Options of ONNX Runtime; the package's if None.
+
+    Raises:
+        OdtpackError: The package has no decoder (``no-decoder``), or it does not load.
+    """
+
+    def __init__(
+        self, package: Package, session_options: onnxruntime.SessionOptions | None = None
+    ) -> None:
+        self._package = package
+        options = session_options
+        if options is None:
+            manifest = package.manifest
+            options = make_options(manifest.session or session_of(None, package.decoder))
+            options.log_severity_level = 3  # an adapter's inputs have values, which is meant
+        roles = ("segment_weights", "decoder_weights")
+        files = package.manifest.files.extra
+        weights = {each.path for each in files if each.role in roles}
+        self._session = open_session(package.decoder, options, beside=weights)
+        inputs = {node.name: node for node in self._session.get_inputs()}
+        self._given = {*inputs} & {"input_ids", "attention_mask", "position_ids"}
+        self._states = {}
+        for name in sorted({*inputs} - self._given):
+            heads, size = inputs[name].shape[1], inputs[name].shape[3]
+            dtype = np.float16 if "float16" in inputs[name].type else np.float32
+            self._states[name] = np.zeros((1, heads, 0, size), dtype)
+        self._outputs = ["logits", *(_present(name) for name in self._states)]
+        self._adapters: dict[str, dict[str, Array]] = {}
+
+    def add_adapter(self, name: str, source: CheckpointState | str | os.PathLike[str]) -> None:
+        """Put an adapter beside the decoder, under a name of the caller's choice.
+
+        Args:
+            name: What later calls name it by; an adapter of that name is replaced.
+            source: A state, as it is at each later call; or a file or folder that
+                :func:`~odtpack_runtime.save_adapter` or PEFT wrote.
+
+        Raises:
+            OdtpackError: As of :func:`~odtpack_runtime.load_adapter`.
+        """
+        info = adapter_of(self._package)
+        if isinstance(source, CheckpointState):
+            arrays = source.arrays(trainable=True)
+        else:
+            arrays = read_adapter(self._package, Path(source))
+        self._adapters[name] = {each: arrays[each] for each in info.parameters}
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter.
+
+        Raises:
+            UnknownNameError: ``unknown-adapter``.
+        """
+        self._adapter(name)
+        del self._adapters[name]
+
+    def logits(self, tokens: Sequence[int] | Array, adapter: str | None = None) -> Array:
+        """Return the logits [tokens, words] of a sequence, in float32.
+
+        Args:
+            tokens: The sequence, from its begin.
+            adapter: Name of the adapter that counts; None for the decoder as it was exported.
+
+        Raises:
+            OdtpackError: ``bad-prompt``, ``unknown-adapter``, ``run-failed``.
+        """
+        return np.concatenate([*_Run(self._session, self._outputs, self._given, self._states,
+                                     self._adapter(adapter)).read(_checked(tokens))])  # fmt: skip
+
+    def generate(
+        self,
+        prompt: Sequence[int] | Array,
+        *,
+        adapter: str | None = None,
+        max_tokens: int = 256,
+        stop: Collection[int] = (),
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Iterator[int]:
+        """Yield the tokens that follow a prompt, each as soon as it is there.
+
+        Args:
+            prompt: Numbers of tokens.
+            adapter: As of :meth:`logits`.
+            max_tokens: How many follow at most.
+            stop: Tokens that end the sequence; they are not yielded.
+            temperature: 0 for the likeliest token each time; otherwise one is drawn of the
+                softmax of the logits divided by it.
+            top_k: Draw of that many likeliest tokens; 0 for all.
+            top_p: Draw of the likeliest tokens that have this probability together.
+            seed: Of the drawing: the same one draws the same tokens.
+
+        Raises:
+            OdtpackError: ``bad-prompt``, ``unknown-adapter``, ``bad-argument``; ``run-failed``,
+                where the decoder takes no more tokens.
+        """
+        if not (temperature >= 0 and top_k >= 0 and 0 < top_p <= 1 and max_tokens >= 0):
+            raise OdtpackError(
+                "bad-argument",
+                "temperature and top_k must be 0 or more, top_p above 0 and at most 1, and "
+                "max_tokens 0 or more.",
+            )
+        given = self._adapter(adapter)
+        run = _Run(self._session, self._outputs, self._given, self._states, given)
+        return _follow(run, _checked(prompt), max_tokens, frozenset(stop),
+                       _Draw(temperature, top_k, top_p, seed))  # fmt: skip
+
+    def _adapter(self, name: str | None) -> dict[str, Array]:
+        if name is None:
+            return {}
+        if name not in self._adapters:
+            raise UnknownNameError(
+                "unknown-adapter",
+                f"There is no adapter {name!r:.80}.",
+                hint=f"those that were added: {', '.join(sorted(self._adapters)) or 'none'}",
+            )
+        return self._adapters[name]
+
+
+def _follow(
+    run: _Run, prompt: Array, most: int, stop: Collection[int], draw: _Draw
+) -> Iterator[int]:
+    tokens = prompt
+    for _ in range(most):
+        for part in run.read(tokens):
+            last = part[-1]
+        token = draw(last)
+        if token in stop:
+            return
+        yield token
+        tokens = np.array([token])
+
+
+class _Run:
+    """A sequence: the decoder's cache after the tokens that it has read."""
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        outputs: list[str],
+        given: Collection[str],
+        states: dict[str, Array],
+        adapter: dict[str, Array],
+    ) -> None:
+        self._session, self._outputs, self._given = session, outputs, given
+        value = onnxruntime.OrtValue.ortvalue_from_numpy
+        self._feeds = {name: value(array) for name, array in (states | adapter).items()}
+        self._states = [*states]
+        self._count = 0
+
+    def read(self, tokens: Array) -> Iterator[Array]:
+        """Read further tokens; yields their logits [tokens, words], some at a time."""
+        for start in range(0, len(tokens), _AT_ONCE):
+            part = tokens[start : start + _AT_ONCE]
+            end = self._count + len(part)
+            own = {
+                "input_ids": part,
+                "attention_mask": np.ones(end, np.int64),
+                "position_ids": np.arange(self._count, end),
+            }
+            for name in self._given:
+                array = np.ascontiguousarray(own[name][None], np.int64)
+                self._feeds[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+            try:
+                logits, *states = self._session.run_with_ort_values(self._outputs, self._feeds)
+            except Exception as error:  # ONNX Runtime's exceptions have no common base
+                raise OdtpackError(
+                    "run-failed", f"The decoder failed after {self._count} tokens: "
+                    f"{first_line(error)}",
+                ) from error  # fmt: skip
+            self._feeds.update(zip(self._states, states, strict=True))
+            self._count = end
+            yield logits.numpy()[0].astype(np.float32, copy=False)
+
+
+class _Draw:
+    """Chooses a token by its logits; kits that are given the same seed draw the same."""
+
+    def __init__(self, temperature: float, top_k: int, top_p: float, seed: int) -> None:
+        self._temperature, self._top_k, self._top_p = temperature, top_k, top_p
+        self._state = seed % 2**64
+
+    def __call__(self, logits: Array) -> int:
+        if self._temperature == 0:
+            return int(logits.argmax())
+        order = np.argsort(-logits, kind="stable")[: self._top_k or None]
+        scaled = logits[order].astype(np.float64) / self._temperature
+        likely = np.exp(scaled - scaled[0])
+        total = np.cumsum(likely)
+        kept = int(np.searchsorted(total, self._top_p * total[-1])) + 1
+        total = total[:kept]
+        place = int(np.searchsorted(total, self._uniform() * total[-1], side="right"))
+        return int(order[min(place, len(total) - 1)])
+
+    def _uniform(self) -> float:
+        """The next number of SplitMix64, from 0 to below 1."""
+        self._state = (self._state + 0x9E3779B97F4A7C15) % 2**64
+        mixed = self._state
+        mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
+        return float((mixed ^ (mixed >> 31)) >> 11) / 2**53
+
+
+def _present(name: str) -> str:
+    return _PRESENT + name.removeprefix(_PAST)
+
+
+def _checked(tokens: Sequence[int] | Array) -> Array:
+    array: Array = np.asarray(tokens)
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "iu" or array.min() < 0:
+        raise OdtpackError(
+            "bad-prompt", "A prompt is a sequence of one token or more, as whole numbers from 0 on."
+        )
+    return array.astype(np.int64)

@@ -1,0 +1,184 @@
+"""Decoders generate with the adapters that were trained for them, from the training's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
+from odtpack.errors import OdtpackError
+from odtpack_runtime import Generator, Package, save_adapter
+from odtpack_runtime.package import generator as generator_module
+from tests.adapters import llama
+from tests.adapters.conftest import needs_peft
+from tests.adapters.test_written_by_tools import twin
+from tests.adapters.written.models import GENAI, HERE, OPTIMUM, causal
+from tests.packaging_tools import open_training
+
+SPEC = AdapterSpec("lora", ("model.*_proj",), (), 4, 8.0)
+PROMPT = [*range(3, 9)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Package, Any]]:
+    """A package of segments of a model, and its state after three steps, made once."""
+    made: dict[str, tuple[Package, Any]] = {}
+
+    def make(name: str) -> tuple[Package, Any]:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name) / "package"
+            build_package(
+                exact(name, folder.parent), folder, loss="next_token", segments=True, adapter=SPEC
+            )
+            state, module, optimizer = open_training(folder)
+            optimizer.set_learning_rate(0.05)
+            ids, labels = llama.batch()
+            more = (np.ones_like(ids), np.arange(ids.shape[1]) + 0 * ids)
+            for _ in range(3):
+                module(ids, *(more if name in OPTIMUM else ()), labels)
+                optimizer.step()
+                module.lazy_reset_grad()
+            made[name] = Package.open(folder), state
+        return made[name]
+
+    return make
+
+
+def exact(name: str, folder: Path) -> Path:
+    """The model, with products that compute in float32."""
+    proto = onnx.load(HERE / name / "model.onnx")
+    for node in proto.graph.node:
+        for each in node.attribute:
+            if each.name == "accuracy_level":
+                each.i = 1
+    onnx.save(proto, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+@needs_peft
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.parametrize("name", [*GENAI, *OPTIMUM])
+def test_logits_are_those_of_peft(name: str, trained: Any, tmp_path: Path) -> None:
+    import peft
+
+    package, state = trained(name)
+    save_adapter(package, state, tmp_path / "peft")
+    save_adapter(package, state, tmp_path / "it.onnx_adapter")
+    module = twin(name) if name in GENAI else causal(*OPTIMUM[name][:3])
+    ids = np.random.default_rng(2).integers(0, 128, 25)
+    with torch.no_grad():
+        plain = module(torch.from_numpy(ids)[None]).logits[0]
+        merged = peft.PeftModel.from_pretrained(module, str(tmp_path / "peft")).merge_and_unload()
+        wanted = merged.eval()(torch.from_numpy(ids)[None]).logits[0]
+    generator = Generator(package)
+    for key, source in (("state", state), ("peft", tmp_path / "peft"),
+                        ("file", tmp_path / "it.onnx_adapter")):  # fmt: skip
+        generator.add_adapter(key, source)
+        np.testing.assert_allclose(generator.logits(ids, key), wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(generator.logits(ids), plain, rtol=1e-4, atol=1e-4)
+    assert (wanted - plain).abs().max() > 0.01  # it has learned
+    greedy = merged.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False)
+    found = [*generator.generate(PROMPT, adapter="file", max_tokens=12)]
+    expected = greedy[0, len(PROMPT) :].tolist()
+    assert found[: len(expected)] == expected  # PyTorch's ends at its own end of a sequence
+
+
+@pytest.mark.parametrize("name", [*GENAI, *OPTIMUM])
+def test_weights_are_stored_once(name: str, trained: Any) -> None:
+    package, _ = trained(name)
+    model = onnx.load(package.decoder, load_external_data=False)
+    outside = {t.external_data[0].value for t in model.graph.initializer if t.external_data}
+    assert outside == {"segments.weights"}
+    kept = {node.op_type for node in model.graph.node}
+    assert kept.issuperset({"GroupQueryAttention", "MatMulNBits"} if "int4" in name else {"MatMul"})
+
+
+def test_onnx_runtime_s_own_adapters(trained: Any, tmp_path: Path) -> None:
+    """The base and the file are what RunOptions.add_active_adapter takes, and og.Adapters."""
+    package, state = trained("genai-qwen2-int4")
+    save_adapter(package, state, tmp_path / "it.onnx_adapter")
+    adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
+    adapter.Load(str(tmp_path / "it.onnx_adapter"))
+    options.add_active_adapter(adapter)
+    session = onnxruntime.InferenceSession(package.decoder)
+    feeds = {
+        node.name: np.zeros((1, *node.shape[1:2], 0, node.shape[3]), np.float32)
+        for node in session.get_inputs()
+        if node.name.startswith("past")
+    }
+    ids = np.array([PROMPT])
+    given = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    (found,) = session.run(["logits"], feeds | given, options)
+    generator = Generator(package)
+    generator.add_adapter("it", state)
+    np.testing.assert_allclose(found[0], generator.logits(PROMPT, "it"), rtol=1e-5, atol=1e-5)
+
+
+def test_tokens(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache, the end, and sampling; a prompt is read in parts."""
+    monkeypatch.setattr(generator_module, "_AT_ONCE", 4)
+    package, state = trained("genai-qwen2-int4")
+    generator = Generator(package)
+    generator.add_adapter("it", state)
+    tokens = [*PROMPT]
+    for _ in range(8):  # without the cache
+        tokens.append(int(generator.logits(tokens, "it")[-1].argmax()))
+    found = [*generator.generate(PROMPT, adapter="it", max_tokens=8)]
+    assert found == tokens[len(PROMPT) :]
+    first = found.index(found[3])
+    assert [*generator.generate(PROMPT, adapter="it", stop={found[3]})] == found[:first]
+    assert [
+        *generator.generate(PROMPT, adapter="it", max_tokens=8, temperature=1, top_k=1)
+    ] == found
+    assert [*generator.generate(PROMPT, max_tokens=0)] == []
+    softmax = np.exp(generator.logits(PROMPT)[-1].astype(np.float64) / 2)
+    softmax /= softmax.sum()
+    drawn = [
+        next(generator.generate(PROMPT, temperature=2, seed=seed, max_tokens=1))
+        for seed in range(600)
+    ]
+    again = [*generator.generate(PROMPT, temperature=2, seed=5, max_tokens=4)]
+    assert again == [*generator.generate(PROMPT, temperature=2, seed=5, max_tokens=4)]
+    counts = np.bincount(drawn, minlength=len(softmax)) / len(drawn)
+    assert np.abs(counts - softmax).max() < 5 * np.sqrt(softmax.max() / len(drawn))
+    few = {next(generator.generate(PROMPT, temperature=2, top_p=0.1, seed=s)) for s in range(40)}
+    order = np.argsort(-softmax)
+    assert few == {*order[: int(np.searchsorted(np.cumsum(softmax[order]), 0.1)) + 1]}
+
+
+def test_errors(trained: Any, llama_file: Path, tmp_path: Path) -> None:
+    package, _ = trained("genai-qwen2-int4")
+    generator = Generator(package)
+    for code, action in (
+        ("bad-prompt", lambda: generator.logits([])),
+        ("bad-prompt", lambda: generator.logits([-1])),
+        ("bad-prompt", lambda: generator.logits([0.5])),
+        ("run-failed", lambda: generator.logits([128])),
+        ("unknown-adapter", lambda: generator.logits(PROMPT, "other")),
+        ("unknown-adapter", lambda: generator.remove_adapter("other")),
+        ("bad-argument", lambda: generator.generate(PROMPT, top_p=0)),
+        ("adapter-corrupt", lambda: generator.add_adapter("x", tmp_path / "x.onnx_adapter")),
+    ):
+        with pytest.raises(OdtpackError) as caught:
+            action()
+        assert caught.value.code == code
+    spec = AdapterSpec("lora", ("*_proj",))
+    build_package(llama_file, tmp_path / "plain", loss="next_token", segments=True, adapter=spec)
+    with pytest.raises(OdtpackError) as caught:
+        Generator(Package.open(tmp_path / "plain"))
+    assert caught.value.code == "no-decoder"
+    said: list[str] = []
+    build_package(
+        HERE / "genai-qwen2-int4" / "model.onnx", tmp_path / "dora", loss="next_token",
+        segments=True, adapter=AdapterSpec("dora", ("model.*_proj",)), remark=said.append,
+    )  # fmt: skip
+    assert any("not kept for generation" in each for each in said)
+    assert "decoder_model" not in (tmp_path / "dora" / "manifest.json").read_text()
