@@ -66,11 +66,11 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 GUIDE = javascript.ROOT / "docs" / "guides" / "javascript.md"
 
 
-def guide_code() -> tuple[str, str]:
-    """The code of the guide: for Node, and for a browser without a bundler."""
+def guide_code() -> tuple[str, str, str]:
+    """The code of the guide: for Node, for a browser without a bundler, and the loop alone."""
     found = re.findall(r"^```js\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
-    assert len(found) == 3  # the other one is for a bundler
-    return found[0], found[2]
+    loop, node, _bundled, browser = found
+    return node, browser, loop
 
 
 @pytest.fixture(scope="module")

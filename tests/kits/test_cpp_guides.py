@@ -27,9 +27,12 @@ int EVP_DigestVerify(EVP_MD_CTX*, const unsigned char*, size_t, const unsigned c
 }
 EVP_PKEY* PublicKey();
 """
-CPP = """#include <odtpack/odtpack.hpp>
+CPP = """#include <iostream>
+#include <odtpack/odtpack.hpp>
 {openssl}
 {signature}
+void Loop(const Ort::Env& env, const std::vector<std::vector<Ort::Value>>& batches) {{
+{loop}}}
 void CarryOver(const Ort::Env& env, const odtpack::Package& newer) {{
 {newer}}}
 void Update(const odtpack::Package::SignatureCheck& is_signed) {{
@@ -40,6 +43,9 @@ void Formerly(const Ort::CheckpointState& state) {{
 }}
 """
 SWIFT = """import Foundation
+func loop(_ files: URL, _ batches: [[ORTValue]]) throws {{
+{loop}}}
+{app}
 func carryOver(_ env: ORTEnv, _ newer: TrainingPackage) throws {{
 {newer}}}
 func update(_ publicKey: Data) throws {{
@@ -54,13 +60,21 @@ def fragments(guide: str, language: str) -> list[str]:
     return [code for before, name, code in blocks if name == language and before[:1] != "`"]
 
 
+def test_each_guide_begins_with_the_training_loop() -> None:
+    for name in ("cpp", "csharp", "java", "javascript", "kotlin", "swift"):
+        block = re.search(r"^```\w+\n(.*?)^```$", (GUIDES / f"{name}.md").read_text(), re.M | re.S)
+        assert block is not None
+        assert re.search("trainBatch", block[1], re.I), name
+        assert block[1].count("\n") <= 30, name
+
+
 @pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
 def test_what_the_guides_show_in_cpp_compiles(tmp_path: Path) -> None:
-    signature, newer, former = fragments("cpp.md", "cpp")
+    loop, signature, newer, former = fragments("cpp.md", "cpp")
     (update,) = fragments("updates.md", "cpp")
     source = tmp_path / "guides.cpp"
-    source.write_text(CPP.format(openssl=OPENSSL, signature=signature, newer=newer, update=update,
-                                 former=former))  # fmt: skip
+    source.write_text(CPP.format(openssl=OPENSSL, loop=loop, signature=signature, newer=newer,
+                                 update=update, former=former))  # fmt: skip
     done = subprocess.run(
         ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-I", cpp_kit.KIT / "include", "-isystem",
          cpp_kit.DEPENDENCIES / "include", source],
@@ -71,9 +85,10 @@ def test_what_the_guides_show_in_cpp_compiles(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable()))
 def test_what_the_guides_show_in_swift_compiles(tmp_path: Path) -> None:
-    (newer,) = fragments("swift.md", "swift")
+    loop, newer = fragments("swift.md", "swift")
+    (app,) = fragments("in-the-app.md", "swift")
     (update,) = fragments("updates.md", "swift")
     source = tmp_path / "guides.swift"
-    source.write_text(SWIFT.format(newer=newer, update=update))
+    source.write_text(SWIFT.format(loop=loop, app=app, newer=newer, update=update))
     kit = sorted((swift_kit.KIT / "Sources" / "Odtpack").glob("*.swift"))
     swift_kit.in_toolchain("swiftc", "-typecheck", *swift_kit.IMPORTS, *kit, source)

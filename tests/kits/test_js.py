@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import resource
 import signal
 import statistics
@@ -182,7 +183,7 @@ def test_units() -> None:
 
 
 def test_the_guides_code_for_node_trains(digits_package: Path, tmp_path: Path) -> None:
-    code = guide_code()[0]
+    code, _, loop = guide_code()
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, 320)
     images = rng.random((320, 64), np.float32) + labels[:, None].astype(np.float32) / 10
@@ -204,6 +205,19 @@ def test_the_guides_code_for_node_trains(digits_package: Path, tmp_path: Path) -
         losses.append(float(done.stdout.splitlines()[-1].split()[0]))
     assert losses[0] == losses[1] < 2.3
     assert (tmp_path / "personal.onnx").stat().st_size > 2_000
+
+    (tmp_path / "personal.onnx").unlink()
+    samples = re.search(r"^import \* as ort.*?^}$", code, re.M | re.S)
+    assert samples is not None
+    given = f"import {{ readFileSync }} from 'node:fs';\n{samples[0]}\n"
+    given += "const batches = [0, 1].map(batch);\n"
+    (tmp_path / "train.mjs").write_text(given + loop)
+    done = subprocess.run(
+        [str(NODE), "train.mjs"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["61", "62"]  # goes on
+    assert (tmp_path / "personal.onnx").is_file()
 
 
 def test_code_for_onnxruntime_training_runs_as_it_was(digits_package: Path, tmp_path: Path) -> None:

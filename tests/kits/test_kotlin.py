@@ -347,6 +347,8 @@ def test_the_guide_compiles_and_trains(
 
 
 SNIPPETS = {
+    "assets.open(": "fun Context.loop(batches: Batches)",
+    "TrainingActivity": "fun inTheApp()",
     "withContext(": "suspend fun stop(session: OrtTrainingSession, batches: Batches)",
     "newer.path(": "fun goOn(env: OrtEnvironment, newer: TrainingPackage)",
     '"package-2"': "fun update(publicKey: ByteArray)",
@@ -354,6 +356,12 @@ SNIPPETS = {
 """The other pieces of the guides, by what is in them, and functions whose bodies they are."""
 IMPORTS = """
 import ai.onnxruntime.OnnxTensorLike
+import android.app.Activity
+import android.content.ComponentCallbacks2
+import android.content.Context
+import android.util.Log
+import java.io.File
+import java.util.concurrent.Executors
 import ai.onnxruntime.OrtEnvironment
 import kotlinx.coroutines.*
 import org.odtpack.*
@@ -374,7 +382,9 @@ def test_the_pieces_of_the_guides_compile(tmp_path: Path) -> None:
     assert not left
     (tmp_path / "pieces.kt").write_text(program)
     (coroutines,) = (kotlin_kit.BUILD / "tools").glob("kotlinx-coroutines-core-jvm-*.jar")
-    kotlin_kit.compile_kotlin(tmp_path / "out", [tmp_path / "pieces.kt"], coroutines)
+    kotlin_kit.compile_kotlin(
+        tmp_path / "out", [tmp_path / "pieces.kt"], coroutines, kotlin_kit.ANDROID
+    )
     assert (tmp_path / "out" / "PiecesKt.class").is_file()
 
 
