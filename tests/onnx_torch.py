@@ -36,6 +36,8 @@ def tensor(array: np.ndarray) -> Tensor:
     """The array as a tensor; floats in float64."""
     if array.dtype.kind == "f":
         array = array.astype(np.float64)
+    elif array.dtype.name in ("int4", "uint4"):
+        array = array.astype(np.int8)
     return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape).copy())
 
 
@@ -175,6 +177,27 @@ _simple(
     GlobalMaxPool=lambda x: x.amax(tuple(range(2, x.ndim)), keepdim=True),
     PRelu=lambda x, slope: torch.where(x >= 0, x, slope * x),
 )  # fmt: skip
+
+
+@operator
+def GatherElements(call: Call, x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(call.get("axis", 0), index)
+
+
+@operator
+def ScatterElements(call: Call, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
+    return x.scatter(call.get("axis", 0), index, updates)
+
+
+@operator
+def NonZero(call: Call, x: Tensor) -> Tensor:
+    return x.nonzero().T
+
+
+@operator
+def MaxUnpool(call: Call, x: Tensor, index: Tensor, shape: Tensor) -> Tensor:
+    flat = x.new_zeros(int(shape.prod()))
+    return flat.index_add(0, index.flatten(), x.flatten()).reshape(shape.tolist())
 
 
 @operator
@@ -379,6 +402,7 @@ OPERATORS |= {
     "ReduceMax": _reduction(torch.amax),
     "ReduceMin": _reduction(torch.amin),
     "ReduceMean": _reduction(torch.mean),
+    "ReduceProd": _reduction(lambda x, axes, keep: x.flatten().prod().reshape((1,) * keep)),
     "ReduceSum": _reduction(torch.sum),
     "ReduceL2": _reduction(lambda x, axes, keep: x.square().sum(axes, keep).sqrt()),
 }
@@ -475,10 +499,13 @@ def BatchNormalization(
 
 
 @operator
-def LayerNormalization(call: Call, x: Tensor, scale: Tensor, bias: Value = None) -> Tensor:
-    axis = call.get("axis", -1) % x.ndim
-    y = F.layer_norm(x, x.shape[axis:], None, None, call.get("epsilon", 1e-5)) * scale
-    return y if bias is None else y + bias
+def LayerNormalization(
+    call: Call, x: Tensor, scale: Tensor, bias: Value = None
+) -> tuple[Tensor, ...]:
+    axes, epsilon = tuple(range(call.get("axis", -1) % x.ndim, x.ndim)), call.get("epsilon", 1e-5)
+    y = F.layer_norm(x, x.shape[axes[0] :], None, None, epsilon) * scale
+    deviation = (x.var(axes, correction=0, keepdim=True) + epsilon).sqrt()
+    return y if bias is None else y + bias, x.mean(axes, keepdim=True), 1 / deviation
 
 
 @operator
@@ -597,8 +624,12 @@ def GRU(
 
 @operator
 def DequantizeLinear(call: Call, x: Tensor, scale: Tensor, zero: Value = None) -> Tensor:
-    shape = [1] * x.ndim
-    if scale.numel() > 1:
+    shape, block = [1] * x.ndim, call.get("block_size", 0)
+    if block:
+        axis, shape = call.get("axis", 1), list(x.shape)
+        scale = scale.repeat_interleave(block, axis)
+        zero = None if zero is None else zero.repeat_interleave(block, axis)
+    elif scale.numel() > 1:
         shape[call.get("axis", 1)] = -1
     centred = x.double() if zero is None else x.double() - zero.double().reshape(shape)
     return centred * scale.reshape(shape)

@@ -70,12 +70,9 @@ def lower(model: ir.Model) -> ir.Model:
 
 
 def _is_lowered(node: ir.Node, opsets: Mapping[str, int]) -> bool:
-    """Whether a node has no kernel, or more buffers than every adapter binds."""
-    many = max(len(node.inputs), len(node.outputs)) > MOST_JOINED
-    first = node.inputs[0] if node.inputs else None
-    inexact = node.op_type in ("Cos", "Sin")
-    inexact = inexact and first is not None and first.dtype == ir.DataType.FLOAT
-    return bool(_why(node, opsets)) or inexact or (many and node.op_type in ("Concat", "Split"))
+    """Whether a node has no kernel, or one that is not to be used."""
+    also = _ALSO.get(node.op_type)
+    return bool(_why(node, opsets)) or (also is not None and also(node))
 
 
 def _is_of_shapes(node: ir.Node) -> bool:
@@ -132,7 +129,7 @@ def _max_unpool(op: Ops, ctx: Context) -> ir.Value | None:
     # Position = [end of the plane] - [elements from the maximum to there]: each element compares
     # its own distance with that of its window, and no position is needed.
     position = ctx.x(1)
-    subtract, shape = graphs.producer(position, "Sub"), graphs.producer(ctx.x(2), "Concat")
+    subtract, shape = graphs.producer(position, "Sub"), graphs.producer(ctx.maybe_x(2), "Concat")
     distance = None if subtract is None else graphs.producer(subtract.inputs[1], "Cast")
     known = None if shape is None else graphs.constant(shape.inputs[-1])
     if distance is None or known is None or known.size < 2:
@@ -218,6 +215,96 @@ def _number(op: Ops, flag: ir.Value) -> ir.Value:
     return op.cast(flag, ir.DataType.FLOAT)
 
 
+def _max_pool(op: Ops, ctx: Context) -> Sequence[ir.Value]:
+    """On the processor, in float64: the kernel there returns no positions."""
+    if not _has_positions(ctx.node):
+        return []
+    settings = {name: each.value for name, each in ctx.node.attributes.items()}
+    wide = op.cast(ctx.x(), ir.DataType.DOUBLE)
+    y, position = op.emit("MaxPool", [wide], outputs=2, **settings)
+    return [op.cast(y, op.type_of(ctx.x())), position]
+
+
+def _conv_transpose(op: Ops, ctx: Context) -> ir.Value | None:
+    """With a second output channel in each group: with one the kernel's result is wrong."""
+    if not _has_single_outputs(ctx.node):
+        return None
+    settings = {name: each.value for name, each in ctx.node.attributes.items()}
+    weight = op.Concat(ctx.x(1), op.Mul(ctx.x(1), 0.0), axis=1)
+    y = op.slice(op.ConvTranspose(ctx.x(), weight, **settings), [1], [0], [_END], [2])
+    bias = ctx.maybe_x(2)
+    shape = op.ints(1, -1, *[1] * (ctx.rank(ctx.x()) - 2))
+    y = y if bias is None else op.Add(y, op.Reshape(bias, shape))
+    return y
+
+
+_END: Final = np.iinfo(np.int64).max
+
+
+def _has_single_outputs(node: ir.Node) -> bool:
+    """Whether each group has several input channels and one output channel (plug-in 0.4.0)."""
+    group = node.attributes.get_int("group", 1)
+    shape = None if node.inputs[1] is None else node.inputs[1].shape
+    return group > 1 and shape is not None and shape[1] == 1 and shape[0] != group
+
+
+def _mat_mul(op: Ops, ctx: Context) -> ir.Value | None:
+    """By a frozen matrix as it is stored: ONNX Runtime would transpose and quantize it again."""
+    matrix, (*outer, depth) = _unpacked(ctx.node), ctx.dims(ctx.x())
+    width = None if matrix is None else ctx.dims(matrix)[0]
+    if matrix is None or not outer or not isinstance(depth, int) or not isinstance(width, int):
+        return None
+    rows = op.Reshape(ctx.x(), op.ints(-1, depth))
+    shape = op.Concat(op.slice(op.Shape(ctx.x()), [0], [0], [-1]), op.ints(width), axis=0)
+    y: ir.Value = op.Reshape(op.Gemm(rows, matrix, transB=1), shape)
+    return y
+
+
+def _unpacked(node: ir.Node) -> ir.Value | None:
+    """The stored matrix, of which a product reads the transpose."""
+    transpose = graphs.producer(node.inputs[1], "Transpose")
+    if transpose is None or list(transpose.attributes.get_ints("perm", [1, 0])) != [1, 0]:
+        return None
+    matrix = transpose.inputs[0]
+    return matrix if graphs.producer(matrix, "DequantizeLinear") else None
+
+
+def _has_positions(node: ir.Node) -> bool:
+    position = node.outputs[1] if len(node.outputs) > 1 else None
+    return position is not None and bool(position.uses() or position.is_graph_output())
+
+
+def _where(op: Ops, ctx: Context) -> ir.Value | None:
+    """Of token numbers, which are on the processor: Not would take the flags to the provider."""
+    opposite = graphs.producer(ctx.x(), "Not")
+    if opposite is None:
+        return None
+    y: ir.Value = op.Where(opposite.inputs[0], ctx.x(2), ctx.x(1))
+    return y
+
+
+def _is_inexact(node: ir.Node) -> bool:
+    first = node.inputs[0]
+    return first is not None and first.dtype == ir.DataType.FLOAT
+
+
+def _is_many(node: ir.Node) -> bool:
+    """Whether a node has more buffers than every adapter binds."""
+    return max(len(node.inputs), len(node.outputs)) > MOST_JOINED
+
+
+_ALSO: dict[str, Callable[[ir.Node], bool]] = {
+    "Concat": _is_many,
+    "ConvTranspose": _has_single_outputs,
+    "Cos": _is_inexact,
+    "MatMul": lambda node: _unpacked(node) is not None,
+    "MaxPool": _has_positions,
+    "Sin": _is_inexact,
+    "Split": _is_many,
+    "Tan": _is_inexact,
+}
+"""Nodes that are written otherwise though they have a kernel."""
+
 _WRITERS: dict[str, Writer] = {
     **{
         name: precision.WRITERS[name]
@@ -227,7 +314,10 @@ _WRITERS: dict[str, Writer] = {
         [value for value in ctx.node.inputs if value is not None], ctx.int("axis", 0)
     ),
     "ConstantOfShape": _constant_of_shape,
+    "ConvTranspose": _conv_transpose,
     "LogSoftmax": _log_softmax,
+    "MatMul": _mat_mul,
+    "MaxPool": _max_pool,
     "MaxUnpool": _max_unpool,
     "Cos": lambda op, ctx: _sine(op, ctx, 0.5),
     "Mean": lambda op, ctx: op.Mul(_sum(op, ctx), 1 / len(ctx.node.inputs)),
@@ -242,5 +332,7 @@ _WRITERS: dict[str, Writer] = {
     "Size": lambda op, ctx: op.ReduceProd(op.Shape(ctx.x()), keepdims=0),
     "Split": _split,
     "Sum": _sum,
+    "Tan": lambda op, ctx: op.Div(_sine(op, ctx, 0.0), _sine(op, ctx, 0.5)),
+    "Where": _where,
     "Xor": lambda op, ctx: op.Equal(op.Add(_number(op, ctx.x()), _number(op, ctx.x(1))), 1.0),
 }
