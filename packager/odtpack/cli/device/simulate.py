@@ -133,12 +133,13 @@ def simulate(
         ),
     ] = None,
     loop: Annotated[
-        LoopName,
+        LoopName | None,
         option(
             "How the app makes its steps: with the step model where package and kit have one, or "
-            "with the training model, and the optimizer model after it."
+            "with the training model, and the optimizer model after it.  [default: the budgets', "
+            "or step]"
         ),
-    ] = LoopName.step,
+    ] = None,
     session_options: Annotated[
         OptionsName,
         option(
@@ -222,7 +223,7 @@ def simulate(
         state=state.value,
         entitled=entitled,
         kit=None if kit is None else cast("Kit", kit.value),
-        loop=loop.value,
+        loop=loop.value if loop else "step" if budgets is None else budgets.defaults.loop,
         session_options=session_options.value,
         sessions_per_day=sessions_per_day,
         save_every=save_every,
