@@ -35,7 +35,7 @@ SESSIONS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Session options: the package's; an arena of each session's own, as Kotlin and JavaScript have to;
-and ONNX Runtime's defaults, of which the plan knows no memory patterns."""
+and ONNX Runtime's defaults."""
 NEAR = 0.03
 """Share of the need within which a limit is too close to call."""
 

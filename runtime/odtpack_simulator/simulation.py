@@ -11,6 +11,7 @@ import dataclasses
 import math
 import os
 import platform
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.records import SessionInfo
 from odtpack_simulator.campaign.campaign import run_campaign
 from odtpack_simulator.device.app_footprint import (
     AppFootprint,
@@ -172,7 +174,11 @@ def simulate(
     reporter = ProgressReporter(progress, runs=_STAGES)
     with scratch_folder("simulate") as folder:
         data = write_data(arrays, Path(folder))
-        job = make_job(package, data, schedule, rate, threads, Path(folder))
+        opened = package
+        if policy.session_options == "default":
+            opened = _with_default_options(package, Path(folder) / "package")
+            manifest = opened.manifest
+        job = make_job(opened, data, schedule, rate, threads, Path(folder))
         shapes = {name: (batch_size, *array.shape[1:]) for name, array in arrays.items()}
         # Tokens of a sequence [samples, tokens].
         ids = arrays.get(_INPUT_IDS)
@@ -181,25 +187,23 @@ def simulate(
         reporter.begin("predicting")
         kits = [policy.kit or kit_of(profile.os) for profile in profiles]
         own = [
-            _session_use(package, kit, profile.os, policy)
+            _session_use(opened, kit, profile.os, policy)
             for kit, profile in zip(kits, profiles, strict=True)
         ]
         uses = dict.fromkeys(own) or [session_use(manifest)]
-        plans = {
-            use: plan_memory(package, shapes, threads=threads, **use._asdict()) for use in uses
-        }
+        plans = {use: plan_memory(opened, shapes, threads=threads, **use._asdict()) for use in uses}
         apps = [
             _AppOnDevice(profile, policy, kit, use, footprint(profile), plans[use].peak.nbytes)
             for profile, kit, use in zip(profiles, kits, own, strict=True)
         ]
         most = max(plans, key=lambda use: plans[use].peak.nbytes)
         reporter.begin("timing")  # alone on the machine: nothing else of this runs beside it
-        timings = measure_sessions(job, package, uses, reporter.message)
+        timings = measure_sessions(job, opened, uses, reporter.message)
         timing = timings[most.step_model]
         reporter.begin("measuring", steps=schedule.steps)
         # The end of an interrupted training is compared with the end of this one.
         whole = with_sessions(
-            dataclasses.replace(job, keep_checkpoint=str(Path(folder) / "trained")), package, most
+            dataclasses.replace(job, keep_checkpoint=str(Path(folder) / "trained")), opened, most
         )
         free = run_training_child(whole, on_message=reporter.message)
         if free.outcome == "killed":
@@ -208,7 +212,7 @@ def simulate(
             )
         tasks: list[Task] = [
             SettleTask(
-                with_sessions(_within(job, f"limits-{number}"), package, use),
+                with_sessions(_within(job, f"limits-{number}"), opened, use),
                 tuple(sorted({app.room for app in apps if app.sessions == use and app.room})),
                 plans[use].peak.nbytes,
             )
@@ -219,7 +223,7 @@ def simulate(
             tasks.append(InterruptTask(_within(whole, "kills"), seed, interruptions, every))
         reporter.begin("replaying", steps=len(tasks))
         done = (executor or LocalExecutor()).map(
-            run_task, tasks, files=[package.path, Path(folder)], on_done=reporter.done
+            run_task, tasks, files=[opened.path, Path(folder)], on_done=reporter.done
         )
     phases = {
         name: max(peaks.get(name, 0) for peaks in (free.phase_peaks, done[-1].resumed))
@@ -268,7 +272,10 @@ def simulate(
             for app in apps
         ],
     )
-    return result if _fits(judge(result)) else _with_changes(result, package, most)
+    # Changes are planned for an app that follows the manifest.
+    if policy.session_options == "default" or _fits(judge(result)):
+        return result
+    return _with_changes(result, package, most)
 
 
 def _fits(judged: SimulationResult) -> bool:
@@ -297,6 +304,8 @@ def judge_again(
     judged, memory = judge(result), result.memory
     if _fits(judged) or memory.changes is not None or not memory.shapes:
         return judged
+    if result.policy.session_options == "default":
+        return judged
     try:
         package = Package.open(result.package.path)
     except OdtpackError:
@@ -306,6 +315,15 @@ def judge_again(
     most = max(result.devices, key=lambda device: device.memory.predicted_peak_bytes)
     use = _session_use(package, most.memory.kit or kit_of(most.os), most.os, result.policy)
     return judge(_with_changes(result, package, use))
+
+
+def _with_default_options(package: Package, folder: Path) -> Package:
+    """A copy of a package whose manifest asks for what ONNX Runtime does by itself."""
+    shutil.copytree(package.path, folder)
+    session = SessionInfo(optimization_level="all", threads=package.manifest.threads)
+    manifest = dataclasses.replace(package.manifest, session=session)
+    (folder / package.manifest_name).write_text(manifest.to_json(), encoding="utf-8")
+    return Package.open(folder)
 
 
 def _session_use(package: Package, kit: Kit, os_class: OsClass, policy: Policy) -> SessionUse:

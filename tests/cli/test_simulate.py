@@ -31,16 +31,21 @@ class TestSimulate:
         """Exit code 1, the culprit on stderr, the whole result on stdout and in both reports."""
         before = tree(shared.package)
         budget = tmp_path / "budgets.toml"
-        budget.write_text('[budgets]\npeak_memory = "1 kB"\npackage_size = "1 MB"\n')
+        limits = 'peak_memory = "1 kB"\npackage_size = "1 MB"\nloop = "train"'
+        budget.write_text(f"[budgets]\n{limits}\n")
         html, report = tmp_path / "r.html", tmp_path / "r.json"
         outcome = simulate(
             *("--device", "pixel-8a", "--device", "google/pixel-8a", "--device", "pi-5"),
             *("--budget", budget, "--report", f"html:{html}", "--report", f"json:{report}"),
-            "--json",
+            *("--session-options", "default", "--json"),
         )
         assert outcome.code == 1, outcome.err
         content = outcome.json()
         assert content == json.loads(report.read_text())
+        assert (content["policy"]["loop"], content["policy"]["session_options"]) == (
+            "train", "default"
+        )  # fmt: skip
+        assert "ONNX Runtime's default options" in " ".join(outcome.err.split())
         result = load_result(report)
         assert [device.name for device in result.devices] == ["google/pixel-8a", "raspberrypi/pi-5"]
         assert result.verdict == "fail"

@@ -31,6 +31,7 @@ from pydantic import (
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.app_footprint import AppFootprint, default_footprint
+from odtpack_simulator.device.kits import Loop
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.metric import Metric
 from odtpack_simulator.figures.simulated import METRICS
@@ -271,6 +272,9 @@ class _Overall(Section):
     too_close: CheckLevel = "error"
     """What it means that a planned peak is within a memory limit, but not with the plan's margin of
     3 %: `"error"` fails as a peak over the limit does, `"warn"` warns."""
+    loop: Loop = "step"
+    """How the app makes its steps, for `odtpack simulate` without `--loop`: `"step"` with the step
+    model where package and kit have one, `"train"` with the training and the optimizer model."""
 
 
 class _File(Part):

@@ -162,6 +162,30 @@ class Allocation:
             found += ended[index]
         return found
 
+    @cached_property
+    def in_pattern(self) -> list[Request]:
+        """The same in a run of which ONNX Runtime knows the memory pattern, as its options have it.
+
+        One block then holds all buffers but results, each in the gap that fits best.
+        """
+        placed: dict[Hashable, tuple[int, int]] = {}  # Where each begins and ends that is in use
+        size, rest = 0, list[Request]()
+        for key, nbytes in self.requests[0]:
+            if not isinstance(key, int) or key < 0 or self.buffers[key].name in self.results:
+                rest.append((key, nbytes))
+            elif nbytes == 0:
+                del placed[key]
+            else:
+                end, gaps = 0, []
+                for first, last in sorted(placed.values()):
+                    gaps.append((first - end, end))
+                    end = max(end, last)
+                fitting = [gap for gap in [*gaps, (size - end, end)] if gap[0] >= nbytes]
+                start = min(fitting)[1] if fitting else end
+                placed[key] = start, start + -(-nbytes // 64) * 64
+                size = max(size, placed[key][1])
+        return [("pattern", size), *rest, ("pattern", 0)]
+
     def at_peak(self) -> list[int]:
         """Bytes of each buffer at the node that needs most, those of its kernel included."""
         if not self.uses:
@@ -664,6 +688,10 @@ class _Arenas:
         self._own: dict[str, Arena] = {}
         self._results: dict[str, tuple[int, ...]] = {}
         self._steady: dict[tuple[object, ...], int] = {}
+        # Sessions whose next run has a memory pattern; None where the options have none.
+        self._known: set[Allocation] | None = None
+        if session is not None and session.memory_pattern:
+            self._known = set()
 
     @property
     def resident(self) -> int:
@@ -681,8 +709,12 @@ class _Arenas:
             return self._steady[before]
         for chunk in self._results.pop(session, ()):
             arena.release(chunk)
+        requests = plan.requests[self._keeps_results]
+        if self._known is not None:
+            requests = plan.in_pattern if plan in self._known else requests
+            self._known.add(plan)
         held: dict[Hashable, int] = {}
-        if more := arena.play(plan.requests[self._keeps_results], held):
+        if more := arena.play(requests, held):
             most = self.resident - arena.resident + more
         self._results[session] = tuple(held.values())
         if self._state(session, plan) == before:
@@ -692,7 +724,8 @@ class _Arenas:
     def _state(self, session: str, plan: Allocation) -> tuple[object, ...]:
         """All that a run hangs on."""
         kept = self._results.get(session)
-        return session, plan, kept, self.resident, *self._of(session).free
+        pattern = self._known is not None and plan in self._known
+        return session, plan, pattern, kept, self.resident, *self._of(session).free
 
     def _of(self, session: str) -> Arena:
         if self._is_shared:

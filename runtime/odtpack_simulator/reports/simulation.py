@@ -550,7 +550,7 @@ def process_bars(result: SimulationResult) -> list[ProcessBar]:
             runtime=memory.runtime_bytes or 0,
             training=memory.peak_bytes,
             limit=memory.limit_bytes,
-            kit=kit_words(memory, result.host.threads),
+            kit=kit_words(memory, result),
             source=": ".join(filter(None, (memory.app_kind, memory.app_source))),
             runtime_name=runtime_words(memory.kit, memory.runtime_bytes or 0),
         )
@@ -573,10 +573,12 @@ def mapped_words(result: SimulationResult) -> str:
 _LOOPS: Final = {"step": "steps with the step model", "train": "steps with the training model"}
 
 
-def kit_words(memory: DeviceMemory, threads: int) -> str:
+def kit_words(memory: DeviceMemory, result: SimulationResult) -> str:
     """The kit, its threads and what its sessions share; empty where the result does not say."""
     if memory.kit is None or memory.sharing is None:
         return ""
     loop = f", {_LOOPS[memory.loop]}" if memory.loop else ""
+    threads = result.host.threads
     count = f"{threads} thread" + ("" if threads == 1 else "s")
-    return f"{memory.kit} kit, {count}, {_SHARING[memory.sharing]}{loop}"
+    options = ", ONNX Runtime's default options" * (result.policy.session_options == "default")
+    return f"{memory.kit} kit, {count}, {_SHARING[memory.sharing]}{loop}{options}"

@@ -163,7 +163,7 @@ def _limit_rows(result: SimulationResult) -> tuple[list[Bar], Markup]:
         remarks = [f"limit {memory.limit_kind}" if memory.limit_kind else "limit unknown"]
         if memory.limit_low_bytes is not None and memory.limit_low_bytes != memory.limit_bytes:
             remarks.append(f"{format_bytes(memory.limit_low_bytes)} at worst")
-        if kit := simulation.kit_words(memory, result.host.threads):
+        if kit := simulation.kit_words(memory, result):
             remarks.append(kit)
         if memory.held is not None:
             remarks.append(_HELD_WORDS[memory.held])

@@ -72,6 +72,9 @@ class Policy(Part):
     """How the app makes its steps: `step` with the package's step model, where package and kit have
     one; `train` with the training model, and the optimizer model after it, which takes more
     memory."""
+    session_options: Literal["package", "default"] = "package"
+    """Options of the app's sessions: the manifest's, which every kit uses, or `default`, those of
+    ONNX Runtime, as an app has them that does not use the manifest's."""
     sessions_per_day: float = Field(default=1.0, gt=0, le=1440)
     """Sessions (foreground) or windows (background) per day."""
     save_every: int | None = Field(default=None, ge=1, le=2**31)

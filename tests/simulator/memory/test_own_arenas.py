@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.memory_plan import plan_arenas, plan_memory
 from odtpack_simulator.replay.limits_search import hold
+from odtpack_simulator.simulation import _with_default_options
 from tests.simulator.packages import Case
 
 
@@ -25,6 +27,22 @@ def test_plan_and_replay_agree(name: str, case: Callable[[str], Case], tmp_path:
     assert planned.peak.nbytes == pytest.approx(measured.peak_bytes, rel=0.05, abs=4e5)
     resuming = {peak.phase: peak for peak in planned.phase_peaks(measured.phase_peaks)}["resuming"]
     assert resuming.measured_bytes == pytest.approx(resuming.predicted_bytes, rel=0.1, abs=4e5)
+
+
+def test_options_of_onnx_runtime(case: Callable[[str], Case], tmp_path: Path) -> None:
+    """With memory patterns a session keeps a block for a whole run, beside its arena."""
+    this = case("transformer")  # its data are too few to evaluate
+    package = _with_default_options(this.package, tmp_path / "package")
+    plan = plan_arenas(package, this.shapes).plan(package.manifest.session, evaluates=False)
+    assert plan.peak.nbytes > 1.05 * plan_memory(this.package, this.shapes).peak.nbytes
+    job = dataclasses.replace(
+        this.job(tmp_path, sharing="own"), training_model=str(package.training_model),
+        eval_model=str(package.eval_model), optimizer_model=str(package.optimizer_model),
+    )  # fmt: skip
+    measured = hold(job)
+    assert measured.outcome == "completed"
+    assert "evaluation" not in measured.phase_peaks
+    assert plan.peak.nbytes == pytest.approx(measured.peak_bytes, rel=0.02)
 
 
 def test_a_limit_between_the_two_is_refused_to_own_arenas_only(

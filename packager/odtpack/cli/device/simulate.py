@@ -59,6 +59,13 @@ class LoopName(enum.StrEnum):
     train = "train"
 
 
+class OptionsName(enum.StrEnum):
+    """Whose session options an app uses."""
+
+    package = "package"
+    default = "default"
+
+
 class AppState(enum.Enum):
     """Whether the user looks at the app while it trains."""
 
@@ -126,12 +133,20 @@ def simulate(
         ),
     ] = None,
     loop: Annotated[
-        LoopName,
+        LoopName | None,
         option(
             "How the app makes its steps: with the step model where package and kit have one, or "
-            "with the training model, and the optimizer model after it."
+            "with the training model, and the optimizer model after it.  [default: the budgets', "
+            "or step]"
         ),
-    ] = LoopName.step,
+    ] = None,
+    session_options: Annotated[
+        OptionsName,
+        option(
+            "Session options of the app: the manifest's, as in every kit, or ONNX Runtime's "
+            "defaults, with which a training takes 1.1 to 2.9 times the memory."
+        ),
+    ] = OptionsName.package,
     sessions_per_day: Annotated[
         float, option("Sessions, or background windows, in a day.", "X")
     ] = 1.0,
@@ -208,7 +223,8 @@ def simulate(
         state=state.value,
         entitled=entitled,
         kit=None if kit is None else cast("Kit", kit.value),
-        loop=loop.value,
+        loop=loop.value if loop else "step" if budgets is None else budgets.defaults.loop,
+        session_options=session_options.value,
         sessions_per_day=sessions_per_day,
         save_every=save_every,
         pieces=pieces,
