@@ -74,7 +74,9 @@ def run(model: RealModel, path: Path, folder: Path) -> dict[str, Any]:
     oracle = Interpreter(proto)
     prediction = oracle(feeds)[name]
     assert prediction is not None
-    forward = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # as packages train: DynamicQuantizeLSTM differs by threads
+    forward = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     if name in [output.name for output in forward.get_outputs()]:
         (expected,) = forward.run([name], feeds)
         error = _relative(torch.from_numpy(expected), prediction)
@@ -104,7 +106,7 @@ def run(model: RealModel, path: Path, folder: Path) -> dict[str, Any]:
 
     odtpack("export", package, "--out", folder / "exported.onnx", "--outputs", name)
     exported = onnxruntime.InferenceSession(
-        folder / "exported.onnx", providers=["CPUExecutionProvider"]
+        folder / "exported.onnx", options, providers=["CPUExecutionProvider"]
     )
     kept = {each.name: feeds[each.name] for each in exported.get_inputs()}
     (again,) = exported.run([name], kept)

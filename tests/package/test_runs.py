@@ -211,3 +211,18 @@ def test_sizes_that_nothing_tells_are_no_reason_to_refuse(tmp_path: Path) -> Non
     assert any("no sizes of the inputs were found" in note for note in notes)
     assert manifest.self_check is not None
     assert "no sizes are known" in str(manifest.self_check.reason)
+
+
+def test_samples_that_are_one_to_the_model_say_nothing_of_the_order_of_targets(
+    tmp_path: Path,
+) -> None:
+    """The made-up indices are equal, and so are the rows."""
+    notes: list[str] = []
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> '
+        "g (int64[N] x) => (float[N, 3] y) { y = Gather(table, x) }"
+    )
+    table = np.random.default_rng(0).random((4, 3), np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    build_package(proto, tmp_path / "p", loss="mse", remark=notes.append)
+    assert not notes
