@@ -6,10 +6,13 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 from odtpack.adapters import insert_adapter
+from odtpack.choices import BaseKind
 from odtpack.model.loading import load_model
+from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec
 from tests.autodiff.oracle import add_gradients, normal, session
 
@@ -60,3 +63,27 @@ def test_low_rank_adapter_on_codes(form: str, kind: str) -> None:
     ]
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "nf4"])
+def test_a_base_of_float16(kind: BaseKind) -> None:
+    """Its matrices and its table get codes as those of float32 do, and it goes on in float16."""
+    logits = []
+    for dtype in ("float", "float16"):
+        model = onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["" : 21]> g (int64[n] x) => (float[n, 8] y) '
+            "{ e = Gather(table, x) \n l = MatMul(e, w) \n y = Cast<to = 1>(l) }"
+        )
+        random = np.random.default_rng(1)
+        for name, shape in (("table", (40, 64)), ("w", (64, 8))):
+            array = random.standard_normal(shape).astype(np.float16)
+            array = array.astype(np.float32) if dtype == "float" else array
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+        loaded = quantize_base(load_model(model), kind, (), 21)
+        assert not {"table", "w"} & {*loaded.graph.initializers}
+        (product,) = (node for node in loaded.graph if node.op_type == "MatMul")
+        assert product.outputs[0].dtype == ir.DataType[dtype.upper()]
+        ours = onnxruntime.InferenceSession(ir.to_proto(loaded).SerializeToString())
+        logits += ours.run(None, {"x": np.arange(40)})
+    # Each of 64 products of about 0.64 is rounded four times, to 11 bits.
+    np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=4 * 64 * 0.64 / 2**11)

@@ -46,6 +46,7 @@ NF4 = np.array(
 
 _BLOCKS = {"int4": 32, "nf4": 64}
 _SMALLEST_BLOCK = 8
+_STORED = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _LEAST = np.finfo(np.float32).tiny
 
 
@@ -143,7 +144,7 @@ def quantize_base(
     for name, source in [*graph.initializers.items()]:
         tensor, layer = source.const_value, layers.get(source)
         lookups = [node for node, i in source.uses() if node.op_type == "Gather" and i == 0]
-        if tensor is None or tensor.dtype != ir.DataType.FLOAT or tensor.size < SMALLEST:
+        if tensor is None or tensor.dtype not in _STORED or tensor.size < SMALLEST:
             continue
         if len(tensor.shape) != 2 or not (layer or lookups):
             continue
@@ -159,7 +160,11 @@ def quantize_base(
                 hint="leave --base out, or train it (--train)",
             )
         outputs_first = layer is None or layer.uses[0].outputs_first != layer.uses[0].swapped
-        codes = quantize(array, "int8" if lookups else kind, axis=int(outputs_first))
+        codes = quantize(
+            array.astype(np.float32, copy=False),
+            "int8" if lookups else kind,
+            axis=int(outputs_first),
+        )
         _replace(op, source, codes, lookups, layer.name if layer else name.removesuffix(".weight"))
         release_pages(array)
         count += 1
@@ -195,21 +200,27 @@ def _replace(
             rows = op.cast(op.emit("Gather", [values, ids], axis=axis)[0], op.FLOAT)
             rows.type = ir.TensorType(op.FLOAT)
             factors = op.emit("Gather", [scales, ids], axis=0)[0]
-            unpacked = op.Mul(rows, op.unsqueeze(factors, -1))
+            unpacked = _cast(op, op.Mul(rows, op.unsqueeze(factors, -1)), source)
         end = unpacked.producer()
-        assert end is not None  # noqa: S101 - a Mul
+        assert end is not None  # noqa: S101 - a Mul or a Cast
         end.metadata_props[LOOK_UP] = layer
-        node.outputs[0].type = ir.TensorType(op.FLOAT)
+        node.outputs[0].type = source.type or ir.TensorType(op.FLOAT)
         graphs.replace(node.outputs[0], unpacked, [node])
     readers = [*source.uses()]
     if readers:
         order = {id(node): place for place, node in enumerate(graph)}
         with op.before(min((node for node, _ in readers), key=lambda node: order[id(node)])):
-            unpacked = write(op, codes, values, scales)
+            unpacked = _cast(op, write(op, codes, values, scales), source)
         unpacked.type, unpacked.shape = source.type, source.shape
         for node, index in readers:
             node.replace_input_with(index, unpacked)
     graph.initializers.pop(str(source.name))
+
+
+def _cast(op: Ops, value: ir.Value, source: ir.Value) -> ir.Value:
+    """Numbers in the type of what they replace."""
+    value.type = ir.TensorType(ir.DataType.FLOAT)
+    return op.cast(value, ir.DataType.FLOAT16) if source.dtype == ir.DataType.FLOAT16 else value
 
 
 def _constant(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
