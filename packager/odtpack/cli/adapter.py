@@ -150,7 +150,12 @@ def merge(
 
     check_writable(out, "--out")
     beside = out.resolve().parent == model.resolve().parent
-    content = merge_adapter(model, read_peft(adapter), beside=beside)
+    content = merge_adapter(
+        model,
+        read_peft(adapter),
+        beside=beside,
+        remark=lambda text: _console.say(f"note: {text}"),
+    )
     with atomic_write(out) as stream:
         stream.write(content)
     _console.wrote(out)
