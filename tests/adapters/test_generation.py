@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
@@ -89,6 +90,32 @@ def test_logits_are_those_of_peft(name: str, trained: Any, tmp_path: Path) -> No
     found = [*generator.generate(PROMPT, adapter="file", max_tokens=12)]
     expected = greedy[0, len(PROMPT) :].tolist()
     assert found[: len(expected)] == expected  # PyTorch's ends at its own end of a sequence
+
+
+def test_codes_of_weights_without_names(tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer goes by the exporter's numbers; layers have the modules' names."""
+    quantizer = MatMulNBitsQuantizer(
+        onnx.load(HERE / "optimum-llama-tied-past" / "model.onnx"), block_size=16, is_symmetric=True
+    )
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(tmp_path / "model.onnx"))
+    build_package(
+        tmp_path / "model.onnx", tmp_path / "package", loss="next_token", segments=True,
+        adapter=SPEC,
+    )  # fmt: skip
+    package = Package.open(tmp_path / "package")
+    assert package.manifest.adapter is not None
+    assert "model.layers.1.mlp.down_proj" in package.manifest.adapter.layers
+    assert len(package.manifest.adapter.layers) == 14
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    past = {name: np.zeros((1, 2, 0, 16), np.float32) for name in
+            (node.name for node in session.get_inputs()) if name.startswith("past")}  # fmt: skip
+    ids = np.array([PROMPT])
+    given = {"input_ids": ids, "attention_mask": np.ones_like(ids),
+             "position_ids": np.arange(len(PROMPT))[None]}  # fmt: skip
+    (wanted,) = session.run(["logits"], past | given)
+    found = Generator(package).logits(PROMPT)
+    np.testing.assert_allclose(found, wanted[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [*GENAI, *OPTIMUM])
