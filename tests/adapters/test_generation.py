@@ -16,13 +16,16 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
-from odtpack_runtime import Generator, Package, save_adapter
+from odtpack_runtime import CheckpointState, Generator, Package, save_adapter
 from odtpack_runtime.package import generator as generator_module
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_written_by_tools import twin
 from tests.adapters.written.models import GENAI, HERE, OPTIMUM, causal
+from tests.cli.conftest import Run, run
 from tests.packaging_tools import open_training
+
+__all__ = ["run"]
 
 SPEC = AdapterSpec("lora", ("model.*_proj",), (), 4, 8.0)
 PROMPT = [*range(3, 9)]
@@ -128,12 +131,16 @@ def test_weights_are_stored_once(name: str, trained: Any) -> None:
     assert kept.issuperset({"GroupQueryAttention", "MatMulNBits"} if "int4" in name else {"MatMul"})
 
 
-def test_onnx_runtime_s_own_adapters(trained: Any, tmp_path: Path) -> None:
-    """The base and the file are what RunOptions.add_active_adapter takes, and og.Adapters."""
+def test_onnx_runtime_s_own_adapters(trained: Any, run: Run, tmp_path: Path) -> None:
+    """The decoder and the command's file are what RunOptions.add_active_adapter takes."""
     package, state = trained("genai-qwen2-int4")
-    save_adapter(package, state, tmp_path / "it.onnx_adapter")
+    CheckpointState.save_checkpoint(state, tmp_path / "it.ckpt")
+    asked = ("--checkpoint", tmp_path / "it.ckpt", "--out", tmp_path / "out", "--onnxruntime")
+    outcome = run("adapter", "export", package.path, *asked)
+    assert outcome.code == 0, outcome.err
+    assert not (tmp_path / "out" / "base.onnx").exists()
     adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
-    adapter.Load(str(tmp_path / "it.onnx_adapter"))
+    adapter.Load(str(tmp_path / "out" / "adapter.onnx_adapter"))
     options.add_active_adapter(adapter)
     session = onnxruntime.InferenceSession(package.decoder)
     feeds = {
