@@ -21,6 +21,7 @@ from odtpack.losses import LOSSES
 from scripts.generate_docs import PAGES
 from tests import zoo
 from tests.adapters import llama
+from tests.adapters.written.models import HERE
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as cli
 from tests.peer import client
@@ -132,6 +133,7 @@ def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path, cli: Ru
         llama.exported(llama.llama(), folder / "model.onnx")
         ids, labels = llama.batch()
         np.savez(folder / "tokens.npz", input_ids=ids, labels=labels)
+        shutil.copytree(HERE / "genai-qwen2-int4", folder / "genai")
     if guide.stem == "what-the-graph-loses":
         (folder / "module.py").write_text(blocks(guide, "python")[0])
         run([sys.executable, "-W", "ignore", "module.py"], folder)

@@ -11,12 +11,16 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from onnx import numpy_helper
 
 from odtpack.adapters import AdapterSpec
+from odtpack.adapters.layers import layer_name
+from odtpack.adapters.merge import merge_adapter
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import CACHE, load_model
 from odtpack.package.parameters import candidates
+from odtpack_runtime.package.adapter import PREFIX, PeftAdapter
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
@@ -182,3 +186,40 @@ def test_a_cache_in_standard_operators_is_left_out() -> None:
     (expected, _) = before.run(None, {"ids": ids, "past_0_key": empty})
     (found,) = logits(loaded, {"ids": ids})
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_merged_into_few_bits(kind: str, tmp_path: Path) -> None:
+    """The adapter goes into the codes: no further from the sum than rounding takes them."""
+    model = tmp_path / "model.onnx"
+    genai.decoder(model, **KINDS[kind])
+    proto = onnx.load(model)
+    products = [node for node in proto.graph.node if node.op_type == "MatMulNBits"]
+    random, tensors, wanted = np.random.default_rng(3), {}, {}
+    for node in products[:-1]:
+        before = genai.numbers(proto, node).numpy().astype(np.float64)
+        name = layer_name(node.input[1], {})
+        a, b = (0.3 * random.standard_normal(s).astype(np.float32)
+                for s in ((2, before.shape[1]), (before.shape[0], 2)))  # fmt: skip
+        tensors |= {f"{PREFIX}{name}.lora_A.weight": a, f"{PREFIX}{name}.lora_B.weight": b}
+        wanted[node.name] = before + 1.5 * b.astype(np.float64) @ a
+    said: list[str] = []
+    adapter = PeftAdapter("lora", tensors, 2, 1.5)
+    (tmp_path / "merged.onnx").write_bytes(merge_adapter(model, adapter, remark=said.append))
+    merged = onnx.load(tmp_path / "merged.onnx")
+    error = 0.0
+    for node in merged.graph.node:
+        if node.name in wanted:
+            found = genai.numbers(merged, node).numpy().astype(np.float64)
+            blocks = -(-found.shape[1] // genai.BLOCK)
+            scales = next(numpy_helper.to_array(t) for t in merged.graph.initializer
+                          if t.name == node.input[2]).reshape(-1, blocks)  # fmt: skip
+            steps = np.abs(scales).repeat(genai.BLOCK, 1)[:, : found.shape[1]]
+            off = np.abs(found - wanted[node.name])
+            assert (off <= 1.001 * steps).all()
+            assert np.median(off / steps) < 0.3
+            error += float((off**2).sum())
+    assert f"{len(wanted)} quantized matrices" in said[0]
+    assert f"the error is {np.sqrt(error):.3g}," in said[0]
+    ids = llama.batch()[0]
+    onnxruntime.InferenceSession(tmp_path / "merged.onnx").run(["logits"], genai.feeds(ids))

@@ -11,17 +11,21 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
-from odtpack_runtime import Generator, Package, save_adapter
+from odtpack_runtime import CheckpointState, Generator, Package, save_adapter
 from odtpack_runtime.package import generator as generator_module
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_written_by_tools import twin
 from tests.adapters.written.models import GENAI, HERE, OPTIMUM, causal
+from tests.cli.conftest import Run, run
 from tests.packaging_tools import open_training
+
+__all__ = ["run"]
 
 SPEC = AdapterSpec("lora", ("model.*_proj",), (), 4, 8.0)
 PROMPT = [*range(3, 9)]
@@ -91,6 +95,32 @@ def test_logits_are_those_of_peft(name: str, trained: Any, tmp_path: Path) -> No
     assert found[: len(expected)] == expected  # PyTorch's ends at its own end of a sequence
 
 
+def test_codes_of_weights_without_names(tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer goes by the exporter's numbers; layers have the modules' names."""
+    quantizer = MatMulNBitsQuantizer(
+        onnx.load(HERE / "optimum-llama-tied-past" / "model.onnx"), block_size=16, is_symmetric=True
+    )
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(tmp_path / "model.onnx"))
+    build_package(
+        tmp_path / "model.onnx", tmp_path / "package", loss="next_token", segments=True,
+        adapter=SPEC,
+    )  # fmt: skip
+    package = Package.open(tmp_path / "package")
+    assert package.manifest.adapter is not None
+    assert "model.layers.1.mlp.down_proj" in package.manifest.adapter.layers
+    assert len(package.manifest.adapter.layers) == 14
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    past = {name: np.zeros((1, 2, 0, 16), np.float32) for name in
+            (node.name for node in session.get_inputs()) if name.startswith("past")}  # fmt: skip
+    ids = np.array([PROMPT])
+    given = {"input_ids": ids, "attention_mask": np.ones_like(ids),
+             "position_ids": np.arange(len(PROMPT))[None]}  # fmt: skip
+    (wanted,) = session.run(["logits"], past | given)
+    found = Generator(package).logits(PROMPT)
+    np.testing.assert_allclose(found, wanted[0], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", [*GENAI, *OPTIMUM])
 def test_weights_are_stored_once(name: str, trained: Any) -> None:
     package, _ = trained(name)
@@ -101,12 +131,16 @@ def test_weights_are_stored_once(name: str, trained: Any) -> None:
     assert kept.issuperset({"GroupQueryAttention", "MatMulNBits"} if "int4" in name else {"MatMul"})
 
 
-def test_onnx_runtime_s_own_adapters(trained: Any, tmp_path: Path) -> None:
-    """The base and the file are what RunOptions.add_active_adapter takes, and og.Adapters."""
+def test_onnx_runtime_s_own_adapters(trained: Any, run: Run, tmp_path: Path) -> None:
+    """The decoder and the command's file are what RunOptions.add_active_adapter takes."""
     package, state = trained("genai-qwen2-int4")
-    save_adapter(package, state, tmp_path / "it.onnx_adapter")
+    CheckpointState.save_checkpoint(state, tmp_path / "it.ckpt")
+    asked = ("--checkpoint", tmp_path / "it.ckpt", "--out", tmp_path / "out", "--onnxruntime")
+    outcome = run("adapter", "export", package.path, *asked)
+    assert outcome.code == 0, outcome.err
+    assert not (tmp_path / "out" / "base.onnx").exists()
     adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
-    adapter.Load(str(tmp_path / "it.onnx_adapter"))
+    adapter.Load(str(tmp_path / "out" / "adapter.onnx_adapter"))
     options.add_active_adapter(adapter)
     session = onnxruntime.InferenceSession(package.decoder)
     feeds = {

@@ -11,7 +11,7 @@ import pytest
 
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
-from odtpack_runtime import CheckpointState, Package, load_adapter, save_adapter
+from odtpack_runtime import CheckpointState, Generator, Package, load_adapter, save_adapter
 from odtpack_runtime.package.adapter import CONFIG
 from tests.adapters.written.models import HERE, VOCABULARY
 from tests.kits import cpp_kit
@@ -53,7 +53,17 @@ def test_cpp(
         "package": package.path, "steps": [save_batch(tmp_path / "data", batch)], "count": 3,
         "threads": 1, "learning_rate": 0.01, "adapters": [tmp_path / "kit" / f for f in FORMS],
     }  # fmt: skip
-    run(job, tmp_path, variant)
+    prompt = [*range(3, 9)]
+    lines = run({**job, "prompt": prompt}, tmp_path, variant).splitlines()
+    generator = Generator(package)
+    generator.add_adapter("it", state)
+    for line, adapter in zip(lines, ("it", "it", "it", None), strict=True):
+        wanted = [*generator.generate(prompt, adapter=adapter, max_tokens=9)]
+        drawn = {"temperature": 1.5, "top_p": 0.95, "seed": 7, "max_tokens": 9}
+        wanted += generator.generate(prompt, adapter=adapter, **drawn)
+        assert [int(each) for each in line.split()[:18]] == wanted
+        logits = [float(each) for each in line.split()[18:]]
+        np.testing.assert_allclose(logits, generator.logits(prompt, adapter)[-1], atol=1e-5)
     for form in FORMS:
         again = CheckpointState.load_checkpoint(package.checkpoint)
         load_adapter(package, again, tmp_path / "kit" / form)

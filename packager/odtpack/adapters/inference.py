@@ -16,12 +16,11 @@ import onnx.checker
 import onnx_ir as ir
 
 from odtpack.adapters import low_rank
-from odtpack.adapters.layers import Layer, Use, find_layers, layer_name
+from odtpack.adapters.layers import find_layers, packed_layers
 from odtpack.adapters.low_rank import A, B
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
-from odtpack.model.exporters import module_names
 from odtpack.model.loading import name_nodes
 from odtpack.model.source import ModelLike, open_model
 from odtpack.spec import AdapterSpec
@@ -72,7 +71,7 @@ def decoder_with_adapter(model: ModelLike, adapter: AdapterInfo) -> ir.Model:
     given.restore(decoder.graph)
     graph = decoder.graph
     name_nodes(graph)
-    layers = {layer.name: layer for layer in (*find_layers(graph), *_packed_layers(graph))}
+    layers = {layer.name: layer for layer in (*find_layers(graph), *packed_layers(graph))}
     known = {name for name in CACHE_INPUTS if name in {v.name for v in graph.inputs}}
     for value in graph.inputs:
         if value.name not in known and not str(value.name).startswith(PAST):
@@ -109,19 +108,6 @@ def decoder_with_adapter(model: ModelLike, adapter: AdapterInfo) -> ir.Model:
 
 def _unsupported(problem: str) -> OdtpackError:
     return OdtpackError("decoder-unsupported", f"the model is not kept for generation: {problem}")
-
-
-def _packed_layers(graph: ir.Graph) -> list[Layer]:
-    """The products with a matrix of few bits that ONNX Runtime's own operator makes."""
-    modules = module_names(graph)
-    layers = []
-    for node in graph:
-        codes = node.inputs[1] if node.op_type == "MatMulNBits" else None
-        if codes is not None:
-            use = Use(node, codes, True, False, node.outputs[0], None)
-            shape = node.attributes.get_int("N", 0), node.attributes.get_int("K", 0)
-            layers.append(Layer(layer_name(str(codes.name), modules), codes, shape, (use,)))
-    return layers
 
 
 def _computes_in(node: ir.Node) -> ir.DataType:

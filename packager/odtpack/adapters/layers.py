@@ -107,6 +107,19 @@ def find_layers(graph: ir.Graph) -> list[Layer]:
     return layers
 
 
+def packed_layers(graph: ir.Graph) -> list[Layer]:
+    """The products with a matrix of few bits that ONNX Runtime's own operator makes."""
+    modules = module_names(graph)
+    layers = []
+    for node in graph:
+        codes = node.inputs[1] if node.op_type == "MatMulNBits" else None
+        if codes is not None:
+            use = Use(node, codes, True, False, node.outputs[0], None)
+            shape = node.attributes.get_int("N", 0), node.attributes.get_int("K", 0)
+            layers.append(Layer(layer_name(str(codes.name), modules), codes, shape, (use,)))
+    return layers
+
+
 def _weight(node: ir.Node) -> ir.Value | None:
     """What a node reads as its weight, if it is a linear layer's."""
     if node.domain not in ("", "ai.onnx") or len(node.inputs) < 2:

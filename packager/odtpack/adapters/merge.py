@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack.adapters import low_rank
-from odtpack.adapters.layers import Layer, find_layers
+from odtpack.adapters.layers import Layer, find_layers, packed_layers
 from odtpack.adapters.low_rank import FACTORS, MAGNITUDE, A, B
+from odtpack.contrib.nbits import store_matrix, stored_matrix
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.inference import infer_shapes
 from odtpack.model.loading import load_model
@@ -21,7 +23,13 @@ from odtpack_runtime.package.adapter import PREFIX, PeftAdapter
 _ENDS = (A, B, MAGNITUDE, FACTORS, low_rank.TABLE_A, low_rank.TABLE_B)
 
 
-def merge_adapter(path: Path, adapter: PeftAdapter, *, beside: bool = True) -> bytes:
+def merge_adapter(
+    path: Path,
+    adapter: PeftAdapter,
+    *,
+    beside: bool = True,
+    remark: Callable[[str], None] | None = None,
+) -> bytes:
     """Return the serialized model with the weights that the adapter makes of its own.
 
     Computed in float64, and rounded to the type that the model stores.
@@ -31,6 +39,8 @@ def merge_adapter(path: Path, adapter: PeftAdapter, *, beside: bool = True) -> b
         adapter: The adapter.
         beside: Whether the result goes to the folder of the model, where it may go on reading
             the model's external data. Otherwise all of them become part of it.
+        remark: Takes a sentence about the rounding of a quantized model's weights: matrices of
+            ``MatMulNBits`` are rounded to their bits again, by blocks as they were.
 
     Raises:
         OdtpackError: The model is not valid; it has no layer of a name (``unknown-layer``), one
@@ -49,7 +59,9 @@ def merge_adapter(path: Path, adapter: PeftAdapter, *, beside: bool = True) -> b
     if not beside:
         ir.external_data.load_to_model(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(model)
-    layers = {layer.name: layer for layer in find_layers(model.graph)}
+    graph = model.graph
+    layers = {layer.name: layer for layer in (*find_layers(graph), *packed_layers(graph))}
+    rounded: list[tuple[float, float, float]] = []
     pending: dict[str, dict[str, np.ndarray]] = {}
     whole: dict[str, np.ndarray] = {}
     for key, value in adapter.tensors.items():
@@ -70,7 +82,16 @@ def merge_adapter(path: Path, adapter: PeftAdapter, *, beside: bool = True) -> b
                 f"the adapter is on {name!r}, which is no linear layer of the model",
                 where=str(path),
             )
-        _merge(layers[name], given, adapter, path)
+        if layers[name].uses[0].node.op_type == "MatMulNBits":
+            rounded.append(_merge_packed(layers[name], given, adapter, path))
+        else:
+            _merge(layers[name], given, adapter, path)
+    if rounded and remark is not None:
+        error, weights, change = (math.sqrt(sum(column)) for column in zip(*rounded, strict=True))
+        remark(
+            f"{len(rounded)} quantized matrices are rounded again: the error is {error:.3g}, of "
+            f"weights of {weights:.3g} that the adapter changes by {change:.3g} (Frobenius norms)"
+        )
     for name, value in whole.items():
         _replace(model.graph, name, value, path)
     proto = ir.to_proto(model)
@@ -112,10 +133,28 @@ def _merge(layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter, 
     _set(layer.source, merged.T if transposes else merged)
 
 
+def _merge_packed(
+    layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter, path: Path
+) -> tuple[float, float, float]:
+    """Replace a matrix of few bits; return the squares of its error, of it and of the change."""
+    (use,) = layer.uses
+    before = stored_matrix(use.node)
+    if before is None or FACTORS in given:
+        raise _not_mergeable(layer.source, layer.name, path)
+    wanted = _low_rank(layer, before, given, adapter, path)
+    store_matrix(use.node, wanted)
+    found = stored_matrix(use.node)
+    assert found is not None  # noqa: S101 - it was stored
+    squares = (float(np.sum(x**2)) for x in (found - wanted, wanted, wanted - before))
+    error, size, change = squares
+    return error, size, change
+
+
 def _not_mergeable(source: ir.Value, name: str, path: Path) -> OdtpackError:
     return OdtpackError(
         "adapter-not-mergeable",
-        f"the weight {source.name!r} of {name!r} is quantized, or read in other places too",
+        f"the weight {source.name!r} of {name!r} is quantized in a form that is not written again, "
+        "or read in other places too",
         where=str(path),
         hint="merge into the model in float32, and quantize that; or let ONNX Runtime apply "
         "the adapter (odtpack adapter export --onnxruntime)",

@@ -35,7 +35,8 @@ def export(
         bool,
         flag(
             "--onnxruntime",
-            f"Also write {_ADAPTER}, and {_BASE}, the inference model that takes it.",
+            f"Also write {_ADAPTER}, and {_BASE}, the inference model that takes it: of a package "
+            "of segments that is its decoder.onnx.",
         ),
     ] = False,
     outputs: Annotated[
@@ -53,23 +54,30 @@ def export(
     from odtpack.errors import OdtpackError
     from odtpack_runtime import CheckpointState, Package
     from odtpack_runtime.files.folder_update import update_folder
-    from odtpack_runtime.package.adapter import CONFIG, adapter_of, to_peft, write_peft
+    from odtpack_runtime.package.adapter import (
+        CONFIG,
+        adapter_of,
+        to_peft,
+        write_onnx_adapter,
+        write_peft,
+    )
 
     opened = Package.open(package)
     info = adapter_of(opened)
-    if onnxruntime:
-        opened.require_one_model("ONNX Runtime's file of an adapter")
+    in_segments = opened.manifest.segments is not None
+    if onnxruntime and in_segments:
+        _ = opened.decoder
     if info.kind == "bitfit" and not onnxruntime:
         raise OdtpackError(
             "peft-without-kind",
             "PEFT has no file for bitfit, which trains biases that the model has",
             hint="add --onnxruntime for ONNX Runtime's, or write the whole model: odtpack export",
         )
-    if outputs and not onnxruntime:
+    if outputs and (in_segments or not onnxruntime):
         raise OdtpackError(
             "option-not-used",
             f"--outputs names outputs of {_BASE}, which is not written",
-            hint="add --onnxruntime, or leave --outputs out",
+            hint="leave --outputs out" + ("" if in_segments else ", or add --onnxruntime"),
         )
     if out.exists() and not out.is_dir():
         raise OdtpackError(
@@ -84,7 +92,10 @@ def export(
     with update_folder(out, last=CONFIG if info.kind != "bitfit" else _ADAPTER) as stage:
         if info.kind != "bitfit":
             written += write_peft(stage, to_peft(opened, state))
-        if onnxruntime:
+        if onnxruntime and in_segments:
+            written.append(stage / _ADAPTER)
+            write_onnx_adapter(written[-1], state.arrays(trainable=True))
+        elif onnxruntime:
             written += _for_onnxruntime(opened, state, source, stage, outputs or [])
     _console.wrote(*(out / path.name for path in written))
     content = {"path": str(out), "files": [path.name for path in written]}
@@ -150,7 +161,12 @@ def merge(
 
     check_writable(out, "--out")
     beside = out.resolve().parent == model.resolve().parent
-    content = merge_adapter(model, read_peft(adapter), beside=beside)
+    content = merge_adapter(
+        model,
+        read_peft(adapter),
+        beside=beside,
+        remark=lambda text: _console.say(f"note: {text}"),
+    )
     with atomic_write(out) as stream:
         stream.write(content)
     _console.wrote(out)

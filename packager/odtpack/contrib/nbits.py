@@ -232,3 +232,83 @@ def _constant(op: Ops, name: str, tensor: ir.TensorProtocol) -> ir.Value:
     op.graph.register_initializer(value)
     mark_constant(value)
     return value
+
+
+# Another matrix in the place of that of a MatMulNBits.
+
+
+def stored_matrix(node: ir.Node) -> np.ndarray | None:
+    """What the codes of a MatMulNBits stand for, [N, K] in float64; None if they are not known."""
+    found = _parts(node)
+    if found is None:
+        return None
+    codes, scales, zeros, block, columns = found
+    points = 1 << node.attributes.get_int("bits", 4) - 1 if zeros is None else zeros[:, :, None]
+    blocks = codes.reshape(*scales.shape, block).astype(np.float64) - points
+    return np.asarray((blocks * scales[:, :, None]).reshape(len(codes), -1)[:, :columns])
+
+
+def store_matrix(node: ir.Node, matrix: np.ndarray) -> None:
+    """Round a matrix to the codes of a MatMulNBits, whose matrix is known, by blocks as it was."""
+    found = _parts(node)
+    assert found is not None  # noqa: S101 - the caller looked
+    _, scales, zeros, block, columns = found
+    bits = node.attributes.get_int("bits", 4)
+    blocks = np.pad(matrix, [(0, 0), (0, scales.shape[1] * block - columns)])
+    blocks = blocks.reshape(*scales.shape, block)
+    low, high, most = blocks.min(axis=2), blocks.max(axis=2), (1 << bits) - 1
+    if zeros is None:  # the largest number is the lowest code, which is one further from the middle
+        middle = 1 << bits - 1
+        made = np.where(-low > high, low, high) / -middle
+        points: np.ndarray | int = middle
+    else:
+        low, high = np.minimum(low, 0), np.maximum(high, 0)
+        made = (high - low) / most
+        points = np.clip(np.rint(-low / np.where(made == 0, 1, made)), 0, most)[:, :, None]
+    made = made.astype(scales.dtype)
+    divisor = np.where(made == 0, 1, made).astype(np.float64)[:, :, None]
+    codes = np.clip(np.rint(blocks / divisor) + points, 0, most).astype(np.uint8)
+    stored = [(1, codes), (2, made), *([] if zeros is None else [(3, np.asarray(points)[:, :, 0])])]
+    for index, array in stored:
+        value = node.inputs[index]
+        assert value is not None  # noqa: S101 - it was read
+        assert value.const_value is not None  # noqa: S101 - it was read
+        if index != 2 and bits == 4:
+            rows = array.astype(np.uint8).reshape(len(array), -1)
+            array = _pack(np.pad(rows, [(0, 0), (0, rows.shape[1] % 2)]))  # noqa: PLW2901
+        array = array.astype(value.const_value.dtype.numpy())  # noqa: PLW2901
+        shape = value.const_value.shape.numpy()
+        value.const_value = ir.tensor(array.reshape(shape), name=value.name)
+
+
+def _parts(
+    node: ir.Node,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int, int] | None:
+    """Codes [N, blocks * block], scales and zero points [N, blocks], block and K."""
+    bits, block = (node.attributes.get_int(name, 0) for name in ("bits", "block_size"))
+    rows, columns = (node.attributes.get_int(name, 0) for name in ("N", "K"))
+    codes, scales, zeros = (_own(node, index) for index in (1, 2, 3))
+    plain = len(node.inputs) < 4 or node.inputs[3] is None or zeros is not None
+    if bits not in _TYPES or codes is None or scales is None or not plain or block < 1:
+        return None
+    blocks = math.ceil(columns / block)
+    if (
+        (zeros is not None and zeros.dtype != np.uint8)
+        or (len(node.inputs) > 4 and node.inputs[4] is not None)
+        or node.attributes.get_int("weight_prepacked", 0) != 0
+        or codes.size != rows * blocks * block * bits // 8
+        or scales.size != rows * blocks
+        or not _fits(zeros, rows, blocks, bits)
+    ):
+        return None
+    points = None if zeros is None else _unpack(zeros.reshape(rows, -1), bits)[:, :blocks]
+    unpacked = _unpack(codes.reshape(rows, -1), bits)
+    return unpacked, scales.reshape(rows, blocks), points, block, columns
+
+
+def _own(node: ir.Node, index: int) -> np.ndarray | None:
+    """An initializer that this node alone reads."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    if value is None or len(value.uses()) > 1 or value.is_graph_output():
+        return None
+    return _stored(value) if value.producer() is None else None

@@ -93,7 +93,7 @@ def noted(node: ir.Node) -> bool:
 # names that they had in the module follow from what is around them.
 
 # Names of what they compute from parameters and constants while they export.
-_GENERATED = re.compile(r"(val|tmp)(_\d+)*|onnx::\w+_\d+")
+_GENERATED = re.compile(r"(val|tmp)(_\d+)*|onnx::\w+_\d+((_DQ)?_Q\d+(G\d+)?)?")  # or its codes
 
 COMPUTED = "onnx::"
 """Starts the names of what the older exporter computes."""
@@ -113,6 +113,7 @@ _ROLES = {
     "BatchNormalization": {**_AFFINE, 3: "running_mean", 4: "running_var"},
     "Gemm": {0: "weight", **_AFFINE},
     "MatMul": {0: "weight", 1: "weight"},
+    "MatMulNBits": {1: "weight"},
     "PRelu": {1: "weight"},
 }
 RECURRENT = ("GRU", "LSTM", "RNN")

@@ -153,6 +153,7 @@ def load_source(
     cache = () if as_stored else drop(loaded.graph)
     if needs_blocks(loaded.graph):
         patterns.to_blocks(loaded.graph)
+        _name_codes(loaded.graph)
     loaded = decompose(loaded)
     if cache:  # inputs go, too, that were read with the cache, and are not without it
         common_passes.RemoveUnusedNodesPass()(loaded)
@@ -161,6 +162,14 @@ def load_source(
         loaded.graph.inputs[:] = [v for v in loaded.graph.inputs if v not in gone]
         loaded.meta[CACHE] = (*cache, *(str(value.name) for value in gone))
     return loaded
+
+
+def _name_codes(graph: ir.Graph) -> None:
+    """Call codes that were made of a weight without a name of its own what the weight was."""
+    for name, module in exporters.module_names(graph).items():
+        value = graph.initializers[name]
+        if all(node.op_type == "MatMulNBits" for node, _ in value.uses()):
+            value.name = module
 
 
 def name_nodes(graph: ir.Graph) -> None:

@@ -6,6 +6,8 @@
 //     "load": ADAPTER            set the parameters first
 //     "adapters": [ADAPTER, ...] saved after the steps
 //     "save": CHECKPOINT         saved at last
+//     "prompt": [tokens]         what follows is printed, a line for each saved adapter, for
+//                                the state and for no adapter: greedily, and then drawn
 #include <iostream>
 
 #include "job.hpp"
@@ -29,6 +31,33 @@ int main(int count, char** arguments) try {
     odtpack::SaveAdapter(training.package, training.state, path.As<std::string>());
   if (json["save"])
     odtpack::CheckpointState::SaveCheckpoint(training.state, json.Get<std::string>("save"));
+  if (!json["prompt"]) return 0;
+  odtpack::Generator generator(env, training.package, 1);
+  std::vector<std::string> names;
+  for (const Json& path : json.Get<Json::List>("adapters")) {
+    names.push_back(path.As<std::string>());
+    generator.AddAdapter(names.back(), names.back());
+  }
+  names.insert(names.end(), {"state", ""});
+  generator.AddAdapter("state", training.state);
+  for (const std::string& name : names) {
+    for (const double temperature : {0.0, 1.5}) {
+      odtpack::GenerateOptions options;
+      options.adapter = name;
+      options.max_tokens = 9;
+      options.temperature = temperature;
+      options.top_p = 0.95;
+      options.seed = 7;
+      size_t streamed = 0;
+      const auto found = generator.Generate(json.Wholes("prompt"), options,
+                                            [&streamed](int64_t) { return ++streamed < 9; });
+      for (const int64_t token : found) std::cout << token << " ";
+    }
+    std::cout.precision(9);
+    for (const float logit : generator.Logits(json.Wholes("prompt"), name))
+      std::cout << logit << " ";
+    std::cout << "\n";
+  }
 } catch (const odtpack::Error& error) {
   std::cerr << error.what() << "\n  code: " << error.Code() << std::endl;
   return 2;

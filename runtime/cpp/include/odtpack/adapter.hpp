@@ -245,6 +245,49 @@ inline Tensors TrainedOf(const Package& package, const State& state) {
   return trained;
 }
 
+/// The values of a file or folder, by the names of what is trained, in the types of that; its own
+/// values are not looked at.
+inline Tensors ReadAdapter(const Package& package, const Tensors& trained, const fs::path& source) {
+  const bool is_file = source.extension() == kAdapterSuffix;
+  Tensors found, values;
+  std::map<std::string, std::string> names;
+  if (is_file) {
+    for (const auto& each : trained) names[each.first] = each.first;
+    try {
+      found = ReadOnnxAdapter(source);
+    } catch (const std::system_error& error) {
+      throw Error("adapter-corrupt",
+                  source.string() + " cannot be read: " + error.code().message());
+    }
+  } else {
+    names = PeftNames(package, trained);
+    const auto& peft = package.Manifest()["adapter"]["peft"];
+    CheckPeftConfig(source / kPeftConfig, peft.Get<std::string>("config"));
+    found = ReadSafetensors(source / kPeftTensors);
+  }
+  for (const auto& [name, peft] : names) {
+    const auto value = found.find(peft);
+    if (value == found.end())
+      ThrowAdapterMismatch("the adapter has no '" + peft + "'", source);
+    const Tensor& own = trained.at(name);
+    if (value->second.shape != own.shape || !IsFloating(value->second.type))
+      ThrowAdapterMismatch("'" + peft + "' is " + value->second.Description() +
+                               " in the adapter, and " + own.Description() + " in the package",
+                           source);
+    values[name] = Convert(value->second, own.type);
+    found.erase(value);
+  }
+  for (const auto& each : found) {
+    const std::string table = ".base_layer.weight";  // beside an embedding's adapter PEFT saves it
+    const std::string& name = each.first;
+    if (is_file || name.size() < table.size() ||
+        name.compare(name.size() - table.size(), table.size(), table) != 0)
+      ThrowAdapterMismatch("the adapter has '" + name + "', which the package does not train",
+                           source);
+  }
+  return values;
+}
+
 }  // namespace detail
 
 /// Write the adapter of a state: to a file whose name ends in `.onnx_adapter`, which ONNX Runtime's
@@ -276,45 +319,8 @@ inline void LoadAdapter(const Package& package, const CheckpointState& state,
                         const std::string& path) {
   const detail::Gate::Call call(*state.Internal()->gate);
   const detail::Tensors trained = detail::TrainedOf(package, *state.Internal());
-  const detail::fs::path source = path;
-  const bool is_file = source.extension() == detail::kAdapterSuffix;
-  detail::Tensors found;
-  std::map<std::string, std::string> names;
-  if (is_file) {
-    for (const auto& each : trained) names[each.first] = each.first;
-    try {
-      found = detail::ReadOnnxAdapter(source);
-    } catch (const std::system_error& error) {
-      throw Error("adapter-corrupt", path + " cannot be read: " + error.code().message());
-    }
-  } else {
-    names = detail::PeftNames(package, trained);
-    const auto& peft = package.Manifest()["adapter"]["peft"];
-    detail::CheckPeftConfig(source / detail::kPeftConfig, peft.Get<std::string>("config"));
-    found = detail::ReadSafetensors(source / detail::kPeftTensors);
-  }
-  std::vector<std::pair<detail::Tensor, detail::Tensor>> pairs;
-  for (const auto& [name, peft] : names) {
-    const auto value = found.find(peft);
-    if (value == found.end())
-      detail::ThrowAdapterMismatch("the adapter has no '" + peft + "'", source);
-    const detail::Tensor& own = trained.at(name);
-    if (value->second.shape != own.shape || !detail::IsFloating(value->second.type))
-      detail::ThrowAdapterMismatch("'" + peft + "' is " + value->second.Description() +
-                                       " in the adapter, and " + own.Description() +
-                                       " in the package", source);
-    pairs.emplace_back(own, detail::Convert(value->second, own.type));
-    found.erase(value);
-  }
-  for (const auto& each : found) {
-    const std::string table = ".base_layer.weight";  // beside an embedding's adapter PEFT saves it
-    const std::string& name = each.first;
-    if (is_file || name.size() < table.size() ||
-        name.compare(name.size() - table.size(), table.size(), table) != 0)
-      detail::ThrowAdapterMismatch(
-          "the adapter has '" + name + "', which the package does not train", source);
-  }
-  for (const auto& [own, value] : pairs) own.CopyFrom(value.data.get());
+  const detail::Tensors values = detail::ReadAdapter(package, trained, path);
+  for (const auto& [name, own] : trained) own.CopyFrom(values.at(name).data.get());
 }
 
 }  // namespace odtpack

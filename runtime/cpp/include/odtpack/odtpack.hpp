@@ -1,7 +1,7 @@
 // odtpack for C++: trains a package on a stock ONNX Runtime. This is the header to include.
 #pragma once
 
-#include "odtpack/adapter.hpp"
+#include "odtpack/generator.hpp"
 #include "odtpack/session.hpp"
 
 namespace odtpack {

@@ -73,6 +73,16 @@ class Package {
     if (!has || manifest_.Whole("accumulation_steps", 1) != 1) return {};
     return Path("step_model");
   }
+  /// The path of the model that a Generator runs.
+  std::string Decoder() const {
+    for (const Json& file : manifest_["files"].Get<Json::List>("extra", {})) {
+      if (file.Get<std::string>("role") == "decoder_model")
+        return folder_ + "/" + file.Get<std::string>("path");
+    }
+    throw Error("no-decoder", "The package has no model for generation.", folder_,
+                "build it with --segments and --adapter lora, of a decoder that was exported with "
+                "its key-value cache");
+  }
   /// The path of a model in ORT format.
   std::string OrtModel(const std::string& of, const std::string& style = "fixed",
                        const std::string& platform = "") const {

@@ -1,0 +1,212 @@
+// Tokens that follow a prompt: the decoder of a package, with adapters that were trained for it.
+#pragma once
+
+#include "odtpack/adapter.hpp"
+#include "odtpack/model.hpp"
+
+namespace odtpack {
+
+/// How tokens are chosen, and when a sequence ends.
+struct GenerateOptions {
+  std::string adapter;         // its name; empty for the decoder as it was exported
+  int64_t max_tokens = 256;    // how many follow at most
+  std::set<int64_t> stop;      // tokens that end the sequence, and are not in it
+  double temperature = 0;      // 0 for the likeliest token; otherwise the logits are divided by it
+  size_t top_k = 0;            // one of that many likeliest tokens is drawn; 0 for all
+  double top_p = 1;            // of the likeliest that have this probability together
+  uint64_t seed = 0;           // the same one draws the same tokens, as in Python
+};
+
+/// The inference model of a decoder that was trained in segments, loaded once: its weights are
+/// those of the training, in the same file. Any number of adapters may be beside it, and each call
+/// says which one counts. One thread at a time.
+class Generator {
+ public:
+  Generator(const Ort::Env& env, const Package& package, int threads = 0)
+      : package_(package),
+        session_(detail::OpenSession(env, package.Decoder(), Options(env, package, threads))) {
+    const Ort::AllocatorWithDefaultOptions allocator;
+    outputs_.push_back("logits");
+    for (size_t i = 0; i < session_.GetInputCount(); ++i) {
+      const std::string name = session_.GetInputNameAllocated(i, allocator).get();
+      const std::string past = "past_key_values.";
+      if (name.rfind(past, 0) != 0) {
+        given_.insert(name);
+        continue;
+      }
+      const auto type = session_.GetInputTypeInfo(i);
+      const auto info = type.GetTensorTypeAndShapeInfo();
+      const auto shape = info.GetShape();
+      if (shape.size() != 4 || shape[1] < 1 || shape[3] < 1)
+        detail::ThrowMismatch("the cache '" + name + "' has no size");
+      states_[name] = detail::Zeros(info.GetElementType(), {1, shape[1], 0, shape[3]});
+    }
+    for (const auto& state : states_)
+      outputs_.push_back("present" + state.first.substr(state.first.find('.')));
+  }
+
+  /// Put an adapter beside the decoder: a state, as it is at each later call.
+  void AddAdapter(const std::string& name, const CheckpointState& state) {
+    const detail::Gate::Call call(*state.Internal()->gate);
+    Add(name, detail::TrainedOf(package_, *state.Internal()));
+  }
+  /// Put one beside it that SaveAdapter or PEFT wrote.
+  void AddAdapter(const std::string& name, const std::string& path) {
+    detail::Tensors shapes;
+    for (const auto& spec : package_.Parameters())
+      if (spec.role == "trainable") shapes[spec.name] = {spec.type, spec.shape, nullptr};
+    Add(name, detail::ReadAdapter(package_, shapes, path));
+  }
+  /// Forget an adapter, if it is there.
+  void RemoveAdapter(const std::string& name) { adapters_.erase(name); }
+
+  /// Call `take` with each token that follows a prompt, as soon as it is there, until it returns
+  /// false. Returns all of them.
+  std::vector<int64_t> Generate(const std::vector<int64_t>& prompt, const GenerateOptions& options,
+                                const std::function<bool(int64_t)>& take = nullptr) {
+    if (!(options.temperature >= 0) || !(options.top_p > 0 && options.top_p <= 1) ||
+        options.max_tokens < 0)
+      throw Error("bad-argument", "temperature must be 0 or more, top_p above 0 and at most 1.");
+    Sequence sequence(*this, options.adapter);
+    std::vector<int64_t> tokens = prompt, found;
+    uint64_t state = options.seed;
+    while (static_cast<int64_t>(found.size()) < options.max_tokens) {
+      const int64_t token = Choose(sequence.Read(tokens), options, state);
+      if (options.stop.count(token) > 0) break;
+      found.push_back(token);
+      if (take && !take(token)) break;
+      tokens = {token};
+    }
+    return found;
+  }
+
+  /// The logits of the token after a sequence, one for each word.
+  std::vector<float> Logits(const std::vector<int64_t>& tokens, const std::string& adapter = "") {
+    return Sequence(*this, adapter).Read(tokens);
+  }
+
+ private:
+  static Ort::SessionOptions Options(const Ort::Env& env, const Package& package, int threads) {
+    Ort::SessionOptions options = package.SessionOptions(env, threads);
+    options.SetLogSeverityLevel(3);  // an adapter's inputs have values, which is meant
+    return options;
+  }
+
+  void Add(const std::string& name, const detail::Tensors& values) {
+    detail::Tensors& own = adapters_[name];
+    own.clear();
+    for (const auto& spec : package_.Adapter()) own[spec.name] = values.at(spec.name);
+  }
+
+  /// What the decoder has read of one sequence.
+  class Sequence {
+   public:
+    Sequence(Generator& of, const std::string& adapter) : of_(of) {
+      for (const auto& [name, tensor] : of.states_) Give(name, tensor.Value());
+      if (adapter.empty()) return;
+      const auto found = of.adapters_.find(adapter);
+      if (found == of.adapters_.end())
+        throw Error("unknown-adapter", "There is no adapter '" + adapter + "'.", "",
+                    "add it first: AddAdapter(name, path)");
+      for (const auto& [name, tensor] : found->second) Give(name, tensor.Value());
+    }
+
+    /// Read further tokens, some at a time: the logits of each take as many numbers as there are
+    /// words. Returns those of the last.
+    std::vector<float> Read(const std::vector<int64_t>& tokens) {
+      if (tokens.empty() || *std::min_element(tokens.begin(), tokens.end()) < 0)
+        throw Error("bad-prompt", "A prompt is one token or more, as whole numbers from 0 on.");
+      constexpr size_t at_once = 32;
+      std::vector<float> last;
+      for (size_t start = 0; start < tokens.size(); start += at_once) {
+        const size_t size = std::min(at_once, tokens.size() - start);
+        last = Part(tokens.data() + start, static_cast<int64_t>(size));
+      }
+      return last;
+    }
+
+   private:
+    void Give(const std::string& name, Ort::Value value) {
+      values_.insert_or_assign(name, std::move(value));
+    }
+
+    std::vector<float> Part(const int64_t* tokens, int64_t size) {
+      const detail::Tensor ids = detail::Zeros(detail::kInt64, {1, size});
+      const detail::Tensor places = detail::Zeros(detail::kInt64, {1, size});
+      const detail::Tensor mask = detail::Zeros(detail::kInt64, {1, count_ + size});
+      ids.CopyFrom(tokens);
+      std::iota(places.As<int64_t>(), places.As<int64_t>() + size, count_);
+      std::fill_n(mask.As<int64_t>(), count_ + size, 1);
+      const std::map<std::string, const detail::Tensor*> own = {
+          {"input_ids", &ids}, {"position_ids", &places}, {"attention_mask", &mask}};
+      for (const auto& [name, tensor] : own)
+        if (of_.given_.count(name) > 0) Give(name, tensor->Value());
+      detail::Arguments arguments;
+      for (const auto& [name, value] : values_) {
+        arguments.input_names.push_back(name.c_str());
+        arguments.inputs.push_back(value);
+      }
+      for (const std::string& name : of_.outputs_) arguments.output_names.push_back(name.c_str());
+      arguments.outputs.resize(of_.outputs_.size());
+      arguments.Run(of_.session_, "pass fewer tokens, of those that the decoder knows");
+      std::vector<Ort::Value> results;
+      for (OrtValue* output : arguments.outputs) results.emplace_back(output);
+      size_t next = 1;
+      for (const auto& state : of_.states_) Give(state.first, std::move(results[next++]));
+      count_ += size;
+      const auto info = results[0].GetTensorTypeAndShapeInfo();
+      const detail::Shape shape = info.GetShape();
+      const detail::Tensor logits{info.GetElementType(), {shape.back()}, nullptr};
+      detail::Tensor last = detail::Zeros(logits.type, logits.shape);
+      last.CopyFrom(static_cast<const uint8_t*>(results[0].GetTensorRawData()) +
+                    static_cast<size_t>(size - 1) * logits.Bytes());
+      last = detail::Convert(last, detail::kFloat);
+      return {last.As<float>(), last.As<float>() + last.Count()};
+    }
+
+    Generator& of_;
+    std::map<std::string, Ort::Value> values_;
+    int64_t count_ = 0;
+  };
+
+  static int64_t Choose(const std::vector<float>& logits, const GenerateOptions& options,
+                        uint64_t& state) {
+    if (options.temperature == 0)
+      return std::max_element(logits.begin(), logits.end()) - logits.begin();
+    std::vector<int64_t> order(logits.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&logits](int64_t one, int64_t two) {
+      return logits[static_cast<size_t>(one)] > logits[static_cast<size_t>(two)];
+    });
+    if (options.top_k > 0) order.resize(std::min(order.size(), options.top_k));
+    const auto scaled = [&](int64_t token) {
+      return static_cast<double>(logits[static_cast<size_t>(token)]) / options.temperature;
+    };
+    std::vector<double> total;
+    for (const int64_t token : order)
+      total.push_back((total.empty() ? 0 : total.back()) +
+                      std::exp(scaled(token) - scaled(order[0])));
+    const auto kept = std::lower_bound(total.begin(), total.end(), options.top_p * total.back());
+    if (kept != total.end()) total.erase(kept + 1, total.end());
+    const double place = Uniform(state) * total.back();
+    const auto found = std::upper_bound(total.begin(), total.end() - 1, place);
+    return order[static_cast<size_t>(found - total.begin())];
+  }
+
+  /// The next number of SplitMix64, from 0 to below 1.
+  static double Uniform(uint64_t& state) {
+    uint64_t mixed = state += 0x9E3779B97F4A7C15;
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9;
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB;
+    return static_cast<double>((mixed ^ (mixed >> 31)) >> 11) / 9007199254740992.0;
+  }
+
+  Package package_;
+  Ort::Session session_;
+  std::set<std::string> given_;
+  std::map<std::string, detail::Tensor> states_;
+  std::vector<std::string> outputs_;
+  std::map<std::string, detail::Tensors> adapters_;
+};
+
+}  // namespace odtpack
