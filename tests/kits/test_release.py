@@ -122,6 +122,28 @@ def test_a_cmake_project(dist: Path, project: Path) -> None:
     assert steps_trained(project) == 100
 
 
+CONAN = ROOT / "build" / "conan" / "bin" / "conan"
+
+
+@pytest.mark.skipif(not CONAN.is_file(), reason="Conan is not set up (run: make kits)")
+def test_a_conan_project(project: Path) -> None:
+    """Conan builds the recipe without any registry, and the guide's program finds what it made."""
+    settings = {"env": {**os.environ, "CONAN_HOME": str(project / "conan")}, "cwd": project}
+    finish([str(CONAN), "profile", "detect"], **settings)
+    finish([str(CONAN), "create", "--no-remote", str(ROOT / "runtime" / "cpp")], **settings)
+    wanted = f"--requires=odtpack/{release.version()}"
+    finish([str(CONAN), "install", "--no-remote", wanted, "-g", "CMakeToolchain"], **settings)
+    lists = re.sub(r"add_subdirectory.*?installed: (.*)", r"\1", guide("cpp.md", "CMakeLists.txt"))
+    (project / "CMakeLists.txt").write_text(lists)
+    (project / "main.cpp").write_text(guide("cpp.md", "main.cpp"))
+    toolchain = next(project.rglob("conan_toolchain.cmake"))
+    finish(["cmake", "-S", str(project), "-B", str(project / "out"), "-DCMAKE_BUILD_TYPE=Release",
+            f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", *cpp_kit.cmake_options()])  # fmt: skip
+    finish(["cmake", "--build", str(project / "out")])
+    finish([str(project / "out" / "app")], cwd=project)
+    assert steps_trained(project) == 100
+
+
 def npm_project(dist: Path, project: Path, *symlinked: str) -> Path:
     """Install the tarball, and link what an app has besides it; return node_modules."""
     (archive,) = (dist / "npm").glob("*.tgz")
@@ -278,6 +300,10 @@ def test_the_bill_of_materials_and_the_pom(dist: Path) -> None:
         "runtime/kotlin/pom.xml": f"<version>{release.version()}</version>\n  <name>",
         "runtime/cpp/CMakeLists.txt": f"VERSION {release.version()} ",
         "CITATION.cff": f"version: {release.version()}",
+        "runtime/cpp/conanfile.py": f'version = "{release.version()}"',
+        "runtime/cpp/vcpkg/odtpack/vcpkg.json": f'"version": "{release.version()}"',
+        "COdtpack.podspec": f"version = '{release.version()}'",
+        "Odtpack.podspec": f"version = '{release.version()}'",
     }
     for file, text in declared.items():
         assert text in (ROOT / file).read_text(), file
