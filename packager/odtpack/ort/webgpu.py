@@ -6,6 +6,7 @@ integers of 64 bits that nothing but sizes is computed from.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -21,6 +22,7 @@ import onnx_ir.passes.common as common_passes
 
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.rules.reduce import reduced_axes
+from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
 from odtpack.graph.graphs import nodes_of
 from odtpack.graph.inference import infer_shapes
@@ -34,17 +36,18 @@ _ON_PROCESSOR = {"Shape", "Size"}  # their results are there; Shape reads no ele
 
 @dataclass(frozen=True)
 class Lack:
-    """A node that the provider leaves to the processor."""
+    """A node that the provider leaves to the processor, or that its kernel refuses to run."""
 
     node: str
     op_type: str
     why: str  # as a sentence goes on: "has no kernel"
+    refused: bool
 
 
 def lacks(model: ir.Model) -> list[Lack]:
     """Nodes that work on data and that the provider has no kernel for; types must be inferred."""
     return [
-        Lack(str(node.name), node.op_type, why)
+        Lack(str(node.name), node.op_type, why, _refused(node) != "")
         for node in nodes_of(model.graph)
         if not _is_of_shapes(node) and (why := _why(node, model.graph.opset_imports))
     ]
@@ -58,7 +61,8 @@ def lower(model: ir.Model) -> ir.Model:
         write = _WRITERS.get(node.op_type)
         if write is None or node.domain or not _is_lowered(node, model.graph.opset_imports):
             continue
-        with op.before(node):
+        results: ir.Value | Sequence[ir.Value] | None = None
+        with op.before(node), contextlib.suppress(OdtpackError):  # of sizes that are not known
             results = write(op, Context(node, op, [], []))
         results = [results] if isinstance(results, ir.Value) else results or []
         for old, new in zip(node.outputs, results, strict=False):
@@ -74,6 +78,27 @@ def _is_lowered(node: ir.Node, opsets: Mapping[str, int]) -> bool:
     """Whether a node has no kernel, or one that is not to be used."""
     also = _ALSO.get(node.op_type)
     return bool(_why(node, opsets)) or (also is not None and also(node))
+
+
+def _is_deep(node: ir.Node) -> bool:
+    shape = None if node.inputs[0] is None else node.inputs[0].shape
+    return shape is not None and len(shape) > 4
+
+
+def _is_unusual(node: ir.Node) -> bool:
+    return not {*node.attributes.get_strings("activations", [])} <= {"Sigmoid", "Tanh", "Relu"}
+
+
+_LIMITS: Final = (  # what a kernel refuses when it runs (plug-in 0.4.0)
+    ({"Conv", "ConvTranspose", "AveragePool", "MaxPool"}, "three axes", _is_deep),
+    ({"GRU", "LSTM"}, "such activations", _is_unusual),
+    ({"Resize"}, "antialias", lambda node: node.attributes.get_int("antialias", 0) != 0),
+)
+
+
+def _refused(node: ir.Node) -> str:
+    limits = (what for op_types, what, holds in _LIMITS if node.op_type in op_types and holds(node))
+    return next((f"has no kernel for {what}" for what in limits), "")
 
 
 def _is_of_shapes(node: ir.Node) -> bool:
@@ -94,6 +119,8 @@ def _why(node: ir.Node, opsets: Mapping[str, int]) -> str:
     kernel = _kernels().get(f"{node.op_type};{since}")
     if kernel is None:
         return "has no kernel"
+    if refused := _refused(node):
+        return refused
     types = [
         tuple(None if v is None or v.dtype is None else v.dtype.name.lower() for v in values)
         for values in (node.inputs, node.outputs)
@@ -150,8 +177,9 @@ def _max_unpool(op: Ops, ctx: Context) -> ir.Value | None:
 
 def _enlarged(op: Ops, value: ir.Value | None, strides: tuple[int, ...]) -> ir.Value:
     scales = op.constant(np.array([1, 1, *strides], np.float32))
+    region = op.constant(np.zeros(0, np.float32)) if op.opset < 13 else None
     y: ir.Value = op.Resize(
-        value, None, scales,
+        value, region, scales,
         mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
     )  # fmt: skip
     return y
