@@ -263,6 +263,27 @@ def _reduce_log_sum(op: Ops, ctx: Context) -> ir.Value | None:
     return y
 
 
+def _tanh(op: Ops, ctx: Context) -> ir.Value | None:
+    """Of the number of a step, on the processor: near 0 the kernel is good to four digits only."""
+    product = _product_of_step(ctx.node)
+    if product is None:
+        return None
+    step, factor = product
+    wide = [op.cast(each, ir.DataType.DOUBLE) for each in (step, op.constant(factor))]
+    return op.cast(op.Tanh(op.Mul(*wide)), op.type_of(ctx.x()))
+
+
+def _product_of_step(node: ir.Node) -> tuple[ir.Value, np.ndarray] | None:
+    """The whole number and the constant whose product a node reads."""
+    product = graphs.producer(node.inputs[0], "Mul")
+    cast = None if product is None else graphs.producer(product.inputs[0], "Cast")
+    factor = None if product is None else graphs.constant(product.inputs[1], largest=1)
+    step = None if cast is None else cast.inputs[0]
+    if factor is None or step is None or step.dtype != ir.DataType.INT64:
+        return None
+    return step, factor
+
+
 def _conv_transpose(op: Ops, ctx: Context) -> ir.Value | None:
     """With a second output channel in each group: with one the kernel's result is wrong."""
     if not _has_single_outputs(ctx.node):
@@ -341,6 +362,7 @@ _ALSO: dict[str, Callable[[ir.Node], bool]] = {
     "Sin": _is_inexact,
     "Split": _is_many,
     "Tan": _is_inexact,
+    "Tanh": lambda node: _product_of_step(node) is not None,
 }
 """Nodes that are written otherwise though they have a kernel."""
 
@@ -372,6 +394,7 @@ _WRITERS: dict[str, Writer] = {
     "Size": lambda op, ctx: op.ReduceProd(op.Shape(ctx.x()), keepdims=0),
     "Split": _split,
     "Sum": _sum,
+    "Tanh": _tanh,
     "Tan": lambda op, ctx: op.Div(_sine(op, ctx, 0.0), _sine(op, ctx, 0.5)),
     "Where": _where,
     "Xor": lambda op, ctx: op.Equal(op.Add(_number(op, ctx.x()), _number(op, ctx.x(1))), 1.0),
