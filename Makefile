@@ -24,7 +24,7 @@ help:
 	@echo "make swift   a Swift toolchain, with which make kits tests the Swift kit as well"
 	@echo "make release all artifacts in dist/: Python, npm, Maven, CMake, NuGet, with digests and a bill of materials"
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
-	@echo "make gpu     gradients on WebGPU against the processor's, on a driver in software (Chromium's)"
+	@echo "make gpu     networks and gradient rules on WebGPU, on a driver in software (Chromium's)"
 	@echo "make federated  train with Flower, in a virtual environment of its own"
 	@echo "make fleet-demo  a week of 500 phones that learn the digits together, and a report"
 	@echo "make llm-demo  a sentence encoder learns intents in 8 bits, a decoder of 0.5 billion weights trains in 4"
@@ -107,6 +107,7 @@ distribution: $(VENV)/.ready-full
 gpu: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.gpu build build/gpu --small
 	@$(BIN)/python -m benchmarks.gpu run build/gpu --software --check-only --devices webgpu
+	@$(BIN)/python -m pytest tests/autodiff/test_webgpu.py tests/runtime/test_device.py
 
 federated: $(VENV)/.ready-full
 	@scripts/setup_federated.sh

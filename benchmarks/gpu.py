@@ -2,9 +2,11 @@
 
     python -m benchmarks.gpu build FOLDER [--small]     builds the packages; needs odtpack
     python -m benchmarks.gpu run FOLDER --out gpu.json  needs numpy, onnxruntime and its plug-in
+    python -m benchmarks.gpu copies FOLDER --software   writes the table of docs/guides/gpu.md
 
-First each network's gradients on each device are held against the processor's, and a batch with a
-NaN must change nothing: where one fails, the exit code is 1. Then steps of the processor, with one
+First each network's gradients on each device are held against the processor's and those in
+float64, then five steps of AdamW and of SGD, and a batch with a NaN must change nothing: where one
+fails, the exit code is 1. Then steps of the processor, with one
 thread and with all, and of each device are timed in turns; a time is the median of all steps, each
 with its loss read. `--small` builds shapes for an adapter in software.
 """
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +39,16 @@ from odtpack_runtime import (
     Package,
     default_session_options,
 )
+from odtpack_runtime.session.device import Device
 
 BAR = 1e-5
-"""Of each gradient's largest element."""
-NOISE = 1e-6
-"""Of the largest of all: a gradient that is zero but for rounding has no digits to compare. Twice
-what the last digit of each parameter changes on the processor is allowed besides: batch
-normalization of a few samples amplifies any difference."""
+"""Of each gradient's largest element, or twice what the processor is off from float64."""
+STEPS = 5
+SETTLED = 1e-2
+"""Of a parameter's largest gradient: AdamW divides each element by its own size, and makes a whole
+step of one that is only rounding."""
+EXACT = "float64.npz"
+TARGETS = ("onnxruntime", "webgpu", "webgpu-sgd")
 Batch = Sequence[np.ndarray]
 
 
@@ -107,7 +112,9 @@ def networks(
     }  # fmt: skip
 
 
-def build(folder: Path, small: bool, names: Sequence[str]) -> None:
+def build(
+    folder: Path, small: bool, names: Sequence[str], targets: Sequence[str] = TARGETS
+) -> None:
     """Build the packages, with a batch beside each."""
     from odtpack.build import build_package
 
@@ -116,15 +123,39 @@ def build(folder: Path, small: bool, names: Sequence[str]) -> None:
             continue
         with tempfile.TemporaryDirectory() as scratch:
             model = make(Path(scratch))
-            for target in ("onnxruntime", "webgpu"):
-                settings = {"loss": "cross_entropy", "optimizer": "adamw", **options}
+            for target in targets:
+                runtime, _, optimizer = target.partition("-")
+                settings = {"loss": "cross_entropy", "optimizer": optimizer or "adamw", **options}
                 build_package(
-                    model, folder / name / target, runtime=target, step_model="always", **settings
+                    model, folder / name / target, runtime=runtime, step_model="always", **settings
                 )
         chosen = (min(sizes[0], 4),) if small else sizes
         found = {"batches": chosen, "other": 8 if small else 128}
         (folder / name / "sizes.json").write_text(json.dumps(found))
+        if TARGETS[0] in targets:
+            batch = first_batch(folder / name)
+            np.savez(folder / name / EXACT, **in_float64(folder / name / TARGETS[0], batch))
         print(name, "built", flush=True)
+
+
+def in_float64(folder: Path, batch: Batch) -> dict[str, np.ndarray]:
+    """Gradients of a batch by name, which PyTorch computes from the training model."""
+    import onnx
+
+    from tests.onnx_torch import Interpreter
+
+    package = Package.open(folder)
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    end, trained = "_grad.accumulation", [n for n, p in state.parameters if p.requires_grad]
+    names = [each.name for each in package.manifest.inputs]
+    values = Interpreter(onnx.load(package.training_model))(
+        dict(zip(names, batch, strict=True))
+        | {name: each.data for name, each in state.parameters}
+        | {f"{name}{end}.buffer": np.zeros_like(state.parameters[name].data) for name in trained}
+        | {"lazy_reset_grad": np.ones(1, np.bool_)}
+    )
+    found = {name: values[f"{name}{end}.out"] for name in trained}
+    return {name: each.detach().numpy() for name, each in found.items() if each is not None}
 
 
 # Running.
@@ -169,7 +200,7 @@ class Subject:
             name: each.grad.copy() for name, each in self.state.parameters if each.requires_grad
         }
         self.module.lazy_reset_grad()
-        return float(loss[0] if isinstance(loss, tuple) else loss), found
+        return _number(loss), found
 
     def turn(self, batch: Batch, seconds: float) -> None:
         """Make steps for some time."""
@@ -180,29 +211,65 @@ class Subject:
             self.times.append(1000 * (time.perf_counter() - start))
 
 
-def check(folder: Path, device: str, batch: Batch, *, nan: bool = True) -> dict[str, Any]:
-    """Compare gradients, and steps that are not finite, with the processor's."""
+def _number(loss: Any) -> float:
+    return float(loss[0] if isinstance(loss, tuple) else loss)
+
+
+def first_batch(folder: Path) -> Batch:
+    """The batch whose gradients are known in float64."""
+    sizes = json.loads((folder / "sizes.json").read_text())
+    return batch_of(Package.open(folder / "onnxruntime"), sizes["batches"][0], sizes["other"])
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference."""
+    return float(np.abs(np.subtract(one, other, dtype=np.float64)).max(initial=0))
+
+
+def steps(folder: Path, device: str, batch: Batch, gradients: Mapping[str, np.ndarray]) -> float:
+    """Compare whole steps with the processor's: the largest relative difference after them."""
+    # Of losses and of parameters, each by its largest element, where their gradients are large.
+    here, there = (Subject(folder, each) for each in ("cpu", device))
+    # Training-mode batch normalization amplifies any difference from step to step.
+    count = 1 if any(p.role == "state" for p in here.package.manifest.parameters) else STEPS
+    worst = 0.0
+    for _ in range(count):
+        losses = [_number(each.optimizer.step_on(*batch)) for each in (here, there)]
+        worst = max(worst, abs(losses[1] / losses[0] - 1))
+    for name, gradient in gradients.items():
+        right, found = (each.state.parameters[name].data for each in (here, there))
+        settled = np.abs(gradient) > SETTLED * np.abs(gradient).max(initial=0)
+        largest = float(np.abs(right).max(initial=0)) or 1.0
+        worst = max(worst, distance(right[settled], found[settled]) / largest)
+    return worst
+
+
+def check(folder: Path, device: str, batch: Batch, *, thorough: bool = True) -> dict[str, Any]:
+    """Compare gradients with the processor's, and, if `thorough`, steps, also not finite ones."""
     right, wrong = (Subject(folder, each, step_model=False) for each in ("cpu", device))
     expected, found = right.gradients(batch), wrong.gradients(batch)
-    eps = np.finfo(np.float32).eps
-    random = np.random.default_rng(0)
-    for _, each in right.state.parameters:
-        if each.data.dtype == np.float32:
-            each.data = each.data * (1 + eps * random.choice((-1, 1), each.data.shape)).astype("f")
-    shaken = right.gradients(batch)[1]
-    largest = max(float(np.abs(g).max(initial=0)) for g in expected[1].values())
+    exact = np.load(folder.parent / EXACT)
     off, bad_gradients = {}, []
     for name, gradient in expected[1].items():
-        distance = float(np.abs(gradient - found[1][name]).max(initial=0))
-        rounding = float(np.abs(gradient - shaken[name]).max(initial=0))
         own = float(np.abs(gradient).max(initial=0))
-        off[name] = distance / own if distance > NOISE * largest else 0.0
-        if distance > BAR * own + NOISE * largest + 2 * rounding:
+        off[name] = distance(gradient, found[1][name]) / (own or 1)
+        allowed = 2 * distance(gradient, exact[name])
+        if off[name] > BAR and distance(found[1][name], exact[name]) > allowed:
             bad_gradients.append(name)
     worst = max(off, key=lambda name: off[name])
+    known = {
+        name: gradient
+        for name, gradient in expected[1].items()  # others are 0 but for rounding
+        if distance(gradient, exact[name]) <= SETTLED * np.abs(exact[name]).max(initial=0)
+    }
+    stepped = {
+        name: steps(each, device, batch, known)
+        for name, each in (("adamw", folder), ("sgd", folder.with_name("webgpu-sgd")))
+        if thorough
+    }
     bad = [np.full_like(a, np.nan) if a.dtype.kind == "f" else a for a in batch]
     undone = True
-    if nan and any(a.dtype.kind == "f" for a in batch):
+    if thorough and any(a.dtype.kind == "f" for a in batch):
         for step_model in (False, True):
             subject = Subject(folder, device, step_model=step_model)
             before = subject.module.get_contiguous_parameters(True).numpy().copy()
@@ -220,7 +287,8 @@ def check(folder: Path, device: str, batch: Batch, *, nan: bool = True) -> dict[
         "off": off[worst],
         "nan_changes_nothing": bool(undone),
         "bad_gradients": bad_gradients,
-        "passed": bool(undone) and not bad_gradients,
+        "steps": stepped,
+        "passed": bool(undone) and not bad_gradients and max(stepped.values(), default=0) <= BAR,
     }
 
 
@@ -319,6 +387,49 @@ def timed(
     return times
 
 
+COPIES = ("MemcpyToHost", "MemcpyFromHost")
+GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "gpu.md"
+
+
+def copies(folder: Path) -> int:
+    """Write the guide's table of copies inside one training step, and of nodes on the processor."""
+    rows = [
+        "| network | to the processor before | with the target | from it before | with the target "
+        "| on it before | with the target |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in sorted(path for path in folder.iterdir() if path.is_dir()):
+        counts = [_copies(Package.open(each / target)) for target in TARGETS[:2]]
+        cells = [str(count[i]) for i in range(3) for count in counts]
+        rows.append(f"| {each.name} | {' | '.join(cells)} |")
+    start, rest = GUIDE.read_text("utf-8").split("<!-- copies -->\n", 1)
+    _, end = rest.split("<!-- end -->", 1)
+    table = "\n".join(rows)
+    GUIDE.write_text(f"{start}<!-- copies -->\n{table}\n<!-- end -->{end}", "utf-8")
+    print(table)
+    return 0
+
+
+def _copies(package: Package) -> list[int]:
+    """Copies to the processor and from it, and the nodes there."""
+    import onnx
+
+    with tempfile.TemporaryDirectory() as scratch:
+        options = default_session_options(package.training_model, 1)
+        options.optimized_model_filepath = str(Path(scratch) / "model.onnx")
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        session = Device("webgpu").session(str(package.training_model), options)
+        model = onnx.load(options.optimized_model_filepath, load_external_data=False)
+    made = [node.op_type for node in model.graph.node]
+    here = [
+        node
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+        if part.ep_name == "CPUExecutionProvider"
+    ]
+    return [*(made.count(name) for name in COPIES), len(here)]
+
+
 def run(given: argparse.Namespace) -> int:
     """Check and time; print a table."""
     onnxruntime.set_default_logger_severity(3)
@@ -332,7 +443,7 @@ def run(given: argparse.Namespace) -> int:
         sizes = json.loads((folder / "sizes.json").read_text())
         plain, forms = folder / "onnxruntime", folder / "webgpu"
         batches = functools.partial(batch_of, Package.open(plain), other=sizes["other"])
-        first = batches(sizes["batches"][0])
+        first = first_batch(folder)
         for device in list(devices):
             own = forms if device.startswith("webgpu") else plain
             try:
@@ -363,7 +474,7 @@ def run(given: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("task", choices=["build", "run"])
+    parser.add_argument("task", choices=["build", "run", "copies"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--networks", type=lambda text: text.split(","), default=())
@@ -383,7 +494,7 @@ def main() -> int:
         if reason := reason_without():
             print(reason)
             return 1
-    return run(given)
+    return copies(given.folder) if given.task == "copies" else run(given)
 
 
 if __name__ == "__main__":

@@ -289,7 +289,7 @@ RESIDENT = """(async () => {
 
 @pytest.mark.parametrize("network", ["mlp", "cnn", "decoder"])
 def test_webgpu_holds_a_training(network: str, browsers: Browser, tmp_path: Path) -> None:
-    gpu.build(tmp_path, small=True, names=[network])
+    gpu.build(tmp_path, small=True, names=[network], targets=["webgpu"])
     folder = tmp_path / network / "webgpu"
     package = Package.open(folder)
     arrays = gpu.batch_of(package, 2, other=4)

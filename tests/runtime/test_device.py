@@ -161,7 +161,6 @@ def test_networks_on_webgpu(network: str, tmp_path: Path) -> None:
     from benchmarks import gpu
 
     gpu.build(tmp_path, small=True, names=[network])
-    folder = tmp_path / network / "webgpu"
-    batch = gpu.batch_of(Package.open(folder), 2, other=4)
-    found = gpu.check(folder, "webgpu", batch, nan=False)
+    batch = gpu.first_batch(tmp_path / network)
+    found = gpu.check(tmp_path / network / "webgpu", "webgpu", batch, thorough=False)
     assert found["passed"], found

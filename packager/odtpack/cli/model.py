@@ -296,7 +296,8 @@ def check(
             _console.say(f"    to do   {item.advice}")
     fallbacks = find_fallbacks(loaded, trained, read) if target and not found else []
     for lack in fallbacks:
-        _console.say(f"  {lack.op_type} {lack.why} on {target}: it runs on the processor")
+        then = "the model is refused when it runs" if lack.refused else "it runs on the processor"
+        _console.say(f"  {lack.op_type} {lack.why} on {target}: {then}")
     if target and not found and not fallbacks:
         _console.say(f"all runs on {target}, but for arithmetic on shapes")
     obstacles = [dataclasses.asdict(item) for item in found]

@@ -6,6 +6,7 @@ integers of 64 bits that nothing but sizes is computed from.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -20,6 +21,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack.autodiff.context import Context
+from odtpack.autodiff.rules.reduce import reduced_axes
+from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
 from odtpack.graph.graphs import nodes_of
 from odtpack.graph.inference import infer_shapes
@@ -33,17 +36,18 @@ _ON_PROCESSOR = {"Shape", "Size"}  # their results are there; Shape reads no ele
 
 @dataclass(frozen=True)
 class Lack:
-    """A node that the provider leaves to the processor."""
+    """A node that the provider leaves to the processor, or that its kernel refuses to run."""
 
     node: str
     op_type: str
     why: str  # as a sentence goes on: "has no kernel"
+    refused: bool
 
 
 def lacks(model: ir.Model) -> list[Lack]:
     """Nodes that work on data and that the provider has no kernel for; types must be inferred."""
     return [
-        Lack(str(node.name), node.op_type, why)
+        Lack(str(node.name), node.op_type, why, _refused(node) != "")
         for node in nodes_of(model.graph)
         if not _is_of_shapes(node) and (why := _why(node, model.graph.opset_imports))
     ]
@@ -57,7 +61,8 @@ def lower(model: ir.Model) -> ir.Model:
         write = _WRITERS.get(node.op_type)
         if write is None or node.domain or not _is_lowered(node, model.graph.opset_imports):
             continue
-        with op.before(node):
+        results: ir.Value | Sequence[ir.Value] | None = None
+        with op.before(node), contextlib.suppress(OdtpackError):  # of sizes that are not known
             results = write(op, Context(node, op, [], []))
         results = [results] if isinstance(results, ir.Value) else results or []
         for old, new in zip(node.outputs, results, strict=False):
@@ -73,6 +78,27 @@ def _is_lowered(node: ir.Node, opsets: Mapping[str, int]) -> bool:
     """Whether a node has no kernel, or one that is not to be used."""
     also = _ALSO.get(node.op_type)
     return bool(_why(node, opsets)) or (also is not None and also(node))
+
+
+def _is_deep(node: ir.Node) -> bool:
+    shape = None if node.inputs[0] is None else node.inputs[0].shape
+    return shape is not None and len(shape) > 4
+
+
+def _is_unusual(node: ir.Node) -> bool:
+    return not {*node.attributes.get_strings("activations", [])} <= {"Sigmoid", "Tanh", "Relu"}
+
+
+_LIMITS: Final = (  # what a kernel refuses when it runs (plug-in 0.4.0)
+    ({"Conv", "ConvTranspose", "AveragePool", "MaxPool"}, "three axes", _is_deep),
+    ({"GRU", "LSTM"}, "such activations", _is_unusual),
+    ({"Resize"}, "antialias", lambda node: node.attributes.get_int("antialias", 0) != 0),
+)
+
+
+def _refused(node: ir.Node) -> str:
+    limits = (what for op_types, what, holds in _LIMITS if node.op_type in op_types and holds(node))
+    return next((f"has no kernel for {what}" for what in limits), "")
 
 
 def _is_of_shapes(node: ir.Node) -> bool:
@@ -93,6 +119,8 @@ def _why(node: ir.Node, opsets: Mapping[str, int]) -> str:
     kernel = _kernels().get(f"{node.op_type};{since}")
     if kernel is None:
         return "has no kernel"
+    if refused := _refused(node):
+        return refused
     types = [
         tuple(None if v is None or v.dtype is None else v.dtype.name.lower() for v in values)
         for values in (node.inputs, node.outputs)
@@ -149,8 +177,9 @@ def _max_unpool(op: Ops, ctx: Context) -> ir.Value | None:
 
 def _enlarged(op: Ops, value: ir.Value | None, strides: tuple[int, ...]) -> ir.Value:
     scales = op.constant(np.array([1, 1, *strides], np.float32))
+    region = op.constant(np.zeros(0, np.float32)) if op.opset < 13 else None
     y: ir.Value = op.Resize(
-        value, None, scales,
+        value, region, scales,
         mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
     )  # fmt: skip
     return y
@@ -223,6 +252,36 @@ def _max_pool(op: Ops, ctx: Context) -> Sequence[ir.Value]:
     wide = op.cast(ctx.x(), ir.DataType.DOUBLE)
     y, position = op.emit("MaxPool", [wide], outputs=2, **settings)
     return [op.cast(y, op.type_of(ctx.x())), position]
+
+
+def _reduce_log_sum(op: Ops, ctx: Context) -> ir.Value | None:
+    axes = reduced_axes(ctx)
+    if axes is None:
+        return None
+    total = op.reduce_sum(ctx.x(), axes, bool(ctx.int("keepdims", 1))) if axes else ctx.x()
+    y: ir.Value = op.Log(total)
+    return y
+
+
+def _tanh(op: Ops, ctx: Context) -> ir.Value | None:
+    """Of the number of a step, on the processor: near 0 the kernel is good to four digits only."""
+    product = _product_of_step(ctx.node)
+    if product is None:
+        return None
+    step, factor = product
+    wide = [op.cast(each, ir.DataType.DOUBLE) for each in (step, op.constant(factor))]
+    return op.cast(op.Tanh(op.Mul(*wide)), op.type_of(ctx.x()))
+
+
+def _product_of_step(node: ir.Node) -> tuple[ir.Value, np.ndarray] | None:
+    """The whole number and the constant whose product a node reads."""
+    product = graphs.producer(node.inputs[0], "Mul")
+    cast = None if product is None else graphs.producer(product.inputs[0], "Cast")
+    factor = None if product is None else graphs.constant(product.inputs[1], largest=1)
+    step = None if cast is None else cast.inputs[0]
+    if factor is None or step is None or step.dtype != ir.DataType.INT64:
+        return None
+    return step, factor
 
 
 def _conv_transpose(op: Ops, ctx: Context) -> ir.Value | None:
@@ -299,9 +358,11 @@ _ALSO: dict[str, Callable[[ir.Node], bool]] = {
     "Cos": _is_inexact,
     "MatMul": lambda node: _unpacked(node) is not None,
     "MaxPool": _has_positions,
+    "ReduceLogSum": lambda node: True,  # plug-in 0.4.0 computes it wrong
     "Sin": _is_inexact,
     "Split": _is_many,
     "Tan": _is_inexact,
+    "Tanh": lambda node: _product_of_step(node) is not None,
 }
 """Nodes that are written otherwise though they have a kernel."""
 
@@ -321,6 +382,7 @@ _WRITERS: dict[str, Writer] = {
     "MaxUnpool": _max_unpool,
     "Cos": lambda op, ctx: _sine(op, ctx, 0.5),
     "Mean": lambda op, ctx: op.Mul(_sum(op, ctx), 1 / len(ctx.node.inputs)),
+    "ReduceLogSum": _reduce_log_sum,
     "Not": lambda op, ctx: op.Less(_number(op, ctx.x()), 0.5),
     "Or": lambda op, ctx: op.Greater(op.Add(_number(op, ctx.x()), _number(op, ctx.x(1))), 0.5),
     "Sign": lambda op, ctx: op.Sub(
@@ -332,6 +394,7 @@ _WRITERS: dict[str, Writer] = {
     "Size": lambda op, ctx: op.ReduceProd(op.Shape(ctx.x()), keepdims=0),
     "Split": _split,
     "Sum": _sum,
+    "Tanh": _tanh,
     "Tan": lambda op, ctx: op.Div(_sine(op, ctx, 0.0), _sine(op, ctx, 0.5)),
     "Where": _where,
     "Xor": lambda op, ctx: op.Equal(op.Add(_number(op, ctx.x()), _number(op, ctx.x(1))), 1.0),

@@ -29,7 +29,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packages")
-    gpu.build(folder, small=True, names=NETWORKS)
+    gpu.build(folder, small=True, names=NETWORKS, targets=["webgpu"])
     return folder
 
 
