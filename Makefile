@@ -95,9 +95,12 @@ kits-bench: kits
 	@$(BIN)/python -m benchmarks.kits --rounds 1
 
 # The library of native kernels, with the header of the C interface that make kits sets up.
+# SANITIZE=address,undefined builds it with these sanitizers, in a folder of its own.
+NATIVE = build/native$(if $(SANITIZE),-sanitized)
 native:
-	@cmake -S runtime/native -B build/native -DONNXRUNTIME_INCLUDE_DIR=$(CURDIR)/build/cpp-deps/include >build/native.log
-	@cmake --build build/native >>build/native.log && echo build/native
+	@cmake -S runtime/native -B $(NATIVE) -DONNXRUNTIME_INCLUDE_DIR=$(CURDIR)/build/cpp-deps/include \
+		-DCMAKE_CXX_FLAGS="$(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)" >$(NATIVE).log
+	@cmake --build $(NATIVE) >>$(NATIVE).log && echo $(NATIVE)
 
 swift: $(VENV)/.ready-full
 	@scripts/setup_swift.sh

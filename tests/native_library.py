@@ -30,8 +30,8 @@ def library() -> Path:
         pytest.skip(f"there is no {missing[0]}")
     if not (INCLUDE / "onnxruntime_c_api.h").is_file():
         pytest.skip("make kits sets up ONNX Runtime's header")
-    subprocess.run(["make", "--silent", "native"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return next((ROOT / "build/native").glob("*odtpack-kernels.*"))
+    made = subprocess.run(["make", "--silent", "native"], cwd=ROOT, check=True, capture_output=True)
+    return next((ROOT / made.stdout.decode().strip()).glob("*odtpack-kernels.*"))
 
 
 def options(*, native: bool) -> onnxruntime.SessionOptions:
