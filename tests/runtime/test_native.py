@@ -21,10 +21,12 @@ from odtpack.optimizers.common.model import optimizer_model
 from odtpack.passes import native as wrapping
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 from odtpack_runtime.package.native import OPERATORS, check_functions
+from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.native import DOMAIN, ENTRY, VARIABLE
 from odtpack_runtime.session.options import default_session_options
+from odtpack_simulator.memory.memory_plan import plan_memory
 from tests import native_library, packaging_tools, zoo
 from tests.native_library import kernel_model, same_bits, session
 
@@ -210,6 +212,16 @@ def test_a_package_trains_alike_with_kernels_without_and_plain(
         profiles = "".join(p.read_text() for p in tmp_path.glob(f"{turned_off}-*"))
         assert profiles
         assert ('"op_name" : "Kernel0"' in profiles) is not turned_off
+
+
+def test_a_plan_is_that_of_the_bodies(
+    packages: dict[bool, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the library or without, a native package is planned as the plain one."""
+    monkeypatch.setenv(VARIABLE, str(native_library.library()))
+    sizes = {"input": (16, 784), "labels": (16,)}
+    plain, native = (plan_memory(Package.open(packages[each]), sizes) for each in (False, True))
+    assert [(p.name, p.nbytes) for p in native.phases] == [(p.name, p.nbytes) for p in plain.phases]
 
 
 def test_a_library_that_cannot_be_registered_is_said_once(
