@@ -14,6 +14,7 @@ import onnx.helper
 import onnxruntime
 import pytest
 
+from odtpack_runtime.files.atomic import locked
 from odtpack_runtime.package.native import program_of
 from odtpack_runtime.session.native import DOMAIN
 
@@ -30,7 +31,11 @@ def library() -> Path:
         pytest.skip(f"there is no {missing[0]}")
     if not (INCLUDE / "onnxruntime_c_api.h").is_file():
         pytest.skip("make kits sets up ONNX Runtime's header")
-    made = subprocess.run(["make", "--silent", "native"], cwd=ROOT, check=True, capture_output=True)
+    lock = ROOT / "build/native.lock"
+    lock.touch()
+    with locked(lock):  # other test processes build it too
+        command = ["make", "--silent", "native"]
+        made = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return next((ROOT / made.stdout.decode().strip()).glob("*odtpack-kernels.*"))
 
 
