@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo gpu test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench release models swift web-demo distribution federated fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
+.PHONY: help setup demo gpu test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench native release models swift web-demo distribution federated fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make stress  what an app may do with a session, 200 times in each kit: close, two threads, a NaN"
 	@echo "make kits    set up, then build and test the training kits of other languages; make kits-bench:"
 	@echo "             their step times beside Python's as well"
+	@echo "make native  the library of native kernels, in build/native (docs/native.md)"
 	@echo "make swift   a Swift toolchain, with which make kits tests the Swift kit as well"
 	@echo "make release all artifacts in dist/: Python, npm, Maven, CMake, NuGet, with digests and a bill of materials"
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
@@ -92,6 +93,14 @@ kits: $(VENV)/.ready-full
 
 kits-bench: kits
 	@$(BIN)/python -m benchmarks.kits --rounds 1
+
+# The library of native kernels, with the header of the C interface that make kits sets up.
+# SANITIZE=address,undefined builds it with these sanitizers, in a folder of its own.
+NATIVE = build/native$(if $(SANITIZE),-sanitized)
+native:
+	@cmake -S runtime/native -B $(NATIVE) -DONNXRUNTIME_INCLUDE_DIR=$(CURDIR)/build/cpp-deps/include \
+		-DCMAKE_CXX_FLAGS="$(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)" >$(NATIVE).log
+	@cmake --build $(NATIVE) >>$(NATIVE).log && echo $(NATIVE)
 
 swift: $(VENV)/.ready-full
 	@scripts/setup_swift.sh

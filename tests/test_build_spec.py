@@ -90,6 +90,7 @@ GIVEN = {
     "nominal": ("formats.nominal = true", {"nominal": True}, True),
     "self_check": ("formats.self_check = false", {"self_check": False}, False),
     "segments": ("memory.segments = true", {"segments": True}, True),
+    "native": ("formats.native = true", {"native": True}, True),
     "onnxruntime": ("target.onnxruntime = '1.20'", {"onnxruntime": "1.20"}, "1.20"),
 }  # fmt: skip
 

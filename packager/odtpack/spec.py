@@ -481,6 +481,12 @@ class BuildSpec:
         "allows it (`always`), or `never`.",
         key="memory.step_model", flag="--step-model",
     )  # fmt: skip
+    native: bool = option(
+        False, "Write updates as functions whose kernels the library of native kernels has; ONNX "
+        "Runtime 1.12 and newer trains with them without the library too, as with the same nodes "
+        "written out.",
+        key="formats.native", flag="--native/--no-native",
+    )  # fmt: skip
     memory_batch: int | None = option(
         None, "Batch size assumed for the memory budget. Without it, that of `[batch]`, or 8.",
         whole=True, least=1, key="memory.batch", flag="--memory-batch", metavar="N", example=8,

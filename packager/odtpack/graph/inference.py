@@ -54,7 +54,7 @@ def _complete_by_node(model: ir.Model, new_only: bool) -> bool:
     # nothing to add.
     # Returns whether every value is known now. Otherwise the rest is for the whole.
     inference = NodeInference(dict(model.graph.opset_imports))
-    _type_initializers(model.graph)
+    type_initializers(model.graph)
     known = _is_known if new_only else _is_static
     for node in model.graph:
         if subgraphs(node):
@@ -148,7 +148,7 @@ def _inferred(model: ir.Model, *, sizes: bool, strict: bool) -> onnx.ModelProto:
     )
 
 
-def _type_initializers(graph: ir.Graph) -> None:
+def type_initializers(graph: ir.Graph) -> None:
     """Write down types and shapes of initializers, as their values have them."""
     for value in graph.initializers.values():
         tensor = value.const_value
@@ -161,7 +161,7 @@ def _type_initializers(graph: ir.Graph) -> None:
 @contextmanager
 def _without_large_initializers(graph: ir.Graph) -> Iterator[None]:
     """Make initializers inputs, and leave the values of the large ones out, for a while."""
-    _type_initializers(graph)
+    type_initializers(graph)
     initializers = dict(graph.initializers)
     inputs = list(graph.inputs)
     known = set(inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -32,6 +33,7 @@ from odtpack.package.segments.build import build_segments, check_options, stage_
 from odtpack.package.self_check import checked
 from odtpack.package.task import Graphs, OptimizerStep, Task
 from odtpack.package.training import STATE_SUFFIX, build_graphs, read_by
+from odtpack.passes import native
 from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
 from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.checkpoint.format import CheckpointData
@@ -152,6 +154,9 @@ def write_package(
         models["optimizer_model"] = made.optimizer
         if made.step_model is not None:
             models["step_model"] = made.step_model
+        if task.spec.native and stock:
+            models = {key: model if key == "eval_model" else native.wrap(model)
+                      for key, model in models.items()}  # fmt: skip
         if graphs.inference is not None and stock:
             models[_TEMPLATE] = graphs.inference.model
     name = f"{prefix}{MANIFEST_NAME}"
@@ -311,8 +316,8 @@ def _manifest(
         "files": {key: PackageFile.describe(path).as_dict() for key, path in staged.items()},
         **({} if backend.is_stock else {"target": backend.runtime}),
         "minimum_onnxruntime": lowest,
-        "ir_version": graphs.training.ir_version,
-        "opsets": dict(sorted(graph.opset_imports.items())),
+        "ir_version": models["training_model"].ir_version,
+        "opsets": dict(sorted(models["training_model"].graph.opset_imports.items())),
         "inputs": inputs,
         "outputs": outputs,
         "evaluation_outputs": predictions,
@@ -425,7 +430,11 @@ def _outputs(graph: ir.Graph) -> list[dict[str, object]]:
 
 def _operators(graphs: Graphs, models: dict[str, ir.Model]) -> dict[str, dict[str, dict[str, int]]]:
     """Operators of each model; those of all segments are the training and evaluation model's."""
-    found = {key: operators(model.graph) for key, model in models.items() if key != _TEMPLATE}
+    found = {
+        key: operators(model.graph, model.functions.values())
+        for key, model in models.items()
+        if key != _TEMPLATE
+    }
     for name, model in () if graphs.segments is None else graphs.segments.models.items():
         for domain, versions in operators(model.graph).items():
             for key in ("training_model", *(() if "backward" in name else ("eval_model",))):
@@ -434,9 +443,10 @@ def _operators(graphs: Graphs, models: dict[str, ir.Model]) -> dict[str, dict[st
     return {key: dict(sorted(domains.items())) for key, domains in found.items()}
 
 
-def operators(graph: ir.Graph) -> dict[str, dict[str, int]]:
-    """Operator types in a graph and its subgraphs, by domain, sorted."""
-    used = {(node.domain, node.op_type) for node in nodes_of(graph)}
+def operators(graph: ir.Graph, functions: Iterable[ir.Function] = ()) -> dict[str, dict[str, int]]:
+    """Operator types in a graph, its subgraphs and functions, by domain, sorted."""
+    nodes = itertools.chain(nodes_of(graph), *functions)
+    used = {(node.domain, node.op_type) for node in nodes}
     found: dict[str, dict[str, int]] = {}
     for domain, op_type in used:
         opset = graph.opset_imports.get(domain, 1)
@@ -598,6 +608,8 @@ def write_artifacts(
     oldest = backend.oldest_runtime(
         [*graphs.models, *(model for model in models if model is not None)]
     )
+    if spec.native:
+        oldest = kernel_needs.newest([oldest, Need((1, 12), "functions of a model")])
     if made is not None:
         made = dataclasses.replace(made, oldest=oldest)
     if spec.onnxruntime is not None and backend.is_stock:

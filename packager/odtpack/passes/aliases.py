@@ -22,6 +22,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from odtpack.graph.graphs import dims_of, reads, static_dims, subgraphs
+from odtpack_runtime.session.native import DOMAIN
 
 # Operators that compute element i of the output from element i of equally shaped inputs.
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Identity", "Where"}
@@ -96,7 +97,8 @@ def _verify_parts(scan: ir.Node, views: list[ir.Value], output: ir.Value) -> Non
 def _is_in_place(writer: ir.Node, read: list[ir.Value]) -> bool:
     """Whether a node may overwrite the values in ``read``, which share memory."""
     if writer.domain:
-        return False
+        # A kernel reads what has the shape of its results at the places that it writes.
+        return writer.domain == DOMAIN
     if writer.op_type == "Scan":
         return True  # its body decides
     if writer.op_type == "ScatterElements":

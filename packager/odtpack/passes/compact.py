@@ -48,7 +48,7 @@ def compact(model: ir.Model, *, keep_names: bool) -> ir.Model:
     # Returns the model.
     common_passes.ClearMetadataAndDocStringPass()(model)
     common_passes.DeduplicateInitializersPass(size_limit=_LARGEST_COMPARED)(model)
-    graphs = list(_graphs(model.graph))
+    graphs = list(all_graphs(model.graph))
     # What exporters noted of values onnx-ir's pass leaves. It would be written as a description
     # without a type, which the ONNX checker refuses.
     for graph in graphs:
@@ -58,7 +58,7 @@ def compact(model: ir.Model, *, keep_names: bool) -> ir.Model:
     if not keep_names:
         _narrow_constants(model.graph)
         _shorten_names(model.graph, graphs)
-    _drop_types(model.graph, graphs)
+    drop_types(model.graph)
     return model
 
 
@@ -75,12 +75,12 @@ def _drop_defaults(graph: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
                     del node.attributes[name]
 
 
-def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
+def all_graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
     """A graph and the graphs inside it, outermost first."""
     yield graph
     for node in graph:
         for inner in subgraphs(node):
-            yield from _graphs(inner)
+            yield from all_graphs(inner)
 
 
 @functools.cache
@@ -166,16 +166,18 @@ def _shorten_names(graph: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
             node.name = next((value.name for value in node.outputs if value.name), None)
 
 
-def _drop_types(main: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
+def drop_types(graph: ir.Graph) -> None:
     """Drop types and shapes of values that inference without data propagation finds."""
-    for value in _inferred(main, graphs):
+    for value in _inferred(graph, list(all_graphs(graph))):
         value.type = value.shape = None
 
 
 @contextmanager
 def inferred_left_out(graph: ir.Graph) -> Iterator[None]:
     """Leave out for a while what :func:`compact` drops of types and shapes."""
-    known = [(value, value.type, value.shape) for value in _inferred(graph, list(_graphs(graph)))]
+    known = [
+        (value, value.type, value.shape) for value in _inferred(graph, list(all_graphs(graph)))
+    ]
     try:
         for value, _, _ in known:
             value.type = value.shape = None

@@ -12,13 +12,16 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.checks import ort_operators
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.manifest_signature import SIGNATURE_BYTES, KeyFiles, check_signature
+from odtpack_runtime.package.native import check_functions
 from odtpack_runtime.package.onnx_files import graphs_of, load_model
 from odtpack_runtime.package.package import Package, signature_path
+from odtpack_runtime.session.native import DOMAIN as NATIVE
 
 # What a package from somebody else may ask of a device before anything of it is loaded.
 
-STANDARD_DOMAINS = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
-"""Operators of these domains are ONNX Runtime's own; others need a library beside it."""
+STANDARD_DOMAINS = ("ai.onnx", "ai.onnx.ml", "com.microsoft", NATIVE)
+"""Operators of these domains are ONNX Runtime's own, or functions; others need a library beside it.
+"""
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,8 @@ def check_operators(package: Package, domains: Collection[str]) -> None:
     for path in (*models.values(), *(file.path for file in files.extra if file.role in of_role)):
         file = package.path / path
         in_ort_format = file.suffix == ".ort"
-        allowed = {*domains, *(_WRITTEN_BY_OPTIMIZERS if in_ort_format else ())}
+        # A file in ORT format has no bodies that its native nodes could be held against.
+        allowed = {*domains} - {NATIVE} | {*_WRITTEN_BY_OPTIMIZERS} if in_ort_format else {*domains}
         allowed |= {"com.microsoft"} if path in decoders else set()
         found = ort_operators(file) if in_ort_format else _onnx_operators(file)
         for domain, operator in sorted(found):
@@ -131,7 +135,9 @@ def check_operators(package: Package, domains: Collection[str]) -> None:
 
 
 def _onnx_operators(path: Path) -> set[tuple[str, str]]:
-    graphs = graphs_of(load_model(path))
+    model = load_model(path)
+    check_functions(model, str(path))
+    graphs = graphs_of(model)
     return {(node.domain or "ai.onnx", node.op_type) for _, nodes in graphs for node in nodes}
 
 

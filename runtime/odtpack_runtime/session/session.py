@@ -25,6 +25,7 @@ from odtpack_runtime.session.graph_signature import (
     check_tensors,
 )
 from odtpack_runtime.session.model_file import check_model_file
+from odtpack_runtime.session.native import register_kernels
 
 _INTERRUPTED = f"system error number {errno.EINTR}"
 """How ONNX Runtime says that a signal interrupted it while it opened a file: it does not retry."""
@@ -51,6 +52,8 @@ def open_session(
             hint="move the package to a folder with another name",
         ) from error
     check_model_file(file, beside)
+    if device is None:
+        register_kernels(options, file)
     problem: Exception | None = None
     for _ in range(3):
         try:

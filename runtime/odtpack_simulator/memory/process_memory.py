@@ -27,6 +27,7 @@ import onnxruntime
 
 from odtpack_runtime.package.records import SESSION_CONFIG
 from odtpack_runtime.session.mapped_weights import give_back_freed_memory
+from odtpack_runtime.session.native import ENTRY as NATIVE_KERNELS
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -68,6 +69,7 @@ def memory_options(threads: int) -> onnxruntime.SessionOptions:
     options.log_severity_level = 3
     for key, value in SESSION_CONFIG.items():
         options.add_session_config_entry(key, value)
+    options.add_session_config_entry(NATIVE_KERNELS, "0")  # bodies are what is planned
     return options
 
 

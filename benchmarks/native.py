@@ -1,0 +1,102 @@
+"""Steps with native kernels and without, alternating in one process on one thread.
+
+    make native && python -m benchmarks.native
+    python -m benchmarks.native big-mlp vit --optimizer sgd --steps 20
+
+Two trainings of one package that was built with ``--native``: the sessions of one take the kernels
+of ``build/native``, those of the other run the bodies. Shown are the shortest step of each, in
+processor time, the median ratio of two steps in a row, and whether losses stayed the same to the
+bit. The load of the machine is printed before and after: with others at work the ratios are wide.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.workloads import OPTIMIZERS, WORKLOADS
+from odtpack.build import build_package
+from odtpack_runtime import CheckpointState, Module, Optimizer, default_session_options
+from odtpack_runtime.session.native import ENTRY, VARIABLE
+from tests.native_library import library
+from tests.packaging_tools import trainable_names
+
+
+def main() -> int:
+    """Measure what the command line asks for; print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.native")
+    parser.add_argument("workloads", nargs="*", choices=[[], *WORKLOADS])
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    parser.add_argument("--steps", type=int, default=20)
+    given = parser.parse_args()
+    os.environ[VARIABLE] = str(library())
+    console = Console()
+    console.print(f"load before: {os.getloadavg()[0]:.1f}")
+    table = Table("step, ms of a processor", "bodies", "kernels", "median ratio", "same losses")
+    for name in given.workloads or WORKLOADS:
+        bodies, kernels, losses = measure(name, given.optimizer, given.steps)
+        ratios = [b / a for a, b in zip(bodies, kernels, strict=True)]
+        table.add_row(
+            WORKLOADS[name].title, f"{min(bodies) * 1e3:.2f}", f"{min(kernels) * 1e3:.2f}",
+            f"{statistics.median(ratios):.2f}", "yes" if losses[0] == losses[1] else "no",
+        )  # fmt: skip
+    console.print(table)
+    console.print(f"load after: {os.getloadavg()[0]:.1f}")
+    return 0
+
+
+def measure(
+    name: str, optimizer: str, steps: int
+) -> tuple[list[float], list[float], tuple[list[float], list[float]]]:
+    """Seconds of each step without and with the kernels, and the losses of both."""
+    import onnx
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "package"
+        model, data = WORKLOADS[name].write(Path(scratch))
+        build_package(
+            model, folder, loss="cross_entropy", optimizer=optimizer, native=True,
+            train=tuple(trainable_names(onnx.load(model))),
+        )  # fmt: skip
+        feeds = dict(np.load(data))
+        both = [open_training(folder, native=native) for native in (False, True)]
+        times: tuple[list[float], list[float]] = ([], [])
+        losses: tuple[list[float], list[float]] = ([], [])
+        for step in range(steps + 2):
+            for index, (module, update) in enumerate(both):
+                batch = [feeds[each] for each in module.input_names()]
+                started = time.process_time()
+                losses[index].append(float(update.step_on(*batch)))
+                if step >= 2:
+                    times[index].append(time.process_time() - started)
+    return *times, losses
+
+
+def open_training(folder: Path, *, native: bool) -> tuple[Module, Optimizer]:
+    """Open a package for training with the kernels or without."""
+    options = default_session_options(folder / "training_model.onnx", 1)
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    if not native:
+        options.add_session_config_entry(ENTRY, "0")
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    step = folder / "step_model.onnx"
+    module = Module(
+        folder / "training_model.onnx", state, session_options=options,
+        step_model_uri=step if step.is_file() else None,
+    )  # fmt: skip
+    update = Optimizer(folder / "optimizer_model.onnx", module)
+    update.set_learning_rate(1e-4)
+    return module, update
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

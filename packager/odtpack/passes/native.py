@@ -1,0 +1,193 @@
+"""Wraps updates into functions that a library may have kernels for.
+
+The last stage before a model is written: everything else sees the plain nodes. A function's body is
+these nodes, in their order: it is what a session runs that does not know the library, and what the
+kernel's program is read from (:mod:`odtpack_runtime.package.native`).
+
+1. A group ends in an output of its graph, or in what a node with branches cuts up: an updated
+   parameter, an accumulated gradient. What it reads was there before: nothing lives longer for it.
+2. An elementwise node belongs to it if all that read its result do, or come after the end because
+   they read that too. An output of the model, as a new moment is, is no obstacle.
+3. What may be written over is proven again for the nodes that functions are.
+4. All results have one known shape, float32 in and out. Scalars and rows are read repeatedly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import onnx_ir as ir
+
+from odtpack.graph.graphs import Dims, dims_of, reads, subgraphs
+from odtpack.graph.inference import NodeInference, type_initializers
+from odtpack.passes import aliases
+from odtpack.passes.compact import all_graphs, drop_types
+from odtpack_runtime.package.native import (
+    ELEMENTWISE,
+    MOST_INPUTS,
+    MOST_NODES,
+    OPERATORS,
+    SLOTS,
+    NotAProgramError,
+    program_of,
+)
+from odtpack_runtime.session.graph_signature import UPDATE_SUFFIX
+from odtpack_runtime.session.native import DOMAIN
+
+VERSION: Final = 1
+"""Of the domain."""
+
+_LEAST: Final = 256
+"""Elements from which on a kernel is worth its call, as far as they are known."""
+_FUNCTION_IR: Final = 8
+"""The first IR version that has functions."""
+_NUMBERS = (ir.DataType.FLOAT, ir.DataType.BOOL)
+
+
+def wrap(model: ir.Model) -> ir.Model:
+    """A copy of a finished model with its updates as functions."""
+    model = model.clone()
+    graphs = list(all_graphs(model.graph))
+    _complete_types(model, graphs)
+    bodies: dict[tuple[object, ...], ir.Function] = {}
+    for graph in graphs:
+        for group in _groups(graph):
+            _wrap_group(model, graph, group, bodies)
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    for value in model.graph.outputs if bodies else ():
+        for suffix in (UPDATE_SUFFIX, ".out"):
+            source = inputs.get(str(value.name).removesuffix(suffix))
+            if source is not None and source is not value:
+                aliases.verify(model.graph, source, value)
+    model.graph.opset_imports[DOMAIN] = VERSION
+    model.ir_version = max(model.ir_version, _FUNCTION_IR)
+    drop_types(model.graph)
+    return model
+
+
+def _complete_types(model: ir.Model, graphs: Sequence[ir.Graph]) -> None:
+    """Write down types and shapes that follow from those of a node's inputs."""
+    inference = NodeInference(dict(model.graph.opset_imports))
+    for graph in graphs:
+        type_initializers(graph)
+        for node in graph:
+            for value, found in zip(node.outputs, inference.outputs(node), strict=True):
+                if found is not None and (value.type is None or value.shape is None):
+                    dtype, dims = found
+                    value.type = value.type or ir.TensorType(dtype)
+                    value.shape = value.shape or (None if dims is None else ir.Shape(dims))
+
+
+def _shape(node: ir.Node) -> Dims | None:
+    """The shape of what a node computes, if it may belong to a group; None if not."""
+    if node.domain or node.op_type not in OPERATORS or len(node.outputs) != 1:
+        return None
+    dims, values = dims_of(node.outputs[0]), (*node.inputs, *node.outputs)
+    if any(v is None or v.dtype not in _NUMBERS for v in values) or not dims:
+        return None
+    if any(dim is None or str(dim).startswith("unk__") for dim in dims):
+        return None  # equal names of inference are not equal sizes
+    sizes = [dim for dim in dims if isinstance(dim, int)]
+    if math.prod(sizes) < _LEAST and len(sizes) == len(dims):
+        return None
+    if node.op_type == "Gemm":  # k x + y
+        shapes = [dims_of(value) for value in node.inputs if value is not None]
+        return dims if shapes == [(1, 1), dims, dims] else None
+    return dims
+
+
+def _groups(graph: ir.Graph) -> list[list[ir.Node]]:
+    """Groups of two or more nodes of a graph, each in topological order."""
+    readers: dict[ir.Value, list[ir.Node]] = {}
+    for node in graph:
+        for value in {*reads(node)}:
+            readers.setdefault(value, []).append(node)
+    ends: dict[ir.Node, ir.Node] = {}
+    members: dict[ir.Node, list[ir.Node]] = {}
+    for node in reversed(graph):
+        dims = _shape(node)
+        if dims is None:
+            continue
+        (value,) = node.outputs
+        found = readers.get(value, [])
+        end = next((ends[reader] for reader in found if reader in ends), None)
+        if end is not None:
+            after = readers.get(end.outputs[0], ())
+            fits = dims == _shape(end) and len(members[end]) < MOST_NODES
+            if fits and all(ends.get(reader) is end or reader in after for reader in found):
+                ends[node] = end
+                members[end].append(node)
+        elif value in graph.outputs or (found and all(subgraphs(reader) for reader in found)):
+            ends[node], members[node] = node, [node]
+    return [group[::-1] for group in members.values() if len(group) > 1]
+
+
+def _wrap_group(
+    model: ir.Model,
+    graph: ir.Graph,
+    group: Sequence[ir.Node],
+    bodies: dict[tuple[object, ...], ir.Function],
+) -> None:
+    """Replace a group by a node, where it has the form of a program."""
+    own = {node.outputs[0]: node for node in group}
+    dims = dims_of(group[-1].outputs[0])
+    read = list(dict.fromkeys(v for n in group for v in n.inputs if v is not None and v not in own))
+    # What comes first may give its memory to a result.
+    read.sort(key=lambda value: dims_of(value) != dims)
+    kept = [
+        value
+        for value, node in own.items()
+        if value in graph.outputs
+        or node is group[-1]
+        or any(reader.graph is not graph or reader not in group for reader, _ in value.uses())
+    ]
+    types = {value.dtype for value in (*read, *kept)}
+    if len(read) > MOST_INPUTS or types != {ir.DataType.FLOAT}:
+        return
+    body = _body(group, read, kept, model.graph.opset_imports[""])
+    proto = ir.to_proto(body)
+    try:
+        program = program_of(proto.node, proto.input, proto.output)
+    except NotAProgramError:
+        return
+    key = tuple(program)
+    if key not in bodies:
+        if len(bodies) == SLOTS:
+            return
+        body.name = f"Kernel{len(bodies)}"
+        bodies[key] = model.functions[body.identifier()] = body
+    node = ir.node(
+        bodies[key].name, read, {"kernel": ELEMENTWISE, "program": program}, domain=DOMAIN,
+        num_outputs=len(kept), name=group[-1].name,
+    )  # fmt: skip
+    graph.insert_before(group[-1], node)
+    for old, new in zip(kept, node.outputs, strict=True):
+        new.name, new.type, new.shape = old.name, old.type, old.shape
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+    for each in reversed(group):
+        graph.remove(each, safe=True)
+
+
+def _body(
+    group: Sequence[ir.Node], read: Sequence[ir.Value], kept: Sequence[ir.Value], opset: int
+) -> ir.Function:
+    """A function of copies of a group's nodes, whose names say only their place."""
+    values = {value: ir.val(f"i{place}") for place, value in enumerate(read)}
+    nodes = []
+    for place, each in enumerate(group):
+        inputs = [values[value] for value in each.inputs if value is not None]
+        node = ir.Node("", each.op_type, inputs, list(each.attributes.values()), num_outputs=1)
+        node.outputs[0].name = f"v{place}"
+        values[each.outputs[0]] = node.outputs[0]
+        nodes.append(node)
+    inner = ir.Graph(
+        [values[value] for value in read], [values[value] for value in kept], nodes=nodes,
+        opset_imports={"": opset},
+    )  # fmt: skip
+    attributes = [
+        ir.Attr(name, kind, None)
+        for name, kind in (("kernel", ir.AttributeType.STRING), ("program", ir.AttributeType.INTS))
+    ]
+    return ir.Function(DOMAIN, "Kernel", graph=inner, attributes=attributes)

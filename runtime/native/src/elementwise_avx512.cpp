@@ -1,0 +1,2 @@
+#define ODTPACK_LOOPS kLoops_avx512
+#include "elementwise_execute.inc"

@@ -1,0 +1,2 @@
+#define ODTPACK_LOOPS kLoops_baseline
+#include "elementwise_execute.inc"

@@ -1,0 +1,77 @@
+"""Registers the library of native kernels with sessions whose models can use it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import onnxruntime
+
+DOMAIN: Final = "odtpack.native"
+"""Of the functions that the library has kernels for."""
+
+VARIABLE: Final = "ODTPACK_NATIVE"
+"""Environment variable: the file of the library, or ``0`` to do without it."""
+
+ENTRY: Final = DOMAIN
+"""Session option: ``0`` to do without the library; ``1`` once it is registered."""
+
+NAMES: Final = ("libodtpack-kernels.so", "libodtpack-kernels.dylib", "odtpack-kernels.dll")
+
+
+def native_library() -> Path | None:
+    """The library of native kernels: that of :data:`VARIABLE`, or the one that is installed.
+
+    Returns:
+        Its file; None if there is none, or it is turned off.
+    """
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted == "0":
+        return None
+    folder = Path(__file__).parents[1] / "native"
+    files = [Path(wanted)] if wanted else [folder / name for name in NAMES]
+    return next((file for file in files if file.is_file()), None)
+
+
+def register_kernels(options: onnxruntime.SessionOptions, model: Path) -> bool:
+    """Let sessions of some options use native kernels, if a model can.
+
+    What cannot be registered is said once, as a warning: the model computes the same without.
+
+    Args:
+        options: Options of the sessions; changed in place.
+        model: Model that is about to be opened.
+
+    Returns:
+        Whether the kernels are registered with the options.
+    """
+    with suppress(RuntimeError):  # it has no such entry
+        return str(options.get_session_config_entry(ENTRY)) == "1"
+    library = native_library()
+    if library is None or not _may_use(model):
+        return False
+    try:
+        options.register_custom_ops_library(str(library))
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        text = f"Native kernels are not used: {str(error).splitlines()[0]}"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        options.add_session_config_entry(ENTRY, "0")
+        return False
+    options.add_session_config_entry(ENTRY, "1")
+    return True
+
+
+def _may_use(model: Path) -> bool:
+    """Whether a model names the domain; one in ORT format may have kept its nodes."""
+    try:
+        with (
+            model.open("rb") as stream,
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            return content.find(DOMAIN.encode()) >= 0
+    except (OSError, ValueError):  # an empty file
+        return False

@@ -1,0 +1,75 @@
+"""Which nodes become a function: updates, and nothing whose inputs would live longer for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.reference
+import onnx_ir as ir
+import pytest
+
+from odtpack.passes.aliases import UnsafeAliasError
+from odtpack.passes.native import wrap
+from odtpack_runtime.session.native import DOMAIN
+from tests.passes.tools import check, op_types, parse
+
+MOMENTUM = """momentum (float[n] p, float[n] g, float[n] b, float[1] rate)
+    => (float[n] "p.out", float[n] "b.out") <float keep = {0.9}> {
+    kept = Mul(b, keep)
+    "b.out" = Add(kept, g)
+    step = Mul("b.out", rate)
+    "p.out" = Sub(p, step)
+}"""
+
+
+def test_an_update_is_one_function_whose_body_is_its_nodes() -> None:
+    plain = parse(MOMENTUM)
+    model = wrap(plain)
+    assert op_types(model.graph) == ["Kernel0"]
+    assert op_types(plain.graph) == ["Mul", "Add", "Mul", "Sub"]
+    (body,) = model.functions.values()
+    assert [node.op_type for node in body] == op_types(plain.graph)
+    feeds = {name: np.arange(4, dtype=np.float32) for name in "pgb"} | {"rate": np.float32([0.5])}
+    both = [
+        onnx.reference.ReferenceEvaluator(ir.to_proto(each)).run(None, feeds)
+        for each in (check(plain), model)
+    ]
+    for one, other in zip(*both, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        # A chain in the middle of a model: its inputs would live to its end.
+        ("m (float[n] x) => (float[n] y) { a = Mul(x, x) b = Sqrt(a) c = Add(b, x)"
+         " y = Softmax(c) }",
+         ["Mul", "Sqrt", "Add", "Softmax"]),
+        # Too small to be worth a call, of a type without kernels, one node.
+        ('m (float[8] x) => (float[8] y) { a = Mul(x, x) y = Sqrt(a) }', ["Mul", "Sqrt"]),
+        ("m (double[n] x) => (double[n] y) { a = Mul(x, x) y = Sqrt(a) }", ["Mul", "Sqrt"]),
+        ('m (float[n] x) => (float[n] y) { y = Sqrt(x) }', ["Sqrt"]),
+        # What is read besides stays outside, with all before it.
+        ("m (float[n] x) => (float[n] y, float z) { a = Mul(x, x) b = Abs(a) z = ReduceSum"
+         "<keepdims = 0>(b) c = Neg(b) y = Sqrt(c) }", ["Mul", "Abs", "ReduceSum", "Kernel0"]),
+    ],
+)  # fmt: skip
+def test_what_stays_as_it_is(text: str, left: list[str]) -> None:
+    model = wrap(parse(text))
+    assert op_types(model.graph) == left
+    assert len(model.functions) == left.count("Kernel0")
+
+
+def test_equal_bodies_are_one_function_whatever_their_scalars() -> None:
+    text = """two (float[n] p, float[n] q, float[1] r, float[1] s) => (float[n] y, float[n] z) {
+        a = Mul(p, r) y = Sub(a, r) b = Mul(q, s) z = Sub(b, s) }"""
+    model = wrap(parse(text))
+    assert op_types(model.graph) == ["Kernel0", "Kernel0"]
+    assert len(model.functions) == 1
+    assert model.graph.opset_imports[DOMAIN] == 1
+
+
+def test_an_alias_that_does_not_hold_is_refused() -> None:
+    """The output would be written over the parameter before the last reader has run."""
+    text = MOMENTUM.replace("=> (", "=> (float[n] late, ").replace("kept =", "late = Neg(p) kept =")
+    with pytest.raises(UnsafeAliasError, match="after"):
+        wrap(parse(text))
