@@ -20,21 +20,11 @@ VARIABLE: Final = "ODTPACK_NATIVE"
 ENTRY: Final = DOMAIN
 """Session option: ``0`` to do without the library; ``1`` once it is registered."""
 
-NAMES: Final = ("libodtpack-kernels.so", "libodtpack-kernels.dylib", "odtpack-kernels.dll")
-
 
 def native_library() -> Path | None:
-    """The library of native kernels: that of :data:`VARIABLE`, or the one that is installed.
-
-    Returns:
-        Its file; None if there is none, or it is turned off.
-    """
-    wanted = os.environ.get(VARIABLE, "")
-    if wanted == "0":
-        return None
-    folder = Path(__file__).parents[1] / "native"
-    files = [Path(wanted)] if wanted else [folder / name for name in NAMES]
-    return next((file for file in files if file.is_file()), None)
+    """The library of native kernels that :data:`VARIABLE` names; None if it names none."""
+    wanted = os.environ.get(VARIABLE, "0")
+    return None if wanted in ("", "0") else Path(wanted)
 
 
 def register_kernels(options: onnxruntime.SessionOptions, model: Path) -> bool:
