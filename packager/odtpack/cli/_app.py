@@ -183,7 +183,7 @@ _add(
     "odtpack judge report.json --budget budgets.toml",
     "odtpack judge report.json --budget budgets.toml --baseline main.json \\",
     "    --report html:report.html",
-    "odtpack judge results/*.json --budget budgets.toml --report html:reports/{name}.html",
+    "odtpack judge results/*.json --budget budgets.toml --report html:results/{name}.html",
     "odtpack judge report.json --budget budgets.toml --badge badge.svg",
 )
 _add(history, "odtpack history results/*.json --budget budgets.toml --out history.html")
