@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
+import odtpack.build
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
@@ -186,6 +188,31 @@ def test_tokens(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {next(generator.generate(PROMPT, temperature=2, top_p=0.1, seed=s)) for s in range(40)}
     order = np.argsort(-softmax)
     assert few == {*order[: int(np.searchsorted(np.cumsum(softmax[order]), 0.1)) + 1]}
+
+
+def test_a_decoder_that_does_not_run_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = odtpack.build.decoder_with_adapter
+
+    def wrong(*arguments: Any) -> ir.Model:
+        decoder = made(*arguments)
+        for node in decoder.graph:
+            if node.op_type == "GroupQueryAttention":
+                node.attributes["num_heads"] = ir.AttrInt64("num_heads", 3)
+        return decoder
+
+    monkeypatch.setattr(odtpack.build, "decoder_with_adapter", wrong)
+    said: list[str] = []
+    build_package(
+        exact("genai-qwen2-int4", tmp_path), tmp_path / "package", loss="next_token",
+        segments=True, adapter=SPEC, remark=said.append,
+    )  # fmt: skip
+    assert [text for text in said if text.startswith("the model is not kept for generation: ")]
+    with pytest.raises(OdtpackError) as raised:
+        _ = Package.open(tmp_path / "package").decoder
+    assert raised.value.code == "no-decoder"
+    assert not [*tmp_path.glob("package/decoder*")]
 
 
 def test_errors(trained: Any, llama_file: Path, tmp_path: Path) -> None:

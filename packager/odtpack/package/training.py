@@ -300,8 +300,8 @@ def _return_states(graph: ir.Graph, states: Mapping[str, str], task: Task) -> No
     if not task.backend.is_stock:
         raise OdtpackError(
             "bad-input-setting",
-            f"--runtime {task.backend.runtime} carries no state over",
-            hint="leave --runtime out, or start from zero in every step (--input NAME=zeros)",
+            "artifacts for onnxruntime-training carry no state over",
+            hint="leave --target out, or start from zero in every step (--input NAME=zeros)",
         )
     op = Ops(graph, "carry/")
     for name, output in states.items():

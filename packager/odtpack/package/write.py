@@ -36,6 +36,7 @@ from odtpack.package.training import STATE_SUFFIX, build_graphs, read_by
 from odtpack.passes import native
 from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
 from odtpack.spec import AdapterSpec, BuildSpec
+from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.parameters import CHUNK_ELEMENTS, Layout
 from odtpack_runtime.checkpoint.writer import write_checkpoint
@@ -43,6 +44,7 @@ from odtpack_runtime.files.atomic import atomic_write, file_sha256
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.adapter import peft_info
+from odtpack_runtime.package.generator import DECODER_ROLES, DECODER_RUNS
 from odtpack_runtime.package.manifest import MEANINGS, Manifest, PackageFile
 from odtpack_runtime.package.package import MANIFEST_NAME, Package, read_manifest, signature_path
 from odtpack_runtime.package.trust import STANDARD_DOMAINS
@@ -169,6 +171,9 @@ def write_package(
         if manifest is not None:
             if segments is not None:
                 manifest = segments.listed_in(manifest)
+                if run and stock and graphs.segments and graphs.segments.decoder is not None:
+                    _write(manifest, stage / name)
+                    manifest = _with_decoder_that_runs(manifest, stage / name, remark)
             if graphs.memory is not None and manifest.session and manifest.session.shared_allocator:
                 manifest = _with_fitted_arena(manifest, stage / name, graphs)
             _write(manifest, stage / name)
@@ -187,6 +192,27 @@ def write_package(
                 _write(manifest, stage / name)
         elif run and remark is not None:
             remark(f"the models were not run: only {task.backend.runtime} runs them")
+    return manifest
+
+
+def _with_decoder_that_runs(
+    manifest: Manifest, path: Path, remark: Callable[[str], None] | None
+) -> Manifest:
+    """The manifest, without the model for generation if that does not run here."""
+    own = [file for file in manifest.files.extra if file.role in DECODER_ROLES]
+    try:
+        files = [path.parent / file.path for file in manifest.files.all()]
+        apart.call(DECODER_RUNS, apart.Limits.of(files), manifest=str(path))
+    except OdtpackError as error:
+        if error.code not in ("model-not-loadable", "run-failed", "models-memory"):
+            raise
+        if remark is not None:
+            remark(f"the model is not kept for generation: {error.what}")
+        for file in own:
+            (path.parent / file.path).unlink()
+        extra = tuple(file for file in manifest.files.extra if file not in own)
+        files_left = dataclasses.replace(manifest.files, extra=extra)
+        manifest = dataclasses.replace(manifest, files=files_left).sealed()
     return manifest
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import onnxruntime
 
+from odtpack_runtime.apart.child import alive
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
@@ -20,6 +22,19 @@ from odtpack_runtime.session.session import first_line, open_session
 
 _PAST, _PRESENT = "past_key_values.", "present."
 _AT_ONCE = 32  # tokens of a prompt: the logits of each take as many numbers as there are words
+
+DECODER_ROLES: Final = ("decoder_model", "decoder_weights")
+DECODER_RUNS: Final = "odtpack_runtime.package.generator:decoder_runs"
+
+
+def decoder_runs(manifest: str) -> None:
+    """Generate two tokens with the decoder of a package; to be called apart, as it may do anything.
+
+    Raises:
+        OdtpackError: It does not load, or does not run.
+    """
+    for _ in Generator(Package.open(Path(manifest))).generate([0], max_tokens=2):
+        alive()
 
 
 class Generator:

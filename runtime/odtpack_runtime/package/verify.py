@@ -20,6 +20,7 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.contradictions import contradiction
+from odtpack_runtime.package.generator import decoder_runs
 from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.manifest_signature import KeyFiles
@@ -105,6 +106,8 @@ def run_steps(package: Package) -> StepFigures:
         )
     _load_converted(package)
     _load_exported(package)
+    if any(file.role == "decoder_model" for file in package.manifest.files.extra):
+        decoder_runs(str(package.path / package.manifest_name))
     return figures
 
 
