@@ -150,6 +150,16 @@ def is_setting(value: ir.Value) -> bool:
     return value.meta.get(_LIFTED) == _SETTING
 
 
+CARRIED: Final = "odtpack.carried"
+"""Metadata of the initializer that a state became: the output that takes its place."""
+
+
+def carried(graph: ir.Graph) -> dict[str, str]:
+    """States that go from step to step, each with the output that is the next one."""
+    states = {str(v.name): v for v in (*graph.initializers.values(), *graph.inputs)}
+    return {name: v.meta[CARRIED] for name, v in states.items() if CARRIED in v.meta}
+
+
 def turn_dropout_off(graph: ir.Graph) -> None:
     """Drop the training_mode inputs of Dropout, without which it passes its input through."""
     for node in nodes_of(graph):

@@ -9,18 +9,16 @@ import onnx
 import onnx_ir as ir
 
 from odtpack.errors import OdtpackError, UnknownNameError, near_names
-from odtpack.graph.graphs import TRAINABLE_TYPES, dims_of, mark_constant, reads, static_dims
+from odtpack.graph.graphs import (
+    CARRIED,
+    TRAINABLE_TYPES,
+    dims_of,
+    mark_constant,
+    reads,
+    static_dims,
+)
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-
-_CARRIED = "odtpack.carried"
-"""Metadata of the initializer that a state became: the output that takes its place."""
-
-
-def carried(graph: ir.Graph) -> dict[str, str]:
-    """States that go from step to step, each with the output that is the next one."""
-    states = {str(v.name): v for v in (*graph.initializers.values(), *graph.inputs)}
-    return {name: v.meta[_CARRIED] for name, v in states.items() if _CARRIED in v.meta}
 
 
 def settle(model: ir.Model, settings: Sequence[str]) -> ir.Model | None:
@@ -187,7 +185,7 @@ def _carry(graph: ir.Graph, value: ir.Value, output: str, text: str) -> None:
         zeros = np.zeros(sizes, value.dtype.numpy())
         value.const_value = ir.tensor(zeros, dtype=value.dtype, name=value.name)
         graph.register_initializer(value)
-        value.meta[_CARRIED] = output
+        value.meta[CARRIED] = output
         return
     what = f"--input {text!r}: {value.name!r} cannot be carried over: {problem}"
     raise OdtpackError("bad-input-setting", what, hint=hint)

@@ -13,10 +13,9 @@ from odtpack import losses, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.graphs import dims_of, nodes_of, static_dims, subgraphs
+from odtpack.graph.graphs import carried, dims_of, nodes_of, static_dims, subgraphs
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.model.inputs import carried
 from odtpack.package.parameters import (
     SCALE_SUFFIX,
     Parameter,
