@@ -187,7 +187,7 @@ def test_a_state_is_carried_from_step_to_step(
         ("state=carry:new", {}, "--size batch=4"),
         ("state=carry:news", {"sizes": ("N=5",)}, "did you mean new"),
         ("x=carry:new", {"sizes": ("N=5",)}, "fixed sizes"),
-        ("state=carry:new", {"sizes": ("N=5",), "runtime": "ort-training"}, "carries no state"),
+        ("state=carry:new", {"sizes": ("N=5",), "runtime": "ort-training"}, "carry no state"),
         ("state=carry:new", {"sizes": ("N=5",), "train": ("state",)}, "carried states"),
     ],
 )
