@@ -14,6 +14,7 @@ SOURCES = sorted((ROOT / "runtime/odtpack_runtime").rglob("*.py"))
 ITS_THREE = {"numpy", "onnxruntime", "flatbuffers", "odtpack_runtime"}
 WHERE_INSTALLED = {
     "manifest_signature.py": {"cryptography"},
+    "native.py": {"onnx"},  # a type only
     "onnx_files.py": {"onnx"},
     "verify_models.py": {"onnx"},
 }
