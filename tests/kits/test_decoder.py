@@ -12,9 +12,14 @@ import pytest
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Generator, Package, load_adapter, save_adapter
-from odtpack_runtime.package.adapter import CONFIG
+from odtpack_runtime.package.adapter import (
+    CONFIG,
+    TENSORS,
+    read_onnx_adapter,
+    write_onnx_adapter,
+)
 from tests.adapters.written.models import HERE, VOCABULARY
-from tests.kits import cpp_kit
+from tests.kits import cpp_kit, kotlin_kit
 from tests.kits.harness import contents, save_batch, train
 
 pytestmark = pytest.mark.kits
@@ -75,6 +80,84 @@ def test_cpp(
         assert found["arrays"] == wanted["arrays"]
     configs = [tmp_path / each / "peft" / CONFIG for each in ("python", "kit")]
     assert configs[0].read_bytes() == configs[1].read_bytes()
+
+
+@pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable()))
+def test_kotlin(package: Package, batch: dict[str, np.ndarray[Any, Any]], tmp_path: Path) -> None:
+    """A training's adapter has the bytes of Python's; of a bad one no parameter is taken."""
+    data = kotlin_kit.save_batch(tmp_path, **batch)
+    task = {"package": package.path, "data": data, "rate": 0.01}
+    trained = tmp_path / "python.ckpt"
+    kotlin_kit.train({**task, "steps": 3, "save": trained}, "python")
+    state = CheckpointState.load_checkpoint(trained)
+    python, kit = tmp_path / "python", tmp_path / "kit"
+    for folder in (python, kit):
+        folder.mkdir()
+    for form in FORMS:
+        save_adapter(package, state, python / form)
+    steps = [{"do": "batch"}] * 3
+    saves = [{"do": "save adapter", "path": kit / form} for form in FORMS]
+    results = actions({**task, "actions": [*steps, *saves]})
+    assert results[3:] == [None, None]
+    for name in (FORMS[0], f"peft/{TENSORS}", f"peft/{CONFIG}"):
+        assert (kit / name).read_bytes() == (python / name).read_bytes()
+
+    bad, read = hostile(python, tmp_path / "bad"), tmp_path / "read.ckpt"
+    last = {"do": "state", "path": read}
+    loads = [{"do": "load adapter", "path": path} for path in bad]
+    assert actions({**task, "actions": [*loads, last]}) == [*bad.values(), None]
+    assert contents(read)["arrays"] == contents(package.checkpoint)["arrays"]
+    for form in FORMS:
+        load = {"do": "load adapter", "path": python / form}
+        assert actions({**task, "actions": [load, last]}) == [None, None]
+        assert contents(read)["arrays"] == contents(trained)["arrays"]
+
+
+def actions(task: dict[str, Any]) -> list[str | None]:
+    """What the calls of a session of the Kotlin kit gave: null, or the code of an error."""
+    text = kotlin_kit.run("actions", json.dumps(task, default=str))
+    return list(json.loads(text)["results"])
+
+
+def hostile(good: Path, folder: Path) -> dict[Path, str]:
+    """Adapters that are short, damaged or another's, and the error of each."""
+    tensors = read_onnx_adapter(good / FORMS[0])
+    *most, last = sorted(tensors)
+    found: dict[Path, str] = {folder / "none" / FORMS[0]: "adapter-corrupt",
+                              folder / "none" / "peft": "peft-not-found"}  # fmt: skip
+    for name, changed in {
+        "fewer": {name: tensors[name] for name in most},
+        "more": {**tensors, "another": tensors[last]},
+        "wide": {**tensors, last: tensors[last][:, :1]},
+        "whole": {**tensors, last: tensors[last].astype(np.int32)},
+    }.items():
+        path = folder / name / FORMS[0]
+        path.parent.mkdir(parents=True)
+        write_onnx_adapter(path, changed)
+        found[path] = "adapter-mismatch"
+    content = (good / FORMS[0]).read_bytes()
+    for size in (0, 7, 40, len(content) // 2, len(content) - 1):
+        path = folder / f"{size}.onnx_adapter"
+        path.write_bytes(content[:size])
+        found[path] = "adapter-corrupt"
+    config, content = ((good / "peft" / each).read_bytes() for each in (CONFIG, TENSORS))
+    for number, (told, stored, code) in enumerate((
+        (config, content[:9], "peft-invalid"),
+        (config, content[: len(content) // 2], "peft-invalid"),
+        (config, content + b" ", "peft-invalid"),
+        (config, content.replace(b":[0,", b":[4,", 1), "peft-invalid"),
+        (config, content.replace(b"F32", b"F99", 1), "peft-invalid"),
+        (config, content.replace(b"layers.0", b"layers.7", 1), "adapter-mismatch"),
+        (config[:-9], content, "peft-invalid"),
+        (config.replace(b'"r": 4', b'"r": 2'), content, "adapter-mismatch"),
+        (config.replace(b'"bias": "none"', b'"bias": "all"'), content, "peft-unsupported"),
+    )):  # fmt: skip
+        path = folder / f"peft-{number}"
+        path.mkdir()
+        (path / CONFIG).write_bytes(told)
+        (path / TENSORS).write_bytes(stored)
+        found[path] = code
+    return found
 
 
 def run(job: dict[str, Any], folder: Path, variant: str) -> str:

@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.optimizers import make_optimizer
 from odtpack_runtime import (
     CheckpointState,
     OdtpackError,
+    load_adapter,
+    save_adapter,
 )
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.state import carry_over
@@ -198,6 +201,29 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(
     assert "code: file-not-written" in done.stderr
     assert saved.read_bytes() == before
     assert not list(tmp_path.glob(".state*"))
+
+
+def test_an_adapter_is_written_and_read(layer: Any, tmp_path: Path) -> None:
+    adapter = AdapterSpec("lora", ("fc1*",), (), 2, 4.0)
+    build_package(zoo.mlp((8, 6, 3)), tmp_path / "package", loss="cross_entropy", adapter=adapter)
+    package, trained, read = Package.open(tmp_path / "package"), tmp_path / "1", tmp_path / "2"
+    state, again = (CheckpointState.load_checkpoint(package.checkpoint) for _ in range(2))
+    for array in state.arrays(trainable=True).values():
+        array[...] += 1
+    CheckpointState.save_checkpoint(state, trained)
+    for form in ("it.onnx_adapter", "peft"):
+        python, kit = tmp_path / f"python-{form}", tmp_path / f"kit-{form}"
+        save_adapter(package, state, python)
+        done = layer.run("adapters", package.path, trained, kit, python, read)
+        assert done.returncode == 0, done.stderr
+        assert contents(read)["arrays"] == contents(trained)["arrays"]
+        load_adapter(package, again, kit)
+        for name, value in state.arrays(trainable=True).items():
+            np.testing.assert_array_equal(again.arrays(trainable=True)[name], value)
+            again.arrays(trainable=True)[name][...] = 0
+    done = layer.run("adapters", package.path, trained, kit, tmp_path / "none", read)
+    assert done.returncode == 2
+    assert "code: peft-not-found" in done.stderr
 
 
 def hostile_checkpoints(folder: Path, good: bytes) -> list[Path]:

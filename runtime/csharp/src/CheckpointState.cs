@@ -124,6 +124,16 @@ namespace Odtpack {
             }
         }
 
+        /// <summary>Write the adapter that was trained: to a file whose name ends in
+        /// <c>.onnx_adapter</c>, which ONNX Runtime's own adapters read, or to a folder, made if
+        /// needed, with PEFT's two files.</summary>
+        public void SaveAdapter(TrainingPackage package, string path) =>
+            Native.Call(Native.odtpack_adapter_save(package.Handle, Handle, Native.Encode(path)));
+        /// <summary>Set the trained parameters to those of such a file or folder, all of them or
+        /// none.</summary>
+        public void LoadAdapter(TrainingPackage package, string path) =>
+            Native.Call(Native.odtpack_adapter_load(package.Handle, Handle, Native.Encode(path)));
+
         void Set(string name, NativeProperty property) =>
             Native.Call(Native.odtpack_state_set_property(Handle, Native.Encode(name), &property));
         static object Value(NativeProperty property) =>

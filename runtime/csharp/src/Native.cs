@@ -221,6 +221,12 @@ namespace Odtpack {
         internal static extern IntPtr odtpack_state_carry_over(
             StateHandle state, StateHandle trained, IntPtr[] names, UIntPtr count,
             [MarshalAs(Byte)] bool optimizerState);
+        [DllImport(Library, CallingConvention = C)]
+        internal static extern IntPtr odtpack_adapter_save(
+            PackageHandle package, StateHandle state, byte[] path);
+        [DllImport(Library, CallingConvention = C)]
+        internal static extern IntPtr odtpack_adapter_load(
+            PackageHandle package, StateHandle state, byte[] path);
 
         [DllImport(Library, CallingConvention = C)]
         internal static extern IntPtr odtpack_session_create(

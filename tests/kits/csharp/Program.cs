@@ -10,6 +10,7 @@
 //     kit calls COMMAND JOB.json TIMES     see Calls.cs
 //     kit former PACKAGE IMAGES LABELS FOLDER SHAPE...    see Former.cs
 //     kit adapter PACKAGE TRAINED FILE     prints the adapter's parameters, carries them over, saves
+//     kit adapters PACKAGE TRAINED TO FROM FILE           writes an adapter; reads one, and saves
 //     kit signature PACKAGE right|wrong|throws            opens a package that must be signed
 //     kit benchmark FOLDER THREADS [MEMORY_LIMIT_BYTES]
 using System;
@@ -58,6 +59,15 @@ static class Program {
                     Console.Write(string.Join("\n", names));
                     state.CarryOver(trained, names, false);
                     CheckpointState.SaveCheckpoint(state, words[3]);
+                }
+                break;
+            case "adapters":
+                using (var package = TrainingPackage.Open(words[1]))
+                using (var state = CheckpointState.LoadCheckpoint(package.Path("checkpoint")))
+                using (var trained = CheckpointState.LoadCheckpoint(words[2])) {
+                    trained.SaveAdapter(package, words[3]);
+                    state.LoadAdapter(package, words[4]);
+                    CheckpointState.SaveCheckpoint(state, words[5]);
                 }
                 break;
             case "signature":

@@ -26,11 +26,11 @@ private fun anonymous(): Long = File("/proc/self/smaps_rollup").readLines()
     .first { it.startsWith("Anonymous:") }.filter(Char::isDigit).toLong() * 1024
 
 internal class Task(val json: Json) {
+    val pack = TrainingPackage.open(json["package"].text())
     val session: OrtTrainingSession
     val batches: List<Map<String, OnnxTensor>>
 
     init {
-        val pack = TrainingPackage.open(json["package"].text())
         val state = OrtCheckpointState.loadCheckpoint(
             json["checkpoint"].text("").ifEmpty { pack.path("checkpoint") },
         )

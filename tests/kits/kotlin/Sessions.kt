@@ -52,6 +52,8 @@ private fun act(task: Task, json: Json): Any? {
         )
         "save" -> session.saveCheckpoint(json["path"].text(), true, json["keep"].flag(false))
         "state" -> session.checkpoint.saveCheckpoint(json["path"].text(), true)
+        "save adapter" -> session.checkpoint.saveAdapter(task.pack, json["path"].text())
+        "load adapter" -> session.checkpoint.loadAdapter(task.pack, json["path"].text())
         "export" -> session.exportModelForInference(json["path"].text(), arrayOf("output"))
         "predict" -> session.inferenceSession("output").close()
         "read" -> session.toBuffer(true).remaining()

@@ -11,6 +11,7 @@
 //     kit keep FROM FILE EXTERNAL_ABOVE    saves over a file, which is kept
 //     kit calls COMMAND JOB.json TIMES     see Calls.swift
 //     kit former PACKAGE IMAGES LABELS FOLDER SHAPE...    see Former.swift
+//     kit adapters PACKAGE TRAINED TO FROM FILE           writes an adapter; reads one, and saves
 //     kit signature PACKAGE                opens a package that must be signed
 //     kit benchmark FOLDER THREADS [MEMORY_LIMIT_BYTES]
 import Foundation
@@ -35,6 +36,12 @@ do {
     try trainFormerly(
       arguments[1], arguments[2], arguments[3], arguments[4],
       arguments.dropFirst(5).map { NSNumber(value: Int($0)!) })
+  case "adapters":
+    let package = try TrainingPackage(path: arguments[1])
+    let state = try ORTCheckpoint(path: package.path("checkpoint"))
+    try ORTCheckpoint(path: arguments[2]).saveAdapter(of: package, toPath: arguments[3])
+    try state.loadAdapter(of: package, fromPath: arguments[4])
+    try state.saveCheckpoint(toPath: arguments[5], withOptimizerState: true)
   case "signature": _ = try TrainingPackage(path: arguments[1], publicKey: Data(count: 32))
   case "benchmark":
     let limit = arguments.count > 3 ? Int(arguments[3]) : nil

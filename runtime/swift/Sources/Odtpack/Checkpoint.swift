@@ -122,6 +122,17 @@ public final class ORTCheckpoint {
     }
   }
 
+  /// Write the adapter that was trained: to a file whose name ends in `.onnx_adapter`, which ONNX
+  /// Runtime's own adapters read, or to a folder, made if needed, with PEFT's two files.
+  public func saveAdapter(of package: TrainingPackage, toPath path: String) throws {
+    try call(odtpack_adapter_save(package.handle, handle, path))
+  }
+
+  /// Set the trained parameters to those of such a file or folder, all of them or none.
+  public func loadAdapter(of package: TrainingPackage, fromPath path: String) throws {
+    try call(odtpack_adapter_load(package.handle, handle, path))
+  }
+
   /// A tensor of the state that a call hands out.
   func tensor(
     _ get: (UnsafeMutablePointer<OpaquePointer?>, UnsafeMutablePointer<OpaquePointer?>) ->

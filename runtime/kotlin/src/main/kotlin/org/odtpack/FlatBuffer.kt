@@ -13,7 +13,11 @@ private const val MOST_FIELDS = 32
  * it is used, no table is read by two references, and texts together are no longer than the file.
  * What flatc generates for Java trusts all of these.
  */
-internal class FlatBuffer(bytes: ByteBuffer, private val where: String) {
+internal class FlatBuffer(
+    bytes: ByteBuffer,
+    private val where: String,
+    private val what: String = "checkpoint",
+) {
     private val bytes = bytes.slice().order(ByteOrder.LITTLE_ENDIAN)
     val size = bytes.remaining().toLong()
     private val seen = Positions()
@@ -21,7 +25,7 @@ internal class FlatBuffer(bytes: ByteBuffer, private val where: String) {
     private var tablesLeft = size
 
     fun corrupt(reason: String): Nothing = fail(
-        "checkpoint-corrupt", "It is not a readable checkpoint: $reason.", where,
+        "$what-corrupt", "It is not a readable $what: $reason.", where,
         "copy or download the file again, or fall back to an earlier one",
     )
 

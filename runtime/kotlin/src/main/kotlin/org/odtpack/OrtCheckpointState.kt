@@ -3,6 +3,7 @@ package org.odtpack
 import ai.onnxruntime.OnnxTensor
 import ai.onnxruntime.OrtEnvironment
 import ai.onnxruntime.OrtException
+import java.io.File
 import java.nio.ByteBuffer
 import java.nio.file.Path
 
@@ -150,6 +151,30 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
         }
         state.nominal = false
     }
+
+    /**
+     * Write the adapter that was trained, of one model or of segments.
+     *
+     * @param pack The package that the state belongs to.
+     * @param path A name that ends in `.onnx_adapter` for a file of ONNX Runtime's own adapters, or
+     *   a folder for PEFT's two files; made if needed.
+     * @throws OdtpackException `no-adapter`; `peft-without-kind` if PEFT has no place for what is
+     *   trained; `file-not-written`.
+     */
+    @Throws(OrtException::class)
+    fun saveAdapter(pack: TrainingPackage, path: String) =
+        own { writeAdapter(pack, state, File(path)) }
+
+    /**
+     * Set the trained parameters to those of such a file or folder, all of them or none. What the
+     * optimizer carries stays as it is.
+     *
+     * @throws OdtpackException `adapter-corrupt`, `peft-not-found`, `peft-invalid` or
+     *   `peft-unsupported` if it cannot be read, `adapter-mismatch` if it does not fit.
+     */
+    @Throws(OrtException::class)
+    fun loadAdapter(pack: TrainingPackage, path: String) =
+        own { readAdapter(pack, state, File(path)) }
 
     override fun <T> own(body: () -> T): T = state.turn.take(body)
 

@@ -1,0 +1,290 @@
+package org.odtpack
+
+import com.google.flatbuffers.FlatBufferBuilder
+import java.io.File
+import java.io.IOException
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+
+private const val TENSORS = "adapter_model.safetensors"
+private const val CONFIG = "adapter_config.json"
+private const val TABLE = ".base_layer.weight" // beside an embedding's adapter PEFT saves it
+private const val MOST_AXES = 32
+private const val MOST_HEADER = 1L shl 26 // bytes
+private val SAFE =
+    mapOf("F32" to Type.FLOAT, "F64" to Type.DOUBLE, "F16" to Type.HALF, "BF16" to Type.UINT16)
+
+/** Settings of PEFT that change what the tensors mean, and the values that they have without. */
+private val SETTINGS = listOf(
+    "alora_invocation_tokens", "bias", "layer_replication", "lora_bias", "megatron_config",
+    "rank_pattern", "alpha_pattern", "target_parameters", "trainable_token_indices", "use_qalora",
+    "use_bdlora", "arrow_config", "kasa_config", "monteclora_config",
+)
+private val PLAIN = setOf(null, false, "none", emptyMap<String, Any>())
+
+private fun isOnnx(file: File) = file.extension == "onnx_adapter"
+
+private fun File.writeParts(parts: List<ByteBuffer>) {
+    writeAtomically(this) { channel -> parts.forEach(channel::writeAll) }
+}
+
+/** Write what a package trains with an adapter: one file of ONNX Runtime's, or PEFT's two. */
+internal fun writeAdapter(pack: TrainingPackage, state: State, target: File) {
+    val trained = trainedOf(pack, state)
+    if (isOnnx(target)) return target.writeParts(listOf(onnxAdapter(trained)))
+    val renamed = peftNames(pack, trained).entries.associate { (name, peft) -> peft to trained[name]!! }
+    target.mkdirs()
+    if (!target.isDirectory) notWritten(target, IOException("it is not a folder"))
+    // The configuration is the package's, whatever the values: old values and new ones go with it.
+    File(target, TENSORS).writeParts(safetensors(renamed))
+    File(target, CONFIG).writeParts(listOf(ByteBuffer.wrap(peftConfig(pack).toByteArray())))
+}
+
+/** Set what a package trains to the values of such a file or folder, all of them or none. */
+internal fun readAdapter(pack: TrainingPackage, state: State, source: File) {
+    val trained = trainedOf(pack, state)
+    val names: Map<String, String>
+    val found: MutableMap<String, Tensor>
+    if (isOnnx(source)) {
+        names = trained.keys.associateWith { it }
+        found = readOnnxAdapter(source)
+    } else {
+        names = peftNames(pack, trained)
+        checkConfig(File(source, CONFIG), peftConfig(pack))
+        found = readSafetensors(File(source, TENSORS))
+        found.keys.removeAll { it.endsWith(TABLE) && it !in names.values }
+    }
+    val values = names.map { (name, peft) ->
+        val own = trained[name]!!
+        val value = found.remove(peft) ?: mismatch("the adapter has no '$peft'", source)
+        if (!value.shape.contentEquals(own.shape) || !value.type.floating) {
+            mismatch(
+                "'$peft' is ${value.description} in the adapter, and ${own.description} in the package",
+                source,
+            )
+        }
+        own to value.converted(own.type).copy() // no pages of a file that may still change
+    }
+    found.keys.firstOrNull()?.let {
+        mismatch("the adapter has '$it', which the package does not train", source)
+    }
+    for ((own, value) in values) own.copyFrom(value.bytes())
+}
+
+private fun mismatch(what: String, where: File): Nothing = fail(
+    "adapter-mismatch", "$what.", where.path,
+    "build the package with the adapter's kind, rank, alpha and layers",
+)
+
+private fun trainedOf(pack: TrainingPackage, state: State): Map<String, Tensor> {
+    if (pack.manifest["adapter"].absent) {
+        fail(
+            "no-adapter", "The package was built without an adapter.", pack.folder,
+            "build it with --adapter lora --on '*.q_proj'",
+        )
+    }
+    state.requireValues()
+    return state.parameters.filterValues { it.trainable }.mapValues { it.value.value }.toSortedMap()
+}
+
+private fun peftConfig(pack: TrainingPackage) = pack.manifest["adapter"]["peft"]["config"].text()
+
+/** PEFT's names of the trained parameters, by these. */
+private fun peftNames(pack: TrainingPackage, trained: Map<String, Tensor>): Map<String, String> {
+    val peft = pack.manifest["adapter"]["peft"]
+    if (peft.absent) {
+        fail(
+            "peft-without-kind", "PEFT has no file for what this package trains.", pack.folder,
+            "name a file that ends in .onnx_adapter",
+        )
+    }
+    val renamed = peft["names"].takeUnless { it.absent }?.fields().orEmpty()
+    return trained.keys.associateWith { renamed[it]?.text() ?: it }
+}
+
+/** A tensor over these bytes, if they are as many as it has. */
+private fun tensorOf(type: Type?, shape: LongArray, bytes: ByteBuffer): Tensor? {
+    val size = shape.fold(type?.size?.toDouble() ?: -1.0) { all, axis -> all * axis }
+    val good = type != null && shape.all { it >= 0 } && size == bytes.remaining().toDouble()
+    return if (good) Tensor(type!!, shape, bytes) else null
+}
+
+// ONNX Runtime's format, as onnxruntime/lora has it:
+//
+//     table Parameter { name: string; dims: [int64]; data_type: int32; raw_data: [uint8]; }
+//     table Adapter { format_version: int32; adapter_version: int32; model_version: int32;
+//                     parameters: [Parameter]; }
+
+private fun onnxAdapter(tensors: Map<String, Tensor>): ByteBuffer {
+    val to = FlatBufferBuilder(tensors.values.sumOf { it.data.capacity() + 256 } + 64)
+    val tables = tensors.map { (name, tensor) ->
+        val bytes = tensor.bytes()
+        to.createUnintializedVector(1, bytes.remaining(), 8).put(bytes)
+        val data = to.endVector()
+        to.startVector(8, tensor.shape.size, 8)
+        for (axis in tensor.shape.reversed()) to.addLong(axis)
+        val dims = to.endVector()
+        val text = to.createString(name)
+        to.startTable(4)
+        to.addOffset(0, text, 0)
+        to.addOffset(1, dims, 0)
+        to.addInt(2, tensor.type.code, 0)
+        to.addOffset(3, data, 0)
+        to.endTable()
+    }
+    val all = to.createVectorOfTables(tables.toIntArray())
+    to.startTable(4)
+    for (version in 0..2) to.addInt(version, 1, 0)
+    to.addOffset(3, all, 0)
+    to.finish(to.endTable(), "TORT")
+    return to.dataBuffer()
+}
+
+private fun readOnnxAdapter(file: File): MutableMap<String, Tensor> {
+    val bytes = try {
+        map(file)
+    } catch (error: IOException) {
+        fail("adapter-corrupt", "${file.path} cannot be read: ${error.message}.")
+    }
+    val source = FlatBuffer(bytes, file.path, "adapter")
+    val root = source.root("TORT")
+    source.check(root.int(0) == 1) { "its format is not 1" }
+    val tensors = HashMap<String, Tensor>()
+    var left = source.size
+    val all = root.vector(3, 4)
+    for (i in 0 until all.length) {
+        val table = all.table(i)
+        val dims = table.vector(1, 8)
+        val data = table.optional(3, 1)
+        left -= data?.length ?: 0
+        source.check(dims.length <= MOST_AXES && left >= 0) { "a parameter is too large" }
+        val shape = LongArray(dims.length, dims::long)
+        val tensor = data?.let { tensorOf(Type.of(table.int(2)), shape, it.content()) }
+        source.check(tensor != null && tensors.put(table.text(0), tensor) == null) {
+            "a parameter is not a tensor of numbers"
+        }
+    }
+    return tensors
+}
+
+// safetensors: the length of a header in 8 bytes, a header in JSON, and the elements.
+
+private fun quoted(text: String) = text.map {
+    if (it in " !" || it in '#'..'[' || it in ']'..'~') "$it" else "\\u%04x".format(it.code)
+}.joinToString("", "\"", "\"")
+
+private fun safetensors(tensors: Map<String, Tensor>): List<ByteBuffer> {
+    val header = StringBuilder("""{"__metadata__":{"format":"pt"}""")
+    var end = 0L
+    val sorted = tensors.toSortedMap()
+    for ((name, tensor) in sorted) {
+        val start = end
+        end += tensor.data.capacity()
+        val type = SAFE.entries.first { it.value == tensor.type }.key
+        val shape = tensor.shape.joinToString(",")
+        header.append(
+            ",${quoted(name)}:{\"dtype\":\"$type\",\"shape\":[$shape],\"data_offsets\":[$start,$end]}",
+        )
+    }
+    header.append("}")
+    while (header.length % 8 > 0) header.append(' ')
+    val head = ByteBuffer.allocate(8 + header.length).order(ByteOrder.LITTLE_ENDIAN)
+    head.putLong(header.length.toLong()).put(header.toString().toByteArray()).flip()
+    return listOf(head) + sorted.values.map { it.bytes() }
+}
+
+private fun invalid(file: File, reason: String): Nothing = fail(
+    "peft-invalid", "${file.name} cannot be read: $reason.", file.path,
+    "save the adapter again: model.save_pretrained(folder)",
+)
+
+/** JSON of a file; what is wrong with it is `peft-invalid`. */
+private fun <T> readPeft(file: File, text: ByteArray, read: (Json) -> T): T = try {
+    read(Json.read(text))
+} catch (error: OdtpackException) {
+    if (error.errorCode != "manifest-invalid") throw error
+    invalid(file, "it is not JSON as it should be")
+}
+
+private fun mapPeft(file: File): ByteBuffer = try {
+    map(file)
+} catch (error: IOException) {
+    fail(
+        "peft-not-found", "${file.path} cannot be read: ${error.message}.", "",
+        "pass the folder that model.save_pretrained(folder) wrote",
+    )
+}
+
+/** The first bytes of a buffer, which come to stand behind its position. */
+private fun ByteBuffer.take(size: Long): ByteArray = ByteArray(size.toInt()).also(::get)
+
+/** All tensors; bfloat16 becomes float32. */
+private fun readSafetensors(file: File): MutableMap<String, Tensor> {
+    val bytes = mapPeft(file)
+    val size = if (bytes.remaining() < 8) 0 else bytes.getLong()
+    if (size !in 2..minOf(MOST_HEADER, bytes.remaining().toLong())) invalid(file, "its header")
+    val header = bytes.take(size)
+    val data = Tensor(Type.UINT8, LongArray(0), bytes.slice())
+    return readPeft(file, header) { json ->
+        val tensors = HashMap<String, Tensor>()
+        var end = 0L
+        val entries = json.fields().filterKeys { it != "__metadata__" }.map { (name, entry) ->
+            val (start, stop) = entry["data_offsets"].list().map { it.whole() }
+                .also { if (it.size != 2) invalid(file, "a tensor is not where it should be") }
+            Triple(start, stop, name to entry)
+        }
+        for ((start, stop, each) in entries.sortedWith(compareBy({ it.first }, { it.second }))) {
+            if (start != end || stop !in start..data.data.capacity()) {
+                invalid(file, "a tensor is not where it should be")
+            }
+            val (name, entry) = each
+            val shape = entry["shape"].list().map { it.whole() }.toLongArray()
+            val part = data.from(start, longArrayOf(stop - start)).data
+            val tensor = tensorOf(SAFE[entry["dtype"].text()], shape, part)
+                .takeIf { shape.size <= MOST_AXES }
+                ?: invalid(file, "a tensor has another size or type than is known")
+            tensors[name] = if (tensor.type.floating) tensor else widened(tensor)
+            end = stop
+        }
+        if (end != data.data.capacity().toLong()) invalid(file, "it is longer than its tensors")
+        tensors
+    }
+}
+
+private fun widened(half: Tensor): Tensor {
+    val result = zeros(Type.FLOAT, half.shape)
+    for (i in 0 until half.count.toInt()) {
+        result.data.putInt(4 * i, half.data.getShort(2 * i).toInt() shl 16)
+    }
+    return result
+}
+
+/** What a configuration of PEFT says of the tensors. */
+private data class Kind(val name: String, val rank: Long, val factor: Double)
+
+private fun kindOf(file: File, text: ByteArray) = readPeft(file, text) { json ->
+    SETTINGS.find { json[it].value !in PLAIN }?.let {
+        fail("peft-unsupported", "The adapter has a setting $it.", file.path)
+    }
+    val name = json["peft_type"].text()
+    if (name != "LORA") return@readPeft Kind(name, 0, 1.0)
+    val rank = json["r"].within(1L..Int.MAX_VALUE)
+    val by = if (json["use_rslora"].flag(false)) Math.sqrt(rank.toDouble()) else rank.toDouble()
+    val dora = if (json["use_dora"].flag(false)) " with DoRA" else ""
+    Kind(name + dora, rank, json["lora_alpha"].number() / by)
+}
+
+/** Check that a configuration means what the package's does. */
+private fun checkConfig(file: File, own: String) {
+    val bytes = mapPeft(file)
+    val theirs = kindOf(file, bytes.take(bytes.remaining().toLong()))
+    val mine = kindOf(file, own.toByteArray())
+    val near = Math.abs(mine.factor - theirs.factor) <=
+        1e-6 * maxOf(Math.abs(mine.factor), Math.abs(theirs.factor))
+    if (!near || mine.copy(factor = theirs.factor) != theirs) {
+        val (said, wanted) = listOf(theirs, mine).map { (name, rank, factor) ->
+            "$name, rank $rank, factor ${repr(factor)}"
+        }
+        mismatch("the adapter is $said, the package's $wanted", file)
+    }
+}
