@@ -83,7 +83,7 @@ export async function loadAdapter(
 }
 
 /** What a package trains with an adapter, in the memory of the state. */
-async function trainedOf(
+export async function trainedOf(
   { manifest, source }: TrainingPackage, state: CheckpointState,
 ): Promise<ReadonlyMap<string, Parameter>> {
   if (!manifest.adapter) {
@@ -109,7 +109,7 @@ function peftOf({ manifest }: TrainingPackage): {
 }
 
 /** The values of an adapter by the names of what is trained, in the types of that. */
-async function readAdapter(
+export async function readAdapter(
   opened: TrainingPackage, trained: Named, source: FileSource | PeftFiles,
 ): Promise<Map<string, TypedArray>> {
   const path = typeof source === 'string' || source instanceof URL ? source : undefined;

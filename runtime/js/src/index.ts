@@ -14,6 +14,7 @@ export { makeSchedule, type Schedule, type ScheduleKind } from './schedules.js';
 export {
   loadAdapter, onnxAdapter, peftAdapter, type PeftFiles, saveAdapter,
 } from './adapter.js';
+export { type GenerateOptions, Generator } from './generator.js';
 export { carryOver } from './carry_over.js';
 export { selfCheck } from './check.js';
 export { benchmark, type BenchmarkOptions, type Measurements } from './benchmark.js';

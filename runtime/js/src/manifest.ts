@@ -135,6 +135,7 @@ const schema = object({
   privacy: optional(check<object>('an object', isRecord), undefined),
   adapter: optional(
     object({
+      parameters: optional(list(text), []),
       peft: optional(object({ config: text, names: optional(texts, {}) }), undefined),
     }),
     undefined,
