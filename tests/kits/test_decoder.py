@@ -19,21 +19,24 @@ from odtpack_runtime.package.adapter import (
     write_onnx_adapter,
 )
 from tests.adapters.written.models import HERE, VOCABULARY
-from tests.kits import cpp_kit, kotlin_kit
+from tests.kits import cpp_kit, javascript, kotlin_kit
 from tests.kits.harness import contents, save_batch, train
 
 pytestmark = pytest.mark.kits
 FORMS = ("it.onnx_adapter", "peft")
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
-    folder = tmp_path_factory.mktemp("decoder") / "package"
+def built(name: str, folder: Path) -> Package:
     build_package(
-        HERE / "genai-qwen2-int4" / "model.onnx", folder, loss="next_token", segments=True,
+        HERE / name / "model.onnx", folder, loss="next_token", segments=True,
         adapter=AdapterSpec("lora", ("model.*_proj",), (), 4, 8.0),
     )  # fmt: skip
     return Package.open(folder)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    return built("genai-qwen2-int4", tmp_path_factory.mktemp("decoder") / "package")
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +161,41 @@ def hostile(good: Path, folder: Path) -> dict[Path, str]:
         (path / TENSORS).write_bytes(stored)
         found[path] = code
     return found
+
+
+@pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable()))
+@pytest.mark.parametrize(
+    ("name", "longest"), [("genai-qwen2-int4", 20), ("optimum-llama-tied-past", 40)]
+)
+def test_node(
+    name: str, longest: int, batch: dict[str, np.ndarray[Any, Any]], tmp_path: Path
+) -> None:
+    """Node trains, writes and generates in one process; the tokens are those of Python."""
+    package = built(name, tmp_path / "package")
+    batch["input_ids"].tofile(tmp_path / "ids.bin")
+    prompts = [[*range(3, 9)], [*range(longest)]]
+    found = javascript.node("decoder.mjs", package.path, tmp_path, "12", *map(str, prompts))
+    assert found["codes"] == ["unknown-adapter", "bad-prompt", "bad-argument", "run-failed"]
+    generator = Generator(package)
+    for form in FORMS:
+        generator.add_adapter(form, tmp_path / form)
+    results = iter(found["results"])
+    changed = []
+    for prompt in prompts:
+        for adapter in (*FORMS, FORMS[0], None):
+            result = next(results)
+            np.testing.assert_allclose(
+                result["logits"], generator.logits(prompt, adapter)[-1], atol=1e-5
+            )
+            for how, options in {
+                "likeliest": {}, "drawn": {"temperature": 1.5, "top_p": 0.95, "seed": 7},
+                "few": {"temperature": 1.5, "top_k": 3, "seed": 8},
+                "stopped": {"stop": {result["likeliest"][3]}},
+            }.items():  # fmt: skip
+                wanted = generator.generate(prompt, adapter=adapter, max_tokens=9, **options)
+                assert result[how] == [*wanted], (adapter, how)
+            changed.append(result["likeliest"])
+    assert changed[0] != changed[3]
 
 
 def run(job: dict[str, Any], folder: Path, variant: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,14 @@ import numpy as np
 import pytest
 
 from benchmarks.decoder.model import SHAPES, Shape, write_model
+from odtpack_runtime import CheckpointState, OdtpackError, load_adapter, save_adapter
+from odtpack_runtime.package import adapter
+from odtpack_runtime.package.adapter import (
+    CONFIG,
+    TENSORS,
+    read_onnx_adapter,
+    write_onnx_adapter,
+)
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
@@ -27,6 +36,7 @@ pytestmark = [
     pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
 ]
 STEPS = 7
+FORMS = ("it.onnx_adapter", "peft")
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +104,81 @@ def test_a_training_begun_in_one_goes_on_in_the_other(
     ends = [contents(path) for path in tmp_path.glob("*.end")]
     assert len(ends) == 3
     assert ends[0] == ends[1] == ends[2]
+
+
+def test_adapters_are_written_and_read_as_python_does(
+    packages: dict[str, Path], batches: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Each reads what the other wrote; damaged ones are refused alike and change nothing."""
+    task = {"package": packages["int4"], "batches": batches, "steps": 3, "rate": 0.01}
+    train({**task, "save": tmp_path / "python.ckpt"}, "python")
+    package = Package.open(packages["int4"])
+    state = CheckpointState.load_checkpoint(tmp_path / "python.ckpt")
+    good, bad = tmp_path / "python", tmp_path / "damaged"
+    for folder in (good, tmp_path / "node", bad):
+        folder.mkdir()
+    for form in FORMS:
+        save_adapter(package, state, good / form)
+    damage(good, bad)
+    expected, loaded = {}, {}
+    for path in bad.iterdir():
+        fresh = CheckpointState.load_checkpoint(package.checkpoint)
+        try:
+            load_adapter(package, fresh, path)
+            expected[path.name], loaded[path] = "loaded", fresh
+        except OdtpackError as error:
+            expected[path.name] = error.code
+    assert {"adapter-corrupt", "adapter-mismatch", "peft-invalid"} < set(expected.values())
+    found = node("adapters.mjs", package.path, tmp_path, *FORMS)
+    assert found == expected
+    assert len(loaded) > 2
+    for path, fresh in loaded.items():
+        read = CheckpointState.load_checkpoint(f"{path}.ckpt")
+        for name, value in fresh.arrays(trainable=True).items():
+            np.testing.assert_array_equal(read.parameters[name].data, value)
+    wanted = state.arrays(trainable=True)
+    for form in FORMS:
+        again = CheckpointState.load_checkpoint(package.checkpoint)
+        load_adapter(package, again, tmp_path / "node" / form)
+        for read in (again, CheckpointState.load_checkpoint(tmp_path / f"{form}.ckpt")):
+            for name, value in wanted.items():
+                np.testing.assert_array_equal(read.parameters[name].data, value)
+    configs = [folder / "peft" / CONFIG for folder in (good, tmp_path / "node")]
+    assert configs[0].read_bytes() == configs[1].read_bytes()
+
+
+def damage(good: Path, bad: Path) -> None:
+    """Files and folders of an adapter with a thing wrong in each."""
+    rng = np.random.default_rng(5)
+    source = (good / FORMS[0]).read_bytes()
+    (bad / "short.onnx_adapter").write_bytes(source[:-8])
+    tensors = read_onnx_adapter(good / FORMS[0])
+    first, *others = sorted(tensors)
+    write_onnx_adapter(bad / "less.onnx_adapter", {name: tensors[name] for name in others})
+    write_onnx_adapter(bad / "more.onnx_adapter", {**tensors, "more": tensors[first]})
+    write_onnx_adapter(bad / "turned.onnx_adapter", {**tensors, first: tensors[first].T.copy()})
+    wide = {name: value.astype(np.float64) for name, value in tensors.items()}
+    write_onnx_adapter(bad / "wide.onnx_adapter", wide)
+    for number in range(100):
+        damaged = bytearray(source)
+        damaged[rng.integers(0, 400)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF))
+        (bad / f"{number}.onnx_adapter").write_bytes(damaged)
+    config = json.loads((good / "peft" / CONFIG).read_text())
+    for name, change in {
+        "rank": {"r": 5}, "alpha": {"lora_alpha": 3.0}, "kind": {"peft_type": "IA3"},
+        "pattern": {"rank_pattern": {"q_proj": 2}}, "no rank": {"r": "4"}, "rslora": {
+            "use_rslora": True, "lora_alpha": 4.0},
+    }.items():  # fmt: skip
+        shutil.copytree(good / "peft", bad / name)
+        (bad / name / CONFIG).write_text(json.dumps({**config, **change}))
+    for name, cut in {"short": -4, "no header": 4}.items():
+        shutil.copytree(good / "peft", bad / name)
+        (bad / name / TENSORS).write_bytes((good / "peft" / TENSORS).read_bytes()[:cut])
+    (bad / "empty").mkdir()
+    shutil.copytree(good / "peft", bad / "half")
+    narrow = (value.astype(np.float16) for value in tensors.values())
+    bits = (value if i % 2 else value.view(np.uint16) for i, value in enumerate(narrow))  # bfloat16
+    adapter._write_safetensors(bad / "half" / TENSORS, dict(zip(tensors, bits, strict=True)))
 
 
 def test_segments_that_contradict_themselves_are_refused(

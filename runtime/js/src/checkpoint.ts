@@ -313,7 +313,7 @@ async function read(source: FileSource): Promise<CheckpointData> {
   return readCheckpoint(await open(source));
 }
 
-async function open(source: FileSource): Promise<OpenedCheckpoint> {
+export async function open(source: FileSource): Promise<OpenedCheckpoint> {
   if (isPath(source)) return platform.openCheckpoint(source);
   const file = isHandle(source) ? await source.getFile() : source;
   const bytes =

@@ -43,7 +43,7 @@ export interface CheckpointData {
 const IDENTIFIER = 'ODTC';
 const VERSION = 2;
 const OPTIMIZER_PROPERTY = 'odtpack.optimizer';
-const MAX_RANK = 32;
+export const MAX_RANK = 32;
 const MAX_ELEMENTS = 2 ** 48;
 const PAYLOAD_ALIGNMENT = 16;
 const [DOC_STRING, RAW_DATA] = [1, 4]; // numbers of the fields in Tensor
@@ -63,7 +63,7 @@ const DIGEST_TEXT = /^sha256:[0-9a-f]{64}$/;
 const STORED_DIGEST = /G\0\0\0sha256:[0-9a-f]{64}\0/g;
 const SCANNED = 2 ** 16; // bytes of a file that are searched at once
 const KINDS: readonly PropertyKind[] = ['int', 'float', 'text']; // as a file lists them
-const DTYPES = new Map(Object.entries(CODES).map(([name, code]) => [code, name as DType]));
+export const DTYPES = new Map(Object.entries(CODES).map(([name, code]) => [code, name as DType]));
 
 export async function readCheckpoint(opened: OpenedCheckpoint): Promise<CheckpointData> {
   try {

@@ -32,13 +32,17 @@ export class Source {
   #tableBytes = 0;
   #text = 0;
 
-  constructor(readonly bytes: Bytes, readonly where: string, limit = MAX_SIZE) {
+  constructor(
+    readonly bytes: Bytes, readonly where: string, limit = MAX_SIZE,
+    readonly what: 'checkpoint' | 'adapter' = 'checkpoint',
+  ) {
     if (bytes.size > limit) this.fail(`it has ${bytes.size} bytes, and ${limit} are allowed`);
   }
 
   fail(problem: string): never {
-    throw new OdtpackError('checkpoint-corrupt',
-      `${this.where} is not a readable checkpoint: ${problem}.`, this.where,
+    const code = this.what === 'adapter' ? 'adapter-corrupt' : 'checkpoint-corrupt';
+    throw new OdtpackError(code,
+      `${this.where} is not a readable ${this.what}: ${problem}.`, this.where,
       'copy or download the file again, or fall back to an earlier one');
   }
 

@@ -11,6 +11,10 @@ export type { PackageFiles, TrainingFiles } from './opening.js';
 export type { LossReading } from './gpu.js';
 export { type Evaluation, type SessionOptions, TrainingSession } from './session.js';
 export { makeSchedule, type Schedule, type ScheduleKind } from './schedules.js';
+export {
+  loadAdapter, onnxAdapter, peftAdapter, type PeftFiles, saveAdapter,
+} from './adapter.js';
+export { type GenerateOptions, Generator } from './generator.js';
 export { carryOver } from './carry_over.js';
 export { selfCheck } from './check.js';
 export { benchmark, type BenchmarkOptions, type Measurements } from './benchmark.js';

@@ -139,6 +139,7 @@ function notAMessage(): OdtpackError {
 
 const DECODER = new TextDecoder();
 const [GRAPH, OUTPUT, NAME] = [0x3a, 0x62, 0x0a];
+const [INITIALIZER, INITIALIZER_NAME] = [0x2a, 0x42];
 
 /** The template with these outputs only. */
 function withOutputs(template: Uint8Array, wanted: readonly string[]): Uint8Array {
@@ -146,6 +147,25 @@ function withOutputs(template: Uint8Array, wanted: readonly string[]): Uint8Arra
     throw new OdtpackError('no-outputs', 'Name at least one output, and each once.');
   }
   const left = new Set(wanted);
+  const found = filtered(template, (tag, content) =>
+    tag !== OUTPUT || left.delete(nameOf(content, NAME)));
+  if (left.size) {
+    throw new OdtpackError('unknown-output',
+      `The inference model has no output '${[...left][0]}'.`);
+  }
+  return found;
+}
+
+/** A model in which these inputs have no values of their own. */
+export function withoutInitializers(model: Uint8Array, names: ReadonlySet<string>): Uint8Array {
+  return filtered(model, (tag, content) =>
+    tag !== INITIALIZER || !names.has(nameOf(content, INITIALIZER_NAME)));
+}
+
+/** A model with the fields of its graph that are kept. */
+function filtered(
+  template: Uint8Array, keeps: (tag: number, content: Uint8Array) => boolean,
+): Uint8Array {
   const copy = new Uint8Array(template.length); // without a field it is not longer
   let size = 0;
   const keep = (bytes: Uint8Array, start: number, end: number): void => {
@@ -161,24 +181,21 @@ function withOutputs(template: Uint8Array, wanted: readonly string[]): Uint8Arra
     const begin = size;
     const content = (size += body - start); // its length, known at the end, takes no more
     for (const field of fields(graph)) {
-      const named = field.tag === OUTPUT && nameOf(graph.subarray(field.body, field.end));
-      if (named === false || left.delete(named)) keep(graph, field.start, field.end);
+      if (keeps(field.tag, graph.subarray(field.body, field.end))) {
+        keep(graph, field.start, field.end);
+      }
     }
     const head = [GRAPH, ...varint(size - content)];
     copy.copyWithin(begin + head.length, content, size);
     copy.set(head, begin);
     size += begin + head.length - content;
   }
-  if (left.size) {
-    throw new OdtpackError('unknown-output',
-      `The inference model has no output '${[...left][0]}'.`);
-  }
   return copy.subarray(0, size);
 }
 
-function nameOf(output: Uint8Array): string {
-  for (const { tag, body, end } of fields(output)) {
-    if (tag === NAME) return DECODER.decode(output.subarray(body, end));
+function nameOf(message: Uint8Array, wanted: number): string {
+  for (const { tag, body, end } of fields(message)) {
+    if (tag === wanted) return DECODER.decode(message.subarray(body, end));
   }
   return '';
 }

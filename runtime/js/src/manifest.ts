@@ -133,6 +133,13 @@ const schema = object({
   }),
   target: optional(text, undefined),
   privacy: optional(check<object>('an object', isRecord), undefined),
+  adapter: optional(
+    object({
+      parameters: optional(list(text), []),
+      peft: optional(object({ config: text, names: optional(texts, {}) }), undefined),
+    }),
+    undefined,
+  ),
   segments: optional(
     object({
       weights: optional(text, undefined),

@@ -88,6 +88,8 @@ export interface Platform {
   previousOf(path: string | URL): string | undefined;
   /** Which file is at a path, if there is one: another one, or one that was changed, differs. */
   identity(path: string | URL): string | undefined;
+  /** Makes a folder and those above it, where they are not there. */
+  makeFolder(path: string | URL): Promise<void>;
   /** Replaces a file whole or not at all. */
   writeFile(path: string | URL, parts: readonly Uint8Array[]): Promise<void>;
   /** As `writeFile`; returns the identity of the new file. */

@@ -106,7 +106,7 @@ export const platform: Platform = {
       } catch (error) {
         const absent = (error as NodeJS.ErrnoException).code === 'ENOENT';
         throw new OdtpackError(absent ? 'checkpoint-not-found' : 'checkpoint-unreadable',
-          absent ? `There is no checkpoint ${file}.` : `${file} cannot be read: ${reason(error)}.`,
+          absent ? `There is no file ${file}.` : `${file} cannot be read: ${reason(error)}.`,
           where, 'pass the path of the checkpoint file of a package');
       }
     };
@@ -138,6 +138,9 @@ export const platform: Platform = {
   },
 
   identity: (path) => identity(local(path)),
+
+  makeFolder: (path) =>
+    refusing(local(path), async () => void fs.mkdirSync(local(path), { recursive: true })),
 
   writeFile: (path, parts) => refusing(local(path), () => replaceFile(local(path), parts)),
 

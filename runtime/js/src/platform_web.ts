@@ -56,6 +56,7 @@ export const platform: Platform = {
   },
   previousOf: () => undefined,
   identity: () => undefined,
+  makeFolder: refuse,
   writeFile: refuse,
   writeCheckpoint: refuse,
 };

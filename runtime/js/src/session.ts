@@ -547,7 +547,7 @@ export class TrainingSession {
     if (manifest.segments) {
       throw new OdtpackError('segments-unsupported',
         'A package of segments holds no model for inference.', '',
-        'use odtpack adapter export PACKAGE --checkpoint FILE');
+        'use saveAdapter, or odtpack adapter export PACKAGE --checkpoint FILE');
     }
     if (!template) {
       const problem = 'The model has no output but its loss: there is nothing to export.';

@@ -1,0 +1,238 @@
+/** Tokens that follow a prompt: the decoder of a package, with adapters that were trained for it. */
+import type { InferenceSession } from 'onnxruntime-common';
+import { type PeftFiles, readAdapter, trainedOf } from './adapter.js';
+import { CheckpointState } from './checkpoint.js';
+import { OdtpackError, reason } from './errors.js';
+import { widen, withoutInitializers } from './inference.js';
+import { importRuntime } from './opening.js';
+import type { TrainingPackage } from './package.js';
+import type { FileSource, OnnxRuntime } from './platform.js';
+import { type Feeds, openSession, sessionOptions, tensorOver } from './runtime.js';
+import { ARRAYS, byName, type DType, product, type Stored } from './tensors.js';
+
+/** How tokens are chosen, and when a sequence ends. */
+export interface GenerateOptions {
+  /** Name of the adapter that counts; without one the decoder is as it was exported. */
+  adapter?: string | undefined;
+  /** How many follow at most; 256 if nothing is said. */
+  maxTokens?: number;
+  /** Tokens that end the sequence, and are not in it. */
+  stop?: Iterable<number>;
+  /** 0, the default, for the likeliest token; otherwise the logits are divided by it. */
+  temperature?: number;
+  /** One of that many likeliest tokens is drawn; 0 for all. */
+  topK?: number;
+  /** Of the likeliest that have this probability together. */
+  topP?: number;
+  /** The same one draws the same tokens, as in Python. */
+  seed?: number | bigint;
+}
+
+/** A sequence: the feeds with the cache of the tokens that were read. */
+interface Sequence {
+  readonly feeds: Feeds;
+  count: number;
+}
+
+const [PAST, PRESENT] = ['past_key_values.', 'present.'];
+const WEIGHTS = new Set<string>(['segment_weights', 'decoder_weights']);
+const AT_ONCE = 32; // tokens of a prompt: the logits of each are as many numbers as there are words
+
+/**
+ * The inference model of a decoder that was trained in segments, loaded once. Any number of
+ * adapters may be beside it, and each call says which one counts.
+ */
+export class Generator {
+  readonly #adapters = new Map<string, () => Promise<Feeds>>();
+
+  private constructor(
+    readonly ort: OnnxRuntime, readonly opened: TrainingPackage,
+    readonly session: InferenceSession,
+  ) {}
+
+  /**
+   * Load the decoder and its weights.
+   *
+   * @param options Options of ONNX Runtime in the place of the package's, and ONNX Runtime itself.
+   * @throws OdtpackError `no-decoder` if the package has none.
+   */
+  static async open(
+    opened: TrainingPackage,
+    { ort, ...overrides }: InferenceSession.SessionOptions & { ort?: OnnxRuntime } = {},
+  ): Promise<Generator> {
+    const { files: { extra }, adapter } = opened.manifest;
+    const model = extra.find(({ role }) => role === 'decoder_model');
+    if (!model) {
+      throw new OdtpackError('no-decoder', 'The package has no model for generation.', '',
+        'build it with --segments and --adapter lora, of a decoder that was exported with its ' +
+          'key-value cache');
+    }
+    const externalData = [];
+    for (const each of extra) {
+      if (!WEIGHTS.has(each.role)) continue;
+      externalData.push({ path: each.path, data: await opened.file(each) });
+    }
+    // These have values there, and would not be among the inputs that JavaScript may feed.
+    const bytes = withoutInitializers(await opened.file(model), new Set(adapter?.parameters));
+    const runtime = ort ?? (await importRuntime());
+    const own = sessionOptions(opened.manifest, runtime, overrides);
+    const session = await openSession(runtime, bytes, model.path, { ...own, externalData });
+    return new Generator(runtime, opened, session);
+  }
+
+  /**
+   * Put an adapter beside the decoder, or in the place of the one of that name.
+   *
+   * @param source A state, as it is at each later call, or what `loadAdapter` takes.
+   */
+  async addAdapter(name: string, source: CheckpointState | FileSource | PeftFiles): Promise<void> {
+    const { ort, opened } = this;
+    if (source instanceof CheckpointState) {
+      this.#adapters.set(name, () => source.alone(async () => {
+        const trained = await trainedOf(opened, source);
+        return byName([...trained].map(([label, { dtype, data, dims }]) =>
+          [label, tensorOver(ort, dtype, data.slice(), dims)] as const));
+      }));
+      return;
+    }
+    const shapes = this.#zeros();
+    const values = await readAdapter(opened, shapes, source);
+    const feeds = byName([...shapes].map(([label, { dtype, dims }]) =>
+      [label, tensorOver(ort, dtype, values.get(label)!, dims)] as const));
+    this.#adapters.set(name, async () => feeds);
+  }
+
+  /** Forget an adapter, if it is there. */
+  removeAdapter(name: string): void {
+    this.#adapters.delete(name);
+  }
+
+  /** The logits of the token after a sequence, one for each word. */
+  async logits(tokens: Iterable<number>, adapter?: string): Promise<Float32Array> {
+    return this.#read(await this.#sequence(adapter), [...tokens]);
+  }
+
+  /** The tokens that follow a prompt, each as soon as it is there. */
+  async *generate(prompt: Iterable<number>, options: GenerateOptions = {}): AsyncGenerator<number> {
+    const { maxTokens = 256, temperature = 0, topK = 0, topP = 1, seed = 0 } = options;
+    if (!(temperature >= 0 && topK >= 0 && topP > 0 && topP <= 1 && maxTokens >= 0)) {
+      throw new OdtpackError('bad-argument',
+        'temperature, topK and maxTokens must be 0 or more, topP above 0 and at most 1.');
+    }
+    const stop = new Set(options.stop);
+    const uniform = splitMix(BigInt(seed));
+    const sequence = await this.#sequence(options.adapter);
+    let tokens = [...prompt];
+    for (let made = 0; made < maxTokens; made++) {
+      const logits = await this.#read(sequence, tokens);
+      const token = temperature
+        ? draw(logits, temperature, topK, topP, uniform()) : likeliest(logits);
+      if (stop.has(token)) return;
+      yield token;
+      tokens = [token];
+    }
+  }
+
+  /** Free the decoder. */
+  async release(): Promise<void> {
+    await this.session.release();
+  }
+
+  #zeros(): Map<string, Stored> {
+    return new Map(this.opened.manifest.parameters
+      .filter((each) => each.role === 'trainable')
+      .map(({ name, dtype, shape }) =>
+        [name, { dtype, dims: shape, data: new ARRAYS[dtype](product(shape)) }] as const));
+  }
+
+  async #sequence(adapter: string | undefined): Promise<Sequence> {
+    const { ort, session } = this;
+    const found = adapter === undefined ? undefined : this.#adapters.get(adapter);
+    if (adapter !== undefined && !found) {
+      throw new OdtpackError('unknown-adapter', `There is no adapter '${adapter}'.`, '',
+        'add it first: addAdapter(name, source)');
+    }
+    const values = await found?.();
+    const zeros = this.#zeros();
+    const feeds: Feeds = byName();
+    for (const each of session.inputMetadata) {
+      const own = zeros.get(each.name);
+      if (own) {
+        feeds[each.name] = values?.[each.name] ?? tensorOver(ort, own.dtype, own.data, own.dims);
+      } else if (each.isTensor && each.name.startsWith(PAST)) {
+        const [, heads, , size] = each.shape;
+        const dtype = each.type as DType;
+        const dims = [1, Number(heads), 0, Number(size)];
+        feeds[each.name] = tensorOver(ort, dtype, new ARRAYS[dtype](0), dims);
+      }
+    }
+    return { feeds, count: 0 };
+  }
+
+  /** Reads further tokens, some at a time; the logits of the last. */
+  async #read(sequence: Sequence, tokens: readonly number[]): Promise<Float32Array> {
+    if (!tokens.length || tokens.some((token) => !Number.isSafeInteger(token) || token < 0)) {
+      throw new OdtpackError('bad-prompt',
+        'A prompt is a sequence of one token or more, as whole numbers from 0 on.');
+    }
+    const { ort, session } = this;
+    const { feeds } = sequence;
+    const whole = (values: ArrayLike<number>) =>
+      tensorOver(ort, 'int64', BigInt64Array.from(values as number[], BigInt), [1, values.length]);
+    let last = new Float32Array(0);
+    for (let start = 0; start < tokens.length; start += AT_ONCE) {
+      const part = tokens.slice(start, start + AT_ONCE);
+      const end = sequence.count + part.length;
+      const own: Feeds = {
+        input_ids: whole(part), attention_mask: whole(new Array<number>(end).fill(1)),
+        position_ids: whole(part.map((_, i) => sequence.count + i)),
+      };
+      for (const name of session.inputNames) if (own[name]) feeds[name] = own[name];
+      let made: Feeds;
+      try {
+        made = (await session.run(feeds)) as Feeds;
+      } catch (error) {
+        throw new OdtpackError('run-failed',
+          `The decoder failed after ${sequence.count} tokens: ${reason(error)}`, '',
+          'pass fewer tokens, of those that the decoder knows', error);
+      }
+      for (const name of session.inputNames) {
+        if (name.startsWith(PAST)) feeds[name] = made[PRESENT + name.slice(PAST.length)]!;
+      }
+      sequence.count = end;
+      const { data, dims } = made['logits']!;
+      const row = (data as Float32Array).slice(-dims.at(-1)!);
+      last = made['logits']!.type === 'float16'
+        ? widen(new Uint16Array(row.buffer as ArrayBuffer)) as typeof last : row as typeof last;
+    }
+    return last;
+  }
+}
+
+function likeliest(logits: Float32Array): number {
+  return logits.reduce((best, value, i) => (value > logits[best]! ? i : best), 0);
+}
+
+function draw(
+  logits: Float32Array, temperature: number, topK: number, topP: number, uniform: number,
+): number {
+  const sorted = [...logits.keys()].sort((a, b) => logits[b]! - logits[a]!);
+  const order = sorted.slice(0, topK || undefined);
+  let sum = 0;
+  const highest = logits[order[0]!]! / temperature;
+  const totals = order.map((token) => (sum += Math.exp(logits[token]! / temperature - highest)));
+  const kept = totals.slice(0, totals.findIndex((total) => total >= topP * sum) + 1);
+  const place = kept.findIndex((total) => total > uniform * kept.at(-1)!);
+  return order.at(place < 0 ? kept.length - 1 : place)!;
+}
+
+/** Numbers of SplitMix64, from 0 to below 1. */
+function splitMix(state: bigint): () => number {
+  const cut = (value: bigint): bigint => BigInt.asUintN(64, value);
+  return () => {
+    state = cut(state + 0x9e3779b97f4a7c15n);
+    let mixed = cut((state ^ (state >> 30n)) * 0xbf58476d1ce4e5b9n);
+    mixed = cut((mixed ^ (mixed >> 27n)) * 0x94d049bb133111ebn);
+    return Number((mixed ^ (mixed >> 31n)) >> 11n) / 2 ** 53;
+  };
+}
