@@ -145,6 +145,29 @@ def test_what_is_not_read_is_one_clear_error(
     assert why in caught.value.what
 
 
+@pytest.mark.parametrize("smooth", [0, 1])  # in standard operators, and as a kernel
+def test_an_empty_cache_that_slides_is_a_window(smooth: int, tmp_path: Path) -> None:
+    """As genai writes Gemma 2."""
+    genai.decoder(tmp_path / "model.onnx")
+    proto, ids = onnx.load(tmp_path / "model.onnx"), llama.batch()[0]
+
+    def change(**attributes: int) -> None:
+        for node in proto.graph.node:
+            if node.op_type == "GroupQueryAttention":
+                made = (onnx.helper.make_attribute(*each) for each in attributes.items())
+                node.attribute.extend(made)
+
+    change(local_window_size=3, smooth_softmax=smooth)
+    windowed = onnxruntime.InferenceSession(proto.SerializeToString())
+    (expected,) = windowed.run(["logits"], genai.feeds(ids))
+    change(sliding_window_cache=1)
+    loaded = load_model(proto)
+    feeds = {str(v.name): genai.feeds(ids)[str(v.name)] for v in loaded.graph.inputs}
+    assert not [name for name in feeds if name.startswith("past")]
+    (found,) = logits(loaded, feeds)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 PLAIN = """
 <ir_version: 8, opset_import: ["" : 17]>
 g (int64[batch, tokens] ids, float[batch, 2, past, 3] past_0_key) =>

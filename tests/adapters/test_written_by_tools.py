@@ -11,14 +11,18 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from onnx import TensorProto, numpy_helper
 from torch import Tensor
 
+from odtpack import optimizers
 from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
 from odtpack.model.loading import load_model
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
 from tests.adapters.written.models import GENAI, HERE, KEYS, OPTIMUM, SIZE, causal
+from tests.packaging_tools import open_training
 
 # PEFT reads an attribute that transformers renames.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -100,3 +104,44 @@ def test_ten_steps_with_mask_and_positions_agree_with_peft(
     data = (ids, np.ones_like(ids), places, labels)
     module = causal(*OPTIMUM[name][:3])
     follow(module, HERE / name / "model.onnx", tmp_path, SPEC, LOSS, data, segments=segments)
+
+
+def in_half(folder: Path) -> Path:
+    """A decoder as the builder writes it for devices that compute in float16."""
+    proto, half = onnx.load(HERE / "genai-llama-tied-fp32" / "model.onnx"), TensorProto.FLOAT16
+    for tensor in proto.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            values = numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        kind = value.type.tensor_type
+        kind.elem_type = half if kind.elem_type == TensorProto.FLOAT else kind.elem_type
+    onnx.save(proto, folder / "half.onnx")
+    return folder / "half.onnx"
+
+
+def test_float16_within_a_budget_follows_what_has_none(tmp_path: Path) -> None:
+    """ONNX Runtime computes much of it in float32, under names of its own."""
+    model = in_half(tmp_path)
+    ends: list[dict[str, np.ndarray]] = []
+    counts, losses = [], []
+    budget: dict[str, Any] = {"memory_budget": "65 MB", "memory_batch": 64}
+    for given in ({}, budget):
+        folder = tmp_path / str(len(ends))
+        build_package(
+            model, folder, loss="next_token", optimizer=optimizers.SGD(), adapter=SPEC, **given
+        )
+        nodes = onnx.load(folder / "training_model.onnx", load_external_data=False).graph.node
+        counts.append(len(nodes))
+        state, trainer, optimizer = open_training(folder)
+        optimizer.set_learning_rate(1.0)
+        for _ in range(3):
+            losses.append(float(trainer(*llama.batch())))
+            optimizer.step()
+            trainer.lazy_reset_grad()
+        ends.append({n: p.data.copy() for n, p in state.parameters if p.requires_grad})
+    assert counts[1] > counts[0]  # more of it is computed again
+    assert losses[3:] == pytest.approx(losses[:3], rel=1e-4)
+    assert losses[2] < 0.9 * losses[0]
+    for name, value in ends[0].items():
+        assert np.abs(ends[1][name] - value).max() < 3e-3 * np.abs(value).max(), name

@@ -246,8 +246,6 @@ def _why_not(ctx: Context) -> str | None:
         return "tokens see those after them (causal)"
     if ctx.int("qk_output", 0) or asked_for(ctx, 3):
         return "it returns its scores (qk_output)"
-    if ctx.int("sliding_window_cache", 0):
-        return "its cache slides (sliding_window_cache)"
     if ctx.int("do_rotary", 0) and None in (known_size(ctx.maybe_x(i), 1) for i in (7, 8)):
         return "the size of its cosines and sines is not known"
     bias = ctx.maybe_x(10)

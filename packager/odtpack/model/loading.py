@@ -538,6 +538,8 @@ def _take_out(past: ir.Value) -> set[ir.Value]:
             node.replace_input_with(0, new)
         else:
             node.replace_input_with(index, None)
+            # An empty cache that slides holds what the window lets a token see.
+            node.attributes.pop("sliding_window_cache", None)
     return presents
 
 

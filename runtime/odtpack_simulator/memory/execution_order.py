@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final
 
 import onnx
 
@@ -121,11 +122,27 @@ def sort_saved_model(saved: onnx.GraphProto, original: onnx.GraphProto) -> None:
         saved.node.extend(nodes)
 
 
-def rename_in_bodies(saved: onnx.GraphProto) -> None:
-    """Rename the values of bodies whose names a graph around them has, too."""
-    # ONNX Runtime gives the casts that it inserts around float16 the same names outside and inside
-    # a body, and does not load such a model again.
-    _rename(saved, {}, frozenset())
+_CAST: Final = "InsertedPrecisionFreeCast_"
+
+
+def rename_casts(saved: onnx.GraphProto) -> None:
+    """Call what ONNX Runtime computes in float32 as the model does; no name twice."""
+    # A node without a kernel for float16 gives a value of a new name, and the model's is gone where
+    # only such nodes read it. Inside a body the new names are those outside, and ONNX Runtime does
+    # not load such a model again.
+    given = {
+        name
+        for graph in graphs(saved)
+        for name in (
+            *(each.name for each in (*graph.input, *graph.initializer)),
+            *(name for node in graph.node for name in node.output),
+        )
+    }
+    plain = {name: name.removeprefix(_CAST) for name in given if name.startswith(_CAST)}
+    names = {name: own for name, own in plain.items() if own not in given}
+    for graph in graphs(saved):  # the types of what is gone
+        _keep(graph.value_info, [v for v in graph.value_info if v.name in given])
+    _rename(saved, names, frozenset())
 
 
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str], outer: frozenset[str]) -> None:

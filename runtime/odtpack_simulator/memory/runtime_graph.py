@@ -21,7 +21,7 @@ from odtpack_runtime.package.records import OptimizationLevel
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX
 from odtpack_runtime.session.options import LEVELS
 from odtpack_runtime.session.session import open_session
-from odtpack_simulator.memory.execution_order import graphs, rename_in_bodies, sort_saved_model
+from odtpack_simulator.memory.execution_order import graphs, rename_casts, sort_saved_model
 from odtpack_simulator.memory.kernel_memory import Shape
 from odtpack_simulator.memory.missing_shapes import Dims, Typed, fill_in, is_fixed, tensor_type
 from odtpack_simulator.memory.process_memory import memory_options
@@ -254,7 +254,7 @@ def _read(
         optimized = onnx.load(str(optimized_path))
         sort_saved_model(optimized.graph, original.graph)
         del original
-        rename_in_bodies(optimized.graph)
+        rename_casts(optimized.graph)
         sizes = _name_sizes(optimized.graph, shapes, str(model))
         named_path = Path(folder) / "named.onnx"
         onnx.save(optimized, str(named_path))

@@ -15,7 +15,7 @@ import pytest
 
 from odtpack_simulator.memory.execution_order import (
     execution_order,
-    rename_in_bodies,
+    rename_casts,
     sort_saved_model,
 )
 from tests.simulator.packages import Case
@@ -132,7 +132,7 @@ def test_values_of_bodies_that_are_called_like_outer_ones_are_renamed() -> None:
             >
         }"""
     )
-    rename_in_bodies(graph)
+    rename_casts(graph)
     neg, branches = graph.node
     assert (list(neg.output), list(branches.output)) == (["a"], ["y"])
     then, other = (attribute.g for attribute in branches.attribute)
@@ -147,3 +147,19 @@ def test_values_of_bodies_that_are_called_like_outer_ones_are_renamed() -> None:
         (["own"], ["a/inner/inner"]),
         (["a/inner/inner"], ["z"]),
     ]
+
+
+def test_what_is_computed_in_float32_has_the_name_of_the_model_where_that_is_gone() -> None:
+    graph = onnx.parser.parse_graph(
+        """g (float16[2] x) => (float16[2] y) <float16[2] a, float[2] InsertedPrecisionFreeCast_a> {
+            InsertedPrecisionFreeCast_x = Cast <to = 1> (x)
+            InsertedPrecisionFreeCast_a = Exp (InsertedPrecisionFreeCast_x)
+            InsertedPrecisionFreeCast_y = Log (InsertedPrecisionFreeCast_a)
+            y = Cast <to = 10> (InsertedPrecisionFreeCast_y)
+        }"""
+    )
+    rename_casts(graph)
+    cast = "InsertedPrecisionFreeCast_"
+    assert [list(node.output) for node in graph.node] == [[f"{cast}x"], ["a"], [f"{cast}y"], ["y"]]
+    assert [list(node.input) for node in graph.node[1:3]] == [[f"{cast}x"], ["a"]]
+    assert [(v.name, v.type.tensor_type.elem_type) for v in graph.value_info] == [("a", 1)]
