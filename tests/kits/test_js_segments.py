@@ -166,7 +166,8 @@ def damage(good: Path, bad: Path) -> None:
     config = json.loads((good / "peft" / CONFIG).read_text())
     for name, change in {
         "rank": {"r": 5}, "alpha": {"lora_alpha": 3.0}, "kind": {"peft_type": "IA3"},
-        "pattern": {"rank_pattern": {"q_proj": 2}}, "no rank": {"r": "4"}, "rslora": {
+        "pattern": {"rank_pattern": {"q_proj": 2}}, "bias": {"bias": "all"},
+        "no rank": {"r": "4"}, "rslora": {
             "use_rslora": True, "lora_alpha": 4.0},
     }.items():  # fmt: skip
         shutil.copytree(good / "peft", bad / name)

@@ -25,6 +25,14 @@ const SAFETENSORS: ReadonlyMap<unknown, DType> = new Map([
   ['F32', 'float32'], ['F64', 'float64'], ['F16', 'float16'], ['BF16', 'uint16'],
 ]);
 
+// Settings that change what the tensors mean, unless they have one of the plain values.
+const SETTINGS = [
+  'alora_invocation_tokens', 'bias', 'layer_replication', 'lora_bias', 'megatron_config',
+  'rank_pattern', 'alpha_pattern', 'target_parameters', 'trainable_token_indices', 'use_qalora',
+  'use_bdlora', 'arrow_config', 'kasa_config', 'monteclora_config',
+];
+const PLAIN = new Set(['null', 'false', '"none"', '{}']);
+
 type Named = ReadonlyMap<string, Stored>;
 
 /** The adapter of a state as the bytes of an `.onnx_adapter` file, for ONNX Runtime's adapters. */
@@ -313,11 +321,8 @@ function meaning(bytes: Uint8Array): string {
   if (typeof kind !== 'string' || typeof rank !== 'number' || typeof alpha !== 'number') {
     return invalid(CONFIG, 'peft_type, r or lora_alpha is not what it should be');
   }
-  for (const key of ['rank_pattern', 'alpha_pattern']) {
-    if (Object.keys(config[key] ?? {}).length) {
-      throw new OdtpackError('peft-unsupported', `The adapter has ${key}.`);
-    }
-  }
+  const odd = SETTINGS.find((key) => !PLAIN.has(JSON.stringify(config[key] ?? null)));
+  if (odd) throw new OdtpackError('peft-unsupported', `The adapter has ${odd}.`);
   const factor = Math.fround(alpha / (config['use_rslora'] ? Math.sqrt(rank) : rank));
   return `${kind}${config['use_dora'] ? ' with DoRA' : ''}, rank ${rank}, factor ${factor}`;
 }

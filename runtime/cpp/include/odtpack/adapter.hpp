@@ -191,6 +191,12 @@ inline Tensors ReadSafetensors(const fs::path& path) {
               "build the package with the adapter's kind, rank, alpha and layers");
 }
 
+/// Settings that change what the tensors mean, unless they are null, false, "none" or empty.
+inline constexpr const char* kPeftSettings[] = {
+    "alora_invocation_tokens", "bias", "layer_replication", "lora_bias", "megatron_config",
+    "rank_pattern", "alpha_pattern", "target_parameters", "trainable_token_indices", "use_qalora",
+    "use_bdlora", "arrow_config", "kasa_config", "monteclora_config"};
+
 /// Check that a configuration of PEFT means what the package's does.
 inline void CheckPeftConfig(const fs::path& path, const std::string& own) {
   const auto read = [&path](std::string_view text) {
@@ -200,8 +206,14 @@ inline void CheckPeftConfig(const fs::path& path, const std::string& own) {
       const bool scaled = json.Get<bool>("use_rslora", false);
       const std::string kind = json.Get<std::string>("peft_type") +
                                (json.Get<bool>("use_dora", false) ? " with DoRA" : "");
-      for (const char* key : {"rank_pattern", "alpha_pattern"}) {
-        if (json[key] && !json.Get<Json::Object>(key).empty())
+      for (const char* key : kPeftSettings) {
+        const auto& value = json[key].value;
+        const auto* object = std::get_if<Json::Object>(&value);
+        const auto* text = std::get_if<std::string>(&value);
+        const auto* flag = std::get_if<bool>(&value);
+        const bool plain =
+            (object && object->empty()) || (text && *text == "none") || (flag && !*flag);
+        if (json[key] && !plain)
           throw Error("peft-unsupported", std::string("the adapter has ") + key);
       }
       const double by = alpha / (scaled ? std::sqrt(rank) : rank);
