@@ -11,6 +11,7 @@ private const val CONFIG = "adapter_config.json"
 private const val TABLE = ".base_layer.weight" // beside an embedding's adapter PEFT saves it
 private const val MOST_AXES = 32
 private const val MOST_HEADER = 1L shl 26 // bytes
+private const val MOST_CONFIG = 1L shl 20
 private val SAFE =
     mapOf("F32" to Type.FLOAT, "F64" to Type.DOUBLE, "F16" to Type.HALF, "BF16" to Type.UINT16)
 
@@ -32,7 +33,8 @@ private fun File.writeParts(parts: List<ByteBuffer>) {
 internal fun writeAdapter(pack: TrainingPackage, state: State, target: File) {
     val trained = trainedOf(pack, state)
     if (isOnnx(target)) return target.writeParts(listOf(onnxAdapter(trained)))
-    val renamed = peftNames(pack, trained).entries.associate { (name, peft) -> peft to trained[name]!! }
+    val names = peftNames(pack, trained)
+    val renamed = names.entries.associate { (name, peft) -> peft to trained[name]!! }
     target.mkdirs()
     if (!target.isDirectory) notWritten(target, IOException("it is not a folder"))
     // The configuration is the package's, whatever the values: old values and new ones go with it.
@@ -59,7 +61,8 @@ internal fun readAdapter(pack: TrainingPackage, state: State, source: File) {
         val value = found.remove(peft) ?: mismatch("the adapter has no '$peft'", source)
         if (!value.shape.contentEquals(own.shape) || !value.type.floating) {
             mismatch(
-                "'$peft' is ${value.description} in the adapter, and ${own.description} in the package",
+                "'$peft' is ${value.description} in the adapter, and ${own.description} in the " +
+                    "package",
                 source,
             )
         }
@@ -180,10 +183,12 @@ private fun safetensors(tensors: Map<String, Tensor>): List<ByteBuffer> {
     for ((name, tensor) in sorted) {
         val start = end
         end += tensor.data.capacity()
-        val type = SAFE.entries.first { it.value == tensor.type }.key
+        val type = SAFE.entries.find { it.value == tensor.type }?.key
+            ?: fail("parameter-type", "PEFT has no file for ${tensor.description}.")
         val shape = tensor.shape.joinToString(",")
         header.append(
-            ",${quoted(name)}:{\"dtype\":\"$type\",\"shape\":[$shape],\"data_offsets\":[$start,$end]}",
+            ",${quoted(name)}:{\"dtype\":\"$type\",\"shape\":[$shape]," +
+                "\"data_offsets\":[$start,$end]}",
         )
     }
     header.append("}")
@@ -277,7 +282,7 @@ private fun kindOf(file: File, text: ByteArray) = readPeft(file, text) { json ->
 /** Check that a configuration means what the package's does. */
 private fun checkConfig(file: File, own: String) {
     val bytes = mapPeft(file)
-    val theirs = kindOf(file, bytes.take(bytes.remaining().toLong()))
+    val theirs = kindOf(file, bytes.take(minOf(MOST_CONFIG, bytes.remaining().toLong())))
     val mine = kindOf(file, own.toByteArray())
     val near = Math.abs(mine.factor - theirs.factor) <=
         1e-6 * maxOf(Math.abs(mine.factor), Math.abs(theirs.factor))
