@@ -15,12 +15,13 @@ import pytest
 
 from benchmarks import gpu
 from benchmarks.decoder.model import SHAPES, write_model
-from odtpack_runtime import CheckpointState, Package
+from odtpack_runtime import CheckpointState, Generator, Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests.kits import javascript, js_fixtures, web
 from tests.kits.javascript import SCRIPTS, train
 from tests.kits.js_fixtures import GUIDE, STEPS, guide_code
 from tests.kits.measured import check_measurements
+from tests.kits.test_decoder import built as built_decoder
 from tests.kits.test_js_segments import three_lengths
 from tests.kits.test_kotlin_segments import built
 from tests.reports.browser import CHROMIUM, Browser
@@ -136,6 +137,43 @@ def test_chromium_trains_segment_by_segment(browsers: Browser, tmp_path: Path) -
         np.testing.assert_allclose(state.parameters[name].data, array, atol=1e-4)
     resumed = {**task, "checkpoint": tmp_path / "browser.ckpt", "steps": 1}
     assert train(resumed, "python")["losses"][0] < wanted[0]
+
+
+GENERATE = """(async () => {
+  const { prompt } = %s;
+  const opened = await kit.TrainingPackage.open('/files/package');
+  const session = await kit.TrainingSession.create({ package: opened }, { ort });
+  session.setLearningRate(0.01);
+  const ids = new BigInt64Array(await (await fetch('/files/0-input_ids.bin')).arrayBuffer());
+  const tokens = new ort.Tensor('int64', ids, [2, 12]);
+  for (let i = 0; i < 3; i++) await session.stepOn({ input_ids: tokens, labels: tokens });
+  const adapter = await kit.onnxAdapter(opened, session.state);
+  const generator = await kit.Generator.open(opened, { ort });
+  const forms = [adapter, await kit.peftAdapter(opened, session.state), session.state];
+  const found = [];
+  for (const form of forms) {
+    await generator.addAdapter('it', form);
+    found.push([]);
+    for await (const token of generator.generate(prompt, { adapter: 'it', maxTokens: 9 })) {
+      found.at(-1).push(token);
+    }
+  }
+  return { found, saved: btoa(String.fromCharCode(...adapter)) };
+})().catch((error) => ({ code: error.code, what: String(error) }))"""
+
+
+def test_chromium_writes_an_adapter_and_generates(browsers: Browser, tmp_path: Path) -> None:
+    package = built_decoder("genai-qwen2-int4", tmp_path / "package")
+    ids = np.random.default_rng(1).integers(0, 128, (2, 12))
+    task = {"package": package.path, "data": javascript.save_batch(tmp_path, input_ids=ids),
+            "prompt": [*range(3, 9)]}  # fmt: skip
+    found = in_browser(browsers, task, tmp_path, code=GENERATE)
+    (tmp_path / "it.onnx_adapter").write_bytes(base64.b64decode(found["saved"]))
+    generator = Generator(package)
+    generator.add_adapter("it", tmp_path / "it.onnx_adapter")
+    wanted = [*generator.generate(task["prompt"], adapter="it", max_tokens=9)]
+    assert found["found"] == [wanted] * 3
+    assert wanted != [*generator.generate(task["prompt"], max_tokens=9)]
 
 
 def test_chromium_does_not_grow_with_steps(
