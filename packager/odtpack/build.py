@@ -28,6 +28,7 @@ from odtpack.gc_pause import paused_collector
 from odtpack.losses import Loss, make_loss
 from odtpack.memory.spec import read_memory
 from odtpack.model import old_opsets
+from odtpack.model.architecture import absent
 from odtpack.model.cause import named_cause
 from odtpack.model.head import add_head
 from odtpack.model.inputs import settle
@@ -293,6 +294,7 @@ def _adapter_info(inserted: Inserted) -> AdapterInfo:
         layers=inserted.layers,
         feedforward=inserted.feedforward,
         parameters=inserted.parameters,
+        absent=absent(inserted.model.graph, inserted.layers),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +168,44 @@ def test_an_empty_cache_that_slides_is_a_window(smooth: int, tmp_path: Path) -> 
     assert not [name for name in feeds if name.startswith("past")]
     (found,) = logits(loaded, feeds)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_peft
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.parametrize(("kind", "packed"), [("llama", True), ("phi", False), ("phi3", False)])
+def test_peft_finds_every_layer_but_those_that_the_export_names(
+    kind: str, packed: bool, run: Run, tmp_path: Path
+) -> None:
+    import peft
+    import transformers
+
+    genai.decoder(tmp_path / "model.onnx", packed=packed)
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"type": kind}}))
+    spec = AdapterSpec("lora", ("*.self_attn.*", "*1.mlp.*"), (), RANK, ALPHA)
+    if kind == "phi":  # whose feedforward layers are others
+        spec = dataclasses.replace(spec, on=("*.self_attn.*",))
+    package, adapter = tmp_path / "package", tmp_path / "adapter"
+    manifest = build_package(tmp_path / "model.onnx", package, loss="next_token", adapter=spec)
+    outcome = run("adapter", "export", package, "--out", adapter)
+    assert outcome.code == 0, outcome.err
+    shape, info = genai.SHAPE, manifest.adapter
+    assert info is not None
+    config = transformers.AutoConfig.for_model(
+        kind, hidden_size=shape.width, intermediate_size=shape.inner, num_hidden_layers=2,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.shared, pad_token_id=0,
+        vocab_size=llama.VOCABULARY,
+    )  # fmt: skip
+    module = transformers.AutoModelForCausalLM.from_config(config)
+    known = {name for name, _ in module.named_modules()}
+    assert info.absent == tuple(name for name in info.layers if name not in known)
+    assert bool(info.absent) == (kind != "phi") == ("PEFT will not find" in outcome.err)
+    found = peft.PeftModel.from_pretrained(module, adapter).state_dict()
+    merged = run("adapter", "merge", tmp_path / "model.onnx", adapter, "--out", tmp_path / "m.onnx")
+    assert merged.code == 0, merged.err
+    start = open_training(package)[0].parameters
+    for name in set(info.layers) - set(info.absent):
+        loaded = found[f"{PREFIX}{name}.lora_A.default.weight"]
+        np.testing.assert_array_equal(loaded, start[f"{PREFIX}{name}.lora_A.weight"].data)
 
 
 PLAIN = """

@@ -51,7 +51,7 @@ def export(
     only the files of ONNX Runtime are written.
     """
     from odtpack.cli.export import check_state
-    from odtpack.errors import OdtpackError
+    from odtpack.errors import OdtpackError, some
     from odtpack_runtime import CheckpointState, Package
     from odtpack_runtime.files.folder_update import update_folder
     from odtpack_runtime.package.adapter import (
@@ -92,6 +92,11 @@ def export(
     with update_folder(out, last=CONFIG if info.kind != "bitfit" else _ADAPTER) as stage:
         if info.kind != "bitfit":
             written += write_peft(stage, to_peft(opened, state))
+            if info.absent:
+                _console.warn(
+                    f"PEFT will not find {some(info.absent)}: the module in transformers does not "
+                    "have them under these names, and PEFT drops what is trained on them"
+                )
         if onnxruntime and in_segments:
             written.append(stage / _ADAPTER)
             write_onnx_adapter(written[-1], state.arrays(trainable=True))

@@ -11,6 +11,8 @@ import numpy as np
 import onnx.defs
 import onnx_ir as ir
 
+from odtpack.model.architecture import own_names
+
 # Which parameter of the module a node reads, by what an exporter noted.
 #
 # Exporters store equal tensors once, so that the name of an initializer does not say which
@@ -149,6 +151,7 @@ def module_names(graph: ir.Graph) -> dict[str, str]:
         guesses = {g for node, index in uses if (g := beside(node) or _within(node, index))}
         if len(guesses) == 1:
             found[name] = guesses.pop()
+    found |= own_names(graph)
     counts = Counter([*found.values(), *graph.initializers])
     return {name: guess for name, guess in found.items() if counts[guess] == 1}
 

@@ -489,6 +489,8 @@ class AdapterInfo(Part):
             embedding.
         feedforward: ``ia3``: those of them whose input is scaled.
         parameters: The parameters that are the adapter's; others may be trained besides.
+        absent: Layers of those that the architecture's module in transformers does not have under
+            their names, where that is known: PEFT drops what is trained on them.
         peft: How PEFT has it; None if PEFT has no place for all that is trained.
     """
 
@@ -499,4 +501,5 @@ class AdapterInfo(Part):
     layers: tuple[Name, ...]
     feedforward: tuple[Name, ...] = ()
     parameters: tuple[Name, ...]
+    absent: tuple[Name, ...] = ()
     peft: PeftInfo | None = None

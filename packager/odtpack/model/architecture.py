@@ -1,0 +1,56 @@
+"""How the layers of a decoder are called in transformers, where onnxruntime-genai calls them else.
+
+The builder gives the layers of every architecture Llama's names, joins the queries, keys and
+values of any, and parts what some modules join. What the model is says a file beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import onnx_ir as ir
+
+_KEY: Final = "odtpack.architecture"
+_LARGEST: Final = 1 << 20  # bytes of a file that are read
+_OUTPUT = re.compile(r"^(model\.layers\.\d+)\.attn\.o_proj\.")
+_DENSE: Final = {"phi"}
+_JOINED: Final = {"phi3", "phi3v", "phi3_v", "phi4mm"}
+_JOINT = re.compile(r"model\.layers\.\d+\.self_attn\.qkv_proj")
+_PARTS = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkv]|mlp\.(gate|up))_proj")
+
+
+def noted(path: Path) -> dict[str, str]:
+    """Metadata of the graph in a file: what another file beside it says that it is."""
+    for name, part in (("genai_config.json", "type"), ("config.json", "model_type")):
+        try:
+            with (path.parent / name).open("rb") as stream:
+                content = json.loads(stream.read(_LARGEST))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(content, dict) and part == "type":
+            content = content.get("model")
+        kind = content.get(part) if isinstance(content, dict) else None
+        if isinstance(kind, str):
+            return {_KEY: kind}
+    return {}
+
+
+def own_names(graph: ir.Graph) -> dict[str, str]:
+    """Names in transformers' module of the initializers that the builder calls otherwise."""
+    if graph.metadata_props.get(_KEY) not in _DENSE:
+        return {}
+    names = {name: _OUTPUT.sub(r"\1.self_attn.dense.", name) for name in graph.initializers}
+    return {name: own for name, own in names.items() if own != name}
+
+
+def absent(graph: ir.Graph, layers: Iterable[str]) -> tuple[str, ...]:
+    """Those of some layers that transformers' module does not have, as far as that is known."""
+    kind = graph.metadata_props.get(_KEY)
+    if kind is None:
+        return ()
+    pattern = _PARTS if kind in _JOINED else _JOINT
+    return tuple(name for name in layers if pattern.fullmatch(name))
