@@ -104,6 +104,9 @@ inline void WriteSafetensors(const fs::path& path, const Tensors& tensors) {
     const auto type =
         std::find_if(std::begin(kSafetensors), std::end(kSafetensors),
                      [&of = tensor.type](const auto& each) { return each.second == of; });
+    if (type == std::end(kSafetensors))
+      throw Error("parameter-type", "'" + name + "' is " + tensor.Description() +
+                                        ", which no adapter holds.");
     const size_t start = end;
     end += tensor.Bytes();
     header += "," + Quoted(name) + R"(:{"dtype":")" + type->first + R"(","shape":)" +
@@ -182,6 +185,8 @@ inline Tensors ReadSafetensors(const fs::path& path) {
       if (start != end) ThrowPeft(path, "its tensors overlap, or have gaps");
       end = place.second->Wholes("data_offsets")[1];
     }
+    if (static_cast<uint64_t>(end) != data.size())
+      ThrowPeft(path, "it is longer than its tensors");
     return tensors;
   });
 }
