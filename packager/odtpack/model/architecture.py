@@ -14,10 +14,9 @@ from typing import Final
 
 import onnx_ir as ir
 
-_KEY: Final = "odtpack.architecture"
+from odtpack.model.exporters import ARCHITECTURE
+
 _LARGEST: Final = 1 << 20  # bytes of a file that are read
-_OUTPUT = re.compile(r"^(model\.layers\.\d+)\.attn\.o_proj\.")
-_DENSE: Final = {"phi"}
 _JOINED: Final = {"phi3", "phi3v", "phi3_v", "phi4mm"}
 _JOINT = re.compile(r"model\.layers\.\d+\.self_attn\.qkv_proj")
 _PARTS = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkv]|mlp\.(gate|up))_proj")
@@ -35,21 +34,13 @@ def noted(path: Path) -> dict[str, str]:
             content = content.get("model")
         kind = content.get(part) if isinstance(content, dict) else None
         if isinstance(kind, str):
-            return {_KEY: kind}
+            return {ARCHITECTURE: kind}
     return {}
-
-
-def own_names(graph: ir.Graph) -> dict[str, str]:
-    """Names in transformers' module of the initializers that the builder calls otherwise."""
-    if graph.metadata_props.get(_KEY) not in _DENSE:
-        return {}
-    names = {name: _OUTPUT.sub(r"\1.self_attn.dense.", name) for name in graph.initializers}
-    return {name: own for name, own in names.items() if own != name}
 
 
 def absent(graph: ir.Graph, layers: Iterable[str]) -> tuple[str, ...]:
     """Those of some layers that transformers' module does not have, as far as that is known."""
-    kind = graph.metadata_props.get(_KEY)
+    kind = graph.metadata_props.get(ARCHITECTURE)
     if kind is None:
         return ()
     pattern = _PARTS if kind in _JOINED else _JOINT

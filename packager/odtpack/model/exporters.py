@@ -11,8 +11,6 @@ import numpy as np
 import onnx.defs
 import onnx_ir as ir
 
-from odtpack.model.architecture import own_names
-
 # Which parameter of the module a node reads, by what an exporter noted.
 #
 # Exporters store equal tensors once, so that the name of an initializer does not say which
@@ -151,9 +149,24 @@ def module_names(graph: ir.Graph) -> dict[str, str]:
         guesses = {g for node, index in uses if (g := beside(node) or _within(node, index))}
         if len(guesses) == 1:
             found[name] = guesses.pop()
-    found |= own_names(graph)
+    found |= _own_names(graph)
     counts = Counter([*found.values(), *graph.initializers])
     return {name: guess for name, guess in found.items() if counts[guess] == 1}
+
+
+ARCHITECTURE = "odtpack.architecture"
+"""Metadata of a graph: what a file beside the model says that it is (``architecture.py``)."""
+
+_DENSE = {"phi"}  # Architectures whose attention ends in a layer "dense"
+_OUTPUT = re.compile(r"^(model\.layers\.\d+)\.attn\.o_proj\.")
+
+
+def _own_names(graph: ir.Graph) -> dict[str, str]:
+    """Names in transformers' module of the initializers that the builder calls otherwise."""
+    if graph.metadata_props.get(ARCHITECTURE) not in _DENSE:
+        return {}
+    names = {name: _OUTPUT.sub(r"\1.self_attn.dense.", name) for name in graph.initializers}
+    return {name: own for name, own in names.items() if own != name}
 
 
 def matching(pattern: str, names: Iterable[str], original: Mapping[str, str]) -> list[str]:
