@@ -344,11 +344,13 @@ def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Me
     # ends, is closed, or raises.
     path = Path(job.folder) / "job.json"
     job.write(path)
-    # This process's environment, its import path, and steady memory.
+    # This process's environment, its import path, and steady memory. Temporary files go with the
+    # job's: a child that is killed leaves them.
     package_root = str(Path(odtpack_runtime.__file__).resolve().parents[1])
     inherited = os.environ.get("PYTHONPATH")
     paths = [package_root, *(inherited.split(os.pathsep) if inherited else [])]
     environment = os.environ | child_environment() | {"PYTHONPATH": os.pathsep.join(paths)}
+    environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(job.folder))
     with tempfile.TemporaryFile() as stderr, Limiter(job.limit_bytes, job.limit_methods) as limiter:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "odtpack_simulator.replay.child", str(path)],
