@@ -134,6 +134,7 @@ def arrange(graph: ir.Graph, places: Mapping[str, float]) -> None:
             if unknown[source] and (keys[source] < 0 or keys[index] < keys[source]):
                 keys[source] = keys[index]
     order = _from_the_end(needs, keys)
+    assert len(order) == len(nodes)  # noqa: S101 - a copy never waits for what reads it
     graph.remove(nodes)
     graph.extend(nodes[index] for index in order)
 
