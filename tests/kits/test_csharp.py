@@ -142,7 +142,8 @@ def test_functions_are_where_the_header_has_them(tmp_path: Path) -> None:
     """The kit finds the functions of OrtApi by number."""
     source = (csharp_kit.SOURCES / "OnnxRuntime.cs").read_text()
     own = {"RunSession": "Run", "errorMessage": "GetErrorMessage",
-           "releaseStatus": "ReleaseStatus", "ReleaseInfo": "ReleaseTensorTypeAndShapeInfo",
+           "releaseStatus": "ReleaseStatus", "releaseEnv": "ReleaseEnv",
+           "ReleaseInfo": "ReleaseTensorTypeAndShapeInfo",
            "ReleaseOptions": "ReleaseSessionOptions", "Env": "CreateEnv",
            "Cpu": "CreateCpuMemoryInfo",
            "Allocator": "GetAllocatorWithDefaultOptions"}  # fmt: skip
