@@ -27,17 +27,8 @@ OPERATORS: Final = (
 """Operators of elementwise programs by their number; ``Op`` in ``runtime/native``."""
 
 _UNARY = {
-    "Sqrt",
-    "Neg",
-    "Abs",
-    "Relu",
-    "Not",
-    "Cast",
-    "Reciprocal",
-    "HardSigmoid",
-    "Identity",
-    "Sign",
-}
+    "Sqrt", "Neg", "Abs", "Relu", "Not", "Cast", "Reciprocal", "HardSigmoid", "Identity", "Sign",
+}  # fmt: skip
 _TERNARY = {"Where", "Clip", "Gemm"}
 _TRUTH = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Not", "And", "Or"}
 _OF_TRUTH = {"Not", "And", "Or"}
@@ -85,7 +76,7 @@ def program_of(
     if min(results) < len(inputs) or len({*results}) < len(results):
         raise NotAProgramError("an output that is not computed, or twice")
     if any(truth[each] for each in results):
-        raise NotAProgramError("an output that is no number")
+        raise NotAProgramError("an output that is not a number")
     return [len(inputs), len(outputs), *results, *code]
 
 

@@ -30,7 +30,8 @@ def native_library() -> Path | None:
 def register_kernels(options: onnxruntime.SessionOptions, model: Path) -> bool:
     """Let sessions of some options use native kernels, if a model can.
 
-    What cannot be registered is said once, as a warning: the model computes the same without.
+    If the library cannot be registered, a warning says so once: the model computes the same
+    without it.
 
     Args:
         options: Options of the sessions; changed in place.
