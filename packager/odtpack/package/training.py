@@ -330,14 +330,24 @@ def build_graphs(task: Task) -> Graphs:
     ready = prepare(task)
     stock = task.backend.is_stock
     forward, evaluation, parameters = ready.forward, ready.evaluation, ready.parameters
-    pipeline.for_evaluation(evaluation)
+    served = _served(ready, task)
+    for model in (evaluation, *([ready.plain] if served else [])):
+        pipeline.for_evaluation(model)
     lift_parameters(evaluation.graph, parameters)
     pipeline.before_gradient(forward)
     _differentiate(forward, task)
     properties = properties_of(ready.info)
     level = optimization_level(forward.graph, parameters)
-    finish(forward, "training", properties | of_training(task, level))
-    finish(evaluation, "evaluation", properties)
+    models = {
+        "training": (forward, properties | of_training(task, level)),
+        "evaluation": (evaluation, properties),
+    }
+    inputs: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
+    if served:
+        inputs, used = detach(ready.plain.graph, served, [p.name for p in parameters])
+        models["inference"] = (ready.plain, {})
+    finish(models)
     if task.backend.lowers:
         forward, evaluation = task.backend.lower(forward), task.backend.lower(evaluation)
     memory = None
@@ -346,16 +356,14 @@ def build_graphs(task: Task) -> Graphs:
 
         shown = {p.name: p.module or p.name for p in parameters}
         memory = compile_memory(forward, shown, task.memory)
-    return Graphs(
+    written = [
         # The reference distinguishes values by name.
-        pipeline.on_writing(forward, keep_names=not stock),
-        pipeline.on_writing(evaluation, keep_names=True),
-        parameters,
-        task,
-        ready.info,
-        ready.returned,
-        _inference(ready.plain, forward.graph, task, parameters),
-        memory,
+        pipeline.on_writing(model, keep_names=model is not forward or not stock)
+        for model in (forward, evaluation, *([ready.plain] if served else []))
+    ]
+    template = InferenceTemplate(written[2], inputs, served, used) if served else None
+    return Graphs(
+        written[0], written[1], parameters, task, ready.info, ready.returned, template, memory
     )
 
 
@@ -372,23 +380,15 @@ def of_training(task: Task, level: str) -> dict[str, str]:
     return found
 
 
-def _inference(
-    plain: ir.Model, training: ir.Graph, task: Task, parameters: Sequence[Parameter]
-) -> InferenceTemplate | None:
-    """The forward model as it was before a loss was attached, for inference."""
-    own_loss = training.outputs[0].name if task.loss is None else None
+def _served(ready: Prepared, task: Task) -> tuple[str, ...]:
+    """Outputs of the model for inference, the forward one as it was before a loss was attached."""
+    own_loss = ready.forward.graph.outputs[0].name if task.loss is None else None
     beyond = tuple(() if task.attached is None else task.attached.roles)
     if task.loss is not None:
         beyond = task.spec.loss_inputs[len(task.loss.reads) :]
-    wanted = [value.name or "" for value in plain.graph.outputs]
+    wanted = [value.name or "" for value in ready.plain.graph.outputs]
     wanted += [*task.spec.outputs]
-    names = select(plain.graph, wanted, own_loss, beyond)
-    if not names:
-        return None
-    pipeline.for_evaluation(plain)
-    inputs, used = detach(plain.graph, names, [p.name for p in parameters])
-    model = pipeline.on_writing(finish(plain, "inference", {}), keep_names=True)
-    return InferenceTemplate(model, inputs, tuple(names), used)
+    return tuple(select(ready.plain.graph, wanted, own_loss, beyond))
 
 
 def _check_names(graph: ir.Graph) -> None:
@@ -475,15 +475,16 @@ def accumulate_gradients(
     gradient_buffers.zeros_at_run_time(op, graph, reset)
 
 
-def finish(model: ir.Model, name: str, properties: dict[str, str]) -> ir.Model:
+def finish(models: Mapping[str, tuple[ir.Model, Mapping[str, str]]]) -> None:
     """Drop what no output needs, stamp versions and record what a runtime must know."""
-    pipeline.finish(model)
-    model.graph.name = name
-    model.producer_name, model.producer_version = "odtpack", None
-    model.metadata_props.clear()
-    model.metadata_props.update(properties)
-    targets.stamp(model)
-    return model
+    # models: each by the name of its graph, with its properties.
+    for name, (model, properties) in models.items():
+        pipeline.finish(model)
+        model.graph.name = name
+        model.producer_name, model.producer_version = "odtpack", None
+        model.metadata_props.clear()
+        model.metadata_props.update(properties)
+        targets.stamp(model)
 
 
 def optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:

@@ -66,9 +66,9 @@ def before_gradient(model: ir.Model) -> None:
     ]
     if any(changed):
         infer_shapes(model, new_only=True)
-    apply(model, batch_norm.mark)
     apply(model, patterns.mark_gelu)
     apply(model, patterns.mark_fake_quant)
+    apply(model, batch_norm.mark)
 
 
 def after_gradient(
