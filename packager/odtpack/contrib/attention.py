@@ -236,7 +236,7 @@ def group_query_attention(ctx: Context) -> Outputs | None:
 def _why_not(ctx: Context) -> str | None:
     """What keeps a node from being written in standard operators."""
     if ctx.maybe_x(3) is not None or ctx.maybe_x(4) is not None:
-        return "its past keys and values are no inputs of the model that could be left out"
+        return "its past keys and values are not inputs that can be left out"
     for index, why in _UNREAD.items():
         if ctx.maybe_x(index) is not None:
             return why

@@ -78,7 +78,7 @@ def matmul_nbits(ctx: Context) -> Outputs | None:
     elif zeros is not None:
         points = zeros.reshape(rows, blocks)
         if columns % block:
-            return not_covered(ctx, "its zero points are no whole numbers, and its last block is "
+            return not_covered(ctx, "its zero points are not whole numbers, and its last block is "
                                "not full")  # fmt: skip
     name, scales = str(ctx.x(1).name), scales.reshape(rows, blocks)
     weight = _weight(op, _Matrix(name, packed, scales, points, bits, columns, block))

@@ -25,8 +25,8 @@ def fedavg(
     """Average the checkpoints of a round by their numbers of samples (McMahan et al. 2017).
 
     The sum runs in the order of the answers: give them in one that does not depend on their
-    arrival, and a round repeats to the bit. Answers that cannot be read, do not fit the package
-    or would spoil the model are left out, as :func:`guarded` does on Flower.
+    arrival, and a round is bit-identical each time. Answers that cannot be read, do not fit the
+    package or would spoil the model are left out, as :func:`guarded` does on Flower.
 
     Args:
         package: Folder of the package that all of them trained.

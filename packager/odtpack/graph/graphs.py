@@ -146,7 +146,7 @@ def mark_constant(value: ir.Value, *, setting: bool = False) -> None:
 
 
 def is_setting(value: ir.Value) -> bool:
-    """Whether an initializer sets an operator up, and is no parameter."""
+    """Whether an initializer sets an operator up instead of being a parameter."""
     return value.meta.get(_LIFTED) == _SETTING
 
 
