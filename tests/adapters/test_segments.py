@@ -145,6 +145,20 @@ def test_as_one_model(kind: str, more: dict[str, Any], llama_file: Path, tmp_pat
             np.testing.assert_allclose(found, parameter.data, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+def test_two_pieces_as_one(
+    llama_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are many pieces, less lies between fewer of them."""
+    _, losses = trained(built(llama_file, tmp_path / "four"), 3)
+    monkeypatch.setattr(rows, "_MANY", 4)
+    folder = built(llama_file, tmp_path / "two")
+    info = Package.open(folder).manifest.segments
+    assert info is not None
+    kinds = [each.forward for each in info.segments if each.backward]
+    assert kinds == [kinds[0]] * 2
+    np.testing.assert_allclose(trained(folder, 3)[1], losses, rtol=1e-6)
+
+
 def test_blocks_share_models_and_weights_are_stored_once(llama_file: Path, tmp_path: Path) -> None:
     """Two blocks are four segments of two kinds; a segment's models hold no matrix."""
     folder = built(llama_file, tmp_path, loss_options={"words": 8})

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import onnx_ir as ir
@@ -333,6 +334,11 @@ def _attribute(attribute: ir.Attr) -> str:
     return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
 
 
+_MANY: Final = 16
+"""Pieces from which on two of them, such as attention and feed-forward, are one: as in T. Chen and
+others, arXiv 1604.06174, least is kept where pieces are as many as the values inside of one."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Piece:
     """A stretch of a graph."""
@@ -358,6 +364,9 @@ def cut(graph: ir.Graph, trained: Sequence[ir.Value]) -> list[Piece]:
     cuts = [value for value in stream if value in flow]
     cuts = _without_leaks(cuts, _owners(graph, [*cuts, loss]), flow, readers)
     cuts = _worthwhile(cuts, _owners(graph, [*cuts, loss]), trained)
+    if len(cuts) >= _MANY:
+        # What lies between pieces is kept for a whole step, what is inside of one while it runs.
+        cuts = cuts[len(cuts) % 2 == 0 :: 2]
     if not cuts:
         raise OdtpackError(
             "segments-not-found",

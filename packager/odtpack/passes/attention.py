@@ -1,0 +1,155 @@
+"""Computes attention by blocks of queries, so that its memory grows linearly with the length.
+
+    p = Softmax(... MatMul(q, k) ...);  y = MatMul(p, v)
+
+becomes a Scan over blocks of at most :data:`BLOCK` rows of q, and of what else has a row for each
+query, such as a mask. No shape of its body is known in full, so the gradient of the Scan computes
+the scores of a block again instead of keeping those of all blocks (:mod:`odtpack.autodiff.bodies`).
+The block is the unit of M. Rabe and C. Staats, arXiv 2112.05682, over queries alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+import onnx_ir as ir
+
+from odtpack.autodiff.bodies import copy_node
+from odtpack.graph import graphs
+from odtpack.graph.graphs import dims_of
+from odtpack.graph.ops import Ops
+
+BLOCK: Final = 128
+"""Queries of a block: fewer make its products slow."""
+
+_ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Where", "Identity"}
+_SINCE = 13  # until then a Softmax is over all axes from its own on
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attention:
+    nodes: Sequence[ir.Node]  # from the product of queries and keys to that with the values
+    rowwise: Sequence[ir.Value]  # what they read that has a row for each query; queries first
+
+
+def by_blocks(op: Ops, graph: ir.Graph) -> bool:
+    """Rewrite every attention over many or any number of queries; return whether there was one."""
+    found = [each for node in graph if op.opset >= _SINCE and (each := _attention(node))]
+    for each in found:
+        _rewrite(op, each)
+    return bool(found)
+
+
+def _attention(node: ir.Node) -> _Attention | None:
+    """The attention that a Softmax belongs to."""
+    if node.op_type != "Softmax" or node.domain or node.outputs[0].dtype != ir.DataType.FLOAT:
+        return None
+    above, below = _above(node.inputs[0]), _below(node.outputs[0])
+    dims = dims_of(node.outputs[0])
+    if not above or not below or dims is None or len(dims) < 3:
+        return None
+    queries, rows = above[0].inputs[0], dims[-2]
+    if node.attributes.get_int("axis", -1) not in (-1, len(dims) - 1) or queries is None:
+        return None
+    if isinstance(rows, int) and rows < 2 * BLOCK:
+        return None
+    nodes = [*above, node, *below]
+    made = {node.outputs[0] for node in nodes}
+    rowwise = [queries]
+    for value in (v for node in nodes for v in node.inputs if v not in made):
+        dims = None if value is None else dims_of(value)
+        if value is None or dims is None:
+            return None
+        if value in (above[0].inputs[1], below[-1].inputs[1]) or len(dims) < 2 or dims[-2] == 1:
+            continue  # every block reads all of it
+        if value not in rowwise:
+            rowwise.append(value)
+    return _Attention(nodes, rowwise)
+
+
+def _above(value: ir.Value | None) -> list[ir.Node] | None:
+    """From a product to what computes a value of it element by element."""
+    node = graphs.producer(value, "MatMul", *_ELEMENTWISE)
+    if node is None or value is None or value.is_graph_output() or len(value.uses()) != 1:
+        return None
+    if node.op_type == "MatMul":
+        return [node]
+    found = (above for operand in node.inputs if (above := _above(operand)))
+    return next(([*above, node] for above in found), None)
+
+
+def _below(value: ir.Value) -> list[ir.Node] | None:
+    """From what reads a value element by element to the product whose left side it is."""
+    if value.is_graph_output() or len(value.uses()) != 1:
+        return None
+    ((node, index),) = value.uses()
+    if node.domain or node.graph is not value.producer().graph:  # type: ignore[union-attr]
+        return None
+    if node.op_type == "MatMul":
+        return [node] if index == 0 else None
+    below = _below(node.outputs[0]) if node.op_type in _ELEMENTWISE else None
+    return below and [node, *below]
+
+
+def _rewrite(op: Ops, found: _Attention) -> None:
+    result = found.nodes[-1].outputs[0]
+    rank = len(dims_of(result) or ())
+    with op.before(found.nodes[-1]):
+        rows = op.slice(op.Shape(found.rowwise[0]), [0], [-2], [-1])
+        count = op.Max(op.Div(op.Add(rows, BLOCK - 1), BLOCK), 1)
+        length = op.Div(op.Add(rows, op.Sub(count, 1)), count)
+        wholes = [_blocks(op, value, rows, count, length) for value in found.rowwise]
+        parts = [_like(ir.Value(name=op.fresh_name(f"{value.name}.block")), value)
+                 for value in found.rowwise]  # fmt: skip
+        body = ir.Graph(parts, [], nodes=[], name=op.fresh_name("attention.block"))
+        inside = dict(zip(found.rowwise, parts, strict=True))
+        for node in found.nodes:
+            copy = copy_node(node, op)
+            body.append(copy)
+            for index, value in enumerate(copy.inputs):
+                if value in inside:
+                    copy.replace_input_with(index, inside[value])
+            inside[node.outputs[0]] = _like(copy.outputs[0], node.outputs[0])
+        body.outputs.append(inside[result])
+        stacked = op.Scan(*wholes, body=ir.AttrGraph("body", body), num_scan_inputs=len(wholes))
+        stacked = _like(stacked, result, 0)
+        y = _like(op.transpose(stacked, *range(1, rank - 1), 0, rank - 1, rank), result, rank - 2)
+        y = _like(op.Reshape(y, _sizes(op, y, rank - 2, op.Mul(count, length))), result)
+        y = op.Slice(y, op.ints(0), rows, op.ints(rank - 2))
+        y.type, y.shape = result.type, result.shape
+    graphs.replace(result, y, list(reversed(found.nodes)))
+
+
+def _blocks(
+    op: Ops, value: ir.Value, rows: ir.Value, count: ir.Value, length: ir.Value
+) -> ir.Value:
+    """A value's blocks along a new first axis, the last one filled up with zeros."""
+    rank = len(dims_of(value) or ())
+    # An axis of any length may be one of length 1, which every query reads.
+    full = _like(op.Expand(value, op.Concat(op.ints(*[1] * (rank - 2)), rows, op.ints(1), axis=0)),
+                 value)  # fmt: skip
+    missing = op.Sub(op.Mul(count, length), rows)
+    pads = op.Concat(op.ints(*[0] * (2 * rank - 2)), missing, op.ints(0), axis=0)
+    full = _like(op.Pad(full, pads), value)
+    cut = _like(op.Reshape(full, _sizes(op, value, rank - 2, count, length)), value, rank - 2)
+    return _like(op.transpose(cut, rank - 2, *range(rank - 2), rank - 1, rank), value, 0)
+
+
+def _sizes(op: Ops, value: ir.Value, lead: int, *rows: ir.Value) -> ir.Value:
+    """The shape of a value with other sizes between the first axes and the last one."""
+    sizes, rank = op.Shape(value), len(dims_of(value) or ())
+    first, last = op.slice(sizes, [0], [0], [lead]), op.slice(sizes, [0], [rank - 1], [rank])
+    return op.Concat(first, *rows, last, axis=0)
+
+
+def _like(value: ir.Value, like: ir.Value, axis: int | None = None) -> ir.Value:
+    """Note the type and shape of a value whose number of queries is not said."""
+    # axis: One more, that of blocks.
+    dims = dims_of(like) or ()
+    shape: list[int | str | None] = [*dims[:-2], None, dims[-1]]
+    if axis is not None:
+        shape.insert(axis, None)
+    value.type, value.shape = like.type, ir.Shape(shape)
+    return value
