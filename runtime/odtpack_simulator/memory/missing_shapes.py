@@ -117,6 +117,13 @@ class _Sizes:
             self._known[name] = self._compute(name)
         return self._known[name]
 
+    def between(self, start: str, end: str) -> Array | None:
+        """What is added to one tensor to get the other, if that is known."""
+        node = self._producers.get(end)
+        if node is None or node.op_type != "Add" or start not in node.input:
+            return None
+        return next((self.get(name) for name in node.input if name != start), None)
+
     def _compute(self, name: str) -> Array | None:
         constant = self._constants.get(name)
         if constant is not None:
@@ -170,6 +177,13 @@ class _Sizes:
 
 
 def _infer(node: onnx.NodeProto, opset: int, sizes: _Sizes, inputs: Sequence[Typed]) -> list[Typed]:
+    if node.op_type == "Slice" and not node.domain and len(node.input) == 4:
+        # A window: where it begins may depend on data, or on the turn of a loop.
+        length, axes = sizes.between(*node.input[1:3]), sizes.get(node.input[3])
+        kind, dims = inputs[0]
+        if length is not None and axes is not None and dims is not None:
+            cut = dict(zip(axes.tolist(), np.atleast_1d(length).tolist(), strict=True))
+            return [(kind, tuple(cut.get(axis, dim) for axis, dim in enumerate(dims)))]
     known = _KNOWN.get((node.domain, node.op_type))
     if known is not None:
         kind, dims = inputs[0]

@@ -152,6 +152,21 @@ def test_sizes_that_onnx_runtime_does_not_know() -> None:
     assert view.shape == (6, 8)
 
 
+def test_a_window_whose_place_depends_on_data() -> None:
+    """It has as many rows wherever it begins."""
+    nodes = [
+        helper.make_node("Add", ["start", "length"], ["end"]),
+        helper.make_node("Slice", ["x", "start", "end", "axes"], ["y"]),
+    ]
+    constants = {
+        name: onnx.numpy_helper.from_array(np.array(value), name)
+        for name, value in (("length", [5]), ("axes", [0]))
+    }
+    found: dict[str, Typed] = {"x": (TensorProto.FLOAT, (9, 4)), "start": (TensorProto.INT64, (1,))}
+    fill_in(nodes, 17, constants, found, set())
+    assert found["y"] == (TensorProto.FLOAT, (5, 4))
+
+
 def test_axes_that_were_broadcast() -> None:
     """The sum over axes that the graph finds by comparing shapes has a known shape."""
     model = onnx.parser.parse_model(

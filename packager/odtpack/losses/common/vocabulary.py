@@ -15,6 +15,8 @@ and its gradient by h, in two products a part. The weight takes no gradient: it 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,38 +100,12 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
 
     hidden = head.hidden
     rows = stop(op, hidden)
-    most, total, mixed = op.Mul(op.reduce_sum(rows, [2]), 0.0), None, None
-    chosen = None if head.blocks else _chosen(op, head, labels)
-    for start in range(0, head.words, words):
-        end = min(start + words, head.words)
-        # A part is read once both sums over the one before are done: no logits wait for the end.
-        done = [hidden] if total is None or mixed is None else [total, mixed]
-        one = op.Min(*(op.Size(value) for value in done), 1)
-        if head.blocks:
-            part, scales = _blocks(op, head, start, end, one), None
-            found = _chosen_of(op, head, part, labels, start, end)
-            chosen = found if chosen is None else op.Add(chosen, found)
-        else:
-            part, scales = _part(op, head, op.Mul(one, start), op.Mul(one, end))
-        across = op.transpose(part, 1, 0)
-        logits = op.MatMul(rows, across if head.words_first else part)
-        if scales is not None:
-            logits = op.Mul(logits, scales)
-        highest = op.reduce_max(logits, [2])
-        peak = highest if total is None else op.Max(most, highest)
-        shares = op.Exp(op.Sub(logits, peak))
-        summed = op.reduce_sum(shares, [2])
-        if scales is not None:
-            shares = op.Mul(shares, scales)
-        added = op.MatMul(shares, part if head.words_first else across)
-        if total is not None and mixed is not None:
-            fade = op.Exp(op.Sub(most, peak))
-            summed = op.Add(op.Mul(total, fade), summed)
-            added = op.Add(op.Mul(mixed, fade), added)
-        most, total, mixed = peak, summed, added
-    assert total is not None  # noqa: S101 - there is a word
-    assert mixed is not None  # noqa: S101
-    assert chosen is not None  # noqa: S101
+    zero = op.Mul(op.reduce_sum(rows, [2]), 0.0)
+    lowest = float(np.finfo(op.type_of(hidden).numpy()).min)
+    nothing = op.Mul(rows, 0.0)
+    states = [op.Add(zero, lowest), zero, nothing, *([nothing] if head.blocks else [])]
+    most, total, mixed, *found = _over_parts(op, head, rows, labels, words, lowest, states)
+    chosen = found[0] if found else _chosen(op, head, labels)
     shape = dims(hidden)
     value = op.Sub(op.Add(most, op.Log(total)), op.reduce_sum(op.Mul(rows, chosen), [2]))
     value = shaped(value, (*shape[:2], 1))
@@ -141,54 +117,154 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
     return terms
 
 
-def _part(op: Ops, head: Head, start: ir.Value, end: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    """A part of the weight's words, as it is stored, and the scale of each."""
-    # Codes become floats by a Cast. After a DequantizeLinear, ONNX Runtime quantizes once more what
-    # the Transpose of it gives, which takes ten times as long as the products.
-    bounds = [op.reshape(start, 1), op.reshape(end, 1)]
-    part = op.Slice(head.weight, *bounds, op.ints(head.axis))
-    if head.scales is None:
-        return part, None
-    return op.cast(part, op.type_of(head.scales)), op.Slice(head.scales, *bounds, op.ints(0))
-
-
-def _blocks(op: Ops, head: Head, start: int, end: int, one: ir.Value) -> ir.Value:
-    """The same of codes with blocks, which are cut when the model is built."""
-    # No kernel cuts values of 4 bits. The scales are computed, so that numbers are made of a part
-    # once, for all that read it, and when it is their turn.
+def _over_parts(
+    op: Ops,
+    head: Head,
+    rows: ir.Value,
+    labels: ir.Value,
+    words: int,
+    lowest: float,
+    states: list[ir.Value],
+) -> tuple[ir.Value, ...]:
+    """Write the loop over the parts: m, s and a, and with blocks the columns of the labels."""
     # Here, so that recipes can read the declarations of losses without onnx_ir.
     import onnx_ir as ir
 
-    from odtpack.graph.graphs import mark_constant
+    words = min(words, head.words)
+    if head.blocks and words % 2 and words < head.words:
+        words += 1  # two codes of 4 bits share a byte
+    kinds = [("turn", ir.DataType.INT64), ("going", ir.DataType.BOOL)]
+    turn, going = (ir.val(op.fresh_name(name), dtype, []) for name, dtype in kinds)
+    before = [ir.Value(name=op.fresh_name("before"), type=each.type, shape=each.shape)
+              for each in states]  # fmt: skip
+    body = ir.Graph([turn, going, *before], [], nodes=[], name=op.fresh_name("words"))
+    most, total, mixed, *chosen = before
+    inner = op.inside(body)
+    first = inner.Mul(turn, words)
+    start = inner.Min(first, head.words - words)  # the last part has words of the one before
+    part, scales = _part(op, inner, head, inner.reshape(start, 1), words)
+    across = inner.transpose(part, 1, 0)
+    logits = inner.MatMul(rows, across if head.words_first else part)
+    if scales is not None:
+        logits = inner.Mul(logits, scales)
+    if head.words % words:
+        place = inner.Add(inner.constant(np.arange(words)), start)
+        logits = inner.Where(inner.Less(place, first), lowest, logits)
+    peak = inner.Max(most, inner.reduce_max(logits, [2]))
+    shares = inner.Exp(inner.Sub(logits, peak))
+    summed = inner.reduce_sum(shares, [2])
+    if scales is not None:
+        shares = inner.Mul(shares, scales)
+    fade = inner.Exp(inner.Sub(most, peak))
+    after = [
+        peak,
+        inner.Add(inner.Mul(total, fade), summed),
+        inner.Add(inner.Mul(mixed, fade),
+                  inner.MatMul(shares, part if head.words_first else across)),
+    ]  # fmt: skip
+    after += [
+        inner.Add(known, _chosen_of(inner, head, part, labels, start, first, words))
+        for known in chosen
+    ]
+    for each, like in zip(after, states, strict=True):
+        each.type, each.shape = like.type, like.shape
+    goes_on = inner.Identity(going)
+    goes_on.type, goes_on.shape = going.type, going.shape
+    body.outputs.extend([goes_on, *after])
+    count = op.constant(np.array(math.ceil(head.words / words)))
+    results = op.emit("Loop", [count, None, *states], outputs=len(states),
+                      body=ir.AttrGraph("body", body))  # fmt: skip
+    for each, like in zip(results, states, strict=True):
+        each.type, each.shape = like.type, like.shape
+    return results
+
+
+def _part(
+    op: Ops, inner: Ops, head: Head, start: ir.Value, words: int
+) -> tuple[ir.Value, ir.Value | None]:
+    """A part of the weight's words as floats or whole numbers, and the scale of each, if any."""
+    # Codes become floats by a Cast. After a DequantizeLinear, ONNX Runtime quantizes once more what
+    # the Transpose of it gives, which takes ten times as long as the products.
+    bounds = start, inner.Add(start, words)
+    if not head.blocks:
+        part = inner.Slice(head.weight, *bounds, inner.ints(head.axis))
+        if head.scales is None:
+            return part, None
+        scales = inner.Slice(head.scales, *bounds, inner.ints(0))
+        return inner.cast(part, inner.type_of(head.scales)), scales
+    from odtpack.graph import four_bits
 
     assert head.codes is not None  # noqa: S101 - which has the blocks
-    values = []
-    for each in head.codes.inputs:
-        assert each is not None  # noqa: S101 - head_of looks
-        assert each.const_value is not None  # noqa: S101
-        array = each.const_value.numpy()
-        array = array[start:end] if head.words_first else array[:, start:end]
-        tensor = ir.tensor(np.ascontiguousarray(array), each.dtype)
-        tensor.name = op.fresh_name(f"{each.name}_{start}")
-        values.append(ir.val(tensor.name, const_value=tensor))
-        op.graph.register_initializer(values[-1])
-        mark_constant(values[-1])
-    values[1] = op.Mul(values[1], op.cast(one, op.type_of(values[1])))
+    codes, scales, *points = [
+        inner.Slice(each, *bounds, inner.ints(head.axis)) if index == 1
+        else _stored(op, inner, each, head.axis, bounds, words)
+        for index, each in enumerate(head.codes.inputs)
+        if each is not None
+    ]  # fmt: skip
+    offset = four_bits.TYPES.get(head.weight.dtype or inner.FLOAT)
+    if not points and offset:
+        zero = inner.constant(np.full((), offset, np.uint8))
+        points = [inner.Expand(zero, inner.Shape(scales))]
     block = head.codes.attributes.get_int("block_size")
-    part = op.DequantizeLinear(*values, axis=1 - head.axis, block_size=block)
-    part.type = values[1].type
+    part = inner.DequantizeLinear(codes, scales, *points, axis=1 - head.axis, block_size=block)
+    part.type = scales.type
+    return part, None
+
+
+def _stored(
+    op: Ops, inner: Ops, value: ir.Value, axis: int, bounds: Sequence[ir.Value], words: int
+) -> ir.Value:
+    """Some rows or columns of a matrix of codes; those of 4 bits are stored as bytes."""
+    import onnx_ir as ir
+
+    from odtpack.graph import four_bits
+    from odtpack.graph.graphs import mark_constant
+
+    tensor = value.const_value
+    assert tensor is not None  # noqa: S101 - head_of looks
+    if tensor.dtype not in four_bits.TYPES:
+        return inner.Slice(value, *bounds, inner.ints(axis))
+    rows, columns = tensor.shape.numpy()
+    paired = columns % 2 == 0
+
+    def read() -> ir.TensorProtocol:
+        both = four_bits.packed(tensor).numpy() if paired else four_bits.codes(tensor)
+        return ir.tensor(both.reshape(rows, -1), name=name)
+
+    name = op.fresh_name(f"{value.name}_bytes")
+    shape = ir.Shape([rows, columns // 2 if paired else columns])
+    lazy = ir.LazyTensor(read, dtype=ir.DataType.UINT8, shape=shape, name=name)
+    stored = ir.val(name, const_value=lazy, type=ir.TensorType(lazy.dtype), shape=shape)
+    op.graph.register_initializer(stored)
+    mark_constant(stored)
+    if paired and axis == 1:
+        half = inner.Div(bounds[0], 2)
+        bounds = half, inner.Add(half, words // 2)
+    part = inner.Slice(stored, *bounds, inner.ints(axis))
+    if not paired:
+        return part
+    four = inner.constant(np.full((), 4, np.uint8))
+    size = (words, columns) if axis == 0 else (rows, words)
+    part = four_bits.unpack(inner, inner.reshape(part, -1), four, size)
+    part.type = stored.type
     return part
 
 
 def _chosen_of(
-    op: Ops, head: Head, part: ir.Value, labels: ir.Value, start: int, end: int
+    op: Ops,
+    head: Head,
+    part: ir.Value,
+    labels: ir.Value,
+    start: ir.Value,
+    first: ir.Value,
+    words: int,
 ) -> ir.Value:
     """The part's numbers of each token's word, [B, T, K]; zeros for words of other parts."""
-    place = op.Max(op.Min(op.Sub(labels, start), end - start - 1), 0)
+    place = op.Max(op.Min(op.Sub(labels, start), words - 1), 0)
     found = op.emit("Gather", [part, place], axis=head.axis)[0]
     if not head.words_first:
         found = op.transpose(found, 1, 2, 0)
-    inside = op.And(op.GreaterOrEqual(labels, start), op.Less(labels, end))
+    inside = op.And(op.GreaterOrEqual(labels, first), op.Less(labels, op.Add(start, words)))
     return op.Mul(found, op.unsqueeze(op.cast(inside, op.type_of(part)), 2))
 
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from odtpack.autodiff import differentiate, expand
 from odtpack.autodiff.expand import SMALLEST
 from odtpack.errors import OdtpackError
+from odtpack.graph import four_bits
 from odtpack.graph.graphs import RANDOM_OPERATORS, nodes_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
@@ -24,7 +25,6 @@ from odtpack.package.segments.cut import (
     cut,
     differing,
     outline,
-    packed,
     part_of,
     split_rows,
     unpack,
@@ -234,7 +234,7 @@ def build_segments(task: Task) -> Graphs:
             tuple(plan[index] for index in sorted(plan)),
             # The parts of a matrix follow each other.
             {
-                name: packed(tensors[name])
+                name: four_bits.packed(tensors[name])
                 for name in sorted(named, key=lambda name: places[part_of(name)])
             },
             tuple(v for v in graph.inputs if v.name not in {p.name for p in parameters}),

@@ -15,46 +15,28 @@ import onnx_ir as ir
 from odtpack.autodiff.backward import FLOATS, ancestors, dependents, influences
 from odtpack.autodiff.expand import SMALLEST
 from odtpack.errors import OdtpackError
+from odtpack.graph import four_bits
 from odtpack.graph.graphs import dims_of, mark_constant, reads, static_dims, subgraphs
 from odtpack.graph.ops import Ops
-
-_FOUR_BITS = {ir.DataType.INT4: 8, ir.DataType.UINT4: 0}
-"""Types, and what is added to their numbers."""
 
 
 def can_be_lifted(value: ir.Value) -> bool:
     """Whether an initializer can be an input: of 4 bits those that are unpacked alone can."""
     readers = (node.op_type == "DequantizeLinear" for node, _ in value.uses())
-    return value.dtype not in _FOUR_BITS or all(readers)
-
-
-def packed(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """A tensor as a model takes it that :func:`unpack` changed: of 4 bits as UINT8 [n / 2]."""
-    # In the order of MatMulNBits, which reads the same bytes of the file in an inference model.
-    if tensor.dtype not in _FOUR_BITS:
-        return tensor
-
-    def read() -> ir.TensorProtocol:
-        codes = _codes(tensor).reshape(-1)
-        both = codes[::2].copy()
-        both[: codes.size // 2] |= codes[1::2] << 4
-        return ir.tensor(both, name=tensor.name)
-
-    shape = ir.Shape([-(-math.prod(tensor.shape.numpy()) // 2)])
-    return ir.LazyTensor(read, dtype=ir.DataType.UINT8, shape=shape, name=tensor.name)
+    return value.dtype not in four_bits.TYPES or all(readers)
 
 
 def unpack(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
-    """Let a graph take initializers of 4 bits apart, which become bytes as of :func:`packed`."""
+    """Let a graph take initializers of 4 bits apart, which become packed bytes."""
     op = Ops(graph, "packed/")
-    stored = {value: _tensor(value) for value in values if value.dtype in _FOUR_BITS}
+    stored = {value: _tensor(value) for value in values if value.dtype in four_bits.TYPES}
     for value, tensor in stored.items():
-        stored_as = packed(tensor)
+        stored_as = four_bits.packed(tensor)
         value.const_value, value.type = stored_as, ir.TensorType(ir.DataType.UINT8)
         value.shape = ir.Shape(stored_as.shape.numpy())
     for node in dict.fromkeys(node for value in stored for node, _ in value.uses()):
         codes, scale, *rest = [value for value in node.inputs if value is not None]
-        offset = _FOUR_BITS[(stored.get(codes) or _tensor(codes)).dtype]
+        offset = four_bits.TYPES[(stored.get(codes) or _tensor(codes)).dtype]
         with op.before(node):
             shift = _shift(op, scale)
             found = [_unpacked(op, value, shift, stored) for value in (codes, *rest)]
@@ -74,11 +56,6 @@ def _tensor(value: ir.Value) -> ir.TensorProtocol:
     return value.const_value
 
 
-def _codes(tensor: ir.TensorProtocol) -> np.ndarray:
-    """The numbers, from 0 on, as UINT8."""
-    return (tensor.numpy().astype(np.int8) + _FOUR_BITS[tensor.dtype]).astype(np.uint8)
-
-
 def _shift(op: Ops, scale: ir.Value) -> ir.Value:
     """4, which is there when the scales are."""
     if scale.producer() is None:
@@ -91,17 +68,8 @@ def _unpacked(
 ) -> ir.Value:
     """Codes of 4 bits as UINT8, from 0 on."""
     if value not in stored:
-        return op.constant(_codes(_tensor(value)))
-    all_bits = op.constant(np.full((), 255, np.uint8))
-    low = op.BitwiseAnd(value, op.BitShift(all_bits, shift, direction="RIGHT"))
-    shape = stored[value].shape.numpy()
-    high = op.BitShift(value, shift, direction="RIGHT")
-    # A Transpose puts them in turn faster than a Concat of columns does.
-    rows = op.Concat(op.unsqueeze(low, 0), op.unsqueeze(high, 0), axis=0)
-    both = op.reshape(op.transpose(rows, 1, 0), -1)
-    if math.prod(shape) % 2:
-        both = op.slice(both, [0], [0], [math.prod(shape)])
-    return op.reshape(both, *shape)
+        return op.constant(four_bits.codes(_tensor(value)))
+    return four_bits.unpack(op, value, shift, stored[value].shape.numpy())
 
 
 _ROWS = ".rows_"
