@@ -46,9 +46,10 @@ from odtpack_simulator.memory.planning import held_weights, whole_graph
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS
 from odtpack_simulator.replay.job import HELD_OUT_SHARE, Job, make_sample_plan
-from odtpack_simulator.replay.limits_search import HELD_STEPS, LimitOutcome
 from odtpack_simulator.replay.paired_loss import held_out_fall
 from odtpack_simulator.replay.replay import (
+    HELD_STEPS,
+    LimitOutcome,
     OnProgress,
     ProgressReporter,
     ReplayResult,
@@ -78,9 +79,9 @@ from odtpack_simulator.result.result import (
 )
 from odtpack_simulator.tasks import InterruptTask, SettleTask, Task, run_task
 from odtpack_simulator.values.memory_fit import memory_fit
-from odtpack_simulator.values.paths import shown_path
 from odtpack_simulator.values.quantities import Quantity
 from odtpack_simulator.values.statistics import wilson_interval
+from odtpack_simulator.values.text import shown_path
 from odtpack_simulator.values.units import format_bytes
 
 MOST_STEPS: Final = 10_000

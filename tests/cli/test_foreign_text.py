@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from odtpack.cli import main
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_simulator.reports.svg import element
-from odtpack_simulator.values.plain_text import clean
+from odtpack_simulator.values.text import clean
 
 EVIL = (
     "a\n::error::x\r::warning title=y::z\x1b[2J\x1b]0;t\x07\n  signature   valid\u202ec\u2066b"

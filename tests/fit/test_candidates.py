@@ -11,7 +11,7 @@ import pytest
 from odtpack.build import build
 from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
-from odtpack.fit.recipe_text import Surroundings, recipe_text
+from odtpack.fit.finalists import Surroundings, recipe_text
 from odtpack.fit.search_context import SearchContext
 from odtpack.fit.space import Candidate, SearchConstraints, Space, open_space
 from odtpack.fit.study import Study

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odtpack.fit.pareto import Point, beaten_by, choose, on_grid
+from odtpack.fit.outcome import Point, beaten_by, choose, on_grid
 
 COSTS = st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0, math.inf])
 POINTS = st.integers(1, 4).flatmap(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from odtpack.errors import OdtpackError
+from odtpack.fit.outcome import Point
 from odtpack.fit.package_cache import Planned
-from odtpack.fit.pareto import Point
 from odtpack.fit.search import _Search
 from odtpack.fit.search_context import FitRequest, SearchContext, Trained, Trial
 from odtpack.fit.space import Candidate, Freeze

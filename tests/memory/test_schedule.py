@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from odtpack.graph.ops import Ops
-from odtpack.memory.order import gradients_at_once
+from odtpack.memory.compile import gradients_at_once
 from odtpack.memory.schedule import arrange, places_of
 from odtpack.memory.timeline import Step, Timeline
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph

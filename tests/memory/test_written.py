@@ -14,7 +14,7 @@ import pytest
 
 from odtpack import losses
 from odtpack.memory import compile as memory_compile
-from odtpack.memory.order import weights_late
+from odtpack.memory.compile import weights_late
 from odtpack.memory.recompute import Choice
 from odtpack.memory.spec import MemorySpec
 from odtpack.memory.timeline import Step

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from odtpack.errors import OdtpackError
-from odtpack.fit.recipe_text import Surroundings, recipe_text
+from odtpack.fit.finalists import Surroundings, recipe_text
 from odtpack.recipe import BuildSpec, read_recipe
 from odtpack.recipe.key import cache_key
 from odtpack_runtime import CheckpointState

@@ -16,7 +16,7 @@ from odtpack_runtime import OdtpackError, Package
 from odtpack_simulator import simulation as module
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.memory.memory_phases import MemoryPlan
-from odtpack_simulator.replay import limits_search
+from odtpack_simulator.replay import replay
 from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import Progress, ReplayResult
@@ -188,13 +188,13 @@ def test_the_number_of_devices_adds_no_replays(
     """Fifty limits around the peak take one replay, and their verdicts have one threshold."""
     peak = done.result.memory.predicted.peak_bytes
     held: list[int | None] = []
-    hold = limits_search.hold
+    hold = replay.hold
 
     def counted(job: Job) -> ReplayResult:
         held.append(job.limit_bytes)
         return hold(job)
 
-    monkeypatch.setattr(limits_search, "hold", counted)
+    monkeypatch.setattr(replay, "hold", counted)
     profiles = [make_profile(f"d{n}", int(peak * (0.5 + n / 50))) for n in range(50)]
     result = simulate(mlp.folder / "package", mlp.data, profiles, **ARGUMENTS)
     assert len(held) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.cli._describe import of_fleet, of_properties, of_simulation
-from odtpack_simulator.values.paths import shown_path
+from odtpack_simulator.values.text import shown_path
 from tests import zoo
 from tests.cli.conftest import Run, run
 

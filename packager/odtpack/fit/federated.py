@@ -14,7 +14,7 @@ from pydantic import Field
 
 from odtpack.errors import OdtpackError
 from odtpack.fit.finalists import TIME_TOLERANCE
-from odtpack.fit.pareto import Point, beaten_by, beats, choose, on_grid
+from odtpack.fit.outcome import Point, beaten_by, beats, choose, on_grid
 from odtpack.fit.space import SearchConstraints
 from odtpack.fit.study import GROUP, Study, Value, optuna
 from odtpack_runtime.files.scratch import scratch_folder

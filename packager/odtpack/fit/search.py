@@ -14,7 +14,7 @@ from typing import Any, Final
 from odtpack.errors import OdtpackError
 from odtpack.fit import finalists
 from odtpack.fit.finalists import summarize
-from odtpack.fit.outcome import Dropped, FitResult, Stage, choice
+from odtpack.fit.outcome import Dropped, FitResult, Point, Stage, beats, choice, choose
 from odtpack.fit.package_cache import (
     Ceiling,
     PackageCache,
@@ -23,7 +23,6 @@ from odtpack.fit.package_cache import (
     memory_ceiling,
     size_ceiling,
 )
-from odtpack.fit.pareto import Point, beats, choose
 from odtpack.fit.search_context import (
     FitRequest,
     SearchContext,

@@ -36,8 +36,8 @@ from odtpack_simulator.result.result import (
     NotJudged,
     Policy,
 )
+from odtpack_simulator.values.part import first_problem
 from odtpack_simulator.values.quantities import Unknown
-from odtpack_simulator.values.schema_errors import first_problem
 from odtpack_simulator.values.units import Interval, format_duration
 
 NS: Final = 10**9  # Nanoseconds in a second

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_simulator.device import data_sheet
-from odtpack_simulator.values.part import Part
+from odtpack_simulator.values.part import Part, all_problems, near_name
 from odtpack_simulator.values.quantities import (
     Bandwidth,
     Bytes,
@@ -39,9 +39,8 @@ from odtpack_simulator.values.quantities import (
     Unknown,
     bounds,
 )
-from odtpack_simulator.values.schema_errors import all_problems, near_name
+from odtpack_simulator.values.text import toml_value
 from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
-from odtpack_simulator.values.toml_text import toml_value
 from odtpack_simulator.values.units import Interval, format_bytes
 
 

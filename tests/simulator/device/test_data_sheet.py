@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from odtpack_simulator.device.data_sheet import copy_rate, core_kind, gemm_share, int8_factor
-from odtpack_simulator.device.device_rates import device_rates
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
+from odtpack_simulator.latency.latency import device_rates
 from odtpack_simulator.values.quantities import Quantity
 from odtpack_simulator.values.units import Interval
 

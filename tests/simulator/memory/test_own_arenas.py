@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from odtpack_simulator.memory.memory_plan import plan_arenas, plan_memory
-from odtpack_simulator.replay.limits_search import hold
+from odtpack_simulator.replay.replay import hold
 from odtpack_simulator.simulation import _with_default_options
 from tests.simulator.packages import Case
 

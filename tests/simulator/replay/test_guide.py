@@ -23,7 +23,7 @@ KILLED = """
 import os, signal
 from odtpack_runtime import CheckpointState, Optimizer
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_simulator.replay.child.pauses import stopping_write
+from odtpack_simulator.replay.child.training_run import stopping_write
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

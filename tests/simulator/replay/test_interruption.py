@@ -17,10 +17,14 @@ from hypothesis import strategies as st
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_simulator.replay import interruption
-from odtpack_simulator.replay.interruption import interrupt, plan_interruptions
+from odtpack_simulator.replay.interruption import (
+    OWN_GENERATOR,
+    interrupt,
+    plan_interruptions,
+    unrepeatable_operators,
+)
 from odtpack_simulator.replay.job import Job, Message
 from odtpack_simulator.replay.paired_loss import first_difference
-from odtpack_simulator.replay.random_operators import OWN_GENERATOR, unrepeatable_operators
 from odtpack_simulator.replay.replay import run_training_child
 from tests.simulator.interrupted import dropout_job, long_job, small_job
 from tests.simulator.packages import Case

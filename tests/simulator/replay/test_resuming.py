@@ -14,7 +14,7 @@ import pytest
 
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_runtime.checkpoint.format import read_checkpoint
-from odtpack_simulator.replay.child import pauses
+from odtpack_simulator.replay.child import training_run
 from odtpack_simulator.replay.job import PROPERTY, Job, load_position, run_digest
 from odtpack_simulator.replay.replay import run_child, run_training_child
 from tests.simulator.interrupted import long_job
@@ -75,10 +75,12 @@ class TestKill:
         assert kept.saved_checkpoint.read_bytes() == before
 
     def test_no_process_kills(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pauses, "PATIENCE_SECONDS", 0)
+        monkeypatch.setattr(training_run, "PATIENCE_SECONDS", 0)
         told: list[object] = []
         with pytest.raises(OdtpackError, match="and was not"):
-            pauses.wait_to_be_killed(lambda *a, **k: told.append((a, k)), step=3, written=None)
+            training_run.wait_to_be_killed(
+                lambda *a, **k: told.append((a, k)), step=3, written=None
+            )
         assert told == [(("paused",), {"step": 3, "written": None})]
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from odtpack.cli._options import examples, group
-from odtpack.cli.fleet.compare import compare
-from odtpack.cli.fleet.demo import demo
 from odtpack.cli.fleet.fit import fit
-from odtpack.cli.fleet.run import run
+from odtpack.cli.fleet.run import compare, demo, run
 
 fleet = group("Simulate federated training by a fleet of devices.")
 fleet.command(

@@ -1,4 +1,4 @@
-"""``odtpack fleet``: simulate the federated training of a package by a fleet of devices."""
+"""``odtpack fleet run``, ``compare`` and ``demo``: simulated federations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import DATA, PACKAGE, RESULT_AS_JSON, TRAINERS, destination, flag, option
+from odtpack.cli._options import (
+    AS_JSON,
+    BASE_RESULT,
+    COMPARISON_FILE,
+    COMPARISON_FORM,
+    DATA,
+    DEMO_FOLDER,
+    HEAD_RESULT,
+    PACKAGE,
+    RESULT_AS_JSON,
+    TRAINERS,
+    destination,
+    flag,
+    option,
+)
+from odtpack.cli.device.results import Format, check_comparison_file, show_comparison
 from odtpack.cli.device.simulate import OVER_BUDGET, REPORT, STRICT
 
 if TYPE_CHECKING:
@@ -162,3 +177,73 @@ def _make_folder(folder: Path, package: Package) -> None:
 
     make_folder(folder)
     check_writable(folder / STATE, "--out", outside=package)
+
+
+# ``odtpack fleet compare``: what changed from one simulated federation to another.
+
+
+def compare(
+    base: Annotated[Path, BASE_RESULT],
+    head: Annotated[Path, HEAD_RESULT],
+    accuracy: Annotated[
+        float | None,
+        option(
+            "Target accuracy for counting rounds and days.  [default: from HEAD's budgets, else"
+            " the lower final accuracy]",
+            "SHARE",
+            min=0.0,
+            max=1.0,
+        ),
+    ] = None,
+    form: Annotated[Format, COMPARISON_FORM] = Format.TEXT,
+    out: Annotated[Path | None, COMPARISON_FILE] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Compare two results of fleet run: two packages, or two ways to run the rounds.
+
+    With three or more seeds on either side, a difference within the spread of the seeds is
+    neither better nor worse.
+    """
+    from odtpack_simulator.fleet.figures import compare_fleets
+    from odtpack_simulator.fleet.result import load_fleet_result
+
+    before, now = load_fleet_result(base), load_fleet_result(head)
+    check_comparison_file(out, [base, head])
+    form = Format.JSON if as_json else form
+    show_comparison(compare_fleets(before, now, accuracy), form, out)
+
+
+# ``odtpack fleet demo``: a week of 500 phones that learn the digits together.
+
+
+def demo(
+    out: Annotated[Path, DEMO_FOLDER] = Path("odtpack-fleet-demo"),
+    jobs: Annotated[int, TRAINERS] = 0,
+    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+) -> None:
+    """Simulate a week of federated training on 500 phones of five models, with a report.
+
+    The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
+    scikit-learn). It needs neither a server nor a network.
+    """
+    from odtpack.build import build_package
+    from odtpack.cli.device.demo import DATA, MODEL, make_folder, read_digits, write_data
+    from odtpack.optimizers import SGD
+    from odtpack_runtime.files.atomic import atomic_write
+
+    digits = read_digits()
+    make_folder(out)
+    write_data(digits, out / "digits.npz")
+    build_package(MODEL, out / "package", loss="cross_entropy", optimizer=SGD())
+    with atomic_write(out / "fleet.toml") as stream:
+        stream.write((DATA / "fleet.toml").read_bytes())
+    _console.wrote(out / "package", out / "digits.npz", out / "fleet.toml")
+    run(
+        out / "package",
+        out / "digits.npz",
+        out / "fleet.toml",
+        report=[f"html:{out / 'fleet.html'}", f"json:{out / 'fleet.json'}"],
+        out=out / "run",
+        jobs=jobs,
+        as_json=as_json,
+    )
