@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import get_args
+from urllib.parse import unquote
 
 import numpy as np
 import onnx
@@ -16,13 +18,17 @@ from odtpack.fit.page import render_fit
 from odtpack_simulator.figures.compare import compare
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.figures.metric import Topic
+from odtpack_simulator.figures.simulated import ALWAYS, METRICS
+from odtpack_simulator.reports import render_report, report_format, report_formats
 from odtpack_simulator.reports.comparison import render_comparison
 from odtpack_simulator.reports.html_report import render_html
 from odtpack_simulator.reports.markdown_report import render_markdown
-from odtpack_simulator.reports.simulation import key_figures
+from odtpack_simulator.reports.simulation import TOPICS, cells, key_figures
 from odtpack_simulator.reports.simulation_page import parts_of_step
-from odtpack_simulator.result.result import Origin, TimelinePoint, find_origin
+from odtpack_simulator.result.result import Origin, SimulationResult, TimelinePoint, find_origin
 from odtpack_simulator.simulation import simulate
+from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import format_interval
 from tests.reports.test_html_report import Page
 from tests.simulator.factory import make_result
@@ -193,3 +199,52 @@ def test_a_search_is_drawn(tmp_path: Path) -> None:
     assert "90.0 %" in page.text
     assert "<m>.onnx" in page.text
     assert "1 recipe keeps every budget on 1 device" in page.text
+
+
+# Every metric that is judged is shown: none fails in silence.
+
+CHECKS = {**ALWAYS, **METRICS}
+
+
+def failing(metric: str, scope: str) -> SimulationResult:
+    """A result in which the check of one metric fails, and there is no other."""
+    check = Check(
+        metric=metric, limit=1.0, actual=2.0, unit="1", level="error", status="fail",
+        message="2 is over 1",
+    )  # fmt: skip
+    result = make_result(["google/pixel-8a"])
+    if scope == "package":
+        return result.model_copy(update={"checks": [check], "verdict": "fail"})
+    device = result.devices[0].model_copy(update={"checks": [check], "verdict": "fail"})
+    return result.model_copy(update={"devices": [device], "verdict": "fail"})
+
+
+def scopes(metric: str) -> tuple[str, ...]:
+    return (METRICS[metric].scope,) if metric in METRICS else ("package", "device")
+
+
+@pytest.mark.parametrize(
+    ("metric", "scope"), [(metric, scope) for metric in CHECKS for scope in scopes(metric)]
+)
+def test_a_failure_is_shown_in_every_format(metric: str, scope: str) -> None:
+    result, title = failing(metric, scope), CHECKS[metric].title
+    for name in report_formats():
+        shown = render_report(result, name).decode()
+        shown = unquote(shown) if name == "github" else shown  # workflow commands escape commas
+        assert (metric if report_format(name).suffix == "json" else title) in shown, name
+        assert "2 is over 1" in shown, name
+
+
+@pytest.mark.parametrize("metric", CHECKS)
+def test_it_is_shown_under_its_topic_and_no_other(metric: str) -> None:
+    result, topic = failing(metric, "device"), CHECKS[metric].topic
+    found = dict(zip(TOPICS, cells(result, result.devices[0]), strict=True))
+    failed = [name for name, cell in found.items() if cell.state == "fail"]
+    assert failed == ([topic] if topic in TOPICS else [])
+
+
+def test_there_is_no_topic_without_a_metric_and_none_unknown() -> None:
+    assert {check.topic for check in CHECKS.values()} == set(get_args(Topic))
+    assert set(get_args(Topic)) - set(TOPICS) == {"Package", "Interruptions"}
+    for topic in TOPICS:
+        assert any(kind.headline for kind in CHECKS.values() if kind.topic == topic), topic
