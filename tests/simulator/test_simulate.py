@@ -22,8 +22,7 @@ from odtpack_runtime.training.schedules import Cosine, ScheduleSpec
 from odtpack_simulator import simulation as module
 from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.judge import judge
-from odtpack_simulator.memory.memory_phases import MemoryPlan
-from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.memory_plan import MemoryPlan, plan_memory
 from odtpack_simulator.replay import replay
 from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
 from odtpack_simulator.replay.job import Job, SamplePlan

@@ -11,8 +11,14 @@ from typing import Final
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.campaign.campaign import device_times, watts_above_idle
-from odtpack_simulator.campaign.virtual_clock import NEVER, DeviceTimes, Session, play_session
+from odtpack_simulator.campaign.campaign import (
+    NEVER,
+    DeviceTimes,
+    Session,
+    device_times,
+    play_session,
+    watts_above_idle,
+)
 from odtpack_simulator.device.app_footprint import default_footprint, runtime_bytes
 from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import DeviceProfile, load_profile

@@ -9,11 +9,14 @@ from typing import get_args
 import pytest
 
 from odtpack.cli.device.simulate import KitName
-from odtpack_simulator.device.data_sheet import copy_rate, core_kind, gemm_share, int8_factor
 from odtpack_simulator.device.kits import KITS, Kit, kit_of
 from odtpack_simulator.device.profile import (
     DeviceProfile,
     OsClass,
+    copy_rate,
+    core_kind,
+    gemm_share,
+    int8_factor,
     list_profiles,
     load_profile,
     profile_toml,

@@ -19,7 +19,7 @@ from odtpack_simulator.figures.compare import compare
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.memory.arena import SessionUse
-from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
+from odtpack_simulator.memory.memory_plan import Item, MemoryPlan, Phase
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import ProcessBar, process_bars
 from odtpack_simulator.result.result import DeviceMemory, Policy, SimulationResult

@@ -22,8 +22,13 @@ from odtpack_simulator.device.profile import (
     load_profile,
     parse_profile,
 )
-from odtpack_simulator.latency.host_timing import Steadiness, steadiness
-from odtpack_simulator.latency.latency import HostTiming, carry, measure_host
+from odtpack_simulator.latency.latency import (
+    HostTiming,
+    Steadiness,
+    carry,
+    measure_host,
+    steadiness,
+)
 from odtpack_simulator.measure.host import WaitingClock, others_seconds
 from odtpack_simulator.result.result import DeviceLatency, HostLatency
 from odtpack_simulator.values.units import Interval

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from odtpack.cli._options import examples, group
-from odtpack.cli.fleet.fit import fit
-from odtpack.cli.fleet.run import compare, demo, run
+from odtpack.cli.fleet.run import compare, demo, fit, run
 
 fleet = group("Simulate federated training by a fleet of devices.")
 fleet.command(
