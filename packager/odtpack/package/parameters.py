@@ -18,7 +18,8 @@ from odtpack.errors import OdtpackError, UnknownNameError, some
 from odtpack.graph.graphs import TRAINABLE_TYPES, carried, is_setting, producer
 from odtpack.model.exporters import KIND, made_up, matching, module_names
 from odtpack.model.loading import is_lifted_constant
-from odtpack.package.buffers import by_looks, said_by
+from odtpack.package.buffers import by_looks
+from odtpack.package.like import said_by
 from odtpack.passes import batch_norm
 from odtpack.spec import BuildSpec
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX

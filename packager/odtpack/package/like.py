@@ -1,0 +1,75 @@
+"""What a list of names, as ``--like`` gives it, says of the initializers of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from odtpack.errors import some
+from odtpack.model.exporters import made_up, module_names
+from odtpack.names_file import Named, read_names
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What a list of names says of the initializers of a model."""
+
+    parameters: tuple[str, ...]  # those that are parameters of the module
+    frozen: tuple[str, ...]  # those of them that do not train
+    remarks: tuple[str, ...]  # what could not be matched
+
+
+def said_by(model: ir.Model, path: Path, alike: Sequence[str], own: Collection[str]) -> Said:
+    """Match a list of names with the initializers of a model, of which ``own`` are the build's."""
+    # By the name, which an exporter may have changed; then by the shape, where one tensor of the
+    # list and one initializer are left that have it.
+    graph = model.graph
+    listed = {each.name: each for each in read_names(path)}
+    original = module_names(graph)
+    found: dict[str, Named] = {}
+    for name in graph.initializers:
+        each = listed.get(name) or listed.get(original.get(name, name))
+        if each is not None and _fits(graph, name, each):
+            found[name] = each
+    matched = {each.name for each in found.values()}
+    rest = [e for e in listed.values() if e.parameter and e.name not in matched]
+    open_ = [name for name in alike if name not in found and name not in own]
+    unnamed = made_up(graph).intersection(open_)
+    shapes = Counter(_key(each.shape) for each in rest)
+    left = Counter(_key(graph.initializers[name].shape.numpy()) for name in open_)  # type: ignore[union-attr] # alike have shapes
+    for each in rest:
+        key = _key(each.shape)
+        fitting = [n for n in unnamed if _fits(graph, n, each)]
+        if shapes[key] == left[key] == len(fitting) == 1:
+            found[fitting[0]] = each
+    matched = {each.name for each in found.values()}
+    order = [name for name in graph.initializers if name in found or name in own]
+    parameters = tuple(n for n in order if n in own or found[n].parameter)
+    lost = [e.name for e in rest if e.trained and e.name not in matched]
+    unknown = [name for name in open_ if name not in found]
+    remarks = []
+    if lost:
+        remarks.append(
+            f"{path.name} trains {some(lost)}, of which the model has no tensor: not trained"
+        )
+    if unknown:
+        remarks.append(
+            f"{some(unknown)}: not in {path.name} under a name or shape of its own, not trained; "
+            "export with the module's names, or --train instead of --like"
+        )
+    held = (n for n in parameters if n not in own and not found[n].trained)
+    return Said(parameters, tuple(held), tuple(remarks))
+
+
+def _fits(graph: ir.Graph, name: str, each: Named) -> bool:
+    shape = graph.initializers[name].shape
+    return shape is not None and _key(shape.numpy()) == _key(each.shape)
+
+
+def _key(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a shape and of that of the transposed tensor."""
+    return tuple(sorted(shape)) if len(shape) == 2 else tuple(shape)
