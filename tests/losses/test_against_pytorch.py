@@ -63,7 +63,7 @@ def test_every_loss_has_a_case_and_every_option_another_value() -> None:
         if not np.array_equal(value, defaults[case.name][option])
     }
     missing = {(name, o) for name, options in defaults.items() for o in options} - changed
-    # test_ctc has all of its options, and tests/adapters/test_vocabulary.py the words.
+    # test_ctc has all of its options, and tests/adapters/test_codes.py the words.
     assert {(name, o) for name, o in missing if name != "ctc"} <= {("next_token", "words")}
 
 
