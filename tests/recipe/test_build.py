@@ -369,40 +369,42 @@ BELOW = '[loss]\nkind = "cross_entropy"\n\n[parameters]\ntrain = ["head.*"]\n'
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def prepared(tmp_path: Path) -> Path:
     prepare_encoder(tmp_path)
     return tmp_path
 
 
-def written(folder: Path, head: str) -> Path:
-    path = folder / "recipe.toml"
+def written(prepared: Path, head: str) -> Path:
+    path = prepared / "recipe.toml"
     path.write_text(f"{ABOVE}\n[head]\n{head}\n{BELOW}")
     return path
 
 
-def test_the_package_is_that_of_the_command_and_a_build(run: Run, folder: Path) -> None:
-    recipe = written(folder, 'pool = "mean"\nclasses = 3\nseed = 7\n')
+def test_the_package_is_that_of_the_command_and_a_build(run: Run, prepared: Path) -> None:
+    recipe = written(prepared, 'pool = "mean"\nclasses = 3\nseed = 7\n')
     assert run("build", "--recipe", recipe).code == 0
-    model, encoder = folder / "classifier.onnx", folder / "encoder.onnx"
+    model, encoder = prepared / "classifier.onnx", prepared / "encoder.onnx"
     asked = ("--pool", "mean", "--classes", 3, "--seed", 7, "--out", model)
     assert run("head", encoder, *asked).code == 0
-    built = ("--loss", "cross_entropy", "--train", "head.*", "--out", folder / "other")
+    built = ("--loss", "cross_entropy", "--train", "head.*", "--out", prepared / "other")
     assert run("build", model, *built).code == 0
     for name in ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint"):
-        assert (folder / "package" / name).read_bytes() == (folder / "other" / name).read_bytes()
+        assert (prepared / "package" / name).read_bytes() == (
+            prepared / "other" / name
+        ).read_bytes()
     manifests = [
-        json.loads((folder / p / "manifest.json").read_text()) for p in ("package", "other")
+        json.loads((prepared / p / "manifest.json").read_text()) for p in ("package", "other")
     ]
     assert manifests[0]["recipe_digest"] == manifests[1]["recipe_digest"]
-    state = CheckpointState.load_checkpoint(folder / "package" / "checkpoint")
+    state = CheckpointState.load_checkpoint(prepared / "package" / "checkpoint")
     assert state.parameters["head.weight"].data.shape == (3, 4)
 
 
-def test_every_key_of_the_head_decides_the_package(folder: Path) -> None:
+def test_every_key_of_the_head_decides_the_package(prepared: Path) -> None:
     mean = 'pool = "mean"\nclasses = 3'
     heads = (mean, 'pool = "cls"\nclasses = 3', 'pool = "mean"\nclasses = 4',
              f"{mean}\nseed = 1", f'{mean}\ninput = "hidden"')  # fmt: skip
-    keys = {cache_key(BuildSpec.of(read_recipe(written(folder, head)))) for head in heads}
+    keys = {cache_key(BuildSpec.of(read_recipe(written(prepared, head)))) for head in heads}
     assert len(keys) == len(heads)
 
 
@@ -415,28 +417,28 @@ def test_every_key_of_the_head_decides_the_package(folder: Path) -> None:
         ('pool = "cls"\nclasses = 3\nwidth = 4', "head.width"),
     ],
 )
-def test_what_is_no_head_is_refused_with_its_key(folder: Path, head: str, key: str) -> None:
+def test_what_is_no_head_is_refused_with_its_key(prepared: Path, head: str, key: str) -> None:
     with pytest.raises(OdtpackError) as caught:
-        read_recipe(written(folder, head))
+        read_recipe(written(prepared, head))
     assert caught.value.code == "recipe-invalid"
     assert key in caught.value.what
 
 
-def test_a_head_that_does_not_fit_is_refused_with_the_model(run: Run, folder: Path) -> None:
+def test_a_head_that_does_not_fit_is_refused_with_the_model(run: Run, prepared: Path) -> None:
     for head, code in (("none", "head-without-input"), ('cls"\ninput = "no', "unknown-output")):
-        outcome = run("build", "--recipe", written(folder, f'pool = "{head}"\nclasses = 3'))
+        outcome = run("build", "--recipe", written(prepared, f'pool = "{head}"\nclasses = 3'))
         assert outcome.code == 2
         assert f"[{code}]" in outcome.err
         assert "encoder.onnx" in outcome.err
-    assert not (folder / "package").exists()
+    assert not (prepared / "package").exists()
 
 
-def test_a_recipe_that_is_written_again_keeps_its_head(folder: Path) -> None:
+def test_a_recipe_that_is_written_again_keeps_its_head(prepared: Path) -> None:
     head = 'pool = "mean"\nclasses = 3\nseed = 7\ninput = "hidden"'
-    spec = BuildSpec.of(read_recipe(written(folder, head)))
-    around = Surroundings(folder=folder, package="package")
-    (folder / "recipe.toml").write_text(recipe_text(spec, 8, around))
-    assert BuildSpec.of(read_recipe(folder / "recipe.toml")).head == spec.head
+    spec = BuildSpec.of(read_recipe(written(prepared, head)))
+    around = Surroundings(folder=prepared, package="package")
+    (prepared / "recipe.toml").write_text(recipe_text(spec, 8, around))
+    assert BuildSpec.of(read_recipe(prepared / "recipe.toml")).head == spec.head
 
 
 # A replay takes budgets, devices and batch from a recipe.

@@ -411,7 +411,7 @@ def test_a_language_model_has_tokens_and_an_adapter(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Case:
+def poisoned(tmp_path: Path) -> Case:
     """A training each of whose gradients of ``second`` is infinite, and no loss is."""
     build_package(
         rooted(), tmp_path / "package", loss="cross_entropy", step_model="never", self_check=False
@@ -425,8 +425,8 @@ def case(tmp_path: Path) -> Case:
     return Case("rooted", tmp_path, 8, inputs, labels)
 
 
-def test_a_replay(case: Case, tmp_path: Path) -> None:
-    job = case.job(tmp_path / "child")
+def test_a_replay(poisoned: Case, tmp_path: Path) -> None:
+    job = poisoned.job(tmp_path / "child")
     found = run_training_child(job)
     assert found.steps_done == job.steps > 1
     assert None not in found.losses
@@ -435,8 +435,8 @@ def test_a_replay(case: Case, tmp_path: Path) -> None:
     assert found.not_finite == "step 1: not finite: gradient of second"
 
 
-def test_a_search(case: Case, tmp_path: Path) -> None:
-    job = case.job(tmp_path / "child")
+def test_a_search(poisoned: Case, tmp_path: Path) -> None:
+    job = poisoned.job(tmp_path / "child")
     found = train(Trial(str(tmp_path / "package"), job.data, job.schedule, 0.01))
     assert found.loss is None
     assert found.problem == (
@@ -444,7 +444,7 @@ def test_a_search(case: Case, tmp_path: Path) -> None:
     )
 
 
-def test_a_simulation(case: Case, tmp_path: Path) -> None:
+def test_a_simulation(poisoned: Case, tmp_path: Path) -> None:
     result = judge(
         simulate(tmp_path / "package", tmp_path / "data.npz", [], epochs=1, batch_size=8, seed=0)
     )
