@@ -25,7 +25,7 @@ from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SessionInfo
-from odtpack_simulator.campaign.campaign import run_campaign
+from odtpack_simulator.campaign import run_campaign
 from odtpack_simulator.device.app_footprint import (
     AppFootprint,
     FootprintOf,
@@ -35,7 +35,7 @@ from odtpack_simulator.device.app_footprint import (
 from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.judge import judge as judge_without_budgets
-from odtpack_simulator.latency.latency import HostTiming, carry, measure_sessions
+from odtpack_simulator.latency import HostTiming, carry, measure_sessions
 from odtpack_simulator.measure.host import processor_name
 from odtpack_simulator.memory.arena import SessionUse, session_use
 from odtpack_simulator.memory.execution_order import trained_layers
@@ -62,7 +62,7 @@ from odtpack_simulator.replay.replay import (
     with_sessions,
     write_data,
 )
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     DataInfo,
     DeviceMemory,
     DeviceResult,

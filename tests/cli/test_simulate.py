@@ -16,7 +16,7 @@ from odtpack.cli.device.demo import _finish, budget_that_one_breaks, exit_words
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.reports.html_report import Again, render_html
-from odtpack_simulator.result.result import SimulationResult, load_result
+from odtpack_simulator.result import SimulationResult, load_result
 from odtpack_simulator.values.units import Interval
 from tests.cli.conftest import Outcome, Run, Shared, assert_refused, tree
 from tests.simulator.factory import make_result

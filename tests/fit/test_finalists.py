@@ -18,7 +18,7 @@ from odtpack.model.loading import load_model
 from odtpack.package.parameters import candidates, resolve
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
-from odtpack_simulator.result.result import DeviceCampaign, NotJudged, SimulationResult
+from odtpack_simulator.result import DeviceCampaign, NotJudged, SimulationResult
 from odtpack_simulator.values.units import Interval
 from tests import zoo
 from tests.simulator.factory import make_result

@@ -10,7 +10,7 @@ import pytest
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.reports.github_report import MOST_MESSAGE, MOST_OF_A_LEVEL, render_github
 from odtpack_simulator.reports.junit_report import render_junit
-from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.result import SimulationResult
 from tests.reports.demo import stored_result
 from tests.reports.hostile import HOSTILE, hostile_result
 from tests.simulator.factory import make_result

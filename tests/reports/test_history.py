@@ -15,7 +15,7 @@ from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.reports.badge import badge_text, render_badge
 from odtpack_simulator.reports.history import render_history
 from odtpack_simulator.reports.markdown_report import render_markdown
-from odtpack_simulator.result.result import Origin, SimulationResult
+from odtpack_simulator.result import Origin, SimulationResult
 from tests.cli.conftest import Run, assert_refused, run
 from tests.reports.demo import stored_result
 from tests.reports.hostile import hostile_result

@@ -13,7 +13,7 @@ from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.reports import render_report, report_formats
 from odtpack_simulator.reports.html_report import render_html
 from odtpack_simulator.reports.simulation import TOPICS, unknown_rows
-from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.result import SimulationResult
 from scripts.screenshots import DEVICES, IMAGES, PAGES, PICTURES, RECORD, ROOT, digests, take
 from tests.reports.browser import CHROMIUM
 from tests.reports.demo import STORED, demo_result, stored_result

@@ -23,7 +23,7 @@ from odtpack_simulator.reports.simulation import (
     shown,
     unknown_rows,
 )
-from odtpack_simulator.result.result import InterruptionInfo, NotJudged
+from odtpack_simulator.result import InterruptionInfo, NotJudged
 from odtpack_simulator.values.figure import Check, shortened
 from odtpack_simulator.values.text import clean
 from odtpack_simulator.values.units import Interval, format_energy, format_interval, format_value

@@ -37,7 +37,7 @@ from odtpack_simulator.reports.markdown_report import render_markdown
 from odtpack_simulator.reports.report import first_fixes, not_judged, report_of
 from odtpack_simulator.reports.simulation import TOPICS, cells, key_figures
 from odtpack_simulator.reports.simulation_page import parts_of_step
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     NotJudged,
     Origin,
     Policy,

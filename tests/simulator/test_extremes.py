@@ -17,7 +17,7 @@ from odtpack_simulator.figures.simulated import METRICS
 from odtpack_simulator.figures.suggest import suggest_budget
 from odtpack_simulator.replay.paired_loss import Groups, held_out_fall, pooled, student_t
 from odtpack_simulator.reports.comparison import render_markdown, render_text
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     EvaluationPoint,
     HeldOutFall,
     MemoryBreakdown,

@@ -28,7 +28,7 @@ from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
 from odtpack_simulator.replay.job import Job, SamplePlan
 from odtpack_simulator.replay.replay import Progress, ReplayResult, run_training_child
 from odtpack_simulator.reports.simulation import key_figures
-from odtpack_simulator.result.result import DeviceResult, Policy, SimulationResult, load_result
+from odtpack_simulator.result import DeviceResult, Policy, SimulationResult, load_result
 from odtpack_simulator.simulation import simulate
 from tests.adapters import llama
 from tests.packaging_tools import open_training
@@ -572,7 +572,7 @@ def test_working_memory_of_the_optimizer_counts_elements_of_eight_bytes(folder: 
 def test_all_names_are_there() -> None:
     from odtpack_simulator import simulation
     from odtpack_simulator.figures.judge import judge
-    from odtpack_simulator.result.result import load_result
+    from odtpack_simulator.result import load_result
 
     assert sim.simulate is simulation.simulate
     assert sim.judge is judge

@@ -44,9 +44,8 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify_models import check_models
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import train_step
-from odtpack_simulator import simulation
-from odtpack_simulator.latency import latency
-from odtpack_simulator.latency.latency import HostTiming
+from odtpack_simulator import latency, simulation
+from odtpack_simulator.latency import HostTiming
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
 from odtpack_simulator.replay.job import Job
 from tests import zoo

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.fleet.result import FleetResult
     from odtpack_simulator.reports.sizes import Piece
-    from odtpack_simulator.result.result import SimulationResult
+    from odtpack_simulator.result import SimulationResult
 
 
 _OWN = "odtpack."

@@ -25,7 +25,7 @@ from odtpack_simulator.fleet.figures import fleet_figures, join_seeds, judge_fle
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile
 from odtpack_simulator.fleet.result import FleetResult
 from odtpack_simulator.replay.executor import LocalExecutor
-from odtpack_simulator.result.result import Count, Loss, NonNegative, tool_version
+from odtpack_simulator.result import Count, Loss, NonNegative, tool_version
 from odtpack_simulator.values.figure import Text
 from odtpack_simulator.values.part import Part
 

@@ -27,7 +27,7 @@ from odtpack.fit.space import Candidate, Space
 from odtpack.recipe import BuildSpec, read_recipe
 from odtpack.recipe.draft import SCHEMA_NAME, one_line
 from odtpack_simulator.figures.judge import judge
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     DeviceResult,
     NotJudged,
     SimulationResult,

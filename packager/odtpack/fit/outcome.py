@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from odtpack.fit.space import Candidate
-from odtpack_simulator.result.result import Bytes, Count, Loss, NonNegative, NotJudged
+from odtpack_simulator.result import Bytes, Count, Loss, NonNegative, NotJudged
 from odtpack_simulator.values.figure import Check, Text, Verdict
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.units import Interval

@@ -38,7 +38,7 @@ from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.job import SamplePlan
-from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.result import SimulationResult
 from odtpack_simulator.values.memory_fit import with_margin
 
 _COSTS: Final = 3

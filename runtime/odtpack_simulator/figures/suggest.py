@@ -13,7 +13,7 @@ from typing import Final
 
 from odtpack_simulator.figures.metric import Metric
 from odtpack_simulator.figures.simulated import METRICS, figures_of
-from odtpack_simulator.result.result import SimulationResult, Subject
+from odtpack_simulator.result import SimulationResult, Subject
 from odtpack_simulator.values.figure import Figure
 from odtpack_simulator.values.text import toml_key
 

@@ -61,7 +61,7 @@ from odtpack_simulator.fleet.updates import (
 )
 from odtpack_simulator.fleet.workers import ClientPool, Group
 from odtpack_simulator.replay.executor import RayExecutor
-from odtpack_simulator.result.result import find_origin, tool_version
+from odtpack_simulator.result import find_origin, tool_version
 from odtpack_simulator.values.text import shown_path
 
 _EVALUATION_BATCH: Final = 256

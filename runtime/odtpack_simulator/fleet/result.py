@@ -9,7 +9,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from odtpack_simulator.fleet.devices import FleetDevice
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     Bytes,
     Count,
     Loss,

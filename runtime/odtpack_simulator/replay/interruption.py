@@ -28,7 +28,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.replay.job import Job, Message, check_whole, load_position, run_digest
 from odtpack_simulator.replay.paired_loss import first_difference
 from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, run_training_child
-from odtpack_simulator.result.result import Interruption, InterruptionInfo
+from odtpack_simulator.result import Interruption, InterruptionInfo
 from odtpack_simulator.values.units import format_bytes
 
 Kind = Literal["step", "save", "memory warning"]

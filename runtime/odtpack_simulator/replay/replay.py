@@ -33,7 +33,7 @@ from odtpack_simulator.memory.process_memory import child_environment
 from odtpack_simulator.replay.job import Job, Message, SamplePlan
 from odtpack_simulator.replay.limits import Limiter, LimitMethod
 from odtpack_simulator.replay.paired_loss import Groups, accuracy_inputs
-from odtpack_simulator.result.result import EvaluationPoint
+from odtpack_simulator.result import EvaluationPoint
 from odtpack_simulator.values.memory_fit import with_margin
 from odtpack_simulator.values.units import format_bytes
 

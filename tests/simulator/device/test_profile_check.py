@@ -23,7 +23,7 @@ from odtpack_simulator.device.profile import (
 )
 from odtpack_simulator.device.profile import parse_profile as parse_bytes
 from odtpack_simulator.device.profile_check import check_profile
-from odtpack_simulator.latency.latency import device_rates
+from odtpack_simulator.latency import device_rates
 from odtpack_simulator.values.quantities import Quantity
 from odtpack_simulator.values.units import Interval
 

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from odtpack_simulator.campaign.campaign import run_campaign
+from odtpack_simulator.campaign import run_campaign
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     DeviceCampaign,
     EvaluationPoint,
     PlannedChange,

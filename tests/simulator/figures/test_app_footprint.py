@@ -22,7 +22,7 @@ from odtpack_simulator.memory.arena import SessionUse
 from odtpack_simulator.memory.memory_plan import Item, MemoryPlan, Phase
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import ProcessBar, process_bars
-from odtpack_simulator.result.result import DeviceMemory, Policy, SimulationResult
+from odtpack_simulator.result import DeviceMemory, Policy, SimulationResult
 from odtpack_simulator.simulation import _AppOnDevice, _memory
 from odtpack_simulator.values.figure import Check
 from tests.simulator.factory import make_result

@@ -19,7 +19,7 @@ from odtpack_simulator.figures.limits import (
 )
 from odtpack_simulator.figures.simulated import METRICS, of_scope
 from odtpack_simulator.figures.suggest import suggest_budget
-from odtpack_simulator.result.result import Policy, SimulationResult, Subject
+from odtpack_simulator.result import Policy, SimulationResult, Subject
 from odtpack_simulator.values.units import Interval
 from tests.simulator.factory import make_result
 

@@ -20,7 +20,7 @@ from odtpack_simulator.reports.comparison import (
     render_text,
     rows,
 )
-from odtpack_simulator.result.result import DeviceResult, Policy, SimulationResult
+from odtpack_simulator.result import DeviceResult, Policy, SimulationResult
 from odtpack_simulator.values.units import Interval
 from tests.simulator.factory import make_result, rebuilt
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.campaign.campaign import run_campaign
+from odtpack_simulator.campaign import run_campaign
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
-from odtpack_simulator.result.result import DeviceCampaign, NotJudged, Policy, SimulationResult
+from odtpack_simulator.result import DeviceCampaign, NotJudged, Policy, SimulationResult
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.quantities import Quantity
 from odtpack_simulator.values.units import Interval

@@ -22,7 +22,7 @@ from odtpack_simulator.device.profile import (
     load_profile,
     parse_profile,
 )
-from odtpack_simulator.latency.latency import (
+from odtpack_simulator.latency import (
     HostTiming,
     Steadiness,
     carry,
@@ -30,7 +30,7 @@ from odtpack_simulator.latency.latency import (
     steadiness,
 )
 from odtpack_simulator.measure.host import WaitingClock, others_seconds
-from odtpack_simulator.result.result import DeviceLatency, HostLatency
+from odtpack_simulator.result import DeviceLatency, HostLatency
 from odtpack_simulator.values.units import Interval
 from tests.simulator.packages import Case, make_profile
 from tests.simulator.timings import GIGA, row, timing

@@ -32,7 +32,7 @@ from odtpack_simulator.replay.replay import (
     run_training_child,
     write_data,
 )
-from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.result import SimulationResult
 from tests.simulator.factory import make_result
 from tests.simulator.figures.test_judge import DEVICE, check, judged
 from tests.simulator.packages import Case

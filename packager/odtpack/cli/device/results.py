@@ -65,7 +65,7 @@ def judge(
     from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.reports.badge import render_badge
     from odtpack_simulator.reports.console import print_result
-    from odtpack_simulator.result.result import load_result
+    from odtpack_simulator.result import load_result
     from odtpack_simulator.simulation import judge_again
 
     read = [load_result(path) for path in results]
@@ -143,7 +143,7 @@ def compare(
     """
     from odtpack_simulator.figures.compare import compare as compare_results
     from odtpack_simulator.figures.limits import read_budgets
-    from odtpack_simulator.result.result import load_result
+    from odtpack_simulator.result import load_result
 
     before, now = load_result(base), load_result(head)
     budgets = None if budget is None else read_budgets(budget)
@@ -207,7 +207,7 @@ def history(
     from odtpack_simulator.figures.judge import judge
     from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.reports.history import render_history
-    from odtpack_simulator.result.result import load_result
+    from odtpack_simulator.result import load_result
 
     check_writable(out, "--out")
     check_not_input(out, "--out", [*results, budget])

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import AppState, DeviceProfile
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     CampaignPoint,
     DeviceCampaign,
     DeviceLatency,
@@ -525,7 +525,7 @@ def _put_energy(
 
 
 def make_policy(**values: Any) -> Policy:
-    """The policy of these values, see :class:`~odtpack_simulator.result.result.Policy`."""
+    """The policy of these values, see :class:`~odtpack_simulator.result.Policy`."""
     try:
         return Policy(**values)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""``odtpack fleet run``, ``compare`` and ``demo``: simulated federations."""
+"""``odtpack fleet``: simulate the federated training of a package by a fleet of devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from odtpack.cli._options import (
     RESULT_AS_JSON,
     TRAINERS,
     destination,
+    examples,
     flag,
+    group,
     option,
 )
 from odtpack.cli.device.results import Format, check_comparison_file, show_comparison
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from odtpack_simulator.fleet.devices import FleetDevice
     from odtpack_simulator.fleet.federation import Federation, FleetProgress
     from odtpack_simulator.fleet.result import FleetResult
-    from odtpack_simulator.result.result import SimulationResult
+    from odtpack_simulator.result import SimulationResult
 
 FLEET = option("Clients, rounds and budgets.", "fleet.toml", "--fleet")
 TIMES = option(
@@ -88,7 +90,7 @@ def run(
     from odtpack_simulator.fleet.population import make_availability
     from odtpack_simulator.replay.executor import RayExecutor, default_jobs
     from odtpack_simulator.reports.console import print_result
-    from odtpack_simulator.result.result import load_result
+    from odtpack_simulator.result import load_result
 
     # Inputs are checked before anything long runs.
     if resume and times is not None:
@@ -311,7 +313,7 @@ def fit(
     from odtpack_simulator.fleet.federation import Federation
     from odtpack_simulator.fleet.fleet_file import read_fleet
     from odtpack_simulator.replay.executor import default_jobs
-    from odtpack_simulator.result.result import load_result
+    from odtpack_simulator.result import load_result
 
     optuna()  # before anything is read
     fleet = read_fleet(fleet_file)
@@ -402,3 +404,28 @@ def _table(rows: Sequence[Tried]) -> None:
     figures = ("clients", "epochs", "rate", "rounds", quality, "days", "took part", "traffic")
     header = ("number", *figures, "energy", "")
     _console.table([cells(each) for each in rows], header, figures=",".join((*figures, "energy")))
+
+
+fleet = group("Simulate federated training by a fleet of devices.")
+fleet.command(
+    epilog=examples(
+        "odtpack fleet run package --fleet fleet.toml --data digits.npz",
+        "odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet \\",
+        "    --report html:fleet.html --report json:fleet.json",
+        "odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet --resume",
+    )
+)(run)
+fleet.command(
+    epilog=examples(
+        "odtpack fleet compare before.json fleet.json",
+        "odtpack fleet compare before.json fleet.json --accuracy 0.9 --format markdown",
+    )
+)(compare)
+fleet.command(
+    epilog=examples(
+        "odtpack fleet fit package --fleet fleet.toml --data digits.npz",
+        "odtpack fleet fit package --fleet fleet.toml --data digits.npz --clients 10 \\",
+        "    --clients 20 --epochs 1 --epochs 3 --lr 0.05 --lr 0.1 --seeds 3 --json > fit.json",
+    )
+)(fit)
+fleet.command(epilog=examples("odtpack fleet demo --out build/fleet-demo"))(demo)

@@ -35,7 +35,7 @@ from odtpack_simulator.memory.arena import SessionUse
 from odtpack_simulator.memory.operator_work import INT8_PRODUCTS, Roof, Work
 from odtpack_simulator.replay.job import Job, Message
 from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, with_sessions
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     ClassTime,
     DeviceLatency,
     HostLatency,
