@@ -116,7 +116,7 @@ distribution: $(VENV)/.ready-full
 gpu: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.gpu build build/gpu --small
 	@$(BIN)/python -m benchmarks.gpu run build/gpu --software --check-only --devices webgpu
-	@$(BIN)/python -m pytest tests/autodiff/test_webgpu.py tests/runtime/test_device.py
+	@$(BIN)/python -m pytest tests/autodiff/test_backward.py tests/runtime/test_device.py
 
 federated: $(VENV)/.ready-full
 	@scripts/setup_federated.sh

@@ -27,7 +27,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import ScheduleSpec
 from odtpack_simulator.replay.interruption import interrupt
 from odtpack_simulator.replay.job import Job
-from odtpack_simulator.result.result import InterruptionInfo
+from odtpack_simulator.result import InterruptionInfo
 from tests import zoo
 from tests.packaging_tools import batch, statistic_names
 

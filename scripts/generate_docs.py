@@ -26,7 +26,7 @@ from odtpack_simulator.figures.limits import budget_schema
 from odtpack_simulator.figures.simulated import METRICS
 from odtpack_simulator.fleet.result import FleetResult
 from odtpack_simulator.measure.measurements import DeviceMeasurements
-from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.result import SimulationResult
 from odtpack_simulator.values.quantities import Quantity, Unknown
 from odtpack_simulator.values.units import Interval, format_bytes
 from scripts import manifest_schema as manifest

@@ -5,7 +5,7 @@
     python -m scripts.screenshots --demo     run ``odtpack demo``, and store its result before
 
 The results are stored, so that a changed device profile or budget does not ask for new pictures.
-``docs/images/pictures.json`` records which pages they show; ``tests/reports/test_pictures.py``
+``docs/images/pictures.json`` records which pages they show; ``tests/reports/test_html_report.py``
 compares it with the pages that the code draws today.
 """
 
@@ -25,7 +25,7 @@ from odtpack.cli.device.demo import FAILING_BUDGET, exit_words
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.reports.html_report import Again, render_html
-from odtpack_simulator.result.result import load_result
+from odtpack_simulator.result import load_result
 from tests.reports.browser import Browser
 from tests.reports.demo import STORED, demo_result, stored_result
 

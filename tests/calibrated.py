@@ -26,7 +26,7 @@ FOLDER = "ODTPACK_TESTS_CALIBRATIONS"
 def shared() -> Iterator[None]:
     """Let simulations take over what the first of them measured, in this or another process."""
     from odtpack_runtime.files.atomic import atomic_write
-    from odtpack_simulator.latency import latency
+    from odtpack_simulator import latency
 
     original = latency.run_child
 

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import json
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
+from onnxruntime.capi import onnxruntime_pybind11_state
 from torch import nn
 
+from odtpack import targets
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.build import build_package
 from odtpack.choices import OrtFormat
 from odtpack.cli import main
+from odtpack.errors import OdtpackError
+from odtpack.gc_pause import _Collector, paused_collector
+from odtpack.ort import kernel_needs
+from odtpack.ort.files import add_ort_files
+from odtpack.ort.kernel_needs import oldest_runtime, require
 from odtpack_runtime import CheckpointState, Package
 from odtpack_runtime.package.inference_template import write_inference_model
+from scripts.kernel_table import listed
 from tests import zoo
 from tests.exported.export import export
 from tests.packaging_tools import open_training, trainable_names
@@ -82,3 +96,187 @@ def test_artifacts(name: str, tmp_path: Path) -> None:
     )  # fmt: skip
     models = {"training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"}
     assert _check(folder) == models | STEP_MODELS.get(name, set())
+
+
+# What a build leaves to Python's cyclic garbage collector, and what it leaves alone.
+
+
+class Knot:
+    """Refers to itself: only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The collector as most programs know it; the tests' own heap is frozen."""
+    monkeypatch.setattr(_Collector, "frozen", False)
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@paused_collector()
+def leave_a_knot() -> weakref.ref[Knot]:
+    return weakref.ref(Knot())
+
+
+def is_young(thing: object) -> bool:
+    return any(each is thing for each in gc.get_objects(generation=0))
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_the_next_build_frees_what_one_left() -> None:
+    left = leave_a_knot()
+    knot = left()
+    assert knot is not None
+    assert not is_young(knot)
+    assert gc.get_freeze_count() == 0
+    del knot
+    leave_a_knot()
+    assert left() is None
+
+
+def test_what_a_program_froze_stays_frozen() -> None:
+    before = gc.get_freeze_count()
+    assert before > 10_000  # by tests/conftest.py
+    left = leave_a_knot()
+    assert gc.get_freeze_count() == before
+    gc.collect(0)  # which a young object does not survive
+    assert left() is None
+
+
+def test_frozen_objects_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(_Collector, "frozen", False)
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or 1)
+    leave_a_knot()
+    leave_a_knot()
+    assert counted == [1]
+
+
+def test_a_paused_collector_stays_paused() -> None:
+    gc.disable()
+    try:
+        leave_a_knot()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+# The oldest ONNX Runtime that loads a package follows from its kernels and their types.
+
+TABLE = json.loads(Path(kernel_needs.__file__).with_name("kernels.json").read_bytes())
+
+
+def model(text: str, opset: int = 13) -> ir.Model:
+    header = f'<ir_version: 7, opset_import: ["" : {opset}]>'
+    return ir.from_proto(onnx.parser.parse_model(f"{header} g {text}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        # The split value has no declared type: it is inferred.
+        ("(float[4] x) => (bool[2] y) { b = Cast<to=9>(x) y, z = Split(b) }", "1.14"),
+        ("(float[4] x) => (float[2] y) { y, z = Split(x) }", "1.8"),
+        ("(float16[4] x) => (float16[4] y) { y = Clip(x) }", "1.8"),  # computed as float
+        ("(int32[4] x) => (int32[4] y) { y = Clip(x) }", "1.14"),
+    ],
+)
+def test_types_count(text: str, release: str) -> None:
+    assert oldest_runtime([model(text)]).name == release
+
+
+def test_types_inside_bodies_count() -> None:
+    text = """(bool c, int32[4] x) => (int32[4] y) {
+      y = If (c) <then_branch = t () => (int32[4] a) { a = Clip(x) },
+                  else_branch = e () => (int32[4] b) { b = Identity(x) }> }"""
+    need = oldest_runtime([model(text)])
+    assert need.name == "1.14"
+    assert need.why == "Clip of opset 13 with int32"
+
+
+def test_a_release_that_knows_an_opset_may_lack_its_kernels() -> None:
+    need = oldest_runtime([model("(float[4] x) => (float[4] y) { y = Identity(x) }", opset=19)])
+    assert targets.lowest_target(19).name == "1.15"
+    assert (need.name, need.why) == ("1.16", "Identity of opset 19")
+
+
+def test_all_that_is_too_new_is_named() -> None:
+    text = "(int32[4] x) => (int32[4] y) { z = Clip(x)  y = Identity(z) }"
+    with pytest.raises(OdtpackError, match=r"Identity of opset 19.*; Clip of opset 13 with int32"):
+        require("1.13", oldest_runtime([model(text, opset=19)]))
+
+
+def test_the_demo_says_what_loads_it(tmp_path: Path) -> None:
+    demo = zoo.cnn(size=8, width=(16, 32))
+    assert build_package(demo, tmp_path / "p", loss="cross_entropy").minimum_onnxruntime == "1.12"
+    with pytest.raises(OdtpackError, match=r"1\.11.*1\.12") as error:
+        build_package(demo, tmp_path / "q", loss="cross_entropy", onnxruntime="1.11")
+    assert error.value.code in ("target-cannot-load", "opset-too-new")
+    assert not (tmp_path / "q").exists()
+    build_package(demo, tmp_path / "q", loss="cross_entropy", onnxruntime="1.12")
+
+
+def test_files_in_ort_format_count(tmp_path: Path) -> None:
+    mlp = zoo.mlp((6, 5, 4))
+    built = build_package(
+        mlp, tmp_path / "p", loss="cross_entropy", ort_format=OrtFormat(), onnxruntime="1.16"
+    )
+    assert built.minimum_onnxruntime == "1.16"
+    with pytest.raises(OdtpackError, match="ORT format") as error:
+        build_package(
+            mlp, tmp_path / "q", loss="cross_entropy", ort_format=OrtFormat(), onnxruntime="1.15"
+        )
+    assert error.value.code == "target-cannot-load"
+    assert not (tmp_path / "q").exists()
+    later = build_package(mlp, tmp_path / "q", loss="cross_entropy")
+    assert later.minimum_onnxruntime == "1.12"
+    add_ort_files(Package.open(tmp_path / "q"), OrtFormat())
+    assert Package.open(tmp_path / "q").manifest.minimum_onnxruntime == "1.16"
+
+
+def test_the_targets_are_those_of_the_table() -> None:
+    for release, formats in TABLE["formats"].items():
+        version = targets.parsed(release)[:2]
+        newest = [target for target in targets.TARGETS if target.version <= version][-1]
+        assert (newest.opset, newest.ir_version) == (formats["opset"], formats["ir_version"])
+
+
+def test_the_table_has_the_kernels_of_the_installed_release() -> None:
+    """Every kernel that this ONNX Runtime lists is in the table, at some release.
+
+    A release may be newer than the table: it still has all that takes float32.
+    """
+    kernels = [
+        (k.domain or "ai.onnx", k.op_name, k.version_range, dict(k.type_constraints))
+        for k in onnxruntime_pybind11_state.get_all_opkernel_def()
+        if k.provider == "CPUExecutionProvider"
+    ]
+    here = {(*k[:4], _short(k[4])) for k in listed(kernels)}
+    held = {
+        (domain, *_name_and_version(key), constraint, name)
+        for domain, operators in TABLE["kernels"].items()
+        for key, constraints in operators.items()
+        for constraint, since in constraints.items()
+        for names in since.values()
+        for name in names
+    }
+    newest = max(targets.parsed(release)[:2] for release in TABLE["formats"])
+    if targets.parsed(onnxruntime.__version__)[:2] > newest:
+        standard = {kernel for kernel in held if kernel[0] == "ai.onnx" and kernel[4] == "float"}
+        assert not standard - here
+    else:
+        assert not here - held
+
+
+def _name_and_version(key: str) -> tuple[str, int]:
+    name, version = key.split(";")
+    return name, int(version)
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("tensor(").removesuffix(")") if name.startswith("tensor(") else name

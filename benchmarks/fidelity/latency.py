@@ -61,7 +61,7 @@ from benchmarks.fidelity.latency_prediction import (
     threaded_step,
 )
 from benchmarks.fidelity.models import CASES, Built, build
-from odtpack_simulator.latency.host_timing import LEAST_GAIN
+from odtpack_simulator.latency import LEAST_GAIN
 from odtpack_simulator.memory.operator_work import Work
 from odtpack_simulator.replay.job import Job
 

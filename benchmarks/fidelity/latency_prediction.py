@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from odtpack_simulator.latency.host_timing import added_us, without_profile
+from odtpack_simulator.latency import added_us, without_profile
 from odtpack_simulator.memory.operator_work import Work
 
 Points = Sequence[tuple[float, float]]

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.fidelity.models import CASES, build
 from odtpack_simulator.device.profile import DeviceProfile, load_profile
-from odtpack_simulator.latency.latency import carry, measure_host
-from odtpack_simulator.measure.device import Effort, measure_device
+from odtpack_simulator.latency import carry, measure_host
+from odtpack_simulator.measure.measured_profile import Effort, measure_device
 
 SHEETS = {("25", "1"): "epyc-7003.toml", ("25", "17"): "epyc-9004.toml"}
 """Data sheets of processors by family and model, as the kernel names them."""

@@ -26,7 +26,7 @@ from benchmarks.published.engine import DEVICE, FOLDER, Counts
 from benchmarks.published.networks import NETWORKS
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_simulator.device.profile import load_profile
-from odtpack_simulator.latency.latency import carry, measure_host
+from odtpack_simulator.latency import carry, measure_host
 from odtpack_simulator.measure.host import processor_name
 from odtpack_simulator.memory.memory_plan import plan_memory
 

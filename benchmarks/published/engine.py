@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from odtpack_simulator.device.device_rates import DeviceRates, device_rates
 from odtpack_simulator.device.profile import load_profile
+from odtpack_simulator.latency import DeviceRates, device_rates
 
 FOLDER: Final = Path(__file__).parent
 DEVICE: Final = "xiaomi/mi-9"

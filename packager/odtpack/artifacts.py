@@ -18,9 +18,8 @@ from typing import TypeVar, get_args
 import onnx_ir as ir
 
 from odtpack import choices, losses, optimizers
-from odtpack.arguments import check_type
 from odtpack.choices import OrtFormat
-from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError
+from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError, check_type
 from odtpack.gc_pause import paused_collector
 from odtpack.graph.graphs import TRAINABLE_TYPES
 from odtpack.model.cause import named_cause

@@ -21,15 +21,14 @@ import onnx_ir as ir
 from odtpack import targets
 from odtpack.adapters import Inserted, insert_adapter
 from odtpack.adapters.inference import decoder_with_adapter
-from odtpack.arguments import check_choice, check_type
 from odtpack.choices import STOCK
-from odtpack.errors import OdtpackError, some
+from odtpack.errors import OdtpackError, check_choice, check_type, some
 from odtpack.gc_pause import paused_collector
 from odtpack.losses import Loss, make_loss
 from odtpack.memory.spec import read_memory
 from odtpack.model import old_opsets
-from odtpack.model.architecture import absent
 from odtpack.model.cause import named_cause
+from odtpack.model.exporters import absent
 from odtpack.model.head import add_head
 from odtpack.model.inputs import settle
 from odtpack.model.loading import CACHE, CONVERTED_FROM, SQUEEZED, ModelLike, load_model

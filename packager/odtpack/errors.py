@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
 
@@ -64,3 +65,29 @@ def model_not_readable(path: Path, error: OSError) -> OdtpackError:
 def not_onnx(path: Path) -> OdtpackError:
     """Return the error for a file that is not an ONNX model."""
     return OdtpackError("not-onnx", f"{str(path)!r} is not an ONNX model")
+
+
+# Arguments of the functions that users call: one of a wrong type is an error that names it.
+
+
+def check_type(name: str, value: object, kinds: type | tuple[type, ...], example: str) -> None:
+    """Check the type of an argument; a bool is not an int."""
+    allowed = kinds if isinstance(kinds, tuple) else (kinds,)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        shown = repr(value)
+        raise OdtpackError(
+            "bad-argument",
+            f"{name} cannot be {shown if len(shown) <= 60 else type(value).__name__}",
+            hint=f"pass for example: {name}={example}",
+        )
+
+
+def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Check that an argument is one of the values that it may have."""
+    known = tuple(choices)
+    if not isinstance(value, str | None) or value not in known:
+        raise OdtpackError(
+            "bad-argument",
+            f"{name} cannot be {repr(value)[:60]}",
+            hint=f"pass one of {', '.join(map(repr, known))}",
+        )

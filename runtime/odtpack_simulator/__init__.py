@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from odtpack_simulator.figures.simulated import all_figures
     from odtpack_simulator.figures.suggest import suggest_budget
     from odtpack_simulator.reports import write_report
-    from odtpack_simulator.result.result import Policy, SimulationResult, load_result
+    from odtpack_simulator.result import Policy, SimulationResult, load_result
     from odtpack_simulator.simulation import simulate
     from odtpack_simulator.values.figure import Figure
 

@@ -25,7 +25,7 @@ from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SessionInfo
-from odtpack_simulator.campaign.campaign import run_campaign
+from odtpack_simulator.campaign import run_campaign
 from odtpack_simulator.device.app_footprint import (
     AppFootprint,
     FootprintOf,
@@ -35,7 +35,7 @@ from odtpack_simulator.device.app_footprint import (
 from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.judge import judge as judge_without_budgets
-from odtpack_simulator.latency.latency import HostTiming, carry, measure_sessions
+from odtpack_simulator.latency import HostTiming, carry, measure_sessions
 from odtpack_simulator.measure.host import processor_name
 from odtpack_simulator.memory.arena import SessionUse, session_use
 from odtpack_simulator.memory.execution_order import trained_layers
@@ -46,9 +46,10 @@ from odtpack_simulator.memory.planning import held_weights, whole_graph
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS
 from odtpack_simulator.replay.job import HELD_OUT_SHARE, Job, make_sample_plan
-from odtpack_simulator.replay.limits_search import HELD_STEPS, LimitOutcome
 from odtpack_simulator.replay.paired_loss import held_out_fall
 from odtpack_simulator.replay.replay import (
+    HELD_STEPS,
+    LimitOutcome,
     OnProgress,
     ProgressReporter,
     ReplayResult,
@@ -61,7 +62,7 @@ from odtpack_simulator.replay.replay import (
     with_sessions,
     write_data,
 )
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     DataInfo,
     DeviceMemory,
     DeviceResult,
@@ -78,9 +79,9 @@ from odtpack_simulator.result.result import (
 )
 from odtpack_simulator.tasks import InterruptTask, SettleTask, Task, run_task
 from odtpack_simulator.values.memory_fit import memory_fit
-from odtpack_simulator.values.paths import shown_path
 from odtpack_simulator.values.quantities import Quantity
 from odtpack_simulator.values.statistics import wilson_interval
+from odtpack_simulator.values.text import shown_path
 from odtpack_simulator.values.units import format_bytes
 
 MOST_STEPS: Final = 10_000

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from odtpack_simulator.replay.interruption import interrupt
 from odtpack_simulator.replay.job import Job, Message
-from odtpack_simulator.replay.limits_search import LimitOutcome, check_limits, resumed_phases
-from odtpack_simulator.result.result import InterruptionInfo
+from odtpack_simulator.replay.replay import LimitOutcome, check_limits, resumed_phases
+from odtpack_simulator.result import InterruptionInfo
 
 
 @dataclass(frozen=True, slots=True)

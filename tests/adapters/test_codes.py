@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.numpy_helper
 import onnx_ir as ir
 import onnxruntime
 import pytest
+from torch import nn
 
 from odtpack.adapters import insert_adapter
+from odtpack.adapters.layers import find_layers
+from odtpack.build import build_package
 from odtpack.choices import BaseKind
+from odtpack.errors import OdtpackError
+from odtpack.graph.ops import Ops
 from odtpack.model.loading import load_model
+from odtpack.package.segments import cut as packed
 from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec
+from tests.adapters import genai, llama
+from tests.adapters.conftest import needs_peft
+from tests.adapters.test_follow_peft import SPECS, follow, next_token, unpacked
 from tests.autodiff.oracle import add_gradients, normal, session
 
 IN, OUT, RANK = 6, 4, 2
@@ -87,3 +100,133 @@ def test_a_base_of_float16(kind: BaseKind) -> None:
         logits += ours.run(None, {"x": np.arange(40)})
     # Each of 64 products of about 0.64 is rounded four times, to 11 bits.
     np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=4 * 64 * 0.64 / 2**11)
+
+
+# Weights of 4 bits that a model takes apart from bytes.
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.int4, ml_dtypes.uint4])
+@pytest.mark.parametrize("shape", [(4, 32), (3, 5), (1, 1)])
+@pytest.mark.parametrize("zeros", [None, "stored", "constant"])
+@pytest.mark.parametrize("late", [False, True])
+def test_what_it_unpacks(kind: type, shape: tuple[int, int], zeros: str | None, late: bool) -> None:
+    """As numpy computes it from the codes, with a scale a column."""
+    rng = np.random.default_rng(0)
+    low = int(ml_dtypes.iinfo(kind).min)
+    codes = rng.integers(low, low + 16, shape).astype(kind)
+    scales = rng.uniform(0.5, 2, shape[1]).astype(np.float32)
+    points = rng.integers(low, low + 16, shape[1]).astype(kind)
+
+    scale = ir.val("scale", dtype=ir.DataType.FLOAT, shape=[shape[1]])
+    graph = ir.Graph([scale], [], nodes=[], opset_imports={"": 21})
+    op = Ops(graph)
+    stored = [ir.val("codes", const_value=ir.tensor(codes, name="codes"))]
+    if zeros is not None:
+        stored.append(ir.val("points", const_value=ir.tensor(points, name="points")))
+    for value in stored:
+        graph.register_initializer(value)
+    unpacked = op.DequantizeLinear(stored[0], op.Mul(scale, 1.0) if late else scale, *stored[1:])
+    result = op.Identity(unpacked)
+    result.type = unpacked.type = ir.TensorType(ir.DataType.FLOAT)
+    result.shape = ir.Shape(shape)
+    graph.outputs.append(result)
+
+    lifted = stored if zeros == "stored" else stored[:1]
+    packed.unpack(graph, lifted)
+    fed = {"scale": scales}
+    for value in lifted:
+        assert value.const_value is not None
+        fed[str(value.name)] = value.const_value.numpy()
+        assert fed[str(value.name)].dtype == np.uint8
+        graph.initializers.pop(str(value.name))
+        value.const_value = None
+        graph.inputs.append(value)
+    model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
+    (found,) = onnxruntime.InferenceSession(model).run(None, fed)
+    zero = points if zeros else np.zeros_like(points)
+    wanted = (codes.astype(np.float32) - zero.astype(np.float32)) * scales
+    np.testing.assert_array_equal(found, wanted)
+
+
+# The loss by parts of the vocabulary is PyTorch's, whatever matrix the model ends in.
+
+LOSS = ("next_token", next_token)
+
+
+@needs_peft
+@pytest.mark.parametrize(("words", "base"), [(7, None), (7, "int8"), (100, None)])
+def test_tied_to_the_embedding(words: int, base: Any, llama_file: Path, tmp_path: Path) -> None:
+    module = llama.llama() if base is None else unpacked(llama.llama(), llama_file, base)
+    options = {"words": words}
+    follow(
+        module, llama_file, tmp_path, SPECS["lora"], LOSS, llama.batch(),
+        base=base, loss_options=options,
+    )  # fmt: skip
+    found = onnx.load(tmp_path / "training_model.onnx").graph
+    shapes = [
+        [dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in found.value_info
+    ]
+    assert words >= llama.VOCABULARY or not any(
+        shape[-1:] == [llama.VOCABULARY] and len(shape) == 3 for shape in shapes
+    )
+
+
+@needs_peft
+@pytest.mark.parametrize("base", [None, "int8", "int4"])
+def test_a_matrix_of_its_own(base: Any, tmp_path: Path) -> None:
+    module = llama.llama()
+    module.lm_head.weight = nn.Parameter(0.5 * module.lm_head.weight.detach().flip(0))
+    model = llama.exported(module, tmp_path / "model.onnx")
+    if base is not None:
+        module = unpacked(module, model, base)
+    follow(
+        module, model, tmp_path / "package", SPECS["lora"], LOSS, llama.batch(),
+        base=base, loss_options={"words": 8},
+    )  # fmt: skip
+
+
+@needs_peft
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_of_an_exported_decoder(symmetric: bool, tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    module = genai.decoder(model, symmetric=symmetric)
+    spec = AdapterSpec("lora", ("*.v_proj", "*.down_proj"), (), 3, 5.0)
+    options = {"words": 9}
+    follow(module, model, tmp_path / "package", spec, LOSS, llama.batch(), loss_options=options)
+    graph = onnx.load(tmp_path / "package" / "training_model.onnx").graph
+    heads = [each.dims for each in graph.initializer if "lm_head" in each.name]
+    assert all(rows < llama.VOCABULARY for rows, _ in heads)
+
+
+def test_the_matrix_must_be_frozen(llama_file: Path, tmp_path: Path) -> None:
+    head = find_layers(load_model(llama_file).graph)[-1]
+    assert head.outputs == llama.VOCABULARY
+    for more, code in (
+        ({}, "trained-and-frozen"),
+        ({"adapter": AdapterSpec("dora", (head.name,))}, "head-not-found"),
+        ({"adapter": SPECS["ia3"], "train": (str(head.source.name),)}, "trained-and-frozen"),
+    ):
+        with pytest.raises(OdtpackError) as caught:
+            build_package(
+                llama_file, tmp_path, loss="next_token", loss_options={"words": 8}, **more
+            )
+        assert caught.value.code == code
+
+
+@needs_peft
+@pytest.mark.parametrize("base", [None, "int8", "int4"])
+def test_adapter_on_the_embedding_of_a_tied_model(
+    base: Any, llama_file: Path, tmp_path: Path
+) -> None:
+    """It is on the look-up, as in PEFT, and not on the product with the same table."""
+    module = llama.llama() if base is None else unpacked(llama.llama(), llama_file, base)
+    spec = AdapterSpec("lora", ("embed_tokens", "*.q_proj"), (), 3, 5.0)
+    follow(module, llama_file, tmp_path, spec, LOSS, llama.batch(), base=base)
+
+
+@needs_peft
+def test_adapter_on_an_embedding_of_few_bits(tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    module = genai.decoder(model, symmetric=False, tables=True)
+    spec = AdapterSpec("lora", ("model.embed_tokens", "*.v_proj"), (), 3, 5.0)
+    follow(module, model, tmp_path / "package", spec, LOSS, llama.batch())

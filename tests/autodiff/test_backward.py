@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,21 @@ from odtpack.autodiff.context import Context, Cotangents, Rule
 from odtpack.errors import OdtpackError
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from tests.autodiff.oracle import Array, add_gradients, normal, session
+from odtpack.ort import webgpu
+from odtpack_runtime.session.device import Device
+from tests.autodiff.oracle import (
+    Array,
+    Case,
+    add_gradients,
+    ask_torch,
+    gradient_model,
+    normal,
+    session,
+)
+from tests.autodiff.representatives import rule_of
+from tests.autodiff.test_rules import CASES
+from tests.software_gpu import reason_without
+from tests.sweep import split
 
 
 def parse(text: str) -> ir.Model:
@@ -322,3 +337,42 @@ def test_before_opset_13_unknown_ranks_cannot_be_summed_to() -> None:
     with pytest.raises(OdtpackError, match="must be known") as error:
         add_gradients(model, ["w"])
     assert error.value.code == "unknown-shape"
+
+
+# The gradient of one case of each rule in the forms for WebGPU, there and on the processor.
+
+WITHOUT = reason_without()
+FIRST = [case for rule, case in {rule_of(case): case for case in reversed(CASES)}.items()]
+DEVICES = [
+    "CPUExecutionProvider",
+    pytest.param("webgpu", marks=pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "case", split(FIRST, lambda case: case.op in webgpu._ALSO, name=lambda case: case.id)
+)
+def test_gradient_is_that_of_the_processor(case: Case, device: str) -> None:
+    expected, seeds = ask_torch(case)
+    with np.errstate(over="ignore"):  # bounds of a Clip may be the largest float32
+        model, names = gradient_model(case)
+    known = {value.name: value.dtype for value in model.graph.inputs}
+    given = case.present | {f"seed_{key}": seed for key, seed in seeds.items()}
+    feeds = {n: np.asarray(a, known[n].numpy()) for n, a in given.items() if n in known}
+    plain = ir.to_proto(model).SerializeToString()
+    forms = ir.to_proto(webgpu.lower(model)).SerializeToString()
+    running = [
+        onnxruntime.InferenceSession(plain, providers=["CPUExecutionProvider"]),
+        Device(device).session(forms, onnxruntime.SessionOptions()),
+    ]
+    wanted = [names[name] for name in case.differentiated]
+    right, found = (each.run(wanted, feeds) for each in running)
+    for name, processor, other in zip(case.differentiated, right, found, strict=True):
+        exact = expected.gradients[name]
+        allowed = 1e-5 * np.abs(processor).max(initial=0)
+        assert off(other, processor) <= allowed or off(other, exact) <= 2 * off(processor, exact)
+
+
+def off(one: Array, other: Array) -> float:
+    return float(np.abs(np.subtract(one, other, dtype=np.float64)).max(initial=0))

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+import onnx.parser
+import onnxruntime
 import pytest
 import torch
 
+from odtpack.adapters import AdapterSpec
 from odtpack.autodiff.rules import resampling
+from odtpack.build import build_package
 from odtpack.errors import OdtpackError
+from odtpack_runtime.session.options import default_session_options
 from tests.autodiff.oracle import Case, check, gradient_model, torch_outputs
 from tests.autodiff.test_rules import CASES
+from tests.packaging_tools import open_training
 
 GROWN = 128  # times as long
 BOUND = 1 << 18  # bytes that a constant may have in any case: a small matrix is a quick one
@@ -87,3 +98,81 @@ def test_resize_of_long_axes(case: Case, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(resampling, "_LARGEST", 0)
     monkeypatch.setattr(resampling, "_ROWS", 3)
     check(case)
+
+
+# A weight of few bits is unpacked by each node that reads it, and no earlier.
+
+WIDTH, DEPTH = 64, 3
+
+
+def chain() -> onnx.ModelProto:
+    """Products one after the other."""
+    text = " ".join(f"h{i + 1} = MatMul(h{i}, w{i}.weight)" for i in range(DEPTH))
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21]> chain (float[N, {WIDTH}] h0) => '
+        f"(float[N, {WIDTH}] h{DEPTH}) {{ {text.replace('.', '_')} }}"
+    )
+    random = np.random.default_rng(0)
+    for node in model.graph.node:
+        value = random.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8
+        node.input[1] = node.input[1].replace("_", ".")
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, node.input[1]))
+    return model
+
+
+def optimized(path: Path, folder: Path) -> onnx.ModelProto:
+    """What ONNX Runtime runs."""
+    options = default_session_options(path)
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    onnxruntime.InferenceSession(str(path), options)
+    return onnx.load(folder / "optimized.onnx")
+
+
+@pytest.mark.parametrize("base", ["int8", "int4", "nf4"])
+def test_every_reader_has_a_chain_of_its_own(base: str, tmp_path: Path) -> None:
+    spec = AdapterSpec("lora", ("w*",), rank=2)
+    build_package(chain(), tmp_path / "package", loss="mse", adapter=spec, base=base)
+    # Forward each weight is read once, and backward all but the first.
+    for name, count in (("training", 2 * DEPTH - 1), ("eval", DEPTH)):
+        model = optimized(tmp_path / "package" / f"{name}_model.onnx", tmp_path)
+        unpacking = [node for node in model.graph.node if node.op_type == "DequantizeLinear"]
+        assert len(unpacking) == count
+        readers = Counter(name for node in model.graph.node for name in node.input)
+        assert all(readers[node.output[0]] == 1 for node in unpacking)
+        assert "MatMulNBits" not in {node.op_type for node in model.graph.node}
+        computed = {name for node in model.graph.node for name in node.output}
+        assert all(node.input[1] in computed for node in unpacking if base != "nf4")
+
+
+def test_products_of_integers_stay(tmp_path: Path) -> None:
+    """A model that was quantized as a whole is left to ONNX Runtime's integer kernels."""
+    model = chain()
+    graph = model.graph
+    graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.05), "step"))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.int8(0), "zero"))
+    nodes = []
+    for node in graph.node:
+        weight = next(each for each in graph.initializer if each.name == node.input[1])
+        array = np.clip(np.rint(onnx.numpy_helper.to_array(weight) / 0.05), -127, 127)
+        weight.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.int8), weight.name))
+        x = node.input[0]
+        nodes += [
+            onnx.helper.make_node("QuantizeLinear", [x, "step", "zero"], [f"{x}_q"]),
+            onnx.helper.make_node("DequantizeLinear", [f"{x}_q", "step", "zero"], [f"{x}_d"]),
+            onnx.helper.make_node(
+                "DequantizeLinear", [weight.name, "step", "zero"], [f"{weight.name}_d"]
+            ),
+            onnx.helper.make_node("MatMul", [f"{x}_d", f"{weight.name}_d"], node.output),
+        ]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    spec = AdapterSpec("lora", ("w*",), rank=2)
+    build_package(model, tmp_path / "package", loss="mse", adapter=spec)
+    found = onnx.load(tmp_path / "package" / "eval_model.onnx").graph
+    stored = {each.name for each in found.initializer}
+    weights = [n for n in found.node if n.op_type == "DequantizeLinear" and n.input[0] in stored]
+    assert len(weights) == DEPTH
+    assert all(node.input[1] in stored for node in weights)
+    _state, module, _optimizer = open_training(tmp_path / "package")
+    x = np.random.default_rng(1).standard_normal((4, WIDTH)).astype(np.float32)
+    assert np.isfinite(float(module(x, x)))

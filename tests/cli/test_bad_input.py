@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
-from tests.cli.conftest import Refused, Run, Shared, arrays
+from odtpack.artifacts import generate_artifacts
+from odtpack.cli._files import check_creatable, check_writable
+from odtpack.errors import OdtpackError
+from tests.cli.conftest import Refused, Run, Shared, arrays, assert_refused, tree
 
 
 def _write(path: Path, **changed: np.ndarray | None) -> Path:
@@ -271,3 +278,208 @@ class TestDevices:
 
     def test_no_file(self, refused: Refused) -> None:
         refused(("devices", "show", "no.toml"), "profile-missing", "no.toml")
+
+
+# What the system or float32 refuses is one clear error, and never a bug.
+
+LONG = "a" * 6000
+
+
+@pytest.mark.parametrize("long", [LONG, "a/" * 3000])
+def test_paths_that_are_too_long(run: Run, shared: Shared, tmp_path: Path, long: str) -> None:
+    build = ("build", shared.model, "--loss", "cross_entropy", "--out")
+    for command, code in (
+        ((*build, tmp_path / long), "package-not-written"),
+        (("build", tmp_path / long, "--loss", "mse", "--out", tmp_path / "x"), "system-refused"),
+        (("inspect", tmp_path / long), "system-refused"),
+        (("verify", tmp_path / long), "system-refused"),
+        (("train", tmp_path / long, "--data", shared.data), "system-refused"),
+        (("train", shared.package, "--data", tmp_path / long), None),
+    ):
+        outcome = run(*command)
+        assert outcome.code == 2
+        assert "error[internal]" not in outcome.err
+        assert code is None or f"error[{code}]" in outcome.err
+
+
+def started(shared: Shared, close: str, *words: object) -> subprocess.CompletedProcess[str]:
+    command = ['exec "$@" ' + close, "sh", sys.executable, "-m", "odtpack", *map(str, words)]
+    return subprocess.run(["sh", "-c", *command], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("close", [">&-", ">/dev/full"])
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_results_that_cannot_be_written(shared: Shared, close: str, more: tuple[str, ...]) -> None:
+    done = started(shared, close, "inspect", shared.model, *more)
+    assert done.returncode == 2
+    assert done.stderr.count("error[system-refused]") == 1
+    assert "Exception" not in done.stderr
+    assert "internal" not in done.stderr
+
+
+@pytest.mark.parametrize("close", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_commands_without_results_need_no_streams(
+    shared: Shared, close: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "package"
+    words = ("build", shared.model, "--loss", "cross_entropy", "--out", out)
+    done = started(shared, close, *words)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in out.iterdir()} == {p.name for p in shared.package.iterdir()}
+    assert (out / "checkpoint").read_bytes() == (shared.package / "checkpoint").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "option", [("--weight-decay", "1e308"), ("--clip-norm", "1e39"), ("--clip-value", "3.5e38")]
+)
+def test_numbers_that_float32_does_not_hold(
+    run: Run, shared: Shared, tmp_path: Path, option: tuple[str, str]
+) -> None:
+    out = tmp_path / "package"
+    outcome = run("build", shared.model, "--loss", "cross_entropy", "--out", out, *option)
+    assert outcome.code == 2
+    assert "error[bad-hyperparameter]" in outcome.err
+    assert not out.exists()
+
+
+def test_a_path_that_is_not_utf8(run: Run, shared: Shared, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"p\xff")
+    outcome = run("build", shared.model, "--loss", "cross_entropy", "--out", folder)
+    assert outcome.code == 2
+    assert "error[package-not-written]" in outcome.err
+    assert not folder.exists()
+    folder.symlink_to(shared.package, target_is_directory=True)  # what it leads to has a good name
+    assert run("verify", folder).code == 0
+    folder.unlink()
+    subprocess.run(["cp", "-r", shared.package, folder], check=True)
+    outcome = run("verify", folder)
+    assert outcome.code == 2
+    assert "error[model-not-readable]" in outcome.err
+    assert "not UTF-8" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": b"\x08\x08"},
+        {"requires_grad": b"conv1.weight"},
+        {"artifact_directory": b"x"},
+        {"prefix": b"x"},
+        {"ort_format": b"x"},
+        {"nominal_checkpoint": b"x"},
+        {"custom_op_library": b"x"},
+        {"target": b"x"},
+        {"loss": b"x"},
+        {"optimizer": b"x"},
+    ],
+)
+def test_artifacts_given_bytes(shared: Shared, tmp_path: Path, changed: dict[str, bytes]) -> None:
+    arguments = {
+        "model": onnx.load(shared.model),
+        "requires_grad": ["conv2.weight"],
+        "artifact_directory": str(tmp_path / "out"),
+        **changed,
+    }
+    with pytest.raises(OdtpackError):
+        generate_artifacts(**arguments)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
+# Destinations are tried before the work whose result they get, and left as they were.
+
+NOTHING_IS_CREATED = Path("/proc")
+"""Where even root, whom no permission stops, can create no file."""
+
+
+def places(folder: Path) -> list[tuple[Path, str]]:
+    """Paths that cannot be written, and what is said about them."""
+    (folder / "file").write_text("mine")
+    (folder / "dangling").symlink_to(folder / "nowhere")
+    return [
+        (folder, "it is a folder"),
+        (folder / "file" / "new", "is not a folder"),
+        (folder / "file" / "deeper" / "new", "is not a folder"),
+        (folder / "dangling" / "new", "is not a folder"),
+        (folder / "missing" / "new", "does not exist"),
+        (folder / ("x" * 300), "name too long"),
+        # The name itself would do; that under which it is written first would not.
+        (folder / ("x" * 250), "name too long"),
+        (Path(os.devnull), "not an ordinary file"),
+        (NOTHING_IS_CREATED / "new", "no file can be created in the folder"),
+        (NOTHING_IS_CREATED / "deeper" / "new", "no file can be created in the folder"),
+    ]
+
+
+@pytest.mark.skipif(not NOTHING_IS_CREATED.is_dir(), reason="needs a folder that takes no file")
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    found = places(tmp_path)
+    before = tree(tmp_path)
+    for path, words in found:
+        with pytest.raises(OdtpackError) as caught:
+            check_writable(path, "--out")
+        assert caught.value.code == "cannot-write"
+        assert words.lower() in caught.value.what.lower()
+        assert str(path) in caught.value.what
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["new", "file", "x" * 200, "dangling"])
+def test_places_that_can_be_written(tmp_path: Path, name: str) -> None:
+    places(tmp_path)
+    before = tree(tmp_path)
+    check_writable(tmp_path / name, "--out")
+    assert tree(tmp_path) == before
+
+
+def test_folders_that_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (Path(), Path("..") / tmp_path.name, Path("new"), Path("new/deep"), tmp_path):
+        check_creatable(path, "--out")
+    assert tree(tmp_path) == {}
+
+
+def test_a_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Permissions say yes, and the system says no: full, read-only, of another kind."""
+    monkeypatch.setattr(os, "access", lambda *_: True)
+
+    def refuse(*_: object) -> int:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "open", refuse)
+    for check in (check_writable, check_creatable):
+        with pytest.raises(OdtpackError, match="Read-only file system"):
+            check(tmp_path / "new", "--out")
+
+
+@pytest.mark.skipif(not NOTHING_IS_CREATED.is_dir(), reason="needs a folder that takes no file")
+@pytest.mark.parametrize("place", ["below a file", "below proc"])
+def test_nothing_is_trained_for_a_report_that_cannot_be_written(
+    run: Run, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    from odtpack_simulator import simulation
+
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("the replay was started")
+
+    monkeypatch.setattr(simulation, "simulate", started)
+    (tmp_path / "file").write_text("mine")
+    path = tmp_path / "file" / "r" if place == "below a file" else NOTHING_IS_CREATED / "r"
+    command = "simulate", shared.package, "--data", shared.data, "--device", "pixel-8a"
+    for form in ("html", "json", "junit", "markdown", "github"):
+        outcome = run(*command, "--report", f"{form}:{path}")
+        assert_refused(outcome, "cannot-write", str(path))
+    outcome = run("train", shared.package, "--data", shared.data, "--out", path)
+    assert_refused(outcome, "cannot-write", str(path))
+    command = "fit", shared.model, "--data", shared.data, "--device", "pixel-8a"
+    outcome = run(*command, "--loss", "cross_entropy", "--out", path)
+    assert_refused(outcome, "cannot-write", str(path))
+    assert tree(tmp_path) == {"file": b"mine"}
+
+
+def test_what_a_killed_check_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    left = tmp_path / f".m.onnx.{process.pid}-0123456789ab.tmp"
+    left.touch()
+    check_writable(tmp_path / "m.onnx", "--out")
+    assert list(tmp_path.iterdir()) == []

@@ -7,18 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx.reference
 import pytest
 
 from odtpack import artifacts
+from odtpack.build import build_package
 from odtpack.cli import _fit
 from odtpack.cli.export import forward_values
+from odtpack.update.diff import PackageDiff
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.profile import list_profiles, load_profile
 from odtpack_simulator.replay.job import HELD_OUT_SHARE, SamplePlan
 from tests import zoo
-from tests.cli.conftest import Run, Shared, arrays, tree
+from tests.cli.conftest import Run, Shared, arrays, assert_refused, tree
+from tests.packages.samples import small_model, with_values
+from tests.packaging_tools import batch
+from tests.training.test_types import retyped
 
 
 class TestBuild:
@@ -324,3 +330,98 @@ class TestDevices:
             if figure.unit not in (None, "1", "cores"):
                 assert f"{figure.value:g} {figure.unit}" in outcome.err
             assert figure.value is None or f"({figure.kind})" in outcome.err
+
+
+# The commands on a float16 model, from its file to an inference model.
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [(np.float16, "float32"), (np.float64, "float64")])
+def test_build_inspect_train_and_export(run: Run, dtype: type, kept: str, tmp_path: Path) -> None:
+    model = zoo.mlp((20, 30, 10))
+    onnx.save(retyped(model, dtype), tmp_path / "model.onnx")
+    x, labels = batch(model, 64)
+    np.savez(tmp_path / "data.npz", input=x.astype(dtype), labels=labels)
+
+    def done(*arguments: object) -> str:
+        outcome = run(*arguments)
+        assert outcome.code == 0, outcome.err
+        return outcome.out + outcome.err
+
+    package = tmp_path / "package"
+    done("build", tmp_path / "model.onnx", "--out", package, "--loss", "cross_entropy")
+    text = done("inspect", package)
+    assert f"{kept}[30, 20]" in text
+    assert ("4 of them are float16 in the model" in text) == (dtype is np.float16)
+    trained = tmp_path / "trained.ckpt"
+    done("train", package, "--data", tmp_path / "data.npz", "--epochs", "2", "--out", trained)
+    exported = tmp_path / "inference.onnx"
+    done("export", package, "--checkpoint", trained, "--out", exported)
+    graph = onnx.load(exported).graph
+    types = {tensor.data_type for tensor in graph.initializer}
+    assert types == {onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))}
+    assert [output.name for output in graph.output] == ["output"]
+
+
+# ``odtpack diff``.
+
+
+@pytest.fixture
+def newer(tmp_path: Path) -> Path:
+    """The shared package with another head and a further output."""
+    model = with_values(small_model(), "fc.bias")
+    build_package(model, tmp_path / "newer", loss="cross_entropy", outputs=["flatten/Flatten"])
+    return tmp_path / "newer"
+
+
+class TestDiff:
+    def test_text(self, run: Run, shared: Shared, newer: Path) -> None:
+        outcome = run("diff", shared.package, newer)
+        assert (outcome.code, outcome.err) == (0, "")
+        assert outcome.out.startswith("compatible: a trained checkpoint can be used unchanged")
+        for words in ("calls must change", "output 'flatten/Flatten' is new", "fc.bias", "3 of 3"):
+            assert words in outcome.out
+
+    def test_json_is_as_the_schema_says(self, run: Run, shared: Shared, newer: Path) -> None:
+        outcome = run("diff", shared.package, newer, "--format", "json")
+        assert outcome.code == 0
+        found = PackageDiff.model_validate_json(outcome.out)
+        assert [change.name for change in found.parameters] == ["fc.bias"]
+        assert outcome.err == ""
+        assert run("diff", shared.package, newer, "--json").out == outcome.out
+
+    def test_markdown(self, run: Run, shared: Shared, newer: Path) -> None:
+        outcome = run("diff", shared.package, newer, "--format", "markdown")
+        assert (outcome.code, outcome.err) == (0, "")
+        assert outcome.out.startswith("**compatible: ")
+        for title in ("### Trained checkpoints", "### App", "### Files", "### Parameters"):
+            assert title in outcome.out
+
+    def test_no_package(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+        assert_refused(run("diff", shared.package, tmp_path / "absent"), "package-not-found")
+        assert_refused(run("diff", shared.model, shared.package), "manifest-invalid")
+
+
+# Which operators a target leaves to the processor.
+
+
+def test_operators_that_the_provider_lacks_are_named(run: Run, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[n,4] x) => (float[n,4] y)
+        <float[4] w = {1, 2, 3, 4}> { h = Mul(x, w) r = Round(h) z = Sin(h) s = Add(z, r)
+        y = LogSoftmax(s) }"""
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    done = run("ops", "check", str(tmp_path / "m.onnx"), "--target", "webgpu")
+    assert done.code == 0
+    assert "Round has no kernel on webgpu" in done.out
+    assert "LogSoftmax" not in done.out
+
+
+def test_what_its_kernels_refuse_is_named(run: Run, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[1,1,2,2,2] x) => (float[1,1,1,1,1] y)
+        <float[1,1,2,2,2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { y = Conv(x, w) }"""
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    done = run("ops", "check", str(tmp_path / "m.onnx"), "--target", "webgpu")
+    assert "Conv has no kernel for three axes on webgpu: the model is refused" in done.out

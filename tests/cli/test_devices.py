@@ -11,7 +11,7 @@ import pytest
 
 from odtpack_simulator.device.profile import list_profiles, load_profile
 from odtpack_simulator.device.profile_check import check_profile
-from odtpack_simulator.measure import device
+from odtpack_simulator.measure import measured_profile
 from tests.cli.conftest import Run, Shared, assert_refused
 
 DOCUMENT = Path(__file__).parents[2] / "docs/formats/device-profile.md"
@@ -110,8 +110,10 @@ class TestCheck:
 class TestMeasure:
     @pytest.fixture(autouse=True)
     def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        quick = device.Effort(repeats=1, convolution_seconds=0.0, file_bytes=2**20, syncs=2)
-        monkeypatch.setattr(device, "Effort", lambda: quick)
+        quick = measured_profile.Effort(
+            repeats=1, convolution_seconds=0.0, file_bytes=2**20, syncs=2
+        )
+        monkeypatch.setattr(measured_profile, "Effort", lambda: quick)
 
     def test_check_and_simulate_take_the_file(
         self, run: Run, shared: Shared, tmp_path: Path
@@ -135,9 +137,9 @@ class TestMeasure:
             *("--epochs", 1, "--batch-size", 8, "--json"),
         )
         assert simulated.code == 0, simulated.err
-        (device,) = simulated.json()["devices"]
-        assert device["name"] == "acme/edge-1"
-        assert_timed(device["latency"])
+        (measured_profile,) = simulated.json()["devices"]
+        assert measured_profile["name"] == "acme/edge-1"
+        assert_timed(measured_profile["latency"])
 
     @pytest.mark.parametrize(
         ("arguments", "code"),
@@ -183,9 +185,9 @@ class TestImport:
             *("--epochs", 1, "--batch-size", 8, "--json"),
         )
         assert simulated.code == 0, simulated.err
-        (device,) = simulated.json()["devices"]
-        assert device["validated"] is True
-        assert_timed(device["latency"])
+        (measured_profile,) = simulated.json()["devices"]
+        assert measured_profile["validated"] is True
+        assert_timed(measured_profile["latency"])
 
     def test_bad_input_is_refused(self, run: Run, tmp_path: Path) -> None:
         file = tmp_path / "phone.json"

@@ -12,13 +12,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from odtpack.cli import _gallery
+from odtpack.cli import model
 from odtpack_runtime.package.package import Package
 from tests.cli.conftest import Run
 
 FAST = "anomaly-autoencoder"
 NAMES = [
-    pytest.param(name, marks=[] if name == FAST else pytest.mark.sweep) for name in _gallery.names()
+    pytest.param(name, marks=[] if name == FAST else pytest.mark.sweep) for name in model.names()
 ]
 
 
@@ -39,7 +39,7 @@ def run_command(words: list[str], folder: Path) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_runs_as_its_page_says(name: str, tmp_path: Path) -> None:
-    _gallery.write_example(name, tmp_path)
+    model.write_example(name, tmp_path)
     page = (tmp_path / "README.md").read_text()
     named = {each for cell in re.findall(r"^\| (`.*?`) \|", page, re.M)
              for each in re.findall("`(.*?)`", cell)}  # fmt: skip
@@ -67,7 +67,7 @@ def test_an_example_runs_as_its_page_says(name: str, tmp_path: Path) -> None:
 def test_the_guide_lists_the_examples() -> None:
     guide = (Path(__file__).parents[2] / "docs/guides/ml-engineer.md").read_text()
     table = guide.partition("## Start from an example")[2].partition("\n## ")[0]
-    assert sorted(re.findall("^\\| `([a-z-]+)`", table, re.M)) == _gallery.names()
+    assert sorted(re.findall("^\\| `([a-z-]+)`", table, re.M)) == model.names()
 
 
 def test_init_writes_an_example(run: Run, tmp_path: Path) -> None:

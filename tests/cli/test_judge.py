@@ -10,7 +10,7 @@ import pytest
 from odtpack_simulator.figures.compare import Comparison, compare
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
-from odtpack_simulator.result.result import SimulationResult, load_result
+from odtpack_simulator.result import SimulationResult, load_result
 from tests.cli.conftest import Run, assert_refused, tree
 from tests.simulator.factory import make_result
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from tests.cli.conftest import Run
+from odtpack_runtime import CheckpointState, Module
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.verify import verify_package
+from tests import zoo
+from tests.cli.conftest import Run, Shared, arrays
 
 TITLE = "  trains     "
 
@@ -82,3 +88,168 @@ def test_flat_names_are_counted(run: Run, tmp_path: Path) -> None:
     assert printed[4].endswith(" and 60 in all")
     assert not printed[5].startswith("a_layer")
     assert max(map(len, printed[:5])) <= 84
+
+
+# Every training of a classifier shows its accuracy, unless the build says otherwise.
+
+
+def outputs(path: Path) -> list[str]:
+    return [value.name for value in onnx.load(path).graph.output]
+
+
+def test_only_the_evaluation_model_returns_the_prediction(shared: Shared) -> None:
+    """Training keeps its memory: nothing has to live on for the prediction."""
+    package = Package.open(shared.package)
+    assert outputs(package.eval_model) == ["loss", "output"]
+    assert outputs(package.training_model)[1].endswith(".accumulation.out")
+    (given,) = package.manifest.evaluation_outputs
+    assert (given.name, given.role, given.shape[1]) == ("output", "prediction", 3)
+    assert [output.name for output in package.manifest.outputs] == ["loss"]
+    verify_package(shared.package)
+
+
+def test_the_prediction_is_that_of_the_forward_model(shared: Shared) -> None:
+    package = Package.open(shared.package)
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(package.training_model, state, package.eval_model).eval()
+    data = arrays()
+    _, scores = module(data["input"], data["labels"])
+    forward = onnxruntime.InferenceSession(shared.model, providers=["CPUExecutionProvider"])
+    (expected,) = forward.run(None, {"input": data["input"]})
+    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["option", "recipe"])
+def test_a_build_that_is_told_so_returns_the_loss_only(
+    run: Run, shared: Shared, tmp_path: Path, how: str
+) -> None:
+    package = tmp_path / "package"
+    if how == "option":
+        arguments = [shared.model, "--loss", "cross_entropy", "--out", package, "--no-prediction"]
+    else:
+        recipe = tmp_path / "recipe.toml"
+        recipe.write_text(
+            f'model = "{shared.model}"\npackage = "package"\nprediction = false\n'
+            '[loss]\nkind = "cross_entropy"\n'
+        )
+        arguments = ["--recipe", recipe]
+    assert run("build", *arguments).code == 0
+    assert outputs(package / "eval_model.onnx") == ["loss"]
+    outcome = run("train", package, "--data", shared.data, "--epochs", 1, "--json")
+    assert outcome.json()["accuracy_after"] is None
+    assert "accuracy" not in outcome.err
+
+
+def test_train_shows_loss_and_accuracy_before_and_after(
+    run: Run, shared: Shared, tmp_path: Path
+) -> None:
+    outcome = run(
+        *("train", shared.package, "--data", shared.data, "--epochs", 8, "--lr", 0.01),
+        *("--holdout", 0.2, "--out", tmp_path / "ck", "--json"),
+    )
+    figures = outcome.json()
+    for when in ("before", "after"):
+        (line,) = [line for line in outcome.err.splitlines() if line.startswith(when)]
+        assert f"{figures[f'eval_loss_{when}']:.4f}" in line
+        assert f"accuracy {figures[f'accuracy_{when}']:.1%}" in line
+    package = Package.open(shared.package)
+    held_out = np.random.default_rng([0, 0]).permutation(60)[48:]
+    data = {name: array[held_out] for name, array in arrays().items()}
+    model = tmp_path / "after.onnx"
+    state = CheckpointState.load_checkpoint(tmp_path / "ck")
+    module = Module(package.training_model, state, package.eval_model)
+    module.export_model_for_inferencing(model, ["output"])
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (scores,) = session.run(None, {"input": data["input"]})
+    assert figures["accuracy_after"] == (scores.argmax(1) == data["labels"]).mean()
+
+
+def test_simulate_shows_loss_and_accuracy_before_and_after(run: Run, shared: Shared) -> None:
+    outcome = run(
+        *("simulate", shared.package, "--data", shared.data, "--device", "pixel-8a"),
+        *("--interruptions", 0, "--epochs", 8, "--lr", 0.01, "--json"),
+    )
+    training = outcome.json()["training"]
+    assert training["metric_name"] == "accuracy"
+    line = " ".join(outcome.err.partition("On 12 held-out")[2].split())
+    assert f"{training['eval_loss_before']:.3g} → {training['eval_loss_after']:.3g}" in line
+    before, after = (100 * training[f"metric_{when}"] for when in ("before", "after"))
+    assert f"accuracy {before:.1f} → {after:.1f} %" in line
+
+
+# ``inspect`` of a package: the tree of sizes; ``build --frozen-dtype``.
+
+
+def test_tree(run: Run, shared: Shared) -> None:
+    outcome = run("inspect", shared.package)
+    assert outcome.code == 0
+    for path in shared.package.iterdir():
+        (line,) = (row for row in outcome.out.splitlines() if path.name in row)
+        assert "%" in line
+
+
+def test_json(run: Run, shared: Shared) -> None:
+    sizes = run("inspect", shared.package, "--json").json()["sizes"]
+    assert sizes["size_bytes"] == sum(path.stat().st_size for path in shared.package.iterdir())
+    assert {part["name"] for part in sizes["parts"]} == {p.name for p in shared.package.iterdir()}
+
+
+def test_reports(run: Run, shared: Shared, tmp_path: Path) -> None:
+    page, data = tmp_path / "sizes.html", tmp_path / "sizes.json"
+    outcome = run(
+        "inspect", shared.package, "--report", f"html:{page}", "--report", f"json:{data}", "--json"
+    )
+    assert outcome.code == 0
+    assert json.loads(data.read_text()) == outcome.json()["sizes"]
+    assert shared.package.name in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("of", "destination", "code"),
+    [
+        ("package", "pdf:x.pdf", "report-format-unknown"),
+        ("package", "html:missing/x.html", "cannot-write"),
+        ("model", "html:x.html", "option-not-used"),
+    ],
+)
+def test_bad_reports(
+    run: Run, shared: Shared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    of: str, destination: str, code: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    outcome = run("inspect", getattr(shared, of), "--report", destination)
+    assert outcome.code == 2
+    assert f"error[{code}]" in outcome.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_does_not_replace_a_file_of_the_package(run: Run, shared: Shared) -> None:
+    before = (shared.package / "checkpoint").read_bytes()
+    outcome = run("inspect", shared.package, "--report", f"html:{shared.package / 'checkpoint'}")
+    assert outcome.code == 2
+    assert (shared.package / "checkpoint").read_bytes() == before
+
+
+def test_frozen_dtype(run: Run, tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    onnx.save(zoo.transformer_encoder(layers=1, d=64, ff=64, T=8, vocab=50), model)
+    arguments = ("build", model, "--loss", "cross_entropy", "--train", "classifier.*", "--json")
+    plain = run(*arguments, "--out", tmp_path / "plain").json()
+    half = run(*arguments, "--out", tmp_path / "half", "--frozen-dtype", "float16").json()
+    stored = [p for p in half["parameters"] if p["dtype"] == "float16"]
+    assert stored
+    assert all(p["role"] == "frozen" and p["model_dtype"] == "float32" for p in stored)
+    saved = sum(2 * int(np.prod(p["shape"])) for p in stored)
+    sizes = [c["files"]["checkpoint"]["size_bytes"] for c in (plain, half)]
+    assert sizes[0] - sizes[1] == pytest.approx(saved, abs=32 * len(stored))  # tensors are aligned
+    outcome = run("inspect", tmp_path / "half")
+    assert f"{len(stored)} of them are float32 in the model" in outcome.out
+
+
+def test_frozen_dtype_without_frozen_weights(run: Run, shared: Shared, tmp_path: Path) -> None:
+    outcome = run(
+        "build", shared.model, "--out", tmp_path / "p", "--loss", "cross_entropy",
+        "--frozen-dtype", "int8",
+    )  # fmt: skip
+    assert outcome.code == 2
+    assert "error[storage-not-used]" in outcome.err

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import warnings
 from pathlib import Path
+from typing import Any
 
 import onnx
+import onnx.parser
 import pytest
+import torch
+from torch import Tensor, nn
 
+from odtpack.build import build_package
+from odtpack.errors import OdtpackError
+from odtpack.model.loading import load_model
 from tests.exported import twins
 from tests.exported.compare import assert_follows
 from tests.exported.export import Exporter, export
-from tests.exported.subjects import SUBJECTS
+from tests.exported.subjects import SUBJECTS, Data
 from tests.sweep import split, split_rows
 
 # Seeds for which no activation comes near a kink in ten steps, see KinkMargin.
@@ -90,3 +99,130 @@ def test_training_norms(name: str, opset: int | None, tmp_path: Path) -> None:
     )  # fmt: skip
     manifest = assert_follows(subject, module, data, target, model, tmp_path)
     assert {p.role for p in manifest.parameters} == {"trainable", "state"}
+
+
+# The forms in which an export reaches the packager, and the options that change its shape.
+
+SUBJECT = SUBJECTS["padding-mask"]
+
+
+@pytest.fixture
+def made() -> tuple[nn.Module, Data, Tensor | None]:
+    module, data, target = twins.make(SUBJECT, 0)
+    return module.eval(), data, target
+
+
+@pytest.mark.parametrize(
+    ("exporter", "options"),
+    [
+        ("torchscript", {"keep_initializers_as_inputs": True}),
+        ("torchscript", {"do_constant_folding": False}),
+        ("dynamo", {"keep_initializers_as_inputs": True}),
+        ("dynamo", {"optimize": False}),
+        ("dynamo", {"external_data": False}),
+    ],
+)
+def test_options(
+    made: tuple[nn.Module, Data, Tensor | None],
+    exporter: Exporter,
+    options: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    module, data, target = made
+    model = export(
+        module, data, tmp_path / "model.onnx", exporter, dynamic=SUBJECT.dynamic, **options
+    )
+    manifest = assert_follows(SUBJECT, module, data, target, model, tmp_path)
+    # Parameters that the file offers as inputs are none that the application feeds.
+    assert [value.name for value in manifest.inputs] == [*data, "labels"]
+
+
+@pytest.mark.parametrize("form", ["model", "model_proto"])
+def test_a_program_in_memory(
+    made: tuple[nn.Module, Data, Tensor | None], form: str, tmp_path: Path
+) -> None:
+    """What torch.onnx.export returns, whose initializers are the module's own tensors."""
+    module, data, target = made
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(module, tuple(data.values()), dynamo=True, verbose=False)
+    before = {name: parameter.clone() for name, parameter in module.named_parameters()}
+    assert_follows(SUBJECT, module, data, target, getattr(program, form), tmp_path)
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, before[name])
+
+
+def test_a_stream(made: tuple[nn.Module, Data, Tensor | None], tmp_path: Path) -> None:
+    module, data, target = made
+    stream = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, tuple(data.values()), stream, dynamo=False)
+    model = onnx.load_from_string(stream.getvalue())
+    assert_follows(SUBJECT, module, data, target, model, tmp_path)
+
+
+def test_external_data(made: tuple[nn.Module, Data, Tensor | None], tmp_path: Path) -> None:
+    """As the newer exporter writes models by default, and larger ones always."""
+    module, data, target = made
+    model = export(module, data, tmp_path / "model.onnx", "dynamo", external_data=True)
+    stored = onnx.load(model, load_external_data=False)
+    assert any(tensor.external_data for tensor in stored.graph.initializer)
+    assert_follows(SUBJECT, module, data, target, model, tmp_path)
+
+
+# Models of opsets from 7 to 11 are converted, keep their names and train as in PyTorch.
+
+NAMES = ["keyword-gru", "lstm", "mobilenet-v3", "bert", "recommender", "siamese", "translator",
+         "window-transformer"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", split(NAMES, lambda name: name == "siamese"))
+@pytest.mark.parametrize("opset", [9, 11])
+def test_an_old_export_trains_as_in_pytorch(name: str, opset: int, tmp_path: Path) -> None:
+    subject = SUBJECTS[name]
+    module, data, target = twins.make(subject, 0)
+    model = export(
+        module.eval(), data, tmp_path / "model.onnx", "torchscript",
+        opset=opset, dynamic=subject.dynamic,
+    )  # fmt: skip
+    assert onnx.load(model).opset_import[0].version == opset
+    assert_follows(subject, twins.folded(module), data, target, model, tmp_path)
+
+
+def test_opset_7_keeps_its_names_and_is_said(tmp_path: Path) -> None:
+    """Upsample and the broadcasts of opset 7; weights are inputs, as IR version 3 asks for."""
+    model = onnx.parser.parse_model("""<ir_version: 3, opset_import: ["" : 7]>
+        net (float[N, 1, 4, 4] x, float[2, 1, 3, 3] w, float[2] b) => (float[N, 2, 4, 4] y)
+        {
+            c = Conv(x, w, b)
+            u = Upsample<scales = [1.0, 1.0, 2.0, 2.0]>(c)
+            y = Softmax<axis = 3>(u)
+        }""")
+    model.graph.output.add().CopyFrom(
+        onnx.helper.make_tensor_value_info("u", onnx.TensorProto.FLOAT, ["N", 2, 4, 4])
+    )
+    for name, shape in {"w": (2, 1, 3, 3), "b": (2,)}.items():
+        count = 18 if name == "w" else 2
+        values = [0.1 * number for number in range(count)]
+        tensor = onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT, shape, values)
+        model.graph.initializer.append(tensor)
+    graph = load_model(model).graph
+    assert graph.opset_imports[""] == 17
+    assert [value.name for value in graph.inputs] == ["x"]
+    assert {"c", "u", "y"} <= {value.name for node in graph for value in node.outputs}
+    said: list[str] = []
+    manifest = build_package(model, tmp_path / "package", loss="mse", remark=said.append)
+    assert [parameter.name for parameter in manifest.parameters] == ["w", "b"]
+    assert said[0] == "the model has opset 7, and is converted to 17"
+
+
+def test_what_the_converter_refuses() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 4, opset_import: ["" : 7]>
+        net (float[N, 2, 4, 4] x, float[2] s) => (float[N, 2, 4, 4] y)
+        { y = BatchNormalization<spatial = 0>(x, s, s, s, s) }""")
+    with pytest.raises(
+        OdtpackError, match="opset 7, and converting it to 17 fails: Attr"
+    ) as caught:
+        load_model(model)
+    assert caught.value.code == "opset-too-old"

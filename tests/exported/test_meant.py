@@ -26,7 +26,7 @@ from odtpack.artifacts import generate_artifacts
 from odtpack.build import build_package
 from odtpack.cli._fit import open_module
 from odtpack.errors import OdtpackError
-from odtpack.fit.recipe_text import Surroundings, recipe_text
+from odtpack.fit.finalists import Surroundings, recipe_text
 from odtpack.names_file import read_names
 from odtpack.onnxblock import blocks
 from odtpack.recipe import read_recipe

@@ -6,18 +6,38 @@ import dataclasses
 import math
 from pathlib import Path
 
+import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
-from odtpack.build import build
+from odtpack.build import build, build_package
 from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
-from odtpack.fit.recipe_text import Surroundings, recipe_text
+from odtpack.fit.finalists import Surroundings, recipe_text
+from odtpack.fit.package_cache import (
+    Ceiling,
+    _flops,
+    _graph_work,
+    memory_ceiling,
+    size_ceiling,
+    step_work,
+)
 from odtpack.fit.search_context import SearchContext
 from odtpack.fit.space import Candidate, SearchConstraints, Space, open_space
 from odtpack.fit.study import Study
 from odtpack.recipe import BuildSpec, Recipe, read_recipe
+from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import ScheduleSpec
+from odtpack_simulator.device.app_footprint import runtime_bytes
+from odtpack_simulator.device.profile import load_profile
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.memory.runtime_graph import load_runtime_graph
+from odtpack_simulator.values.memory_fit import MARGIN, with_margin
+from tests import zoo
 from tests.fit.conftest import Files
+from tests.simulator.factory import make_result
 
 
 def space_of(ground: SearchContext, recipe: Recipe | None = None, **wishes: object) -> Space:
@@ -234,3 +254,149 @@ def check(
     assert read.table.batch.size == candidate.batch_size
     assert read.table.batch.at_once == candidate.micro_batch
     return read
+
+
+# What is dropped before training is what the judge would refuse.
+
+NAMES = ["google/pixel-8a", "apple/iphone-16-pro"]
+BUDGETS = """
+[budgets]
+package_size = "6 MB"
+memory_headroom = "20 %"
+peak_memory = { limit = "1 MB", level = "warn" }
+[class.android]
+peak_memory = "200 MB"
+[device."apple/iphone-16-pro"]
+package_size = "5 MB"
+"""
+
+
+def profiles() -> list:  # type: ignore[type-arg]
+    return [load_profile(name) for name in NAMES]
+
+
+@pytest.mark.parametrize("scale", [0.2, 0.8, 0.95, 1.0, 1.05, 1.3, 5.0, 30.0])
+@pytest.mark.parametrize("text", ["", BUDGETS])
+def test_excess_agrees_with_the_judge(scale: float, text: str) -> None:
+    budgets = parse_budgets(text.encode())
+    result = judge(make_result(NAMES, scale=scale), budgets)
+    checks = [check for _, check in result.all_checks() if check.level == "error"]
+    memory = ("memory_limit", "peak_memory", "memory_headroom")
+    failed = any(check.metric in memory and check.status == "fail" for check in checks)
+    ceiling = memory_ceiling(profiles(), budgets)
+    assert ceiling is not None
+    peak = with_margin(max(device.memory.peak_bytes for device in result.devices))
+    assert (ceiling.excess(peak) > 0) == failed
+
+
+def test_size() -> None:
+    budgets = parse_budgets(BUDGETS.encode())
+    ceiling = size_ceiling(profiles(), budgets)
+    assert ceiling is not None
+    assert ceiling.limit == 5e6
+    result = judge(make_result(NAMES), budgets)
+    failed = [check.limit for _, check in result.all_checks() if check.status == "fail"]
+    assert 5e6 in failed
+    assert ceiling.excess(result.package.package_bytes) > 0
+    assert "budgets.toml" in ceiling.describe("the package", 6e6)
+
+
+def test_no_limit() -> None:
+    assert size_ceiling(profiles(), parse_budgets(b"")) is None
+    assert memory_ceiling([], parse_budgets(b"")) is None
+
+
+def test_a_limit_of_nothing_is_exceeded_by_anything() -> None:
+    assert Ceiling(0, "a budget").excess(1) == float("inf")
+
+
+def test_headroom_leaves_the_rest_of_what_is_granted() -> None:
+    """At a share other than half, and where no other limit is lower; the app is in it, too."""
+    profile = load_profile("google/pixel-8a")
+    budgets = parse_budgets(b'[budgets]\nmemory_headroom = "20 %"\napp_footprint = "50 MB"')
+    ceiling = memory_ceiling([profile], budgets)
+    assert ceiling is not None
+    left = 0.8 * (profile.memory_limit_bytes() or 0) - 50e6
+    # What may be taken and what a process of that kit takes besides is what is left.
+    planned = int(ceiling.limit / (1 + MARGIN))
+    assert ceiling.limit + runtime_bytes("kotlin", "android", planned) == pytest.approx(left)
+
+
+# The counted work of operators against figures by hand, and of packages against each other.
+
+
+def save(text: str, path: Path, **shapes: tuple[int, ...]) -> Path:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>\n{text}')
+    random = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        value = random.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "flops", "moved"),
+    [
+        (
+            "f (float[b, 3, 4] x) => (float[b, 3, 5] y) { y = MatMul (x, w) }",
+            {"x": (2, 3, 4), "w": (4, 5)},
+            2 * (2 * 3 * 5) * 4,
+            4 * (24 + 20 + 30),
+        ),
+        (
+            "f (float[4, b] x) => (float[b, 5] y) { y = Gemm <transA = 1> (x, w) }",
+            {"x": (4, 3), "w": (4, 5)},
+            2 * (3 * 5) * 4,
+            4 * (12 + 20 + 15),
+        ),
+        (
+            "f (float[b, 4, 6, 6] x) => (float[b, 8, 4, 4] y) { y = Conv <group = 2> (x, w) }",
+            {"x": (2, 4, 6, 6), "w": (8, 2, 3, 3)},
+            2 * (2 * 8 * 4 * 4) * (2 * 3 * 3),
+            4 * (288 + 144 + 256),
+        ),
+        (
+            "f (float[b, 4, 5, 5] x) => (float[b, 3, 7, 7] y) { y = ConvTranspose (x, w) }",
+            {"x": (2, 4, 5, 5), "w": (4, 3, 3, 3)},
+            2 * (2 * 4 * 5 * 5) * (3 * 3 * 3),
+            4 * (200 + 108 + 294),
+        ),
+        (
+            "f (float[b, 5] x) => (float[b, 5] y) { y = Neg (x) }",
+            {"x": (3, 5)},
+            0,
+            4 * (15 + 15),
+        ),
+    ],
+)
+def test_operators(
+    text: str, shapes: dict[str, tuple[int, ...]], flops: int, moved: int, tmp_path: Path
+) -> None:
+    weights = {name: shape for name, shape in shapes.items() if name != "x"}
+    path = save(text, tmp_path / "model.onnx", **weights)
+    graph = load_runtime_graph(path, {"x": shapes["x"]})
+    known = {v.name: (v.shape, v.itemsize) for v in graph.values.values() if v.shape is not None}
+    (node,) = [each for each in graph.nodes if each.op_type not in ("Reshape", "Squeeze")][-1:]
+    assert _flops(node, known) == flops
+    if len(graph.nodes) == 1:
+        assert _graph_work(graph, {}) == moved + flops / 8
+
+
+def test_freezing_saves_work_and_accumulation_repeats_it(tmp_path: Path) -> None:
+    model = zoo.cnn(size=8, width=(8, 16))
+    works = {}
+    for name, options in {
+        "all": {},
+        "head": {"freeze": ["conv1.*", "conv2.*"]},
+        "parts": {"accumulation_steps": 4},
+    }.items():
+        build_package(model, tmp_path / name, loss="cross_entropy", **options)  # type: ignore[arg-type]
+        package = Package.open(tmp_path / name)
+        batch = 8 if name == "parts" else 32
+        shapes = {"input": (batch, 1, 8, 8), "labels": (batch,)}
+        works[name] = step_work(package, shapes)
+        assert works[name] == step_work(package, shapes)
+    assert works["head"] < 0.6 * works["all"]
+    # The same samples, and the gradients and weights four times.
+    assert works["all"] < works["parts"] < 1.5 * works["all"]

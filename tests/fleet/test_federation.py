@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional
 
+from odtpack.cli import main
+from odtpack.flower import fedavg
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_simulator.fleet import federation as federation_module
 from odtpack_simulator.fleet import state as state_module
@@ -26,7 +31,9 @@ from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile, parse_fl
 from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
 from odtpack_simulator.fleet.round_clock import ENDS
 from odtpack_simulator.fleet.updates import refusals, weighted_mean
+from odtpack_simulator.replay.executor import RayExecutor
 from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
+from tests.packages.samples import build, small_model
 
 SKEWED = {
     "population": {
@@ -376,3 +383,209 @@ def test_a_state_that_unpacks_to_too_much_is_refused_before(
     with pytest.raises(OdtpackError, match="unpacks to more than") as caught:
         federation.simulate(state_path=path, resume=True)
     assert caught.value.code == "fleet-state"
+
+
+# A round of checkpoints that devices sent: what is averaged, and what is left out.
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return build(tmp_path / "package", small_model())
+
+
+def moved(package: Path, path: Path, by: float) -> Path:
+    """A checkpoint of the package with all parameters moved."""
+    state = CheckpointState.load_checkpoint(package / "checkpoint")
+    for _, parameter in state.parameters:
+        parameter.data = parameter.data + np.float32(by)
+    CheckpointState.save_checkpoint(state, path)
+    return path
+
+
+def values(path: Path) -> np.ndarray:
+    state = CheckpointState.load_checkpoint(path)
+    return np.concatenate([parameter.data.ravel() for _, parameter in state.parameters])
+
+
+def test_only_sound_answers_are_averaged(package: Path, tmp_path: Path) -> None:
+    other = build(tmp_path / "other", small_model(width=(2, 4)))
+    (tmp_path / "noise").write_bytes(b"no checkpoint")
+    answers = [
+        (moved(package, tmp_path / "a", 0.1), 30),
+        (moved(package, tmp_path / "nan", np.nan), 30),
+        (tmp_path / "noise", 30),
+        (moved(package, tmp_path / "b", 0.3), 10),
+        (other / "checkpoint", 30),
+        (moved(package, tmp_path / "huge", 1e3), 30),
+        (moved(package, tmp_path / "none", 0.2), 0),
+        (moved(package, tmp_path / "c", 0.1), 40),
+    ]
+    reasons = fedavg(package, answers, tmp_path / "mean")
+    assert [reason is None for reason in reasons] == [
+        True, False, False, True, False, False, False, True,
+    ]  # fmt: skip
+    for index, words in ((1, "NaN"), (4, "should be"), (5, "times the round"), (6, "samples")):
+        assert words in str(reasons[index]), reasons
+    wanted = values(package / "checkpoint") + 0.125
+    np.testing.assert_allclose(values(tmp_path / "mean"), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_round_begins_where_one_says(package: Path, tmp_path: Path) -> None:
+    """A long update from the package's own checkpoint is short from where the round began."""
+    begun = moved(package, tmp_path / "begun", 100.0)
+    answers = [(moved(package, tmp_path / str(i), 100 + 0.1 * i), 1) for i in range(1, 4)]
+    answers.append((moved(package, tmp_path / "stale", 0.1), 1))
+    reasons = fedavg(package, answers, tmp_path / "mean", begun=begun)
+    assert [reason is None for reason in reasons] == [True, True, True, False]
+
+
+def test_a_round_without_a_sound_answer_is_an_error(package: Path, tmp_path: Path) -> None:
+    answers = [(moved(package, tmp_path / "nan", np.nan), 30)]
+    for given in (answers, []):
+        with pytest.raises(OdtpackError, match="No answer can be averaged") as caught:
+            fedavg(package, given, tmp_path / "mean")
+        assert caught.value.code == "fleet-arrays"
+    assert not (tmp_path / "mean").exists()
+
+
+# Federated averaging of the digits against the same written down in PyTorch.
+
+ROUNDS, BATCH, RATE, SEED = 20, 16, 0.1, 3
+
+
+def forward(p: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    for layer in ("conv1", "conv2"):
+        x = functional.conv2d(x, p[f"{layer}.weight"], p[f"{layer}.bias"], padding=1)
+        x = functional.max_pool2d(functional.relu(x), 2)
+    return functional.linear(x.flatten(1), p["fc.weight"], p["fc.bias"])
+
+
+def test_twenty_rounds_are_those_of_pytorch(tmp_path: Path) -> None:
+    write_digits(tmp_path)
+    text = IDEAL.replace("rounds = 3", f"rounds = {ROUNDS}").replace("epochs = 2", "epochs = 1")
+    text = text.replace("samples = [20, 40]", "samples = [80, 100]")
+    text = text.replace("learning_rate = 0.1", f"learning_rate = {RATE}")
+    fleet = Federation(tmp_path / "package", tmp_path / "digits.npz", parse_fleet(text.encode()))
+    result, state = fleet.simulate()
+
+    data = np.load(tmp_path / "digits.npz")
+    images, labels = torch.from_numpy(data["input"]), torch.from_numpy(data["labels"])
+    model = {name: torch.from_numpy(array.copy()) for name, array in fleet.initial.items()}
+    clients = [fleet.population.client(number).samples() for number in range(6)]
+    for round_number in range(1, ROUNDS + 1):
+        answers = []
+        for number, samples in enumerate(clients):
+            own = {name: value.clone().requires_grad_() for name, value in model.items()}
+            order = np.random.default_rng([SEED, 2, round_number, number]).permutation(samples)
+            for start in range(0, len(order), BATCH):
+                batch = order[start : start + BATCH]
+                loss = functional.cross_entropy(forward(own, images[batch]), labels[batch])
+                gradients = torch.autograd.grad(loss, list(own.values()))
+                with torch.no_grad():
+                    for value, gradient in zip(own.values(), gradients, strict=True):
+                        value.sub_(RATE * gradient)
+            answers.append({name: value.detach() for name, value in own.items()})
+        weights = [len(samples) for samples in clients]
+        model = {
+            name: sum(w * a[name] for w, a in zip(weights, answers, strict=True)) / sum(weights)
+            for name in model
+        }
+    for name, value in model.items():
+        np.testing.assert_allclose(state.arrays[name], value.numpy(), rtol=2e-4, atol=2e-5)
+    held_out = fleet.data.held_out
+    right = (forward(model, images[held_out]).argmax(1) == labels[held_out]).float().mean()
+    assert result.rounds[-1].accuracy is not None
+    assert abs(result.rounds[-1].accuracy - float(right)) < 0.005
+    assert result.accuracy_before is not None
+    assert float(right) > 2 * result.accuracy_before  # it has learned
+
+
+# A federation whose clients train on a Ray cluster of two nodes, each in processes of its own.
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Two nodes with one processor core each."""
+    ray = pytest.importorskip("ray", reason="Ray has no build for this Python")
+    from ray.cluster_utils import Cluster
+
+    paths = [ROOT / "packager", ROOT / "runtime", ROOT]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Beside other tests, workers at Ray's own niceness of 15 hardly run.
+        patch.setenv("RAY_worker_niceness", "0")
+        # What other programs take of the machine's memory is no reason to end workers.
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")
+        cluster = Cluster()
+        try:
+            for _ in range(2):
+                cluster.add_node(wait=False, num_cpus=1)
+            cluster.wait_for_nodes(timeout=120)
+            yield cluster.address
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def whose(number: int) -> str:
+    import ray
+
+    time.sleep(0.5)  # long enough that one node cannot take all
+    if number == 99:
+        raise OdtpackError("fleet-arrays", "number 99")
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def told(number: int) -> int:
+    if number == 99:
+        raise OdtpackError("fleet-arrays", "number 99")
+    return number
+
+
+def test_an_error_ends_calls_and_never_this_process(address: str) -> None:
+    executor = RayExecutor(address)
+    for _ in range(100):
+        numbers: list[int] = []
+        with pytest.raises(OdtpackError, match="number 99"):
+            numbers.extend(executor.in_order(told, [(1,), (99,), (2,), (3,)]))
+        assert numbers == [1]
+    assert executor.map(str, range(9)) == list("012345678")
+
+
+def test_two_nodes_come_to_the_bits_of_this_process(address: str, tmp_path: Path) -> None:
+    folder = write_digits(tmp_path)
+    executor = RayExecutor(address)
+    assert executor.cores == 2
+    assert len(set(executor.in_order(whose, [(number,) for number in range(16)]))) == 2
+    with pytest.raises(OdtpackError, match="number 99"):
+        list(executor.in_order(whose, [(1,), (99,), (2,)]))
+    files, fleet = (folder / "package", folder / "digits.npz"), parse_fleet(IDEAL.encode())
+    here, state = Federation(*files, fleet).simulate()
+    there, other = Federation(*files, fleet).simulate(ray=executor)
+    assert there.rounds == here.rounds
+    assert other.arrays.keys() == state.arrays.keys()
+    for name, array in state.arrays.items():
+        assert array.tobytes() == other.arrays[name].tobytes(), name
+    (tmp_path / "fleet.toml").write_text(IDEAL)
+    command = ["fleet", "run", str(files[0]), "--data", str(files[1])]
+    command += ["--fleet", str(tmp_path / "fleet.toml"), "--out", str(tmp_path / "run")]
+    assert main([*command, "--ray", address]) == 0
+    trained = CheckpointState.load_checkpoint(tmp_path / "run" / "federated.ckpt")
+    for name, array in state.arrays.items():
+        np.testing.assert_array_equal(trained.parameters[name].data, array)
+
+
+def test_a_cluster_that_does_not_answer_is_said_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray", reason="Ray has no build for this Python")
+    folder = write_digits(tmp_path)
+    (tmp_path / "fleet.toml").write_text(IDEAL)
+    command = ["fleet", "run", str(folder / "package"), "--data", str(folder / "digits.npz")]
+    command += ["--fleet", str(tmp_path / "fleet.toml"), "--ray", "127.0.0.1:1"]
+    assert main(command) == 2
+    assert "ray-unreachable" in capsys.readouterr().err
+    assert not (tmp_path / "package-fleet").exists()

@@ -139,7 +139,7 @@ def test_a_budget_that_cannot_be_judged_is_not_kept(
 ) -> None:
     """The power of the devices is unknown, and so is the energy."""
     devices = [device("web/phone", watts=None)]
-    command_file = importlib.import_module("odtpack.cli.fleet.fit")
+    command_file = importlib.import_module("odtpack.cli.fleet")
     monkeypatch.setattr(command_file, "devices_of", lambda *_: devices)
     path = tmp_path / "fleet.toml"
     tables = IDEAL.replace("clients = 6", 'clients = 6\ndevice = [{ profile = "web/phone" }]', 1)

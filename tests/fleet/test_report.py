@@ -24,7 +24,7 @@ from odtpack_simulator.fleet.fleet_file import FleetBudgets, read_fleet
 from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
 from odtpack_simulator.reports import render_report as render_fleet_report
 from odtpack_simulator.reports.fleet import key_figures, stages
-from odtpack_simulator.result.result import load_result
+from odtpack_simulator.result import load_result
 from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
 
 DEVICE = '[[population.device]]\nprofile = "google/pixel-8a"\n'

@@ -18,8 +18,7 @@ from tests import zoo
 from tests.hostile.checkpoints import checkpoints, many_tensors, shared_table
 from tests.hostile.corpus import build_base
 from tests.hostile.manifests import manifests
-from tests.trust.test_endless import functions, loop
-from tests.trust.test_model_file import EXTERNAL, options
+from tests.trust.test_endless import EXTERNAL, functions, loop, options
 
 
 def of_checkpoints() -> list[bytes]:

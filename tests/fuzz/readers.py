@@ -49,7 +49,7 @@ from odtpack_simulator.fleet.population import read_trace
 from odtpack_simulator.fleet.result import load_fleet_result
 from odtpack_simulator.measure.measured_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
-from odtpack_simulator.result.result import load_result
+from odtpack_simulator.result import load_result
 from tests import zoo
 from tests.fleet.test_fleet_file import MESSAGES
 from tests.fuzz import costly

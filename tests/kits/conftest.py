@@ -15,6 +15,7 @@ from tests.once import made_once
 _ran = Ran()
 _NATIVE = {"cpp": cpp_kit, "swift": swift_kit}
 _LAYERS = {"swift": swift_kit, "csharp": csharp_kit}
+_CORE = {"cpp": cpp_kit, **_LAYERS}
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +39,12 @@ def kit(request: pytest.FixtureRequest) -> Any:
 def layer(request: pytest.FixtureRequest) -> Any:
     """The same of a kit over the C interface."""
     return _needed(_LAYERS[request.param])
+
+
+@pytest.fixture(params=_CORE)
+def native(request: pytest.FixtureRequest) -> Any:
+    """The same of each kit on the native core."""
+    return _needed(_CORE[request.param])
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -84,7 +84,7 @@ def make(source: Path, folder: Path, options: list[str], target: str) -> None:
 
 
 def run(
-    program: str, *arguments: object, variant: str = "native", stdin: str = "", **options: Any
+    program: str, *arguments: object, variant: str = "native", **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, whatever that is."""
     command = [str(built(program, variant)), *map(str, arguments)]
@@ -93,9 +93,14 @@ def run(
         assert emulator is not None
         command = [emulator, "-cpu", "cortex-a53", "-L", str(DEPENDENCIES / "arm64"), *command]
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=900, check=False,
-        env={**os.environ, **SANITIZERS}, **options,
+        command, capture_output=True, text=True, timeout=900, check=False,
+        env={**os.environ, **SANITIZERS}, **{"input": "", **options},
     )  # fmt: skip
+
+
+def saving(path: Path, external_above: int, before: str) -> list[str]:
+    """The program that saves until it is killed."""
+    return [str(built("saves")), str(path), str(external_above), before]
 
 
 def measuring(job: Path) -> list[str]:

@@ -1,9 +1,14 @@
-"""What the tests of the kits share: packages, batches, files of batches, and the same in Python."""
+"""What the tests of the kits share: packages, batches, damaged files, and the same in Python."""
 
 from __future__ import annotations
 
 import json
+import random
+import resource
+import shutil
+import signal
 import subprocess
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +19,12 @@ from odtpack.build import build_package
 from odtpack.optimizers import GroupRule, make_optimizer
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint.format import read_checkpoint
+from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import loss_of
 from tests import zoo
+from tests.packages import mutations
+from tests.peer import client
 
 STEPS = 18
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -31,14 +39,31 @@ OPTIONS: dict[str, dict[str, Any]] = {
 Batch = dict[str, np.ndarray[Any, Any]]
 
 
+def packages_of(options: dict[str, dict[str, Any]]) -> Any:
+    """A fixture: packages of a small CNN, by the name of their options."""
+
+    @pytest.fixture(scope="module")
+    def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+        folder = tmp_path_factory.mktemp("packages")
+        model = zoo.cnn(size=8, width=(4, 8), classes=3)
+        for name, each in options.items():
+            build_package(model, folder / name, loss="cross_entropy", **each)
+        return {name: folder / name for name in options}
+
+    return packages
+
+
+packages = packages_of(OPTIONS)
+
+
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Packages of a small CNN for several optimizers."""
-    folder = tmp_path_factory.mktemp("packages")
-    model = zoo.cnn(size=8, width=(4, 8), classes=3)
-    for name, each in OPTIONS.items():
-        build_package(model, folder / name, loss="cross_entropy", **each)
-    return {name: folder / name for name in OPTIONS}
+def batch(tmp_path_factory: pytest.TempPathFactory, packages: dict[str, Path]) -> dict[str, Any]:
+    """A batch of noise with labels, as the tasks of JavaScript and Kotlin name it."""
+    image = json.loads((packages["adamw"] / "manifest.json").read_text())["inputs"][0]
+    rng = np.random.default_rng(3)
+    noise = rng.standard_normal((8, *image["shape"][1:]), dtype=np.float32)
+    arrays = {image["name"]: noise, "labels": rng.integers(0, 3, 8)}
+    return save_arrays(tmp_path_factory.mktemp("batch"), **arrays)
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +149,101 @@ def passes(suite: Path, done: subprocess.CompletedProcess[str]) -> None:
     assert not failed, failed[0] + done.stderr[-4000:]
     assert done.stdout.splitlines() == [f"passed {name}" for name in cases]
     assert len(cases) > 80
+
+
+Train = Callable[[dict[str, Any], str], dict[str, Any]]
+"""Trains as a task says, in the kit of that name or in ``python``."""
+
+
+def same_bits(
+    train: Train, kit: str, package: Path, batch: dict[str, Any], steps: int, folder: Path
+) -> None:
+    """Check that a training gives the same losses and the same file in a kit and in Python."""
+    task = {"package": package, "data": batch, "steps": steps, "rate": 0.01}
+    found = train({**task, "save": folder / "kit.ckpt"}, kit)
+    wanted = train({**task, "save": folder / "python.ckpt"}, "python")
+    assert found["losses"] == wanted["losses"]
+    assert found["losses"][-1] < found["losses"][0]
+    assert contents(folder / "kit.ckpt") == contents(folder / "python.ckpt")
+
+
+def goes_on(
+    train: Train, order: tuple[str, str], package: Path, batch: dict[str, Any], steps: int,
+    folder: Path,
+) -> None:  # fmt: skip
+    """Check that a training begun in one and gone on with in the other is that of Python."""
+    task = {"package": package, "data": batch, "steps": steps}
+    whole = train({**task, "rate": 0.01, "save": folder / "whole"}, "python")["losses"]
+    half = {**task, "steps": steps // 2}
+    first = train({**half, "rate": 0.01, "save": folder / "half"}, order[0])
+    rest = train({**half, "checkpoint": folder / "half", "save": folder / "end"}, order[1])
+    assert first["losses"] + rest["losses"] == whole
+    assert contents(folder / "end") == contents(folder / "whole")
+
+
+def needs_reference(test: Any) -> Any:
+    """Mark a test that needs onnxruntime-training 1.19.2."""
+    missing = client.peer_available()
+    return pytest.mark.peer(pytest.mark.skipif(missing is not None, reason=str(missing))(test))
+
+
+def loads_in_the_reference(saved: Path) -> None:
+    """Check that the reference reads from a checkpoint what is in it."""
+    values_file = saved.parent / "read.npz"
+    read = client.load(checkpoint=saved, parameters=values_file)
+    data = read_checkpoint(saved)
+    with np.load(values_file) as values:
+        for name, array in {**data.trainable, **data.frozen}.items():
+            np.testing.assert_array_equal(values[name], array)
+    assert {n for n, p in read["parameters"].items() if p["requires_grad"]} == set(data.trainable)
+
+
+def full_disk(most: int) -> dict[str, Any]:
+    """Options of a process for which every file ends after so many bytes."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    return {"preexec_fn": limited, "restore_signals": False}
+
+
+def damaged_checkpoints(folder: Path, good: bytes, more: Iterable[bytes] = ()) -> list[Path]:
+    """300 damaged files, half of them in their tables, and what is made to do harm."""
+    made = [*more]
+    rng = random.Random(11)
+    for change in mutations.byte_changes(seed=5, count=150):
+        made.append(change(good))
+        head = bytearray(good)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            head[rng.randrange(2000)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        made.append(bytes(head))
+    paths = [folder / f"checkpoint-{index:03}" for index in range(len(made))]
+    for path, data in zip(paths, made, strict=True):
+        path.write_bytes(data)
+    return paths
+
+
+def damaged_packages(folder: Path, package: Path, damaged: int, forged: int) -> list[Path]:
+    """Packages that were tampered with, and manifests forged with right digests."""
+    names = sorted(path.name for path in package.iterdir())
+    content = json.loads((package / "manifest.json").read_text())
+    changes = [change for _, change in mutations.damage(names, damaged, seed=7)]
+    changes += [
+        lambda target, data=data: (target / "manifest.json").write_bytes(data)
+        for data in mutations.forged_manifests(content, forged, seed=9)
+    ]
+    paths = [folder / f"package-{index:03}" for index in range(len(changes))]
+    for path, change in zip(paths, changes, strict=True):
+        shutil.copytree(package, path)
+        change(path)
+    return paths
+
+
+def readable(path: Path) -> bool:
+    """Whether Python reads a checkpoint."""
+    try:
+        read_checkpoint(path)
+    except OdtpackError:
+        return False
+    return True

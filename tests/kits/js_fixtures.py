@@ -7,13 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from odtpack.optimizers import make_optimizer
 from tests import zoo
-from tests.kits import javascript
-from tests.kits.javascript import save_batch
+from tests.kits import harness, javascript
 from tests.once import made_once
 from tests.packages.samples import build
 
@@ -24,29 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adafactor": {"optimizer": make_optimizer("adafactor", {})},
     "clipped": {"clip_norm": 0.5},
 }
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Packages of a small CNN for several optimizers."""
-    folder = tmp_path_factory.mktemp("packages")
-    model = zoo.cnn(size=8, width=(4, 8), classes=3)
-    return {name: build(folder / name, model, **each) for name, each in OPTIONS.items()}
-
-
-@pytest.fixture(scope="module")
-def batch(tmp_path_factory: pytest.TempPathFactory, packages: dict[str, Path]) -> dict[str, Any]:
-    """A batch of noise with labels."""
-    inputs = json.loads((packages["adamw"] / "manifest.json").read_text())["inputs"]
-    rng = np.random.default_rng(3)
-    shape = [8, *inputs[0]["shape"][1:]]
-    return save_batch(
-        tmp_path_factory.mktemp("batch"),
-        **{
-            inputs[0]["name"]: rng.standard_normal(shape, dtype=np.float32),
-            "labels": rng.integers(0, 3, 8),
-        },
-    )
+packages, batch = harness.packages_of(OPTIONS), harness.batch
 
 
 @pytest.fixture(scope="module")

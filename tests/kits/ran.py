@@ -20,6 +20,7 @@ _PLATFORMS = (
     ("test_kit_device.py", "csharp", "C# under Mono"),
     ("test_kit_device.py", "swift", "Swift on Linux"),
     ("test_kit_device.py", "", "C++ on x86-64"),
+    ("test_layers.py", "[cpp", "C++ on x86-64"),
     ("test_layers.py", "csharp", "C# under Mono"),
     ("test_layers.py", "", "Swift on Linux"),
     ("test_csharp", "", "C# under Mono"),

@@ -1,14 +1,11 @@
-"""The C++ kit against Python: the same bits natively, the same training on ARM64."""
+"""What only the C++ kit has: ARM64, sanitizers, libFuzzer, its guide; the rest: test_layers.py."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import re
-import resource
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,53 +17,28 @@ import pytest
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.state import carry_over
-from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.measure.measured_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
 from tests.kits import cpp_kit, fuzz_cpp, harness
 from tests.kits.cpp_kit import KIT, ROOT, make, measure, run
-from tests.kits.harness import OPTIONS, STEPS, contents, passes, train
-from tests.kits.kills import KITS, kill_saves
+from tests.kits.harness import (
+    STEPS,
+    contents,
+    damaged_checkpoints,
+    damaged_packages,
+    passes,
+    readable,
+    train,
+)
 from tests.kits.measured import measurements
-from tests.packages import mutations
-from tests.peer import client
 from tests.runtime.checkpoint_samples import Foreign
+from tests.runtime.test_checkpoint_hostile import CORRUPT
 
 pytestmark = [
     pytest.mark.kits,
     pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
 ]
 batches, job, packages = harness.batches, harness.job, harness.packages
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_training_gives_the_bits_of_python(
-    name: str, packages: dict[str, Path], batches: list[Any], job: dict[str, Any], tmp_path: Path
-) -> None:
-    found = measure({**job, "package": packages[name], "save": "cpp.ckpt"}, tmp_path)
-    losses, loss = train(packages[name], batches, STEPS, tmp_path / "python.ckpt")
-    assert found["losses"] == losses
-    assert found["evaluation"] == [loss]
-    assert losses[-3] < losses[0]
-    assert contents(tmp_path / "cpp.ckpt") == contents(tmp_path / "python.ckpt")
-
-
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "groups", "step model"])
-def test_a_training_begun_in_one_goes_on_in_the_other(
-    name: str, packages: dict[str, Path], batches: list[Any], job: dict[str, Any], tmp_path: Path
-) -> None:
-    package = packages[name]
-    half = STEPS // 2 // 3 * 3  # whole rounds of the batches
-    whole, _ = train(package, batches, 2 * half, tmp_path / "whole")
-    first, _ = train(package, batches, half, tmp_path / "half")
-    task = {**job, "package": package, "count": half, "save": "end"}
-    rest = measure({**task, "checkpoint": "half"}, tmp_path)["losses"]
-    assert first + rest == whole
-    assert contents(tmp_path / "end") == contents(tmp_path / "whole")
-    first = measure({**task, "save": "half"}, tmp_path)["losses"]
-    rest, _ = train(package, batches, half, tmp_path / "end", tmp_path / "half")
-    assert first + rest == whole
-    assert contents(tmp_path / "end") == contents(tmp_path / "whole")
 
 
 def test_a_session_that_resumes_continues_bit_for_bit(
@@ -81,31 +53,6 @@ def test_a_session_that_resumes_continues_bit_for_bit(
         assert phase["peak_anonymous_bytes"] >= phase["end_anonymous_bytes"] > 2**20
 
 
-@pytest.mark.peer
-@pytest.mark.skipif(client.peer_available() is not None, reason=str(client.peer_available()))
-def test_a_checkpoint_loads_in_the_reference(
-    packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
-) -> None:
-    saved = tmp_path / "cpp.ckpt"
-    measure({**job, "package": packages["adamw"], "save": saved}, tmp_path)
-    read = client.load(checkpoint=saved, parameters=tmp_path / "read.npz")
-    data = read_checkpoint(saved)
-    with np.load(tmp_path / "read.npz") as values:
-        for name, array in {**data.trainable, **data.frozen}.items():
-            np.testing.assert_array_equal(values[name], array)
-    assert {n for n, p in read["parameters"].items() if p["requires_grad"]} == set(data.trainable)
-
-
-def test_memory_does_not_grow_over_10_000_steps(
-    packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
-) -> None:
-    found = measure({**job, "package": packages["adamw"], "count": 10_000}, tmp_path)
-    after = found["anonymous_bytes_by_tenth"]
-    assert len(after) == 10
-    # One list entry for each step is the program's own: it is allocated before the first.
-    assert max(after) - after[0] <= 64 * 2**10, after
-
-
 def test_arm64_trains_as_python_does(
     packages: dict[str, Path], batches: list[Any], job: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -116,100 +63,18 @@ def test_arm64_trains_as_python_does(
     assert read_checkpoint(tmp_path / "cpp.ckpt").optimizer.step == STEPS  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("external_above", [2**30, 1000])
-def test_100_kills_in_saves_lose_nothing(external_above: int, tmp_path: Path) -> None:
-    found = kill_saves(KITS["C++"][1], tmp_path / "state", external_above, 100)
-    assert (found.kills, found.lost) == (100, 0)
-    if external_above > 1000:  # the tensors' own file has no temporary
-        assert found.torn > 5  # it was the saves that were hit
-    names = {path.name for path in tmp_path.iterdir() if path.suffix != ".tmp"}
-    files = {"state"} if external_above > 1000 else {"state", "state.data"}
-    assert names == files | {name.replace("state", "state.previous") for name in files}
-
-
-def test_a_full_disk_leaves_the_checkpoint_as_it_was(
-    packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
-) -> None:
-    saved = tmp_path / "state"
-    shutil.copy(packages["adamw"] / "checkpoint", saved)
-    before = saved.read_bytes()
-    (tmp_path / "job.json").write_text(
-        json.dumps({**job, "package": packages["adamw"], "save": saved}, default=str)
-    )
-
-    def no_more_than_a_little() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-    done = run(
-        "measure", tmp_path / "job.json", preexec_fn=no_more_than_a_little, restore_signals=False
-    )
-    assert done.returncode == 2
-    assert "code: file-not-written" in done.stderr
-    assert saved.read_bytes() == before
-    assert not list(tmp_path.glob(".state*"))
-
-
-def hostile_checkpoints(folder: Path, good: bytes) -> list[Path]:
-    """Damaged files, half of them in their tables, and files that are made to do harm."""
-    made = [f(Foreign()) for f in _corrupt().values()]
-    rng = random.Random(11)
-    for change in mutations.byte_changes(seed=5, count=150):
-        made.append(change(good))
-        head = bytearray(good)
-        for _ in range(rng.choice((1, 1, 2, 8))):
-            head[rng.randrange(2000)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-        made.append(bytes(head))
-    paths = [folder / f"checkpoint-{index:03}" for index in range(len(made))]
-    for path, data in zip(paths, made, strict=True):
-        path.write_bytes(data)
-    return paths
-
-
-def _corrupt() -> dict[str, Any]:
-    from tests.runtime import test_checkpoint_hostile
-
-    return test_checkpoint_hostile.CORRUPT
-
-
-def readable(path: Path) -> bool:
-    """Whether Python reads a checkpoint."""
-    try:
-        read_checkpoint(path)
-    except OdtpackError:
-        return False
-    return True
-
-
-def hostile_packages(folder: Path, package: Path) -> list[Path]:
-    """Packages that were damaged or tampered with, and manifests forged with right digests."""
-    names = sorted(path.name for path in package.iterdir())
-    paths = []
-    content = json.loads((package / "manifest.json").read_text())
-    changes = [change for _, change in mutations.damage(names, 320, seed=7)]
-    changes += [
-        lambda target, data=forged: (target / "manifest.json").write_bytes(data)
-        for forged in mutations.forged_manifests(content, 120, seed=9)
-    ]
-    for index, change in enumerate(changes):
-        path = folder / f"package-{index:03}"
-        shutil.copytree(package, path)
-        change(path)
-        paths.append(path)
-    return paths
-
-
 def test_hundreds_of_hostile_files_are_refused_and_crash_nothing(
     packages: dict[str, Path], batches: list[Any], tmp_path: Path
 ) -> None:
     saved = tmp_path / "good"
     train(packages["adamw"], batches, 2, saved)
-    checkpoints = hostile_checkpoints(tmp_path, saved.read_bytes())
-    folders = hostile_packages(tmp_path, packages["adamw"])
+    harmful = (make(Foreign()) for make in CORRUPT.values())
+    checkpoints = damaged_checkpoints(tmp_path, saved.read_bytes(), harmful)
+    folders = damaged_packages(tmp_path, packages["adamw"], 320, 120)
     lines = [f"checkpoint {path}" for path in checkpoints] + [f"package {path}" for path in folders]
     assert len(lines) >= 500
     done = run(
-        "hostile", variant="sanitized", stdin="\n".join([*lines, f"package {packages['adamw']}"])
+        "hostile", variant="sanitized", input="\n".join([*lines, f"package {packages['adamw']}"])
     )
     answers = done.stdout.splitlines()
     assert done.returncode == 0, lines[len(answers)] + "\n" + done.stderr[-4000:]
@@ -248,10 +113,6 @@ def test_libfuzzer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(fuzz_cpp, "FINDINGS", tmp_path / "findings")
     package = fuzz_cpp.prepare(tmp_path)
     assert fuzz_cpp.fuzz("schedule", tmp_path, package, 1, keep=False) == []
-
-
-def test_the_conformance_suite_passes_to_the_bit(suite: Path) -> None:
-    passes(suite, run("conformance", suite))
 
 
 def test_the_conformance_suite_passes_under_sanitizers(suite: Path) -> None:

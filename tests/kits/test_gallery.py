@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from odtpack.cli import _gallery
+from odtpack.cli import model
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests.cli.test_gallery import commands, run_command
 from tests.kits import javascript, kotlin_kit, swift_kit
@@ -17,7 +17,7 @@ from tests.kits.kotlin_kit import finish
 from tests.once import made_once
 
 pytestmark = pytest.mark.kits
-EXAMPLES = _gallery.names()
+EXAMPLES = model.names()
 STEPS = 25
 each_example = pytest.mark.parametrize("name", EXAMPLES)
 
@@ -27,7 +27,7 @@ def project(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory)
     """A project with its package and its samples."""
 
     def make(folder: Path) -> None:
-        _gallery.write_example(name, folder)
+        model.write_example(name, folder)
         for words in commands((folder / "README.md").read_text())[:3]:
             run_command(words, folder)
 
@@ -61,7 +61,7 @@ def kotlin_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kotlin")
     sources = []
     for number, name in enumerate(EXAMPLES):
-        _gallery.write_example(name, folder / name)
+        model.write_example(name, folder / name)
         sources.append(folder / name / "Train.kt")
         sources[-1].write_text(f"package example{number}\n{sources[-1].read_text()}")
     kotlin_kit.compile_kotlin(folder / "classes", sources)

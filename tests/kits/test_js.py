@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import resource
-import signal
 import statistics
 import subprocess
 from pathlib import Path
@@ -23,12 +21,17 @@ from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from tests.kits import javascript, js_fixtures, web
-from tests.kits.harness import contents
+from tests.kits.harness import (
+    full_disk,
+    goes_on,
+    loads_in_the_reference,
+    needs_reference,
+    same_bits,
+)
 from tests.kits.javascript import KIT, NODE, SCRIPTS, node, train
 from tests.kits.js_fixtures import OPTIONS, STEPS, guide_code
-from tests.kits.kills import KITS, kill_saves
+from tests.kits.kills import KITS, loses_nothing
 from tests.kits.measured import check_measurements
-from tests.peer import client
 
 pytestmark = [
     pytest.mark.kits,
@@ -49,52 +52,28 @@ def test_node_passes_the_conformance_suite_to_the_bit(suite: Path) -> None:
 def test_node_trains_to_the_same_bits_as_python(
     name: str, packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
 ) -> None:
-    task = {"package": packages[name], "data": batch, "steps": STEPS, "rate": 0.01}
-    found = train({**task, "save": tmp_path / "node.ckpt"}, "node")
-    wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")
-    assert found["losses"] == wanted["losses"]
-    assert found["losses"][-1] < found["losses"][0]
-    assert contents(tmp_path / "node.ckpt") == contents(tmp_path / "python.ckpt")
+    same_bits(train, "node", packages[name], batch, STEPS, tmp_path)
 
 
 @pytest.mark.parametrize("order", [("node", "python"), ("python", "node")])
 def test_a_training_begun_in_one_goes_on_in_the_other(
     order: tuple[str, str], packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
 ) -> None:
-    task = {"package": packages["adamw"], "data": batch, "steps": STEPS}
-    whole = train({**task, "rate": 0.01, "save": tmp_path / "whole"}, "python")["losses"]
-    half = {**task, "steps": STEPS // 2}
-    first = train({**half, "rate": 0.01, "save": tmp_path / "half"}, order[0])["losses"]
-    rest = train({**half, "checkpoint": tmp_path / "half", "save": tmp_path / "end"}, order[1])[
-        "losses"
-    ]
-    assert first + rest == whole
-    assert contents(tmp_path / "end") == contents(tmp_path / "whole")
+    goes_on(train, order, packages["adamw"], batch, STEPS, tmp_path)
 
 
-@pytest.mark.peer
-@pytest.mark.skipif(client.peer_available() is not None, reason=str(client.peer_available()))
+@needs_reference
 def test_a_checkpoint_of_node_loads_in_the_reference(
     packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
 ) -> None:
     saved = tmp_path / "node.ckpt"
     train({"package": packages["adamw"], "data": batch, "steps": 3, "save": saved}, "node")
-    read = client.run_job("load", checkpoint=saved, parameters=tmp_path / "read.npz")
-    data = read_checkpoint(saved)
-    with np.load(tmp_path / "read.npz") as values:
-        for name, array in {**data.trainable, **data.frozen}.items():
-            np.testing.assert_array_equal(values[name], array)
-    assert {n for n, p in read["parameters"].items() if p["requires_grad"]} == set(data.trainable)
+    loads_in_the_reference(saved)
 
 
 @pytest.mark.parametrize("limit", [2**30, 1000])
 def test_100_kills_in_saves_lose_nothing(limit: int, tmp_path: Path) -> None:
-    """With a limit of 1000 bytes the tensors lie in a data file of their own."""
-    found = kill_saves(KITS["Node.js"][1], tmp_path / "state", limit, 100)
-    assert (found.kills, found.lost) == (100, 0)
-    if limit > 1000:
-        assert found.torn > 5  # it was the saves that were hit
-    assert len(list(tmp_path.glob(".*.tmp"))) <= 1
+    loses_nothing(KITS["Node.js"][1], tmp_path, limit)
 
 
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
@@ -103,13 +82,9 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
     write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
     before = path.read_bytes()
 
-    def no_more_than_a_little() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
     done = subprocess.run(
         [str(NODE), SCRIPTS / "saves.mjs", KIT, path, str(2**30), "replace"],
-        capture_output=True, text=True, check=False, preexec_fn=no_more_than_a_little,
+        capture_output=True, text=True, check=False, **full_disk(100_000),
     )  # fmt: skip
     assert "file-not-written" in done.stderr
     assert path.read_bytes() == before

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import base64
 import json
-import random
 import re
-import resource
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -26,17 +23,24 @@ from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
 from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_runtime.errors import OdtpackError
 from tests import zoo
 from tests.hostile.checkpoints import many_tensors
-from tests.kits import kotlin_kit
-from tests.kits.harness import contents
-from tests.kits.kills import KITS, kill_saves
+from tests.kits import harness, kotlin_kit
+from tests.kits.harness import (
+    contents,
+    damaged_checkpoints,
+    damaged_packages,
+    full_disk,
+    goes_on,
+    loads_in_the_reference,
+    needs_reference,
+    packages_of,
+    readable,
+    same_bits,
+)
+from tests.kits.kills import KITS, loses_nothing
 from tests.kits.kotlin_kit import KIT, ROOT, SOURCES, finish, run, save_batch, train
 from tests.kits.measured import check_measurements
-from tests.packages import mutations
-from tests.packages.samples import build
-from tests.peer import client
 
 pytestmark = [
     pytest.mark.kits,
@@ -51,24 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)},
     "step model": {"step_model": "always"},
 }
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Packages of a small CNN for several optimizers."""
-    folder = tmp_path_factory.mktemp("packages")
-    model = zoo.cnn(size=8, width=(4, 8), classes=3)
-    return {name: build(folder / name, model, **each) for name, each in OPTIONS.items()}
-
-
-@pytest.fixture(scope="module")
-def batch(tmp_path_factory: pytest.TempPathFactory, packages: dict[str, Path]) -> dict[str, Any]:
-    """A batch of noise with labels."""
-    inputs = json.loads((packages["adamw"] / "manifest.json").read_text())["inputs"]
-    rng = np.random.default_rng(3)
-    image = rng.standard_normal([8, *inputs[0]["shape"][1:]], dtype=np.float32)
-    arrays = {inputs[0]["name"]: image, "labels": rng.integers(0, 3, 8)}
-    return save_batch(tmp_path_factory.mktemp("batch"), **arrays)
+packages, batch = packages_of(OPTIONS), harness.batch
 
 
 def test_the_conformance_suite_passes_to_the_bit(tmp_path: Path) -> None:
@@ -108,12 +95,7 @@ def test_many_empty_tensors_take_memory_in_proportion_to_the_file(
 def test_a_training_gives_the_bits_of_python(
     name: str, packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
 ) -> None:
-    task = {"package": packages[name], "data": batch, "steps": STEPS, "rate": 0.01}
-    found = train({**task, "save": tmp_path / "kotlin.ckpt"}, "kotlin")
-    wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")
-    assert found["losses"] == wanted["losses"]
-    assert found["losses"][-1] < found["losses"][0]
-    assert contents(tmp_path / "kotlin.ckpt") == contents(tmp_path / "python.ckpt")
+    same_bits(train, "kotlin", packages[name], batch, STEPS, tmp_path)
 
 
 def test_an_app_may_ask_for_gradients_after_steps_of_the_step_model(
@@ -147,39 +129,21 @@ def test_a_training_begun_in_one_goes_on_in_the_other(
     batch: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    task = {"package": packages[name], "data": batch, "steps": STEPS}
-    whole = train({**task, "rate": 0.01, "save": tmp_path / "whole"}, "python")["losses"]
-    half = {**task, "steps": STEPS // 2}
-    first = train({**half, "rate": 0.01, "save": tmp_path / "half"}, order[0])
-    rest = train({**half, "checkpoint": tmp_path / "half", "save": tmp_path / "end"}, order[1])
-    assert first["losses"] + rest["losses"] == whole
-    assert contents(tmp_path / "end") == contents(tmp_path / "whole")
+    goes_on(train, order, packages[name], batch, STEPS, tmp_path)
 
 
-@pytest.mark.peer
-@pytest.mark.skipif(client.peer_available() is not None, reason=str(client.peer_available()))
+@needs_reference
 def test_a_checkpoint_loads_in_the_reference(
     packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
 ) -> None:
     saved = tmp_path / "kotlin.ckpt"
     train({"package": packages["adamw"], "data": batch, "steps": 3, "save": saved}, "kotlin")
-    read = client.run_job("load", checkpoint=saved, parameters=tmp_path / "read.npz")
-    data = read_checkpoint(saved)
-    with np.load(tmp_path / "read.npz") as values:
-        for name, array in {**data.trainable, **data.frozen}.items():
-            np.testing.assert_array_equal(values[name], array)
-    assert {n for n, p in read["parameters"].items() if p["requires_grad"]} == set(data.trainable)
+    loads_in_the_reference(saved)
 
 
 @pytest.mark.parametrize("limit", [2**30, 1000])
 def test_100_kills_in_saves_lose_nothing(limit: int, tmp_path: Path) -> None:
-    """With a limit of 1000 bytes the tensors lie in a data file of their own."""
-    found = kill_saves(KITS["Kotlin"][1], tmp_path / "state", limit, 100)
-    assert (found.kills, found.lost) == (100, 0)
-    if limit > 1000:
-        assert found.torn > 5  # it was the saves that were hit
-    # The next save removes what a killed one left, and leaves no more than one of its own.
-    assert len(list(tmp_path.glob(".*.tmp"))) <= 1
+    loses_nothing(KITS["Kotlin"][1], tmp_path, limit)
 
 
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
@@ -188,42 +152,13 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
     write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
     before = path.read_bytes()
 
-    def no_more_than_a_little() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
     done = subprocess.run(
         kotlin_kit.command("saves", path, 2**30, "replace"), capture_output=True, text=True,
-        check=False, preexec_fn=no_more_than_a_little, restore_signals=False,
+        check=False, **full_disk(100_000),
     )  # fmt: skip
     assert done.stderr.splitlines()[-1] == "file-not-written"
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-
-
-def hostile_checkpoints(folder: Path, good: bytes) -> list[Path]:
-    """Damaged files, half of them in their tables."""
-    rng = random.Random(11)
-    made = []
-    for change in mutations.byte_changes(seed=5, count=150):
-        made.append(change(good))
-        head = bytearray(good)
-        for _ in range(rng.choice((1, 1, 2, 8))):
-            head[rng.randrange(2000)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-        made.append(bytes(head))
-    paths = [folder / f"checkpoint-{index:03}" for index in range(len(made))]
-    for path, data in zip(paths, made, strict=True):
-        path.write_bytes(data)
-    return paths
-
-
-def readable(path: Path) -> bool:
-    """Whether Python reads a checkpoint."""
-    try:
-        read_checkpoint(path)
-    except OdtpackError:
-        return False
-    return True
 
 
 def test_500_hostile_files_end_in_one_clear_error(
@@ -233,21 +168,11 @@ def test_500_hostile_files_end_in_one_clear_error(
     train({"package": packages["adamw"], "data": batch, "steps": 1, "save": saved}, "kotlin")
     folder = tmp_path / "hostile"
     folder.mkdir()
-    checkpoints = hostile_checkpoints(folder, saved.read_bytes())
-    names = sorted(path.name for path in packages["adamw"].iterdir())
-    content = json.loads((packages["adamw"] / "manifest.json").read_text())
-    changes = [change for _, change in mutations.damage(names, 100, seed=7)]
-    changes += [
-        lambda target, data=forged: (target / "manifest.json").write_bytes(data)
-        for forged in mutations.forged_manifests(content, 110, seed=9)
-    ]
-    for index, change in enumerate(changes):
-        path = folder / f"package-{index:03}"
-        shutil.copytree(packages["adamw"], path)
-        change(path)
+    checkpoints = damaged_checkpoints(folder, saved.read_bytes())
+    changed = damaged_packages(folder, packages["adamw"], 100, 110)
     found = dict(line.split(" ", 1) for line in run("damaged", folder).splitlines())
     found = {name: answer for name, answer in found.items() if name[-3:].isdigit()}
-    assert len(found) == len(checkpoints) + len(changes) >= 500
+    assert len(found) == len(checkpoints) + len(changed) >= 500
     assert [answer for answer in found.values() if answer.startswith("unclear")] == []
     # What Python does not read is refused; what it reads may differ in a bit of a value only.
     accepted = [path.name for path in checkpoints if found[path.name] == "loaded"]

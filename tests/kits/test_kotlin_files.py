@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from tests.faults.inject import (
     environment,
 )
 from tests.kits import kotlin_kit
+from tests.kits.harness import full_disk
 from tests.kits.kotlin_kit import run
 from tests.powercut.check import check, kit_paths, recorded_kit
 from tests.powercut.paths import PATHS, look_at_checkpoint
@@ -140,13 +139,9 @@ def test_a_full_disk_leaves_the_data_file_as_it_was(tmp_path: Path) -> None:
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
     assert len(before["ck.data"]) == 16_000
 
-    def no_more_than_a_little() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
     done = subprocess.run(
         kotlin_kit.command("resave", path, OUTSIDE, path), capture_output=True, text=True,
-        check=True, preexec_fn=no_more_than_a_little, restore_signals=False,
+        check=True, **full_disk(20_000),
     )  # fmt: skip
     assert done.stdout.split() == ["file-not-written"]
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before

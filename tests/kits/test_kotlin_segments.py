@@ -21,8 +21,8 @@ from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import kotlin_kit
+from tests.kits.harness import contents
 from tests.kits.kotlin_kit import OPTIONS, command, run, save_batch, train
-from tests.kits.test_cpp import contents
 from tests.kits.test_segments import HOSTILE, write_hostile
 
 pytestmark = [

@@ -17,9 +17,9 @@ from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import kotlin_kit
+from tests.kits.harness import contents
 from tests.kits.kotlin_kit import run, save_batch
 from tests.kits.stress import TIMES
-from tests.kits.test_kotlin import contents
 
 pytestmark = [
     pytest.mark.kits,

@@ -1,14 +1,11 @@
-"""The kits over the C interface, for Swift and C#, against Python: the same bits and files."""
+"""The kits on the native core, for C++, Swift and C#, against Python: the same bits and files."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import random
 import re
-import resource
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,43 +17,53 @@ from odtpack.build import build_package
 from odtpack.optimizers import make_optimizer
 from odtpack_runtime import (
     CheckpointState,
-    OdtpackError,
     load_adapter,
     save_adapter,
 )
-from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import PackageFile
 from tests import zoo
 from tests.kits import harness
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
-from tests.kits.harness import OPTIONS, STEPS, Batch, contents, passes, save_batch, train
-from tests.kits.kills import kill_saves
-from tests.packages import mutations
+from tests.kits.harness import (
+    OPTIONS,
+    STEPS,
+    Batch,
+    contents,
+    damaged_checkpoints,
+    damaged_packages,
+    full_disk,
+    loads_in_the_reference,
+    needs_reference,
+    passes,
+    readable,
+    save_batch,
+    train,
+)
+from tests.kits.kills import loses_nothing
 from tests.packages.samples import build
-from tests.peer import client
-from tests.runtime import test_checkpoint_hostile
 from tests.runtime.checkpoint_samples import Foreign
+from tests.runtime.test_checkpoint_hostile import CORRUPT
 
 pytestmark = pytest.mark.kits
 batches, job, packages = harness.batches, harness.job, harness.packages
 
 
-def test_the_conformance_suite_passes_to_the_bit(layer: Any, suite: Path) -> None:
-    passes(suite, layer.run("conformance", suite))
+def test_the_conformance_suite_passes_to_the_bit(native: Any, suite: Path) -> None:
+    passes(suite, native.run("conformance", suite))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_training_gives_the_bits_of_python(
-    layer: Any,
+    native: Any,
     name: str,
     packages: dict[str, Path],
     batches: list[Batch],
     job: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    found = layer.measure({**job, "package": packages[name], "save": "kit.ckpt"}, tmp_path)
+    found = native.measure({**job, "package": packages[name], "save": "kit.ckpt"}, tmp_path)
     losses, loss = train(packages[name], batches, STEPS, tmp_path / "python.ckpt")
     assert found["losses"] == losses
     assert found["evaluation"] == [loss]
@@ -125,7 +132,7 @@ def test_a_step_model_of_another_optimizer_is_refused(
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "groups", "step model"])
 def test_a_training_begun_in_one_goes_on_in_the_other(
-    layer: Any,
+    native: Any,
     name: str,
     packages: dict[str, Path],
     batches: list[Batch],
@@ -137,52 +144,43 @@ def test_a_training_begun_in_one_goes_on_in_the_other(
     whole, _ = train(package, batches, STEPS, tmp_path / "whole")
     first, _ = train(package, batches, half, tmp_path / "half")
     task = {**job, "package": package, "count": half}
-    rest = layer.measure({**task, "save": "end", "checkpoint": "half"}, tmp_path)["losses"]
+    rest = native.measure({**task, "save": "end", "checkpoint": "half"}, tmp_path)["losses"]
     assert first + rest == whole
     assert contents(tmp_path / "end") == contents(tmp_path / "whole")
-    first = layer.measure({**task, "save": "half"}, tmp_path)["losses"]
+    first = native.measure({**task, "save": "half"}, tmp_path)["losses"]
     rest, _ = train(package, batches, half, tmp_path / "end", tmp_path / "half")
     assert first + rest == whole
     assert contents(tmp_path / "end") == contents(tmp_path / "whole")
 
 
-@pytest.mark.peer
-@pytest.mark.skipif(client.peer_available() is not None, reason=str(client.peer_available()))
+@needs_reference
 def test_a_checkpoint_loads_in_the_reference(
-    layer: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    native: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
 ) -> None:
-    saved = tmp_path / "kit.ckpt"
-    layer.measure({**job, "package": packages["adamw"], "save": saved.name}, tmp_path)
-    read = client.load(checkpoint=saved, parameters=tmp_path / "read.npz")
-    data = read_checkpoint(saved)
-    with np.load(tmp_path / "read.npz") as values:
-        for name, array in {**data.trainable, **data.frozen}.items():
-            np.testing.assert_array_equal(values[name], array)
-    assert {n for n, p in read["parameters"].items() if p["requires_grad"]} == set(data.trainable)
+    native.measure({**job, "package": packages["adamw"], "save": "kit.ckpt"}, tmp_path)
+    loads_in_the_reference(tmp_path / "kit.ckpt")
 
 
 def test_memory_does_not_grow_over_10_000_steps(
-    layer: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    native: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
 ) -> None:
-    found = layer.measure({**job, "package": packages["adamw"], "count": 10_000}, tmp_path)
+    found = native.measure({**job, "package": packages["adamw"], "count": 10_000}, tmp_path)
     after = found["anonymous_bytes_by_tenth"]
     assert len(after) == 10
+    # One list entry for each step is the program's own: it is allocated before the first.
     assert max(after) - after[0] <= 64 * 2**10, after
 
 
 @pytest.mark.parametrize("external_above", [2**30, 1000])
-def test_100_kills_in_saves_lose_nothing(layer: Any, external_above: int, tmp_path: Path) -> None:
-    """Above the limit the tensors lie in a data file of their own."""
-    found = kill_saves(layer.saving, tmp_path / "state", external_above, 100)
-    assert (found.kills, found.lost) == (100, 0)
-    if external_above > 1000:
-        assert found.torn > 5  # it was the saves that were hit
-    # The next save removes what a killed one left.
-    assert len(list(tmp_path.glob(".*.tmp"))) <= 1
+def test_100_kills_in_saves_lose_nothing(native: Any, external_above: int, tmp_path: Path) -> None:
+    loses_nothing(native.saving, tmp_path, external_above)
+    names = {path.name for path in tmp_path.iterdir() if path.suffix != ".tmp"}
+    files = {"state"} if external_above > 1000 else {"state", "state.data"}
+    assert names == files | {name.replace("state", "state.previous") for name in files}
 
 
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(
-    layer: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    native: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
 ) -> None:
     saved = tmp_path / "state"
     shutil.copy(packages["adamw"] / "checkpoint", saved)
@@ -190,13 +188,7 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(
     task = {**job, "package": packages["adamw"], "save": saved.name}
     (tmp_path / "job.json").write_text(json.dumps(task, default=str))
 
-    def no_more_than_a_little() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-    done = layer.run(
-        "measure", tmp_path / "job.json", preexec_fn=no_more_than_a_little, restore_signals=False
-    )
+    done = native.run("measure", tmp_path / "job.json", **full_disk(1000))
     assert done.returncode == 2
     assert "code: file-not-written" in done.stderr
     assert saved.read_bytes() == before
@@ -226,53 +218,13 @@ def test_an_adapter_is_written_and_read(layer: Any, tmp_path: Path) -> None:
     assert "code: peft-not-found" in done.stderr
 
 
-def hostile_checkpoints(folder: Path, good: bytes) -> list[Path]:
-    """Damaged files, half of them in their tables, and files that are made to do harm."""
-    made = [f(Foreign()) for f in test_checkpoint_hostile.CORRUPT.values()]
-    rng = random.Random(11)
-    for change in mutations.byte_changes(seed=5, count=150):
-        made.append(change(good))
-        head = bytearray(good)
-        for _ in range(rng.choice((1, 1, 2, 8))):
-            head[rng.randrange(2000)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-        made.append(bytes(head))
-    paths = [folder / f"checkpoint-{index:03}" for index in range(len(made))]
-    for path, data in zip(paths, made, strict=True):
-        path.write_bytes(data)
-    return paths
-
-
-def hostile_packages(folder: Path, package: Path) -> list[Path]:
-    """Packages that were damaged or tampered with, and manifests forged with right digests."""
-    names = sorted(path.name for path in package.iterdir())
-    content = json.loads((package / "manifest.json").read_text())
-    changes = [change for _, change in mutations.damage(names, 160, seed=7)]
-    changes += [
-        lambda target, data=forged: (target / "manifest.json").write_bytes(data)
-        for forged in mutations.forged_manifests(content, 160, seed=9)
-    ]
-    paths = [folder / f"package-{index:03}" for index in range(len(changes))]
-    for path, change in zip(paths, changes, strict=True):
-        shutil.copytree(package, path)
-        change(path)
-    return paths
-
-
-def readable(path: Path) -> bool:
-    """Whether Python reads a checkpoint."""
-    try:
-        read_checkpoint(path)
-    except OdtpackError:
-        return False
-    return True
-
-
 def test_500_hostile_files_are_refused_and_crash_nothing(
     layer: Any, packages: dict[str, Path], batches: list[Batch], tmp_path: Path
 ) -> None:
     train(packages["adamw"], batches, 2, tmp_path / "good")
-    checkpoints = hostile_checkpoints(tmp_path, (tmp_path / "good").read_bytes())
-    folders = hostile_packages(tmp_path, packages["adamw"])
+    harmful = (make(Foreign()) for make in CORRUPT.values())
+    checkpoints = damaged_checkpoints(tmp_path, (tmp_path / "good").read_bytes(), harmful)
+    folders = damaged_packages(tmp_path, packages["adamw"], 160, 160)
     lines = [f"checkpoint {path}" for path in checkpoints] + [f"package {path}" for path in folders]
     assert len(lines) >= 500
     done = layer.run("hostile", input="\n".join([*lines, f"package {packages['adamw']}"]))

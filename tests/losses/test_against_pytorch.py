@@ -5,11 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
+import torch
+from onnx import helper, parser
+from torch.nn import functional
+from torch.nn import functional as F
 
+from odtpack.build import build_package
+from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES
-from tests.losses.cases import CASES
-from tests.losses.harness import check
+from odtpack_runtime import CheckpointState, Module
+from odtpack_runtime.training.loop import evaluate
+from tests.losses.cases import CASES, normal, probabilities
+from tests.losses.harness import check, package, shifted
+from tests.packaging_tools import open_training
 from tests.sweep import split_rows
 
 
@@ -52,5 +63,237 @@ def test_every_loss_has_a_case_and_every_option_another_value() -> None:
         if not np.array_equal(value, defaults[case.name][option])
     }
     missing = {(name, o) for name, options in defaults.items() for o in options} - changed
-    # test_ctc has all of its options, and tests/adapters/test_vocabulary.py the words.
+    # test_ctc has all of its options, and tests/adapters/test_codes.py the words.
     assert {(name, o) for name, o in missing if name != "ctc"} <= {("next_token", "words")}
+
+
+# Where a naive formula overflows, divides by zero or reads what does not count.
+
+FAR = {
+    name: case
+    for name, case in CASES.items()
+    if name.endswith("vector")
+    and case.name in ("cross_entropy", "bce_with_logits", "huber", "smooth_l1", "l1", "kl_div")
+}
+
+
+@pytest.mark.parametrize("magnitude", [1e2, 1e4])
+@pytest.mark.parametrize("name", FAR)
+def test_large_predictions(name: str, magnitude: float, tmp_path: Path) -> None:
+    case = FAR[name]
+    xs = [x * magnitude for x in case.xs]
+    check(tmp_path, case.name, case.options, xs, case.targets, case.oracle, steps=2, rtol=3e-5)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_limit_of_certain_scores(sign: int, tmp_path: Path) -> None:
+    """Logits of +-1e4 for the right class: a loss of 0 or 1e4, a gradient of 0 or 1."""
+    model = shifted([(2, 2)], values=[np.zeros(2)])
+    package(tmp_path, model, "cross_entropy", {"reduction": "sum"})
+    state, module, _ = open_training(tmp_path)
+    x = np.array([[sign * 1e4, 0], [0, sign * 1e4]], np.float32)
+    loss = module(x, np.array([0, 1]))
+    assert float(loss) == (0 if sign > 0 else 2e4)
+    np.testing.assert_array_equal(state.parameters["s0"].grad, [0, 0])
+
+
+@pytest.mark.parametrize("magnitude", [1e4, 1e18])
+def test_equal_embeddings_have_no_slope(magnitude: float, tmp_path: Path) -> None:
+    """The distance of equal vectors has a kink; the slope there must not be NaN."""
+    for name, options in (("triplet_margin", {}), ("contrastive", {}), ("info_nce", {})):
+        shapes = [(2, 3)] * (3 if name == "triplet_margin" else 2)
+        folder = tmp_path / name
+        package(folder, shifted(shapes, values=[np.zeros(3)] * 3), name, options)
+        state, module, _ = open_training(folder)
+        same = [np.full((2, 3), magnitude / 3, np.float32)] * len(shapes)
+        targets = [np.zeros(2, np.float32)] if name == "contrastive" else []
+        assert np.isfinite(module(*same, *targets))
+        for _, parameter in state.parameters:
+            assert np.isfinite(parameter.grad).all()
+
+
+def test_embeddings_without_a_direction(tmp_path: Path) -> None:
+    package(tmp_path, shifted([(2, 3)] * 2, values=[np.zeros(3)] * 2), "info_nce", {})
+    state, module, _ = open_training(tmp_path)
+    zero = np.zeros((2, 3), np.float32)
+    assert float(module(zero, zero)) == pytest.approx(np.log(2), rel=1e-6)
+    for _, parameter in state.parameters:
+        np.testing.assert_array_equal(parameter.grad, np.zeros(3))
+
+
+@pytest.mark.parametrize("weight", [None, (1.0, 2.0, 3.0)])
+def test_a_batch_in_which_nothing_counts(weight: tuple[float, ...] | None, tmp_path: Path) -> None:
+    """Loss and gradient are 0: PyTorch's NaN would end the training on the device."""
+    options = {"ignore_index": -100} | ({} if weight is None else {"weight": weight})
+    package(tmp_path, shifted([(4, 3)]), "cross_entropy", options)
+    state, module, _ = open_training(tmp_path)
+    assert float(module(normal(4, 3), np.full(4, -100))) == 0
+    np.testing.assert_array_equal(state.parameters["s0"].grad, np.zeros(3))
+
+
+def test_ignored_samples_may_hold_anything(tmp_path: Path) -> None:
+    package(tmp_path, shifted([(4, 3)]), "nll", {"ignore_index": -1})
+    state, module, _ = open_training(tmp_path)
+    x = normal(4, 3)
+    x[1] = -np.inf
+    loss = module(x, np.array([0, -1, 2, 1]))
+    s = state.parameters["s0"].data
+    assert float(loss) == pytest.approx(
+        -np.mean([(x + s)[i, c] for i, c in ((0, 0), (2, 2), (3, 1))])
+    )
+    np.testing.assert_allclose(state.parameters["s0"].grad, np.full(3, -1 / 3), rtol=1e-6)
+
+
+def test_a_teacher_that_is_certain(tmp_path: Path) -> None:
+    """0 log 0 is 0, also in the gradient."""
+    certain = np.eye(5, dtype=np.float32)[[0, 3, 3]]
+    for temperature in (1.0, 20.0):
+
+        def oracle(
+            y: torch.Tensor, t: torch.Tensor, temperature: float = temperature
+        ) -> torch.Tensor:
+            log_p = F.log_softmax(y / temperature, 1)
+            return F.kl_div(log_p, t, reduction="batchmean") * temperature**2
+
+        options = {"temperature": temperature, "teacher": "probabilities"}
+        folder = tmp_path / f"{temperature:g}"
+        check(folder, "kl_div", options, [normal(3, 5) * 100], [certain], oracle, rtol=5e-5)
+
+
+def _half_model(dtype: str) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> halves (float[N, 5] x) => '
+        f"({dtype}[N, 5] y) {{ z = Add(x, s) y = Cast <to = {onnx.TensorProto.FLOAT16}> (z) }}"
+    )
+    shift = np.linspace(-1, 1, 5, dtype=np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(shift, "s"))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "oracle"),
+    [
+        ("cross_entropy", F.cross_entropy),
+        ("mse", F.mse_loss),
+        ("bce_with_logits", F.binary_cross_entropy_with_logits),
+    ],
+)
+def test_half_precision_predictions(name: str, oracle: object, tmp_path: Path) -> None:
+    """The loss is taken in float32: 4096 squared, or a sum over many terms, does not overflow."""
+    manifest = package(tmp_path, _half_model("float16"), name, {"reduction": "sum"})
+    labels = name == "cross_entropy"
+    assert [item.dtype for item in manifest.inputs] == ["float32", "int64" if labels else "float32"]
+    assert manifest.outputs[0].dtype == "float32"
+    state, module, _ = open_training(tmp_path)
+    x = normal(6, 5) * (1 if labels else 4096)
+    target = np.arange(6) % 5 if labels else np.abs(normal(6, 5, seed=4)) % 1
+    y = torch.from_numpy((x + state.parameters["s"].data).astype(np.float16)).double()
+    y.requires_grad_()
+    wanted = torch.from_numpy(target)
+    reference = oracle(y, wanted if labels else wanted.double(), reduction="sum")  # type: ignore[operator]
+    reference.backward()
+    loss = module(x, target)
+    assert loss.dtype == np.float32
+    assert float(loss) == pytest.approx(reference.item(), rel=1e-5)
+    rounded = y.grad.numpy().astype(np.float16).astype(np.float64)
+    np.testing.assert_allclose(state.parameters["s"].grad, rounded.sum(0), rtol=2e-3, atol=1e-3)
+
+
+def test_probabilities_of_the_cases_hold_zeros() -> None:
+    assert (probabilities(3, 5)[:, 0] == 0).all()
+
+
+# Several losses are their weighted sum, in value, parts and gradient, as in PyTorch.
+
+MODEL = """<ir_version: 8, opset_import: ["" : 17]>
+two (float[n, 6] x) => (float[n, 5, 4] kinds, float[n, 1] size) {
+    h = MatMul(x, body)
+    t = Tanh(h)
+    size = MatMul(t, size_weight)
+    flat = MatMul(t, kinds_weight)
+    shape = Constant <value = int64[3] {-1, 5, 4}> ()
+    kinds = Reshape(flat, shape)
+}"""
+SIZES = {"body": (6, 8), "size_weight": (8, 1), "kinds_weight": (8, 20)}
+PARTS = [
+    "kind=cross_entropy input=kinds layout=NLC ignore_index=3 weight=0.3",
+    "size=mse input=size weight=2",
+]
+
+
+def _model() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    random = np.random.default_rng(3)
+    weights = {n: random.normal(size=s).astype(np.float32) for n, s in SIZES.items()}
+    model = parser.parse_model(MODEL)
+    model.graph.initializer.extend(
+        helper.make_tensor(n, 1, w.shape, w.tobytes(), raw=True) for n, w in weights.items()
+    )
+    return model, weights
+
+
+def test_value_parts_and_gradient_are_those_of_pytorch(tmp_path: Path) -> None:
+    model, weights = _model()
+    manifest = build_package(model, tmp_path / "p", losses=PARTS)
+    assert manifest.inference is not None
+    assert manifest.inference.outputs == ("kinds", "size")
+    assert manifest.inference.inputs == ("x",)
+    names = [each.name for each in manifest.outputs]
+    assert names == ["loss", "loss.kind", "accuracy.kind", "loss.size"]
+
+    random = np.random.default_rng(4)
+    x = random.normal(size=(7, 6)).astype(np.float32)
+    labels = random.integers(0, 4, (7, 5))
+    target = random.normal(size=(7, 1)).astype(np.float32)
+    given = {n: torch.tensor(w, dtype=torch.float64).requires_grad_() for n, w in weights.items()}
+    hidden = torch.tanh(torch.tensor(x, dtype=torch.float64) @ given["body"])
+    scores = (hidden @ given["kinds_weight"]).reshape(-1, 4)
+    wanted = torch.tensor(labels.ravel())
+    kind = functional.cross_entropy(scores, wanted, ignore_index=3)
+    size = functional.mse_loss(hidden @ given["size_weight"], torch.tensor(target).double())
+    (0.3 * kind + 2 * size).backward()
+    counted = wanted != 3
+    accuracy = (scores.argmax(1) == wanted)[counted].double().mean()
+
+    state = CheckpointState.load_checkpoint(tmp_path / "p" / "checkpoint")
+    with Module(
+        tmp_path / "p" / "training_model.onnx", state, tmp_path / "p" / "eval_model.onnx"
+    ) as module:
+        batch = [
+            {"x": x, "labels.kind": labels, "target.size": target}[n] for n in module.input_names()
+        ]
+        module.train()
+        results = module(*batch)
+        expected = [0.3 * kind + 2 * size, kind, accuracy, size]
+        np.testing.assert_allclose(
+            [float(r) for r in results], [each.item() for each in expected], rtol=1e-5
+        )
+        for name, parameter in state.parameters:
+            exact = given[name].grad
+            assert exact is not None
+            np.testing.assert_allclose(parameter.grad, exact.numpy(), rtol=1e-4, atol=1e-6)
+        found = evaluate(module, [batch], numbers={n: i for i, n in enumerate(names) if i})
+        assert found.means == pytest.approx(
+            {"loss.kind": kind.item(), "accuracy.kind": accuracy.item(), "loss.size": size.item()},
+            rel=1e-5,
+        )
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        (["a=mse input=size", "a=l1 input=size"], "named-twice"),
+        (["a=mse input=nothing"], "unknown-value"),
+        (["a=nothing"], "unknown-loss"),
+        (["mse"], "bad-loss-option"),
+        (["a=mse weight=-1"], "bad-loss-option"),
+    ],
+)
+def test_what_does_not_fit_is_said(parts: list[str], code: str, tmp_path: Path) -> None:
+    with pytest.raises(OdtpackError) as error:
+        build_package(_model()[0], tmp_path / "p", losses=parts)
+    assert error.value.code == code
+
+
+def test_one_loss_besides_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OdtpackError, match="several besides"):
+        build_package(_model()[0], tmp_path / "p", loss="mse", losses=PARTS)

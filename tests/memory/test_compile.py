@@ -39,7 +39,7 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, load_runtime_graph
 from odtpack_simulator.replay.replay import run_training_child
 from tests import zoo
-from tests.memory.test_control_edge import LEVELS
+from tests.memory.test_written import LEVELS
 from tests.packaging_tools import batch, generate, trainable_names
 from tests.sweep import split
 

@@ -25,7 +25,7 @@ from odtpack.package.training import build_graphs
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph
 from tests import zoo
 from tests.memory.test_compile import BATCH, ROOT, feeds, run, written
-from tests.memory.test_control_edge import LEVELS
+from tests.memory.test_written import LEVELS
 from tests.packaging_tools import trainable_names
 
 LAYERS = 10

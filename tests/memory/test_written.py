@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.helper as oh
 import onnx.numpy_helper
+import onnx_ir as ir
+import onnxruntime
 import pytest
+from onnx import numpy_helper
 
+from benchmarks.fidelity import models
 from odtpack import losses
+from odtpack.graph.ops import Ops
 from odtpack.memory import compile as memory_compile
-from odtpack.memory.order import weights_late
+from odtpack.memory.compile import gradients_at_once, weights_late
 from odtpack.memory.recompute import Choice
+from odtpack.memory.schedule import ControlEdge, SizeNames, arrange, places_of
 from odtpack.memory.spec import MemorySpec
-from odtpack.memory.timeline import Step
+from odtpack.memory.timeline import Step, Timeline
 from odtpack.model.loading import load_model
 from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs
-from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
+from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value, load_runtime_graph
 
 WIDTH = 128
 
@@ -129,3 +137,124 @@ def test_a_decision_counts_all_outputs_of_a_node() -> None:
     (decision,) = memory_compile._decisions(step, choice, {})
     assert decision.nbytes == 4 * (65536 + 128 + 16384)
     assert decision.seconds == step.seconds[0]
+
+
+# ONNX Runtime executes what an edge holds back after what it waits for, on every level.
+
+LEVELS = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL")
+
+
+def executed(path: Path, level: str, feeds: dict[str, np.ndarray]) -> tuple[list[str], np.ndarray]:
+    """Names of the nodes in the order of ONNX Runtime's own profile, and the first output."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
+    options.enable_profiling = True
+    options.profile_file_prefix = str(path.with_suffix(""))
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    result = session.run(None, feeds)[0]
+    events = json.loads(Path(session.end_profiling()).read_text())
+    suffix = "_kernel_time"
+    names = [e["name"].removesuffix(suffix) for e in events if e["name"].endswith(suffix)]
+    return names, result
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("rows", ["rows", 3])
+def test_same_nodes_run_twice_and_late(level: str, rows: str | int, tmp_path: Path) -> None:
+    """Without the edge, elimination of common subexpressions leaves one Tanh, at the start."""
+    x = ir.val("x", ir.DataType.FLOAT, [rows, 4])
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": 17}, name="twice")
+    op = Ops(graph)
+    first = op.emit("Tanh", [x], name="first")[0]
+    first.shape = x.shape
+    late = op.emit("Sin", [first], name="late")[0]
+    late.shape = x.shape
+    view = ControlEdge(op, late, SizeNames()).view(x)
+    second = op.emit("Tanh", [view], name="second")[0]
+    out = op.emit("Sub", [late, second], name="out")[0]
+    out.shape = ir.Shape([rows, 4])
+    graph.outputs.append(out)
+    path = tmp_path / "twice.onnx"
+    ir.save(ir.Model(graph, ir_version=8), path)
+    data = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    names, result = executed(path, level, {"x": data})
+    assert {"first", "second"} <= set(names)
+    assert names.index("late") < names.index("second")
+    np.testing.assert_allclose(result, np.sin(np.tanh(data)) - np.tanh(data), rtol=1e-5, atol=1e-6)
+
+
+# ONNX Runtime makes of the order of a file the order that was planned.
+
+
+def backward(layers: int, biases_first: bool) -> ir.Model:
+    """Chains as a training graph has them: what each step gives is also added up for an output."""
+    x = ir.val("x", ir.DataType.FLOAT, [8, 64])
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": 17}, name="backward")
+    op, value, sums = Ops(graph), x, []
+    for layer in range(layers):
+        value = op.emit("Sin", [value], name=f"chain{layer}")[0]
+        sums.append(op.emit("ReduceSum", [value, op.ints(0)], name=f"sum{layer}", keepdims=0)[0])
+    loss = op.emit("ReduceMean", [value], name="loss", keepdims=0)[0]
+    loss.shape = ir.Shape([])
+    for each in sums:
+        each.type, each.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([64])
+    graph.outputs.extend([loss, *(sums if biases_first else reversed(sums))])
+    return ir.Model(graph, ir_version=8)
+
+
+@pytest.mark.parametrize("biases_first", [False, True])
+def test_gradients_at_once(biases_first: bool, tmp_path: Path) -> None:
+    model = backward(6, biases_first)
+    path = tmp_path / "model.onnx"
+    ir.save(model, path)
+    graph = gradients_at_once(load_runtime_graph(path, {}))
+    names = [node.name for node in graph.nodes]
+    for layer in range(5):
+        assert names.index(f"sum{layer}") == names.index(f"chain{layer}") + 1
+    step = Step(graph)
+    assert step.timeline().peak <= Step(load_runtime_graph(path, {})).timeline().peak
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("biases_first", [False, True])
+def test_profile_shows_the_planned_order(level: str, biases_first: bool, tmp_path: Path) -> None:
+    model = backward(6, biases_first)
+    path = tmp_path / "model.onnx"
+    ir.save(model, path)
+    step = Step(gradients_at_once(load_runtime_graph(path, {})))
+    planned: Timeline = step.timeline()
+    arrange(model.graph, places_of(model.graph, planned, {}))
+    ir.save(model, path)
+    found, _ = executed(path, level, {"x": np.ones((8, 64), np.float32)})
+    wanted = [node.name for node in planned.nodes]
+    assert [name for name in found if name in wanted] == wanted
+
+
+# ONNX Runtime 1.23 to 1.30 joins views that follow one another where all sizes are known.
+#
+# It cannot load a model in which the first of them computes its shape.
+
+
+@pytest.mark.parametrize("name", ["keyword-gru", "mobilenet-v3"])
+def test_no_view_of_computed_shape_comes_before_one_of_known_size(
+    name: str, tmp_path: Path
+) -> None:
+    built = models.build(models.CASES[name], tmp_path)
+    graph = onnx.load(built.folder / "package" / "training_model.onnx").graph
+    constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in graph.value_info}
+    views = [
+        node.output[0]
+        for node in graph.node
+        if node.op_type == "Reshape" and node.input[1] not in constants
+    ]
+    assert views  # something is computed again
+    for view in views:
+        readers = [node for node in graph.node if view in node.input]
+        if len(readers) != 1 or readers[0].input[0] != view:
+            continue
+        if readers[0].op_type == "Reshape" and readers[0].input[1] in constants:
+            assert not (constants[readers[0].input[1]] > 0).all(), view
+        if readers[0].op_type in ("Squeeze", "Unsqueeze"):
+            assert any(dim.dim_param for dim in shapes.get(view, ())), view

@@ -12,12 +12,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from odtpack.errors import OdtpackError
+from odtpack.fit.finalists import Surroundings, recipe_text
 from odtpack.recipe import BuildSpec, read_recipe
 from odtpack.recipe.key import cache_key, write_stamp
+from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
 from tests import zoo
-from tests.cli.conftest import assert_refused, tree
-from tests.recipe.conftest import RECIPE, Run, Write
+from tests.cli.conftest import arrays, assert_refused, tree
+from tests.recipe.conftest import RECIPE, Run, Write, run
+from tests.test_docs import prepare_encoder
 
 FULL = """
 label_smoothing = 0.1
@@ -354,3 +358,121 @@ def test_a_switch_of_the_recipe_is_turned_off(run: Run, folder: Path, write: Wri
     for option, written in (("--nominal", True), ("--no-nominal", False)):
         assert run("build", "--recipe", recipe, option).code == 0
         assert (folder / "package" / "nominal_checkpoint").exists() is written
+
+
+# A recipe gives an encoder a head, as ``odtpack head`` does.
+
+__all__ = ["run"]
+
+ABOVE = 'model = "encoder.onnx"\npackage = "package"\n'
+BELOW = '[loss]\nkind = "cross_entropy"\n\n[parameters]\ntrain = ["head.*"]\n'
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    prepare_encoder(tmp_path)
+    return tmp_path
+
+
+def written(prepared: Path, head: str) -> Path:
+    path = prepared / "recipe.toml"
+    path.write_text(f"{ABOVE}\n[head]\n{head}\n{BELOW}")
+    return path
+
+
+def test_the_package_is_that_of_the_command_and_a_build(run: Run, prepared: Path) -> None:
+    recipe = written(prepared, 'pool = "mean"\nclasses = 3\nseed = 7\n')
+    assert run("build", "--recipe", recipe).code == 0
+    model, encoder = prepared / "classifier.onnx", prepared / "encoder.onnx"
+    asked = ("--pool", "mean", "--classes", 3, "--seed", 7, "--out", model)
+    assert run("head", encoder, *asked).code == 0
+    built = ("--loss", "cross_entropy", "--train", "head.*", "--out", prepared / "other")
+    assert run("build", model, *built).code == 0
+    for name in ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint"):
+        assert (prepared / "package" / name).read_bytes() == (
+            prepared / "other" / name
+        ).read_bytes()
+    manifests = [
+        json.loads((prepared / p / "manifest.json").read_text()) for p in ("package", "other")
+    ]
+    assert manifests[0]["recipe_digest"] == manifests[1]["recipe_digest"]
+    state = CheckpointState.load_checkpoint(prepared / "package" / "checkpoint")
+    assert state.parameters["head.weight"].data.shape == (3, 4)
+
+
+def test_every_key_of_the_head_decides_the_package(prepared: Path) -> None:
+    mean = 'pool = "mean"\nclasses = 3'
+    heads = (mean, 'pool = "cls"\nclasses = 3', 'pool = "mean"\nclasses = 4',
+             f"{mean}\nseed = 1", f'{mean}\ninput = "hidden"')  # fmt: skip
+    keys = {cache_key(BuildSpec.of(read_recipe(written(prepared, head)))) for head in heads}
+    assert len(keys) == len(heads)
+
+
+@pytest.mark.parametrize(
+    ("head", "key"),
+    [
+        ('pool = "max"\nclasses = 3', "head.pool"),
+        ('pool = "cls"\nclasses = 0', "head.classes"),
+        ('pool = "cls"', "head.classes"),
+        ('pool = "cls"\nclasses = 3\nwidth = 4', "head.width"),
+    ],
+)
+def test_what_is_no_head_is_refused_with_its_key(prepared: Path, head: str, key: str) -> None:
+    with pytest.raises(OdtpackError) as caught:
+        read_recipe(written(prepared, head))
+    assert caught.value.code == "recipe-invalid"
+    assert key in caught.value.what
+
+
+def test_a_head_that_does_not_fit_is_refused_with_the_model(run: Run, prepared: Path) -> None:
+    for head, code in (("none", "head-without-input"), ('cls"\ninput = "no', "unknown-output")):
+        outcome = run("build", "--recipe", written(prepared, f'pool = "{head}"\nclasses = 3'))
+        assert outcome.code == 2
+        assert f"[{code}]" in outcome.err
+        assert "encoder.onnx" in outcome.err
+    assert not (prepared / "package").exists()
+
+
+def test_a_recipe_that_is_written_again_keeps_its_head(prepared: Path) -> None:
+    head = 'pool = "mean"\nclasses = 3\nseed = 7\ninput = "hidden"'
+    spec = BuildSpec.of(read_recipe(written(prepared, head)))
+    around = Surroundings(folder=prepared, package="package")
+    (prepared / "recipe.toml").write_text(recipe_text(spec, 8, around))
+    assert BuildSpec.of(read_recipe(prepared / "recipe.toml")).head == spec.head
+
+
+# A replay takes budgets, devices and batch from a recipe.
+
+MORE = """
+[batch]
+size = 12
+micro_batch = 6
+
+[target]
+devices = ["raspberrypi/pi-5"]
+
+[budgets]
+package_size = "1 kB"
+"""
+
+
+def test_budgets_devices_and_batch_are_those_of_the_recipe(
+    run: Run, folder: Path, write: Write
+) -> None:
+    recipe = write(MORE)
+    np.savez(folder / "data.npz", allow_pickle=False, **arrays())
+    assert run("build", "--recipe", recipe).code == 0
+    command = "simulate", folder / "package", "--data", folder / "data.npz", "--epochs", 1
+    outcome = run(*command, "--recipe", recipe, "--json")
+    assert outcome.code == 1, outcome.err  # over budget
+    content = outcome.json()
+    assert [device["name"] for device in content["devices"]] == ["raspberrypi/pi-5"]
+    line = recipe.read_text().splitlines().index('package_size = "1 kB"') + 1
+    assert f"recipe.toml:{line}" in outcome.out
+    assert '"batch_size": 6' in outcome.out
+    (folder / "wide.toml").write_text('[budgets]\npackage_size = "1 GB"\n')
+    options = "--budget", folder / "wide.toml", "--device", "pi-4", "--batch-size", 4
+    outcome = run(*command, "--recipe", recipe, "--json", *options)
+    assert outcome.code == 0, outcome.err
+    assert [device["name"] for device in outcome.json()["devices"]] == ["raspberrypi/pi-4"]
+    assert '"batch_size": 4' in outcome.out

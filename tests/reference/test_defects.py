@@ -12,14 +12,16 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 from torch import Tensor
 from torch.nn import functional as F
 
-from odtpack.artifacts import LossType, OptimType
+from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError
 from tests import zoo
 from tests.packaging_tools import generate, open_training
@@ -271,3 +273,275 @@ def test_11_external_data_behind_a_link_that_leaves_the_folder(tmp_path: Path) -
     with pytest.raises(OdtpackError, match="weights"):
         make(path, tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+# Gradients and losses that the reference (onnxruntime-training 1.19.2) gets wrong.
+#
+# Each test names the defect that was measured there. Numbers are held to PyTorch in float64.
+
+# 3. Silently wrong gradients
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_03_convolutions_that_pad_by_themselves(mode: str, stride: int, tmp_path: Path) -> None:
+    """An even kernel, so that the two sides of the padding differ."""
+    model = parsed(
+        "(float[N, 2, 7, 6] x) => (float[N, 3, h, w] y) {"
+        f' h0 = Conv <auto_pad = "{mode}", strides = [{stride}, {stride}]>(x, first)'
+        f' y = Conv <auto_pad = "{mode}", strides = [{stride}, {stride}]>(h0, second) }}',
+        first=random(4, 2, 4, 2, seed=1), second=random(3, 4, 2, 3, seed=2),
+    )  # fmt: skip
+
+    def same(x: Tensor, w: Tensor) -> Tensor:
+        pads = []
+        for size, kernel in zip(x.shape[:1:-1], w.shape[:1:-1], strict=True):
+            total = max(0, (-(-size // stride) - 1) * stride + kernel - size)
+            small = total // 2
+            pads += [small, total - small] if mode == "SAME_UPPER" else [total - small, small]
+        return F.conv2d(F.pad(x, pads), w, stride=stride)
+
+    follows(tmp_path, model, ["first", "second"], random(2, 2, 7, 6),
+            lambda x, first, second: same(same(x, first), second))  # fmt: skip
+
+
+@pytest.mark.parametrize("used", [0, 1, 2])
+def test_03_a_split_with_outputs_that_nothing_reads(used: int, tmp_path: Path) -> None:
+    model = parsed(
+        "(float[N, 3] x) => (float[N, 2] y) <int64[3] sizes = {2, 2, 1}>"
+        " { h = MatMul(x, w) a, b, c = Split <axis = 1>(h, sizes)"
+        f" t = Tanh({'abc'[used]}) y = Add(t, shift) }}",
+        w=random(3, 5), shift=random(1 if used == 2 else 2, seed=1),
+    )  # fmt: skip
+    if used == 2:
+        model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 1
+    parts = {0: slice(0, 2), 1: slice(2, 4), 2: slice(4, 5)}[used]
+    follows(tmp_path, model, ["w", "shift"], random(4, 3),
+            lambda x, w, shift: torch.tanh((x @ w)[:, parts]) + shift)  # fmt: skip
+
+
+# 4. and 5. Batch normalization
+
+NORM = """(float[N, 3, 5, 5] x) => (float[N, 2] y)
+    { c = Conv <pads = [1, 1, 1, 1]>(x, kernel)
+      n{outputs} = BatchNormalization {mode}(c, scale, bias, mean, var)
+      r = Relu(n) p = GlobalAveragePool(r) f = Flatten(p) y = MatMul(f, head) }"""
+
+
+def norm_model(training: bool, opset: int = 17) -> onnx.ModelProto:
+    text = NORM.replace("{outputs}", ", m2, v2" if training else "")
+    text = text.replace("{mode}", "<training_mode = 1>" if training else "")
+    generator = np.random.default_rng(5)
+    return parsed(
+        text, opset,
+        kernel=random(4, 3, 3, 3), scale=generator.uniform(0.5, 1.5, 4).astype(np.float32),
+        bias=random(4, seed=1), mean=random(4, seed=2),
+        var=generator.uniform(0.5, 2, 4).astype(np.float32), head=random(4, 2, seed=3),
+    )  # fmt: skip
+
+
+def norm_forward(x: Tensor, mean: Tensor, var: Tensor, training: bool, **p: Tensor) -> Tensor:
+    h = F.conv2d(x, p["kernel"], padding=1)
+    h = F.batch_norm(h, mean, var, p["scale"], p["bias"], training, 0.1, 1e-5)
+    return F.relu(h).mean((2, 3)) @ p["head"]
+
+
+@pytest.mark.parametrize("train", [["kernel"], ["kernel", "scale", "bias", "head"]])
+def test_04_a_frozen_batch_normalization_stays_frozen(train: list[str], tmp_path: Path) -> None:
+    """Exported in inference mode, its running statistics are used, and stay as they are."""
+    model = norm_model(training=False)
+    all_values = {t.name: torch.tensor(numpy_helper.to_array(t)).double()
+                  for t in model.graph.initializer}  # fmt: skip
+
+    def forward(x: Tensor, **trained: Tensor) -> Tensor:
+        values = {**all_values, **trained}
+        return norm_forward(x, training=False, **values)
+
+    x = random(4, 3, 5, 5, seed=7)
+    _, module, optimizer = follows(tmp_path, model, train, x, forward)
+    target = random(4, 2)
+    for _ in range(3):
+        loss = module.train()(x, target)
+        assert loss == pytest.approx(float(module.eval()(x, target)), rel=1e-6)
+        optimizer.step()
+        module.lazy_reset_grad()
+    path = tmp_path / "inference.onnx"
+    module.export_model_for_inferencing(path, ["y"])
+    kept = {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+    for name in ("mean", "var"):
+        assert np.array_equal(kept[name], all_values[name].numpy().astype(np.float32))
+
+
+@pytest.mark.parametrize("opset", [14, 17])
+def test_05_and_11_a_training_batch_normalization_is_that_of_pytorch(
+    opset: int, tmp_path: Path
+) -> None:
+    """Over steps: the running variance is unbiased; it evaluates, and it exports."""
+    train = ["kernel", "scale", "bias", "head"]
+    state, module, optimizer = package(tmp_path, norm_model(training=True, opset=opset), train)
+    optimizer.set_learning_rate(0.1)
+    tensors = {name: torch.tensor(parameter.data).double() for name, parameter in state.parameters}
+    for name in train:
+        tensors[name].requires_grad_()
+    theirs = torch.optim.SGD([tensors[name] for name in train], lr=0.1)
+    for seed in range(4):
+        x, target = random(3, 3, 5, 5, seed=seed), random(3, 2, seed=seed + 50)
+        theirs.zero_grad()
+        y = norm_forward(torch.from_numpy(x).double(), training=True, **tensors)
+        loss = F.mse_loss(y, torch.from_numpy(target).double())
+        loss.backward()  # type: ignore[no-untyped-call]
+        theirs.step()
+        np.testing.assert_allclose(module.train()(x, target), loss.item(), rtol=1e-5)
+        optimizer.step()
+        module.lazy_reset_grad()
+        for name, parameter in state.parameters:
+            wanted = tensors[name].detach().numpy()
+            np.testing.assert_allclose(parameter.data, wanted, rtol=1e-4, atol=1e-5, err_msg=name)
+        y = norm_forward(torch.from_numpy(x).double(), training=False, **tensors)
+        wanted = F.mse_loss(y, torch.from_numpy(target).double()).item()
+        np.testing.assert_allclose(module.eval()(x, target), wanted, rtol=1e-4)
+    for name in ("training", "eval"):
+        onnx.checker.check_model(onnx.load(tmp_path / f"{name}_model.onnx"), full_check=True)
+    path = tmp_path / "inference.onnx"
+    module.export_model_for_inferencing(path, ["y"])
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(
+        session.run(None, {"x": x})[0], y.detach().numpy(), rtol=1e-4, atol=1e-5
+    )
+
+
+# 7. Losses (weights, reductions and ignored labels: tests of the losses)
+
+
+def test_07_binary_cross_entropy_of_large_logits(tmp_path: Path) -> None:
+    state, module, _ = package(tmp_path, linear(), ["w", "b"], LossType.BCEWithLogitsLoss)
+    x = random(4, 3) * 1e4
+    target = np.array([[0, 1], [1, 0], [1, 1], [0, 0]], np.float32)
+    w, b = (torch.tensor(state.parameters[n].data).double().requires_grad_() for n in "wb")
+    loss = F.binary_cross_entropy_with_logits(
+        torch.from_numpy(x).double() @ w + b, torch.from_numpy(target).double()
+    )
+    np.testing.assert_allclose(module(x, target), loss.item(), rtol=1e-5)
+    (gradient,) = torch.autograd.grad(loss, [w])
+    np.testing.assert_allclose(state.parameters["w"].grad, gradient.numpy(), rtol=1e-5)
+
+
+def test_07_cross_entropy_of_pixels(tmp_path: Path) -> None:
+    """Labels [N, H, W] for a prediction [N, C, H, W], with the classes on axis 1."""
+    model = parsed("(float[N, 2, 4, 5] x) => (float[N, 3, 4, 5] y) { y = Conv(x, w) }",
+                   w=random(3, 2, 1, 1))  # fmt: skip
+    state, module, _ = package(tmp_path, model, ["w"], LossType.CrossEntropyLoss)
+    assert [spec.shape for spec in module.input_specs()] == [("N", 2, 4, 5), ("N", 4, 5)]
+    x, labels = random(2, 2, 4, 5, seed=3), np.random.default_rng(0).integers(0, 3, (2, 4, 5))
+    w = torch.tensor(state.parameters["w"].data).double().requires_grad_()
+    loss = F.cross_entropy(F.conv2d(torch.from_numpy(x).double(), w), torch.from_numpy(labels))
+    np.testing.assert_allclose(module(x, labels), loss.item(), rtol=1e-6)
+    (gradient,) = torch.autograd.grad(loss, [w])
+    np.testing.assert_allclose(state.parameters["w"].grad, gradient.numpy(), rtol=1e-4, atol=1e-7)
+
+
+# 8. Nodes that leave optional outputs, inputs or attributes out
+
+
+def test_08_layer_normalization_with_one_output(tmp_path: Path) -> None:
+    model = parsed(
+        "(float[N, 3] x) => (float[N, 4] y) {"
+        " h = MatMul(x, w) y = LayerNormalization(h, scale, bias) }",
+        w=random(3, 4), scale=random(4, seed=1), bias=random(4, seed=2),
+    )  # fmt: skip
+    follows(tmp_path, model, ["w", "scale", "bias"], random(5, 3),
+            lambda x, w, scale, bias: F.layer_norm(x @ w, (4,), scale, bias))  # fmt: skip
+
+
+def test_08_softmax_cross_entropy_loss_with_one_output(tmp_path: Path) -> None:
+    """A model that computes its own loss with the standard's operator."""
+    model = parsed(
+        "(float[N, 3] x, int64[N] labels) => (float loss) {"
+        " h = MatMul(x, w) loss = SoftmaxCrossEntropyLoss(h, labels) }",
+        w=random(3, 4),
+    )
+    generate_artifacts(model, ["w"], artifact_directory=tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    x, labels = random(5, 3), np.array([0, 3, 1, 2, 2])
+    w = torch.tensor(state.parameters["w"].data).double().requires_grad_()
+    loss = F.cross_entropy(torch.from_numpy(x).double() @ w, torch.from_numpy(labels))
+    np.testing.assert_allclose(module(x, labels), loss.item(), rtol=1e-6)
+    (gradient,) = torch.autograd.grad(loss, [w])
+    np.testing.assert_allclose(state.parameters["w"].grad, gradient.numpy(), rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(module.eval()(x, labels), loss.item(), rtol=1e-6)
+
+
+def test_08_dropout_without_a_mask(tmp_path: Path) -> None:
+    """What is dropped is scaled and passes no gradient; evaluation drops nothing."""
+    model = parsed(
+        "(float[N, 40] x) => (float[N, 40] y) <float ratio = {0.25}, bool on = {1}>"
+        " { h = Mul(x, w) y = Dropout(h, ratio, on) }",
+        w=np.ones(40, np.float32),
+    )
+    state, module, _ = package(tmp_path, model, ["w"])
+    x, target = np.ones((50, 40), np.float32), np.zeros((50, 40), np.float32)
+    # y is 0 or 4/3, so that the loss tells how much was kept, and 2 y dy / dw the same again.
+    kept = float(module(x, target)) / (4 / 3) ** 2
+    assert 0.7 < kept < 0.8
+    gradient = state.parameters["w"].grad
+    assert gradient is not None
+    np.testing.assert_allclose(gradient.sum(), 2 * kept * (4 / 3) ** 2, rtol=1e-4)
+    assert module.eval()(x, target) == 1
+
+
+def test_08_a_transpose_without_perm(tmp_path: Path) -> None:
+    model = parsed(
+        "(float[4, 3] x) => (float[2, 4] y) { h = MatMul(x, w) y = Transpose(h) }",
+        w=random(3, 2),
+    )
+    follows(tmp_path, model, ["w"], random(4, 3), lambda x, w: (x @ w).T)
+
+
+def test_08_a_bidirectional_lstm_without_initial_states(tmp_path: Path) -> None:
+    theirs = torch.nn.LSTM(3, 4, bidirectional=True).double()
+    order = [0, 3, 1, 2]  # PyTorch has input, forget, cell, output; ONNX input, output, forget...
+
+    def stacked(kind: str) -> np.ndarray:
+        parts = [getattr(theirs, f"{kind}_l0{end}").detach().numpy() for end in ("", "_reverse")]
+        gates = [part.reshape(4, 4, -1)[order].reshape(16, -1) for part in parts]
+        return np.stack(gates).astype(np.float32)
+
+    w, r = stacked("weight_ih"), stacked("weight_hh")
+    b = np.concatenate([stacked("bias_ih"), stacked("bias_hh")], axis=1).squeeze(2)
+    model = parsed(
+        "(float[5, N, 3] x) => (float[5, 2, N, 4] y)"
+        ' { y = LSTM <direction = "bidirectional", hidden_size = 4>(x, w, r, b) }',
+        w=w, r=r, b=b,
+    )  # fmt: skip
+    state, module, _ = package(tmp_path, model, ["w", "r", "b"])
+    x, target = random(5, 2, 3), random(5, 2, 2, 4, seed=1)
+    with torch.no_grad():  # the weights as the package has them
+        for parameter in theirs.parameters():
+            parameter.copy_(parameter.float().double())
+    y = theirs(torch.from_numpy(x).double())[0].reshape(5, 2, 2, 4).transpose(1, 2)
+    loss = F.mse_loss(y, torch.from_numpy(target).double())
+    loss.backward()  # type: ignore[no-untyped-call]
+    np.testing.assert_allclose(module(x, target), loss.item(), rtol=1e-5)
+    for name, kind in (("w", "weight_ih"), ("r", "weight_hh")):
+        parts = [getattr(theirs, f"{kind}_l0{end}").grad.numpy() for end in ("", "_reverse")]
+        wanted = np.stack([part.reshape(4, 4, -1)[order].reshape(16, -1) for part in parts])
+        np.testing.assert_allclose(state.parameters[name].grad, wanted, rtol=1e-4, atol=1e-7)
+
+
+def test_08_the_exponent_of_a_power(tmp_path: Path) -> None:
+    model = parsed("(float[N, 3] x) => (float[N, 3] y) { y = Pow(x, e) }", e=random(3))
+    x = np.abs(random(4, 3, seed=1)) + 0.1
+    follows(tmp_path, model, ["e"], x, lambda x, e: x**e)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge"])
+def test_08_padding_that_is_not_constant(mode: str, tmp_path: Path) -> None:
+    model = parsed(
+        "(float[N, 2, 4] x) => (float[N, 2, 7] y) <int64[6] pads = {0, 0, 2, 0, 0, 1}>"
+        f' {{ h = Mul(x, w) y = Pad <mode = "{mode}">(h, pads) }}',
+        w=random(4),
+    )
+    torch_mode = {"reflect": "reflect", "edge": "replicate"}[mode]
+    follows(tmp_path, model, ["w"], random(3, 2, 4, seed=1),
+            lambda x, w: F.pad(x * w, (2, 1), mode=torch_mode))  # fmt: skip

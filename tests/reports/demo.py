@@ -13,7 +13,7 @@ from typing import Literal
 
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     CampaignPoint,
     ClassTime,
     DeviceCampaign,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from odtpack_simulator.result.result import NotJudged, SimulationResult
+from odtpack_simulator.result import NotJudged, SimulationResult
 from tests.reports.demo import stored_result
 
 HOSTILE = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from odtpack_simulator.reports.html_report import render_html
-from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.result import SimulationResult
 from tests.reports.browser import CHROMIUM, Browser
 from tests.reports.demo import stored_result
 from tests.reports.hostile import hostile_result

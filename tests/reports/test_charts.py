@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from odtpack_simulator.reports import charts
 from odtpack_simulator.reports.svg import element, linear_axis, log_axis, number
-from odtpack_simulator.result.result import EvaluationPoint
+from odtpack_simulator.result import EvaluationPoint
 from odtpack_simulator.values.units import Interval
 
 

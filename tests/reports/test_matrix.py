@@ -23,9 +23,9 @@ from odtpack_simulator.reports.simulation import (
     shown,
     unknown_rows,
 )
-from odtpack_simulator.result.result import InterruptionInfo, NotJudged
+from odtpack_simulator.result import InterruptionInfo, NotJudged
 from odtpack_simulator.values.figure import Check, shortened
-from odtpack_simulator.values.plain_text import clean
+from odtpack_simulator.values.text import clean
 from odtpack_simulator.values.units import Interval, format_energy, format_interval, format_value
 from tests.reports.demo import stored_result
 from tests.simulator.factory import make_result

@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
 
 from odtpack_runtime import OdtpackError
+from odtpack_runtime.files.records import InvalidRecordError, Part, Rule, parse_json
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.session.graph_signature import GraphSignature, TensorSpec, check_labels
 from tests.runtime import models
 
 ROLES = {
@@ -259,3 +264,218 @@ def test_options_of_a_loss_that_are_nested_deep(
     with pytest.raises(OdtpackError) as caught:
         Manifest.from_json(text.encode(), "manifest.json")
     assert caught.value.code == code
+
+
+# The roles of a training graph's names.
+
+Node = tuple[str, str, list[object]]
+
+TRAINABLE = {"w": np.zeros((2, 3), np.float32)}
+FROZEN = {"s": np.zeros(3, np.float32)}
+INPUTS: list[Node] = [
+    ("x", "tensor(float)", ["batch", 2]),
+    ("w", "tensor(float)", [2, 3]),
+    ("s", "tensor(float)", [3]),
+    ("w_grad.accumulation.buffer", "tensor(float)", [2, 3]),
+    ("lazy_reset_grad", "tensor(bool)", [1]),
+]
+OUTPUTS: list[Node] = [
+    ("loss", "tensor(float)", []),
+    ("w_grad.accumulation.out", "tensor(float)", [2, 3]),
+    ("s.update.out", "tensor(float)", [3]),
+]
+
+
+def read(inputs: list[Node], outputs: list[Node]) -> GraphSignature:
+    nodes = [
+        [SimpleNamespace(name=name, type=kind, shape=shape) for name, kind, shape in group]
+        for group in (inputs, outputs)
+    ]
+    return GraphSignature.read("model.onnx", nodes[0], nodes[1], TRAINABLE, FROZEN)
+
+
+def test_a_graph_that_keeps_the_contract() -> None:
+    signature = read(INPUTS, OUTPUTS)
+    assert signature.inputs == (TensorSpec("x", np.dtype(np.float32), ("batch", 2)),)
+    assert signature.parameters == ("w", "s")
+    assert [spec.name for spec in signature.outputs] == ["loss"]
+    assert signature.gradients == ("w",)
+    assert signature.updates == ("s",)
+
+
+def test_names_that_only_look_like_roles_are_the_users() -> None:
+    extra: list[Node] = [
+        ("y.update.out", "tensor(float)", [3]),
+        ("s_grad.accumulation.out", "tensor(float)", [3]),
+        ("w.update.out", "tensor(float)", [2, 3]),
+    ]
+    signature = read(INPUTS, [*OUTPUTS, *extra])
+    assert [spec.name for spec in signature.outputs] == ["loss", *(name for name, *_ in extra)]
+
+
+def _with(nodes: list[Node], index: int, node: Node | None) -> list[Node]:
+    return [*nodes[:index], *([node] if node else []), *nodes[index + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "says"),
+    [
+        (_with(INPUTS, 1, None), OUTPUTS, "updates 'w', which is not among its inputs"),
+        (_with(INPUTS, 2, None), OUTPUTS, "updates 's', which is not among its inputs"),
+        (_with(INPUTS, 3, None), OUTPUTS, "'w_grad.accumulation.buffer' lacks"),
+        (INPUTS, _with(OUTPUTS, 1, None), "'w_grad.accumulation.buffer' lacks"),
+        (_with(INPUTS, 4, None), OUTPUTS, "no input 'lazy_reset_grad'"),
+        (INPUTS, OUTPUTS[1:], "no outputs for the user"),
+        ([*INPUTS, ("late", "tensor(float)", [1])], OUTPUTS, "'late' belongs to no parameter"),
+        (
+            [("v_grad.accumulation.buffer", "tensor(float)", [1]), *INPUTS],
+            OUTPUTS,
+            "'v_grad.accumulation.buffer' belongs to no parameter",
+        ),
+        (_with(INPUTS, 1, ("w", "tensor(float)", [3, 2])), OUTPUTS, r"'w' is float32\[3, 2\]"),
+        (_with(INPUTS, 1, ("w", "tensor(double)", [2, 3])), OUTPUTS, r"'w' is float64\[2, 3\]"),
+        (
+            _with(INPUTS, 3, ("w_grad.accumulation.buffer", "tensor(float)", [6])),
+            OUTPUTS,
+            "accumulation.buffer' is",
+        ),
+        (
+            _with(INPUTS, 4, ("lazy_reset_grad", "tensor(bool)", [2])),
+            OUTPUTS,
+            "lazy_reset_grad' is",
+        ),
+        (
+            INPUTS,
+            _with(OUTPUTS, 1, ("w_grad.accumulation.out", "tensor(bool)", [1])),
+            "unlike the parameter",
+        ),
+        (INPUTS, _with(OUTPUTS, 2, ("s.update.out", "tensor(float)", [4])), "unlike the parameter"),
+        (
+            _with(INPUTS, 0, ("x", "seq(tensor(float))", [])),
+            OUTPUTS,
+            r"'x' is a seq\(tensor\(float\)\)",
+        ),
+        (_with(INPUTS, 0, ("x", "tensor(bfloat16)", [])), OUTPUTS, "numpy cannot hold"),
+    ],
+)
+def test_graphs_that_break_the_contract(inputs: list[Node], outputs: list[Node], says: str) -> None:
+    with pytest.raises(OdtpackError, match=says) as caught:
+        read(inputs, outputs)
+    assert caught.value.code in ("model-mismatch", "unsupported-type")
+    assert caught.value.where == "model.onnx"
+
+
+def test_specs_as_text() -> None:
+    assert str(TensorSpec("x", np.dtype(np.int64), (None, "n", 3))) == "int64[?, n, 3]"
+    assert str(TensorSpec("x", np.dtype(object), ("n",))) == "text[n]"
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2), (1, 2, 2)])
+def test_labels_of_any_shape(shape: tuple[int, ...]) -> None:
+    labels = np.array([0, 1, 5, 1]).reshape(shape)
+    check_labels("labels", labels, 6)
+    with pytest.raises(OdtpackError, match="label 5 at") as caught:
+        check_labels("labels", labels, 5)
+    place = ", ".join(str(int(i)) for i in np.argwhere(labels == 5)[0])
+    assert f"[{place}]" in str(caught.value)
+    check_labels("labels", np.array([], np.int64), 5)
+
+
+# Records of JSON are checked strictly, and say where they are wrong.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Square(Part):
+    kind: Literal["square"]
+    side: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circle(Part):
+    kind: Literal["circle"]
+    radius: Annotated[int, Rule(minimum=1, maximum=9)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Part):
+    name: Annotated[str, Rule(minLength=1, pattern="^[a-z]+$")]
+    shapes: tuple[Square | Circle, ...] = ()
+    sizes: Annotated[tuple[int | str | None, ...], Rule(maxItems=2)] = ()
+    about: dict[str, Any] = field(default_factory=dict)
+    seen: bool = False
+
+    def check(self, path: tuple[str | int, ...]) -> None:
+        if self.seen and not self.shapes:
+            raise InvalidRecordError("nothing can be seen", path)
+
+
+GOOD = {
+    "name": "a",
+    "shapes": [{"kind": "square", "side": 2}, {"kind": "circle", "radius": 3}],
+    "sizes": [1, None],
+    "about": {"x": [1, {"y": None}]},
+    "seen": True,
+}
+
+
+def test_what_is_read_comes_back() -> None:
+    drawing = Drawing.read(GOOD)
+    assert drawing.shapes == (Square(kind="square", side=2.0), Circle(kind="circle", radius=3))
+    assert type(drawing.shapes[0].side) is float
+    assert drawing.as_dict() == GOOD
+    assert Drawing.read(drawing.as_dict()) == drawing
+    assert Drawing.read({"name": "a"}).as_dict(defaults=False) == {"name": "a"}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"name": ""}, "name: it must not be empty"),
+        ({"name": "A"}, "name: it must match"),
+        ({"name": "a\n"}, "name: it must match"),
+        ({"name": 1}, "name: it must be text"),
+        ({"name": "\ud800"}, "name: it holds characters"),
+        ({"more": 1}, "more: there is no such key"),
+        ({"seen": 1}, "seen: it must be true or false"),
+        ({"seen": True, "shapes": []}, "nothing can be seen"),
+        ({"shapes": {}}, "shapes: it must be a list"),
+        ({"shapes": [3]}, r"shapes\[0\]: its kind must be 'square' or 'circle'"),
+        ({"shapes": [{"kind": []}]}, r"shapes\[0\]: its kind"),
+        ({"shapes": [{"kind": "square"}]}, r"shapes\[0\]\.side: this key is missing"),
+        ({"shapes": [{"kind": "square", "side": True}]}, "side: it must be a number"),
+        ({"shapes": [{"kind": "square", "side": float("inf")}]}, "side: it must be a finite"),
+        ({"shapes": [{"kind": "square", "side": 10**400}]}, "side: it must be a finite"),
+        ({"shapes": [{"kind": "circle", "radius": 0}]}, "radius: it must be 1 or more"),
+        ({"shapes": [{"kind": "circle", "radius": 10}]}, "radius: it must be 9 or less"),
+        ({"shapes": [{"kind": "circle", "radius": 1.5}]}, "radius: it must be a whole number"),
+        ({"shapes": [{"kind": "circle", "radius": True}]}, "radius: it must be a whole number"),
+        ({"sizes": [1, 2, 3]}, "sizes: it must have 2 entries or fewer"),
+        ({"sizes": [1.5]}, r"sizes\[0\]: it must be a whole number, or it must be text"),
+        ({"about": []}, "about: it must be an object"),
+        ({"about": {"x": float("nan")}}, r"about\.x: it must be a finite number"),
+        ({"about": {"x": ["\ud800"]}}, r"about\.x\[0\]: it holds characters"),
+    ],
+)
+def test_what_is_wrong_is_named(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRecordError) as caught:
+        Drawing.read(GOOD | change)
+    assert re.search(says, str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"", "not JSON"),
+        (b"\xff", "not JSON in UTF-8"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        ("{}".encode("utf-16"), "not JSON"),
+        (b'{"a": 1, "a": 1}', "the key 'a' occurs twice"),
+        (b'{"a": NaN}', "NaN is not a number"),
+        (b'{"a": -Infinity}', "-Infinity is not a number"),
+        (b"[" * 100_000, "nests too deeply"),
+        (b"1" * 5000, "not JSON"),
+    ],
+)
+def test_texts_that_are_not_json(text: bytes, says: str) -> None:
+    with pytest.raises(InvalidRecordError, match=says):
+        parse_json(text)

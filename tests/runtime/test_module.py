@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import gc
+import json
+import random
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
-from odtpack_runtime import CheckpointState, Module, OdtpackError
+from odtpack_runtime import (
+    CheckpointState,
+    LinearLRScheduler,
+    Module,
+    OdtpackError,
+    Optimizer,
+    default_session_options,
+)
+from odtpack_runtime.training.loop import evaluate, right_labels, train_step
 from tests.runtime import models
 
 
@@ -327,3 +338,158 @@ def test_text_inputs(tmp_path: Path) -> None:
     with pytest.raises(OdtpackError) as caught:
         module(np.float32([1, 2, 3, 4]), target)
     assert caught.value.code == "input-type"
+
+
+# The packager's advice on how to run a training model reaches the session.
+
+_EXTENDED = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+_ALL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+
+
+def write(path: Path, **metadata: str) -> Path:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Relu(x) }'
+    )
+    model.producer_version = "v" * 300
+    for key, value in metadata.items():
+        model.metadata_props.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(("text", "level"), [("extended", _EXTENDED), ("all", _ALL), ("?", _ALL)])
+def test_the_recorded_level_is_taken(
+    tmp_path: Path, text: str, level: onnxruntime.GraphOptimizationLevel
+) -> None:
+    metadata = {"other": "x" * 200, "odtpack.optimization_level": text}
+    options = default_session_options(write(tmp_path / "m.onnx", **metadata), threads=3)
+    assert options.graph_optimization_level == level
+    assert options.intra_op_num_threads == 3
+    assert not options.enable_mem_pattern
+
+
+def test_threads_rest_between_runs(tmp_path: Path) -> None:
+    """Threads that spin take the cores from the training's other session."""
+    key = "session.force_spinning_stop"
+    assert default_session_options(write(tmp_path / "m.onnx")).get_session_config_entry(key) == "1"
+    with pytest.raises(RuntimeError, match=key):
+        onnxruntime.SessionOptions().get_session_config_entry(key)
+
+
+def test_the_manifest_beside_the_model_says_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "a_training_model.onnx", **{"odtpack.optimization_level": "all"})
+    session = {
+        "optimization_level": "disabled", "memory_pattern": True, "arena": False,
+        "prepacking": False, "shared_allocator": True, "threads": 3,
+        "config": {"session.force_spinning_stop": "1"},
+    }  # fmt: skip
+    content = {"files": {"training_model": {"path": path.name}}, "session": session}
+    manifest = tmp_path / "a_manifest.json"
+    manifest.write_text(json.dumps(content))
+    options = default_session_options(path)
+    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    assert options.enable_mem_pattern
+    assert not options.enable_cpu_mem_arena
+    assert options.intra_op_num_threads == 3
+    entry = options.get_session_config_entry
+    assert entry("session.disable_prepacking") == "1"
+    assert entry("session.use_env_allocators") == "1"
+    assert entry("session.force_spinning_stop") == "1"
+    assert default_session_options(path, threads=2).intra_op_num_threads == 2
+    y = onnxruntime.InferenceSession(str(path), options).run(None, {"x": np.float32([-1])})
+    assert y[0] == 0
+    for damaged in ("", "[]", '{"files": 3}'):
+        manifest.write_text(damaged)
+        assert default_session_options(path).graph_optimization_level == _ALL
+    manifest.write_text(json.dumps(content).replace("disabled", "odd"))
+    with pytest.raises(OdtpackError) as caught:
+        default_session_options(path)
+    assert caught.value.code == "manifest-invalid"
+    content["files"]["training_model"]["path"] = "another.onnx"
+    manifest.write_text(json.dumps(content))
+    assert default_session_options(path).graph_optimization_level == _ALL
+
+
+def test_damaged_files_give_the_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.onnx", **{"odtpack.optimization_level": "extended"})
+    whole = path.read_bytes()
+    dice = random.Random(0)
+    for _ in range(300):
+        damaged = bytearray(whole[: dice.randrange(len(whole))])
+        for _ in range(3):
+            if damaged:
+                damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+        path.write_bytes(damaged)
+        assert default_session_options(path).graph_optimization_level in (_EXTENDED, _ALL)
+    assert default_session_options(tmp_path / "absent.onnx").graph_optimization_level == _ALL
+
+
+# The training loop against formulas in numpy.
+
+
+def opened(files: models.Files) -> tuple[CheckpointState, Module, Optimizer]:
+    state = CheckpointState.load_checkpoint(files.checkpoint)
+    module = Module(files.training, state, files.evaluation)
+    return state, module, Optimizer(files.sgd, module)
+
+
+def chunks(*sizes: int) -> list[list[np.ndarray]]:
+    rng = np.random.default_rng(3)
+    return [[rng.random((n, 3), np.float32), rng.random((n, 2), np.float32)] for n in sizes]
+
+
+def values(state: CheckpointState) -> dict[str, np.ndarray]:
+    return {name: item.data.astype(np.float64) for name, item in state.parameters}
+
+
+def loss(batch: list[np.ndarray], at: dict[str, np.ndarray]) -> float:
+    x, target = (array.astype(np.float64) for array in batch)
+    return float(np.mean((x * at["scale"] @ at["W"] + at["b"] - target) ** 2))
+
+
+def test_a_step_follows_the_sum_of_its_batches_gradients(regression: models.Files) -> None:
+    state, module, optimizer = opened(regression)
+    before, fed, seen = values(state), chunks(4, 3), []
+    scheduler = LinearLRScheduler(optimizer, 0, 2, 0.1)
+    rate = optimizer.get_learning_rate()
+    mean = train_step(module, optimizer, iter(fed), scheduler, on_loss=seen.append)
+    wanted = [loss(batch, before) for batch in fed]
+    np.testing.assert_allclose(seen, wanted, rtol=1e-5)
+    np.testing.assert_allclose(mean, np.mean(wanted), rtol=1e-5)
+    gradient = np.zeros_like(before["W"])
+    for batch in fed:  # central differences
+        for at in np.ndindex(gradient.shape):
+            ends = []
+            for sign in (1, -1):
+                moved = {**before, "W": before["W"].copy()}
+                moved["W"][at] += sign * 1e-6
+                ends.append(loss(batch, moved))
+            gradient[at] += (ends[0] - ends[1]) / 2e-6
+    np.testing.assert_allclose(values(state)["W"], before["W"] - rate * gradient, rtol=1e-4)
+    np.testing.assert_allclose(optimizer.get_learning_rate(), 0.05, rtol=1e-6)
+    # Nothing of this step goes into the next one.
+    after = values(state)
+    np.testing.assert_allclose(train_step(module, optimizer, fed[:1]), loss(fed[0], after), 1e-5)
+
+
+def test_an_evaluation_weights_batches_by_their_samples(regression: models.Files) -> None:
+    state, module, _ = opened(regression)
+    fed = chunks(4, 1)
+    found = evaluate(module, fed)
+    everything = [np.concatenate(column) for column in zip(*fed, strict=True)]
+    assert found.loss is not None
+    np.testing.assert_allclose(found.loss, loss(everything, values(state)), rtol=1e-5)
+    assert found.sizes == (4, 1)
+    assert (found.accuracy, found.total) == (None, 0)
+    assert module.training
+    module.eval()
+    assert evaluate(module, []).loss is None
+    assert not module.training
+
+
+def test_right_labels_are_counted_without_the_ignored_ones() -> None:
+    scores = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
+    labels = np.array([1, 1, -1, 0])
+    for ignored, total in ((-1, 3), (None, 4)):
+        named, counted = right_labels(scores, labels, ignored)
+        assert (named.tolist(), len(counted)) == ([1, 0], total)

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from odtpack_runtime import CheckpointState, Module, OdtpackError, UnknownKeyError, WrongTypeError
+from odtpack.build import build_package
+from odtpack_runtime import (
+    CheckpointState,
+    LRScheduler,
+    Module,
+    OdtpackError,
+    Optimizer,
+    UnknownKeyError,
+    WrongTypeError,
+)
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.parameters import ALIGNMENT, address
 from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.files.folder_update import replace_together, staged_beside
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.schedules import Cosine
+from odtpack_simulator.device.profile import load_profile
+from tests import zoo
 from tests.runtime import models
+from tests.simulator.factory import make_result
 
 
 @pytest.fixture
@@ -196,3 +212,111 @@ def test_a_nominal_state_has_names_only(tmp_path: Path) -> None:
     assert again.is_nominal
     assert again.properties["round"] == 2
     assert "W" in again.parameters
+
+
+# What stands in a notebook when an object is printed: what it is, and how far it is.
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    folder = tmp_path_factory.mktemp("reprs") / "digits"
+    model = zoo.mlp((8, 16, 4))
+    build_package(model, folder, loss="cross_entropy", freeze=["fc1.*"], nominal=True)
+    return Package.open(folder)
+
+
+def test_they_say_what_trains_and_how_far_it_is(package: Package) -> None:
+    trained, total = 16 * 4 + 4, 8 * 16 + 16 + 16 * 4 + 4
+    elements = f"{trained} of {total} elements train"
+    assert repr(package) == f"Package(digits, cross_entropy, adamw, {elements})"
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    assert repr(state) == f"CheckpointState(4 parameters, {elements})"
+    module = Module(package.training_model, state)
+    expected = f"Module(training_model.onnx, {elements}, training mode, no evaluation model)"
+    assert repr(module) == expected
+    optimizer = Optimizer(package.optimizer_model, module)
+    scheduler = LRScheduler(optimizer, Cosine(total_steps=4), 0.5)
+    assert repr(optimizer) == "Optimizer(adamw, learning rate 0.5, 0 steps made)"
+    module(np.zeros((2, 8), np.float32), np.array([0, 1]))
+    optimizer.step()
+    optimizer.step()
+    scheduler.step()
+    assert repr(optimizer) == "Optimizer(adamw, learning rate 0.25, 2 steps made)"
+    assert repr(scheduler) == "LRScheduler(cosine from 0.5, 0.25 after 2 steps)"
+    assert repr(state).endswith(", optimizer at step 2)")
+
+
+def test_a_state_without_values_says_so(package: Package) -> None:
+    assert package.nominal_checkpoint is not None
+    state = CheckpointState.load_checkpoint(package.nominal_checkpoint)
+    assert repr(state) == "CheckpointState(4 parameters, names without values)"
+    module = Module(package.training_model, state, package.eval_model).eval()
+    assert "68 of 212 elements train, no values yet, evaluation mode" in repr(module)
+
+
+def test_results_and_profiles_are_short() -> None:
+    profile = load_profile("apple/iphone-16-pro")
+    assert repr(profile).startswith("DeviceProfile(apple/iphone-16-pro, ios, ")
+    assert str(profile) == repr(profile)
+    result = make_result()
+    assert repr(result).startswith("SimulationResult(digits-cnn, 240 steps on ")
+    for each in (profile, result, *result.devices):
+        assert len(repr(each)) < 200
+
+
+# A model and what was made of it: those that are there are of one training, whatever happens.
+
+NAMES = ("m.onnx", "m.ort", "m.arm.ort")
+
+
+def export(folder: Path, text: str) -> None:
+    with staged_beside(folder / "m.onnx") as stage:
+        for name in NAMES:
+            (stage / name).write_text(text)
+        replace_together(folder / "m.onnx", stage / "m.onnx", [stage / name for name in NAMES[1:]])
+
+
+def held(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_all_are_replaced(tmp_path: Path) -> None:
+    for text in ("old", "new"):
+        export(tmp_path, text)
+        assert held(tmp_path) == dict.fromkeys(NAMES, text)
+
+
+@pytest.mark.parametrize("call", ["replace", "fsync"])
+@pytest.mark.parametrize("killed", [True, False])
+@pytest.mark.parametrize("at", range(1, 8))
+def test_at_each_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, killed: bool, at: int
+) -> None:
+    export(tmp_path, "old")
+    owner = Path if call == "replace" else os
+    original, left = getattr(owner, call), at
+
+    def counted(*arguments: object) -> object:
+        nonlocal left
+        left -= 1
+        if left == 0 or (killed and left < 0):
+            raise KeyboardInterrupt if killed else OSError(5, os.strerror(5))
+        return original(*arguments)
+
+    said = ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, call, counted)
+        try:
+            export(tmp_path, "new")
+        except OdtpackError as error:
+            said = error.what
+        except KeyboardInterrupt:
+            said = "killed"
+    found = held(tmp_path)
+    assert len(set(found.values())) == 1, "of one training"
+    if killed and said:
+        assert "m.onnx" in found
+    elif "was written" in said:
+        assert found["m.onnx"] == "new"
+    else:
+        assert found == dict.fromkeys(NAMES, "old" if said else "new")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from odtpack_simulator.campaign.campaign import FIGURES, run_campaign
+from odtpack_simulator.campaign import FIGURES, run_campaign
 from odtpack_simulator.device.profile import DeviceProfile, parse_profile
-from odtpack_simulator.result.result import DeviceCampaign, DeviceLatency, EvaluationPoint, Policy
+from odtpack_simulator.result import DeviceCampaign, DeviceLatency, EvaluationPoint, Policy
 from odtpack_simulator.values.units import Interval
 
 UNITS = {

@@ -14,7 +14,7 @@ from odtpack_simulator.device.app_footprint import (
 )
 from odtpack_simulator.device.kits import KITS, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, Quantity, list_profiles, load_profile
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     ClassTime,
     DataInfo,
     DeviceLatency,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from odtpack_simulator.device.profile import DeviceProfile
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     CampaignPoint,
     DeviceCampaign,
     EvaluationPoint,

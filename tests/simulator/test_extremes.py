@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from odtpack.build import build_package
 from odtpack_simulator.figures.compare import Comparison, compare
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.figures.simulated import METRICS
 from odtpack_simulator.figures.suggest import suggest_budget
+from odtpack_simulator.replay.paired_loss import Groups, held_out_fall, pooled, student_t
 from odtpack_simulator.reports.comparison import render_markdown, render_text
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     EvaluationPoint,
+    HeldOutFall,
     MemoryBreakdown,
     Policy,
     PredictedMemory,
     SimulationResult,
 )
+from odtpack_simulator.simulation import simulate
+from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import Interval
+from tests import zoo
+from tests.cli.conftest import arrays
 from tests.simulator.factory import make_result
+from tests.sweep import split_rows
 
 BASE = make_result(["google/pixel-8a"])
 LARGEST = 1.7e308
@@ -144,3 +156,181 @@ class _Hidden:
 
 def _hidden(strategy: st.SearchStrategy[SimulationResult]) -> st.SearchStrategy[_Hidden]:
     return strategy.map(_Hidden)
+
+
+# A training that teaches nothing is never green, and few samples are never made to say more.
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 10, 29, 63, 127])
+def test_student_points_are_those_of_scipy(freedom: int) -> None:
+    from scipy import stats  # takes a second: not while tests are collected
+
+    assert student_t(freedom) == pytest.approx(stats.t.ppf(0.95, freedom), rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [2, 5, 40])
+def test_the_interval_is_that_of_a_paired_t_test(count: int) -> None:
+    from scipy import stats
+
+    random = np.random.default_rng(count)
+    before, after = random.normal(2, 1, count), random.normal(1.5, 1, count)
+    fall = held_out_fall([groups(before)], [groups(after)])
+    assert fall is not None
+    expected = stats.ttest_rel(before, after).confidence_interval(0.9)
+    assert (fall.low, fall.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
+    assert fall.fall == pytest.approx(float(np.mean(before - after)))
+
+
+def test_a_group_counts_as_its_samples() -> None:
+    """Five samples as groups of one, or some of them together: the same mean fall."""
+    falls, sizes = [0.5, 0.1, 0.4, 0.2], [1, 1, 1, 2]
+    fall = held_out_fall([(falls, sizes)], [([0.0] * 4, sizes)])
+    assert fall is not None
+    assert fall.fall == pytest.approx((0.5 + 0.1 + 0.4 + 2 * 0.2) / 5)
+    assert (fall.groups, fall.samples) == (4, 5)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 8, [4] * 11 + [1]])
+def test_chance_passes_an_end_in_one_of_twenty(sizes: list[int]) -> None:
+    """Drawn losses that differ by nothing but chance: 5 % above the interval, 5 % below."""
+    random = np.random.default_rng(3)
+    draws, root = 4000, np.sqrt(sizes)
+    above = below = 0
+    for _ in range(draws):
+        differences = list(random.normal(0, 1, len(sizes)) / root)
+        fall = held_out_fall([(differences, sizes)], [([0.0] * len(sizes), sizes)])
+        assert fall is not None
+        above += fall.low > 0
+        below += fall.high < 0
+    for count in (above, below):
+        assert 0.04 < count / draws < 0.06
+
+
+def test_pooling_keeps_the_mean() -> None:
+    random = np.random.default_rng(1)
+    losses, sizes = list(random.normal(1, 1, 1001)), [8] * 1000 + [3]
+    means, counts = pooled(losses, sizes)
+    assert len(means) == 128
+    assert sum(counts) == sum(sizes)
+    expected = np.average(losses, weights=sizes)
+    assert np.average(np.array(means, float), weights=counts) == pytest.approx(expected)
+
+
+def test_the_smallest_groups_that_both_have_are_compared() -> None:
+    coarse, fine = ([1.0, 1.0], [4, 4]), ([1.0] * 8, [1] * 8)
+    both = held_out_fall([coarse, fine], [coarse, fine])
+    one = held_out_fall([coarse, fine], [coarse])
+    assert both is not None
+    assert one is not None
+    assert (both.groups, one.groups) == (8, 2)
+
+
+def test_without_two_finite_groups_there_is_no_interval() -> None:
+    assert held_out_fall([], []) is None
+    assert held_out_fall([([1.0], [3])], [([1.0], [3])]) is None
+    assert held_out_fall([([1.0, 2.0], [1, 1])], [([1.0, None], [1, 1])]) is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "fall", "half", "status", "words"),
+    [
+        (60, 0.5, 0.1, "pass", "± 0.1 would be noise"),
+        (60, 0.05, 0.1, "fail", "nothing shows that the model learned"),
+        (60, -0.5, 0.1, "fail", "does not improve the model"),
+        (60, 0.0, 0.0, "fail", "did not change"),
+        (60, 0.002, 0.0001, "fail", "less than a thousandth"),
+        (8, 0.5, 0.1, "pass", "fell by 0.5"),
+        (8, 0.05, 0.1, "not judged", "hold out more samples"),
+        (8, -0.5, 0.1, "fail", "rose by 0.5"),
+        (4, 0.5, 0.1, "not judged", "too few to tell"),
+    ],
+)
+def test_only_a_fall_beyond_its_noise_passes(
+    groups: int, fall: float, half: float, status: str, words: str
+) -> None:
+    found = HeldOutFall(groups=groups, samples=880, fall=fall, low=fall - half, high=fall + half)
+    check = learns(judge(with_fall(found)))
+    assert check.status == status
+    assert words in check.message
+    assert check.level == "error"
+    assert (check.advice is not None) == (status == "fail")
+
+
+def test_a_loss_that_is_always_zero_fails_however_few_the_samples() -> None:
+    result = with_fall(None)
+    zero = {"eval_loss_before": 0.0, "eval_loss_after": 0.0}
+    training = result.training.model_copy(update=zero)
+    check = learns(judge(result.model_copy(update={"training": training})))
+    assert (check.status, check.advice is not None) == ("fail", True)
+    assert "exactly 0" in check.message
+
+
+def test_budgets_can_switch_it_off() -> None:
+    result = with_fall(None)
+    assert learns(judge(result)).status == "not judged"
+    switched = judge(result, parse_budgets(b"[budgets]\nlearns = false\n"))
+    assert "learns" not in [check.metric for check in switched.checks]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("learns") / "package"
+    build_package(zoo.cnn(size=8, width=(4, 8), classes=3), folder, loss="cross_entropy")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate", "status", "groups"),
+    split_rows(
+        [(180, 0.003, "pass", 36), (180, 0.0, "fail", 36), (180, 1e-8, "fail", 36),
+         (20, 0.003, "not judged", 4), (600, 0.003, "pass", 120)],
+        lambda samples, rate, status, groups: samples < 600 and rate > 0,
+    ),
+)  # fmt: skip
+def test_a_model_that_learned_nothing_fails(
+    package: Path, tmp_path: Path, samples: int, rate: float, status: str, groups: int
+) -> None:
+    result = judge(run(package, tmp_path, arrays(samples), rate))
+    check = learns(result)
+    assert check.status == status, check.message
+    assert result.verdict == status
+    fall = result.training.held_out_fall
+    assert fall is not None
+    assert fall.groups == groups
+    before, after = result.training.eval_loss_before, result.training.eval_loss_after
+    assert before is not None
+    assert after is not None
+    assert fall.fall == pytest.approx(before - after, abs=1e-5)
+
+
+def test_a_loss_with_negatives_from_its_batch_is_compared_in_its_batches(tmp_path: Path) -> None:
+    """Alone in its batch a sample has no negatives and no loss: it shows nothing."""
+    package = tmp_path / "package"
+    model, reads = zoo.mlp(sizes=(16, 16)), ("output", "input")
+    build_package(model, package, loss="info_nce", loss_inputs=reads)
+    data = {"input": np.random.default_rng(0).normal(size=(640, 16)).astype(np.float32)}
+    fall = run(package, tmp_path, data, 0.001).training.held_out_fall
+    assert fall is not None
+    assert (fall.groups, fall.samples) == (128 // 16, 128)
+
+
+def run(package: Path, folder: Path, data: dict[str, np.ndarray], rate: float) -> SimulationResult:
+    np.savez(folder / "data.npz", allow_pickle=False, **data)
+    return simulate(
+        package, folder / "data.npz", [], batch_size=16, epochs=3, learning_rate=rate, seed=0
+    )
+
+
+def groups(losses: np.ndarray) -> Groups:
+    return [float(loss) for loss in losses], [1] * len(losses)
+
+
+def with_fall(fall: HeldOutFall | None) -> SimulationResult:
+    result = make_result([])
+    training = result.training.model_copy(update={"held_out_fall": fall})
+    return result.model_copy(update={"training": training, "interruption": None})
+
+
+def learns(result: SimulationResult) -> Check:
+    (found,) = [check for check in result.checks if check.metric == "learns"]
+    return found

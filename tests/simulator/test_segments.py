@@ -21,7 +21,7 @@ from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS
 from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import OsClass
 from odtpack_simulator.figures.judge import judge
-from odtpack_simulator.latency.latency import measure_host
+from odtpack_simulator.latency import measure_host
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planning import whole_graph
@@ -30,7 +30,7 @@ from odtpack_simulator.replay.limits import anonymous_bytes
 from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import key_figures, mapped_words
-from odtpack_simulator.result.result import Policy
+from odtpack_simulator.result import Policy
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.memory_fit import MARGIN
 from tests.simulator.packages import make_profile

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx.parser
 import pytest
 
+import odtpack_simulator as sim
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
+from odtpack.fit.search_context import Trial, train
 from odtpack_runtime import OdtpackError, Package
+from odtpack_runtime.training.schedules import Cosine, ScheduleSpec
 from odtpack_simulator import simulation as module
+from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.judge import judge
-from odtpack_simulator.memory.memory_phases import MemoryPlan
-from odtpack_simulator.replay import limits_search
+from odtpack_simulator.memory.memory_plan import MemoryPlan, plan_memory
+from odtpack_simulator.replay import replay
 from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
-from odtpack_simulator.replay.job import Job
-from odtpack_simulator.replay.replay import Progress, ReplayResult
+from odtpack_simulator.replay.job import Job, SamplePlan
+from odtpack_simulator.replay.replay import Progress, ReplayResult, run_training_child
 from odtpack_simulator.reports.simulation import key_figures
-from odtpack_simulator.result.result import DeviceResult, Policy, SimulationResult, load_result
+from odtpack_simulator.result import DeviceResult, Policy, SimulationResult, load_result
 from odtpack_simulator.simulation import simulate
 from tests.adapters import llama
+from tests.packaging_tools import open_training
+from tests.simulator.factory import make_result
 from tests.simulator.packages import Case, make_profile
+from tests.training.test_not_finite import rooted
 
 PROFILES = [
     make_profile("large", 10**9),
@@ -188,13 +198,13 @@ def test_the_number_of_devices_adds_no_replays(
     """Fifty limits around the peak take one replay, and their verdicts have one threshold."""
     peak = done.result.memory.predicted.peak_bytes
     held: list[int | None] = []
-    hold = limits_search.hold
+    hold = replay.hold
 
     def counted(job: Job) -> ReplayResult:
         held.append(job.limit_bytes)
         return hold(job)
 
-    monkeypatch.setattr(limits_search, "hold", counted)
+    monkeypatch.setattr(replay, "hold", counted)
     profiles = [make_profile(f"d{n}", int(peak * (0.5 + n / 50))) for n in range(50)]
     result = simulate(mlp.folder / "package", mlp.data, profiles, **ARGUMENTS)
     assert len(held) == 1
@@ -395,3 +405,195 @@ def test_a_language_model_has_tokens_and_an_adapter(tmp_path: Path) -> None:
         number, _, unit = figures["Tokens a second, slowest device"].partition(" ")
         shown = float(number) * {"": 1, "k": 1e3, "M": 1e6}[unit]
         assert shown == pytest.approx(3 * llama.LENGTH / step.typical * 1e3, rel=0.01)
+
+
+# Replays and searches say which steps were not made because something was not finite.
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path) -> Case:
+    """A training each of whose gradients of ``second`` is infinite, and no loss is."""
+    build_package(
+        rooted(), tmp_path / "package", loss="cross_entropy", step_model="never", self_check=False
+    )
+    random = np.random.default_rng(1)
+    inputs, labels = random.standard_normal((40, 4), np.float32), random.integers(0, 3, 40)
+    for name, array in (("input", inputs), ("labels", labels)):
+        np.save(tmp_path / f"{name}.npy", array)
+    np.savez(tmp_path / "data.npz", input=inputs, labels=labels)
+    (tmp_path / "child").mkdir()
+    return Case("rooted", tmp_path, 8, inputs, labels)
+
+
+def test_a_replay(poisoned: Case, tmp_path: Path) -> None:
+    job = poisoned.job(tmp_path / "child")
+    found = run_training_child(job)
+    assert found.steps_done == job.steps > 1
+    assert None not in found.losses
+    assert found.skipped == job.steps
+    # Nothing is counted as made: each is the first.
+    assert found.not_finite == "step 1: not finite: gradient of second"
+
+
+def test_a_search(poisoned: Case, tmp_path: Path) -> None:
+    job = poisoned.job(tmp_path / "child")
+    found = train(Trial(str(tmp_path / "package"), job.data, job.schedule, 0.01))
+    assert found.loss is None
+    assert found.problem == (
+        f"{job.steps} batches were skipped, the last in step 1: not finite: gradient of second"
+    )
+
+
+def test_a_simulation(poisoned: Case, tmp_path: Path) -> None:
+    result = judge(
+        simulate(tmp_path / "package", tmp_path / "data.npz", [], epochs=1, batch_size=8, seed=0)
+    )
+    assert result.training.skipped_batches == len(result.training.losses) > 1
+    (check,) = [each for each in result.checks if each.metric == "finite_loss"]
+    assert (check.status, check.actual) == ("fail", result.training.skipped_batches)
+    assert "gradient of second" in check.message
+    assert "a gradient was not finite" in str(check.advice)
+
+
+@pytest.mark.parametrize(("skipped", "words"), [(1, "1 batch was"), (3, "3 batches were")])
+def test_losses_and_gradients_are_counted_once(skipped: int, words: str) -> None:
+    result = make_result([])
+    update = {"losses": [2.3, None, 2.2], "skipped_batches": skipped, "not_finite": "step 3: why"}
+    result = judge(
+        result.model_copy(update={"training": result.training.model_copy(update=update)})
+    )
+    (check,) = [each for each in result.checks if each.metric == "finite_loss"]
+    assert check.actual == skipped
+    assert check.message.endswith(f"; {words} skipped, the last in step 3: why")
+
+
+# A replay follows the recipe of the package: schedule, accumulation and element type.
+
+SAMPLES, BATCH, ACCUMULATE, EPOCHS, SEED, RATE = 50, 4, 3, 2, 5, 0.02
+SPEC = ScheduleSpec("cosine", {"warmup_steps": 2, "floor": 0.1}, RATE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A float64 package with accumulation and a schedule, and its data."""
+    folder = tmp_path_factory.mktemp("recipe")
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        net (double[batch, 5] x) => (double[batch, 3] y) {
+            hidden = MatMul (x, w)
+            bent = Tanh (hidden)
+            y = MatMul (bent, v)
+        }"""
+    )
+    random = np.random.default_rng(1)
+    for name, shape in {"w": (5, 7), "v": (7, 3)}.items():
+        tensor = onnx.numpy_helper.from_array(random.standard_normal(shape), name)
+        model.graph.initializer.append(tensor)
+    build_package(
+        model, folder / "package", loss="mse", schedule=SPEC,
+        accumulation_steps=ACCUMULATE,
+    )  # fmt: skip
+    np.savez(
+        folder / "data.npz",
+        x=random.standard_normal((SAMPLES, 5)),
+        target=random.standard_normal((SAMPLES, 3)),
+    )
+    return folder
+
+
+def expected_losses(folder: Path, rate: float) -> list[float]:
+    """Mean loss of the batches of each step, at the rates that the schedule's formula gives."""
+    _, module, optimizer = open_training(folder / "package")
+    data = np.load(folder / "data.npz")
+    steps = EPOCHS * 4  # 40 samples are 10 batches: three steps of three, and one of one
+    schedule = Cosine(warmup_steps=2, floor=0.1, total_steps=steps)
+    losses = []
+    for epoch in range(EPOCHS):
+        batches = list(SamplePlan(SAMPLES, BATCH, EPOCHS, SEED).training_batches(epoch))
+        assert len(batches) == 10
+        for start in range(0, 10, ACCUMULATE):
+            group = batches[start : start + ACCUMULATE]
+            optimizer.set_learning_rate(rate * schedule.factor(len(losses)))
+            losses.append(float(np.mean([module(data["x"][i], data["target"][i]) for i in group])))
+            optimizer.step()
+            module.lazy_reset_grad()
+    assert len(losses) == steps
+    return losses
+
+
+@pytest.mark.parametrize("rate", [None, 0.3])
+def test_losses_are_those_of_the_recipe(folder: Path, rate: float | None) -> None:
+    result = simulate(
+        folder / "package", folder / "data.npz", [make_profile("large", 10**9)],
+        batch_size=BATCH, epochs=EPOCHS, learning_rate=rate, seed=SEED,
+    )  # fmt: skip
+    expected = expected_losses(folder, RATE if rate is None else rate)
+    assert result.training.losses == pytest.approx(expected, rel=1e-12)
+    assert (result.data.steps, result.data.accumulation_steps) == (8, 3)
+    assert len(result.latency_host.steps_ms) > 0
+    device = result.devices[0]
+    assert device.training is not None
+    assert device.training.steps_done == 8
+    # 5 x 7 and 7 x 3 elements of 8 bytes.
+    assert result.package.parameter_bytes == 448
+    assert "take 448 B of" in advice.for_package_size(result)
+
+
+def test_a_step_calls_the_optimizer_once(folder: Path) -> None:
+    """Operators are counted over whole steps: three batches and one update each."""
+    result = simulate(
+        folder / "package", folder / "data.npz", [], batch_size=BATCH, epochs=1, seed=SEED
+    )
+    calls = {cost.op_type: cost.calls for cost in result.latency_host.by_operator}
+    # The model has one Tanh; AdamW's bias correction has two, and the step takes two roots.
+    assert calls["Tanh"] % 5 == 0
+    assert calls["Sqrt"] * 5 == calls["Tanh"] * 2
+
+
+def test_a_warm_up_that_does_not_fit(folder: Path) -> None:
+    with pytest.raises(OdtpackError, match="total_steps") as caught:
+        simulate(folder / "package", folder / "data.npz", [], batch_size=40, epochs=1, seed=SEED)
+    assert caught.value.code == "bad-schedule"
+    assert caught.value.hint == "the training makes 1 steps: replay more epochs"
+
+
+def test_working_memory_of_the_optimizer_counts_elements_of_eight_bytes(folder: Path) -> None:
+    package = Package.open(folder / "package")
+    plan = plan_memory(package, {"x": (BATCH, 5), "target": (BATCH, 3)})
+    phase = next(phase for phase in plan.phases if phase.name == "optimizer step")
+    # 35 and 21 elements, each rounded up to 64 bytes: 320 + 192.
+    held = [item for item in phase.items if item.kind == "activations"]
+    assert [item.nbytes for item in held if item.name != "kept by the arena"] == [512]
+
+
+# What ``import odtpack_simulator`` gives, and what it costs.
+
+
+def test_all_names_are_there() -> None:
+    from odtpack_simulator import simulation
+    from odtpack_simulator.figures.judge import judge
+    from odtpack_simulator.result import load_result
+
+    assert sim.simulate is simulation.simulate
+    assert sim.judge is judge
+    assert sim.load_result is load_result
+    for name in sim.__all__:
+        assert callable(getattr(sim, name)), name
+        assert name in dir(sim)
+
+
+def test_other_names_are_not() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'simulat'"):
+        sim.simulat  # noqa: B018
+
+
+def test_the_import_alone_loads_nothing_else() -> None:
+    code = (
+        "import sys; before = set(sys.modules)\n"
+        "import odtpack_simulator as sim\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(new - set(sys.stdlib_module_names)))\n"
+        "print([name for name in sys.modules if name.startswith('odtpack')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['odtpack_simulator']\n['odtpack_simulator']\n"

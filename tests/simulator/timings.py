@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from odtpack_simulator.latency.latency import HostTiming
+from odtpack_simulator.latency import HostTiming
 from odtpack_simulator.measure.calibration import Calibration
 
 GIGA = 1e9

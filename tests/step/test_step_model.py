@@ -44,9 +44,13 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify_models import check_models
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import train_step
+from odtpack_simulator import latency, simulation
+from odtpack_simulator.latency import HostTiming
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
+from odtpack_simulator.replay.job import Job
 from tests import zoo
 from tests.packaging_tools import batch, statistic_names
+from tests.simulator.packages import make_profile
 from tests.torch_twins import twin
 from tests.training.tables import tables
 
@@ -512,3 +516,44 @@ def test_a_step_model_of_another_package_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OdtpackError) as caught:
         Optimizer(package.optimizer_model, module)
     assert caught.value.code == "model-mismatch"
+
+
+# Steps are timed with the models that a kit makes them with.
+
+SIZES = (300, 900, 3)  # a matrix of more than 2^18 elements
+
+
+def test_each_device_has_the_times_of_its_kit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_package(zoo.mlp(SIZES), tmp_path / "package", loss="cross_entropy")
+    random = np.random.default_rng(0)
+    samples = random.standard_normal((24, SIZES[0])).astype(np.float32)
+    labels = random.integers(0, SIZES[-1], 24)
+    np.savez(tmp_path / "data.npz", input=samples, labels=labels)
+    timed: list[tuple[Job, HostTiming]] = []
+    measure = latency.measure_host
+
+    def measured(job: Job, **options: Any) -> HostTiming:
+        timed.append((job, measure(job, **options)))
+        return timed[-1][1]
+
+    monkeypatch.setattr(latency, "measure_host", measured)
+    board = make_profile("board", 10**9)  # Linux, where the kit is Python's
+    page = make_profile("page", 10**9).model_copy(update={"os": "web"})  # JavaScript's has two
+    result = simulation.simulate(
+        tmp_path / "package", tmp_path / "data.npz", [board, page],
+        batch_size=8, epochs=1, learning_rate=0.01, seed=0,
+    )  # fmt: skip
+    models = {Path(job.step_model).name if job.step_model else None for job, _ in timed}
+    assert models == {"step_model.onnx", None}
+    for job, host in timed:
+        # A step model splits what it has updated together.
+        operators = {cost.op_type for cost in host.host_latency().by_operator}
+        assert ("Split" in operators) == (job.step_model is not None)
+        assert sum(cost.total_ms for cost in host.host_latency().by_operator) > 0
+    times = [device.latency.step_ms for device in result.devices]
+    if None in times:
+        assert "busy" in str([device.latency.not_judged for device in result.devices])
+    else:
+        assert times[0] != times[1]

@@ -11,10 +11,12 @@ import numpy as np
 import onnx
 import pytest
 
+from benchmarks.package_size import MODELS, measure
 from odtpack_runtime import CheckpointState
 from tests import zoo
 from tests.packaging_tools import OPTIMIZERS, batch, distance_limit, generate, open_training
 from tests.peer import client
+from tests.sweep import split
 from tests.training import settled
 
 pytestmark = [
@@ -174,3 +176,19 @@ def test_checkpoints(
     with np.load(folder / f"{name}.npz") as data:
         loss = float(module(data["input"], data["labels"]))
     assert loss == pytest.approx(theirs[optimizer]["train"]["eval_loss"], rel=2e-5)
+
+
+# Packages are as small as the reference's artifacts, or much smaller.
+
+
+@pytest.mark.parametrize("name", split(MODELS, lambda name: name != "transformer"))
+def test_everything_trained_in_float32(name: str) -> None:
+    sizes = measure(name)
+    assert sizes.package <= 1.05 * sizes.reference
+    assert sizes.nominal <= 0.05 * sizes.reference
+
+
+@pytest.mark.parametrize("name", split(MODELS, lambda name: name != "mobilenet"))
+def test_backbone_frozen_in_float16(name: str) -> None:
+    sizes = measure(name, "float16", head=True)
+    assert sizes.package <= 0.6 * sizes.reference

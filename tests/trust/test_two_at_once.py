@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,11 +16,14 @@ import numpy as np
 import pytest
 
 from odtpack.build import build_package
+from odtpack.cli import main
+from odtpack.update.install import install
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import locked
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.verify import verify_package
 from tests import zoo
 
 posix = pytest.mark.skipif(os.name != "posix", reason="flock")
@@ -308,3 +312,76 @@ def test_a_thread_that_saves_sees_the_state_between_steps(package: Package, tmp_
     assert len(found) >= 20
     for step, content in found:
         assert content == states[step]
+
+
+# A plan that came with a package is carried out by nobody, whatever it says.
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    """An honest package, in which the user trains, with what an attacker added to its archive."""
+    folder = tmp_path / "package"
+    build_package(zoo.mlp((6, 4, 3)), folder, loss="cross_entropy")
+    (folder / "trained.ckpt").write_bytes((folder / "checkpoint").read_bytes())
+    random = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "data.npz",
+        input=random.standard_normal((20, 6)).astype(np.float32),
+        labels=random.integers(0, 3, 20),
+    )
+    names = ["trained.ckpt", "checkpoint"]
+    for inside in (".odtpack-update", ".odtpack-update-0123456789ab"):
+        plan = {
+            "folder": str(folder), "stage": inside, "last": "manifest.json", "remove": names,
+            "move": ["eval_model.onnx"],
+        }  # fmt: skip
+        (folder / inside).mkdir()
+        (folder / inside / "plan.json").write_text(json.dumps(plan))
+        (folder / inside / "eval_model.onnx").write_bytes(b"evil")
+    (folder / ".package.odtpack-plan").write_text(json.dumps(plan))
+    return folder
+
+
+def held(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def train(planned: Path) -> None:
+    data, out = planned.parent / "data.npz", planned.parent / "out.ckpt"
+    assert main(["train", str(planned), "--data", str(data), "--out", str(out)]) == 0
+
+
+def module(planned: Path) -> None:
+    opened = Package.open(planned)
+    state = CheckpointState.load_checkpoint(opened.checkpoint)
+    Module(opened.training_model, state, opened.eval_model)
+
+
+def refused(planned: Path) -> None:
+    with pytest.raises(OdtpackError) as caught:
+        verify_package(planned)
+    assert caught.value.code == "package-unlisted"
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "open": Package.open,
+    "verify": refused,
+    "odtpack verify": lambda planned: main(["verify", str(planned)]),
+    "inspect": lambda planned: main(["inspect", str(planned)]),
+    "diff": lambda planned: main(["diff", str(planned), str(planned)]),
+    "train": train,
+    "install": lambda planned: install(planned, planned.parent / "app"),
+    "Module": module,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_whoever_opens_a_package_changes_nothing(
+    planned: Path, reader: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = held(planned)
+    READERS[reader](planned)
+    assert held(planned) == before
+    if reader in ("open", "Module", "install"):
+        assert "is ignored" in caplog.text

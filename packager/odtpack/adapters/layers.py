@@ -16,7 +16,7 @@ from odtpack.model.exporters import module_names
 # What stands between a stored weight and the product that reads it; the weight is its first input.
 _VIEWS = ("Cast", "DequantizeLinear", "Identity", "Transpose")
 
-# And where its codes are looked up in a table, see :mod:`odtpack.quantized.base`, or have zero
+# And where its codes are looked up in a table, see :mod:`odtpack.quantized`, or have zero
 # points between them, see :mod:`odtpack.contrib.nbits`.
 _LOOKED_UP = (*_VIEWS, "Div", "Gather", "Mul", "Reshape", "Sub")
 

@@ -17,7 +17,7 @@ from odtpack.adapters.low_rank import FACTORS, MAGNITUDE, A, B
 from odtpack.contrib.nbits import store_matrix, stored_matrix
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.inference import infer_shapes
-from odtpack.model.architecture import noted
+from odtpack.model.exporters import noted_architecture
 from odtpack.model.loading import load_model
 from odtpack_runtime.package.adapter import PREFIX, PeftAdapter
 
@@ -61,7 +61,7 @@ def merge_adapter(
         ir.external_data.load_to_model(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(model)
     graph = model.graph
-    graph.metadata_props.update(noted(path))
+    graph.metadata_props.update(noted_architecture(path))
     layers = {layer.name: layer for layer in (*find_layers(graph), *packed_layers(graph))}
     rounded: list[tuple[float, float, float]] = []
     pending: dict[str, dict[str, np.ndarray]] = {}

@@ -25,15 +25,12 @@ from odtpack.cli._options import examples, flag
 from odtpack.cli._supervisor import supervised
 from odtpack.cli.adapter import adapter
 from odtpack.cli.build import build, cache_key
-from odtpack.cli.device.compare import compare
 from odtpack.cli.device.demo import demo
 from odtpack.cli.device.devices import devices
 from odtpack.cli.device.fit import fit
-from odtpack.cli.device.history import history
-from odtpack.cli.device.judge import judge
-from odtpack.cli.device.privacy import privacy
+from odtpack.cli.device.results import compare, history, judge
 from odtpack.cli.device.simulate import simulate
-from odtpack.cli.device.train import train
+from odtpack.cli.device.train import privacy, train
 from odtpack.cli.explain import explain
 from odtpack.cli.export import config, export, ort
 from odtpack.cli.fleet import fleet

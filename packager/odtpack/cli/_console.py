@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from odtpack_simulator.values import plain_text
+from odtpack_simulator.values.text import clean, clean_lines
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -58,12 +58,9 @@ def _open(*, stderr: bool, width: int | None = None) -> Console:
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
-clean = plain_text.clean
-
-
 def lines(text: str) -> None:
     """Print a text of several lines, in whose lines no name has a line break."""
-    console().print(plain_text.clean_lines(text), soft_wrap=True)
+    console().print(clean_lines(text), soft_wrap=True)
 
 
 def say(text: str = "", style: str = "", on: Console | None = None) -> None:

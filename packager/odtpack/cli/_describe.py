@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.fleet.result import FleetResult
     from odtpack_simulator.reports.sizes import Piece
-    from odtpack_simulator.result.result import SimulationResult
+    from odtpack_simulator.result import SimulationResult
 
 
 _OWN = "odtpack."
@@ -220,8 +220,9 @@ def _grow(tree: Tree, part: Piece, total: int, depth: int) -> None:
 
 def _line(part: Piece, total: int, depth: int) -> str:
     """Name, size and share, in columns whatever the depth."""
+    from odtpack_simulator.values.text import clean
     from odtpack_simulator.values.units import format_bytes
 
-    name = _console.clean(part.name)
+    name = clean(part.name)
     width = max(0, _WIDTH - 4 * depth)
     return f"{name:<{width}} {format_bytes(part.nbytes):>10} {part.nbytes / total:>7.1%}"

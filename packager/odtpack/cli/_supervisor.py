@@ -7,7 +7,7 @@ ended after :data:`GRACE_SECONDS` is killed, with the processes that it started,
 that it leaves are removed.
 
 What libraries write to standard error themselves goes through a pipe to the waiting process, which
-makes it safe to show (:func:`odtpack_simulator.values.plain_text.clean`). The command's own
+makes it safe to show (:func:`odtpack_simulator.values.text.clean`). The command's own
 messages go straight to where they belong.
 """
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from odtpack_simulator.values.plain_text import clean
+from odtpack_simulator.values.text import clean
 
 GRACE_SECONDS: Final = 1.0
 _DRAIN_SECONDS: Final = 0.3

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from odtpack.errors import OdtpackError
 from odtpack.fit.finalists import TIME_TOLERANCE
-from odtpack.fit.pareto import Point, beaten_by, beats, choose, on_grid
+from odtpack.fit.outcome import Point, beaten_by, beats, choose, on_grid
 from odtpack.fit.space import SearchConstraints
 from odtpack.fit.study import GROUP, Study, Value, optuna
 from odtpack_runtime.files.scratch import scratch_folder
@@ -25,7 +25,7 @@ from odtpack_simulator.fleet.figures import fleet_figures, join_seeds, judge_fle
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile
 from odtpack_simulator.fleet.result import FleetResult
 from odtpack_simulator.replay.executor import LocalExecutor
-from odtpack_simulator.result.result import Count, Loss, NonNegative, tool_version
+from odtpack_simulator.result import Count, Loss, NonNegative, tool_version
 from odtpack_simulator.values.figure import Text
 from odtpack_simulator.values.part import Part
 

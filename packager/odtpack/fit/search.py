@@ -14,7 +14,7 @@ from typing import Any, Final
 from odtpack.errors import OdtpackError
 from odtpack.fit import finalists
 from odtpack.fit.finalists import summarize
-from odtpack.fit.outcome import Dropped, FitResult, Stage, choice
+from odtpack.fit.outcome import Dropped, FitResult, Point, Stage, beats, choice, choose
 from odtpack.fit.package_cache import (
     Ceiling,
     PackageCache,
@@ -23,7 +23,6 @@ from odtpack.fit.package_cache import (
     memory_ceiling,
     size_ceiling,
 )
-from odtpack.fit.pareto import Point, beats, choose
 from odtpack.fit.search_context import (
     FitRequest,
     SearchContext,
@@ -39,7 +38,7 @@ from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.job import SamplePlan
-from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.result import SimulationResult
 from odtpack_simulator.values.memory_fit import with_margin
 
 _COSTS: Final = 3

@@ -27,11 +27,11 @@ versions of libraries that odtpack's commands use: give it a virtual environment
         save_checkpoint("package", result.arrays, "federated.ckpt")
 """
 
-from odtpack.flower.checkpoints import fedavg
 from odtpack.flower.client import client_app, fleet_data
-from odtpack.flower.legacy import legacy_mod, named_arrays
+from odtpack.flower.records import legacy_mod, named_arrays
 from odtpack.flower.server import (
     carry_to,
+    fedavg,
     guarded,
     initial_arrays,
     save_checkpoint,

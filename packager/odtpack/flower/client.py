@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from odtpack.flower.records import as_typed, only_arrays, to_arrays, to_record
+from odtpack.flower.records import REFUSED, as_typed, only_arrays, to_arrays, to_record
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
-REFUSED: Final = 100
 """Code of a Flower error for a client that cannot take part; its reason says why."""
 
 PEAK: Final = "peak-mb"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -12,7 +13,9 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 
 if TYPE_CHECKING:
-    from flwr.app import ArrayRecord, RecordDict
+    from flwr.app import ArrayRecord, Context, Message, RecordDict
+
+REFUSED: Final = 100
 
 
 def crossing(package: Package) -> list[str]:
@@ -61,3 +64,89 @@ def only_arrays(content: RecordDict) -> dict[str, Array]:
             "fleet-arrays", f"A message holds {len(records)} records of arrays, and needs one."
         )
     return to_arrays(records[0])
+
+
+# Flower's older messages, in which parameters have places and no names.
+#
+# Secure aggregation (SecAgg+, Bell et al. 2020, doi:10.1145/3372297.3417885) exists in Flower for
+# these alone.
+
+Mod = Callable[["Message", "Context", Callable[..., "Message"]], "Message"]
+
+_ASKED: Final = "fitins"
+_ANSWER: Final = "fitres"
+
+
+def legacy_mod(package: str | os.PathLike[str]) -> Mod:
+    """A mod with which the ClientApp trains for strategies and workflows of ``flwr.server``.
+
+    It is the innermost one: ``client_app(..., mods=[secaggplus_mod, legacy_mod(package)])``. The
+    answer holds the parameters and the number of samples, and no loss, which such a server would
+    read. A server that only sees sums cannot refuse an answer that would spoil them: the client
+    itself holds one back that is not finite, and answers with an error.
+
+    Args:
+        package: Folder of the package.
+
+    Raises:
+        OdtpackError: The package is not one.
+    """
+    names = crossing(Package.open(package))
+
+    def translate(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+        content = message.content
+        if f"{_ASKED}.parameters" not in content.array_records:
+            return call_next(message, context)
+        sent = list(content.array_records[f"{_ASKED}.parameters"].values())
+        message.content = RecordDict(
+            {
+                "arrays": _named(names, [array.numpy() for array in sent]),
+                "config": content.config_records[f"{_ASKED}.config"],
+            }
+        )
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        arrays = only_arrays(reply.content)
+        if not all(np.isfinite(arrays[name]).all() for name in names):
+            reason = "fleet-arrays: the training came to NaN or infinity"
+            return Message(Error(code=REFUSED, reason=reason), reply_to=message)
+        examples = int(reply.content["metrics"]["num-examples"])
+        return Message(
+            RecordDict(
+                {
+                    f"{_ANSWER}.parameters": to_record(
+                        {str(place): arrays[name] for place, name in enumerate(names)}
+                    ),
+                    f"{_ANSWER}.num_examples": MetricRecord({"num_examples": examples}),
+                    f"{_ANSWER}.metrics": ConfigRecord({}),
+                    f"{_ANSWER}.status": ConfigRecord({"code": 0, "message": ""}),
+                }
+            ),
+            reply_to=message,
+        )
+
+    return translate
+
+
+def named_arrays(package: str | os.PathLike[str], arrays: Sequence[Array]) -> ArrayRecord:
+    """The record of parameters that stand in the order of :func:`initial_arrays`.
+
+    Args:
+        package: Folder of the package.
+        arrays: The parameters.
+
+    Raises:
+        OdtpackError: ``fleet-arrays``: they are not as many as the package has.
+    """
+    return _named(crossing(Package.open(package)), arrays)
+
+
+def _named(names: Sequence[str], arrays: Sequence[Array]) -> ArrayRecord:
+    if len(arrays) != len(names):
+        raise OdtpackError(
+            "fleet-arrays", f"There are {len(arrays)} parameters, and the package has {len(names)}."
+        )
+    return to_record(dict(zip(names, arrays, strict=True)))

@@ -19,9 +19,8 @@ import onnx_ir as ir
 
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
-from odtpack.memory.costs import ancestors
 from odtpack.memory.spec import WORTH
-from odtpack.memory.timeline import Step
+from odtpack.memory.timeline import Step, ancestors
 from odtpack_simulator.memory.kernel_memory import ALIASES
 
 _LARGE: Final = 1 << 14

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from odtpack.memory import costs
+from odtpack.memory import timeline
 from odtpack.memory.timeline import AGAIN, Step, Timeline
 
 _SMALLEST: Final = 4096
@@ -73,7 +73,7 @@ def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collectio
     # In another order it may come further: as where tensors come from memory.
     values = step.graph.values
     weights = [
-        costs.node_seconds(each, values, costs.MEMORY_BANDWIDTH) for each in step.graph.nodes
+        timeline.node_seconds(each, values, timeline.MEMORY_BANDWIDTH) for each in step.graph.nodes
     ]
     other = _choose(_Search(step, seconds, nameable, weights), limit)
     return min(found, other, key=lambda choice: choice.peak)

@@ -11,8 +11,7 @@ import onnx_ir as ir
 
 from odtpack.graph.graphs import dims_of, reads, subgraphs
 from odtpack.graph.ops import Ops
-from odtpack.memory.costs import ancestors
-from odtpack.memory.timeline import Step, Timeline
+from odtpack.memory.timeline import Step, Timeline, ancestors
 from odtpack_runtime.session.graph_signature import RESET_NAME
 from odtpack_simulator.memory.kernel_memory import IN_PLACE
 

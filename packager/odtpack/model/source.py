@@ -20,7 +20,7 @@ import onnx.numpy_helper
 import onnx_ir as ir
 
 from odtpack.errors import OdtpackError, model_not_readable, not_onnx
-from odtpack.model import architecture, external_data
+from odtpack.model import exporters, external_data
 
 ModelLike = str | Path | onnx.ModelProto | ir.Model
 
@@ -81,7 +81,7 @@ def open_model(model: ModelLike) -> Source:
         raise not_onnx(path) from None
     if not proto.HasField("graph") or not proto.opset_import:
         raise not_onnx(path)
-    for key, value in architecture.noted(path).items():
+    for key, value in exporters.noted_architecture(path).items():
         proto.graph.metadata_props.add(key=key, value=value)
     for tensor, array in external_data.load_beside(proto, path, _is_in_place, map_file):
         _keep(tensor, array, str(path), arrays)

@@ -12,8 +12,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import stop
 from odtpack.errors import OdtpackError
-from odtpack.onnxblock.bases import current
-from odtpack.onnxblock.block import Block
+from odtpack.onnxblock.block import Block, current
 
 __all__ = [
     "Abs",

@@ -8,8 +8,7 @@ from typing import Any
 from odtpack import losses
 from odtpack.errors import OdtpackError
 from odtpack.onnxblock.accessor import ModelAccessor
-from odtpack.onnxblock.bases import current
-from odtpack.onnxblock.block import Block
+from odtpack.onnxblock.block import Block, current
 
 __all__ = ["BCEWithLogitsLoss", "CrossEntropyLoss", "L1Loss", "Loss", "MSELoss"]
 

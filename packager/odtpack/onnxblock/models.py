@@ -15,8 +15,7 @@ from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
 from odtpack.model.shared_tensors import copies_of
 from odtpack.onnxblock.accessor import ModelAccessor
-from odtpack.onnxblock.bases import base, current
-from odtpack.onnxblock.block import Block
+from odtpack.onnxblock.block import Block, base, current
 from odtpack.onnxblock.loss import Loss
 from odtpack.package.task import Graphs, LossInfo, Task
 from odtpack.package.training import build_graphs

@@ -6,16 +6,25 @@ given the names that it had: inputs, outputs and parameters are what they were.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+import onnx_ir as ir
+
+from odtpack import losses
 from odtpack.errors import OdtpackError
 from odtpack.gc_pause import paused_collector
+from odtpack.graph import graphs
+from odtpack.graph.graphs import dims_of
 from odtpack.model.loading import load_source
+from odtpack.model.source import Source, check_bytes
 from odtpack.optimizers import Clip, Optimizer
 from odtpack.ort_training.artifacts import Artifacts, open_artifacts
-from odtpack.ort_training.forward import forward_model
-from odtpack.ort_training.loss import take_loss
+from odtpack.ort_training.in_place import INTERNAL_BATCH_NORM
 from odtpack.ort_training.optimizer import carried_state, read_optimizer
 from odtpack.package.optimizer_update import resolve_update
 from odtpack.package.task import Graphs, Task
@@ -101,3 +110,238 @@ def _differentiate(artifacts: Artifacts, optimizer: Optimizer, clip: Clip) -> Gr
     for each in (graphs.training, graphs.evaluation):
         each.graph.outputs[0].name = name  # its nodes may be new
     return graphs
+
+
+# The forward model inside artifacts.
+#
+# The evaluation model holds the nodes of the forward model as they were exported, with its
+# loss after them; only modes are changed: Dropout has lost its ``training_mode`` input, and
+# BatchNormalization its attribute of that name. The training model has them, among nodes that
+# were fused and with gradients after them. So the evaluation model is taken, and the modes are
+# taken over from the training model, where a value has kept its name.
+
+_MEAN, _VARIANCE = ".running_mean", ".running_var"
+_DROPOUTS = ("Dropout", "BiasDropout", "BitmaskDropout", "BitmaskBiasDropout")
+
+
+def forward_model(artifacts: Artifacts) -> Source:
+    """Return the forward model with its loss, its modes and the checkpoint's parameters."""
+    source = artifacts.evaluation
+    proto = onnx.ModelProto()
+    proto.CopyFrom(source.proto)
+    graph = proto.graph
+    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
+    modes = _Modes(artifacts.training.proto.graph, artifacts.training.where)
+    nodes = {node.output[0]: node for node in graph.node if node.output}
+    for name in modes.batch_norms:
+        _batch_norm_on(_counterpart(nodes, name, "BatchNormalization"), opset)
+    for node in graph.node:  # the reference leaves the outputs, which only training mode has
+        batch_norm = node.op_type == "BatchNormalization" and node.output
+        if batch_norm and node.output[0] not in modes.batch_norms:
+            del node.output[1:]
+    for name, switch in modes.dropouts.items():
+        _dropout_on(graph, _counterpart(nodes, name, "Dropout"), switch)
+    arrays = dict(source.arrays)
+    parameters = artifacts.parameters
+    kept = [value for value in graph.input if value.name not in parameters]
+    order = [value.name for value in graph.input if value.name in parameters]
+    del graph.input[:]
+    graph.input.extend(kept)
+    for name in order:
+        array = parameters[name]
+        tensor = graph.initializer.add()
+        tensor.name, tensor.dims[:] = name, [0]
+        tensor.data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+        arrays[name] = array
+    return Source(proto, source.where, arrays)
+
+
+class _Modes:
+    """What the training model has in training mode, by output."""
+
+    # `batch_norms`: batch normalizations that take the statistics of their batch.
+    # `dropouts`: for each Dropout the tensor that switches it on, or the name of the input that
+    # does.
+
+    def __init__(self, graph: onnx.GraphProto, where: str) -> None:
+        self.batch_norms: set[str] = set()
+        self.dropouts: dict[str, onnx.TensorProto | str] = {}
+        constants = {tensor.name: tensor for tensor in graph.initializer}
+        for node in graph.node:
+            if not node.output:
+                continue
+            if node.op_type == "Constant":
+                constants.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+            elif node.op_type == INTERNAL_BATCH_NORM:
+                self.batch_norms.add(node.output[0])
+            elif node.op_type == "BatchNormalization":
+                if any(a.name == "training_mode" and a.i for a in node.attribute):
+                    self.batch_norms.add(node.output[0])
+            elif node.op_type in _DROPOUTS:
+                switch = node.input[-1] if len(node.input) > 2 else ""
+                constant = constants.get(switch)
+                if constant is not None:
+                    check_bytes(constant, where)
+                off = constant is not None and not onnx.numpy_helper.to_array(constant).any()
+                if switch and not off:
+                    self.dropouts[node.output[0]] = switch if constant is None else constant
+
+
+def _counterpart(nodes: dict[str, onnx.NodeProto], name: str, op_type: str) -> onnx.NodeProto:
+    node = nodes.get(name)
+    if node is None or node.op_type != op_type:
+        raise OdtpackError(
+            "artifacts-mixed",
+            f"the training model computes {name!r} with a {op_type}, and the evaluation model "
+            "does not",
+            hint="put the files of one call of generate_artifacts into the folder, or build a "
+            "package from the forward model",
+        )
+    return node
+
+
+def _batch_norm_on(node: onnx.NodeProto, opset: int) -> None:
+    """Let a batch normalization take the statistics of its batch."""
+    attributes = [a for a in node.attribute if a.name != "training_mode"]
+    del node.attribute[:]
+    node.attribute.extend(attributes)
+    # Until opset 13 the outputs say so: besides the running statistics two that are not used.
+    outputs: tuple[str, ...] = (_MEAN, _VARIANCE, ".saved_mean", ".saved_var")
+    if opset >= 14:
+        node.attribute.append(onnx.helper.make_attribute("training_mode", 1))
+        outputs = outputs[:2]
+    del node.output[1:]
+    node.output.extend(f"{node.output[0]}{suffix}" for suffix in outputs)
+
+
+def _dropout_on(
+    graph: onnx.GraphProto, node: onnx.NodeProto, switch: onnx.TensorProto | str
+) -> None:
+    """Give a Dropout the input that switches it on."""
+    if isinstance(switch, onnx.TensorProto):
+        name = f"{node.output[0]}.training_mode"
+        tensor = graph.initializer.add()
+        tensor.CopyFrom(switch)
+        tensor.name = name
+    else:
+        name = switch
+    ratio = list(node.input[1:2]) or [""]
+    node.input[:] = [*node.input[:1], *ratio, name]
+
+
+# Recognises the losses of onnxruntime-training at the end of a forward graph.
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundLoss:
+    """A loss, and the values that it reads."""
+
+    loss: losses.Loss
+    prediction: ir.Value
+    target: ir.Value
+
+
+def take_loss(graph: ir.Graph) -> FoundLoss | None:
+    """Recognise the loss that a graph's first output is, and cut it off."""
+    # Afterwards the first output is the prediction. What stays as it is: a loss that is none of the
+    # four, has weights that are not constant, or hands an intermediate result to something else.
+    end = graph.outputs[0].producer()
+    found = None if end is None else _recognise(end)
+    if end is None or found is None or graph.outputs[0].uses():
+        return None
+    inside = _between(graph, end, found)
+    if not graphs.private(inside, end) or graph.outputs[0] in graph.outputs[1:]:
+        return None
+    graph.outputs[0] = found.prediction
+    for node in inside:
+        graph.remove(node, safe=True)
+    if found.target in graph.inputs and found.loss.name == "cross_entropy":
+        # The reference leaves out the last axis of the prediction, and not the classes.
+        found.target.shape = found.loss.targets([found.prediction])[0].value().shape
+    return found
+
+
+def _recognise(end: ir.Node) -> FoundLoss | None:
+    if graphs.producer(end.outputs[0], "SoftmaxCrossEntropyLoss") is not None:
+        return _cross_entropy(end)
+    reductions = {"ReduceMean": "mean", "ReduceSum": "sum"}
+    if graphs.producer(end.outputs[0], *reductions) is None or len(end.inputs) != 1:
+        return None
+    if end.attributes.get_int("keepdims", 1) or "axes" in end.attributes:
+        return None
+    options: dict[str, object] = {"reduction": reductions[end.op_type]}
+    terms = graphs.producer(end.inputs[0], "Pow", "Abs", "Neg")
+    if terms is None:
+        return None
+    if terms.op_type == "Neg":
+        return _binary_cross_entropy(terms, options)
+    difference = graphs.producer(terms.inputs[0], "Sub")
+    if difference is None or (terms.op_type == "Pow" and not graphs.is_scalar(terms.inputs[1], 2)):
+        return None
+    return _found("mse" if terms.op_type == "Pow" else "l1", options, *difference.inputs)
+
+
+def _cross_entropy(node: ir.Node) -> FoundLoss | None:
+    """Read the options of a SoftmaxCrossEntropyLoss, whose axis of classes is 1."""
+    options: dict[str, object] = {"reduction": node.attributes.get_string("reduction", "mean")}
+    if "ignore_index" in node.attributes:
+        options["ignore_index"] = node.attributes.get_int("ignore_index")
+    if len(node.inputs) > 2:
+        weight = node.inputs[2]
+        values = None if weight is None else ir.convenience.get_const_tensor(weight)
+        if values is None or options["reduction"] == "none":
+            return None
+        options["weight"] = tuple(values.numpy().tolist())
+    return _found("cross_entropy", options, *node.inputs[:2])
+
+
+def _binary_cross_entropy(negated: ir.Node, options: dict[str, object]) -> FoundLoss | None:
+    """Match -(t log s + (1 - t) log(1 - s)) with s = Sigmoid(x)."""
+    total = graphs.producer(negated.inputs[0], "Add")
+    if total is None:
+        return None
+    positive, negative = (graphs.producer(value, "Mul") for value in total.inputs)
+    if positive is None or negative is None:
+        return None
+    log, target = graphs.producer(positive.inputs[0], "Log"), positive.inputs[1]
+    log_rest = graphs.producer(negative.inputs[0], "Log")
+    if log is None or log_rest is None:
+        return None
+    sigmoid = graphs.producer(log.inputs[0], "Sigmoid")
+    if (
+        sigmoid is None
+        or _complement(log_rest.inputs[0]) is not sigmoid.outputs[0]
+        or _complement(negative.inputs[1]) is not target
+    ):
+        return None
+    return _found("bce_with_logits", options, sigmoid.inputs[0], target)
+
+
+def _complement(value: ir.Value | None) -> ir.Value | None:
+    """X, where the value is 1 - x."""
+    node = graphs.producer(value, "Sub")
+    return node.inputs[1] if node is not None and graphs.is_scalar(node.inputs[0], 1) else None
+
+
+def _found(
+    name: str,
+    options: dict[str, object],
+    prediction: ir.Value | None,
+    target: ir.Value | None,
+) -> FoundLoss | None:
+    if prediction is None or target is None or dims_of(prediction) is None:
+        return None
+    return FoundLoss(losses.make_loss(name, options), prediction, target)
+
+
+def _between(graph: ir.Graph, end: ir.Node, found: FoundLoss) -> list[ir.Node]:
+    """Nodes of the loss, last first: what the end reads, back to prediction and target."""
+    stop = (found.prediction.producer(), found.target.producer())
+    inside, waiting = {end}, [end]
+    while waiting:
+        for value in waiting.pop().inputs:
+            before = None if value is None else value.producer()
+            if before is not None and before not in stop and before not in inside:
+                inside.add(before)
+                waiting.append(before)
+    return [node for node in reversed(graph) if node in inside]

@@ -20,7 +20,7 @@ from odtpack.model.loading import load_model
 from odtpack.ort.kernel_needs import oldest_runtime
 from odtpack.package.parameters import candidates
 from odtpack.recipe.schema import json_schema
-from odtpack_simulator.values.toml_text import toml_value
+from odtpack_simulator.values.text import toml_value
 from odtpack_simulator.values.units import format_bytes
 
 SCHEMA_NAME: Final = "recipe.schema.json"

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from odtpack.recipe.schema import RecipeFile
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.figures.limits import Budgets, make_budgets, read_budgets
-from odtpack_simulator.values.schema_errors import TAG_PREFIX, first_problem
+from odtpack_simulator.values.part import TAG_PREFIX, first_problem
 from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
 
 MAX_RECIPE_BYTES: Final = 256 * 1024

@@ -32,8 +32,7 @@ from odtpack.option import REQUIRED, Bounds, Option, options_of
 from odtpack.spec import BuildSpec, Head, keys_of
 from odtpack_simulator.device.profile import OsClass
 from odtpack_simulator.figures.limits import Section, name_limits
-from odtpack_simulator.values.part import Part
-from odtpack_simulator.values.schema_errors import TAG_PREFIX
+from odtpack_simulator.values.part import TAG_PREFIX, Part
 
 BOUNDS = (
     ("least", "minimum", "{:g} or more"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from odtpack.update.diff import PackageDiff, ParameterChange, ParameterSpec, Verdict
-from odtpack_simulator.values.plain_text import clean
+from odtpack_simulator.values.text import clean
 from odtpack_simulator.values.units import format_bytes
 
 # Signs that mean something in Markdown or in the HTML inside of it.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,6 @@ from odtpack_runtime.checkpoint.format import (
     check_property,
     read_checkpoint,
 )
-from odtpack_runtime.checkpoint.one_call import OneCall
 from odtpack_runtime.checkpoint.parameters import (
     ALIGNMENT,
     Array,
@@ -36,6 +37,38 @@ from odtpack_runtime.checkpoint.parameters import (
 from odtpack_runtime.checkpoint.writer import previous_path, write_checkpoint
 from odtpack_runtime.errors import OdtpackError, UnknownKeyError, WrongTypeError
 from odtpack_runtime.files.atomic import Identity, file_identity
+
+# One call at a time: a second one is refused, it does not wait.
+
+
+class OneCall:
+    """Held by whatever computes with a state or changes it, as ``with state.lock``."""
+
+    # The thread that holds it may enter again. Another one gets an error at once: a call that
+    # waited would see a state that its caller did not expect.
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        """Begin a call."""
+        if not self._lock.acquire(blocking=False):
+            raise OdtpackError(
+                "busy",
+                "A call of this session is still running.",
+                hint="wait for it, or keep one thread for all calls of a session",
+            )
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._lock.release()
+
+    @contextlib.contextmanager
+    def after_all(self) -> Iterator[None]:
+        """Wait for the running call, to close what it uses."""
+        with self._lock:
+            yield
+
 
 # Go back to the save before one that is damaged.
 

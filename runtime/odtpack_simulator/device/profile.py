@@ -13,15 +13,15 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
-from odtpack_simulator.device import data_sheet
-from odtpack_simulator.values.part import Part
+from odtpack_simulator.values.part import Part, all_problems, near_name
 from odtpack_simulator.values.quantities import (
     Bandwidth,
     Bytes,
@@ -39,9 +39,8 @@ from odtpack_simulator.values.quantities import (
     Unknown,
     bounds,
 )
-from odtpack_simulator.values.schema_errors import all_problems, near_name
+from odtpack_simulator.values.text import toml_value
 from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
-from odtpack_simulator.values.toml_text import toml_value
 from odtpack_simulator.values.units import Interval, format_bytes
 
 
@@ -108,10 +107,10 @@ class CpuFigures(Strict):
 
     ``fp32_gemm`` is the rate of a large single-precision matrix product. Where
     it was not measured, it is ``fp32_peak`` times ``gemm_efficiency``, for which
-    :mod:`odtpack_simulator.device.data_sheet` has a share by the kind of core.
+    :mod:`odtpack_simulator.device.profile` has a share by the kind of core.
     """
 
-    extensions: list[data_sheet.Extension] = Field(default_factory=list, max_length=16)
+    extensions: list[Extension] = Field(default_factory=list, max_length=16)
     """Instructions for which ONNX Runtime has kernels of their own."""
     clusters: list[Cluster] = Field(default_factory=list, max_length=16)
     fp32_peak: Compute | None = None
@@ -270,7 +269,7 @@ class DeviceProfile(Strict):
         if peak is None:
             return None
         share = bounds(self.cpu.gemm_efficiency, "ratio")
-        share = share or data_sheet.gemm_share(self._core_kind(), self.cpu.extensions)
+        share = share or gemm_share(self._core_kind(), self.cpu.extensions)
         return peak.times(share)
 
     def _core_peaks(self) -> list[float] | None:
@@ -302,7 +301,7 @@ class DeviceProfile(Strict):
         chips = bounds(self.memory.dram_bandwidth, "bandwidth")
         if measured is not None or chips is None:
             return measured
-        return data_sheet.copy_rate(self._core_kind(), chips, self.fastest_clock())
+        return copy_rate(self._core_kind(), chips, self.fastest_clock())
 
     def int8_ops(self, threads: int | None = None) -> Interval | None:
         """Operations per second of a large int8 matrix product; None if unknown.
@@ -317,17 +316,17 @@ class DeviceProfile(Strict):
         rate = self.gemm_flops(threads)
         if measured is not None or rate is None:
             return measured
-        return rate.times(data_sheet.int8_factor(self.cpu.extensions))
+        return rate.times(int8_factor(self.cpu.extensions))
 
     def fastest_clock(self) -> Interval | None:
         """Clock in Hz of the fastest cores; None if unknown."""
         clocks = [bounds(cluster.clock, "frequency") for cluster in self.cpu.clusters]
         return max((c for c in clocks if c), key=lambda clock: clock.typical, default=None)
 
-    def _core_kind(self) -> data_sheet.CoreKind:
+    def _core_kind(self) -> CoreKind:
         """The kind of the cores that train: of the fastest cluster, which comes first."""
         core = self.cpu.clusters[0].core if self.cpu.clusters else self.soc or ""
-        return data_sheet.core_kind(core, self.vendor, self.cpu.extensions)
+        return core_kind(core, self.vendor, self.cpu.extensions)
 
     def storage_bandwidth(self, direction: Literal["read", "write"]) -> Interval | None:
         """Bytes per second of sequential storage access; None if unknown."""
@@ -527,3 +526,102 @@ def _whole(value: Any) -> Any:
     """A number without a fraction as a whole one, which people read better."""
     whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
     return int(value) if whole else value
+
+
+# What ONNX Runtime makes of a data sheet: shares of the published peaks that it reaches.
+#
+# A data sheet has clocks, vector units and memory chips; a training has matrix products and copies.
+# How much of the one becomes the other depends on the kind of core and on ONNX Runtime's kernels
+# (MLAS), so the shares are here and not in each device's profile.
+#
+# Matrix products, in share of the peak of fused multiply-adds at the highest clock:
+#
+# - 0.83 through ONNX Runtime 1.31 on Zen 3 (93 of 112 GFLOPS at 3.5 GHz, one thread; 0.78 a core
+# with two). - 0.80 and 0.86 to 0.90 of one Cortex-A76 (Raspberry Pi 5, Rock 5B; 0.51 and 0.85 of
+# all four), 0.80 of one Cortex-A72 and 0.62 of four: HPL in double precision, of which nearly all
+# is matrix products (github.com/OpenMathLib/OpenBLAS issues 4581 and 4149). - 0.60 of Cortex-A55,
+# 0.48 to 0.57 of Cortex-A53: single-precision products that are tuned for these cores (the same,
+# issue 3279 and pull request 2643). They issue in order, and wait for each load.
+#
+# With SME, ONNX Runtime 1.23 and later hands products to KleidiAI, by which whole networks became
+# 1.2 to 1.8 times as fast on M4 (github.com/microsoft/onnxruntime pull request 24346).
+#
+# Copies by one thread reach 0.21 of the memory chips' peak on Raspberry Pi 4, 0.28 on Pi 5, 0.32 on
+# QCS6490 and a half on A18 Pro, and never more than a core can have under way: 1.1 bytes per cycle
+# on Cortex-A53, 2.7 to 3.2 on Zen 3 (this library's own copies), 3 to 4.5 on Cortex-A78.
+
+Extension = Literal["dotprod", "i8mm", "bf16", "sve", "sme", "avx2", "avx512", "vnni", "amx"]
+"""Instructions for which ONNX Runtime has kernels of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreKind:
+    """What one kind of core reaches."""
+
+    gemm: Interval  # Share of its peak, in a matrix product
+    dram: Interval  # Share of the memory chips' peak, in a copy by one thread
+    copy_bytes: Interval  # Bytes that it copies per cycle at most
+
+
+_SHARE: Final = Interval.of(0.17, 0.28, 0.5)
+_OUT_OF_ORDER: Final = Interval.of(0.55, 0.8, 0.95)
+ARM: Final = CoreKind(_OUT_OF_ORDER, _SHARE, Interval.of(3, 5, 8))
+IN_ORDER: Final = CoreKind(Interval.of(0.35, 0.55, 0.75), _SHARE, Interval.of(0.5, 1, 1.5))
+APPLE: Final = CoreKind(_OUT_OF_ORDER, Interval.of(0.25, 0.5, 0.6), Interval.of(5, 8, 12))
+X86: Final = CoreKind(_OUT_OF_ORDER, _SHARE, Interval.of(2, 3, 5))
+
+_IN_ORDER_NAMES: Final = re.compile(r"A(?:35|53|55|510|520)\b")
+_X86_NAMES: Final = re.compile(r"x86|EPYC|Ryzen|Xeon|Core\b.*\bi\d|Zen|Atom|Celeron|Pentium", re.I)
+_X86_EXTENSIONS: Final = frozenset({"avx2", "avx512", "vnni", "amx"})
+
+SME: Final = Interval.of(1.0, 1.5, 1.8)
+"""Rate of products with SME over that without, of whole networks."""
+
+_INT8: Final[tuple[tuple[str, Interval], ...]] = (
+    # Multiply-adds per instruction over those of a single-precision one: 16 lanes in four for
+    # SDOT, 32 for SMMLA; the low end is what packing and requantizing leave of it.
+    ("amx", Interval.of(4, 8, 16)),
+    ("i8mm", Interval.of(2.5, 4.5, 8)),
+    ("vnni", Interval.of(2, 3, 4)),
+    ("dotprod", Interval.of(1.7, 3, 4)),
+    ("avx2", Interval.of(1, 1.6, 2)),
+)
+_INT8_PLAIN: Final = Interval.of(0.7, 1.2, 2)
+
+
+def core_kind(core: str, vendor: str, extensions: Sequence[str]) -> CoreKind:
+    """The kind of a core, from its name, its maker and the instructions it has."""
+    if vendor == "Apple":
+        return APPLE
+    if not _X86_EXTENSIONS.isdisjoint(extensions) or _X86_NAMES.search(core):
+        return X86
+    return IN_ORDER if _IN_ORDER_NAMES.search(core) else ARM
+
+
+def gemm_share(kind: CoreKind, extensions: Sequence[str]) -> Interval:
+    """What a float32 product reaches, in share of the peak without SME; it may exceed 1 with it."""
+    return kind.gemm.times(SME) if "sme" in extensions else kind.gemm
+
+
+def int8_factor(extensions: Sequence[str]) -> Interval:
+    """Operations per second of an int8 product over those of a float32 one."""
+    factor = next((factor for name, factor in _INT8 if name in extensions), _INT8_PLAIN)
+    if "sme" not in extensions:
+        return factor
+    # Of what float32 products gain by SME, these are only sure to have the plain part.
+    return Interval.of(
+        factor.low / SME.typical, factor.typical / SME.typical, factor.high / SME.typical
+    )
+
+
+def copy_rate(kind: CoreKind, dram: Interval, clock: Interval | None) -> Interval:
+    """Bytes per second that one thread copies."""
+    # `dram`: Peak of the memory chips in bytes per second.
+    # `clock`: Of the fastest core in Hz; None if unknown.
+    share = dram.times(kind.dram)
+    if clock is None:
+        return share
+    most = clock.times(kind.copy_bytes)
+    return Interval.of(
+        min(share.low, most.low), min(share.typical, most.typical), min(share.high, most.high)
+    )

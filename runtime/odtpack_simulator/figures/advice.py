@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Final
 
 from odtpack_simulator.device.app_footprint import runtime_words
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     DeviceResult,
     InterruptionInfo,
     PlannedChange,

@@ -7,7 +7,7 @@ from typing import Final
 from odtpack_simulator.device.app_footprint import runtime_words
 from odtpack_simulator.figures import advice
 from odtpack_simulator.replay.paired_loss import ENOUGH_GROUPS, FEWEST_GROUPS
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     DeviceCampaign,
     DeviceMemory,
     DeviceResult,

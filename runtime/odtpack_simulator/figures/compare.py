@@ -17,7 +17,7 @@ from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import Budgets
 from odtpack_simulator.figures.metric import Metric, chance, incomparable
 from odtpack_simulator.figures.simulated import CHECKS, METRICS, figures_of
-from odtpack_simulator.result.result import HostInfo, SimulationResult
+from odtpack_simulator.result import HostInfo, SimulationResult
 from odtpack_simulator.values.figure import Check, Figure, Text, Unit, Verdict, shortened
 from odtpack_simulator.values.part import Part
 

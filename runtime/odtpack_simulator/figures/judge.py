@@ -28,7 +28,7 @@ from odtpack_simulator.figures.checks import device_checks, package_checks, too_
 from odtpack_simulator.figures.limits import Budgets, PlacedLimit
 from odtpack_simulator.figures.metric import Metric, chance, incomparable
 from odtpack_simulator.figures.simulated import METRICS, figures_of, of_scope
-from odtpack_simulator.result.result import DeviceResult, SimulationResult, Subject
+from odtpack_simulator.result import DeviceResult, SimulationResult, Subject
 from odtpack_simulator.values.figure import (
     Check,
     CheckStatus,

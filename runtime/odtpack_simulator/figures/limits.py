@@ -35,10 +35,9 @@ from odtpack_simulator.device.kits import Loop
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.metric import Metric
 from odtpack_simulator.figures.simulated import METRICS
-from odtpack_simulator.result.result import Subject
+from odtpack_simulator.result import Subject
 from odtpack_simulator.values.figure import CheckLevel, Unit
-from odtpack_simulator.values.part import Part
-from odtpack_simulator.values.schema_errors import TAG_PREFIX, first_problem, near_name
+from odtpack_simulator.values.part import TAG_PREFIX, Part, first_problem, near_name
 from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
 from odtpack_simulator.values.units import parse_quantity
 

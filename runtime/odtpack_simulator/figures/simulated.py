@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.metric import CheckKind, Metric, Topic, of_head, of_ratio
-from odtpack_simulator.result.result import DeviceResult, HostLatency, SimulationResult, Subject
+from odtpack_simulator.result import DeviceResult, HostLatency, SimulationResult, Subject
 from odtpack_simulator.values.figure import Basis, Figure, FigureKind, Unit, shortened
 from odtpack_simulator.values.memory_fit import memory_fit, with_margin
 from odtpack_simulator.values.units import Interval, format_bytes

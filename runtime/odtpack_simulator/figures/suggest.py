@@ -13,9 +13,9 @@ from typing import Final
 
 from odtpack_simulator.figures.metric import Metric
 from odtpack_simulator.figures.simulated import METRICS, figures_of
-from odtpack_simulator.result.result import SimulationResult, Subject
+from odtpack_simulator.result import SimulationResult, Subject
 from odtpack_simulator.values.figure import Figure
-from odtpack_simulator.values.toml_text import toml_key
+from odtpack_simulator.values.text import toml_key
 
 _ROOM: Final = 1.25
 _MOST: Final = 1e15  # in any unit: beyond, a limit limits nothing

@@ -11,14 +11,20 @@ from typing import Final
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.campaign.campaign import device_times, watts_above_idle
-from odtpack_simulator.campaign.virtual_clock import NEVER, DeviceTimes, Session, play_session
+from odtpack_simulator.campaign import (
+    NEVER,
+    DeviceTimes,
+    Session,
+    device_times,
+    play_session,
+    watts_above_idle,
+)
 from odtpack_simulator.device.app_footprint import default_footprint, runtime_bytes
 from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import DeviceProfile, load_profile
 from odtpack_simulator.fleet.fleet_file import FleetFile, PopulationTable
 from odtpack_simulator.fleet.population import FleetData
-from odtpack_simulator.latency.latency import carry, measure_sessions
+from odtpack_simulator.latency import carry, measure_sessions
 from odtpack_simulator.measure.host import BUSY
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
@@ -29,7 +35,7 @@ from odtpack_simulator.replay.replay import (
     make_job,
     write_data,
 )
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     Bytes,
     DeviceLatency,
     HostLatency,

@@ -61,8 +61,8 @@ from odtpack_simulator.fleet.updates import (
 )
 from odtpack_simulator.fleet.workers import ClientPool, Group
 from odtpack_simulator.replay.executor import RayExecutor
-from odtpack_simulator.result.result import find_origin, tool_version
-from odtpack_simulator.values.paths import shown_path
+from odtpack_simulator.result import find_origin, tool_version
+from odtpack_simulator.values.text import shown_path
 
 _EVALUATION_BATCH: Final = 256
 _MOST_REFUSALS: Final = 20  # Reasons of refusal that a round's record keeps; the ends count all

@@ -15,8 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import AppState
-from odtpack_simulator.values.part import Part
-from odtpack_simulator.values.schema_errors import first_problem
+from odtpack_simulator.values.part import Part, first_problem
 from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
 from odtpack_simulator.values.units import parse_quantity
 

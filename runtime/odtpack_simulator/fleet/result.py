@@ -9,7 +9,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from odtpack_simulator.fleet.devices import FleetDevice
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     Bytes,
     Count,
     Loss,
@@ -19,7 +19,7 @@ from odtpack_simulator.result.result import (
 )
 from odtpack_simulator.values.figure import Check, Text, Verdict
 from odtpack_simulator.values.part import Part
-from odtpack_simulator.values.paths import last_part
+from odtpack_simulator.values.text import last_part
 
 SCHEMA_VERSION: Final = 1
 MAX_RESULT_BYTES: Final = 256 * 1024 * 1024

@@ -19,7 +19,7 @@ import numpy as np
 
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.population import NS, Availability, Client, Population, uniform
-from odtpack_simulator.result.result import Count
+from odtpack_simulator.result import Count
 from odtpack_simulator.values.part import Part
 
 End = Literal[

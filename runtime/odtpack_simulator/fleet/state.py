@@ -18,7 +18,7 @@ from odtpack_simulator.fleet.fleet_file import FleetFile
 from odtpack_simulator.fleet.local_training import Arrays, mismatch
 from odtpack_simulator.fleet.result import RoundRecord
 from odtpack_simulator.fleet.round_clock import ENDS, Flight, Visit
-from odtpack_simulator.result.result import Count, Loss
+from odtpack_simulator.result import Count, Loss
 from odtpack_simulator.values.part import Part
 
 VISIT: Final = np.dtype(

@@ -12,8 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import OsClass
 from odtpack_simulator.measure.host import spread
-from odtpack_simulator.values.part import Part
-from odtpack_simulator.values.schema_errors import first_problem
+from odtpack_simulator.values.part import Part, first_problem
 from odtpack_simulator.values.textfile import read_bounded
 
 # Figures of a device profile as they are written: rounded, with kind and source.

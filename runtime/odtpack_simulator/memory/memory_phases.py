@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     MemoryBreakdown,
     MemoryKind,
     PeakTensor,

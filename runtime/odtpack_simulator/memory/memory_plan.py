@@ -19,37 +19,25 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from odtpack_runtime.checkpoint.parameters import Layout
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.package.records import OptimizationLevel, SessionInfo
+from odtpack_runtime.package.records import SessionInfo
 from odtpack_runtime.session.graph_signature import ORDER_PREFIX, RESET_NAME
 from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.memory import planning, session_memory
 from odtpack_simulator.memory.arena import Arenas, sharing_of
 from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
 from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph, load_runtime_graph
-from odtpack_simulator.result.result import TimelinePoint
+from odtpack_simulator.result import TimelinePoint
 
-
-class LoadGraph(Protocol):
-    """Reads a model as :func:`~odtpack_simulator.memory.runtime_graph.load_runtime_graph` does."""
-
-    def __call__(
-        self,
-        model: Path,
-        shapes: Mapping[str, Sequence[int]],
-        *,
-        threads: int,
-        level: OptimizationLevel,
-    ) -> RuntimeGraph:
-        """Return the graph of a model with these shapes of its inputs."""
+LoadGraph = Callable[..., RuntimeGraph]
+"""Reads a model as :func:`~odtpack_simulator.memory.runtime_graph.load_runtime_graph` does."""
 
 
 def plan_memory(

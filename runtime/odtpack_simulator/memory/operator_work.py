@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from odtpack_simulator.memory.kernel_memory import ALIASES, Shape
 
 if TYPE_CHECKING:
-    from odtpack_simulator.result.result import OperatorClass
+    from odtpack_simulator.result import OperatorClass
 
 
 # Arithmetic and least memory traffic of one run of an operator, from the shapes it saw.

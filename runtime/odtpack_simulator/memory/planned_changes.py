@@ -12,8 +12,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import onnx
 import onnx.parser
@@ -22,12 +23,11 @@ from onnx import helper
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.package.records import OptimizationLevel
 from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.memory.execution_order import Layer, drop_gradients, trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
-from odtpack_simulator.result.result import PlannedChange
+from odtpack_simulator.result import PlannedChange
 
 MEMORY_CHECKS: Final = frozenset(
     {"memory_limit", "peak_memory", "memory_headroom", "low_memory_warning", "steps_done"}
@@ -62,9 +62,8 @@ def plan_changes(
     # Returns: Single changes first, those of a kind from the least to the most; then combinations.
     # The last one is the most that can be done.
     with scratch_folder("changes") as folder:
-        variants = _Variants(
-            package, shapes, threads, sharing, Path(folder), step_model, weights_bytes
-        )
+        settings = {"threads": threads, "sharing": sharing, "weights_bytes": weights_bytes}
+        variants = _Variants(package, shapes, Path(folder), step_model, settings)
         sizes: list[int | None] = [*_micro_batches(package.manifest, shapes)]
         # Whether the optimizer keeps something for each parameter.
         model = onnx.load(str(package.optimizer_model), load_external_data=False)
@@ -86,39 +85,32 @@ def plan_changes(
         return [variants.planned(*each) for each in dict.fromkeys(wanted) if any(each)]
 
 
+@dataclasses.dataclass
 class _Variants:
     """The package with changes, planned; models that several of them share are read once."""
 
-    def __init__(
-        self,
-        package: Package,
-        shapes: Mapping[str, Sequence[int]],
-        threads: int | None,
-        sharing: Sharing | None,
-        folder: Path,
-        step_model: bool,
-        weights_bytes: int,
-    ) -> None:
-        self._package = package
-        self._weights_bytes = weights_bytes
-        self._step_model = step_model
-        self._shapes = shapes
-        self._threads = threads
-        self._sharing = sharing
-        self._folder = folder
-        self._graphs: dict[object, RuntimeGraph] = {}
-        self._training = onnx.load(str(package.training_model), load_external_data=False)
-        self._without: dict[frozenset[str], Path] = {}
+    package: Package
+    shapes: Mapping[str, Sequence[int]]
+    folder: Path
+    step_model: bool
+    settings: Mapping[str, Any]  # Of the plans: threads, sharing, weights_bytes
+    graphs: dict[object, RuntimeGraph] = dataclasses.field(default_factory=dict)
+    without: dict[frozenset[str], Path] = dataclasses.field(default_factory=dict)
+
+    @cached_property
+    def training(self) -> onnx.ModelProto:
+        """The training model."""
+        return onnx.load(str(self.package.training_model), load_external_data=False)
 
     def freezes(self) -> Iterator[_Freeze]:
         """What could be frozen besides what is: the first layers, up to all but the last."""
-        if self._package.manifest.segments is not None:
+        if self.package.manifest.segments is not None:
             return  # each has its own gradients
-        graph = self._training.graph
+        graph = self.training.graph
         external = onnx.TensorProto.EXTERNAL
         if any(tensor.data_location == external for tensor in graph.initializer):
             return  # what is written elsewhere would not find its data
-        layers = trained_layers(graph, self._package.manifest)
+        layers = trained_layers(graph, self.package.manifest)
         count = len(layers)
         if count < 2:
             return
@@ -135,7 +127,7 @@ class _Variants:
 
     def planned(self, size: int | None, freeze: _Freeze | None, stateless: bool) -> PlannedChange:
         """The peak with these changes."""
-        package, shapes = self._package, dict(self._shapes)
+        package, shapes = self.package, dict(self.shapes)
         manifest = package.manifest
         if size is not None:
             batch = _batch(manifest, shapes)
@@ -148,27 +140,25 @@ class _Variants:
                 for p in manifest.parameters
             )
             manifest = dataclasses.replace(manifest, parameters=parameters, groups=())
-            if freeze.names not in self._without:
+            if freeze.names not in self.without:
                 model = onnx.ModelProto()
-                model.CopyFrom(self._training)
+                model.CopyFrom(self.training)
                 drop_gradients(model.graph, freeze.names)
-                path = self._folder / f"{len(self._without)}.onnx"
+                path = self.folder / f"{len(self.without)}.onnx"
                 onnx.save(model, str(path))
-                self._without[freeze.names] = path
-            package = dataclasses.replace(package, training_model=self._without[freeze.names])
+                self.without[freeze.names] = path
+            package = dataclasses.replace(package, training_model=self.without[freeze.names])
         if stateless:
             package = dataclasses.replace(package, optimizer_model=self._plain_sgd(manifest))
         plan = plan_memory(
             dataclasses.replace(package, manifest=manifest),
             shapes,
-            threads=self._threads,
-            sharing=self._sharing,
-            step_model=self._step_model
+            step_model=self.step_model
             and freeze is None
             and not stateless
             and manifest.accumulation_steps == 1,
-            weights_bytes=self._weights_bytes,
             load=self._load,
+            **self.settings,
         )
         return PlannedChange(
             micro_batch=size,
@@ -178,23 +168,18 @@ class _Variants:
         )
 
     def _load(
-        self,
-        model: Path,
-        shapes: Mapping[str, Sequence[int]],
-        *,
-        threads: int,
-        level: OptimizationLevel,
+        self, model: Path, shapes: Mapping[str, Sequence[int]], **settings: Any
     ) -> RuntimeGraph:
         key = model, tuple((name, tuple(shape)) for name, shape in sorted(shapes.items()))
-        if key not in self._graphs:
-            self._graphs[key] = load_runtime_graph(model, shapes, threads=threads, level=level)
-        return self._graphs[key]
+        if key not in self.graphs:
+            self.graphs[key] = load_runtime_graph(model, shapes, **settings)
+        return self.graphs[key]
 
     def _plain_sgd(self, manifest: Manifest) -> Path:
         """A model of ``p - rate * g`` over flat vectors."""
         trained = [p.dtype for p in manifest.parameters if p.role == "trainable"]
         dtype = "double" if trained[:1] == ["float64"] else "float"
-        path = self._folder / f"sgd-{dtype}.onnx"
+        path = self.folder / f"sgd-{dtype}.onnx"
         if path.exists():
             return path
         rate = "learning_rate" if dtype == "float" else "rate"

@@ -29,7 +29,7 @@ from odtpack_simulator.memory.memory_phases import Item, Phase
 from odtpack_simulator.memory.missing_shapes import Dims
 from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph
 from odtpack_simulator.memory.session_memory import arena_copies, constant_bytes, loading_bytes
-from odtpack_simulator.result.result import TimelinePoint
+from odtpack_simulator.result import TimelinePoint
 
 # What lies in memory throughout a training or a part of it: parameters, moments, a batch.
 

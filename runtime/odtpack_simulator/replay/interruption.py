@@ -13,22 +13,22 @@ import dataclasses
 import os
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
+import onnx
 
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.replay.job import Job, Message, check_whole, load_position, run_digest
 from odtpack_simulator.replay.paired_loss import first_difference
-from odtpack_simulator.replay.random_operators import unrepeatable_operators
 from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, run_training_child
-from odtpack_simulator.result.result import Interruption, InterruptionInfo
+from odtpack_simulator.result import Interruption, InterruptionInfo
 from odtpack_simulator.values.units import format_bytes
 
 Kind = Literal["step", "save", "memory warning"]
@@ -240,3 +240,35 @@ def _detail(odd: str | None, own: str | None, log: _Log) -> str:
 
 def _failed(problem: str) -> OdtpackError:
     return OdtpackError("interruption-failed", f"The interruption did not go as planned: {problem}")
+
+
+# Which nodes of a model draw random numbers that no seed from outside repeats.
+
+OWN_GENERATOR: Final = frozenset(
+    {
+        *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"),
+        *("RandomUniform", "RandomUniformLike"),
+    }
+)
+"""Operators whose kernel in ONNX Runtime keeps a generator of its own, seeded when it loads."""
+
+
+def unrepeatable_operators(model: str | os.PathLike[str]) -> str | None:
+    """Name a node that draws from a generator inside the session, None if there is none."""
+    # Dropout without the attribute `seed` is none: it draws from the process's generator, which
+    # `onnxruntime.set_seed` sets before every batch.
+    proto = onnx.load(os.fspath(model), load_external_data=False)
+    for node in _walk([proto.graph.node, *(function.node for function in proto.functions)]):
+        if node.op_type in OWN_GENERATOR:
+            return f"{node.op_type} '{node.name}'"
+        if node.op_type == "Dropout" and any(a.name == "seed" for a in node.attribute):
+            return f"Dropout '{node.name}' with the attribute seed"
+    return None
+
+
+def _walk(bodies: Iterable[Iterable[onnx.NodeProto]]) -> Iterator[onnx.NodeProto]:
+    for body in bodies:
+        for node in body:
+            yield node
+            for attribute in node.attribute:
+                yield from _walk(graph.node for graph in (attribute.g, *attribute.graphs))

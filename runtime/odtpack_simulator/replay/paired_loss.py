@@ -14,7 +14,7 @@ from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.package.manifest import Manifest
 
 if TYPE_CHECKING:
-    from odtpack_simulator.result.result import HeldOutFall
+    from odtpack_simulator.result import HeldOutFall
 
 
 # The metric of a classifier: the share of labels that the highest score names.
@@ -118,7 +118,7 @@ def held_out_fall(before: Sequence[Groups], after: Sequence[Groups]) -> HeldOutF
     fall = float(weight @ difference) / total
     scatter = float(np.square(weight * (difference - fall)).sum())
     half = student_t(count - 1) * math.sqrt(count / (count - 1) * scatter) / total
-    from odtpack_simulator.result.result import HeldOutFall  # not needed where it trains
+    from odtpack_simulator.result import HeldOutFall  # not needed where it trains
 
     return HeldOutFall(
         groups=count, samples=sum(sizes), fall=fall, low=fall - half, high=fall + half

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from odtpack_simulator.figures.simulated import CHECKS
 from odtpack_simulator.reports import svg
-from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.result import SimulationResult
 from odtpack_simulator.values.figure import Check, Verdict
 from odtpack_simulator.values.units import format_percent
 

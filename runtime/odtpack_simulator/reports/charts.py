@@ -14,7 +14,7 @@ from typing import Final
 from markupsafe import Markup
 
 from odtpack_simulator.reports import svg
-from odtpack_simulator.result.result import EvaluationPoint
+from odtpack_simulator.result import EvaluationPoint
 from odtpack_simulator.values.units import Interval, format_bytes, format_number
 
 _LABEL_ROOM: Final = 0.1  # share of a plot kept free above its highest value, for the label

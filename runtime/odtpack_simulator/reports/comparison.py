@@ -20,7 +20,7 @@ from odtpack_simulator.reports.html_report import render_page
 from odtpack_simulator.reports.report import Block, fitted, markdown_text, worst
 from odtpack_simulator.reports.svg import Axis
 from odtpack_simulator.values.figure import WORST_FIRST, Check, Verdict, shortened
-from odtpack_simulator.values.plain_text import clean
+from odtpack_simulator.values.text import clean
 from odtpack_simulator.values.units import format_interval_of, format_percent, format_value
 
 MARKS: Final[dict[Direction, str]] = {

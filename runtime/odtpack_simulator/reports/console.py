@@ -23,7 +23,7 @@ from odtpack_simulator.reports.report import (
     report_of,
 )
 from odtpack_simulator.values.figure import Verdict
-from odtpack_simulator.values.plain_text import clean
+from odtpack_simulator.values.text import clean
 
 _SYMBOLS: Final[dict[Verdict, tuple[str, str]]] = {
     "pass": ("✓", "green"),

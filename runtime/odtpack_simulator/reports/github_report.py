@@ -30,7 +30,7 @@ from odtpack_simulator.reports.report import (
     worst,
 )
 from odtpack_simulator.values.figure import Check, Verdict, shortened
-from odtpack_simulator.values.plain_text import clean
+from odtpack_simulator.values.text import clean
 
 MOST_OF_A_LEVEL: Final = 10
 MOST_MESSAGE: Final = 4_000  # Characters of a message; GitHub takes 64 KB, more than is read

@@ -12,7 +12,7 @@ from odtpack_simulator.figures.simulated import ALWAYS, CHECKS, METRICS
 from odtpack_simulator.reports import svg
 from odtpack_simulator.reports.badge import headroom, in_words
 from odtpack_simulator.reports.html_report import render_page
-from odtpack_simulator.result.result import SimulationResult
+from odtpack_simulator.result import SimulationResult
 from odtpack_simulator.values.figure import Check, shortened
 from odtpack_simulator.values.units import format_limit, format_percent, format_value
 

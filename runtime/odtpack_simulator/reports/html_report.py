@@ -20,8 +20,8 @@ from odtpack_simulator.reports.report import (
     first_fixes,
     report_of,
 )
-from odtpack_simulator.result.result import SimulationResult
-from odtpack_simulator.values.plain_text import clean_lines
+from odtpack_simulator.result import SimulationResult
+from odtpack_simulator.values.text import clean_lines
 from odtpack_simulator.values.units import format_bytes, format_duration, format_number
 
 TEMPLATES: Final = Path(__file__).parent / "templates"

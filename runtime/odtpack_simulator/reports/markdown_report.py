@@ -29,7 +29,7 @@ from odtpack_simulator.reports.report import (
 from odtpack_simulator.reports.report import VERDICT_SYMBOLS as _SYMBOLS
 from odtpack_simulator.reports.report import markdown_text as _text
 from odtpack_simulator.values.figure import shortened
-from odtpack_simulator.values.plain_text import clean
+from odtpack_simulator.values.text import clean
 
 MOST_BYTES: Final = 65_000
 """Bytes of the report, counted in UTF-8: never more characters than a comment holds."""

@@ -13,9 +13,9 @@ from typing import Final, TypeVar
 
 from odtpack_simulator.figures.metric import CheckKind
 from odtpack_simulator.fleet.result import FleetResult
-from odtpack_simulator.result.result import Origin, SimulationResult
+from odtpack_simulator.result import Origin, SimulationResult
 from odtpack_simulator.values.figure import Check, Verdict, shortened
-from odtpack_simulator.values.plain_text import clean
+from odtpack_simulator.values.text import clean
 from odtpack_simulator.values.units import format_limit, format_value
 
 AnyResult = SimulationResult | FleetResult

@@ -27,7 +27,7 @@ from odtpack_simulator.reports.report import (
     made_words,
     tally,
 )
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     DeviceCampaign,
     DeviceMemory,
     DeviceResult,

@@ -15,7 +15,7 @@ from odtpack_simulator.reports import charts, simulation
 from odtpack_simulator.reports.charts import Bar
 from odtpack_simulator.reports.report import NOT_VALIDATED, FigureRow, name_list
 from odtpack_simulator.reports.svg import Axis, duration_label, linear_axis, log_axis
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     CampaignPoint,
     DeviceResult,
     OperatorCost,

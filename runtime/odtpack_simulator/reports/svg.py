@@ -14,7 +14,7 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-from odtpack_simulator.values.plain_text import clean
+from odtpack_simulator.values.text import clean
 
 Attribute = str | float | int | None
 

@@ -1,10 +1,14 @@
-"""The base of all that pydantic checks."""
+"""The base of all that pydantic checks, and its errors as one line a person can act on."""
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Part(BaseModel):
@@ -16,3 +20,139 @@ class Part(BaseModel):
         """The record as JSON text in the order of the fields; the same record, the same bytes."""
         content = self.model_dump(mode="json")
         return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+# Turn a pydantic ``ValidationError`` into one line a person can act on.
+#
+# Pydantic reports every deviation with its internal path. A person who wrote a
+# TOML file needs the first one: the key as it stands in the file, what was found
+# there, and what would be allowed.
+
+TAG_PREFIX = "variant:"
+"""Tags of discriminated unions start with this, so that they can be left out of a key."""
+
+_BOUNDS = {
+    "greater_than": ("greater than ", "gt"),
+    "greater_than_equal": ("at least ", "ge"),
+    "less_than": ("less than ", "lt"),
+    "less_than_equal": ("at most ", "le"),
+}
+"""Words for pydantic's types of error, and where it keeps the bound."""
+
+_Loc = tuple[int | str, ...]
+
+
+def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
+    """The first deviation as (key, sentence without the key)."""
+    found = all_problems(error, model)
+    key, text = found[0]
+    if len(found) > 1:
+        text += f" (and {len(found) - 1} more)"
+    return key, text
+
+
+def all_problems(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
+    """Every deviation as (key, sentence without the key), unknown keys first."""
+    # An unknown key is most often a misspelt one whose absence is reported too.
+    found = error.errors(include_url=False)
+    found.sort(key=lambda problem: problem["type"] != "extra_forbidden")
+    return [(_key(each["loc"]), _sentence(dict(each), each["loc"], model)) for each in found]
+
+
+def near_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name closest to a misspelt one, if any is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def _key(loc: _Loc) -> str:
+    text = ""
+    for part in loc:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part != "[key]" and not part.startswith(TAG_PREFIX):
+            name = part if part.replace("_", "").replace("-", "").isalnum() else f'"{part[:80]}"'
+            text += f".{name}" if text else name
+    return text or "(top level)"
+
+
+def _sentence(problem: Mapping[str, Any], loc: _Loc, model: type[BaseModel]) -> str:
+    shown = repr(problem.get("input"))
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    match problem["type"]:
+        case "extra_forbidden":
+            allowed = _allowed_keys(loc[:-1], model)
+            near = near_name(str(loc[-1]), allowed)
+            mean = f", did you mean {near!r}" if near else ""
+            return f"unknown key{mean}; allowed here: {', '.join(allowed)}"
+        case "union_tag_invalid":
+            tags = re.findall(rf"'{TAG_PREFIX}([^']*)'", str(problem["ctx"]["expected_tags"]))
+            tag = str(problem["ctx"]["tag"]).removeprefix(TAG_PREFIX)
+            near = near_name(tag, tags)
+            mean = f", did you mean {near!r}?" if near else ""
+            return f"the kind {tag[:40]!r} is not one of {', '.join(tags)}{mean}"
+        case "union_tag_not_found":
+            return f"must be a table that names its kind, found {shown}"
+        case "missing":
+            return "is missing"
+        case "literal_error":
+            expected = str(problem["ctx"]["expected"])
+            near = near_name(str(problem["input"]), re.findall(r"'([^']*)'", expected))
+            mean = f", did you mean {near!r}?" if near else ""
+            return f"{shown} is not one of {expected}{mean}"
+        case "model_type" | "dict_type" | "model_attributes_type":
+            allowed = _allowed_keys(loc, model)
+            keys = f" with the keys {', '.join(allowed)}" if allowed else ""
+            return f"must be a table{keys}, found {shown}"
+        case "float_type" | "float_parsing":
+            return f"must be a number, found {shown}"
+        case "int_type" | "int_parsing" | "int_from_float":
+            return f"must be a whole number, found {shown}"
+        case "bool_type":
+            return f"must be true or false, found {shown}"
+        case "string_type":
+            return f"must be a string, found {shown}"
+        case "value_error":
+            return str(problem["msg"]).removeprefix("Value error, ")
+        case kind if kind in _BOUNDS:
+            words, bound = _BOUNDS[kind]
+            return f"must be {words}{problem['ctx'][bound]:.10g}, found {shown}"
+        case "finite_number":
+            return f"must be a finite number, found {shown}"
+        case _:
+            message = str(problem["msg"])
+            return f"{message[:1].lower()}{message[1:]}, found {shown}"
+
+
+def _allowed_keys(loc: _Loc, model: type[BaseModel]) -> list[str]:
+    """Names of the fields of the models that may stand at ``loc``."""
+    candidates: list[type[BaseModel]] = [model]
+    for part in loc:
+        if isinstance(part, str) and part.startswith(TAG_PREFIX):
+            tag = part.removeprefix(TAG_PREFIX)
+            # By its `kind` a variant of a union is distinguished from the others.
+            kinds = {c: c.model_fields.get("kind") for c in candidates}
+            tagged = [c for c, kind in kinds.items() if kind and tag in get_args(kind.annotation)]
+            candidates = tagged or candidates
+            continue
+        inner = [
+            found
+            for candidate in candidates
+            for name, field in candidate.model_fields.items()
+            if part in (name, field.alias)
+            for found in _models_in(field.annotation)
+        ]
+        candidates = inner or candidates
+    names: list[str] = []
+    for candidate in candidates:
+        for name, field in candidate.model_fields.items():
+            if (field.alias or name) not in names:
+                names.append(field.alias or name)
+    return names
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Every model mentioned in an annotation such as ``dict[str, Annotated[A | B, ...]]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from odtpack_simulator.values.part import Part
-from odtpack_simulator.values.schema_errors import TAG_PREFIX
+from odtpack_simulator.values.part import TAG_PREFIX, Part
 from odtpack_simulator.values.units import Interval, in_base_unit
 
 SourceKind = Literal["measured", "published", "assumed"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odtpack_simulator.campaign.virtual_clock import NEVER, DeviceTimes, Session, play, play_session
+from odtpack_simulator.campaign import NEVER, DeviceTimes, Session, play, play_session
 
 
 @dataclass

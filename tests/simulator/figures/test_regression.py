@@ -5,7 +5,7 @@ import pytest
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.figures.simulated import METRICS, host_interval
-from odtpack_simulator.result.result import HostLatency, SimulationResult, Subject
+from odtpack_simulator.result import HostLatency, SimulationResult, Subject
 from odtpack_simulator.values.figure import Check, Figure
 from odtpack_simulator.values.units import Interval
 from tests.simulator.factory import make_result, rebuilt

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from odtpack_runtime import OdtpackError
-from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
-from odtpack_simulator.latency.latency import HostTiming, carry, measure_host
-from odtpack_simulator.result.result import DeviceLatency
+from odtpack_simulator.device.profile import (
+    DeviceProfile,
+    list_profiles,
+    load_profile,
+    parse_profile,
+)
+from odtpack_simulator.latency import (
+    HostTiming,
+    Steadiness,
+    carry,
+    measure_host,
+    steadiness,
+)
+from odtpack_simulator.measure.host import WaitingClock, others_seconds
+from odtpack_simulator.result import DeviceLatency, HostLatency
 from odtpack_simulator.values.units import Interval
 from tests.simulator.packages import Case, make_profile
 from tests.simulator.timings import GIGA, row, timing
@@ -367,3 +385,285 @@ def test_rates_lie_between_both_calibrations() -> None:
 def test_rates_are_those_of_the_machine() -> None:
     host = timing(calibration={"gemm_flops": 3 * GIGA})
     assert host.gemm_flops == 3 * GIGA
+
+
+# What follows from a timing child's measurements for a step on this machine.
+
+
+class TestHost:
+    def test_operators_by_time(self) -> None:
+        costs = timing().operators()
+        assert [cost.op_type for cost in costs] == ["Gemm", "Mul", "Reshape"]
+        assert [cost.operator_class for cost in costs] == ["compute", "memory", "other"]
+        assert [cost.calls for cost in costs] == [8, 12, 8]  # of both profiled steps
+        assert [cost.total_ms for cost in costs] == pytest.approx([10, 6, 2])
+        assert [cost.flops for cost in costs] == [800e6, None, None]
+        assert [cost.moved_bytes for cost in costs] == [8e6, 60e6, 0]
+        assert sum(cost.share for cost in costs) == pytest.approx(1)
+
+    def test_one_operator_may_be_of_two_classes(self) -> None:
+        """A Gemm with a single row reads its weights for two operations per element."""
+        rows = [row("Gemm", 1, 2.0, 400e6, 4e6), row("Gemm", 1, 1.0, 20e6, 40e6)]
+        costs = timing(operators=rows).operators()
+        assert [(c.op_type, c.operator_class) for c in costs] == [
+            ("Gemm", "compute"),
+            ("Gemm", "memory"),
+        ]
+
+    def test_classes_sum_to_the_step(self) -> None:
+        assert timing().class_ms() == pytest.approx({"compute": 5, "memory": 3, "other": 2})
+        assert timing().rest_ms == pytest.approx(1)
+
+    def test_what_the_profile_adds_is_taken_away(self) -> None:
+        rows = [row("Gemm", 2, 4.0, 400e6, 4e6), row("Reshape", 100, 0.4, None, 0)]
+        host = timing(operators=rows, calibration={"profile_us": 3.0})
+        times = {cost.op_type: cost.total_ms / 2 for cost in host.operators()}
+        # Two runs less 3 µs each; a hundred of 4 µs have 1 µs left.
+        assert times == pytest.approx({"Gemm": 4 - 0.006, "Reshape": 0.1})
+
+    def test_never_less_than_the_runtime_takes_itself(self) -> None:
+        rows = [row("Reshape", 100, 0.3, None, 0)]
+        host = timing(operators=rows, calibration={"profile_us": 3.0})
+        assert host.groups[0].ms == pytest.approx(100 * 0.5 / 1e3)
+
+    def test_a_profile_that_adds_more_than_was_known(self) -> None:
+        """Operators sum to the step; each run loses the same, so that long ones keep theirs."""
+        rows = [row("Gemm", 1, 8.0, 400e6, 4e6), row("Slice", 1000, 6.0, None, 1e6)]
+        host = timing(operators=rows, calibration={"profile_us": 2.0})
+        times = {cost.op_type: cost.total_ms / 2 for cost in host.operators()}
+        added = 4 / 1001
+        assert times == pytest.approx({"Gemm": 8 - added, "Slice": 6 - 1000 * added})
+        assert host.rest_ms == pytest.approx(0, abs=1e-9)
+
+    def test_a_profile_that_was_slowed_down_as_a_whole(self) -> None:
+        rows = [row("Gemm", 1, 15.0, 400e6, 4e6), row("Mul", 1, 10.0, None, 1e6)]
+        host = timing(operators=rows, calibration={"profile_us": 1.0})
+        assert [group.ms for group in host.groups] == pytest.approx([6, 4], rel=1e-3)
+
+    def test_a_step_shorter_than_the_runtime_can_be(self) -> None:
+        host = timing(operators=[row("Slice", 1000, 6.0, None, 1e6)], steps_ms=[0.1] * 9)
+        assert sum(host.class_ms().values()) == pytest.approx(0.1)
+
+    def test_as_a_result_stores_it(self) -> None:
+        found = timing(steps_ms=list(np.arange(1.0, 41.0))).host_latency()
+        assert found.p50_ms == Interval(low=14, typical=20.5, high=27)  # B(40, 1/2): 13 to 27
+        assert found.p90_ms is not None
+        assert found.p90_ms.typical == pytest.approx(36.1)
+        assert found.session_creation_ms == 50
+        assert (found.checkpoint_load_ms, found.checkpoint_save_ms) == (5, 20)
+        assert found.checkpoint_bytes == 12_000_000
+        assert HostLatency.model_validate_json(found.model_dump_json()) == found
+
+    def test_one_step_only(self) -> None:
+        host = timing(steps_ms=[])
+        assert host.median_ms == 30
+        assert host.quantile_ms(0.9) == Interval(low=30, typical=30, high=30)
+
+
+# Whether other programs disturbed a timing: on made-up times, and beside real ones.
+
+_FIGURE = 'kind = "assumed", source = "made up for a test"'
+EXACT = parse_profile(
+    f"""
+schema_version = 1
+name = "test/exact"
+title = "A device whose rates are known exactly"
+vendor = "Test"
+os = "linux"
+validated = false
+memory = {{ bandwidth = {{ value = 4, unit = "GB/s", {_FIGURE} }} }}
+cpu = {{ fp32_gemm = {{ value = 20, threads = 1, unit = "GFLOPS", {_FIGURE} }} }}
+""".encode(),
+    "exact.toml",
+)
+RATES = ((1e11, 1e11), (1e10, 1e10))
+
+
+def judged(
+    steps: Sequence[float],
+    waited: Sequence[float],
+    rates: Sequence[tuple[float, float]] = RATES,
+    *,
+    threads: int = 1,
+    stolen: float = 0.0,
+    others: float = 0.0,
+) -> Steadiness:
+    single = 1e11 / threads
+    return steadiness(
+        steps, waited, rates, threads=threads, single=single, stolen=stolen, others=others
+    )
+
+
+class TestSteadiness:
+    def test_a_quiet_machine_changes_nothing(self) -> None:
+        found = judged([10.0, 11.0, 10.5], [0.0, 0.1, 0.0])
+        assert found.steps_ms == (10.0, 11.0, 10.5)
+        assert (found.low, found.high, found.busy, found.note) == (1, 1, None, "")
+
+    def test_a_neighbour_on_the_core_may_have_doubled_every_step(self) -> None:
+        """Nothing waits and the calibrations agree, since the neighbour was there all the time."""
+        found = judged([10.0] * 10, [0.0] * 10, others=1.3)
+        assert (found.low, found.high, found.busy) == (0.5, 1, None)
+        assert "other programs had 100% of the other cores" in found.note
+        assert judged([10.0] * 10, [0.0] * 10, others=0.05).note == ""
+
+    def test_disturbed_steps_are_left_out_where_enough_others_are_left(self) -> None:
+        found = judged([10.0] * 8 + [40.0] * 4, [0.0] * 8 + [30.0] * 4)
+        assert found.steps_ms == (10.0,) * 8
+        assert (found.low, found.high, found.busy) == (1, 1, None)
+        assert found.waited == pytest.approx(120 / 240)
+        assert "50% of their time" in found.note
+
+    def test_steps_without_their_waiting_widen_the_interval_downwards(self) -> None:
+        found = judged([14.0] * 10, [4.0] * 10)
+        assert found.steps_ms == (10.0,) * 10
+        assert found.low == pytest.approx(1 / (1 + 4 / 14))
+        assert (found.high, found.busy) == (1, None)
+
+    def test_waiting_most_of_the_time_is_not_judged(self) -> None:
+        found = judged([50.0] * 10, [40.0] * 10)
+        assert found.busy is not None
+        assert found.busy.startswith("this machine was busy: steps waited 80% of their time")
+
+    def test_steps_that_did_little_but_wait_say_nothing(self) -> None:
+        """Waiting may begin before the step: it can be all of its time, or more."""
+        found = judged([10.0] * 6 + [12.0] * 6, [2.0] * 6 + [15.0] * 6)
+        assert min(found.steps_ms) == 8.0
+        assert found.busy is not None  # most of the time went into waiting
+        kept = judged([10.0] * 9 + [12.0] * 3, [2.0] * 9 + [15.0] * 3)
+        assert kept.steps_ms == (8.0,) * 9
+        assert kept.busy is None
+        assert judged([10.0] * 5, [10.0] * 5).steps_ms == (10.0,) * 5
+
+    def test_a_machine_that_was_slower_before_than_after(self) -> None:
+        found = judged([10.0] * 10, [0.0] * 10, ((1e11, 6.4e10), (1e10, 1e10)))
+        assert found.busy is None
+        assert found.high == pytest.approx(1.25)
+        assert found.low == pytest.approx(0.8)
+        assert judged([10.0] * 10, [0.0] * 10, ((1e11, 3e10), (1e10, 1e10))).busy is not None
+
+    def test_what_the_host_of_a_virtual_machine_took(self) -> None:
+        found = judged([10.0] * 10, [0.0] * 10, stolen=0.1)
+        assert found.high == pytest.approx(1.1)
+        assert "took 10%" in found.note
+
+    @pytest.mark.parametrize(("gain", "known"), [(1.1, False), (1.9, True)])
+    def test_two_virtual_cores_that_are_one_are_not_judged(self, gain: float, known: bool) -> None:
+        rates = ((gain * 1e11, gain * 1e11), (1e10, 1e10))
+        found = steadiness([10.0] * 10, [0.0] * 10, rates, threads=2, single=1e11)
+        assert (found.busy is None) == known
+        if not known:
+            assert "2 threads computed only 1.1 times as fast as one" in str(found.busy)
+
+    def test_no_step_is_no_machine_to_blame(self) -> None:
+        assert judged([0.0], [0.0]).steps_ms == (0.0,)
+
+
+def test_a_busy_machine_has_no_time_on_a_device() -> None:
+    device = EXACT
+    quiet = carry(timing(), device)
+    busy = carry(timing(steps_ms=[50.0] * 12, waited_ms=[40.0] * 12), device)
+    assert quiet.step_ms is not None
+    assert busy.step_ms is None
+    assert str(busy.not_judged).startswith("this machine was busy: ")
+    wider = carry(timing(steps_ms=[14.0] * 12, waited_ms=[4.0] * 12), device)
+    assert wider.step_ms is not None
+    assert wider.step_ms.low < quiet.step_ms.low
+    assert "which widens the interval" in wider.basis
+
+
+def test_waiting_is_what_the_kernel_says() -> None:
+    """A process that shares one core with another waits about half of the time."""
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system pins no process to a core")
+    if not Path("/proc/self/schedstat").is_file():
+        pytest.skip("this kernel does not count waiting")
+    core = {min(os.sched_getaffinity(0))}
+    with load(1, cores=core):
+        spent, waited = _in_process(_spin, core)
+    assert 0.2 * spent < waited < spent
+
+
+def _in_process(
+    work: Callable[[set[int]], tuple[float, float]], core: set[int]
+) -> tuple[float, float]:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply_async(work, (core,)).get(120)
+
+
+def _spin(core: set[int]) -> tuple[float, float]:
+    import time
+
+    os.sched_setaffinity(0, core)
+    clock = WaitingClock(1)
+    start = time.perf_counter()
+    while time.perf_counter() < start + 0.5:
+        pass
+    spent, waited = time.perf_counter() - start, clock.seconds()
+    clock.close()
+    return spent, waited
+
+
+def _burn(parent: int, begun: Semaphore, cores: set[int] | None) -> None:
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
+    data = np.ones(2**18, np.float32)
+    begun.release()
+    while os.getppid() == parent:
+        np.multiply(data, 1.0, out=data)
+
+
+def test_others_compute() -> None:
+    before = others_seconds()
+    with load(1):
+        time.sleep(2.0)
+    beside = others_seconds() - before
+    assert beside > 0.1  # the other's, while this process slept
+    before, start, own = others_seconds(), time.perf_counter(), time.process_time()
+    while time.perf_counter() < start + 1.0:
+        np.ones(2**20)
+    own, wall = time.process_time() - own, time.perf_counter() - start
+    assert others_seconds() - before < wall * (os.cpu_count() or 1) - own + 0.2
+
+
+@contextmanager
+def load(processes: int, cores: set[int] | None = None) -> Iterator[None]:
+    """So many processes that compute and write memory all the time, from the first moment on."""
+    context = multiprocessing.get_context("spawn")
+    begun = context.Semaphore(0)
+    arguments = (os.getpid(), begun, cores)
+    busy = [context.Process(target=_burn, args=arguments, daemon=True) for _ in range(processes)]
+    for process in busy:
+        process.start()
+    try:
+        for _ in busy:
+            assert begun.acquire(timeout=120)
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+        for process in busy:
+            process.join()
+
+
+@pytest.mark.parametrize("name", ["mlp"])
+def test_the_same_package_with_and_without_load(
+    case: Callable[[str], Case], name: str, tmp_path: Path
+) -> None:
+    """Intervals that overlap, or no verdict: a busy machine must not make a package slower."""
+    device = EXACT
+
+    def timed(folder: str) -> tuple[HostTiming, DeviceLatency]:
+        (tmp_path / folder).mkdir()
+        host = measure_host(case(name).job(tmp_path / folder, task="time"))
+        return host, carry(host, device)
+
+    _, alone = timed("alone")
+    with load(5 * (os.cpu_count() or 1)):
+        _, beside = timed("beside")
+    if alone.step_ms is None or beside.step_ms is None:
+        assert "this machine was busy" in f"{alone.not_judged}{beside.not_judged}"
+        return
+    assert "this machine was busy" in beside.basis
+    assert alone.step_ms.low <= beside.step_ms.high
+    assert beside.step_ms.low <= alone.step_ms.high

@@ -13,10 +13,15 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import DeviceProfile, parse_profile, profile_toml
 from odtpack_simulator.device.profile_check import check_profile
 from odtpack_simulator.measure import calibration
-from odtpack_simulator.measure import device as measuring
-from odtpack_simulator.measure.device import Effort, conv_flops, measure_device
+from odtpack_simulator.measure import measured_profile as measuring
 from odtpack_simulator.measure.host import CoreGroup, Machine, measure_storage, this_machine
-from odtpack_simulator.measure.measured_profile import Measurements, measured_profile
+from odtpack_simulator.measure.measured_profile import (
+    Effort,
+    Measurements,
+    conv_flops,
+    measure_device,
+    measured_profile,
+)
 from odtpack_simulator.values.quantities import Quantity, ThreadedQuantity, Unknown
 
 QUICK = Effort(repeats=1, convolution_seconds=0.0, file_bytes=2**20, syncs=2)

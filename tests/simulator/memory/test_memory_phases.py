@@ -156,3 +156,26 @@ def test_indices_that_a_kernel_keeps(op_type: str, inputs: list[tuple[Any, int]]
     (planned,) = workspaces(op_type, {}, inputs, [((1024, 1024, 2), 4)], 1)
     assert planned == 8 * 2**20
     assert measured(HEAP, op_type) == pytest.approx(planned, rel=0.05)
+
+
+# What is measured is the training's memory, whatever the process did before it.
+
+
+def test_bytecode_that_nobody_stored(
+    case: Callable[[str], Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiling every module of the process frees megabytes that the training must not hide in."""
+    this = case("cnn")
+    plan = plan_memory(this.package, this.shapes)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "bytecode"))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    compiled = run_training_child(this.job(tmp_path)).peak_bytes
+    assert not (tmp_path / "bytecode").exists()
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE")
+    run_training_child(this.job(tmp_path))
+    stored = run_training_child(this.job(tmp_path)).peak_bytes
+    assert any((tmp_path / "bytecode").rglob("*.pyc"))
+    assert stored is not None
+    assert compiled == pytest.approx(stored, abs=400_000)
+    assert plan.peak.nbytes == pytest.approx(stored, rel=0.1)
+    assert plan.peak.nbytes == pytest.approx(compiled, rel=0.1)

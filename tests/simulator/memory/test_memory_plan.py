@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from odtpack.build import build_package
+from odtpack.optimizers import SGD, Adafactor, AdamW, Lion, Optimizer
 from odtpack_runtime import OdtpackError
+from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.kits import Sharing
+from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_phases import MEASURED_AS
 from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from odtpack_simulator.values.memory_fit import MARGIN, memory_fit
+from tests import zoo
+from tests.packaging_tools import batch
 from tests.simulator.packages import MODELS, Case
 
 SMALL_MODELS = [name for name in MODELS if name != "batchnorm"]  # it has thousands of nodes
@@ -114,3 +126,91 @@ def test_fits_only_with_the_margin(case: Callable[[str], Case]) -> None:
     assert memory_fit(plan.peak.nbytes, needed) == "fits"
     assert memory_fit(plan.peak.nbytes, needed - 1) != "fits"
     assert MARGIN > 0
+
+
+# The plan of a package that trains with its step model, against a replay.
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
+def test_mobilenet(tmp_path: Path) -> None:
+    """Its updates are many: some in parts, and each with an output that only orders nodes."""
+    model, size = zoo.mobilenet_v2(), 8
+    build_package(model, tmp_path / "p", loss="cross_entropy", step_model="always")
+    package = Package.open(tmp_path / "p")
+    inputs, labels = batch(model, 5 * size)
+    np.save(tmp_path / "input.npy", inputs)
+    np.save(tmp_path / "labels.npy", labels)
+    job = Job(
+        "train", str(package.training_model), str(package.eval_model),
+        str(package.optimizer_model), str(package.checkpoint), str(tmp_path),
+        {name: str(tmp_path / f"{name}.npy") for name in ("input", "labels")}, len(inputs), size,
+        epochs=1, seed=0, full_batches=True, learning_rate=1e-3, threads=1,
+    )  # fmt: skip
+    use = session_use(package.manifest)
+    assert use.step_model
+    shapes = {"input": (size, *inputs.shape[1:]), "labels": (size,)}
+    plan = plan_memory(package, shapes, **use._asdict())
+    measured = run_training_child(with_sessions(job, package, use))
+    assert measured.outcome == "completed"
+    assert plan.peak.nbytes == pytest.approx(measured.peak_bytes, rel=0.025)
+
+
+# The plan knows what every optimizer keeps, and a real run agrees.
+
+SIZES = (784, 512, 512, 10)
+VECTOR = 4 * sum(a * b + -(-b // 16) * 16 for a, b in itertools.pairwise(SIZES))
+"""Bytes of all parameters, gaps included."""
+# One float a row and a column of every matrix; for a bias one, and as many as it has elements.
+FACTORS = sum(
+    4 * (-(-n // 16) * 16)
+    for a, b in itertools.pairwise(SIZES)
+    for n in (b, a, 1, b)
+)  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
+@pytest.mark.parametrize(
+    ("optimizer", "update", "accumulate", "state"),
+    [
+        (SGD(momentum=0.9), {"clip_norm": 1.0}, 1, VECTOR),
+        (Lion(), {}, 1, VECTOR),
+        (AdamW(weight_decay=0.1), {"clip_norm": 1.0, "decay_vectors": False}, 3, 2 * VECTOR),
+        (Adafactor(), {}, 1, FACTORS),
+    ],
+    ids=["momentum", "lion", "adamw", "adafactor"],
+)
+def test_predicted_and_measured(
+    optimizer: Optimizer, update: dict[str, Any], accumulate: int, state: int, tmp_path: Path
+) -> None:
+    model = zoo.mlp(SIZES)
+    build_package(
+        model, tmp_path / "p", loss="cross_entropy", optimizer=optimizer, **update,
+        accumulation_steps=accumulate,
+    )  # fmt: skip
+    package = Package.open(tmp_path / "p")
+    x, labels = batch(model, 200)
+    for name, array in (("input", x), ("labels", labels)):
+        np.save(tmp_path / f"{name}.npy", array)
+    job = Job(
+        task="train",
+        training_model=str(package.training_model),
+        eval_model=str(package.eval_model),
+        optimizer_model=str(package.optimizer_model),
+        checkpoint=str(package.checkpoint),
+        folder=str(tmp_path),
+        accumulation_steps=accumulate,
+        data={name: str(tmp_path / f"{name}.npy") for name in ("input", "labels")},
+        samples=200,
+        batch_size=32,
+        epochs=1,
+        seed=3,
+        full_batches=False,
+        learning_rate=0.001,
+        threads=1,
+    )
+    plan = plan_memory(package, {"input": (32, 784), "labels": (32,)})
+    phase = next(phase for phase in plan.phases if phase.name == "optimizer step")
+    assert sum(item.nbytes for item in phase.items if item.kind == "optimizer_state") == state
+    measured = run_training_child(job).peak_bytes
+    assert measured is not None
+    assert abs(plan.peak.nbytes - measured) <= 0.15 * measured

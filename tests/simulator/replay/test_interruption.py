@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace as change
 from pathlib import Path
 
@@ -14,14 +20,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_simulator.replay import interruption
-from odtpack_simulator.replay.interruption import interrupt, plan_interruptions
-from odtpack_simulator.replay.job import Job, Message
+from odtpack_simulator.replay.child import training_run
+from odtpack_simulator.replay.interruption import (
+    OWN_GENERATOR,
+    interrupt,
+    plan_interruptions,
+    unrepeatable_operators,
+)
+from odtpack_simulator.replay.job import PROPERTY, Job, Message, load_position, run_digest
 from odtpack_simulator.replay.paired_loss import first_difference
-from odtpack_simulator.replay.random_operators import OWN_GENERATOR, unrepeatable_operators
-from odtpack_simulator.replay.replay import run_training_child
+from odtpack_simulator.replay.replay import run_child, run_training_child
+from tests import zoo
 from tests.simulator.interrupted import dropout_job, long_job, small_job
 from tests.simulator.packages import Case
 
@@ -243,3 +256,219 @@ def test_first_difference(kept: Job) -> None:
     lacks = first_difference(one, state.snapshot(False))
     assert lacks is not None
     assert lacks.endswith("which one of them lacks")
+
+
+# Killed trainings go on from the last whole checkpoint, and from no other.
+
+
+class TestKill:
+    @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+    def test_in_the_middle_of_a_save(self, mlp: Case, tmp_path: Path, share: float) -> None:
+        """The old checkpoint is whole, the new one partly written under its temporary name."""
+        target = tmp_path / "checkpoint"
+        job = long_job(mlp, tmp_path, save_every=3, resume=True, evaluate=False)
+        whole = 0
+        with closing(run_child(change(job, pause_at=6, pause_in_save=share))) as messages:
+            for message in messages:
+                if message["event"] == "saved":
+                    assert message["step"] == 3
+                    whole = target.stat().st_size
+                if message["event"] == "paused":
+                    (torn,) = tmp_path.glob(".checkpoint.*.tmp")
+                    assert torn.stat().st_size == message["written"]
+                    assert message["written"] == max(1, int(share * _tensor_bytes(target)))
+                    assert 0 < message["written"] < whole
+                    assert target.stat().st_size == whole
+                    os.kill(_pid(torn), signal.SIGKILL)
+                if message["event"] == "exit":
+                    assert message["code"] == -signal.SIGKILL
+        assert torn.exists()
+        state = CheckpointState.load_checkpoint(target)
+        assert load_position(state, job, run_digest(job)).step == 3
+        begun = [m["step"] for m in run_child(job) if m["event"] == "begun"]
+        assert begun == [3]
+        assert not torn.exists()
+
+    def test_before_the_first_save(self, mlp: Case, tmp_path: Path) -> None:
+        job = long_job(mlp, tmp_path, save_every=3, resume=True, evaluate=False)
+        for message in run_child(change(job, pause_at=2)):
+            if message["event"] == "started":
+                pid = message["pid"]
+            if message["event"] == "paused":
+                assert message["written"] is None
+                os.kill(pid, signal.SIGKILL)
+        assert not job.saved_checkpoint.exists()
+        events = list(run_child(job))
+        assert [m["step"] for m in events if m["event"] == "begun"] == [0]
+        assert sum(m["event"] == "step" for m in events) == 14
+
+    def test_a_training_that_is_over_makes_no_step(self, kept: Job) -> None:
+        before = kept.saved_checkpoint.read_bytes()
+        events = [m["event"] for m in run_child(change(kept, resume=True))]
+        assert "step" not in events
+        assert events[-3:] == ["trained", "compared", "exit"]
+        assert kept.saved_checkpoint.read_bytes() == before
+
+    def test_no_process_kills(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(training_run, "PATIENCE_SECONDS", 0)
+        told: list[object] = []
+        with pytest.raises(OdtpackError, match="and was not"):
+            training_run.wait_to_be_killed(
+                lambda *a, **k: told.append((a, k)), step=3, written=None
+            )
+        assert told == [(("paused",), {"step": 3, "written": None})]
+
+
+def _pid(torn: Path) -> int:
+    return int(torn.name.split(".")[2].split("-")[0])
+
+
+def _tensor_bytes(checkpoint: Path) -> int:
+    data = read_checkpoint(checkpoint)
+    assert data.optimizer is not None
+    moments = [moment for own in data.optimizer.moments.values() for moment in own]
+    return sum(a.nbytes for a in (*data.trainable.values(), *data.frozen.values(), *moments))
+
+
+class TestPosition:
+    """Checkpoints that a training must not go on from."""
+
+    @pytest.mark.parametrize(
+        ("position", "problem"),
+        [
+            (None, "does not say at which step"),
+            ("", "is not a position"),
+            ("[]", "is not a position"),
+            ("[" * 100_000, "is not a position"),
+            ('{"step": 3}', "is not a position"),
+            ('{"step": 3, "optimizer_step": 3, "run": "x", "more": 1}', "is not a position"),
+            ({"step": True}, "is not a position"),
+            ({"step": 3.0}, "is not a position"),
+            ({"run": 7}, "is not a position"),
+            ({"step": -1}, "step -1 is not one of the 14 steps"),
+            ({"step": 15}, "step 15 is not one of the 14 steps"),
+            ({"optimizer_step": 13}, "has made 14 steps, and the position says 13"),
+        ],
+    )
+    def test_bad(self, kept: Job, position: str | dict[str, object] | None, problem: str) -> None:
+        state = CheckpointState.load_checkpoint(kept.saved_checkpoint)
+        good = json.loads(str(state.properties[PROPERTY]))
+        del state.properties[PROPERTY]
+        if isinstance(position, dict):
+            position = json.dumps(good | position)
+        if position is not None:
+            state.properties[PROPERTY] = position
+        with pytest.raises(OdtpackError, match=problem) as caught:
+            load_position(state, kept, run_digest(kept))
+        assert caught.value.code == "bad-position"
+        assert caught.value.hint == "remove it to begin the training anew"
+
+    def test_without_the_optimizers_state(self, kept: Job) -> None:
+        state = CheckpointState.load_checkpoint(kept.saved_checkpoint)
+        state.optimizer = None
+        with pytest.raises(OdtpackError, match="has made no steps"):
+            load_position(state, kept, run_digest(kept))
+
+    def test_of_another_package(
+        self, kept: Job, case: Callable[[str], Case], tmp_path: Path
+    ) -> None:
+        """The child says it in one clear error, before it changes anything."""
+        (tmp_path / "checkpoint").write_bytes(kept.saved_checkpoint.read_bytes())
+        job = case("cnn").job(tmp_path, resume=True)
+        with pytest.raises(OdtpackError, match="another package") as caught:
+            run_training_child(job)
+        assert caught.value.code == "other-run"
+        assert caught.value.where == str(tmp_path / "checkpoint")
+        assert (tmp_path / "checkpoint").read_bytes() == kept.saved_checkpoint.read_bytes()
+
+    def test_a_packages_checkpoint(self, mlp: Case, tmp_path: Path) -> None:
+        (tmp_path / "checkpoint").write_bytes(Path(mlp.package.checkpoint).read_bytes())
+        with pytest.raises(OdtpackError) as caught:
+            run_training_child(mlp.job(tmp_path, resume=True))
+        assert caught.value.code == "bad-position"
+
+    def test_no_checkpoint(self, mlp: Case, tmp_path: Path) -> None:
+        (tmp_path / "checkpoint").write_bytes(b"nonsense")
+        with pytest.raises(OdtpackError) as caught:
+            run_training_child(mlp.job(tmp_path, resume=True))
+        assert caught.value.code == "checkpoint-corrupt"
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"seed": 9}, {"epochs": 2}, {"batch_size": 13}, {"learning_rate": 0.5}, {"pieces": 1}],
+    )
+    def test_digest_tells_trainings_apart(self, kept: Job, changes: dict[str, int]) -> None:
+        assert run_digest(change(kept, **changes)) != run_digest(kept)
+        assert run_digest(change(kept, save_every=2, threads=2)) == run_digest(kept)
+
+
+# The guide's program for surviving an interruption, killed and started again.
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "app-developer.md"
+
+KILLED = """
+import os, signal
+from odtpack_runtime import CheckpointState, Optimizer
+from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_simulator.replay.child.training_run import stopping_write
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+made = 0
+step = Optimizer.step
+
+def torn(state, path, include_optimizer_state):
+    write_checkpoint(
+        path, state.snapshot(include_optimizer_state), open_file=stopping_write(3000, die)
+    )
+
+def counted(self):
+    global made
+    step(self)
+    made += 1
+    if made == {at} and not {in_save}:
+        die()
+    if made == {at}:
+        CheckpointState.save_checkpoint = torn
+
+Optimizer.step = counted
+"""
+
+
+def run(program: str, folder: Path) -> int:
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, check=False, capture_output=True
+    ).returncode
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the program begins."""
+    folder = tmp_path_factory.mktemp("guide")
+    build_package(
+        zoo.cnn(size=8, width=(4, 4), hidden=16), folder / "package", loss="cross_entropy"
+    )
+    random = np.random.default_rng(0)
+    images = random.random((800, 1, 8, 8), np.float32)
+    np.savez(folder / "digits.npz", input=images, labels=random.integers(0, 10, 800))
+    return folder
+
+
+def test_ends_with_the_same_bits(start: Path, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
+    (program,) = (block for block in blocks if "go on from where the last process" in block)
+    shutil.copytree(start, tmp_path / "free")
+    assert run(program, tmp_path / "free") == 0
+    shutil.copytree(start, tmp_path / "killed")
+    # Before the first save, in the first; and, counted from step 20 on, in the last.
+    for at, in_save in ((4, False), (10, True), (27, False), (30, True)):
+        killed = KILLED.format(at=at, in_save=in_save) + program
+        assert run(killed, tmp_path / "killed") == -signal.SIGKILL
+        assert bool(list((tmp_path / "killed").glob(".training.ckpt.*.tmp"))) == in_save
+    assert run(program, tmp_path / "killed") == 0
+    ends = [read_checkpoint(tmp_path / name / "training.ckpt") for name in ("free", "killed")]
+    assert ends[0].optimizer is not None
+    assert ends[0].optimizer.step == 50 == ends[0].properties["app.step"]
+    assert first_difference(*ends) is None
+    assert ends[0].properties == ends[1].properties

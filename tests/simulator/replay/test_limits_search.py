@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odtpack_simulator.replay import limits_search
+from odtpack_simulator.replay import replay
 from odtpack_simulator.replay.job import Job
-from odtpack_simulator.replay.limits_search import FAR, check_limits
-from odtpack_simulator.replay.replay import ReplayResult
+from odtpack_simulator.replay.replay import FAR, ReplayResult, check_limits
 
 JOB = Job(
     "train", "", "", "", "", "", {}, 1, 1, 1, 0, full_batches=False, learning_rate=1, threads=1
@@ -37,7 +36,7 @@ def test_every_limit_that_the_plan_fits_is_settled(
         return ReplayResult(job.limit_bytes, outcome="completed" if fits else "killed")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits_search, "hold", hold)
+        patch.setattr(replay, "hold", hold)
         settled = check_limits(JOB, limits, planned)
     near = {limit for limit in limits if 1.03 * planned <= limit < FAR * planned}
     assert set(settled) == near
@@ -64,9 +63,9 @@ def test_what_address_space_refuses_is_settled_by_what_is_resident(
             return ReplayResult(job.limit_bytes, outcome="completed", limit_method="watchdog")
         return ReplayResult(job.limit_bytes, outcome="killed", limit_method="rlimit")
 
-    monkeypatch.setattr(limits_search, "run_training_child", run)
+    monkeypatch.setattr(replay, "run_training_child", run)
     job = dataclasses.replace(JOB, folder=str(tmp_path), limit_bytes=1000)
-    assert limits_search.hold(job).outcome == "completed"
+    assert replay.hold(job).outcome == "completed"
     assert len(tried) == 4  # it is resumed as well
 
 
@@ -84,10 +83,10 @@ def test_a_training_that_was_ended_is_held_to_the_limit_again(
             return ReplayResult(100, "completed", 3, peak_bytes=90, phase_peaks=phases)
         return ReplayResult(100, "killed", 0, detail="out of memory in loading the package")
 
-    monkeypatch.setattr(limits_search, "run_training_child", run)
+    monkeypatch.setattr(replay, "run_training_child", run)
     job = dataclasses.replace(JOB, folder=str(tmp_path), limit_bytes=100)
     job.saved_checkpoint.write_text("of a replay under another limit")
-    found = limits_search.hold(job)
+    found = replay.hold(job)
     assert [(each.resume, each.max_steps) for each in made] == [(True, 3), (True, 6)]
     assert found.outcome == "killed"
     assert found.steps_done == 3
@@ -103,7 +102,7 @@ def test_the_phases_of_both_processes(tmp_path: Path, monkeypatch: pytest.Monkey
             None, "completed", 3, peak_bytes=max(phases.values()), phase_peaks=phases
         )
 
-    monkeypatch.setattr(limits_search, "run_training_child", run)
-    found = limits_search.hold(dataclasses.replace(JOB, folder=str(tmp_path)))
+    monkeypatch.setattr(replay, "run_training_child", run)
+    found = replay.hold(dataclasses.replace(JOB, folder=str(tmp_path)))
     assert found.phase_peaks == {"loading": 50, "step": 90, "resuming": 95}
     assert (found.peak_bytes, found.steps_done) == (95, 6)

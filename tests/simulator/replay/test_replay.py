@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +21,20 @@ import pytest
 
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 from odtpack_runtime.apart import worker
+from odtpack_simulator.measure.operators import model_runs
 from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.replay.executor import LocalExecutor
 from odtpack_simulator.replay.job import Job, Message
-from odtpack_simulator.replay.replay import ReplayResult, final_loss, run_child, run_training_child
+from odtpack_simulator.replay.replay import (
+    ReplayResult,
+    final_loss,
+    run_child,
+    run_training_child,
+    write_data,
+)
+from odtpack_simulator.result import SimulationResult
+from tests.simulator.factory import make_result
+from tests.simulator.figures.test_judge import DEVICE, check, judged
 from tests.simulator.packages import Case
 from tests.sweep import split
 
@@ -395,3 +410,110 @@ class TestErrors:
         job.write(tmp_path / "job.json")
         assert Job.read(tmp_path / "job.json") == job
         assert json.loads((tmp_path / "job.json").read_text())["limit_bytes"] == 5
+
+
+# What a disk without space left does to a simulation: one clear error.
+
+
+@contextmanager
+def files_of_at_most(count: int) -> Iterator[None]:
+    """Let the system write no more than so many bytes of any file, as a disk that is full."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit on the size of files")
+@pytest.mark.parametrize("room", [0, 4096])
+def test_data_that_cannot_be_copied(tmp_path: Path, room: int) -> None:
+    arrays = {"input": np.zeros((1000, 10), np.float32)}
+    with files_of_at_most(room), pytest.raises(OdtpackError) as caught:
+        write_data(arrays, tmp_path)
+    assert caught.value.code == "data-not-written"
+    assert caught.value.where == str(tmp_path)
+    assert "40.0 kB" in (caught.value.hint or "")
+
+
+def test_a_profile_that_was_not_written_whole(tmp_path: Path) -> None:
+    file = tmp_path / "training.json"
+    file.write_text('[{"cat": "Node", "name": "Ma', encoding="utf-8")
+    with pytest.raises(OdtpackError) as caught:
+        model_runs(file)
+    assert caught.value.code == "profile-not-whole"
+    assert "28 bytes" in caught.value.what
+    assert "TMPDIR" in (caught.value.hint or "")
+
+
+# A child that somebody stops (SIGSTOP) is noticed: with the limit of a minute or less.
+
+
+def test_the_limit_is_below_a_minute() -> None:
+    assert worker.STOPPED_SECONDS < 60
+
+
+def _sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def test_a_worker_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "STOPPED_SECONDS", 1.0)
+
+    def stop() -> None:
+        time.sleep(5)
+        for child in multiprocessing.active_children():
+            os.kill(child.pid or 0, signal.SIGSTOP)
+
+    threading.Thread(target=stop).start()
+    start = time.monotonic()
+    with pytest.raises(OdtpackError) as caught:
+        LocalExecutor(2).map(_sleep, [60.0, 60.0])
+    assert caught.value.code == "worker-lost"
+    assert "SIGSTOP" in caught.value.what
+    assert time.monotonic() - start < 30
+
+
+# Whether the held-out samples are enough to tell a metric from its floor.
+
+
+def learned(metric: float, held_out: int) -> SimulationResult:
+    result = make_result([DEVICE])
+    training = result.training.model_copy(
+        update={"metric_after": metric, "metric_interval": wilson(metric, held_out)}
+    )
+    data = result.data.model_copy(update={"held_out_samples": held_out})
+    return result.model_copy(update={"training": training, "data": data})
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    z = 1.959964
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+@pytest.mark.parametrize(("floor", "metric"), [(0.9, 0.92), (0.9, 0.88), (0.99, 0.98), (0.5, 0.6)])
+def test_little_data_say_how_many_samples_would_tell(floor: float, metric: float) -> None:
+    """With one sample fewer than advised the floor is inside of the interval, and then outside."""
+    result = judged(learned(metric, 20), f"[budgets]\naccuracy_floor = {floor}")
+    found = check(result, "small_data")
+    assert (found.status, found.level, found.actual) == ("fail", "warn", 20)
+    assert check(result, "accuracy_floor").status == ("pass" if metric >= floor else "fail")
+    needed = int(found.limit or 0)
+    assert f"about {needed} samples" in (found.advice or "")
+    for held_out, status in ((needed - 1, "fail"), (needed, "pass")):
+        again = judged(learned(metric, held_out), f"[budgets]\naccuracy_floor = {floor}")
+        assert check(again, "small_data").status == status, held_out
+
+
+def test_a_floor_at_the_metric_itself_is_never_told() -> None:
+    result = judged(learned(0.9, 100_000), "[budgets]\naccuracy_floor = 0.9")
+    assert check(result, "small_data").status == "fail"
+    assert check(result, "small_data").limit is None
+    assert check(result, "accuracy_floor").status == "pass"
+    assert result.verdict == "warn"

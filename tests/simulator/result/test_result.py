@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator import result as result_module
 from odtpack_simulator.figures.judge import judge
-from odtpack_simulator.result import result as result_module
-from odtpack_simulator.result.result import (
+from odtpack_simulator.result import (
     DeviceLatency,
     MemoryBreakdown,
     PredictedMemory,

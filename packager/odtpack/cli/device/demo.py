@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from odtpack.cli._fit import Indices
-    from odtpack_simulator.result.result import SimulationResult
+    from odtpack_simulator.result import SimulationResult
 
     Arrays = dict[str, npt.NDArray[Any]]
 

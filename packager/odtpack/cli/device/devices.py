@@ -172,8 +172,8 @@ def measure_devices(
     Measures matrix products, a convolution, memory bandwidth, the allocator and the storage
     that the file is written to, in less than two minutes. Run nothing else meanwhile.
     """
-    from odtpack_simulator.measure.device import measure_device
     from odtpack_simulator.measure.host import BUSY
+    from odtpack_simulator.measure.measured_profile import measure_device
 
     _check_name(out)
     with _console.Progress("measuring this machine") as progress:

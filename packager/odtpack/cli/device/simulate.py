@@ -27,7 +27,7 @@ from odtpack_simulator.device.kits import Kit
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile import DeviceProfile
     from odtpack_simulator.replay.replay import Progress
-    from odtpack_simulator.result.result import SimulationResult
+    from odtpack_simulator.result import SimulationResult
 
 OVER_BUDGET = 1
 
@@ -187,7 +187,7 @@ def simulate(
     from odtpack.cli._files import check_reports, check_share, find_recipe, write_reports
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
-    from odtpack_simulator.campaign.campaign import make_policy
+    from odtpack_simulator.campaign import make_policy
     from odtpack_simulator.device.app_footprint import default_footprint
     from odtpack_simulator.device.profile import list_profiles
     from odtpack_simulator.figures.judge import judge
@@ -195,7 +195,7 @@ def simulate(
     from odtpack_simulator.replay.executor import make_executor
     from odtpack_simulator.replay.replay import load_samples
     from odtpack_simulator.reports.console import print_result
-    from odtpack_simulator.result.result import load_result
+    from odtpack_simulator.result import load_result
 
     # Inputs are checked before anything long runs.
     share = check_share(holdout, other=evaluation)

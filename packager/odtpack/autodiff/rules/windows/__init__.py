@@ -1,1 +1,0 @@
-"""Gradients of convolutions, pools and resampling."""

@@ -1,0 +1,220 @@
+"""Commands on results that exist: judge them again, compare them, show their history."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
+
+import typer
+
+from odtpack.cli import _console
+from odtpack.cli._options import (
+    AS_JSON,
+    BASE_RESULT,
+    COMPARISON_FILE,
+    COMPARISON_FORM,
+    HEAD_RESULT,
+    RESULT_AS_JSON,
+    argument,
+    destination,
+    option,
+)
+from odtpack.cli.device.simulate import BUDGET, OVER_BUDGET, REPORT, STRICT, fails, say_suggestion
+
+if TYPE_CHECKING:
+    from odtpack_simulator.figures.compare import Comparison
+
+# ``odtpack judge``: judge results again, without measuring.
+
+_BADGES: Final = (".svg", ".json")
+
+
+def judge(
+    results: Annotated[
+        list[Path], argument("RESULT.json...", "Results of simulate --report json:PATH.")
+    ],
+    budget: Annotated[Path | None, BUDGET] = None,
+    baseline: Annotated[
+        Path | None, option('Earlier result that limits like "+5 %" refer to.', "BASE.json")
+    ] = None,
+    report: Annotated[list[str] | None, REPORT] = None,
+    badge: Annotated[
+        Path | None,
+        option(
+            "Badge with the headroom of the tightest budget: a picture, or the JSON of an "
+            "endpoint badge of shields.io.",
+            "FILE.svg|FILE.json",
+        ),
+    ] = None,
+    strict: Annotated[bool, STRICT] = False,
+    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+) -> None:
+    """Judge results by budgets without measuring again.
+
+    Of several results, {name} in the path of a report or badge is the name of the result's file,
+    and --json prints a list.
+
+    Exit code 0 within budget, 1 if any result is over budget, 2 for bad input. Without a budget,
+    only checks that need none are made, and a suggested budget is printed.
+    """
+    from odtpack.cli._files import check_not_input, check_reports, check_writable, write_reports
+    from odtpack_runtime.errors import OdtpackError
+    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_simulator.figures.judge import judge as judge_result
+    from odtpack_simulator.figures.limits import read_budgets
+    from odtpack_simulator.reports.badge import render_badge
+    from odtpack_simulator.reports.console import print_result
+    from odtpack_simulator.result import load_result
+    from odtpack_simulator.simulation import judge_again
+
+    read = [load_result(path) for path in results]
+    budgets = None if budget is None else read_budgets(budget)
+    base = None if baseline is None else load_result(baseline)
+    if badge is not None and badge.suffix not in _BADGES:
+        what = f"--badge {str(badge)!r} ends with neither .svg nor .json"
+        raise OdtpackError("usage", what, hint="write for example: --badge badge.svg")
+    named = [[text.replace("{name}", path.stem) for text in report or []] for path in results]
+    badges = [Path(str(badge).replace("{name}", path.stem)) for path in results if badge]
+    single = results[0] if len(results) == 1 else None
+    others = [] if single else results
+    check_reports(
+        [text for texts in named for text in texts],
+        inputs=[budget, baseline, *others],
+        judged=single,
+        as_json=as_json,
+    )
+    for index, path in enumerate(badges):
+        check_writable(path, "--badge")
+        check_not_input(path, "--badge", [budget, baseline, *results, *badges[:index]])
+    found = [
+        judge_again(each, lambda result: judge_result(result, budgets, baseline=base))
+        for each in read
+    ]
+    _console.results(as_json=as_json, reports=report)
+    for index, judged in enumerate(found):
+        if len(found) > 1:
+            _console.say(f"{results[index]}:", style="bold")
+        print_result(judged, _console.console())
+        write_reports(judged, named[index])
+        if badges:
+            form = cast("Literal['svg', 'json']", badges[index].suffix[1:])
+            with atomic_write(badges[index]) as stream:
+                stream.write(render_badge(judged, form))
+            _console.wrote(badges[index])
+    if budgets is None and single is not None:
+        say_suggestion(found[0])
+    shown = [each.model_dump(mode="json") for each in found]
+    _console.json_result(as_json, shown[0] if single is not None else shown)
+    if any(fails(each, strict=strict) for each in found):
+        raise typer.Exit(OVER_BUDGET)
+
+
+# ``odtpack compare``: what changed from one result to another, for a pull request.
+
+
+class Format(StrEnum):
+    """How the comparison is shown."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    JSON = "json"
+    HTML = "html"
+
+
+def compare(
+    base: Annotated[Path, BASE_RESULT],
+    head: Annotated[Path, HEAD_RESULT],
+    budget: Annotated[
+        Path | None,
+        option(
+            'Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.', "budgets.toml"
+        ),
+    ] = None,
+    form: Annotated[Format, COMPARISON_FORM] = Format.TEXT,
+    out: Annotated[Path | None, COMPARISON_FILE] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Compare two results of simulate, and show regressions by device.
+
+    Devices whose verdict changed come first. Devices with equal changes share a row; JSON lists
+    each device. A change of a measured time within its interval is noise, and times of
+    different hosts are not compared. Markdown fits in a comment on GitHub.
+    """
+    from odtpack_simulator.figures.compare import compare as compare_results
+    from odtpack_simulator.figures.limits import read_budgets
+    from odtpack_simulator.result import load_result
+
+    before, now = load_result(base), load_result(head)
+    budgets = None if budget is None else read_budgets(budget)
+    check_comparison_file(out, [base, head, budget])
+    comparison = compare_results(before, now, budgets)
+    show_comparison(comparison, Format.JSON if as_json else form, out)
+    if comparison.over_budget:
+        raise typer.Exit(OVER_BUDGET)
+
+
+def check_comparison_file(out: Path | None, inputs: list[Path | None]) -> None:
+    """Refuse a destination that cannot be written, or is read by the same command."""
+    from odtpack.cli._files import check_not_input, check_writable
+
+    if out is not None:
+        check_writable(out, "--out")
+        check_not_input(out, "--out", inputs)
+
+
+def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> None:
+    """Write a comparison to a file, or print it."""
+    from odtpack.cli._files import write_text
+    from odtpack_simulator.reports.comparison import render_comparison, render_markdown, render_text
+
+    match form:
+        case Format.TEXT:
+            text = render_text(comparison)
+        case Format.MARKDOWN:
+            text = render_markdown(comparison)
+        case Format.JSON:
+            text = _console.json_text(comparison.model_dump(mode="json"))
+        case Format.HTML:
+            text = render_comparison(comparison).decode()
+    if form is Format.TEXT and out is None:
+        _console.results()
+        _console.lines(text.removesuffix("\n"))
+    else:
+        write_text(text, out)
+
+
+# ``odtpack history``: one page about many results.
+
+
+def history(
+    results: Annotated[
+        list[Path], argument("RESULT.json...", "Results of simulate --report json:PATH.")
+    ],
+    budget: Annotated[
+        Path | None,
+        option("Budgets for all of them.  [default: those of each result]", "budgets.toml"),
+    ] = None,
+    out: Annotated[Path, destination("PAGE.html", "Page to write.")] = Path("history.html"),
+) -> None:
+    """Show the trend of each device and budget on one page.
+
+    Results are ordered by the time at which they were made.
+    """
+    from odtpack.cli import _console
+    from odtpack.cli._files import check_not_input, check_writable
+    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_simulator.figures.judge import judge
+    from odtpack_simulator.figures.limits import read_budgets
+    from odtpack_simulator.reports.history import render_history
+    from odtpack_simulator.result import load_result
+
+    check_writable(out, "--out")
+    check_not_input(out, "--out", [*results, budget])
+    budgets = None if budget is None else read_budgets(budget)
+    read = [load_result(path) for path in results]
+    if budgets is not None:
+        read = [judge(each, budgets) for each in read]
+    with atomic_write(out) as stream:
+        stream.write(render_history(read))
+    _console.wrote(out)

@@ -1,0 +1,431 @@
+"""``odtpack fleet``: simulate the federated training of a package by a fleet of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from odtpack.cli import _console
+from odtpack.cli._options import (
+    AS_JSON,
+    BASE_RESULT,
+    COMPARISON_FILE,
+    COMPARISON_FORM,
+    DATA,
+    DEMO_FOLDER,
+    HEAD_RESULT,
+    PACKAGE,
+    RESULT_AS_JSON,
+    TRAINERS,
+    destination,
+    examples,
+    flag,
+    group,
+    option,
+)
+from odtpack.cli.device.results import Format, check_comparison_file, show_comparison
+from odtpack.cli.device.simulate import OVER_BUDGET, REPORT, STRICT
+
+if TYPE_CHECKING:
+    from odtpack.fit.federated import FleetFitResult, Tried
+    from odtpack_runtime.package.package import Package
+    from odtpack_simulator.fleet.devices import FleetDevice
+    from odtpack_simulator.fleet.federation import Federation, FleetProgress
+    from odtpack_simulator.fleet.result import FleetResult
+    from odtpack_simulator.result import SimulationResult
+
+FLEET = option("Clients, rounds and budgets.", "fleet.toml", "--fleet")
+TIMES = option(
+    "Result of odtpack simulate with times and memory.  [default: measured now]", "RESULT.json"
+)
+CHECKPOINT = "federated.ckpt"
+STATE = "state.npz"
+
+
+def run(
+    package: Annotated[Path, PACKAGE],
+    data: Annotated[Path, DATA],
+    fleet_file: Annotated[Path, FLEET],
+    report: Annotated[list[str] | None, REPORT] = None,
+    times: Annotated[Path | None, TIMES] = None,
+    out: Annotated[
+        Path | None,
+        destination(
+            "DIR",
+            "Folder for the state after each round and the last checkpoint.  [default: "
+            "PKG-fleet, beside the package]",
+        ),
+    ] = None,
+    resume: Annotated[bool, flag("--resume", "Continue from the state in the folder.")] = False,
+    jobs: Annotated[int, TRAINERS] = 0,
+    ray: Annotated[str | None, option("Ray cluster that trains, or 'local'.", "ADDRESS")] = None,
+    seeds: Annotated[
+        int,
+        option(
+            "Number of seeds, starting from the fleet file's; shows the variation. Budgets "
+            "must be met with each.",
+            "N",
+            min=1,
+            max=1000,
+        ),
+    ] = 1,
+    strict: Annotated[bool, STRICT] = False,
+    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+) -> None:
+    """Simulate federated training: each client trains for real, on a virtual clock.
+
+    Exit code 0 within the budgets of the fleet file, 1 over budget, 2 for bad input. The state
+    is written after every round: --resume continues a stopped run, with bit-identical results.
+    """
+    from odtpack.cli._describe import of_fleet
+    from odtpack.cli._files import check_not_input, check_reports, write_reports
+    from odtpack.errors import OdtpackError
+    from odtpack_runtime.package.package import Package
+    from odtpack_simulator.fleet.federation import Federation
+    from odtpack_simulator.fleet.figures import join_seeds, judge_fleet
+    from odtpack_simulator.fleet.fleet_file import read_fleet
+    from odtpack_simulator.fleet.population import make_availability
+    from odtpack_simulator.replay.executor import RayExecutor, default_jobs
+    from odtpack_simulator.reports.console import print_result
+    from odtpack_simulator.result import load_result
+
+    # Inputs are checked before anything long runs.
+    if resume and times is not None:
+        raise OdtpackError(
+            "fleet-times",
+            "--resume uses the times that the run began with",
+            hint="leave out --times",
+        )
+    settings = read_fleet(fleet_file)
+    make_availability(settings)
+    opened = Package.open(package)
+    opened.require_stock()
+    opened.require_one_model("A fleet")
+    check_reports(report or [], outside=opened, inputs=[data, fleet_file, times], as_json=as_json)
+    folder = out or opened.path.with_name(f"{opened.path.name}-fleet")
+    before = None if times is None else load_result(times)
+    federation = Federation(package, data, settings)
+    for name in (STATE, CHECKPOINT):
+        check_not_input(folder / name, "--out", [data, fleet_file, times])
+    cluster = None if ray is None else RayExecutor(ray, jobs or default_jobs())
+    _make_folder(folder, opened)
+    results: list[FleetResult] = []
+    with _console.Progress("federation") as progress:
+        titles: dict[tuple[int, int], str] = {}
+
+        def show(now: FleetProgress) -> None:
+            # Said once a day: a log has a line for each title.
+            day, played = int(now.day), len(results)
+            known = "" if now.accuracy is None else f", accuracy {now.accuracy:.1%}"
+            seed = f"seed {played + 1} of {seeds}, " if seeds > 1 else ""
+            title = titles.setdefault((played, day), f"{seed}day {day + 1}{known}")
+            done = now.round_number - (now.trained < now.clients)
+            progress.update(done, now.rounds, title)
+
+        if not resume and settings.population.devices:
+            federation.devices = devices_of(federation, before, progress)
+        for seed in range(settings.seed, settings.seed + seeds):
+            first = seed == settings.seed
+            if not first:
+                other = settings.model_copy(update={"seed": seed})
+                federation = Federation(package, data, other, federation.devices)
+            path = folder / (STATE if first else f"state-{seed}.npz")
+            measured, state = federation.simulate(
+                jobs=jobs or default_jobs(),
+                ray=cluster,
+                state_path=path,
+                resume=resume and (first or path.is_file()),
+                progress=show,
+            )
+            if first:
+                federation.save_checkpoint(state, folder / CHECKPOINT)
+            results.append(judge_fleet(measured, settings.budgets))
+    result = join_seeds(results)
+    _console.results(as_json=as_json, reports=report)
+    print_result(result, _console.console())
+    for unknown in result.unknown:
+        _console.say(f"  not counted {unknown}")
+    for sentence in of_fleet(result):
+        _console.warn(sentence)
+    _console.wrote(folder / CHECKPOINT)
+    write_reports(result, report or [])
+    _console.json_result(as_json, result.model_dump(mode="json"))
+    if result.over_budget or (strict and result.verdict == "not judged"):
+        raise typer.Exit(OVER_BUDGET)
+
+
+def devices_of(
+    federation: Federation, before: SimulationResult | None, progress: _console.Progress
+) -> list[FleetDevice]:
+    """The fleet's models of device, with the costs of a result of simulate or as measured now."""
+    from odtpack_simulator.fleet.devices import devices_of_result, measure_devices
+
+    package, batch = federation.package, federation.largest_batch
+    if before is not None:
+        return devices_of_result(package, before, federation.fleet, batch)
+    return measure_devices(
+        package,
+        federation.data,
+        federation.fleet,
+        batch,
+        on_stage=lambda stage: progress.update(0, 0, stage),
+    )
+
+
+def _make_folder(folder: Path, package: Package) -> None:
+    from odtpack.cli._files import check_writable
+    from odtpack.cli.device.demo import make_folder
+
+    make_folder(folder)
+    check_writable(folder / STATE, "--out", outside=package)
+
+
+# ``odtpack fleet compare``: what changed from one simulated federation to another.
+
+
+def compare(
+    base: Annotated[Path, BASE_RESULT],
+    head: Annotated[Path, HEAD_RESULT],
+    accuracy: Annotated[
+        float | None,
+        option(
+            "Target accuracy for counting rounds and days.  [default: from HEAD's budgets, else"
+            " the lower final accuracy]",
+            "SHARE",
+            min=0.0,
+            max=1.0,
+        ),
+    ] = None,
+    form: Annotated[Format, COMPARISON_FORM] = Format.TEXT,
+    out: Annotated[Path | None, COMPARISON_FILE] = None,
+    as_json: Annotated[bool, AS_JSON] = False,
+) -> None:
+    """Compare two results of fleet run: two packages, or two ways to run the rounds.
+
+    With three or more seeds on either side, a difference within the spread of the seeds is
+    neither better nor worse.
+    """
+    from odtpack_simulator.fleet.figures import compare_fleets
+    from odtpack_simulator.fleet.result import load_fleet_result
+
+    before, now = load_fleet_result(base), load_fleet_result(head)
+    check_comparison_file(out, [base, head])
+    form = Format.JSON if as_json else form
+    show_comparison(compare_fleets(before, now, accuracy), form, out)
+
+
+# ``odtpack fleet demo``: a week of 500 phones that learn the digits together.
+
+
+def demo(
+    out: Annotated[Path, DEMO_FOLDER] = Path("odtpack-fleet-demo"),
+    jobs: Annotated[int, TRAINERS] = 0,
+    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+) -> None:
+    """Simulate a week of federated training on 500 phones of five models, with a report.
+
+    The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
+    scikit-learn). It needs neither a server nor a network.
+    """
+    from odtpack.build import build_package
+    from odtpack.cli.device.demo import DATA, MODEL, make_folder, read_digits, write_data
+    from odtpack.optimizers import SGD
+    from odtpack_runtime.files.atomic import atomic_write
+
+    digits = read_digits()
+    make_folder(out)
+    write_data(digits, out / "digits.npz")
+    build_package(MODEL, out / "package", loss="cross_entropy", optimizer=SGD())
+    with atomic_write(out / "fleet.toml") as stream:
+        stream.write((DATA / "fleet.toml").read_bytes())
+    _console.wrote(out / "package", out / "digits.npz", out / "fleet.toml")
+    run(
+        out / "package",
+        out / "digits.npz",
+        out / "fleet.toml",
+        report=[f"html:{out / 'fleet.html'}", f"json:{out / 'fleet.json'}"],
+        out=out / "run",
+        jobs=jobs,
+        as_json=as_json,
+    )
+
+
+# ``odtpack fleet fit``: search how a federation is run, within the budgets of its file.
+
+NOTHING_FITS: Final = 1
+
+
+def fit(
+    package: Annotated[Path, PACKAGE],
+    data: Annotated[Path, DATA],
+    fleet_file: Annotated[Path, FLEET],
+    clients: Annotated[
+        list[int] | None,
+        option(
+            "Clients per round to try; may be repeated.  [default: the fleet file's, twice and "
+            "half]",
+            "N",
+            min=1,
+        ),
+    ] = None,
+    epochs: Annotated[
+        list[int] | None,
+        option(
+            "Local epochs to try; may be repeated.  [default: the fleet file's, twice and half]",
+            "N",
+            min=1,
+            max=10_000,
+        ),
+    ] = None,
+    lr: Annotated[
+        list[float] | None,
+        option(
+            "Learning rate to try; may be repeated.  [default: the fleet file's, times 3 and "
+            "divided by 3]",
+            "X",
+        ),
+    ] = None,
+    trials: Annotated[int, option("Candidates to simulate.", "N", min=1)] = 12,
+    finalists: Annotated[int, option("Candidates to simulate for all rounds.", "N", min=1)] = 4,
+    seeds: Annotated[
+        int, option("Seeds for these; budgets must be met with each.", "N", min=1, max=1000)
+    ] = 1,
+    times: Annotated[Path | None, TIMES] = None,
+    jobs: Annotated[
+        int, option("Parallel simulations; 0 for one per core.", "N", min=0, max=4096)
+    ] = 0,
+    strict: Annotated[bool, STRICT] = False,
+    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+) -> None:
+    """Find clients per round, local epochs and a learning rate that meet a fleet's budgets.
+
+    Simulates candidates for a third of the rounds, continues the better ones, and shows the Pareto
+    set of accuracy, days, traffic and energy.
+
+    Exit code 0 if a candidate meets every budget that could be judged, 1 if none does, 2 for bad
+    input.
+    """
+    from odtpack.fit.federated import FleetFitRequest, fit_fleet, fleet_space
+    from odtpack.fit.study import optuna
+    from odtpack_simulator.fleet.federation import Federation
+    from odtpack_simulator.fleet.fleet_file import read_fleet
+    from odtpack_simulator.replay.executor import default_jobs
+    from odtpack_simulator.result import load_result
+
+    optuna()  # before anything is read
+    fleet = read_fleet(fleet_file)
+    space = fleet_space(fleet, clients or (), epochs or (), lr or ())
+    before = None if times is None else load_result(times)
+    federation = Federation(package, data, fleet)
+    with _console.Progress("fit") as progress:
+        if fleet.population.devices:
+            federation.devices = devices_of(federation, before, progress)
+        result = fit_fleet(
+            FleetFitRequest(
+                package, data, fleet, space, federation.devices, trials, finalists, seeds
+            ),
+            jobs=jobs or default_jobs(),
+            progress=lambda title, done, count: progress.update(done, count, title),
+        )
+    _console.results(as_json=as_json)
+    _show(result)
+    _console.json_result(as_json, result.model_dump(mode="json"))
+    if not result.best or (strict and not result.judged):
+        raise typer.Exit(NOTHING_FITS)
+
+
+def _show(result: FleetFitResult) -> None:
+    """Print what keeps the budgets, what it beats, and what was dropped."""
+    finished = len(result.best) + len(result.beaten) + len(result.over_budget)
+    way = [
+        f"{rung.played} played for {rung.rounds} round{'s' * (rung.rounds != 1)}"
+        for rung in result.rungs
+    ]
+    _console.say(", ".join([*way, f"{finished} to the end, of {result.candidates} candidates"]))
+    within = "Within the budgets" if result.judged else "Within the budgets that could be judged"
+    for title, rows in (
+        (f"{within}, best accuracy first:", result.best),
+        (f"{within}, but beaten:", result.beaten),
+        ("Over a budget:", result.over_budget),
+        ("Stopped early:", result.left),
+    ):
+        if rows:
+            _console.say()
+            _console.say(title, style="bold")
+            _table(rows)
+    if not result.best:
+        _console.say()
+        _console.say("No candidate meets every budget.", style="bold")
+        return
+    first = result.best[0]
+    for message in first.not_judged:
+        _console.say(f"not judged: {message}", style="yellow")
+    _console.say()
+    _console.say("The best one, for the fleet file:", style="bold")
+    _console.lines(f"[training]\nepochs = {first.epochs}\nlearning_rate = {first.learning_rate:g}")
+    _console.lines(f"[federation]\nclients = {first.clients}")
+
+
+def _table(rows: Sequence[Tried]) -> None:
+    from odtpack_simulator.values.units import (
+        format_bytes,
+        format_energy,
+        format_number,
+        format_percent,
+    )
+
+    def cells(each: Tried) -> tuple[str, ...]:
+        found = each.figures
+        quality = "not finite" if found.loss is None else format_number(found.loss)
+        return (
+            f"{each.number}",
+            f"{each.clients}",
+            f"{each.epochs}",
+            f"{each.learning_rate:g}",
+            f"{each.rounds}",
+            quality if found.accuracy is None else format_percent(found.accuracy),
+            "never" if found.days is None else f"{found.days:.1f}",
+            format_percent(found.took_part),
+            format_bytes(found.traffic_bytes),
+            "unknown" if found.energy_j is None else format_energy(found.energy_j),
+            "; ".join(
+                [
+                    *each.failed[: 0 if each.reason else None],
+                    *([each.reason] if each.reason else []),
+                    *([f"beaten by {', '.join(map(str, each.beaten_by))}"] * bool(each.beaten_by)),
+                ]
+            ),
+        )
+
+    quality = "loss" if rows[0].figures.accuracy is None else "accuracy"
+    figures = ("clients", "epochs", "rate", "rounds", quality, "days", "took part", "traffic")
+    header = ("number", *figures, "energy", "")
+    _console.table([cells(each) for each in rows], header, figures=",".join((*figures, "energy")))
+
+
+fleet = group("Simulate federated training by a fleet of devices.")
+fleet.command(
+    epilog=examples(
+        "odtpack fleet run package --fleet fleet.toml --data digits.npz",
+        "odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet \\",
+        "    --report html:fleet.html --report json:fleet.json",
+        "odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet --resume",
+    )
+)(run)
+fleet.command(
+    epilog=examples(
+        "odtpack fleet compare before.json fleet.json",
+        "odtpack fleet compare before.json fleet.json --accuracy 0.9 --format markdown",
+    )
+)(compare)
+fleet.command(
+    epilog=examples(
+        "odtpack fleet fit package --fleet fleet.toml --data digits.npz",
+        "odtpack fleet fit package --fleet fleet.toml --data digits.npz --clients 10 \\",
+        "    --clients 20 --epochs 1 --epochs 3 --lr 0.05 --lr 0.1 --seeds 3 --json > fit.json",
+    )
+)(fit)
+fleet.command(epilog=examples("odtpack fleet demo --out build/fleet-demo"))(demo)

@@ -1,1 +1,0 @@
-"""The whole training on a device, on a virtual clock."""

@@ -1,1 +1,0 @@
-"""The time of a step: measured here, carried to a device."""

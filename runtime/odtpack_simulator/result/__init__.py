@@ -1,1 +1,0 @@
-"""The result: the one object between measuring, judging and reporting."""

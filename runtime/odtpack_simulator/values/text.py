@@ -1,0 +1,76 @@
+"""Text: what of it is safe to show, paths in reports, TOML on a line. Imports nothing large."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import tomli_w
+
+# Text from outside made safe to show: on a terminal, in a CI job's log, in every report.
+
+# Control characters (line breaks and ANSI sequences among them), invisible characters and those
+# that change the reading order, and what XML does not allow.
+_CONTROL: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
+    "\ufeff\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f]"
+)
+# What a CI job's log carries out: "::error ::" at the start of a line, which a terminal's width may
+# make of any place, "##[error]" and "##vso[task...]" anywhere.
+_COMMAND: Final = re.compile(
+    r"^(\s*):(?=:)|#(?=#\w*\[)|:(?=:(?:add|debug|echo|endgroup|error|group|notice|remove|save|set|stop"
+    r"|warning)(?:-[a-z]+)?(?: |::))"
+)
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+
+
+def clean(text: str) -> str:
+    """The text in one line, with a replacement for each character that controls or reorders."""
+    # Line breaks become spaces. What is left neither begins a line nor a workflow command, moves no
+    # cursor and hides nothing. It still has to be escaped for the format that it goes to.
+    flat = _CONTROL.sub(_REPLACEMENT, text.replace("\n", " "))
+    return _COMMAND.sub(lambda found: (found[1] or "") + _REPLACEMENT, flat)
+
+
+def clean_lines(text: str) -> str:
+    """:func:`clean` each line of a text that has lines of its own, whose parts are clean."""
+    return "\n".join(map(clean, text.split("\n")))
+
+
+# Paths as reports show them.
+
+
+def shown_path(path: Path) -> str:
+    """Return a path without the folders above the working one: their names may be a person's."""
+    # One that lies elsewhere is its last part.
+    if not path.is_absolute():
+        return str(path)
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else path.name or str(path)
+
+
+def last_part(path: str) -> str:
+    """The name at the end of a path, of this system or another."""
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1] or path
+
+
+# Keys and values of TOML on one line, for files whose layout is part of what people read.
+#
+# The text of a value is tomli-w's. It has no comments and gives every list and table lines of its
+# own, so what stands on which line is ours.
+
+
+def toml_value(value: object) -> str:
+    """Return a value as TOML: lists and tables in one line."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{toml_key(k)} = {toml_value(v)}' for k, v in value.items())} }}"
+    return tomli_w.dumps({"k": value}).removeprefix("k = ").removesuffix("\n")
+
+
+def toml_key(*parts: str) -> str:
+    """Return a key, in quotes where it must be; several parts are joined by dots."""
+    return ".".join(tomli_w.dumps({part: 0}).removesuffix(" = 0\n") for part in parts)
