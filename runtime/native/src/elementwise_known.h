@@ -109,12 +109,12 @@ constexpr KnownProgram kNormalized = Known(1, {3, 1, 4, 1, 0, 1, 0, 2, 3, 2, 0})
 constexpr KnownProgram kNormalizationGradient =
     Known(2, {4, 1, 6, 2, 0, 2, 0, 1, 1, 4, 0, 2, 5, 3, 0});
 
-#define ODTPACK_KNOWN(what)                                                                \
-  what<kAdam>, what<kAdamJoined>, what<kAdamAlone>, what<kAdamW>, what<kAdamWJoined>,        \
-      what<kAdamWAlone>, what<kTorchAdamW>, what<kTorchAdamWJoined>, what<kTorchAdamWAlone>, \
-      what<kMomentum>, what<kMomentumAlone>, what<kGeluGradient>, what<kGeluSlope>,       \
-      what<kGeluSlopeLater>,                                                               \
-      what<kNormalized>, what<kNormalizationGradient>, what<kSoftmaxGradient>, what<kSgd>
+#define ODTPACK_KNOWN(what)                                                                       \
+  what<kAdam>, what<kAdamJoined>, what<kAdamAlone>, what<kAdamW>, what<kAdamWJoined>,             \
+      what<kAdamWAlone>, what<kTorchAdamW>, what<kTorchAdamWJoined>, what<kTorchAdamWAlone>,      \
+      what<kMomentum>, what<kMomentumAlone>, what<kGeluGradient>, what<kGeluSlope>,               \
+      what<kGeluSlopeLater>, what<kNormalized>, what<kNormalizationGradient>,                     \
+      what<kSoftmaxGradient>, what<kSgd>
 
 template <const KnownProgram& program>
 constexpr const KnownProgram* Address = &program;
