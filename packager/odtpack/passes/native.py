@@ -61,9 +61,11 @@ def wrap(model: ir.Model) -> ir.Model:
     for graph in graphs:
         for group in _groups(graph):
             _wrap_group(model, graph, group, bodies, dims_of)
-    for group in row_groups(model.graph, sizes):
+    rows = list(row_groups(model.graph, sizes)) if sizes else []
+    for group in rows:
         _wrap_group(model, model.graph, group, bodies, sizes.get)
-    model.graph.sort()
+    if rows:
+        model.graph.sort()
     inputs = {str(value.name): value for value in model.graph.inputs}
     for value in model.graph.outputs if bodies else ():
         for suffix in (UPDATE_SUFFIX, ".out"):

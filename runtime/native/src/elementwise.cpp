@@ -113,7 +113,8 @@ class Elementwise final : public Kernel {
     }
     last_.assign(inputs_ + code_.size(), -1);
     for (size_t i = 0; i < code_.size(); ++i) {
-      for (const int value : {code_[i].a, code_[i].b, code_[i].c}) last_[value] = static_cast<int>(i);
+      const Instruction& each = code_[i];
+      for (const int value : {each.a, each.b, each.c}) last_[value] = static_cast<int>(i);
     }
     for (const int value : results_) last_[value] = static_cast<int>(code_.size());
     for (size_t i = 0, known = 0; i < code_.size();) {
@@ -134,7 +135,8 @@ class Elementwise final : public Kernel {
         continue;
       }
       product.merged = true;
-      for (const int value : {product.a, product.b}) last_[value] = std::max(last_[value], next.result - inputs_);
+      const int later = static_cast<int>(i) + 1;
+      for (const int value : {product.a, product.b}) last_[value] = std::max(last_[value], later);
     }
     Allocate();
   }
@@ -173,9 +175,9 @@ class Elementwise final : public Kernel {
     Classify(dims, kinds);
     // A block is whole rows where a row has numbers of its own.
     const bool by_rows = std::find(kinds.begin(), kinds.end(), Kind::kRow) != kinds.end();
-    Require(width <= INT32_MAX / 8, "rows are too long");
-    const int block = by_rows && width > 0 ? static_cast<int>(width * std::max<int64_t>(1, kBlock / width))
-                                           : kBlock;
+    Require(!reduces_ || width <= INT32_MAX / 8, "rows are too long");
+    const int64_t rows_of_block = width > 0 ? std::max<int64_t>(1, kBlock / width) : 1;
+    const int block = by_rows ? static_cast<int>(width * rows_of_block) : kBlock;
     // Buffers whose addresses differ by 4096 bytes would share few places of the first cache.
     const size_t stride = static_cast<size_t>(block) + kPad;
     std::vector<float*> outputs;
@@ -308,7 +310,9 @@ class Elementwise final : public Kernel {
     std::vector<int> last = last_;
     for (const KnownRun& run : runs_) {  // it reads all of a row before the next
       const int end = static_cast<int>(run.begin + run.what->length) - 1;
-      for (int i = 0; i < run.what->inputs; ++i) last[run.values[i]] = std::max(last[run.values[i]], end);
+      for (int i = 0; i < run.what->inputs; ++i) {
+        last[run.values[i]] = std::max(last[run.values[i]], end);
+      }
     }
     std::vector<int> free;
     buffer_.resize(code_.size());
@@ -365,7 +369,8 @@ class Elementwise final : public Kernel {
       }
     }
     for (size_t i = 0; i < known.length; ++i) {  // what is not kept, nothing else reads
-      const int own = known.inputs + static_cast<int>(i), *const end = known.results + known.outputs;
+      const int own = known.inputs + static_cast<int>(i);
+      const int* const end = known.results + known.outputs;
       const bool kept = std::find(known.results, end, own) != end;
       if (!kept && last_[run.values[own]] >= static_cast<int>(begin + known.length)) return false;
     }
@@ -406,7 +411,8 @@ class Elementwise final : public Kernel {
     for (int row = 0; row < rows; ++row) {
       run.loop(own, width, run.alpha, run.beta);
       for (int i = 0; i < all; ++i) {
-        if (kinds[run.values[i]] != Kind::kScalar) own[i] += kinds[run.values[i]] == Kind::kRow ? 1 : width;
+        const Kind kind = kinds[run.values[i]];
+        if (kind != Kind::kScalar) own[i] += kind == Kind::kRow ? 1 : width;
       }
     }
   }
@@ -449,7 +455,8 @@ class Elementwise final : public Kernel {
                            const std::vector<Kind>& kinds) const {
     std::vector<bool> direct(outputs.size(), true);
     for (size_t i = 0; i < outputs.size(); ++i) {
-      if (kinds[results_[i]] == Kind::kRow || kinds[results_[i]] == Kind::kColumn) direct[i] = false;
+      const Kind kind = kinds[results_[i]];
+      if (kind == Kind::kRow || kind == Kind::kColumn) direct[i] = false;
       const int made = results_[i] - inputs_;
       for (int j = 0; j < inputs_; ++j) {
         if (inputs[j].data == outputs[i] && last_[j] > made) direct[i] = false;
