@@ -20,7 +20,7 @@ from odtpack.optimizers import SGD, Adam, AdamW, Lion
 from odtpack.optimizers.common.model import optimizer_model
 from odtpack.passes import native as wrapping
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
-from odtpack_runtime.package.native import OPERATORS, check_functions
+from odtpack_runtime.package.native import ELEMENTWISE_OPERATORS, OPERATORS, check_functions
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
@@ -30,6 +30,8 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from tests import native_library, packaging_tools, zoo
 from tests.native_library import kernel_model, same_bits, session
 
+APPROXIMATE = ("Exp", "Erf", "Tanh", "Sigmoid", "Log")
+EXACT = [kind for kind in ELEMENTWISE_OPERATORS if kind not in APPROXIMATE]
 UNARY = {"Sqrt", "Neg", "Abs", "Relu", "Reciprocal", "HardSigmoid", "Identity", "Sign"}
 TRUTH = ["Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"]
 SPECIAL = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-42, -1e38, 1], np.float32)
@@ -48,7 +50,7 @@ def random_nodes(
     """Nodes of a program, and what it computes that may be an output."""
     numbers, truths, nodes = list(inputs), list[str](), list[onnx.NodeProto]()
     for place in range(int(random.integers(1, 14))):
-        kind, result = str(random.choice(OPERATORS)), f"v{place}"
+        kind, result = str(random.choice(EXACT)), f"v{place}"
         needs_truth = kind in ("Not", "And", "Or", "Where", "Cast")
         if kind == "Gemm" or (needs_truth and not truths):
             kind, needs_truth = str(random.choice(TRUTH)), False
@@ -221,7 +223,13 @@ def test_a_plan_is_that_of_the_bodies(
     monkeypatch.setenv(VARIABLE, str(native_library.library()))
     sizes = {"input": (16, 784), "labels": (16,)}
     plain, native = (plan_memory(Package.open(packages[each]), sizes) for each in (False, True))
-    assert [(p.name, p.nbytes) for p in native.phases] == [(p.name, p.nbytes) for p in plain.phases]
+    assert [p.name for p in native.phases] == [p.name for p in plain.phases]
+    # Names of nodes have other lengths, and these are in all phases.
+    names = native.phases[0].nbytes - plain.phases[0].nbytes
+    assert {n.nbytes - p.nbytes for n, p in zip(native.phases, plain.phases, strict=True)} == {
+        names
+    }
+    assert abs(names) < 5000
 
 
 def test_a_library_that_cannot_be_registered_is_said_once(

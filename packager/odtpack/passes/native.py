@@ -1,4 +1,4 @@
-"""Wraps updates into functions that a library may have kernels for.
+"""Wraps updates, and groups of rows, into functions that a library may have kernels for.
 
 The last stage before a model is written: everything else sees the plain nodes. A function's body is
 these nodes, in their order: it is what a session runs that does not know the library, and what the
@@ -10,12 +10,14 @@ kernel's program is read from (:mod:`odtpack_runtime.package.native`).
    they read that too. An output of the model, as a new moment is, is no obstacle.
 3. What may be written over is proven again for the nodes that functions are.
 4. All results have one known shape, float32 in and out. Scalars and rows are read repeatedly.
+
+What else is wrapped, :mod:`row_groups` finds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import onnx_ir as ir
@@ -24,11 +26,12 @@ from odtpack.graph.graphs import Dims, dims_of, reads, subgraphs
 from odtpack.graph.inference import NodeInference, type_initializers
 from odtpack.passes import aliases
 from odtpack.passes.compact import all_graphs, drop_types
+from odtpack.passes.row_groups import axes_of, row_groups, trial_sizes
 from odtpack_runtime.package.native import (
     ELEMENTWISE,
+    ELEMENTWISE_OPERATORS,
     MOST_INPUTS,
     MOST_NODES,
-    OPERATORS,
     SLOTS,
     NotAProgramError,
     program_of,
@@ -43,6 +46,8 @@ _LEAST: Final = 256
 """Elements from which on a kernel is worth its call, as far as they are known."""
 _FUNCTION_IR: Final = 8
 """The first IR version that has functions."""
+_EXACT: Final = {*ELEMENTWISE_OPERATORS} - {"Exp", "Erf", "Tanh", "Sigmoid", "Log"}
+"""Operators of updates, which are those of the nodes to the bit."""
 _NUMBERS = (ir.DataType.FLOAT, ir.DataType.BOOL)
 
 
@@ -51,10 +56,16 @@ def wrap(model: ir.Model) -> ir.Model:
     model = model.clone()
     graphs = list(all_graphs(model.graph))
     _complete_types(model, graphs)
+    sizes = trial_sizes(model)
     bodies: dict[tuple[object, ...], ir.Function] = {}
     for graph in graphs:
         for group in _groups(graph):
-            _wrap_group(model, graph, group, bodies)
+            _wrap_group(model, graph, group, bodies, dims_of)
+    rows = list(row_groups(model.graph, sizes)) if sizes else []
+    for group in rows:
+        _wrap_group(model, model.graph, group, bodies, sizes.get)
+    if rows:
+        model.graph.sort()
     inputs = {str(value.name): value for value in model.graph.inputs}
     for value in model.graph.outputs if bodies else ():
         for suffix in (UPDATE_SUFFIX, ".out"):
@@ -82,7 +93,7 @@ def _complete_types(model: ir.Model, graphs: Sequence[ir.Graph]) -> None:
 
 def _shape(node: ir.Node) -> Dims | None:
     """The shape of what a node computes, if it may belong to a group; None if not."""
-    if node.domain or node.op_type not in OPERATORS or len(node.outputs) != 1:
+    if node.domain or node.op_type not in _EXACT or len(node.outputs) != 1:
         return None
     dims, values = dims_of(node.outputs[0]), (*node.inputs, *node.outputs)
     if any(v is None or v.dtype not in _NUMBERS for v in values) or not dims:
@@ -129,13 +140,18 @@ def _wrap_group(
     graph: ir.Graph,
     group: Sequence[ir.Node],
     bodies: dict[tuple[object, ...], ir.Function],
+    dims_of: Callable[[ir.Value], Dims | None],
 ) -> None:
     """Replace a group by a node, where it has the form of a program."""
     own = {node.outputs[0]: node for node in group}
-    dims = dims_of(group[-1].outputs[0])
-    read = list(dict.fromkeys(v for n in group for v in n.inputs if v is not None and v not in own))
-    # What comes first may give its memory to a result.
-    read.sort(key=lambda value: dims_of(value) != dims)
+    axes = {axes_of(node) for node in group}
+    dims = max((dims_of(node.outputs[0]) or () for node in group), key=len)
+    read = [v for n in group for v in n.inputs if v is not None and v not in own and v not in axes]
+    # What comes first may give its memory to a result: what nothing reads afterwards.
+    read = sorted(
+        dict.fromkeys(read),
+        key=lambda v: (dims_of(v) != dims, any(n not in group for n, _ in v.uses())),
+    )
     kept = [
         value
         for value, node in own.items()
@@ -143,6 +159,7 @@ def _wrap_group(
         or node is group[-1]
         or any(reader.graph is not graph or reader not in group for reader, _ in value.uses())
     ]
+    kept.sort(key=lambda value: dims_of(value) != dims)
     types = {value.dtype for value in (*read, *kept)}
     if len(read) > MOST_INPUTS or types != {ir.DataType.FLOAT}:
         return
@@ -176,6 +193,12 @@ def _body(
     """A function of copies of a group's nodes, whose names say only their place."""
     values = {value: ir.val(f"i{place}") for place, value in enumerate(read)}
     nodes = []
+    for axes in dict.fromkeys(axes_of(node) for node in group):
+        if axes is not None:
+            tensor = ir.Attr("value", ir.AttributeType.TENSOR, axes.const_value)
+            nodes.append(ir.Node("", "Constant", [], [tensor], num_outputs=1))
+            values[axes] = nodes[-1].outputs[0]
+            values[axes].name = f"a{len(nodes)}"
     for place, each in enumerate(group):
         inputs = [values[value] for value in each.inputs if value is not None]
         node = ir.Node("", each.op_type, inputs, list(each.attributes.values()), num_outputs=1)

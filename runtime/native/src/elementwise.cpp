@@ -2,6 +2,7 @@
 #include "elementwise.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 
@@ -20,7 +21,7 @@ const Loops& ChooseLoops() {
       __builtin_cpu_supports("avx512dq")) {
     return kLoops_avx512;
   }
-  if (__builtin_cpu_supports("avx2")) return kLoops_avx2;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return kLoops_avx2;
 #endif
   return kLoops_baseline;
 }
@@ -29,12 +30,17 @@ namespace {
 
 constexpr int kMaxInputs = 32, kMaxInstructions = 256;
 constexpr int64_t kTask = 1 << 15;  // elements that are worth a task of their own
+constexpr int64_t kWidest = 1 << 14;   // of rows that are taken as a whole where they need not be
+constexpr size_t kColumnTasks = 16;    // that each have sums of their own
+constexpr int kMaxAxes = 8, kPad = 80;
 constexpr int kFields = 4;          // of an instruction: operator, three operands
 
 int Operands(Op op) {
   switch (op) {
     case Op::kSqrt: case Op::kNeg: case Op::kAbs: case Op::kRelu: case Op::kNot: case Op::kCast:
-    case Op::kReciprocal: case Op::kHardSigmoid: case Op::kIdentity: case Op::kSign:
+    case Op::kReciprocal: case Op::kHardSigmoid: case Op::kIdentity: case Op::kSign: case Op::kExp:
+    case Op::kErf: case Op::kTanh: case Op::kSigmoid: case Op::kLog:
+    case Op::kRowSum: case Op::kRowMean: case Op::kRowMax: case Op::kColumnSum:
       return 1;
     case Op::kWhere: case Op::kClip: case Op::kGemm:
       return 3;
@@ -43,10 +49,24 @@ int Operands(Op op) {
   }
 }
 
+bool OfRows(Op op) { return op == Op::kRowSum || op == Op::kRowMean || op == Op::kRowMax; }
+
+// What a value has: one number, one for each row, all of the whole shape, or one for each column.
+enum class Kind { kScalar, kRow, kFull, kColumn };
+
 // How a smaller input repeats: it is read as dims says, an axis that repeats has no step.
 struct Broadcast {
   int input;
   std::vector<int64_t> dims, steps;
+};
+
+// A known program among the instructions of another.
+struct KnownRun {
+  const KnownProgram* what;
+  KnownLoop loop;
+  size_t begin;                        // instruction
+  std::array<int, kKnownValues> values;  // by what the known program calls them; -1 if not kept
+  float alpha, beta;
 };
 
 class Elementwise final : public Kernel {
@@ -74,6 +94,14 @@ class Elementwise final : public Kernel {
         each.alpha = Bits(field[2]);
         each.beta = Bits(field[3]);
       }
+      if (OfRows(each.op)) each.axis = Number(field[2], 0, kMaxAxes);
+      if (each.op == Op::kColumnSum) each.axis = Number(field[2], 1, kMaxAxes);
+      of_rows_ = of_rows_ || each.op >= Op::kExp;
+      reduces_ = reduces_ || OfRows(each.op) || each.op == Op::kColumnSum;
+      for (const int read : {each.a, each.b, each.c}) {
+        Require(read < inputs_ || code_[read - inputs_].op != Op::kColumnSum,
+                "a sum over rows is read by its own program");
+      }
       each.result = known;
       code_.push_back(each);
     }
@@ -83,13 +111,34 @@ class Elementwise final : public Kernel {
               "two outputs are the same value");
       results_.push_back(value);
     }
-    Allocate();
-    for (const KnownProgram* each : kKnown) {
-      if (std::equal(program.begin(), program.end(), each->numbers, each->numbers + each->size)) {
-        known_ = each;
-        known_loop_ = loops_.known[std::find(kKnown.begin(), kKnown.end(), each) - kKnown.begin()];
+    last_.assign(inputs_ + code_.size(), -1);
+    for (size_t i = 0; i < code_.size(); ++i) {
+      const Instruction& each = code_[i];
+      for (const int value : {each.a, each.b, each.c}) last_[value] = static_cast<int>(i);
+    }
+    for (const int value : results_) last_[value] = static_cast<int>(code_.size());
+    for (size_t i = 0, known = 0; i < code_.size();) {
+      if (FindRun(*kKnown[known], i)) {
+        runs_.back().loop = loops_.known[known];
+        i += kKnown[known]->length;
+        known = 0;
+      } else if (++known == kKnown.size()) {
+        ++i;
+        known = 0;
       }
     }
+    for (size_t i = 0; i + 1 < code_.size(); ++i) {
+      Instruction &product = code_[i], &next = code_[i + 1];
+      const bool reduces = OfRows(next.op) || next.op == Op::kColumnSum;
+      if (product.op != Op::kMul || !reduces || next.a != product.result || InRun(i) ||
+          last_[product.result] > static_cast<int>(i) + 1) {
+        continue;
+      }
+      product.merged = true;
+      const int later = static_cast<int>(i) + 1;
+      for (const int value : {product.a, product.b}) last_[value] = std::max(last_[value], later);
+    }
+    Allocate();
   }
 
   void Run(Call& call) const override {
@@ -99,67 +148,141 @@ class Elementwise final : public Kernel {
     const Dims dims = Together(inputs);
     int64_t size = 1;
     for (const int64_t dim : dims) size *= dim;
+    const int64_t width = dims.empty() ? 1 : dims.back();
+    Dims row_dims = dims;
+    if (!dims.empty()) row_dims.back() = 1;
     std::vector<Broadcast> repeated;
-    std::vector<int> scalars;
+    std::vector<int> scalars, rowed;
+    std::vector<Kind> kinds(inputs_, Kind::kFull);
     for (int i = 0; i < inputs_; ++i) {
       if (inputs[i].dims == dims) continue;
       Broadcast found = Repeat(i, inputs[i], dims);
-      if (inputs[i].size == 1) scalars.push_back(i);
-      else repeated.push_back(std::move(found));
+      // What a group of rows computes has the shape that its model says only of such inputs.
+      Require(!of_rows_ || inputs[i].dims == row_dims ||
+                  (inputs[i].dims.size() < dims.size() &&
+                   (inputs[i].size == 1 || inputs[i].size == inputs[i].dims.back())),
+              "the shapes of the inputs are not those of rows");
+      if (inputs[i].size == 1) {
+        scalars.push_back(i);
+        kinds[i] = Kind::kScalar;
+      } else if (inputs[i].dims == row_dims && (reduces_ || width <= kWidest)) {
+        rowed.push_back(i);
+        kinds[i] = Kind::kRow;
+      } else {
+        repeated.push_back(std::move(found));
+      }
     }
+    Classify(dims, kinds);
+    // A block is whole rows where a row has numbers of its own.
+    const bool by_rows = std::find(kinds.begin(), kinds.end(), Kind::kRow) != kinds.end();
+    Require(!reduces_ || width <= INT32_MAX / 8, "rows are too long");
+    const int64_t rows_of_block = width > 0 ? std::max<int64_t>(1, kBlock / width) : 1;
+    const int block = by_rows ? static_cast<int>(width * rows_of_block) : kBlock;
+    // Buffers whose addresses differ by 4096 bytes would share few places of the first cache.
+    const size_t stride = static_cast<size_t>(block) + kPad;
     std::vector<float*> outputs;
-    for (size_t i = 0; i < results_.size(); ++i) outputs.push_back(call.Output(i, dims));
-    if (size == 0) return;
-    const std::vector<bool> direct = Direct(inputs, outputs);
+    std::vector<int> columns;  // outputs
+    for (size_t i = 0; i < results_.size(); ++i) {
+      const Kind kind = kinds[results_[i]];
+      if (kind == Kind::kColumn) columns.push_back(static_cast<int>(i));
+      outputs.push_back(call.Output(
+          i, kind == Kind::kColumn ? Dims{width} : kind == Kind::kRow ? row_dims : dims));
+    }
+    if (size == 0) {  // no rows, whose sum is 0: Classify refuses rows without numbers
+      for (const int i : columns) std::fill_n(outputs[i], width, 0.f);
+      return;
+    }
+    const std::vector<bool> direct = Direct(inputs, outputs, kinds);
+    std::vector<const KnownRun*> runs(code_.size());
+    for (const KnownRun& each : runs_) {
+      if (Fits(each, kinds)) runs[each.begin] = &each;
+    }
     // One element after the other is read and written: all outputs may be inputs.
-    bool one_loop = known_ != nullptr && scalars.size() == size_t(inputs_ - known_->full);
-    for (int i = 0; one_loop && i < known_->full; ++i) one_loop = inputs[i].dims == dims;
-    const auto tasks = static_cast<size_t>((size + kTask - 1) / kTask);
+    const bool one_loop = runs[0] != nullptr && runs[0]->what->length == code_.size() && !by_rows;
+    int64_t share = std::max<int64_t>(1, kTask / block);  // blocks of a task
+    if (!columns.empty()) {
+      const int64_t blocks = (size + block - 1) / block, most = kColumnTasks;
+      share = std::max(share, (blocks + most - 1) / most);
+    }
+    share *= block;
+    const auto tasks = static_cast<size_t>((size + share - 1) / share);
+    // Of one task after the other, and so the same on any number of threads.
+    std::vector<float> sums(tasks * columns.size() * static_cast<size_t>(width));
     // Scalars are read now: an output of one element may lie in their memory.
     std::vector<float> constants;
     for (const int i : scalars) constants.push_back(inputs[i].data[0]);
     call.Parallel(tasks, [&](size_t task) {
-      const int64_t begin = static_cast<int64_t>(task) * kTask;
-      const int64_t end = std::min(size, begin + kTask);
-      const size_t own = buffers_ + scalars.size() + repeated.size();
-      const std::unique_ptr<float[]> memory(new float[own * kBlock + 16]);
+      const int64_t begin = static_cast<int64_t>(task) * share;
+      const int64_t end = std::min(size, begin + share);
+      const size_t expanded = by_rows ? kFields - 1 : 0;
+      const size_t own = buffers_ + scalars.size() + repeated.size() + expanded;
+      const std::unique_ptr<float[]> memory(new float[own * stride + 16]);
       float* const first = Aligned(memory.get());
-      std::vector<float*> registers(inputs_ + code_.size());
-      float* next = first + static_cast<size_t>(buffers_) * kBlock;
-      for (size_t i = 0; i < scalars.size(); ++i, next += kBlock) {
-        std::fill_n(next, kBlock, constants[i]);
+      const int values = inputs_ + static_cast<int>(code_.size());
+      std::vector<float*> registers(values + expanded);
+      float* next = first + buffers_ * stride;
+      for (size_t i = 0; i < scalars.size(); ++i, next += stride) {
+        std::fill_n(next, block, constants[i]);
         registers[scalars[i]] = next;
       }
       for (const Broadcast& each : repeated) {
         registers[each.input] = next;
-        next += kBlock;
+        next += stride;
       }
+      for (size_t i = 0; i < expanded; ++i, next += stride) registers[values + i] = next;
       for (size_t i = 0; i < code_.size(); ++i) {
-        registers[inputs_ + i] = first + static_cast<size_t>(buffer_[i]) * kBlock;
+        registers[inputs_ + i] = first + buffer_[i] * stride;
       }
-      for (int64_t place = begin; place < end; place += kBlock) {
-        const int count = static_cast<int>(std::min<int64_t>(kBlock, end - place));
+      for (size_t i = 0; i < columns.size(); ++i) {
+        registers[results_[columns[i]]] = sums.data() + (task * columns.size() + i) * width;
+      }
+      for (int64_t place = begin; place < end; place += block) {
+        const int count = static_cast<int>(std::min<int64_t>(block, end - place));
+        const int rows = by_rows ? static_cast<int>(count / width) : 0;
         for (int i = 0; i < inputs_; ++i) {
           if (inputs[i].dims == dims) registers[i] = const_cast<float*>(inputs[i].data) + place;
         }
+        for (const int i : rowed) registers[i] = const_cast<float*>(inputs[i].data) + place / width;
         for (const Broadcast& each : repeated) {
           Copy(each, inputs[each.input].data, place, count, registers[each.input]);
         }
         for (size_t i = 0; i < results_.size(); ++i) {
           if (direct[i] || one_loop) registers[results_[i]] = outputs[i] + place;
         }
-        if (one_loop) {
-          known_loop_(registers.data(), count);
-        } else {
-          for (const Instruction& each : code_) loops_.step(each, registers.data(), count);
+        for (size_t i = 0; i < code_.size(); ++i) {
+          const Instruction& each = code_[i];
+          if (each.merged && Merges(each, kinds)) continue;
+          const bool merged = i > 0 && code_[i - 1].merged && Merges(code_[i - 1], kinds);
+          const float* const in = registers[merged ? code_[i - 1].a : each.a];
+          const float* const by = merged ? registers[code_[i - 1].b] : nullptr;
+          if (runs[i] != nullptr) {
+            RunKnown(*runs[i], kinds, registers.data(), count, rows, static_cast<int>(width));
+            i += runs[i]->what->length - 1;
+          } else if (each.op == Op::kColumnSum) {
+            AddColumns(in, by, place, count, width, registers[each.result]);
+          } else if (OfRows(each.op)) {
+            loops_.reduce(each.op, in, by, registers[each.result], rows, static_cast<int>(width));
+          } else if (by_rows) {
+            Step(each, kinds, registers.data(), values, count, rows, static_cast<int>(width));
+          } else {
+            loops_.step(each, registers.data(), count);
+          }
         }
         for (size_t i = 0; i < results_.size(); ++i) {
-          if (!direct[i] && !one_loop) {
-            std::memcpy(outputs[i] + place, registers[results_[i]], sizeof(float) * count);
-          }
+          if (direct[i] || one_loop || kinds[results_[i]] == Kind::kColumn) continue;
+          const bool row = kinds[results_[i]] == Kind::kRow;
+          std::memcpy(outputs[i] + (row ? place / width : place), registers[results_[i]],
+                      sizeof(float) * (row ? rows : count));
         }
       }
     });
+    for (size_t i = 0; i < columns.size(); ++i) {
+      std::copy_n(sums.data() + i * width, width, outputs[columns[i]]);
+      for (size_t task = 1; task < tasks; ++task) {
+        loops_.reduce(Op::kColumnSum, sums.data() + (task * columns.size() + i) * width, nullptr,
+                      outputs[columns[i]], 1, static_cast<int>(width));
+      }
+    }
   }
 
  private:
@@ -184,11 +307,13 @@ class Elementwise final : public Kernel {
   // Gives each value that an instruction computes a buffer; one that is no longer read is free.
   // Outputs keep theirs to the end of a block.
   void Allocate() {
-    std::vector<int> last(inputs_ + code_.size(), -1);
-    for (size_t i = 0; i < code_.size(); ++i) {
-      for (const int value : {code_[i].a, code_[i].b, code_[i].c}) last[value] = static_cast<int>(i);
+    std::vector<int> last = last_;
+    for (const KnownRun& run : runs_) {  // it reads all of a row before the next
+      const int end = static_cast<int>(run.begin + run.what->length) - 1;
+      for (int i = 0; i < run.what->inputs; ++i) {
+        last[run.values[i]] = std::max(last[run.values[i]], end);
+      }
     }
-    for (const int value : results_) last[value] = static_cast<int>(code_.size());
     std::vector<int> free;
     buffer_.resize(code_.size());
     for (size_t i = 0; i < code_.size(); ++i) {
@@ -200,14 +325,138 @@ class Elementwise final : public Kernel {
         if (until == static_cast<int>(i)) free.push_back(buffer_[j]);
       }
     }
-    last_ = std::move(last);
+  }
+
+  // Adds the kind of what each instruction computes; throws where a reduction does not fit.
+  void Classify(const Dims& dims, std::vector<Kind>& kinds) const {
+    const auto rank = static_cast<int>(dims.size());
+    Require(!reduces_ || (rank > 0 && dims.back() > 0), "there are no rows to reduce");
+    for (const Instruction& each : code_) {
+      const Kind a = kinds[each.a];
+      if (OfRows(each.op)) {
+        Require(a == Kind::kFull && (each.axis == 0 || each.axis == rank), "not a row is reduced");
+        kinds.push_back(Kind::kRow);
+      } else if (each.op == Op::kColumnSum) {
+        Require(a == Kind::kFull && each.axis == rank - 1, "not rows are summed");
+        kinds.push_back(Kind::kColumn);
+      } else {
+        kinds.push_back(std::max({a, kinds[each.b], kinds[each.c]}));
+      }
+    }
+  }
+
+  // Adds a run where the instructions from `begin` on are those of a known program.
+  bool FindRun(const KnownProgram& known, size_t begin) {
+    if (known.length > code_.size() - begin) return false;
+    KnownRun run{&known, nullptr, begin, {}, 0.f, 0.f};
+    run.values.fill(-1);
+    const auto bind = [&](int own, int value) {
+      if (run.values[own] < 0 && own < known.inputs) run.values[own] = value;
+      return run.values[own] == value;
+    };
+    for (size_t i = 0; i < known.length; ++i) {
+      const KnownStep& step = known.code[i];
+      const Instruction& each = code_[begin + i];
+      const int operands = Operands(step.op);
+      if (each.op != step.op || !bind(step.a, each.a) || (operands > 1 && !bind(step.b, each.b)) ||
+          (operands > 2 && !bind(step.c, each.c))) {
+        return false;
+      }
+      run.values[known.inputs + static_cast<int>(i)] = each.result;
+      if (each.op == Op::kHardSigmoid) {
+        run.alpha = each.alpha;
+        run.beta = each.beta;
+      }
+    }
+    for (size_t i = 0; i < known.length; ++i) {  // what is not kept, nothing else reads
+      const int own = known.inputs + static_cast<int>(i);
+      const int* const end = known.results + known.outputs;
+      const bool kept = std::find(known.results, end, own) != end;
+      if (!kept && last_[run.values[own]] >= static_cast<int>(begin + known.length)) return false;
+    }
+    runs_.push_back(run);
+    return true;
+  }
+
+  bool InRun(size_t place) const {
+    return std::any_of(runs_.begin(), runs_.end(), [&](const KnownRun& run) {
+      return place >= run.begin && place < run.begin + run.what->length;
+    });
+  }
+
+  // Whether the reduction behind a product takes the factors: both are of the whole shape.
+  static bool Merges(const Instruction& each, const std::vector<Kind>& kinds) {
+    return kinds[each.a] == Kind::kFull && kinds[each.b] == Kind::kFull;
+  }
+
+  // Whether the values of a run have the kinds that its loop reads.
+  bool Fits(const KnownRun& run, const std::vector<Kind>& kinds) const {
+    for (int i = 0; i < run.what->inputs; ++i) {
+      const Kind kind = kinds[run.values[i]];
+      if ((kind == Kind::kFull) != (i < run.what->full)) return false;
+    }
+    return true;
+  }
+
+  static void RunKnown(const KnownRun& run, const std::vector<Kind>& kinds, float* const* registers,
+                       int count, int rows, int width) {
+    float* own[kKnownValues] = {};
+    const int all = run.what->inputs + static_cast<int>(run.what->length);
+    bool by_rows = false;
+    for (int i = 0; i < all; ++i) {
+      own[i] = registers[run.values[i]];
+      by_rows = by_rows || kinds[run.values[i]] == Kind::kRow;
+    }
+    if (!by_rows) return run.loop(own, count, run.alpha, run.beta);
+    for (int row = 0; row < rows; ++row) {
+      run.loop(own, width, run.alpha, run.beta);
+      for (int i = 0; i < all; ++i) {
+        const Kind kind = kinds[run.values[i]];
+        if (kind != Kind::kScalar) own[i] += kind == Kind::kRow ? 1 : width;
+      }
+    }
+  }
+
+  // Adds numbers from a place of the whole on to the sums of their columns.
+  void AddColumns(const float* in, const float* by, int64_t place, int count, int64_t width,
+                  float* sums) const {
+    int64_t column = place % width;
+    while (count > 0) {
+      const bool whole = column == 0 && count >= width;
+      const auto rows = static_cast<int>(whole ? count / width : 1);
+      const auto now = static_cast<int>(whole ? width : std::min<int64_t>(width - column, count));
+      loops_.reduce(Op::kColumnSum, in, by, sums + column, rows, now);
+      in += rows * now;
+      if (by != nullptr) by += rows * now;
+      count -= rows * now;
+      column = (column + now) % width;
+    }
+  }
+
+  // Runs an instruction on a block of whole rows.
+  void Step(const Instruction& each, const std::vector<Kind>& kinds, float* const* registers,
+            int values, int count, int rows, int width) const {
+    if (kinds[each.result] == Kind::kRow) {
+      loops_.step(each, registers, rows);
+    } else {
+      Instruction whole = each;
+      int spare = values;
+      for (int* const read : {&whole.a, &whole.b, &whole.c}) {
+        if (kinds[*read] != Kind::kRow) continue;
+        loops_.expand(registers[*read], registers[spare], rows, width);
+        *read = spare++;
+      }
+      loops_.step(whole, registers, count);
+    }
   }
 
   // Whether each output may be written as it is computed: nothing reads its memory afterwards.
-  std::vector<bool> Direct(const std::vector<Input>& inputs,
-                           const std::vector<float*>& outputs) const {
+  std::vector<bool> Direct(const std::vector<Input>& inputs, const std::vector<float*>& outputs,
+                           const std::vector<Kind>& kinds) const {
     std::vector<bool> direct(outputs.size(), true);
     for (size_t i = 0; i < outputs.size(); ++i) {
+      const Kind kind = kinds[results_[i]];
+      if (kind == Kind::kRow || kind == Kind::kColumn) direct[i] = false;
       const int made = results_[i] - inputs_;
       for (int j = 0; j < inputs_; ++j) {
         if (inputs[j].data == outputs[i] && last_[j] > made) direct[i] = false;
@@ -274,8 +523,9 @@ class Elementwise final : public Kernel {
   }
 
   const Loops& loops_;
-  const KnownProgram* known_ = nullptr;
-  void (*known_loop_)(float* const*, int) = nullptr;
+  std::vector<KnownRun> runs_;
+  bool reduces_ = false;
+  bool of_rows_ = false;  // and not an update
   int inputs_ = 0;
   int buffers_ = 0;
   std::vector<Instruction> code_;

@@ -1,8 +1,9 @@
-// Programs that have loops of their own: the usual updates, as packages have them.
+// Runs of instructions that have loops of their own: the usual updates, as packages have them, and
+// what normalizations, activations and softmax have between their reductions.
 //
-// Each is the attribute "program" of a node, whose first `full` inputs have the shape of the result
-// and whose others are scalars. A program that is not among them runs operator by operator: the same
-// results, in up to twice the time.
+// Each is written as the attribute "program" of a node. Its first `full` inputs have the shape of the
+// result, the others are scalars, or one number for each row. What is not among them runs operator by
+// operator: the same results, in up to twice the time.
 #ifndef ODTPACK_NATIVE_ELEMENTWISE_KNOWN_H_
 #define ODTPACK_NATIVE_ELEMENTWISE_KNOWN_H_
 
@@ -12,7 +13,7 @@
 
 namespace odtpack::native {
 
-constexpr int kKnownValues = 24, kKnownOutputs = 3, kKnownNumbers = 64;
+constexpr int kKnownValues = 24, kKnownOutputs = 3, kKnownNumbers = 64, kKnownCount = 18;
 
 struct KnownStep {
   Op op = Op::kIdentity;
@@ -90,15 +91,35 @@ constexpr KnownProgram kMomentumAlone =
 // SGD.
 constexpr KnownProgram kSgd = Known(2, {3, 1, 4, 2, 0, 2, 0, 1, 1, 3, 0});
 
-#define ODTPACK_KNOWN(what)                                                                \
-  what<kAdam>, what<kAdamJoined>, what<kAdamAlone>, what<kAdamW>, what<kAdamWJoined>,      \
-      what<kAdamWAlone>, what<kTorchAdamW>, what<kTorchAdamWJoined>, what<kTorchAdamWAlone>, \
-      what<kMomentum>, what<kMomentumAlone>, what<kSgd>
+// The gradient of GELU, as odtpack's rule writes it: x, that of the result, then two scalars.
+constexpr KnownProgram kGeluGradient =
+    Known(2, {4, 1, 12, 2, 0, 2, 0, 27, 4, 0, 0, 23, 5, 0, 0, 2, 4, 4, 0, 1, 3, 7, 0, 26, 8, 0, 0,
+              2, 4, 9, 0, 0, 6, 10, 0, 2, 1, 11, 0});
+// The same before that of the result is there, in both orders that graphs have.
+constexpr KnownProgram kGeluSlope = Known(
+    1, {3, 1, 10, 2, 0, 1, 0, 27, 3, 0, 0, 23, 4, 0, 0, 2, 3, 3, 0, 1, 2, 6, 0, 26, 7, 0, 0, 2, 3, 8,
+        0, 0, 5, 9, 0});
+constexpr KnownProgram kGeluSlopeLater = Known(
+    1, {3, 1, 10, 2, 0, 1, 0, 2, 3, 3, 0, 1, 2, 4, 0, 26, 5, 0, 0, 27, 3, 0, 0, 23, 7, 0, 0, 2, 3, 6,
+        0, 0, 8, 9, 0});
+// Of the gradient of softmax.
+constexpr KnownProgram kSoftmaxGradient = Known(2, {3, 1, 4, 1, 0, 2, 0, 2, 1, 3, 0});
+// Twice of the gradient of layer normalization.
+constexpr KnownProgram kNormalized = Known(1, {3, 1, 4, 1, 0, 1, 0, 2, 3, 2, 0});
+constexpr KnownProgram kNormalizationGradient =
+    Known(2, {4, 1, 6, 2, 0, 2, 0, 1, 1, 4, 0, 2, 5, 3, 0});
+
+#define ODTPACK_KNOWN(what)                                                                       \
+  what<kAdam>, what<kAdamJoined>, what<kAdamAlone>, what<kAdamW>, what<kAdamWJoined>,             \
+      what<kAdamWAlone>, what<kTorchAdamW>, what<kTorchAdamWJoined>, what<kTorchAdamWAlone>,      \
+      what<kMomentum>, what<kMomentumAlone>, what<kGeluGradient>, what<kGeluSlope>,               \
+      what<kGeluSlopeLater>, what<kNormalized>, what<kNormalizationGradient>,                     \
+      what<kSoftmaxGradient>, what<kSgd>
 
 template <const KnownProgram& program>
 constexpr const KnownProgram* Address = &program;
 
-constexpr std::array<const KnownProgram*, 12> kKnown = {ODTPACK_KNOWN(Address)};
+constexpr std::array<const KnownProgram*, kKnownCount> kKnown = {ODTPACK_KNOWN(Address)};
 
 }  // namespace odtpack::native
 

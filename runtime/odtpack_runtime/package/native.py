@@ -22,12 +22,17 @@ MOST_NODES: Final = 64
 OPERATORS: Final = (
     "Add", "Sub", "Mul", "Div", "Sqrt", "Neg", "Abs", "Min", "Max", "Relu", "Less", "LessOrEqual",
     "Greater", "GreaterOrEqual", "Equal", "Not", "And", "Or", "Where", "Cast", "Clip", "Reciprocal",
-    "Gemm", "HardSigmoid", "Identity", "Sign",
+    "Gemm", "HardSigmoid", "Identity", "Sign", "Exp", "Erf", "Tanh", "Sigmoid", "Log", "RowSum",
+    "RowMean", "RowMax", "ColumnSum",
 )  # fmt: skip
-"""Operators of elementwise programs by their number; ``Op`` in ``runtime/native``."""
+"""Operators of programs by their number; ``Op`` in ``runtime/native``."""
+ELEMENTWISE_OPERATORS: Final = OPERATORS[: OPERATORS.index("RowSum")]
+REDUCTIONS: Final = {"ReduceSum": "RowSum", "ReduceMean": "RowMean", "ReduceMax": "RowMax"}
+"""Of the last axis, which is kept; a ``ReduceSum`` over all other axes is a ``ColumnSum``."""
 
 _UNARY = {
     "Sqrt", "Neg", "Abs", "Relu", "Not", "Cast", "Reciprocal", "HardSigmoid", "Identity", "Sign",
+    "Exp", "Erf", "Tanh", "Sigmoid", "Log",
 }  # fmt: skip
 _TERNARY = {"Where", "Clip", "Gemm"}
 _TRUTH = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Not", "And", "Or"}
@@ -45,12 +50,14 @@ def program_of(
 
     Numbers of inputs and outputs, what each output is, then four numbers for each node: its
     operator and what it reads. Values are numbered: the inputs, then what each node computes.
+    Constants are axes; they are no values.
 
     Raises:
         NotAProgramError: The body has something else than such nodes.
     """
     numbers = {name: index for index, name in enumerate(inputs)}
     truth = [False] * len(inputs)
+    constants: dict[str, list[int]] = {}
     code: list[int] = []
     if not (0 < len(inputs) <= MOST_INPUTS and len(outputs) > 0 and len(nodes) <= MOST_NODES):
         raise NotAProgramError("too many or too few values")
@@ -58,17 +65,27 @@ def program_of(
         raise NotAProgramError("an input twice")
     for node in nodes:
         kind = node.op_type
-        operands = 1 if kind in _UNARY else 3 if kind in _TERNARY else 2
-        read = [numbers.get(name, -1) for name in node.input]
-        if node.domain or kind not in OPERATORS or len(read) != operands or -1 in read:
-            raise NotAProgramError(f"{kind} of {len(read)}")
-        if len(node.output) != 1 or node.output[0] in numbers or not node.output[0]:
+        if len(node.output) != 1 or node.output[0] in {"", *numbers, *constants}:
             raise NotAProgramError(f"the result of {kind}")
+        if kind == "Constant":
+            constants[node.output[0]] = _axes(node)
+            continue
+        read = [numbers.get(name, -1) for name in node.input if name not in constants]
+        operands = 1 if kind in _UNARY or kind in REDUCTIONS else 3 if kind in _TERNARY else 2
+        known = kind in ELEMENTWISE_OPERATORS or kind in REDUCTIONS
+        if node.domain or not known or len(read) != operands or -1 in read:
+            raise NotAProgramError(f"{kind} of {len(read)}")
         wanted = [kind in _OF_TRUTH or (kind == "Where" and i == 0) for i in range(operands)]
         found = [truth[each] for each in read]
         if found != wanted and kind not in ("Cast", "Identity"):
             raise NotAProgramError(f"what {kind} reads")
-        code += [OPERATORS.index(kind), *read, *_settings(node)]
+        if kind in REDUCTIONS:
+            fields = _reduction(node, [constants[n] for n in node.input if n in constants])
+            code += [fields[0], *read, *fields[1:]]
+        elif len(node.input) > operands:
+            raise NotAProgramError(f"{kind} of axes")
+        else:
+            code += [OPERATORS.index(kind), *read, *_settings(node)]
         code += [0] * (-len(code) % 4)
         numbers[node.output[0]] = len(truth)
         truth.append(kind in _TRUTH or (kind == "Identity" and found[0]))
@@ -78,6 +95,41 @@ def program_of(
     if any(truth[each] for each in results):
         raise NotAProgramError("an output that is not a number")
     return [len(inputs), len(outputs), *results, *code]
+
+
+def _reduction(node: onnx.NodeProto, given: list[list[int]]) -> tuple[int, int]:
+    """The operator of a reduction, and its axis from 1 on, 0 for the last, or how many it sums."""
+    found = {each.name: each for each in node.attribute}
+    if "axes" in found:
+        given = [*given, list(found["axes"].ints)]
+    keeps = "keepdims" not in found or found["keepdims"].i == 1
+    if (
+        len(given) != 1
+        or len(found) != len(node.attribute)
+        or not found.keys() <= {"axes", "keepdims"}
+        or any(each.ref_attr_name for each in found.values())
+        or (node.input[0] == "" or len(node.input) != 2 - ("axes" in found))
+    ):
+        raise NotAProgramError(f"the attributes of {node.op_type}")
+    (axes,) = given
+    if node.op_type == "ReduceSum" and not keeps and axes and axes == [*range(len(axes))]:
+        return OPERATORS.index("ColumnSum"), len(axes)
+    if not keeps or len(axes) != 1 or axes[0] < -1:
+        raise NotAProgramError(f"the axes of {node.op_type}")
+    return OPERATORS.index(REDUCTIONS[node.op_type]), axes[0] + 1
+
+
+def _axes(node: onnx.NodeProto) -> list[int]:
+    """What a node of axes has."""
+    import onnx.numpy_helper
+
+    found = {each.name: each for each in node.attribute}
+    tensor = found["value"].t if found.keys() == {"value"} else None
+    if tensor is None or len(node.attribute) != 1 or node.domain or node.input:
+        raise NotAProgramError("a constant")
+    if tensor.data_type != 7 or len(tensor.dims) != 1 or not 0 < tensor.dims[0] <= 8:
+        raise NotAProgramError("a constant")
+    return [int(each) for each in onnx.numpy_helper.to_array(tensor)]
 
 
 def _settings(node: onnx.NodeProto) -> list[int]:
