@@ -187,7 +187,7 @@ LAYERS = [  # kernel, stride, dilation
 
 
 def network() -> onnx.ModelProto:
-    """Depthwise convolutions from 66x66 down to 5x5, with activations, and a mean for a class."""
+    """Depthwise convolutions from 66x66 to 5x5, one transposed, and means."""
     random = np.random.default_rng(0)
     channels, value, nodes, weights = 4, "input", [], []
     for place, (kernel, stride, apart) in enumerate(LAYERS):
@@ -205,8 +205,15 @@ def network() -> onnx.ModelProto:
             onnx.helper.make_node("Relu", [f"y{place}"], [f"a{place}"]),
         ]  # fmt: skip
         value = f"a{place}"
+    weights.append(
+        onnx.numpy_helper.from_array(np.full((channels, 1, 2, 2), 0.7, np.float32), "wider")
+    )
     nodes += [
-        onnx.helper.make_node("GlobalAveragePool", [value], ["mean"]),
+        onnx.helper.make_node(
+            "ConvTranspose", [value, "wider"], ["wide"], group=channels, strides=[2, 2]
+        ),
+        onnx.helper.make_node("AveragePool", ["wide"], ["pool"], kernel_shape=[3, 3], pads=[1] * 4),
+        onnx.helper.make_node("GlobalAveragePool", ["pool"], ["mean"]),
         onnx.helper.make_node("Flatten", ["mean"], ["output"]),
     ]
     number = onnx.TensorProto.FLOAT
@@ -236,13 +243,12 @@ def calls(path: Path) -> list[onnx.NodeProto]:
 
 def test_every_form_of_the_rules_is_a_native_node(package: Path) -> None:
     """Each forward pass and gradient of each layer; the first has no gradient of its input."""
-    # One weight gradient is left: a view in it takes its shape from a node, to run later.
     found = [node.attribute[1].ints[0] for node in calls(package / "training_model.onnx")]
-    assert [found.count(kind) for kind in range(3)] == [
-        len(LAYERS),
-        len(LAYERS) - 1,
-        len(LAYERS) - 1,
-    ]
+    # A transposed convolution is the gradient of one, and has a forward pass as its own gradient; a
+    # mean of windows has one as gradient. Two weight gradients are left: a view in them takes its
+    # shape from a node, so that it runs later.
+    layers = len(LAYERS)
+    assert [found.count(kind) for kind in range(3)] == [layers + 1, layers + 1, layers - 1]
 
 
 def test_a_package_trains_alike_with_kernels_and_without(

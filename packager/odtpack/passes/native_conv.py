@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
+from odtpack.autodiff.rules.convolution import read_windows
 from odtpack.autodiff.windows import Region, Windows, conv_windows
 from odtpack.graph.graphs import Dims, constant, dims_of, producer
 from odtpack.graph.ops import MARK, Ops
@@ -64,17 +65,22 @@ def groups(op: Ops, graph: ir.Graph) -> Iterator[list[Group]]:
 
 
 def _region(op: Ops, node: ir.Node) -> Region | None:
+    """What a node was written for, or computes by itself."""
     region = node.meta.get(MARK)
-    if region is not None or node.op_type != "Conv" or node.domain:
+    if region is not None or node.op_type not in ("Conv", "ConvTranspose") or node.domain:
         return region if isinstance(region, Region) else None
     x, w = node.inputs[:2]
-    if x is None or w is None or w.const_value is not None:
-        return None  # ONNX Runtime packs constant weights for kernels of its own
-    dims, weight = dims_of(x), dims_of(w)
-    if dims is None or weight is None or not all(isinstance(d, int) for d in (*dims[1:], *weight)):
+    forward = node.op_type == "Conv"
+    if x is None or w is None or (forward and w.const_value is not None):
+        return None  # ONNX Runtime packs a convolution's constant weight for kernels of its own
+    for value, known in ((x, 1), (w, 0), (node.outputs[0], 1)):
+        if not all(isinstance(dim, int) for dim in (dims_of(value) or (None,))[known:]):
+            return None
+    ctx = Context(node, op, [], [])
+    win = conv_windows(ctx) if forward else read_windows(ctx)
+    if not win.depthwise or win.rank != 2 or (not forward and len(node.inputs) > 2):
         return None
-    win = conv_windows(Context(node, op, [], []))
-    return Region("forward", win) if win.depthwise and win.rank == 2 else None
+    return Region("forward" if forward else "input gradient", win)
 
 
 def _is_end(node: ir.Node, region: Region) -> bool:
@@ -96,7 +102,7 @@ def _group(end: ir.Node, region: Region, order: dict[ir.Node, int]) -> list[Grou
         writer = value.producer()
         marked = writer is not None and writer.meta.get(MARK) is region
         inside = marked and writer is not None and not _is_end(writer, region)
-        if _is_constant(value):
+        if _is_constant(value) and end.meta.get(MARK) is region:
             (fixed if value.dtype == ir.DataType.FLOAT else places).append(value)
         elif not inside and _role(win, value) is not None:
             read.append(value)

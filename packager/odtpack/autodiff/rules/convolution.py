@@ -315,7 +315,8 @@ def conv_transpose(ctx: Context) -> Cotangents:
             pads=[*win.before, *win.after],
         )  # fmt: skip
     if ctx.needs(1):
-        dw = forms(win)[1](op, win, dy, x)
+        with windows.region(op, "weight gradient", win):
+            dw = forms(win)[1](op, win, dy, x)
     return [dx, dw, db]
 
 
