@@ -11,12 +11,14 @@ import numpy as np
 import onnx
 import onnx.helper
 import onnx.numpy_helper
+import onnx_ir as ir
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from odtpack.build import build_package
+from odtpack.passes import native as wrapping
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 from odtpack_runtime.package import native_conv
 from odtpack_runtime.package.native import check_functions
@@ -249,6 +251,25 @@ def test_every_form_of_the_rules_is_a_native_node(package: Path) -> None:
     # shape from a node, so that it runs later.
     layers = len(LAYERS)
     assert [found.count(kind) for kind in range(3)] == [layers + 1, layers + 1, layers - 1]
+
+
+@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize("dims", [None, ["n", "c", "h", "w"], ["n", 2, 4, 4]])
+def test_a_convolution_is_native_where_its_sizes_are_known(
+    operator: str, dims: list[str | int] | None
+) -> None:
+    """The rank of what it reads may be unknown too."""
+    node = onnx.helper.make_node(operator, ["x", "w"], ["y"], group=2)
+    known = dims is not None and "c" not in dims
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, each)
+        for name, each in (("x", dims), ("w", [2, 1, 1, 1]), ("y", dims))
+    ]
+    graph = onnx.helper.make_graph([node], "one", values[:2], values[2:])
+    opset = onnx.helper.make_opsetid("", native_library.OPSET)
+    model = onnx.ModelProto(ir_version=8, graph=graph, opset_import=[opset])
+    (found,) = wrapping.wrap(ir.from_proto(model)).graph
+    assert (found.domain == DOMAIN) is known
 
 
 def test_a_package_trains_alike_with_kernels_and_without(

@@ -73,8 +73,9 @@ def _region(op: Ops, node: ir.Node) -> Region | None:
     forward = node.op_type == "Conv"
     if x is None or w is None or (forward and w.const_value is not None):
         return None  # ONNX Runtime packs a convolution's constant weight for kernels of its own
-    for value, known in ((x, 1), (w, 0), (node.outputs[0], 1)):
-        if not all(isinstance(dim, int) for dim in (dims_of(value) or (None,))[known:]):
+    for value, first in ((x, 1), (w, 0), (node.outputs[0], 1)):
+        dims = dims_of(value)
+        if dims is None or not all(isinstance(dim, int) for dim in dims[first:]):
             return None
     ctx = Context(node, op, [], [])
     win = conv_windows(ctx) if forward else read_windows(ctx)
