@@ -254,16 +254,20 @@ def test_every_form_of_the_rules_is_a_native_node(package: Path) -> None:
 
 
 @pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
-@pytest.mark.parametrize("dims", [None, ["n", "c", "h", "w"], ["n", 2, 4, 4]])
+@pytest.mark.parametrize(
+    ("dims", "kernel", "known"),
+    [(None, 1, False), (["n", "c", "h", "w"], 1, False), (["n", 2, 4, 4], 1, True),
+     (["n", 2, 99, 99], 65, False)],
+)  # fmt: skip
 def test_a_convolution_is_native_where_its_sizes_are_known(
-    operator: str, dims: list[str | int] | None
+    operator: str, dims: list[str | int] | None, kernel: int, known: bool
 ) -> None:
-    """The rank of what it reads may be unknown too."""
-    node = onnx.helper.make_node(operator, ["x", "w"], ["y"], group=2)
-    known = dims is not None and "c" not in dims
+    """Not where the library would refuse it, nor where a rank is unknown."""
+    pads = [kernel // 2] * 4
+    node = onnx.helper.make_node(operator, ["x", "w"], ["y"], group=2, pads=pads)
     values = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, each)
-        for name, each in (("x", dims), ("w", [2, 1, 1, 1]), ("y", dims))
+        for name, each in (("x", dims), ("w", [2, 1, kernel, kernel]), ("y", dims))
     ]
     graph = onnx.helper.make_graph([node], "one", values[:2], values[2:])
     opset = onnx.helper.make_opsetid("", native_library.OPSET)

@@ -37,6 +37,8 @@ _MOVES = {"Gather", "Pad", "ReduceSum", "Reshape", "Slice", "Squeeze", "Unsqueez
 _BY_PLACE = {"Concat", "Gather", "Pad", "Slice"}
 _SAMPLES = (2, 3)
 _MOST_ELEMENTS, _MOST_NODES = 1 << 26, 512
+_LONGEST = 64
+"""Taps of an axis, and steps between windows and taps, that the library has a kernel for."""
 _ONES = (-3, -2, -1, 1, 2, 3)
 
 
@@ -124,6 +126,8 @@ class Depthwise:
         sizes, kernel, steps, apart, before, out = zip(axes[:6], axes[6:], strict=True)
         planes = samples * channels * (math.prod(sizes) + math.prod(out))
         if kind > WEIGHT_GRADIENT or 0 in (channels, *sizes, *kernel, *steps, *out) or lies > 2:
+            raise RefusedError
+        if max(*kernel, *steps, *apart) > _LONGEST:
             raise RefusedError
         padded = [
             max((o - 1) * step + (k - 1) * d + 1, zeros + size)
