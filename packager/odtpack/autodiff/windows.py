@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import onnx_ir as ir
@@ -86,6 +87,20 @@ class Windows(_Taps):
     def spans(self) -> tuple[int, ...]:
         """Elements between the first and last window position along each axis, plus one."""
         return tuple((o - 1) * s + 1 for o, s in zip(self.out, self.strides, strict=True))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Region:
+    """The nodes of one result, marked with it: what a native kernel may compute in their place."""
+
+    kind: str  # "forward", "input gradient" or "weight gradient"
+    windows: Windows
+
+
+def region(op: Ops, kind: str, win: Windows) -> AbstractContextManager[None]:
+    """Mark the nodes of a depthwise convolution of planes, or of its gradient."""
+    depthwise = win.depthwise and win.rank == 2
+    return op.marked(Region(kind, win)) if depthwise else nullcontext()
 
 
 def conv_windows(ctx: Context) -> Windows:

@@ -26,6 +26,8 @@ _BOOLEAN = {
 _INT64 = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}
 _LARGEST_EXPONENT = 126  # of the powers of two that float32 holds
 MOST_JOINED = 7
+MARK: Final = "odtpack.mark"
+"""Entry of a node's ``meta``: what it was written for; see :meth:`Ops.marked`."""
 
 
 def _attribute(name: str, value: Any) -> Any:
@@ -63,6 +65,7 @@ class Ops:
         self._constants: dict[tuple[ir.Graph, str, tuple[int, ...], bytes], ir.Value] = {}
         self._home = graph  # of constants
         self._place: Callable[[ir.Node], None] = graph.append
+        self._mark: object = None  # of the nodes that are written
 
     def inside(self, graph: ir.Graph) -> Ops:
         """A writer for a subgraph of a node in this writer's graph."""
@@ -121,6 +124,8 @@ class Ops:
             num_outputs=outputs,
             name=label,
         )
+        if self._mark is not None:
+            node.meta[MARK] = self._mark
         writer: Ops | None = self
         while domain and writer is not None:
             writer.graph.opset_imports.setdefault(domain, 1)
@@ -166,6 +171,15 @@ class Ops:
 
         with self._at(graph, insert):
             yield
+
+    @contextmanager
+    def marked(self, mark: object) -> Iterator[None]:
+        """Give the nodes that are written in a ``with`` block an entry of their ``meta``."""
+        self._mark = mark
+        try:
+            yield
+        finally:
+            self._mark = None
 
     @contextmanager
     def _at(self, graph: ir.Graph, place: Callable[[ir.Node], None]) -> Iterator[None]:

@@ -222,7 +222,7 @@ def small_convolutions(op: Ops, graph: ir.Graph) -> None:
         if not (windows.suits_pointwise(win) or windows.suits_depthwise(win)):
             continue
         product = windows.pointwise if windows.suits_pointwise(win) else windows.depthwise
-        with op.before(node):
+        with op.before(node), windows.region(op, "forward", win):
             y = product(op, win, ctx.x(), ctx.x(1))
             bias = ctx.maybe_x(2)
             if bias is not None:

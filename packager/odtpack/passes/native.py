@@ -21,10 +21,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
 
 from odtpack.graph.graphs import Dims, dims_of, reads, subgraphs
 from odtpack.graph.inference import NodeInference, type_initializers
-from odtpack.passes import aliases
+from odtpack.graph.ops import Ops
+from odtpack.passes import aliases, native_conv
 from odtpack.passes.compact import all_graphs, drop_types
 from odtpack.passes.row_groups import axes_of, row_groups, trial_sizes
 from odtpack_runtime.package.native import (
@@ -36,6 +38,7 @@ from odtpack_runtime.package.native import (
     NotAProgramError,
     program_of,
 )
+from odtpack_runtime.package.native_conv import DEPTHWISE, computes
 from odtpack_runtime.session.graph_signature import UPDATE_SUFFIX
 from odtpack_runtime.session.native import DOMAIN
 
@@ -58,6 +61,10 @@ def wrap(model: ir.Model) -> ir.Model:
     _complete_types(model, graphs)
     sizes = trial_sizes(model)
     bodies: dict[tuple[object, ...], ir.Function] = {}
+    for graph in graphs:
+        for ways in native_conv.groups(Ops(model.graph), graph):
+            _wrap_convolution(model, graph, ways, bodies)
+    common_passes.RemoveUnusedNodesPass()(model)
     for graph in graphs:
         for group in _groups(graph):
             _wrap_group(model, graph, group, bodies, dims_of)
@@ -144,7 +151,7 @@ def _wrap_group(
 ) -> None:
     """Replace a group by a node, where it has the form of a program."""
     own = {node.outputs[0]: node for node in group}
-    axes = {axes_of(node) for node in group}
+    axes = [*dict.fromkeys(found for node in group if (found := axes_of(node)) is not None)]
     dims = max((dims_of(node.outputs[0]) or () for node in group), key=len)
     read = [v for n in group for v in n.inputs if v is not None and v not in own and v not in axes]
     # What comes first may give its memory to a result: what nothing reads afterwards.
@@ -163,42 +170,74 @@ def _wrap_group(
     types = {value.dtype for value in (*read, *kept)}
     if len(read) > MOST_INPUTS or types != {ir.DataType.FLOAT}:
         return
-    body = _body(group, read, kept, model.graph.opset_imports[""])
+    body = _body(group, read, kept, model.graph.opset_imports[""], axes)
     proto = ir.to_proto(body)
     try:
         program = program_of(proto.node, proto.input, proto.output)
     except NotAProgramError:
         return
-    key = tuple(program)
+    if _replace(model, graph, group[-1], body, (ELEMENTWISE, program, read), kept, bodies):
+        for each in reversed(group):
+            graph.remove(each, safe=True)
+
+
+def _replace(
+    model: ir.Model,
+    graph: ir.Graph,
+    end: ir.Node,
+    body: ir.Function,
+    call: tuple[str, Sequence[int], Sequence[ir.Value]],
+    kept: Sequence[ir.Value],
+    bodies: dict[tuple[object, ...], ir.Function],
+) -> bool:
+    """Write a call of a body before the end of its group, if there is a name left for it."""
+    kernel, program, read = call
+    key = (kernel, ir.to_proto(body).SerializeToString(deterministic=True))
     if key not in bodies:
         if len(bodies) == SLOTS:
-            return
+            return False
         body.name = f"Kernel{len(bodies)}"
         bodies[key] = model.functions[body.identifier()] = body
     node = ir.node(
-        bodies[key].name, read, {"kernel": ELEMENTWISE, "program": program}, domain=DOMAIN,
-        num_outputs=len(kept), name=group[-1].name,
+        bodies[key].name, read, {"kernel": kernel, "program": program}, domain=DOMAIN,
+        num_outputs=len(kept), name=end.name,
     )  # fmt: skip
-    graph.insert_before(group[-1], node)
+    graph.insert_before(end, node)
     for old, new in zip(kept, node.outputs, strict=True):
         new.name, new.type, new.shape = old.name, old.type, old.shape
         old.replace_all_uses_with(new, replace_graph_outputs=True)
-    for each in reversed(group):
-        graph.remove(each, safe=True)
+    return True
+
+
+def _wrap_convolution(
+    model: ir.Model,
+    graph: ir.Graph,
+    ways: Sequence[native_conv.Group],
+    bodies: dict[tuple[object, ...], ir.Function],
+) -> None:
+    """Replace the nodes of a convolution, or of its gradient, by a node that computes the same."""
+    for way in ways:
+        read, end = (*way.read, *way.fixed), way.nodes[-1]
+        body = _body(way.nodes, read, end.outputs, model.graph.opset_imports[""], way.places)
+        if computes(ir.to_proto(body), way.program, list(map(native_conv.value_of, way.fixed))):
+            _replace(model, graph, end, body, (DEPTHWISE, way.program, read), end.outputs, bodies)
+            return
 
 
 def _body(
-    group: Sequence[ir.Node], read: Sequence[ir.Value], kept: Sequence[ir.Value], opset: int
+    group: Sequence[ir.Node],
+    read: Sequence[ir.Value],
+    kept: Sequence[ir.Value],
+    opset: int,
+    constants: Sequence[ir.Value] = (),
 ) -> ir.Function:
     """A function of copies of a group's nodes, whose names say only their place."""
     values = {value: ir.val(f"i{place}") for place, value in enumerate(read)}
     nodes = []
-    for axes in dict.fromkeys(axes_of(node) for node in group):
-        if axes is not None:
-            tensor = ir.Attr("value", ir.AttributeType.TENSOR, axes.const_value)
-            nodes.append(ir.Node("", "Constant", [], [tensor], num_outputs=1))
-            values[axes] = nodes[-1].outputs[0]
-            values[axes].name = f"a{len(nodes)}"
+    for place, value in enumerate(constants):
+        nodes.append(ir.node("Constant", [], {"value": ir.tensor(native_conv.value_of(value))}))
+        nodes[-1].outputs[0].name = f"c{place}"
+        values[value] = nodes[-1].outputs[0]
     for place, each in enumerate(group):
         inputs = [values[value] for value in each.inputs if value is not None]
         node = ir.Node("", each.op_type, inputs, list(each.attributes.values()), num_outputs=1)

@@ -1,4 +1,5 @@
 // Elementwise programs: reading them, and running them block by block.
+#include "depthwise.h"
 #include "elementwise.h"
 
 #include <algorithm>
@@ -542,6 +543,7 @@ std::unique_ptr<Kernel> MakeElementwise(const std::vector<int64_t>& program) {
 
 std::unique_ptr<Kernel> MakeKernel(const std::string& name, const std::vector<int64_t>& program) {
   if (name == "elementwise") return MakeElementwise(program);
+  if (name == "depthwise") return MakeDepthwise(program);
   throw std::invalid_argument("this library has no kernel '" + name + "'");
 }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package import native_conv
 from odtpack_runtime.session.native import DOMAIN
 
 if TYPE_CHECKING:
@@ -161,31 +163,70 @@ def check_functions(model: onnx.ModelProto, where: str) -> None:
     """
     from odtpack_runtime.package.onnx_files import graphs_of
 
-    programs: dict[str, list[int]] = {}
+    bodies: dict[str, onnx.FunctionProto] = {}
     for function in model.functions:
         if function.domain == DOMAIN:
-            try:
-                if function.name in programs or function.overload:
-                    raise NotAProgramError("two functions of one name")
-                programs[function.name] = program_of(function.node, function.input, function.output)
-            except NotAProgramError as error:
-                raise _strange(function.name, where) from error
-    for _, nodes in graphs_of(model):
-        for node in nodes:
-            if node.domain == DOMAIN and not _says(node, programs.get(node.op_type)):
-                raise _strange(node.op_type, where)
+            if function.name in bodies or function.overload:
+                raise _strange(function.name, where)
+            bodies[function.name] = function
+    calls = [n for _, nodes in graphs_of(model) for n in nodes if n.domain == DOMAIN]
+    values = _Constants(model) if calls else None
+    for node in calls:
+        body = bodies.get(node.op_type)
+        if body is None or values is None or not _says(node, body, values):
+            raise _strange(node.op_type, where)
 
 
-def _says(node: onnx.NodeProto, program: list[int] | None) -> bool:
-    if program is None or (len(node.input), len(node.output)) != (program[0], program[1]):
-        return False
+class _Constants:
+    """Values of a model's constants, by name; what is named twice is not one."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        from odtpack_runtime.package.onnx_files import graphs_of
+
+        self.tensors: dict[str, onnx.TensorProto] = {}
+        self.writers: dict[str, onnx.NodeProto] = {}
+        self.known: set[tuple[object, ...]] = set()
+        written = collections.Counter[str]()
+        for graph, nodes in graphs_of(model):
+            if graph in model.functions:
+                continue
+            written.update(each.name for each in graph.input)
+            for tensor in graph.initializer:
+                self.tensors[tensor.name] = tensor
+                written[tensor.name] += 1
+            for node in nodes:
+                for name in filter(None, node.output):
+                    self.writers[name] = node
+                    written[name] += 1
+        for name, times in written.items():
+            if times > 1:
+                self.tensors.pop(name, None)
+                self.writers.pop(name, None)
+
+
+def _says(node: onnx.NodeProto, body: onnx.FunctionProto, values: _Constants) -> bool:
+    """Whether the attributes of a call are what its body computes."""
     found = {each.name: each for each in node.attribute}
-    return (
-        len(found) == len(node.attribute)
-        and found.keys() == {"kernel", "program"}
-        and found["kernel"].s == ELEMENTWISE.encode()
-        and list(found["program"].ints) == program
-    )
+    if len(found) != len(node.attribute) or found.keys() != {"kernel", "program"}:
+        return False
+    if (len(node.input), len(node.output)) != (len(body.input), len(body.output)):
+        return False
+    kernel, program = found["kernel"].s.decode("utf-8", "replace"), list(found["program"].ints)
+    try:
+        if kernel == ELEMENTWISE:
+            return program == program_of(body.node, body.input, body.output)
+        if kernel != native_conv.DEPTHWISE or len(body.output) != 1:
+            return False
+        read = node.input[native_conv.inputs_of(program) :]
+        if (node.op_type, *program, *read) in values.known:
+            return True
+        others = [native_conv.unpacked(each, values.tensors, values.writers) for each in read]
+        if not native_conv.computes(body, program, others):
+            return False
+        values.known.add((node.op_type, *program, *read))
+        return True
+    except (NotAProgramError, native_conv.RefusedError):
+        return False
 
 
 def _strange(name: str, where: str) -> OdtpackError:

@@ -50,9 +50,11 @@ def conv(ctx: Context) -> Cotangents:
     win = conv_windows(ctx)
     input_gradient, weight_gradient = forms(win)
     if ctx.needs(0):
-        dx = input_gradient(op, win, w, dy)
+        with windows.region(op, "input gradient", win):
+            dx = input_gradient(op, win, w, dy)
     if ctx.needs(1):
-        dw = weight_gradient(op, win, x, dy)
+        with windows.region(op, "weight gradient", win):
+            dw = weight_gradient(op, win, x, dy)
     return [dx, dw, db]
 
 
@@ -313,7 +315,8 @@ def conv_transpose(ctx: Context) -> Cotangents:
             pads=[*win.before, *win.after],
         )  # fmt: skip
     if ctx.needs(1):
-        dw = forms(win)[1](op, win, dy, x)
+        with windows.region(op, "weight gradient", win):
+            dw = forms(win)[1](op, win, dy, x)
     return [dx, dw, db]
 
 
