@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from odtpack_runtime.package.adapter import (
 from tests.adapters.written.models import HERE, VOCABULARY
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
 from tests.kits.harness import contents, save_batch, train
+from tests.kits.js_fixtures import GUIDE
 
 pytestmark = pytest.mark.kits
 FORMS = ("it.onnx_adapter", "peft")
@@ -237,6 +240,22 @@ def test_node(
                 assert result[how] == [*wanted], (adapter, how)
             changed.append(result["likeliest"])
     assert changed[0] != changed[3]
+
+
+@pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable()))
+def test_the_guides_code_generates(package: Package, tmp_path: Path) -> None:
+    """What the guide for JavaScript shows, before anything was learned."""
+    (code,) = re.findall(r"^```js\n(import { Generator.*?)^```$", GUIDE.read_text(), re.M | re.S)
+    kit = (javascript.KIT / "dist" / "index.js").as_uri()
+    code = code.replace("'odtpack'", f"'{kit}'").replace("'phone'", f"'{package.path}'")
+    (tmp_path / "guide.mjs").write_text(f"{code}\n".replace("batches)", "[])"))
+    done = subprocess.run(
+        [str(javascript.NODE), "guide.mjs"], cwd=tmp_path, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    wanted = Generator(package).generate([3, 1, 4], max_tokens=8, stop={2})
+    assert [int(each) for each in done.stdout.split()] == [*wanted]
 
 
 def run(job: dict[str, Any], folder: Path, variant: str) -> str:
