@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo gpu test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench native release models swift web-demo distribution federated fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
+.PHONY: help setup demo gpu test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench native release models swift web-demo distribution federated exporters fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
 	@echo "make gpu     networks and gradient rules on WebGPU, on a driver in software (Chromium's)"
 	@echo "make federated  train with Flower, in a virtual environment of its own"
+	@echo "make exporters  what onnxruntime-genai writes and runs, in a virtual environment of its own"
 	@echo "make fleet-demo  a week of 500 phones that learn the digits together, and a report"
 	@echo "make llm-demo  a sentence encoder learns intents in 8 bits, a decoder of 0.5 billion weights trains in 4"
 	@echo "make check   lint, format check, strict types, who imports whom"
@@ -122,6 +123,10 @@ federated: $(VENV)/.ready-full
 	@scripts/setup_federated.sh
 	@$(BIN)/python -m pytest -m federated --maxfail=3 tests/federated
 
+exporters: $(VENV)/.ready-full
+	@scripts/setup_exporters.sh
+	@$(BIN)/python -m pytest tests/adapters/test_genai.py
+
 fleet-demo: $(VENV)/.ready-demo
 	@$(BIN)/odtpack fleet demo --out build/fleet-demo
 
@@ -179,7 +184,7 @@ web-demo: $(VENV)/.ready-full
 	@$(BIN)/python -m examples.web_demo.build build/web-demo --serve
 
 clean:
-	rm -rf $(VENV) .venv-docs .venv-federated .venv-peer .venv-runtimes build runtime/js/node_modules runtime/js/dist runtime/kotlin/target
+	rm -rf $(VENV) .venv-docs .venv-exporters .venv-federated .venv-peer .venv-runtimes build runtime/js/node_modules runtime/js/dist runtime/kotlin/target
 
 $(VENV)/.ready-demo $(VENV)/.ready-full: $(VENV)/.ready-%: pyproject.toml runtime/pyproject.toml scripts/setup_venv.sh
 	@PYTHON="$(PYTHON)" scripts/setup_venv.sh $* $(VENV)

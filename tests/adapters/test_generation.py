@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,45 @@ def test_weights_are_stored_once(name: str, trained: Any) -> None:
     assert outside == {"segments.weights"}
     kept = {node.op_type for node in model.graph.node}
     assert kept.issuperset({"GroupQueryAttention", "MatMulNBits"} if "int4" in name else {"MatMul"})
+
+
+@pytest.mark.parametrize("name", ["genai-qwen2-int4", *OPTIMUM])
+def test_export_is_the_decoder_with_the_adapter_inside(
+    name: str, trained: Any, run: Run, tmp_path: Path
+) -> None:
+    package, state = trained(name)
+    CheckpointState.save_checkpoint(state, tmp_path / "it.ckpt")
+    out = tmp_path / "out" / "m.onnx"
+    out.parent.mkdir()
+    asked = ("--checkpoint", tmp_path / "it.ckpt", "--out", out)
+    for option, code in (
+        ("--outputs", "option-not-used"),
+        ("--ort-format", "segments-unsupported"),
+    ):
+        refused = run("export", package.path, *asked, option, *(("x",) if "out" in option else ()))
+        assert code in refused.err
+    outcome = run("export", package.path, *asked, "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["files"] == ["m.onnx", "m.onnx.data"]
+    before, after = (
+        onnx.load(path, load_external_data=False).graph for path in (package.decoder, out)
+    )
+    assert [node.op_type for node in after.node] == [node.op_type for node in before.node]
+    session = onnxruntime.InferenceSession(out)
+    assert not {each.name for each in session.get_overridable_initializers()}
+    feeds = {
+        node.name: np.zeros((1, *node.shape[1:2], 0, node.shape[3]), np.float32)
+        for node in session.get_inputs()
+        if node.name.startswith("past")
+    }
+    ids = np.array([PROMPT])
+    own = {"input_ids": ids, "attention_mask": np.ones_like(ids),
+           "position_ids": np.arange(len(PROMPT))[None]}  # fmt: skip
+    feeds.update({node.name: own[node.name] for node in session.get_inputs() if node.name in own})
+    generator = Generator(package)
+    generator.add_adapter("it", state)
+    (found,) = session.run(["logits"], feeds)
+    np.testing.assert_allclose(found[0], generator.logits(PROMPT, "it"), rtol=1e-5, atol=1e-5)
 
 
 def test_onnx_runtime_s_own_adapters(trained: Any, run: Run, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ GUIDE = javascript.ROOT / "docs" / "guides" / "javascript.md"
 def guide_code() -> tuple[str, str, str]:
     """The code of the guide: for Node, for a browser without a bundler, and the loop alone."""
     found = re.findall(r"^```js\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
-    loop, node, _bundled, browser = found
+    loop, node, _bundled, browser, _generate = found
     return node, browser, loop
 
 

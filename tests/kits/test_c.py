@@ -91,11 +91,11 @@ def test_c_trains_as_python_does(compiler: tuple[str, ...], core: Path, tmp_path
 
 def test_what_the_guide_shows_compiles(tmp_path: Path) -> None:
     guide = (ROOT / "docs" / "guides" / "cpp.md").read_text()
-    (block,) = re.findall(r"^```c\n(.*?)^```$", guide, re.M | re.S)
+    session, tokens = re.findall(r"^```c\n(.*?)^```$", guide, re.M | re.S)
     source = tmp_path / "guide.c"
     source.write_text(
         '#include <stdio.h>\n#include "odtpack.h"\n'
         "void open_session(const OrtEnv* env, odtpack_package* package, odtpack_state* state) {\n"
-        f"{block}odtpack_session_release(session);\n}}\n"
+        f"{session}{tokens}odtpack_session_release(session);\n}}\n"
     )
     run("gcc", "-std=c99", "-fsyntax-only", *WARNINGS, *FLAGS, source)

@@ -33,6 +33,8 @@ CPP = """#include <iostream>
 {signature}
 void Loop(const Ort::Env& env, const std::vector<std::vector<Ort::Value>>& batches) {{
 {loop}}}
+void Generate(const Ort::Env& env, const std::vector<std::vector<Ort::Value>>& batches) {{
+{generate}}}
 void CarryOver(const Ort::Env& env, const odtpack::Package& newer) {{
 {newer}}}
 void Update(const odtpack::Package::SignatureCheck& is_signed) {{
@@ -45,6 +47,8 @@ void Formerly(const Ort::CheckpointState& state) {{
 SWIFT = """import Foundation
 func loop(_ files: URL, _ batches: [[ORTValue]]) throws {{
 {loop}}}
+func generate(_ env: ORTEnv, _ batches: [[ORTValue]]) async throws {{
+{generate}}}
 {app}
 func carryOver(_ env: ORTEnv, _ newer: TrainingPackage) throws {{
 {newer}}}
@@ -70,11 +74,11 @@ def test_each_guide_begins_with_the_training_loop() -> None:
 
 @pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
 def test_what_the_guides_show_in_cpp_compiles(tmp_path: Path) -> None:
-    loop, signature, newer, former = fragments("cpp.md", "cpp")
+    loop, generate, signature, newer, former = fragments("cpp.md", "cpp")
     (update,) = fragments("updates.md", "cpp")
     source = tmp_path / "guides.cpp"
-    source.write_text(CPP.format(openssl=OPENSSL, loop=loop, signature=signature, newer=newer,
-                                 update=update, former=former))  # fmt: skip
+    source.write_text(CPP.format(openssl=OPENSSL, loop=loop, generate=generate, newer=newer,
+                                 signature=signature, update=update, former=former))  # fmt: skip
     done = subprocess.run(
         ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-I", cpp_kit.KIT / "include", "-isystem",
          cpp_kit.DEPENDENCIES / "include", source],
@@ -85,10 +89,12 @@ def test_what_the_guides_show_in_cpp_compiles(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable()))
 def test_what_the_guides_show_in_swift_compiles(tmp_path: Path) -> None:
-    loop, newer = fragments("swift.md", "swift")
+    loop, generate, newer = fragments("swift.md", "swift")
     (app,) = fragments("in-the-app.md", "swift")
     (update,) = fragments("updates.md", "swift")
     source = tmp_path / "guides.swift"
-    source.write_text(SWIFT.format(loop=loop, app=app, newer=newer, update=update))
+    source.write_text(
+        SWIFT.format(loop=loop, generate=generate, app=app, newer=newer, update=update)
+    )
     kit = sorted((swift_kit.KIT / "Sources" / "Odtpack").glob("*.swift"))
     swift_kit.in_toolchain("swiftc", "-typecheck", *swift_kit.IMPORTS, *kit, source)

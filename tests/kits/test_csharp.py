@@ -59,6 +59,9 @@ class Guide {{
     void Use(TrainingPackage package, TrainingSession session) {{
         {use}
     }}
+    void Generate(TrainingPackage package, TrainingSession session) {{
+        {generate}
+    }}
     void Sign() {{
         {sign}
         package.Dispose();
@@ -87,8 +90,10 @@ def test_the_guide_trains_with_the_nuget_package(
     program, *fragments = re.findall(r"^```csharp\n(.*?)^```$", text, re.M | re.S)
     (tmp_path / "Program.cs").write_text(program)
     assert program.count("\n") <= 30
-    use, sign, update = fragments
-    (tmp_path / "Guide.cs").write_text(FRAGMENTS.format(use=use, sign=sign, update=update))
+    use, generate, sign, update = fragments
+    (tmp_path / "Guide.cs").write_text(
+        FRAGMENTS.format(use=use, generate=generate, sign=sign, update=update)
+    )
     library = shutil.copy(installed / "lib" / FRAMEWORK / "Odtpack.dll", tmp_path)
     app = csharp_kit.compiled(tmp_path / "app.exe", f"-r:{library}", tmp_path / "Program.cs",
                               tmp_path / "Guide.cs")  # fmt: skip

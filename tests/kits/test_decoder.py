@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ from odtpack_runtime.package.adapter import (
     write_onnx_adapter,
 )
 from tests.adapters.written.models import HERE, VOCABULARY
-from tests.kits import cpp_kit, javascript, kotlin_kit
+from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
 from tests.kits.harness import contents, save_batch, train
+from tests.kits.js_fixtures import GUIDE
 
 pytestmark = pytest.mark.kits
 FORMS = ("it.onnx_adapter", "peft")
@@ -83,6 +86,47 @@ def test_cpp(
         assert found["arrays"] == wanted["arrays"]
     configs = [tmp_path / each / "peft" / CONFIG for each in ("python", "kit")]
     assert configs[0].read_bytes() == configs[1].read_bytes()
+
+
+WAYS: tuple[dict[str, Any], ...] = (
+    {}, {"temperature": 1.5, "top_p": 0.95, "seed": 7}, {"temperature": 1.5, "top_k": 3, "seed": 8}
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kit", [
+    pytest.param(kit, marks=pytest.mark.skipif(
+        kit.unavailable() is not None, reason=str(kit.unavailable())))
+    for kit in (csharp_kit, swift_kit, kotlin_kit)
+])  # fmt: skip
+def test_generation(
+    kit: Any, package: Package, batch: dict[str, np.ndarray[Any, Any]], tmp_path: Path
+) -> None:
+    """A kit makes the tokens that Python makes, drawn ones too, of one decoder and its adapters."""
+    trained, prompt = tmp_path / "trained.ckpt", [*range(3, 9)]
+    train(package.path, [batch], 3, trained)
+    state = CheckpointState.load_checkpoint(trained)
+    adapters = [tmp_path / form for form in FORMS]
+    for adapter in adapters:
+        save_adapter(package, state, adapter)
+    words = (*adapters, ",".join(map(str, prompt)))
+    done = kit.run("decoder", package.path, trained, *words)
+    *lines, unknown, argument, bad, failed = (
+        done if isinstance(done, str) else done.stdout
+    ).splitlines()
+    assert [unknown, argument, bad, failed] == [
+        "unknown-adapter", "bad-argument", "bad-prompt", "run-failed"
+    ]  # fmt: skip
+    generator = Generator(package)
+    generator.add_adapter("it", state)
+    for line, adapter in zip(lines, ("it", "it", "it", None), strict=True):
+        first, *drawn = (
+            [*generator.generate(prompt, adapter=adapter, max_tokens=9, **way)] for way in WAYS
+        )
+        stopped = first[: first.index(first[3])]
+        wanted = [*first, *(token for each in drawn for token in each), *stopped]
+        assert [int(each) for each in line.split()[: len(wanted)]] == wanted
+        logits = [float(each) for each in line.split()[len(wanted) :]]
+        np.testing.assert_allclose(logits, generator.logits(prompt, adapter)[-1], atol=1e-5)
 
 
 @pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable()))
@@ -196,6 +240,22 @@ def test_node(
                 assert result[how] == [*wanted], (adapter, how)
             changed.append(result["likeliest"])
     assert changed[0] != changed[3]
+
+
+@pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable()))
+def test_the_guides_code_generates(package: Package, tmp_path: Path) -> None:
+    """What the guide for JavaScript shows, before anything was learned."""
+    (code,) = re.findall(r"^```js\n(import { Generator.*?)^```$", GUIDE.read_text(), re.M | re.S)
+    kit = (javascript.KIT / "dist" / "index.js").as_uri()
+    code = code.replace("'odtpack'", f"'{kit}'").replace("'phone'", f"'{package.path}'")
+    (tmp_path / "guide.mjs").write_text(f"{code}\n".replace("batches)", "[])"))
+    done = subprocess.run(
+        [str(javascript.NODE), "guide.mjs"], cwd=tmp_path, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    wanted = Generator(package).generate([3, 1, 4], max_tokens=8, stop={2})
+    assert [int(each) for each in done.stdout.split()] == [*wanted]
 
 
 def run(job: dict[str, Any], folder: Path, variant: str) -> str:

@@ -275,7 +275,8 @@ SNIPPETS = {
     "assets.open(": "fun Context.loop(batches: Batches)",
     "TrainingActivity": "fun inTheApp()",
     "withContext(": "suspend fun stop(session: OrtTrainingSession, batches: Batches)",
-    "saveAdapter(": "fun adapters(session: OrtTrainingSession, pack: TrainingPackage)",
+    "Generator(": "fun generate(env: OrtEnvironment, session: OrtTrainingSession, "
+    "pack: TrainingPackage, batches: Batches)",
     "newer.path(": "fun goOn(env: OrtEnvironment, newer: TrainingPackage)",
     '"package-2"': "fun update(publicKey: ByteArray)",
 }

@@ -24,9 +24,12 @@ from odtpack.graph.ops import Ops
 from odtpack.model.loading import name_nodes
 from odtpack.model.source import ModelLike, open_model
 from odtpack.spec import AdapterSpec
+from odtpack_runtime import CheckpointState
 from odtpack_runtime.files.atomic import atomic_write
-from odtpack_runtime.package.adapter import PREFIX
+from odtpack_runtime.files.folder_update import replace_together, staged_beside
+from odtpack_runtime.package.adapter import PREFIX, adapter_of
 from odtpack_runtime.package.manifest import AdapterInfo
+from odtpack_runtime.package.package import Package
 
 CACHE_INPUTS = ("input_ids", "attention_mask", "position_ids")
 PAST = "past_key_values."
@@ -48,6 +51,21 @@ def with_adapter_inputs(model: Path, defaults: Mapping[str, np.ndarray]) -> None
         raise OdtpackError("model-too-large", "the base model would exceed 2 GB", where=str(model))
     with atomic_write(model) as stream:
         stream.write(proto.SerializeToString(deterministic=True))
+
+
+def export_decoder(package: Package, state: CheckpointState, out: Path) -> list[Path]:
+    """Write the decoder of a package with the adapter of a state inside; return its files."""
+    # It stays a pair of factors: nothing is rounded, and packed weights are as they were.
+    decoder = ir.load(package.decoder)
+    arrays = state.arrays(trainable=True)
+    for name in adapter_of(package).parameters:
+        value = decoder.graph.initializers[name]
+        value.const_value = ir.tensor(arrays[name], name=name)
+        decoder.graph.inputs.remove(value)
+    data = f"{out.name}.data"
+    with staged_beside(out) as stage:
+        ir.save(decoder, stage / out.name, external_data=data)
+        return [out, *replace_together(out, stage / out.name, [stage / data])]
 
 
 # A decoder as it was exported, with its cache and its packed weights, beside which an adapter is

@@ -42,15 +42,23 @@ def export(
     ort_platform: Annotated[list[Platform] | None, ORT_PLATFORM] = None,
     as_json: Annotated[bool, flag("--json", "Print inputs and outputs as JSON on stdout.")] = False,
 ) -> None:
-    """Write an inference model with the parameters of a checkpoint."""
+    """Write an inference model with the parameters of a checkpoint.
+
+    Of a package of segments that is its decoder, as it was exported, with the adapter inside:
+    operators, cache and packed weights stay as they are. Weights go to M.onnx.data.
+    """
     from odtpack.cli._files import check_writable
     from odtpack_runtime.export.inference_model import export_inference_model
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.values.units import format_bytes
 
     opened = Package.open(package)
-    opened.require_one_model("The export of a model")
     formats = read_formats(ort_format, ort_style, ort_platform)
+    if opened.manifest.segments is not None:
+        if formats is not None:
+            opened.require_one_model("The ORT format")
+        _decoder(opened, out, outputs, checkpoint, as_json)
+        return
     variants = formats.names(out.stem) if formats is not None else []
     for path in (out, *(out.with_name(name) for name in variants)):
         check_writable(path, "--out", outside=opened)
@@ -75,6 +83,33 @@ def export(
     }
     ort = {"ort": [str(path) for path in written]} if written else {}
     _console.json_result(as_json, {**content, **ort})
+
+
+def _decoder(
+    package: Package, out: Path, outputs: list[str] | None, checkpoint: Path | None, as_json: bool
+) -> None:
+    from odtpack.adapters.inference import export_decoder
+    from odtpack.cli._files import check_writable
+    from odtpack.errors import OdtpackError
+    from odtpack_runtime import CheckpointState
+
+    if outputs:
+        raise OdtpackError(
+            "option-not-used",
+            "--outputs names outputs of a training model, and a decoder keeps its own",
+            hint="leave it out",
+        )
+    _ = package.decoder
+    source = checkpoint or package.checkpoint
+    state = CheckpointState.load_checkpoint(source)
+    check_state(package, state, source)
+    for path in (out, out.with_name(f"{out.name}.data")):
+        check_writable(path, "--out", outside=package)
+    written = export_decoder(package, state, out)
+    _console.wrote(*written)
+    _console.say("the adapter is beside the layers that it is on: no weight is rounded again")
+    content = {"path": str(out), "files": [each.name for each in written]}
+    _console.json_result(as_json, {**content, "checkpoint": str(source)})
 
 
 def _write_with_ort(

@@ -43,6 +43,8 @@ typedef struct odtpack_package odtpack_package;
 typedef struct odtpack_state odtpack_state;
 typedef struct odtpack_session odtpack_session;
 typedef struct odtpack_memory odtpack_memory;
+typedef struct odtpack_generator odtpack_generator;
+typedef struct odtpack_tokens odtpack_tokens;
 
 /* Text that the caller frees: odtpack_free(text.bytes). A zero follows its `size` bytes. */
 typedef struct odtpack_text {
@@ -287,6 +289,49 @@ odtpack_error* odtpack_session_export(odtpack_session* session, const char* path
 /* A session of ONNX Runtime that predicts with a copy of the current parameters. */
 odtpack_error* odtpack_session_predictor(odtpack_session* session, const char* const* outputs,
                                          size_t count, OrtSession** predictor);
+
+/* ---- Generation: the decoder of a package, with adapters that were trained for it ---- */
+
+/* Load the decoder, whose weights are those of the training. If `options` is NULL: as the package
+ * asks for, with so many threads. A generator takes one call at a time, as a session does, those of
+ * its tokens included. */
+odtpack_error* odtpack_generator_create(const OrtEnv* env, const OrtSessionOptions* options,
+                                        int32_t threads, const odtpack_package* package,
+                                        odtpack_generator** generator);
+void odtpack_generator_release(odtpack_generator* generator);
+/* Put an adapter beside the decoder, or in the place of the one of that name: a file or folder that
+ * odtpack_adapter_save or PEFT wrote; or a state, as it is whenever it is used, which must not be
+ * trained then. The decoder is not loaded again. */
+odtpack_error* odtpack_generator_add_adapter(odtpack_generator* generator, const char* name,
+                                             const char* path);
+odtpack_error* odtpack_generator_add_state(odtpack_generator* generator, const char* name,
+                                           const odtpack_state* state);
+/* Forget an adapter, if it is there; tokens that are being made keep it. */
+odtpack_error* odtpack_generator_remove_adapter(odtpack_generator* generator, const char* name);
+/* The logits of the token after a sequence: float, one for each word. Without an adapter (NULL) the
+ * decoder is as it was exported. */
+odtpack_error* odtpack_generator_logits(odtpack_generator* generator, const int64_t* tokens,
+                                        size_t count, const char* adapter, OrtValue** logits);
+
+typedef struct odtpack_generate_options {
+  const char* adapter; /* its name; NULL for the decoder as it was exported */
+  int64_t max_tokens;  /* how many follow at most */
+  const int64_t* stop; /* tokens that end the sequence, and are not in it */
+  size_t stop_count;
+  double temperature; /* 0 for the likeliest token; otherwise the logits are divided by it */
+  uint64_t top_k;     /* one of that many likeliest tokens is drawn; 0 for all */
+  double top_p;       /* of the likeliest that have this probability together: above 0, up to 1 */
+  uint64_t seed;      /* the same one draws the same tokens, in every language */
+} odtpack_generate_options;
+/* Begin a sequence that follows a prompt; if `options` is NULL, of the 256 likeliest tokens. Any
+ * number of sequences may take turns. */
+odtpack_error* odtpack_tokens_begin(odtpack_generator* generator, const int64_t* prompt,
+                                    size_t count, const odtpack_generate_options* options,
+                                    odtpack_tokens** tokens);
+/* Make the next token; `found` is false at the end, which an error other than `busy` is as well. */
+odtpack_error* odtpack_tokens_next(odtpack_tokens* tokens, bool* found, int64_t* token);
+/* The generator is freed with the last of its tokens, if it was released before. */
+void odtpack_tokens_release(odtpack_tokens* tokens);
 
 /* ---- What a device reaches, as JSON for `odtpack devices import`: about half a minute ---- */
 

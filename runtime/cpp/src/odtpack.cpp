@@ -160,6 +160,14 @@ struct odtpack_session {
       : env(raw), session(env.value, rest...) {}
 };
 
+struct odtpack_generator {
+  std::shared_ptr<odtpack::Generator> generator;
+};
+struct odtpack_tokens {
+  std::shared_ptr<odtpack::Generator> generator;
+  odtpack::Generator::Tokens tokens;
+};
+
 extern "C" {
 
 const OrtApiBase* ORT_API_CALL odtpack_given_api_base(void) NO_EXCEPTION { return given_base; }
@@ -564,6 +572,70 @@ odtpack_error* odtpack_session_predictor(odtpack_session* session, const char* c
         session->session.InferenceSession(session->env.value, Names(outputs, count)).release();
   });
 }
+
+odtpack_error* odtpack_generator_create(const OrtEnv* env, const OrtSessionOptions* options,
+                                        int32_t threads, const odtpack_package* package,
+                                        odtpack_generator** generator) {
+  return Try([&] {
+    const Borrowed<Ort::Env> borrowed(env);
+    const Borrowed<Ort::SessionOptions> chosen(options);
+    const auto& from = package->package;
+    *generator = new odtpack_generator{
+        options == nullptr
+            ? std::make_shared<odtpack::Generator>(borrowed.value, from, threads)
+            : std::make_shared<odtpack::Generator>(borrowed.value, from, chosen.value)};
+  });
+}
+void odtpack_generator_release(odtpack_generator* generator) { delete generator; }
+odtpack_error* odtpack_generator_add_adapter(odtpack_generator* generator, const char* name,
+                                             const char* path) {
+  return Try([&] { generator->generator->AddAdapter(name, std::string(path)); });
+}
+odtpack_error* odtpack_generator_add_state(odtpack_generator* generator, const char* name,
+                                           const odtpack_state* state) {
+  return Try([&] { generator->generator->AddAdapter(name, state->state); });
+}
+odtpack_error* odtpack_generator_remove_adapter(odtpack_generator* generator, const char* name) {
+  return Try([&] { generator->generator->RemoveAdapter(name); });
+}
+odtpack_error* odtpack_generator_logits(odtpack_generator* generator, const int64_t* tokens,
+                                        size_t count, const char* adapter, OrtValue** logits) {
+  return Try([&] {
+    const auto found =
+        generator->generator->Logits({tokens, tokens + count}, adapter == nullptr ? "" : adapter);
+    const Ort::AllocatorWithDefaultOptions allocator;
+    const auto size = static_cast<int64_t>(found.size());
+    Ort::Value value = Ort::Value::CreateTensor<float>(allocator, &size, 1);
+    std::copy(found.begin(), found.end(), value.GetTensorMutableData<float>());
+    *logits = value.release();
+  });
+}
+odtpack_error* odtpack_tokens_begin(odtpack_generator* generator, const int64_t* prompt,
+                                    size_t count, const odtpack_generate_options* options,
+                                    odtpack_tokens** tokens) {
+  return Try([&] {
+    odtpack::GenerateOptions all;
+    if (options != nullptr) {
+      all = {options->adapter == nullptr ? "" : options->adapter,
+             options->max_tokens,
+             {options->stop, options->stop + options->stop_count},
+             options->temperature,
+             static_cast<size_t>(options->top_k),
+             options->top_p,
+             options->seed};
+    }
+    const auto& from = generator->generator;
+    *tokens = new odtpack_tokens{from, from->Begin({prompt, prompt + count}, all)};
+  });
+}
+odtpack_error* odtpack_tokens_next(odtpack_tokens* tokens, bool* found, int64_t* token) {
+  return Try([&] {
+    const auto next = tokens->tokens.Next();
+    *found = next.has_value();
+    *token = next.value_or(0);
+  });
+}
+void odtpack_tokens_release(odtpack_tokens* tokens) { delete tokens; }
 
 odtpack_error* odtpack_benchmark(const OrtEnv* env, const char* kit, const char* folder,
                                  int32_t threads, uint64_t memory_limit, uint64_t file_bytes,

@@ -32,6 +32,13 @@ namespace Odtpack {
         protected override void Free(IntPtr it) => Native.odtpack_session_release(it);
     }
 
+    internal sealed class GeneratorHandle : Handle {
+        protected override void Free(IntPtr it) => Native.odtpack_generator_release(it);
+    }
+    internal sealed class TokensHandle : Handle {
+        protected override void Free(IntPtr it) => Native.odtpack_tokens_release(it);
+    }
+
     internal struct NativeText {
         public IntPtr Bytes;
         public UIntPtr Size;
@@ -67,6 +74,16 @@ namespace Odtpack {
     }
     internal struct NativeModels {
         public IntPtr Training, Evaluation, Optimizer, Step;
+    }
+    internal struct NativeGenerateOptions {
+        public IntPtr Adapter;
+        public long MaxTokens;
+        public IntPtr Stop;
+        public UIntPtr StopCount;
+        public double Temperature;
+        public ulong TopK;
+        public double TopP;
+        public ulong Seed;
     }
     internal enum RunKind { StepOn = 0, TrainStep = 1, EvalStep = 2 }
 
@@ -109,6 +126,7 @@ namespace Odtpack {
             throw new OdtpackException(
                 "bad-argument", "A name or path is not text: it has a zero or half a character.");
         }
+        internal static byte[] Optional(string text) => text == null ? null : Encode(text);
 
         [DllImport(OnnxRuntime)]
         internal static extern IntPtr OrtGetApiBase();
@@ -294,6 +312,36 @@ namespace Odtpack {
         [DllImport(Library, CallingConvention = C)]
         internal static extern IntPtr odtpack_session_predictor(
             SessionHandle session, IntPtr[] outputs, UIntPtr count, out PredictorHandle predictor);
+
+        [DllImport(Library, CallingConvention = C)]
+        internal static extern IntPtr odtpack_generator_create(
+            IntPtr env, OptionsHandle options, int threads, PackageHandle package,
+            out GeneratorHandle generator);
+        [DllImport(Library, CallingConvention = C)]
+        internal static extern void odtpack_generator_release(IntPtr generator);
+        [DllImport(Library, CallingConvention = C)]
+        internal static extern IntPtr odtpack_generator_add_adapter(
+            GeneratorHandle generator, byte[] name, byte[] path);
+        [DllImport(Library, CallingConvention = C)]
+        internal static extern IntPtr odtpack_generator_add_state(
+            GeneratorHandle generator, byte[] name, StateHandle state);
+        [DllImport(Library, CallingConvention = C)]
+        internal static extern IntPtr odtpack_generator_remove_adapter(
+            GeneratorHandle generator, byte[] name);
+        [DllImport(Library, CallingConvention = C)]
+        internal static extern IntPtr odtpack_generator_logits(
+            GeneratorHandle generator, long[] tokens, UIntPtr count, byte[] adapter,
+            out IntPtr logits);
+        [DllImport(Library, CallingConvention = C)]
+        internal static extern IntPtr odtpack_tokens_begin(
+            GeneratorHandle generator, long[] prompt, UIntPtr count,
+            ref NativeGenerateOptions options, out TokensHandle tokens);
+        [DllImport(Library, CallingConvention = C)]
+        internal static extern IntPtr odtpack_tokens_next(
+            TokensHandle tokens, out byte found, out long token);
+        [DllImport(Library, CallingConvention = C)]
+        internal static extern void odtpack_tokens_release(IntPtr tokens);
+
         [DllImport(Library, CallingConvention = C)]
         internal static extern IntPtr odtpack_benchmark(
             IntPtr env, byte[] kit, byte[] folder, int threads, ulong memoryLimit, ulong fileBytes,

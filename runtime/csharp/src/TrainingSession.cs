@@ -93,9 +93,9 @@ namespace Odtpack {
             Package = package;
             State = state;
             fixed (byte* training = Native.Encode(trainModelPath))
-            fixed (byte* evaluation = Optional(evalModelPath))
-            fixed (byte* optimizer = Optional(optimizerModelPath))
-            fixed (byte* step = Optional(stepModelPath)) {
+            fixed (byte* evaluation = Native.Optional(evalModelPath))
+            fixed (byte* optimizer = Native.Optional(optimizerModelPath))
+            fixed (byte* step = Native.Optional(stepModelPath)) {
                 var models = new NativeModels {
                     Training = (IntPtr)training, Evaluation = (IntPtr)evaluation,
                     Optimizer = (IntPtr)optimizer, Step = (IntPtr)step
@@ -105,7 +105,6 @@ namespace Odtpack {
                     state.Handle, &models, out handle));
             }
         }
-        static byte[] Optional(string path) => path == null ? null : Native.Encode(path);
         static TrainingPackage FolderOf(string model) {
             var folder = Path.GetDirectoryName(model);
             return TrainingPackage.Open(string.IsNullOrEmpty(folder) ? "." : folder);

@@ -296,7 +296,11 @@ class Package:
             if file.role == "decoder_model":
                 return self.path / file.path
         raise OdtpackError(
-            "no-decoder", "The package has no model for generation.", where=str(self.path)
+            "no-decoder",
+            "The package has no model for generation.",
+            where=str(self.path),
+            hint="build it with --segments and --adapter lora, of a decoder that was exported with "
+            "its key-value cache; the build says why it keeps none",
         )
 
     def load_data(self, path: str | os.PathLike[str]) -> dict[str, Array]:

@@ -393,7 +393,7 @@ class Module:
             raise OdtpackError(
                 "segments-unsupported",
                 "A package of segments holds no model that could be exported as one.",
-                hint="export the adapter: odtpack adapter export",
+                hint="write its decoder with the adapter inside: odtpack export",
             )
         from odtpack_runtime.export.inference_model import export_inference_model
 

@@ -63,15 +63,20 @@ def save(model: Any, folder: Path) -> None:
     )
 
 
+def run_builder(python: str | Path, model: Path, out: Path, precision: str) -> None:
+    """Let the builder of an environment's onnxruntime-genai write a saved model."""
+    tool = [python, "-m", "onnxruntime_genai.models.builder"]
+    subprocess.run(
+        [*tool, "-i", model, "-o", out, "-p", precision, "-e", "cpu",
+         "-c", out.parent / "cache", "--extra_options", "disable_qkv_fusion=true"],
+        check=True,
+    )  # fmt: skip
+
+
 def export_genai(work: Path) -> None:
     for name, (kind, tied, width, precision) in GENAI.items():
         save(causal(kind, tied, width), work / name)
-        tool = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
-        subprocess.run(
-            [*tool, "-i", work / name, "-o", work / f"{name}-out", "-p", precision, "-e", "cpu",
-             "-c", work / "cache", "--extra_options", "disable_qkv_fusion=true"],
-            check=True,
-        )  # fmt: skip
+        run_builder(sys.executable, work / name, work / f"{name}-out", precision)
         (HERE / name).mkdir(exist_ok=True)
         for file in ("model.onnx", "model.onnx.data"):
             shutil.copy(work / f"{name}-out" / file, HERE / name)

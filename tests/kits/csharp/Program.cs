@@ -11,6 +11,7 @@
 //     kit former PACKAGE IMAGES LABELS FOLDER SHAPE...    see Former.cs
 //     kit adapter PACKAGE TRAINED FILE     prints the adapter's parameters, carries them over, saves
 //     kit adapters PACKAGE TRAINED TO FROM FILE           writes an adapter; reads one, and saves
+//     kit decoder PACKAGE TRAINED ADAPTER... PROMPT       prints what follows; see Generate
 //     kit signature PACKAGE right|wrong|throws            opens a package that must be signed
 //     kit benchmark FOLDER THREADS [MEMORY_LIMIT_BYTES]
 using System;
@@ -70,6 +71,7 @@ static class Program {
                     CheckpointState.SaveCheckpoint(state, words[5]);
                 }
                 break;
+            case "decoder": Generate(words.Skip(1).ToArray()); break;
             case "signature":
                 TrainingPackage.Open(words[1], (manifest, signature) => {
                     if (words[2] == "throws") throw new InvalidOperationException("no key");
@@ -100,6 +102,49 @@ static class Program {
                 Internals.Save(state, path, keepsPrevious, externalAbove);
                 Console.WriteLine(number);
             }
+        }
+    }
+    /// A line for each adapter, for the state and for no adapter: tokens of a prompt such as 3,4,5,
+    /// greedily, drawn, drawn of a few, and before the fourth; then the logits of the first.
+    static void Generate(string[] words) {
+        var prompt = words.Last().Split(',').Select(int.Parse).ToArray();
+        using (var package = TrainingPackage.Open(words[0]))
+        using (var state = CheckpointState.LoadCheckpoint(words[1]))
+        using (var generator = new Generator(package, 1)) {
+            var names = words.Skip(2).Take(words.Length - 3).ToList();
+            foreach (var name in names) generator.AddAdapter(name, name);
+            generator.AddAdapter("state", state);
+            generator.AddAdapter("gone", state);
+            generator.RemoveAdapter("gone");
+            foreach (var name in names.Concat(new[] { "state", null })) {
+                var plain = new GenerateOptions { Adapter = name, MaxTokens = 9 };
+                var first = generator.Generate(prompt, plain).ToList();
+                var turns = new[] {
+                    new GenerateOptions { Temperature = 1.5, TopP = 0.95, Seed = 7 },
+                    new GenerateOptions { Temperature = 1.5, TopK = 3, Seed = 8 },
+                    new GenerateOptions { Stop = new[] { first[3] } }
+                }.Select(options => {
+                    options.Adapter = name;
+                    options.MaxTokens = 9;
+                    return generator.Generate(prompt, options);
+                });
+                Console.WriteLine(
+                    string.Join(" ", first.Concat(turns.SelectMany(each => each)))
+                    + " " + string.Join(" ", generator.Logits(prompt, name).Select(
+                        each => each.ToString("R"))));
+            }
+            foreach (var options in new[] {
+                new GenerateOptions { Adapter = "gone" }, new GenerateOptions { TopP = 0 }
+            }) PrintCode(() => generator.Generate(prompt, options).ToList());
+            PrintCode(() => generator.Generate(new[] { -1 }).ToList());
+            PrintCode(() => generator.Generate(new[] { 1 << 20 }).ToList());
+        }
+    }
+    static void PrintCode(Action action) {
+        try {
+            action();
+        } catch (OdtpackException error) {
+            Console.WriteLine(error.Code);
         }
     }
     static void Export(string folder) {

@@ -91,6 +91,7 @@ fun main(arguments: Array<String>) {
         "keep" -> keep(rest[0], rest[1], rest[2].toLong())
         "export" -> export(rest[0], rest[1])
         "exports" -> exports(rest[0], rest[1], rest[2])
+        "decoder" -> decoder(rest)
         "damaged" -> damaged(File(rest[0]))
         "hostile" -> hostile(File(rest[0]))
         "read" -> readAll(File(rest[0]))

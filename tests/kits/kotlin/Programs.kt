@@ -4,11 +4,13 @@ import java.lang.management.ManagementFactory
 import java.nio.ByteOrder
 import java.util.Base64
 import org.odtpack.Ed25519
+import org.odtpack.Generator
 import org.odtpack.Json
 import org.odtpack.OdtpackException
 import org.odtpack.OrtCheckpointState
 import org.odtpack.OrtTrainingSession
 import org.odtpack.Tensor
+import org.odtpack.Tokens
 import org.odtpack.TrainingPackage
 import org.odtpack.Type
 import org.odtpack.readCheckpoint
@@ -108,6 +110,44 @@ fun exports(folder: String, checkpoint: String, path: String) {
         it.exportModelForInference(path, arrayOf("output"))
     }
     println(1)
+}
+
+/**
+ * PACKAGE TRAINED ADAPTER... PROMPT: a line for each adapter, for the state and for no adapter:
+ * tokens of a prompt such as 3,4,5, greedily, drawn, drawn of a few, and before the fourth; then the
+ * logits of the first.
+ */
+fun decoder(words: List<String>) {
+    val prompt = words.last().split(",").map(String::toInt).toIntArray()
+    val state = OrtCheckpointState.loadCheckpoint(words[1])
+    Generator(env, TrainingPackage.open(words[0]), 1).use { generator ->
+        val names = words.drop(2).dropLast(1)
+        for (name in names) generator.addAdapter(name, name)
+        for (name in listOf("state", "gone")) generator.addAdapter(name, state)
+        generator.removeAdapter("gone")
+        val all = { tokens: Tokens -> tokens.use { it.asSequence().toList() } }
+        for (name in names + "state" + null) {
+            val plain = all(generator.generate(prompt, name, 9))
+            val drawn = generator.generate(prompt, name, 9, temperature = 1.5, topP = 0.95, seed = 7)
+            val few = generator.generate(prompt, name, 9, temperature = 1.5, topK = 3, seed = 8)
+            few.next().let { first -> // two sequences take turns
+                val rest = all(drawn)
+                println((plain + rest + first + all(few) +
+                    all(generator.generate(prompt, name, 9, setOf(plain[3]))) +
+                    generator.logits(prompt, name).toList()).joinToString(" "))
+            }
+        }
+        for (begin in listOf(
+            { generator.generate(prompt, "gone") }, { generator.generate(prompt, topP = 0.0) },
+            { generator.generate(intArrayOf(-1)) }, { generator.generate(intArrayOf(1 shl 20)) },
+        )) {
+            try {
+                all(begin())
+            } catch (error: OdtpackException) {
+                println(error.errorCode)
+            }
+        }
+    }
 }
 
 /**

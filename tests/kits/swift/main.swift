@@ -12,6 +12,7 @@
 //     kit calls COMMAND JOB.json TIMES     see Calls.swift
 //     kit former PACKAGE IMAGES LABELS FOLDER SHAPE...    see Former.swift
 //     kit adapters PACKAGE TRAINED TO FROM FILE           writes an adapter; reads one, and saves
+//     kit decoder PACKAGE TRAINED ADAPTER... PROMPT       prints what follows; see Decoder.swift
 //     kit signature PACKAGE                opens a package that must be signed
 //     kit benchmark FOLDER THREADS [MEMORY_LIMIT_BYTES]
 import Foundation
@@ -42,6 +43,7 @@ do {
     try ORTCheckpoint(path: arguments[2]).saveAdapter(of: package, toPath: arguments[3])
     try state.loadAdapter(of: package, fromPath: arguments[4])
     try state.saveCheckpoint(toPath: arguments[5], withOptimizerState: true)
+  case "decoder": try await generate(Array(arguments.dropFirst()))
   case "signature": _ = try TrainingPackage(path: arguments[1], publicKey: Data(count: 32))
   case "benchmark":
     let limit = arguments.count > 3 ? Int(arguments[3]) : nil

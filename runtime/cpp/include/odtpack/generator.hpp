@@ -19,103 +19,27 @@ struct GenerateOptions {
 
 /// The inference model of a decoder that was trained in segments, loaded once: its weights are
 /// those of the training, in the same file. Any number of adapters may be beside it, and each call
-/// says which one counts. One thread at a time.
+/// says which one counts. One call at a time: a second one is the error `busy`.
 class Generator {
- public:
-  Generator(const Ort::Env& env, const Package& package, int threads = 0)
-      : package_(package),
-        session_(detail::OpenSession(env, package.Decoder(), Options(env, package, threads))) {
-    const Ort::AllocatorWithDefaultOptions allocator;
-    outputs_.push_back("logits");
-    for (size_t i = 0; i < session_.GetInputCount(); ++i) {
-      const std::string name = session_.GetInputNameAllocated(i, allocator).get();
-      const std::string past = "past_key_values.";
-      if (name.rfind(past, 0) != 0) {
-        given_.insert(name);
-        continue;
-      }
-      const auto type = session_.GetInputTypeInfo(i);
-      const auto info = type.GetTensorTypeAndShapeInfo();
-      const auto shape = info.GetShape();
-      if (shape.size() != 4 || shape[1] < 1 || shape[3] < 1)
-        detail::ThrowMismatch("the cache '" + name + "' has no size");
-      states_[name] = detail::Zeros(info.GetElementType(), {1, shape[1], 0, shape[3]});
-    }
-    for (const auto& state : states_)
-      outputs_.push_back("present" + state.first.substr(state.first.find('.')));
-  }
-
-  /// Put an adapter beside the decoder: a state, as it is at each later call.
-  void AddAdapter(const std::string& name, const CheckpointState& state) {
-    const detail::Gate::Call call(*state.Internal()->gate);
-    Add(name, detail::TrainedOf(package_, *state.Internal()));
-  }
-  /// Put one beside it that SaveAdapter or PEFT wrote.
-  void AddAdapter(const std::string& name, const std::string& path) {
-    detail::Tensors shapes;
-    for (const auto& spec : package_.Parameters())
-      if (spec.role == "trainable") shapes[spec.name] = {spec.type, spec.shape, nullptr};
-    Add(name, detail::ReadAdapter(package_, shapes, path));
-  }
-  /// Forget an adapter, if it is there.
-  void RemoveAdapter(const std::string& name) { adapters_.erase(name); }
-
-  /// Call `take` with each token that follows a prompt, as soon as it is there, until it returns
-  /// false. Returns all of them.
-  std::vector<int64_t> Generate(const std::vector<int64_t>& prompt, const GenerateOptions& options,
-                                const std::function<bool(int64_t)>& take = nullptr) {
-    if (!(options.temperature >= 0) || !(options.top_p > 0 && options.top_p <= 1) ||
-        options.max_tokens < 0)
-      throw Error("bad-argument", "temperature must be 0 or more, top_p above 0 and at most 1.");
-    Sequence sequence(*this, options.adapter);
-    std::vector<int64_t> tokens = prompt, found;
-    uint64_t state = options.seed;
-    while (static_cast<int64_t>(found.size()) < options.max_tokens) {
-      const int64_t token = Choose(sequence.Read(tokens), options, state);
-      if (options.stop.count(token) > 0) break;
-      found.push_back(token);
-      if (take && !take(token)) break;
-      tokens = {token};
-    }
-    return found;
-  }
-
-  /// The logits of the token after a sequence, one for each word.
-  std::vector<float> Logits(const std::vector<int64_t>& tokens, const std::string& adapter = "") {
-    return Sequence(*this, adapter).Read(tokens);
-  }
-
- private:
-  static Ort::SessionOptions Options(const Ort::Env& env, const Package& package, int threads) {
-    Ort::SessionOptions options = package.SessionOptions(env, threads);
-    options.SetLogSeverityLevel(3);  // an adapter's inputs have values, which is meant
-    return options;
-  }
-
-  void Add(const std::string& name, const detail::Tensors& values) {
-    detail::Tensors& own = adapters_[name];
-    own.clear();
-    for (const auto& spec : package_.Adapter()) own[spec.name] = values.at(spec.name);
-  }
-
   /// What the decoder has read of one sequence.
   class Sequence {
    public:
-    Sequence(Generator& of, const std::string& adapter) : of_(of) {
+    Generator& of;
+
+    Sequence(Generator& from, const std::string& adapter) : of(from) {
       for (const auto& [name, tensor] : of.states_) Give(name, tensor.Value());
       if (adapter.empty()) return;
       const auto found = of.adapters_.find(adapter);
       if (found == of.adapters_.end())
         throw Error("unknown-adapter", "There is no adapter '" + adapter + "'.", "",
                     "add it first: AddAdapter(name, path)");
-      for (const auto& [name, tensor] : found->second) Give(name, tensor.Value());
+      adapter_ = found->second;
+      for (const auto& [name, tensor] : adapter_) Give(name, tensor.Value());
     }
 
     /// Read further tokens, some at a time: the logits of each take as many numbers as there are
     /// words. Returns those of the last.
     std::vector<float> Read(const std::vector<int64_t>& tokens) {
-      if (tokens.empty() || *std::min_element(tokens.begin(), tokens.end()) < 0)
-        throw Error("bad-prompt", "A prompt is one token or more, as whole numbers from 0 on.");
       constexpr size_t at_once = 32;
       std::vector<float> last;
       for (size_t start = 0; start < tokens.size(); start += at_once) {
@@ -140,19 +64,19 @@ class Generator {
       const std::map<std::string, const detail::Tensor*> own = {
           {"input_ids", &ids}, {"position_ids", &places}, {"attention_mask", &mask}};
       for (const auto& [name, tensor] : own)
-        if (of_.given_.count(name) > 0) Give(name, tensor->Value());
+        if (of.given_.count(name) > 0) Give(name, tensor->Value());
       detail::Arguments arguments;
       for (const auto& [name, value] : values_) {
         arguments.input_names.push_back(name.c_str());
         arguments.inputs.push_back(value);
       }
-      for (const std::string& name : of_.outputs_) arguments.output_names.push_back(name.c_str());
-      arguments.outputs.resize(of_.outputs_.size());
-      arguments.Run(of_.session_, "pass fewer tokens, of those that the decoder knows");
+      for (const std::string& name : of.outputs_) arguments.output_names.push_back(name.c_str());
+      arguments.outputs.resize(of.outputs_.size());
+      arguments.Run(of.session_, "pass fewer tokens, of those that the decoder knows");
       std::vector<Ort::Value> results;
       for (OrtValue* output : arguments.outputs) results.emplace_back(output);
       size_t next = 1;
-      for (const auto& state : of_.states_) Give(state.first, std::move(results[next++]));
+      for (const auto& state : of.states_) Give(state.first, std::move(results[next++]));
       count_ += size;
       const auto info = results[0].GetTensorTypeAndShapeInfo();
       const detail::Shape shape = info.GetShape();
@@ -164,10 +88,131 @@ class Generator {
       return {last.As<float>(), last.As<float>() + last.Count()};
     }
 
-    Generator& of_;
+    detail::Tensors adapter_;  // whose memory the values are in
     std::map<std::string, Ort::Value> values_;
     int64_t count_ = 0;
   };
+
+ public:
+  Generator(const Ort::Env& env, const Package& package, int threads = 0)
+      : Generator(env, package, Options(env, package, threads)) {}
+  /// With options of the caller's choice, such as those of a device.
+  Generator(const Ort::Env& env, const Package& package, const Ort::SessionOptions& options)
+      : package_(package), session_(detail::OpenSession(env, package.Decoder(), options)) {
+    const Ort::AllocatorWithDefaultOptions allocator;
+    outputs_.push_back("logits");
+    for (size_t i = 0; i < session_.GetInputCount(); ++i) {
+      const std::string name = session_.GetInputNameAllocated(i, allocator).get();
+      const std::string past = "past_key_values.";
+      if (name.rfind(past, 0) != 0) {
+        given_.insert(name);
+        continue;
+      }
+      const auto type = session_.GetInputTypeInfo(i);
+      const auto info = type.GetTensorTypeAndShapeInfo();
+      const auto shape = info.GetShape();
+      if (shape.size() != 4 || shape[1] < 1 || shape[3] < 1)
+        detail::ThrowMismatch("the cache '" + name + "' has no size");
+      states_[name] = detail::Zeros(info.GetElementType(), {1, shape[1], 0, shape[3]});
+    }
+    for (const auto& state : states_)
+      outputs_.push_back("present" + state.first.substr(state.first.find('.')));
+  }
+
+  /// Put an adapter beside the decoder: a state, as it is at each later call. Do not train it
+  /// during one.
+  void AddAdapter(const std::string& name, const CheckpointState& state) {
+    const detail::Gate::Call call(*state.Internal()->gate);
+    Add(name, detail::TrainedOf(package_, *state.Internal()));
+  }
+  /// Put one beside it that SaveAdapter or PEFT wrote.
+  void AddAdapter(const std::string& name, const std::string& path) {
+    detail::Tensors shapes;
+    for (const auto& spec : package_.Parameters())
+      if (spec.role == "trainable") shapes[spec.name] = {spec.type, spec.shape, nullptr};
+    Add(name, detail::ReadAdapter(package_, shapes, path));
+  }
+  /// Forget an adapter, if it is there.
+  void RemoveAdapter(const std::string& name) {
+    const detail::Gate::Call call(gate_);
+    adapters_.erase(name);
+  }
+
+  /// The tokens that follow a prompt, one by one. The generator must outlive them; any number of
+  /// them may take turns.
+  class Tokens {
+   public:
+    /// The next token; none at the end, which an error is as well.
+    std::optional<int64_t> Next() {
+      const detail::Gate::Call call(sequence_.of.gate_);
+      const int64_t left = std::exchange(left_, 0);
+      if (left == 0) return std::nullopt;
+      const int64_t token = Choose(sequence_.Read(next_), options_, options_.seed);
+      if (options_.stop.count(token) > 0) return std::nullopt;
+      left_ = left - 1;
+      next_ = {token};
+      return token;
+    }
+
+   private:
+    friend class Generator;
+    Tokens(Generator& of, std::vector<int64_t> prompt, const GenerateOptions& options)
+        : sequence_(of, options.adapter), options_(options), left_(options.max_tokens),
+          next_(std::move(prompt)) {}
+
+    Sequence sequence_;
+    GenerateOptions options_;  // the seed is the state of the drawing
+    int64_t left_;
+    std::vector<int64_t> next_;
+  };
+
+  Tokens Begin(std::vector<int64_t> prompt, const GenerateOptions& options = {}) {
+    if (!(options.temperature >= 0) || !(options.top_p > 0 && options.top_p <= 1) ||
+        options.max_tokens < 0)
+      throw Error("bad-argument",
+                  "temperature and max_tokens must be 0 or more, top_p above 0 and at most 1.");
+    Check(prompt);
+    const detail::Gate::Call call(gate_);
+    return {*this, std::move(prompt), options};
+  }
+  /// Call `take` with each token that follows a prompt, as soon as it is there, until it returns
+  /// false. Returns all of them.
+  std::vector<int64_t> Generate(const std::vector<int64_t>& prompt, const GenerateOptions& options,
+                                const std::function<bool(int64_t)>& take = nullptr) {
+    Tokens tokens = Begin(prompt, options);
+    std::vector<int64_t> found;
+    while (const auto token = tokens.Next()) {
+      found.push_back(*token);
+      if (take && !take(*token)) break;
+    }
+    return found;
+  }
+
+  /// The logits of the token after a sequence, one for each word.
+  std::vector<float> Logits(const std::vector<int64_t>& tokens, const std::string& adapter = "") {
+    Check(tokens);
+    const detail::Gate::Call call(gate_);
+    return Sequence(*this, adapter).Read(tokens);
+  }
+
+ private:
+  static Ort::SessionOptions Options(const Ort::Env& env, const Package& package, int threads) {
+    Ort::SessionOptions options = package.SessionOptions(env, threads);
+    options.SetLogSeverityLevel(3);  // an adapter's inputs have values, which is meant
+    return options;
+  }
+
+  static void Check(const std::vector<int64_t>& tokens) {
+    if (tokens.empty() || *std::min_element(tokens.begin(), tokens.end()) < 0)
+      throw Error("bad-prompt", "A prompt is one token or more, as whole numbers from 0 on.");
+  }
+
+  void Add(const std::string& name, const detail::Tensors& values) {
+    const detail::Gate::Call call(gate_);
+    detail::Tensors& own = adapters_[name];
+    own.clear();
+    for (const auto& spec : package_.Adapter()) own[spec.name] = values.at(spec.name);
+  }
 
   static int64_t Choose(const std::vector<float>& logits, const GenerateOptions& options,
                         uint64_t& state) {
@@ -201,6 +246,7 @@ class Generator {
     return static_cast<double>((mixed ^ (mixed >> 31)) >> 11) / 9007199254740992.0;
   }
 
+  detail::Gate gate_;
   Package package_;
   Ort::Session session_;
   std::set<std::string> given_;

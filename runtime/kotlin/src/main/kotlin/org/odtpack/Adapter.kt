@@ -45,6 +45,16 @@ internal fun writeAdapter(pack: TrainingPackage, state: State, target: File) {
 /** Set what a package trains to the values of such a file or folder, all of them or none. */
 internal fun readAdapter(pack: TrainingPackage, state: State, source: File) {
     val trained = trainedOf(pack, state)
+    val values = adapterValues(pack, trained, source)
+    for ((name, own) in trained) own.copyFrom(values.getValue(name).bytes())
+}
+
+/** The values of such a file or folder, in the types and shapes of what is trained. */
+internal fun adapterValues(
+    pack: TrainingPackage,
+    trained: Map<String, Tensor>,
+    source: File,
+): Map<String, Tensor> {
     val names: Map<String, String>
     val found: MutableMap<String, Tensor>
     if (isOnnx(source)) {
@@ -56,7 +66,7 @@ internal fun readAdapter(pack: TrainingPackage, state: State, source: File) {
         found = readSafetensors(File(source, TENSORS))
         found.keys.removeAll { it.endsWith(TABLE) && it !in names.values }
     }
-    val values = names.map { (name, peft) ->
+    val values = names.mapValues { (name, peft) ->
         val own = trained[name]!!
         val value = found.remove(peft) ?: mismatch("the adapter has no '$peft'", source)
         if (!value.shape.contentEquals(own.shape) || !value.type.floating) {
@@ -66,12 +76,12 @@ internal fun readAdapter(pack: TrainingPackage, state: State, source: File) {
                 source,
             )
         }
-        own to value.converted(own.type).copy() // no pages of a file that may still change
+        value.converted(own.type).copy() // no pages of a file that may still change
     }
     found.keys.firstOrNull()?.let {
         mismatch("the adapter has '$it', which the package does not train", source)
     }
-    for ((own, value) in values) own.copyFrom(value.bytes())
+    return values
 }
 
 private fun mismatch(what: String, where: File): Nothing = fail(
@@ -79,7 +89,7 @@ private fun mismatch(what: String, where: File): Nothing = fail(
     "build the package with the adapter's kind, rank, alpha and layers",
 )
 
-private fun trainedOf(pack: TrainingPackage, state: State): Map<String, Tensor> {
+internal fun trainedOf(pack: TrainingPackage, state: State): Map<String, Tensor> {
     if (pack.manifest["adapter"].absent) {
         fail(
             "no-adapter", "The package was built without an adapter.", pack.folder,
@@ -118,7 +128,7 @@ private fun tensorOf(type: Type?, shape: LongArray, bytes: ByteBuffer): Tensor? 
 //     table Adapter { format_version: int32; adapter_version: int32; model_version: int32;
 //                     parameters: [Parameter]; }
 
-private fun onnxAdapter(tensors: Map<String, Tensor>): ByteBuffer {
+internal fun onnxAdapter(tensors: Map<String, Tensor>): ByteBuffer {
     val to = FlatBufferBuilder(tensors.values.sumOf { it.data.capacity() + 256 } + 64)
     val tables = tensors.map { (name, tensor) ->
         val bytes = tensor.bytes()

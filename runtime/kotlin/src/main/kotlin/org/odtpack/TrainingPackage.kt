@@ -114,6 +114,8 @@ class TrainingPackage private constructor(val folder: String, internal val manif
         outputs + manifest["evaluation_outputs"].list(emptyList()).map(::Spec)
     internal val parameters = manifest["parameters"].list().map(::Spec)
 
+    private val extra get() = manifest["files"]["extra"].list(emptyList())
+
     /** The path of a file by its key in the manifest: `training_model`, `checkpoint` and so on. */
     @Throws(OrtException::class)
     fun path(key: String): String {
@@ -140,8 +142,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
     @JvmOverloads
     @Throws(OrtException::class)
     fun ortModel(of: String, style: String = "fixed", platform: String = ""): String {
-        val extra = manifest["files"]["extra"]
-        val found = (if (extra.absent) emptyList() else extra.list()).find {
+        val found = extra.find {
             it["role"].text() == "ort_model" && it["of"].text("") == of &&
                 it["style"].text("") == style && it["platform"].text("") == platform
         }
@@ -150,6 +151,14 @@ class TrainingPackage private constructor(val folder: String, internal val manif
             "odtpack ort $folder --style $style",
         ))["path"].text()
     }
+
+    /** The path of the model that generates. */
+    internal val decoder: String
+        get() = "$folder/" + (extra.find { it["role"].text() == "decoder_model" } ?: fail(
+            "no-decoder", "The package has no model for generation.", folder,
+            "build it with --segments and --adapter lora, of a decoder that was exported with its " +
+                "key-value cache",
+        ))["path"].text()
 
     /** The session options that the package asks for; [threads] of 0 leave the choice to it. */
     @JvmOverloads
