@@ -1,5 +1,5 @@
 /** Schedules of the learning rate: the factor of the initial rate after so many steps. */
-import { OdtpackError, reason } from './errors.js';
+import { fail, reason } from './errors.js';
 import { isRecord, parseStrictJson } from './json.js';
 import type { Settings } from './manifest.js';
 
@@ -22,7 +22,7 @@ const KEYS: Record<ScheduleKind, Settings> = {
 const REAL = ['floor', 'gamma', 'initial_lr'];
 
 function bad(problem: string): never {
-  throw new OdtpackError('bad-schedule', problem, '',
+  fail('bad-schedule', problem, '',
     "write for example {kind: 'cosine', settings: {warmup_steps: 100, total_steps: 1000}}");
 }
 
@@ -96,13 +96,9 @@ export function scheduleText({ kind, settings }: Schedule, initialRate: number):
 }
 
 export function readScheduleText(text: string): { schedule: Schedule; initialRate: number } {
-  let content: unknown;
-  try {
-    content = parseStrictJson(new TextEncoder().encode(text));
-  } catch {
-    content = null;
-  }
-  if (!isRecord(content)) return bad('The saved schedule is not one.');
+  const invalid = (problem: string): never => bad(`The saved schedule is not one: ${problem}.`);
+  const content = parseStrictJson(new TextEncoder().encode(text), invalid);
+  if (!isRecord(content)) return invalid('it is not an object');
   const { kind, initial_lr: initialRate, ...settings } = content as Settings & { kind: unknown };
   if (!(typeof initialRate === 'number' && initialRate >= 0)) {
     bad('The saved schedule has no initial rate.');

@@ -73,7 +73,7 @@ export class Weights {
         return tensorOver(ort, dtype, data, dims);
       }
       this.#buffer ??= platform.allocate(this.#most);
-      this.file!.read(new Uint8Array(this.#buffer, at, nbytes), offset);
+      this.file!.fill(new Uint8Array(this.#buffer, at, nbytes), offset);
       const data = view(this.#buffer, dtype, at, nbytes);
       at += aligned(nbytes);
       return tensorOver(ort, dtype, data, dims);
