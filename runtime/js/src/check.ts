@@ -1,5 +1,5 @@
 /** Is training right here: on made-up data that the package describes. */
-import { OdtpackError, reason } from './errors.js';
+import { attempt, fail } from './errors.js';
 import { float16Bits } from './inference.js';
 import { TrainingPackage, type PackageSource } from './package.js';
 import type { OnnxRuntime } from './platform.js';
@@ -26,7 +26,7 @@ export async function selfCheck(
     for (const [i, wanted] of [...expected.losses, expected.evaluation_loss!].entries()) {
       if (Math.abs(found[i]! - wanted) <= expected.tolerances[i]!) continue;
       const step = i < expected.losses.length ? `of step ${i + 1}` : 'of the evaluation';
-      throw new OdtpackError('self-check-failed',
+      fail('self-check-failed',
         `Training is not right here: the loss ${step} is ${found[i]}, and should be ${wanted}.`,
         '', 'report the version of ONNX Runtime, the provider and the processor');
     }
@@ -39,19 +39,17 @@ export async function selfCheck(
 export async function requireRight(
   opened: TrainingPackage, ort: OnnxRuntime, options: SessionOptions, names: string[],
 ): Promise<void> {
-  const { vendor, architecture, device, description } = await adapter();
+  const adapter = await globalThis.navigator.gpu?.requestAdapter().catch(() => null);
+  const { vendor, architecture, device, description } = adapter?.info ?? {};
   const step = options.loss === undefined ? 'parts' : 'whole';
   const known = [opened.sha256, ort.env.versions.common, ...names, step, vendor, architecture,
     device, description].join(' ');
   if (remembered().includes(known)) return;
-  try {
-    await selfCheck(opened, { ...options, trusted: true, ...(step === 'whole' && { loss: 'every' }) });
-    remember(known);
-  } catch (error) {
-    throw new OdtpackError('unsupported-device',
-      `Training does not run right on ${names.join(', ')}: ${reason(error)}`, '',
-      'leave executionProviders out: the processor trains right', error);
-  }
+  const own: SessionOptions = { ...options, trusted: true, ...(step === 'whole' && { loss: 'every' }) };
+  await attempt(() => selfCheck(opened, own), 'unsupported-device',
+    `Training does not run right on ${names.join(', ')}`, '',
+    'leave executionProviders out: the processor trains right');
+  remember(known);
 }
 
 // What was found right before, by package, version and adapter: of this origin, in a browser.
@@ -76,27 +74,16 @@ function remember(known: string): void {
   }
 }
 
-interface AdapterInfo {
-  vendor?: string; architecture?: string; device?: string; description?: string;
-}
-
-async function adapter(): Promise<AdapterInfo> {
-  const { gpu } = globalThis.navigator as unknown as {
-    gpu?: { requestAdapter(): Promise<{ info?: AdapterInfo } | null> };
-  };
-  return (await gpu?.requestAdapter().catch(() => null))?.info ?? {};
-}
-
 async function prepare(source: TrainingPackage | PackageSource, options: SessionOptions) {
   const opened = source instanceof TrainingPackage ? source : await TrainingPackage.open(source);
   const expected = opened.manifest.self_check;
   if (!expected || expected.reason !== undefined) {
     const why = expected?.reason ?? 'it was left out';
-    throw new OdtpackError('no-self-check', `The package has no self-check: ${why}.`);
+    return fail('no-self-check', `The package has no self-check: ${why}.`);
   }
   const known = new Map(opened.manifest.inputs.map(({ name, dtype }) => [name, dtype]));
   if (expected.inputs.some(({ name }) => !known.has(name) || known.get(name) === 'string')) {
-    throw new OdtpackError('no-self-check', "The self-check's inputs are not those of the models.");
+    fail('no-self-check', "The self-check's inputs are not those of the models.");
   }
   const session = await TrainingSession.create({ package: opened }, options);
   const batch: Feeds = byName();

@@ -52,7 +52,8 @@ function checkKeys(text: string): void {
     if ('}]'.includes(sign)) open.pop();
     if (colon === undefined) continue;
     const name = JSON.parse(key!) as string;
-    if (open.at(-1)!.has(name)) throw new Error(`the key ${JSON.stringify(name.slice(0, 80))} occurs twice`);
-    open.at(-1)!.add(name);
+    const known = open.at(-1)!;
+    if (known.has(name)) throw new Error(`the key ${JSON.stringify(name.slice(0, 80))} occurs twice`);
+    known.add(name);
   }
 }

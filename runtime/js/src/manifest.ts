@@ -136,7 +136,9 @@ const schema = object({
   })),
   segments: optional(object({
     weights: optional(text),
-    tensors: optional(list(object({ name: text, dtype: text, shape: shape(count), offset: count })), []),
+    tensors: optional(list(object({
+      name: text, dtype: text, shape: shape(count), offset: count,
+    })), []),
     segments: list(object({ forward: text, backward: optional(text), names: optional(texts, {}) })),
   })),
   inputs: list(object({
