@@ -170,34 +170,28 @@ export class CheckpointState {
   /** Set all parameters to the values in a complete checkpoint of the same model. */
   async loadParameters(source: FileSource): Promise<void> {
     await this.alone(async () => {
-      const data = await read(source);
+      const { nominal: empty, parameters: found } = await read(source);
       await this.refresh();
-      this.#setParameters(data, source);
+      if (empty) nominal('there are no values in it to load');
+      const shapeless = this.#nominal && !this.flat;
+      const odd = [...new Set([...found.keys(), ...this.parameters.keys()])].find((name) => {
+        const [have, next] = [this.parameters.get(name), found.get(name)];
+        if (!have || !next || have.dtype !== next.dtype) return true;
+        return !shapeless && !sameDims(have.dims, next.dims);
+      });
+      if (odd !== undefined) {
+        fail('checkpoint-mismatch',
+          `The checkpoint does not go with this state: '${odd}' is missing in one of them, or has ` +
+            'another shape or type.',
+          typeof source === 'string' ? source : '', 'load a checkpoint of the same model');
+      }
+      for (const [name, { dims, data }] of found) {
+        const own = this.parameters.get(name)!;
+        if (shapeless) Object.assign(own, { dims, data });
+        else bytesOf(own.data).set(bytesOf(data));
+      }
+      this.complete();
     });
-  }
-
-  #setParameters(data: CheckpointData, source: FileSource): void {
-    if (data.nominal) nominal('there are no values in it to load');
-    const found = data.parameters;
-    const shapeless = this.#nominal && !this.flat;
-    const odd = [...new Set([...found.keys(), ...this.parameters.keys()])].find((name) => {
-      const have = this.parameters.get(name);
-      const next = found.get(name);
-      if (!have || !next || have.dtype !== next.dtype) return true;
-      return !shapeless && !sameDims(have.dims, next.dims);
-    });
-    if (odd !== undefined) {
-      fail('checkpoint-mismatch',
-        `The checkpoint does not go with this state: '${odd}' is missing in one of them, or has ` +
-          'another shape or type.',
-        typeof source === 'string' ? source : '', 'load a checkpoint of the same model');
-    }
-    for (const [name, { dims, data: values }] of found) {
-      const own = this.parameters.get(name)!;
-      if (shapeless) Object.assign(own, { dims, data: values });
-      else bytesOf(own.data).set(bytesOf(values));
-    }
-    this.complete();
   }
 
   /** The contents of a file; the arrays are the live ones. */

@@ -128,14 +128,21 @@ function groupsOf({ groups, moments }: OptimizerState): string[][] {
   return members.map((names) => names.filter((name) => moments.has(name)));
 }
 
-/** Moments as a file calls them. */
-function momentsOf(state: OptimizerState, name: string): [string, Stored][] {
-  return state.moments.get(name)!.map((each, i) => [`momentum${i}`, each]);
+/** A tensor, and what a file calls it. */
+type Named = Stored & { readonly name: string };
+
+function momentsOf(state: OptimizerState, name: string): Named[] {
+  return state.moments.get(name)!.map((each, i) => ({ ...each, name: `momentum${i}` }));
 }
 
 /** Parameters that are trained, or those that are not. */
-function parametersOf({ parameters }: CheckpointData, trained: boolean): [string, Stored][] {
-  return [...parameters].filter(([, { requiresGrad }]) => requiresGrad === trained);
+function parametersOf({ parameters }: CheckpointData, trained: boolean): Named[] {
+  return [...parameters.values()].filter(({ requiresGrad }) => requiresGrad === trained);
+}
+
+/** Names of the properties of a kind. */
+function propertiesOf({ properties }: CheckpointData, kind: PropertyKind): string[] {
+  return [...properties.keys()].filter((name) => properties.get(name)!.kind === kind);
 }
 
 /**
@@ -145,11 +152,9 @@ function parametersOf({ parameters }: CheckpointData, trained: boolean): [string
  */
 function outlineOf(data: CheckpointData, bits?: ReadonlyMap<string, number>): Outline {
   const outline = new Outline(data.nominal);
-  const tensors = (all: readonly (readonly [string, Stored])[]): void => {
+  const tensors = (all: readonly Named[]): void => {
     outline.count(all.length);
-    for (const [name, { dtype, dims, data: elements }] of all) {
-      outline.tensor(name, CODES[dtype], dims, elements);
-    }
+    for (const each of all) outline.tensor(each.name, CODES[each.dtype], each.dims, each.data);
   };
   for (const trained of [true, false]) tensors(parametersOf(data, trained));
   const { optimizer } = data;
@@ -166,11 +171,11 @@ function outlineOf(data: CheckpointData, bits?: ReadonlyMap<string, number>): Ou
     }
   }
   for (const wanted of KINDS) {
-    const own = [...data.properties].filter(([, { kind }]) => kind === wanted);
+    const own = propertiesOf(data, wanted);
     outline.count(own.length);
-    for (const [name, { value }] of own) {
+    for (const name of own) {
       outline.text(name);
-      const exact = bits?.get(name);
+      const [{ value }, exact] = [data.properties.get(name)!, bits?.get(name)];
       if (typeof value === 'string') outline.text(value);
       else if (typeof value === 'bigint') outline.int64(value);
       else if (exact === undefined || value === 0) outline.float32(value);
@@ -390,8 +395,8 @@ function namesOf(data: CheckpointData): string[] {
   const { optimizer } = data;
   const owners = optimizer ? groupsOf(optimizer).flat() : [];
   return [
-    ...parameters.map(([name]) => `'${name}'`),
-    ...owners.flatMap((owner) => momentsOf(optimizer!, owner).map(([name]) => `'${name} of ${owner}'`)),
+    ...parameters.map(({ name }) => `'${name}'`),
+    ...owners.flatMap((owner) => momentsOf(optimizer!, owner).map(({ name }) => `'${name} of ${owner}'`)),
   ];
 }
 
@@ -464,8 +469,8 @@ function layHead(data: CheckpointData, externalFrom: number | undefined): {
   const noBytes = ['Offset', writer.offsets([], 1)] as const;
   let external = BigInt(externalFrom ?? 0);
 
-  const tensor = ([name, stored]: readonly [string, Stored]): Offset => {
-    const label = writer.createSharedString(name);
+  const tensor = (stored: Named): Offset => {
+    const label = writer.createSharedString(stored.name);
     const dims = writer.int64s(data.nominal ? [] : stored.dims);
     const bytes = bytesOf(stored.data);
     const kept = !data.nominal && bytes.length > 0;
@@ -485,7 +490,7 @@ function layHead(data: CheckpointData, externalFrom: number | undefined): {
     if (!data.nominal) digested.push({ table, field: DOC_STRING });
     return table;
   };
-  const tensors = (all: [string, Stored][]): Offset => writer.offsets(all.map(tensor));
+  const tensors = (all: Named[]): Offset => writer.offsets(all.map(tensor));
 
   const [trainable, frozen] = [true, false].map((each) => tensors(parametersOf(data, each)));
   const module = writer.table(
@@ -506,8 +511,8 @@ function layHead(data: CheckpointData, externalFrom: number | undefined): {
   });
   const all = writer.offsets(groups);
   const kinds = KINDS.map((wanted) => {
-    const own = [...data.properties].filter(([, { kind }]) => kind === wanted);
-    return writer.offsets(own.map(([name, { value }]) => {
+    return writer.offsets(propertiesOf(data, wanted).map((name) => {
+      const { value } = data.properties.get(name)!;
       const label = writer.createString(name);
       return writer.table(['Offset', label],
         typeof value === 'string' ? ['Offset', writer.createString(value)]
