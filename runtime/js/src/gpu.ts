@@ -41,7 +41,7 @@ export class ResidentStep implements Model, Resident {
   #changed = true; // whether arrays, or buffers, may be newer than the others
   #ran = false;
 
-  private constructor(
+  constructor(
     readonly ort: OnnxRuntime, readonly session: InferenceSession, readonly manifest: Manifest,
     readonly optimizer: Optimizer, readonly skipping: Skipping, state: CheckpointState,
     reading: LossReading,
@@ -63,24 +63,7 @@ export class ResidentStep implements Model, Resident {
         add(`${name}.${manifest.layout.state[i]!.name}`, dtype, dims, data, true);
       }
     }
-  }
-
-  static async open(
-    ort: OnnxRuntime, opened: TrainingPackage, options: InferenceSession.SessionOptions,
-    optimizer: Optimizer, skipping: Skipping, state: CheckpointState, reading: LossReading,
-  ): Promise<ResidentStep> {
-    const { manifest } = opened;
-    const kept = manifest.layout.state.map(({ name }) => `.${name}`);
-    const written = manifest.parameters.filter(({ role }) => role !== 'frozen');
-    const places = written.flatMap(({ name, role, dtype }) =>
-      ['', ...(role === 'trainable' ? kept : [])].map((end) =>
-        [name + end + END, onGpu(dtype) ? 'gpu-buffer' : 'cpu'] as const));
-    const session = await openSession(ort, await opened.model('step_model'), 'step_model', {
-      ...options, preferredOutputLocation: { ...byName(places) },
-    });
-    const step = new ResidentStep(ort, session, manifest, optimizer, skipping, state, reading);
-    state.device = step;
-    return step;
+    state.device = this;
   }
 
   /** What other models of the session are fed. */
@@ -191,6 +174,20 @@ export class ResidentStep implements Model, Resident {
     state.device = undefined;
     await this.session.release();
   }
+}
+
+/** The step model, whose parameters and moments come back as buffers of the GPU. */
+export async function openStepModel(
+  ort: OnnxRuntime, opened: TrainingPackage, options: InferenceSession.SessionOptions,
+): Promise<InferenceSession> {
+  const { layout, parameters } = opened.manifest;
+  const written = parameters.filter(({ role }) => role !== 'frozen');
+  const places = written.flatMap(({ name, role, dtype }) =>
+    ['', ...(role === 'trainable' ? layout.state.map((each) => `.${each.name}`) : [])].map((end) =>
+      [name + end + END, onGpu(dtype) ? 'gpu-buffer' : 'cpu'] as const));
+  return openSession(ort, await opened.model('step_model'), 'step_model', {
+    ...options, preferredOutputLocation: { ...byName(places) },
+  });
 }
 
 /** Throw `unsupported-device` where a package or a state cannot be trained so. */

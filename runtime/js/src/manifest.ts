@@ -198,6 +198,7 @@ export type Settings = Record<string, number | readonly number[]>;
 export type Manifest = Checked<typeof schema>;
 export type FileEntry = Manifest['files']['training_model'];
 export type SegmentsInfo = NonNullable<Manifest['segments']>;
+export type SelfCheckInfo = NonNullable<Manifest['self_check']>;
 export type InputInfo = Manifest['inputs'][number];
 export type ParameterInfo = Manifest['parameters'][number];
 

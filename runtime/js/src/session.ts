@@ -5,7 +5,7 @@ import { batchOf, checkBatch, countRight, lossOf, withoutAnswers } from './batch
 import { CheckpointState, nominal, type SaveOptions } from './checkpoint.js';
 import { fail } from './errors.js';
 import { type NotFinite, Skipping } from './finite.js';
-import { type LossReading, requireResident, ResidentStep } from './gpu.js';
+import { type LossReading, openStepModel, requireResident, ResidentStep } from './gpu.js';
 import { float16Bits, inferenceModel, widen } from './inference.js';
 import { evaluationOutputs, type Manifest, type Settings } from './manifest.js';
 import {
@@ -155,8 +155,8 @@ export class TrainingSession {
       // Nothing has been changed so far: a session that cannot be made leaves the state alone.
       const session = new TrainingSession(ort, opened, state, own, onNotFinite);
       if (loss !== undefined && session.#optimizer) {
-        session.#resident = await ResidentStep.open(
-          ort, opened, usual, session.#optimizer, session.#skipping, state, loss);
+        session.#resident = new ResidentStep(ort, await openStepModel(ort, opened, usual), manifest,
+          session.#optimizer, session.#skipping, state, loss);
       }
       return session;
     } catch (error) {
