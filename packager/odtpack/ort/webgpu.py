@@ -254,7 +254,7 @@ def _number(op: Ops, flag: ir.Value) -> ir.Value:
 
 def _max_pool(op: Ops, ctx: Context) -> Sequence[ir.Value]:
     """Positions by comparing with each tap: the kernel returns none."""
-    # The processor's would in float64, which ONNX Runtime's web build does not have.
+    # The processor's would in float64, which ONNX Runtime's web build for WebGPU does not have.
     win = pool_windows(ctx)
     plane = math.prod(win.size)
     is_large = math.prod(win.kernel) > TOO_MANY_TAPS or plane >= 1 << 24  # exact as float32
