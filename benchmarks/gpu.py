@@ -405,12 +405,17 @@ def copies(folder: Path) -> int:
         counts = [_copies(Package.open(each / target)) for target in TARGETS[:2]]
         cells = [str(count[i]) for i in range(3) for count in counts]
         rows.append(f"| {each.name} | {' | '.join(cells)} |")
-    start, rest = GUIDE.read_text("utf-8").split("<!-- copies -->\n", 1)
-    _, end = rest.split("<!-- end -->", 1)
-    table = "\n".join(rows)
-    GUIDE.write_text(f"{start}<!-- copies -->\n{table}\n<!-- end -->{end}", "utf-8")
-    print(table)
+    write_table("copies", rows)
     return 0
+
+
+def write_table(name: str, rows: Sequence[str]) -> None:
+    """Put a table in its place in the guide."""
+    mark, table = f"<!-- {name} -->\n", "\n".join(rows)
+    start, rest = GUIDE.read_text("utf-8").split(mark, 1)
+    _, end = rest.split("<!-- end -->", 1)
+    GUIDE.write_text(f"{start}{mark}{table}\n<!-- end -->{end}", "utf-8")
+    print(table)
 
 
 def _copies(package: Package) -> list[int]:

@@ -31,7 +31,12 @@ RUNTIME_FILES = (
     "ort.wasm.min.mjs",
     "ort-wasm-simd-threaded.mjs",
     "ort-wasm-simd-threaded.wasm",
+    "ort.webgpu.min.mjs",
+    "ort-wasm-simd-threaded.asyncify.mjs",
+    "ort-wasm-simd-threaded.asyncify.wasm",
 )
+PACKAGES = {"package": "onnxruntime", "package-webgpu": "webgpu"}
+"""By folder, for which runtime: the page takes the second where there is WebGPU."""
 
 Images = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -74,7 +79,7 @@ def train_factory(package: Path, exported: Path) -> float:
 
 
 def build(folder: Path) -> Path:
-    """Write the page, the package, the kit and ONNX Runtime into a folder."""
+    """Write the page, its packages, the kit and ONNX Runtime into a folder."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(Path(__file__).parent / "page", folder)
     model = zoo.cnn(size=SIZE, width=(8, 16), classes=CLASSES)
@@ -83,8 +88,11 @@ def build(folder: Path) -> Path:
         build_package(model, factory, loss="cross_entropy", outputs=["output"])
         loss = train_factory(factory, trained)
         print(f"factory   {EPOCHS} passes over the stock digits, loss {loss:.3f}")
-        package = folder / "package"
-        build_package(onnx.load(trained), package, loss="cross_entropy", outputs=["output"])
+        for name, runtime in PACKAGES.items():
+            build_package(
+                onnx.load(trained), folder / name, loss="cross_entropy", outputs=["output"],
+                runtime=runtime, step_model="always" if runtime == "webgpu" else "auto",
+            )  # fmt: skip
     images, labels = stock_digits()
     pixels = np.round(images[:400] * 255).astype(np.uint8).reshape(400, -1)
     rows = np.concatenate([labels[:400, None].astype(np.uint8), pixels], axis=1)

@@ -351,7 +351,8 @@ DEVICES = [
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "case", split(FIRST, lambda case: case.op in webgpu._ALSO, name=lambda case: case.id)
+    "case",
+    split(FIRST, lambda case: case.op in {*webgpu._ALSO, "MaxPool"}, name=lambda case: case.id),
 )
 def test_gradient_is_that_of_the_processor(case: Case, device: str) -> None:
     expected, seeds = ask_torch(case)
@@ -376,3 +377,28 @@ def test_gradient_is_that_of_the_processor(case: Case, device: str) -> None:
 
 def off(one: Array, other: Array) -> float:
     return float(np.abs(np.subtract(one, other, dtype=np.float64)).max(initial=0))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "kernel_shape = [5, 5], strides = [2, 2], pads = [2, 2, 2, 2]",
+        "kernel_shape = [5, 3], dilations = [2, 1], storage_order = 1",
+        "kernel_shape = [5, 5], strides = [3, 3], ceil_mode = 1",
+        'kernel_shape = [2, 2], strides = [2, 2], auto_pad = "SAME_UPPER"',
+    ],
+)
+def test_positions_of_maxima_are_those_of_the_kernel(settings: str) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[N, 3, 13, 11] x)
+        => (float[N, 3, a, b] y, int64[N, 3, a, b] i) {{ y, i = MaxPool <{settings}> (x) }}"""
+    )
+    forms = ir.to_proto(webgpu.lower(ir.from_proto(model)))
+    x = np.random.default_rng(0).integers(-3, 3, (2, 3, 13, 11)).astype(np.float32)  # many equal
+    wanted, found = (
+        onnxruntime.InferenceSession(each.SerializeToString()).run(None, {"x": x})
+        for each in (model, forms)
+    )
+    assert [node.op_type for node in forms.graph.node if len(node.output) > 1] == []
+    for one, other in zip(wanted, found, strict=True):
+        np.testing.assert_array_equal(one, other)

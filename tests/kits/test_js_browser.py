@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from benchmarks import gpu
 from benchmarks.decoder.model import SHAPES, write_model
+from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Generator, Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
+from tests import zoo
 from tests.kits import javascript, js_fixtures, web
 from tests.kits.javascript import SCRIPTS, train
 from tests.kits.js_fixtures import GUIDE, STEPS, guide_code
@@ -357,3 +360,28 @@ def test_webgpu_holds_a_training(network: str, browsers: Browser, tmp_path: Path
     # The check of the device opened three models more, once; its result is kept.
     assert found["checks"] == [6, 3]
     assert found["after"]
+
+
+@pytest.mark.parametrize("provider", ["wasm", "webgpu"])
+def test_a_pool_that_stores_positions_trains(
+    provider: str, browsers: Browser, tmp_path: Path
+) -> None:
+    model = zoo.cnn(size=8, width=(4, 8))
+    pool = next(node for node in model.graph.node if node.op_type == "MaxPool")
+    del pool.attribute[:]
+    pool.attribute.extend([
+        onnx.helper.make_attribute(name, value)
+        for name, value in {"kernel_shape": [5, 5], "strides": [2, 2], "pads": [2] * 4}.items()
+    ])  # fmt: skip
+    package = tmp_path / "package"
+    build_package(model, package, loss="cross_entropy", runtime="webgpu")
+    random = np.random.default_rng(0)
+    data = {"input": random.random((4, 1, 8, 8), np.float32), "labels": random.integers(0, 10, 4)}
+    task = {"package": package, "data": javascript.save_batch(tmp_path / "batch", **data),
+            "steps": 3, "rate": 0.01}  # fmt: skip
+    wanted = train(task, "python")["losses"]
+    options = f"{{ ort, executionProviders: ['{provider}'] }}"
+    module = f"ort.{provider}.min.mjs"
+    found = in_browser(browsers, task, tmp_path, module=module, options=options)
+    assert "code" not in found, found
+    np.testing.assert_allclose(found["losses"], wanted, rtol=2e-5)

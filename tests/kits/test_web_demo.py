@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,14 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(demo: Path, tmp_path: Path) -> Iterator[Browser]:
-    with serve(demo) as (address, _), Browser(tmp_path / "profile", served=True) as browser:
+    with opened(demo, tmp_path) as browser:
+        yield browser
+
+
+@contextmanager
+def opened(demo: Path, tmp_path: Path, options: Sequence[str] = ()) -> Iterator[Browser]:
+    profile = tmp_path / "profile"
+    with serve(demo) as (address, _), Browser(profile, served=True, options=options) as browser:
         downloads = {"behavior": "allow", "downloadPath": str(tmp_path)}
         browser.send("Page.setDownloadBehavior", downloads)
         browser.open(address)
@@ -104,8 +112,33 @@ def test_it_learns_letters_that_are_drawn(page: Browser, tmp_path: Path, demo: P
     assert float(figures["loss"]) < 1
     assert int(figures["steps"]) == 320
     assert float(figures["memory"].split()[0]) > 0.1
-    assert page.console == []
+    assert set(page.console) <= {"No available adapters."}  # which Chromium says when it is asked
+    assert "in WebAssembly on 2 thread(s), as there is no WebGPU" in where(page)
+    assert steps_of(page, demo / "package", tmp_path) == 320
 
+
+def test_it_learns_on_webgpu_where_there_is_some(demo: Path, tmp_path: Path) -> None:
+    options = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+    with opened(demo, tmp_path, options) as page:
+        assert "with WebGPU on " in where(page)
+        draw(page, "A")
+        assert read(page) != "A"
+        page.evaluate("document.querySelector('[aria-label=\"It is A\"]').click()")
+        wait(page, "Number(document.getElementById('steps').textContent) >= 3")
+        page.evaluate("document.getElementById('pause').click()")
+        wait(page, "!document.body.dataset.learning")
+        steps = int(page.evaluate("document.getElementById('steps').textContent"))
+        assert page.console == []
+        assert steps_of(page, demo / "package-webgpu", tmp_path) == steps
+
+
+def where(page: Browser) -> str:
+    """What the page says of where it trains."""
+    return str(page.evaluate("document.getElementById('where').textContent"))
+
+
+def steps_of(page: Browser, package: Path, tmp_path: Path) -> int:
+    """The steps of a checkpoint that the page offers, which Python goes on with."""
     page.evaluate("document.getElementById('download').click()")
     saved = tmp_path / "trained.ckpt"
     until = time.monotonic() + 30
@@ -113,9 +146,8 @@ def test_it_learns_letters_that_are_drawn(page: Browser, tmp_path: Path, demo: P
         assert time.monotonic() < until
         time.sleep(0.1)
     state = CheckpointState.load_checkpoint(saved)
-    package = demo / "package"
     module = Module(package / "training_model.onnx", state, package / "eval_model.onnx")
-    assert Optimizer(package / "optimizer_model.onnx", module).step_count == 320
+    return Optimizer(package / "optimizer_model.onnx", module).step_count
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])

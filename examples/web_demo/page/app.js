@@ -1,5 +1,4 @@
 // Draw a character, say what it is, and the network in this page learns it.
-import * as ort from 'onnxruntime-web';
 import { TrainingPackage, TrainingSession } from 'odtpack';
 
 const SIZE = 28;
@@ -15,6 +14,7 @@ const brush = pad.getContext('2d', { willReadFrequently: true });
 const examples = []; // {pixels, label, tile, mark}
 const losses = [];
 const taught = []; // numbers of steps after which a drawing was added
+let ort; // of the build that trains here
 let session;
 let stock; // {pixels, label} of the factory's digits, so that they are not forgotten
 let stepsLeft = 0;
@@ -31,22 +31,43 @@ function alone(work) {
 }
 
 async function load() {
-  ort.env.wasm.wasmPaths = new URL('./modules/ort/', location.href).href;
-  ort.env.wasm.numThreads = crossOriginIsolated ? Math.min(2, navigator.hardwareConcurrency) : 1;
-  const opened = await TrainingPackage.open(new URL('./package/', location.href));
-  session = await TrainingSession.create({ package: opened }, { ort });
+  const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
+  let where;
+  let problem = 'there is no WebGPU in this browser';
+  if (adapter) {
+    const { description, architecture, vendor } = adapter.info;
+    where = `with WebGPU on ${description || architecture || vendor || 'this device'}`;
+    // At level 2 ONNX Runtime says that shapes stay on the processor.
+    const options = { executionProviders: ['webgpu'], loss: 'every', logSeverityLevel: 3 };
+    await open('webgpu', './package-webgpu/', options).catch(({ what, message }) => {
+      problem = `WebGPU is refused: ${(what ?? message).replace(/\.$/, '')}`;
+    });
+  }
+  if (!session) {
+    await open('wasm', './package/');
+    where = `in WebAssembly on ${ort.env.wasm.numThreads} thread(s), as ${problem}`;
+  }
   session.setLearningRate(RATE);
   const rows = new Uint8Array(await (await fetch('digits.bin')).arrayBuffer());
   stock = Array.from({ length: rows.length / (PIXELS + 1) }, (_, i) => {
     const row = rows.subarray(i * (PIXELS + 1), (i + 1) * (PIXELS + 1));
     return { label: row[0], pixels: Float32Array.from(row.subarray(1), (value) => value / 255) };
   });
-  const { layout } = opened.manifest;
-  const count = layout.elements.toLocaleString('en');
-  status(`${count} parameters, ready on ${ort.env.wasm.numThreads} thread(s) of this device.`);
+  const count = (await session.getParametersSize()).toLocaleString('en');
+  status(`${count} parameters, ready.`);
+  $('where').textContent = `It trains ${where}.`;
   for (const id of ['pause', 'download', 'reset']) $(id).disabled = false;
   memory().catch(() => undefined);
   document.body.dataset.ready = 'true';
+}
+
+/** Open a session with one of the builds of ONNX Runtime. */
+async function open(build, folder, options = {}) {
+  ort = await import(`./modules/ort/ort.${build}.min.mjs`);
+  ort.env.wasm.wasmPaths = new URL('./modules/ort/', location.href).href;
+  ort.env.wasm.numThreads = crossOriginIsolated ? Math.min(2, navigator.hardwareConcurrency) : 1;
+  const opened = await TrainingPackage.open(new URL(folder, location.href));
+  session = await TrainingSession.create({ package: opened }, { ort, ...options });
 }
 
 // ---- Drawing
@@ -214,10 +235,7 @@ async function learn() {
 
 async function step() {
   const start = performance.now();
-  const loss = session.lossOf(await session.runTrainStep(batch()));
-  await session.runOptimizerStep();
-  await session.lazyResetGrad();
-  losses.push(loss);
+  losses.push(await session.trainBatch(batch()));
   stepsLeft -= 1;
   status('Learning …');
   $('speed').textContent = `${(performance.now() - start).toFixed(0)} ms`;

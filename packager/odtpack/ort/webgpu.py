@@ -21,7 +21,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack.autodiff.context import Context
+from odtpack.autodiff.rules.pooling import TOO_MANY_TAPS
 from odtpack.autodiff.rules.reduce import reduced_axes
+from odtpack.autodiff.windows import pool_windows
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
 from odtpack.graph.graphs import nodes_of
@@ -89,9 +91,15 @@ def _is_unusual(node: ir.Node) -> bool:
     return not {*node.attributes.get_strings("activations", [])} <= {"Sigmoid", "Tanh", "Relu"}
 
 
+def _has_positions(node: ir.Node) -> bool:
+    position = node.outputs[1] if len(node.outputs) > 1 else None
+    return position is not None and bool(position.uses() or position.is_graph_output())
+
+
 _LIMITS: Final = (  # what a kernel refuses when it runs (plug-in 0.4.0)
     ({"Conv", "ConvTranspose", "AveragePool", "MaxPool"}, "three axes", _is_deep),
     ({"GRU", "LSTM"}, "such activations", _is_unusual),
+    ({"MaxPool"}, "positions", _has_positions),
     ({"Resize"}, "antialias", lambda node: node.attributes.get_int("antialias", 0) != 0),
 )
 
@@ -245,13 +253,34 @@ def _number(op: Ops, flag: ir.Value) -> ir.Value:
 
 
 def _max_pool(op: Ops, ctx: Context) -> Sequence[ir.Value]:
-    """On the processor, in float64: the kernel there returns no positions."""
-    if not _has_positions(ctx.node):
+    """Positions by comparing with each tap: the kernel returns none."""
+    # The processor's would in float64, which ONNX Runtime's web build for WebGPU does not have.
+    win = pool_windows(ctx)
+    plane = math.prod(win.size)
+    is_large = math.prod(win.kernel) > TOO_MANY_TAPS or plane >= 1 << 24  # exact as float32
+    if not _has_positions(ctx.node) or is_large:
         return []
     settings = {name: each.value for name, each in ctx.node.attributes.items()}
-    wide = op.cast(ctx.x(), ir.DataType.DOUBLE)
-    y, position = op.emit("MaxPool", [wide], outputs=2, **settings)
-    return [op.cast(y, op.type_of(ctx.x())), position]
+    in_columns = bool(settings.pop("storage_order", 0))
+    x, y = ctx.x(), op.emit("MaxPool", [ctx.x()], **settings)[0]
+    lowest = op.constant(np.array(-np.inf, ctx.dtype(x).numpy()))
+    padded = op.Pad(x, op.ints(0, 0, *win.before, 0, 0, *win.after), lowest)
+    axes = range(win.rank)
+    steps = [math.prod(win.size[:i] if in_columns else win.size[i + 1 :]) for i in axes]
+    found = op.constant(np.float32(0))
+    for tap in reversed(win.taps()):
+        inside = np.subtract(tap, win.before) @ steps
+        hit = op.Equal(win.tap(op, padded, win.spatial, tap), y)
+        found = op.Where(hit, op.constant(np.float32(inside)), found)
+    first = functools.reduce(
+        np.add.outer, [np.arange(win.out[i]) * win.strides[i] * steps[i] for i in axes]
+    )
+    position = op.Add(found, op.constant(first.astype(np.float32)[None, None]))
+    samples = op.squeeze(op.Gather(op.Shape(y), op.ints(0), axis=0), 0)
+    planes = op.Mul(samples, op.constant(np.int64(win.channels * plane)))
+    begins = op.Range(op.constant(np.int64(0)), planes, op.constant(np.int64(plane)))
+    begins = op.reshape(begins, -1, win.channels, *[1] * win.rank)
+    return [y, op.Add(begins, op.cast(position, ir.DataType.INT64))]
 
 
 def _reduce_log_sum(op: Ops, ctx: Context) -> ir.Value | None:
@@ -331,11 +360,6 @@ def _unpacked(node: ir.Node) -> ir.Value | None:
     return matrix if graphs.producer(matrix, "DequantizeLinear") else None
 
 
-def _has_positions(node: ir.Node) -> bool:
-    position = node.outputs[1] if len(node.outputs) > 1 else None
-    return position is not None and bool(position.uses() or position.is_graph_output())
-
-
 def _where(op: Ops, ctx: Context) -> ir.Value | None:
     """Of token numbers, which are on the processor: Not would take the flags to the provider."""
     opposite = graphs.producer(ctx.x(), "Not")
@@ -360,7 +384,6 @@ _ALSO: dict[str, Callable[[ir.Node], bool]] = {
     "ConvTranspose": _has_single_outputs,
     "Cos": _is_inexact,
     "MatMul": lambda node: _unpacked(node) is not None,
-    "MaxPool": _has_positions,
     "ReduceLogSum": lambda node: True,  # plug-in 0.4.0 computes it wrong
     "Sin": _is_inexact,
     "Split": _is_many,

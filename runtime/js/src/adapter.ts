@@ -1,14 +1,13 @@
 /** The adapter of a package: ONNX Runtime's file of one, and PEFT's two files. */
-import { Builder } from 'flatbuffers';
 import { platform } from '#platform';
 import { type CheckpointState, open } from './checkpoint.js';
 import { CODES, DTYPES, MAX_RANK, type Parameter } from './checkpoint_format.js';
-import { OdtpackError, reason } from './errors.js';
-import { inMemory, Source } from './flatbuffer.js';
+import { attempt, fail } from './errors.js';
+import { INT32, Source, Writer } from './flatbuffer.js';
 import { float16Bits, widen } from './inference.js';
 import { isRecord, parseStrictJson } from './json.js';
 import type { TrainingPackage } from './package.js';
-import type { FileSource } from './platform.js';
+import { type FileSource, inMemory } from './platform.js';
 import {
   ARRAYS, bytesOf, type DType, join, product, sameDims, type Stored, type TypedArray, view,
 } from './tensors.js';
@@ -95,7 +94,7 @@ export async function trainedOf(
   { manifest, source }: TrainingPackage, state: CheckpointState,
 ): Promise<ReadonlyMap<string, Parameter>> {
   if (!manifest.adapter) {
-    throw new OdtpackError('no-adapter', 'The package was built without an adapter.',
+    fail('no-adapter', 'The package was built without an adapter.',
       typeof source === 'string' ? source : '', "build it with --adapter lora --on '*.q_proj'");
   }
   state.requireValues();
@@ -107,11 +106,8 @@ export async function trainedOf(
 function peftOf({ manifest }: TrainingPackage): {
   config: string; nameOf: (name: string) => string;
 } {
-  const peft = manifest.adapter?.peft;
-  if (!peft) {
-    throw new OdtpackError('peft-without-kind', 'PEFT has no file for what this package trains.',
-      '', `use a file that ends in ${SUFFIX}`);
-  }
+  const peft = manifest.adapter?.peft ?? fail('peft-without-kind',
+    'PEFT has no file for what this package trains.', '', `use a file that ends in ${SUFFIX}`);
   const names = new Map(Object.entries(peft.names));
   return { config: peft.config, nameOf: (name) => names.get(name) ?? name };
 }
@@ -123,10 +119,8 @@ export async function readAdapter(
   const path = typeof source === 'string' || source instanceof URL ? source : undefined;
   const where = path === undefined ? '' : String(path);
   const inPeft = source instanceof Map || (path !== undefined && !isFile(path));
-  const mismatch = (problem: string): never => {
-    throw new OdtpackError('adapter-mismatch', problem, where,
-      "build the package with the adapter's kind, rank, alpha and layers");
-  };
+  const mismatch = (problem: string): never => fail('adapter-mismatch', problem, where,
+    "build the package with the adapter's kind, rank, alpha and layers");
   let nameOf = (name: string): string => name;
   let found: Map<string, Stored>;
   if (inPeft) {
@@ -170,17 +164,16 @@ function inFolder(folder: string | URL, name: string): string | URL {
 async function content(
   source: FileSource | undefined, code: string, what: string, hint: string,
 ): Promise<Uint8Array> {
-  try {
-    if (source === undefined) throw new Error('it is not there.');
+  const read = async (): Promise<Uint8Array> => {
+    if (source === undefined) throw new Error('it is not there');
     const { bytes, close } = await open(source);
     try {
       return bytes.read(0, bytes.size);
     } finally {
       close();
     }
-  } catch (error) {
-    throw new OdtpackError(code, `${what} cannot be read: ${reason(error)}`, '', hint, error);
-  }
+  };
+  return attempt(read, code, `${what} cannot be read`, '', hint);
 }
 
 function converted({ dtype, data }: Stored, wanted: DType): TypedArray {
@@ -196,35 +189,25 @@ function converted({ dtype, data }: Stored, wanted: DType): TypedArray {
  * model_version: int32; parameters: [Parameter]; }.
  */
 function layOnnxAdapter(tensors: Named): Uint8Array {
-  const builder = new Builder(4096);
+  const writer = new Writer(4096);
   const tables = [...tensors].map(([name, { dtype, dims, data }]) => {
-    builder.prep(8, data.byteLength);
-    const raw = builder.createByteVector(bytesOf(data));
-    builder.startVector(8, dims.length, 8);
-    for (const size of dims.toReversed()) builder.addInt64(BigInt(size));
-    const shape = builder.endVector();
-    const label = builder.createString(name);
-    builder.startObject(4);
-    builder.addFieldOffset(0, label, 0);
-    builder.addFieldOffset(1, shape, 0);
-    builder.addFieldInt32(2, CODES[dtype], 0);
-    builder.addFieldOffset(3, raw, 0);
-    return builder.endObject();
+    writer.prep(8, data.byteLength);
+    const raw = writer.createByteVector(bytesOf(data));
+    const shape = writer.int64s(dims);
+    const label = writer.createString(name);
+    return writer.table(['Offset', label], ['Offset', shape], ['Int32', CODES[dtype]], ['Offset', raw]);
   });
-  builder.startVector(4, tables.length, 4);
-  for (const table of tables.toReversed()) builder.addOffset(table);
-  const parameters = builder.endVector();
-  builder.startObject(4);
-  for (const version of [0, 1, 2]) builder.addFieldInt32(version, FORMAT_VERSION, 0);
-  builder.addFieldOffset(3, parameters, 0);
-  builder.finish(builder.endObject(), IDENTIFIER);
-  return builder.asUint8Array();
+  const version = ['Int32', FORMAT_VERSION] as const;
+  const root = writer.table(version, version, version, ['Offset', writer.offsets(tables)]);
+  writer.finish(root, IDENTIFIER);
+  return writer.asUint8Array();
 }
 
 function readOnnxAdapter(bytes: Uint8Array, where: string): Map<string, Stored> {
   const source = new Source(inMemory(bytes), where, undefined, 'adapter');
   const root = source.root(IDENTIFIER);
-  if (root.int32(0) !== FORMAT_VERSION) source.fail(`its format is ${root.int32(0)}, and 1 is known`);
+  const format = root.number(INT32, 0, 0);
+  if (format !== FORMAT_VERSION) source.fail(`its format is ${format}, and 1 is known`);
   const tensors = new Map<string, Stored>();
   let left = bytes.length;
   for (const table of root.tables(3)) {
@@ -232,7 +215,7 @@ function readOnnxAdapter(bytes: Uint8Array, where: string): Map<string, Stored> 
     const raw = table.vector(3, 1);
     const data = raw && source.read(raw.position, raw.length);
     const tensor = data && (left -= data.length) >= 0
-      && tensorOf(DTYPES.get(table.int32(2)), table.int64s(1, MAX_RANK), data);
+      && tensorOf(DTYPES.get(table.number(INT32, 2, 0)), table.int64s(1, MAX_RANK), data);
     if (!tensor || tensors.has(name)) return source.fail('a parameter is not a tensor of numbers');
     tensors.set(name, tensor);
   }
@@ -267,17 +250,12 @@ function laySafetensors(tensors: Named): Uint8Array {
 }
 
 function invalid(name: string, problem: string): never {
-  throw new OdtpackError('peft-invalid', `${name} cannot be read: ${problem}.`, '',
+  fail('peft-invalid', `${name} cannot be read: ${problem}.`, '',
     'save the adapter again: model.save_pretrained(folder)');
 }
 
 function parsed(name: string, bytes: Uint8Array): Record<string, unknown> {
-  let found: unknown;
-  try {
-    found = parseStrictJson(bytes);
-  } catch (error) {
-    invalid(name, reason(error));
-  }
+  const found = parseStrictJson(bytes, (problem) => invalid(name, problem));
   return isRecord(found) ? found : invalid(name, 'it is not an object');
 }
 
@@ -322,7 +300,7 @@ function meaning(bytes: Uint8Array): string {
     return invalid(CONFIG, 'peft_type, r or lora_alpha is not what it should be');
   }
   const odd = SETTINGS.find((key) => !PLAIN.has(JSON.stringify(config[key] ?? null)));
-  if (odd) throw new OdtpackError('peft-unsupported', `The adapter has ${odd}.`);
+  if (odd) fail('peft-unsupported', `The adapter has ${odd}.`);
   const factor = Math.fround(alpha / (config['use_rslora'] ? Math.sqrt(rank) : rank));
   return `${kind}${config['use_dora'] ? ' with DoRA' : ''}, rank ${rank}, factor ${factor}`;
 }

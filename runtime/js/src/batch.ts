@@ -1,6 +1,6 @@
 /** What a batch must be, and what is taken from its results. */
 import type { Tensor } from 'onnxruntime-common';
-import { OdtpackError } from './errors.js';
+import { fail } from './errors.js';
 import { widen } from './inference.js';
 import { evaluationOutputs, type InputInfo, type Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
@@ -11,7 +11,7 @@ import { allocating, ARRAYS, byName, type DType, product, type TypedArray } from
 /** A batch as the caller gave it, of which nothing but its own names count. */
 export function batchOf(given: Feeds): Feeds {
   if (isRecord(given)) return byName(Object.entries(given));
-  throw new OdtpackError('input-count', 'A batch is an object that has tensors by name.');
+  return fail('input-count', 'A batch is an object that has tensors by name.');
 }
 
 function isTensor(value: unknown): boolean {
@@ -23,32 +23,30 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds): void {
   const missing = specs.find(({ name }) => feeds[name] === undefined);
   const odd = Object.keys(feeds).find((key) => !specs.some(({ name }) => name === key));
   if (missing ?? odd) {
-    throw new OdtpackError('input-count',
+    fail('input-count',
       missing ? `The batch lacks the input '${missing.name}'.` : `The model has no input '${odd}'.`,
       '', `pass ${specs.map(describe).join(', ')}`);
   }
   const sizes = new Map<string, { size: number; owner: string }>();
   for (const spec of specs) {
-    const fail = (code: string, problem: string): never => {
-      const what = `Input '${spec.name}' ${problem}.`;
-      throw new OdtpackError(code, what, '', `it must be ${describe(spec)}`);
-    };
-    if (!isTensor(feeds[spec.name])) fail('input-type', 'is not a tensor');
+    const refuse = (code: string, problem: string): never =>
+      fail(code, `Input '${spec.name}' ${problem}.`, '', `it must be ${describe(spec)}`);
+    if (!isTensor(feeds[spec.name])) refuse('input-type', 'is not a tensor');
     const { type, dims } = feeds[spec.name]!;
-    if (type !== spec.dtype) fail('input-type', `has elements of ${type}`);
+    if (type !== spec.dtype) refuse('input-type', `has elements of ${type}`);
     const fits = spec.shape.every((size, axis) => typeof size !== 'number' || size === dims[axis]);
     if (spec.shape.length && (dims.length !== spec.shape.length || !fits)) {
-      fail('input-shape', `has the shape [${dims}]`);
+      refuse('input-shape', `has the shape [${dims}]`);
     }
     for (const [axis, dim] of spec.shape.entries()) {
       const size = dims[axis]!;
-      if (size === 0 && dim !== 0) fail('empty-batch', `is empty: its shape is [${dims}]`);
+      if (size === 0 && dim !== 0) refuse('empty-batch', `is empty: its shape is [${dims}]`);
       if (typeof dim !== 'string') continue;
       const known = sizes.get(dim) ?? { size, owner: spec.name };
       sizes.set(dim, known);
       if (known.size !== size) {
         const { size: before, owner } = known;
-        fail('input-sizes-differ', `has ${size} for '${dim}', which is ${before} in '${owner}'`);
+        refuse('input-sizes-differ', `has ${size} for '${dim}', which is ${before} in '${owner}'`);
       }
     }
   }
@@ -70,11 +68,9 @@ function checkLabels(labels: Tensor, classes: number, ignored: number | undefine
     const low = halves[2 * i]!;
     const fits = halves[2 * i + 1] === 0 && low >= 0 && low < classes;
     if (fits || (ignored !== undefined && data[i] === BigInt(ignored))) continue;
-    throw new OdtpackError(
-      'label-out-of-range',
+    fail('label-out-of-range',
       `Input 'labels' holds the label ${data[i]} at element ${i}, and the model's ${classes} ` +
-        `classes are numbered 0 to ${classes - 1}.`,
-    );
+        `classes are numbered 0 to ${classes - 1}.`);
   }
 }
 
@@ -89,9 +85,7 @@ export function withoutAnswers(ort: OnnxRuntime, specs: readonly InputInfo[], fe
   }
   const whole = byName(Object.entries(feeds));
   for (const spec of specs.filter(({ name, role }) => role !== 'data' && !feeds[name])) {
-    const dims = spec.shape.map((size) => {
-      return typeof size === 'number' ? size : sizes.get(size ?? '');
-    });
+    const dims = spec.shape.map((size) => (typeof size === 'number' ? size : sizes.get(size ?? '')));
     if (dims.includes(undefined) || spec.dtype === 'string') continue; // checkBatch names it
     const dtype = spec.dtype as DType;
     const zeros = allocating(

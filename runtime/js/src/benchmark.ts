@@ -56,30 +56,35 @@ export async function benchmark(options: BenchmarkOptions = {}): Promise<Measure
     }
     return best;
   };
-  const [gemm, single, convolution, copy, write, sync]: number[][] = [[], [], [], [], [], []];
+  const found = {
+    gemm_flops: [] as number[], gemm_single_flops: [] as number[], convolution_flops: [] as number[],
+    copy_bytes_per_second: [] as number[], write_bytes_per_second: [] as number[],
+    sync_seconds: [] as number[],
+  };
   const time = folder === undefined ? undefined : platform.timeStorage;
   for (let round = 0; round < 5; round++) { // in turns: a slow minute shows in each
-    gemm!.push(await products(threads));
-    if (threads === 1) single!.push(gemm!.at(-1)!);
-    else if (settable) single!.push(await products(1));
+    const flops = await products(threads);
+    found.gemm_flops.push(flops);
+    if (threads === 1) found.gemm_single_flops.push(flops);
+    else if (settable) found.gemm_single_flops.push(await products(1));
     const images = [[4, 64, 58, 58], [64, 64, 3, 3], [4, 64, 56, 56]];
     const work = 2 * 4 * 64 * 56 * 56 * 64 * 9;
-    convolution!.push(work / (await operatorSeconds(ort, 'Conv', images, threads)));
+    found.convolution_flops.push(work / (await operatorSeconds(ort, 'Conv', images, threads)));
     const elements = 2 ** 24;
-    copy!.push((4 * elements) / (await operatorSeconds(ort, 'Neg', [[elements], [elements]], 1)));
+    const copied = await operatorSeconds(ort, 'Neg', [[elements], [elements]], 1);
+    found.copy_bytes_per_second.push((4 * elements) / copied);
     const times = await time?.(folder!, fileBytes);
     if (times) {
-      write!.push(fileBytes / times.writeSeconds);
-      sync!.push(...times.syncSeconds);
+      found.write_bytes_per_second.push(fileBytes / times.writeSeconds);
+      found.sync_seconds.push(...times.syncSeconds);
     }
   }
   const { system, memoryBytes } = platform.describe();
   return {
     format: 1, kit: 'js', onnxruntime: ort.env.versions.common, system, threads,
-    gemm_flops: gemm!, gemm_single_flops: single!, convolution_flops: convolution!,
-    copy_bytes_per_second: copy!, file_bytes: time ? fileBytes : 0, write_bytes_per_second: write!,
+    ...found, file_bytes: time ? fileBytes : 0,
     read_bytes_per_second: [], // no call drops the pages of a file
-    sync_seconds: sync!, memory_bytes: memoryBytes, memory_limit_bytes: memoryLimit ?? null,
+    memory_bytes: memoryBytes, memory_limit_bytes: memoryLimit ?? null,
   };
 }
 

@@ -1,6 +1,6 @@
 /** Take what was trained with one package to the next one. */
 import type { CheckpointState } from './checkpoint.js';
-import { OdtpackError } from './errors.js';
+import { fail } from './errors.js';
 import { bytesOf, sameDims } from './tensors.js';
 
 /**
@@ -15,8 +15,7 @@ export function carryOver(
   trained: CheckpointState, fresh: CheckpointState, names?: Iterable<string>, optimizerState = true,
 ): CheckpointState {
   if (trained.device) {
-    throw new OdtpackError('busy', 'The trained state lives on a GPU.', '',
-      'release its session first');
+    fail('busy', 'The trained state lives on a GPU.', '', 'release its session first');
   }
   trained.requireValues();
   fresh.requireValues();
@@ -25,7 +24,7 @@ export function carryOver(
     const [source, target] = [trained.parameters.get(name), fresh.parameters.get(name)];
     const alike = source?.dtype === target?.dtype;
     if (!source || !target || !alike || !sameDims(source.dims, target.dims)) {
-      throw new OdtpackError('carry-over-parameter',
+      return fail('carry-over-parameter',
         `The trained parameters do not go over: '${name}' is missing, or of another shape or type.`,
         '', 'odtpack diff OLD NEW says what goes over');
     }
@@ -37,7 +36,7 @@ export function carryOver(
     if (!requiresGrad || !old?.moments.size) continue;
     const kept = old.moments.get(name);
     if (!kept || !sameDims(trained.parameters.get(name)!.dims, dims)) {
-      throw new OdtpackError('carry-over-optimizer',
+      return fail('carry-over-optimizer',
         `The optimizer's state does not go over: there is none for '${name}'.`, '',
         'carryOver(trained, fresh, names, false)');
     }

@@ -1,6 +1,7 @@
 /** Is training right here: on made-up data that the package describes. */
-import { OdtpackError, reason } from './errors.js';
+import { attempt, fail } from './errors.js';
 import { float16Bits } from './inference.js';
+import type { SelfCheckInfo } from './manifest.js';
 import { TrainingPackage, type PackageSource } from './package.js';
 import type { OnnxRuntime } from './platform.js';
 import { type Feeds, tensorOver } from './runtime.js';
@@ -15,18 +16,27 @@ import { allocating, ARRAYS, byName, type DType, product } from './tensors.js';
 export async function selfCheck(
   source: TrainingPackage | PackageSource, options: SessionOptions = {},
 ): Promise<void> {
-  const { session, batch, expected } = await prepare(source, options);
+  const opened = source instanceof TrainingPackage ? source : await TrainingPackage.open(source);
+  const expected = opened.manifest.self_check;
+  if (!expected || expected.reason !== undefined) {
+    const why = expected?.reason ?? 'it was left out';
+    return fail('no-self-check', `The package has no self-check: ${why}.`);
+  }
+  const known = new Map(opened.manifest.inputs.map(({ name, dtype }) => [name, dtype]));
+  if (expected.inputs.some(({ name }) => !known.has(name) || known.get(name) === 'string')) {
+    fail('no-self-check', "The self-check's inputs are not those of the models.");
+  }
+  const session = await TrainingSession.create({ package: opened }, options);
   try {
+    const batch = madeUp(expected.inputs, known, session.ort);
     session.setLearningRate(expected.learning_rate!);
     const found: number[] = [];
-    for (const _ of expected.losses) {
-      found.push(session.lossOf(await session.stepOn(batch)));
-    }
+    for (const _ of expected.losses) found.push(session.lossOf(await session.stepOn(batch)));
     found.push(session.lossOf(await session.runEvalStep(batch)));
     for (const [i, wanted] of [...expected.losses, expected.evaluation_loss!].entries()) {
       if (Math.abs(found[i]! - wanted) <= expected.tolerances[i]!) continue;
       const step = i < expected.losses.length ? `of step ${i + 1}` : 'of the evaluation';
-      throw new OdtpackError('self-check-failed',
+      fail('self-check-failed',
         `Training is not right here: the loss ${step} is ${found[i]}, and should be ${wanted}.`,
         '', 'report the version of ONNX Runtime, the provider and the processor');
     }
@@ -39,19 +49,17 @@ export async function selfCheck(
 export async function requireRight(
   opened: TrainingPackage, ort: OnnxRuntime, options: SessionOptions, names: string[],
 ): Promise<void> {
-  const { vendor, architecture, device, description } = await adapter();
+  const adapter = await globalThis.navigator?.gpu?.requestAdapter().catch(() => null);
+  const { vendor, architecture, device, description } = adapter?.info ?? {};
   const step = options.loss === undefined ? 'parts' : 'whole';
   const known = [opened.sha256, ort.env.versions.common, ...names, step, vendor, architecture,
     device, description].join(' ');
   if (remembered().includes(known)) return;
-  try {
-    await selfCheck(opened, { ...options, trusted: true, ...(step === 'whole' && { loss: 'every' }) });
-    remember(known);
-  } catch (error) {
-    throw new OdtpackError('unsupported-device',
-      `Training does not run right on ${names.join(', ')}: ${reason(error)}`, '',
-      'leave executionProviders out: the processor trains right', error);
-  }
+  const own: SessionOptions = { ...options, trusted: true, ...(step === 'whole' && { loss: 'every' }) };
+  await attempt(() => selfCheck(opened, own), 'unsupported-device',
+    `Training does not run right on ${names.join(', ')}`, '',
+    'leave executionProviders out: the processor trains right');
+  remember(known);
 }
 
 // What was found right before, by package, version and adapter: of this origin, in a browser.
@@ -76,33 +84,14 @@ function remember(known: string): void {
   }
 }
 
-interface AdapterInfo {
-  vendor?: string; architecture?: string; device?: string; description?: string;
-}
-
-async function adapter(): Promise<AdapterInfo> {
-  const { gpu } = globalThis.navigator as unknown as {
-    gpu?: { requestAdapter(): Promise<{ info?: AdapterInfo } | null> };
-  };
-  return (await gpu?.requestAdapter().catch(() => null))?.info ?? {};
-}
-
-async function prepare(source: TrainingPackage | PackageSource, options: SessionOptions) {
-  const opened = source instanceof TrainingPackage ? source : await TrainingPackage.open(source);
-  const expected = opened.manifest.self_check;
-  if (!expected || expected.reason !== undefined) {
-    const why = expected?.reason ?? 'it was left out';
-    throw new OdtpackError('no-self-check', `The package has no self-check: ${why}.`);
-  }
-  const known = new Map(opened.manifest.inputs.map(({ name, dtype }) => [name, dtype]));
-  if (expected.inputs.some(({ name }) => !known.has(name) || known.get(name) === 'string')) {
-    throw new OdtpackError('no-self-check', "The self-check's inputs are not those of the models.");
-  }
-  const session = await TrainingSession.create({ package: opened }, options);
+/** A batch of numbers that are the same everywhere. */
+function madeUp(
+  inputs: SelfCheckInfo['inputs'], dtypes: ReadonlyMap<string, string>, ort: OnnxRuntime,
+): Feeds {
   const batch: Feeds = byName();
   let at = 0;
-  for (const { name, shape, bound } of expected.inputs) {
-    const dtype = known.get(name) as DType;
+  for (const { name, shape, bound } of inputs) {
+    const dtype = dtypes.get(name) as DType;
     const data = allocating('no-self-check', `'${name}'`, () => new ARRAYS[dtype](product(shape)));
     for (let i = 0; i < data.length; i++) {
       // 24 bits of a multiplicative hash of the counter.
@@ -112,7 +101,7 @@ async function prepare(source: TrainingPackage | PackageSource, options: Session
       else if (dtype.endsWith('int64')) data[i] = BigInt(bits % (bound ?? 1));
       else data[i] = bits % (dtype === 'bool' ? 2 : (bound ?? 1));
     }
-    batch[name] = tensorOver(session.ort, dtype, data, shape);
+    batch[name] = tensorOver(ort, dtype, data, shape);
   }
-  return { session, batch, expected };
+  return batch;
 }

@@ -4,9 +4,8 @@ import {
   type CheckpointData, type OptimizerState, type Parameter, type Property, type PropertyKind,
   externalRegion, layCheckpoint, payloadBytes, readCheckpoint, readStep,
 } from './checkpoint_format.js';
-import { OdtpackError, reason } from './errors.js';
-import { inMemory } from './flatbuffer.js';
-import type { FileSource, OpenedCheckpoint } from './platform.js';
+import { attempt, fail, OdtpackError } from './errors.js';
+import { type FileSource, inMemory, type OpenedCheckpoint } from './platform.js';
 import { bytesOf, type Layout, sameDims } from './tensors.js';
 
 /** Bytes of tensors up to which a checkpoint is one file; a flatbuffer ends below 2 GiB. */
@@ -42,7 +41,7 @@ export class Properties {
     const chosen = kind ?? (typeof value === 'string' ? 'text' : whole ? 'int' : 'float');
     const right = (chosen === 'text' ? ['string'] : ['number', 'bigint']).includes(typeof value);
     if (!name || !right || (chosen === 'int' && !whole)) {
-      throw new OdtpackError('property-type', `Property '${name}' cannot be ${String(value)}.`);
+      fail('property-type', `Property '${name}' cannot be ${String(value)}.`);
     }
     const kept =
       chosen === 'text' ? value : chosen === 'int' ? BigInt(value) : Math.fround(Number(value));
@@ -50,7 +49,7 @@ export class Properties {
       (typeof kept === 'bigint' && BigInt.asIntN(64, kept) !== kept) ||
       (typeof kept === 'number' && Math.abs(kept) === Infinity && Number.isFinite(Number(value)))
     ) {
-      throw new OdtpackError('property-out-of-range', `Property '${name}' cannot hold ${value}.`);
+      fail('property-out-of-range', `Property '${name}' cannot hold ${value}.`);
     }
     this.values.set(name, { kind: chosen, value: kept });
   }
@@ -131,9 +130,9 @@ export class CheckpointState {
 
   /** Throw `busy` while something uses the state: parameters are changed where they lie. */
   requireIdle(): void {
-    if (!this.#busy) return;
-    throw new OdtpackError('busy', 'Another call on this state is running.', '',
-      'await every call before the next');
+    if (this.#busy) {
+      fail('busy', 'Another call on this state is running.', '', 'await every call before the next');
+    }
   }
 
   /** One use at a time. */
@@ -154,7 +153,7 @@ export class CheckpointState {
 
   /** Throw `nominal-state` if the parameters have no values. */
   requireValues(): void {
-    if (this.#nominal) throw nominal('its parameters have no values');
+    if (this.#nominal) nominal('its parameters have no values');
   }
 
   /** Let the arrays of parameters and moments hold what was trained on a GPU. */
@@ -171,37 +170,28 @@ export class CheckpointState {
   /** Set all parameters to the values in a complete checkpoint of the same model. */
   async loadParameters(source: FileSource): Promise<void> {
     await this.alone(async () => {
-      const data = await read(source);
+      const { nominal: empty, parameters: found } = await read(source);
       await this.refresh();
-      this.#setParameters(data, source);
+      if (empty) nominal('there are no values in it to load');
+      const shapeless = this.#nominal && !this.flat;
+      const odd = [...new Set([...found.keys(), ...this.parameters.keys()])].find((name) => {
+        const [have, next] = [this.parameters.get(name), found.get(name)];
+        if (!have || !next || have.dtype !== next.dtype) return true;
+        return !shapeless && !sameDims(have.dims, next.dims);
+      });
+      if (odd !== undefined) {
+        fail('checkpoint-mismatch',
+          `The checkpoint does not go with this state: '${odd}' is missing in one of them, or has ` +
+            'another shape or type.',
+          typeof source === 'string' ? source : '', 'load a checkpoint of the same model');
+      }
+      for (const [name, { dims, data }] of found) {
+        const own = this.parameters.get(name)!;
+        if (shapeless) Object.assign(own, { dims, data });
+        else bytesOf(own.data).set(bytesOf(data));
+      }
+      this.complete();
     });
-  }
-
-  #setParameters(data: CheckpointData, source: FileSource): void {
-    if (data.nominal) throw nominal('there are no values in it to load');
-    const found = data.parameters;
-    const shapeless = this.#nominal && !this.flat;
-    const odd = [...new Set([...found.keys(), ...this.parameters.keys()])].find((name) => {
-      const have = this.parameters.get(name);
-      const next = found.get(name);
-      if (!have || !next || have.dtype !== next.dtype) return true;
-      return !shapeless && !sameDims(have.dims, next.dims);
-    });
-    if (odd !== undefined) {
-      throw new OdtpackError(
-        'checkpoint-mismatch',
-        `The checkpoint does not go with this state: '${odd}' is missing in one of them, or has ` +
-          'another shape or type.',
-        typeof source === 'string' ? source : '',
-        'load a checkpoint of the same model',
-      );
-    }
-    for (const [name, { dims, data: values }] of found) {
-      const own = this.parameters.get(name)!;
-      if (shapeless) Object.assign(own, { dims, data: values });
-      else bytesOf(own.data).set(bytesOf(values));
-    }
-    this.complete();
   }
 
   /** The contents of a file; the arrays are the live ones. */
@@ -239,7 +229,7 @@ export class CheckpointState {
         return;
       }
       if (keepPrevious === true) {
-        throw new OdtpackError('file-not-written', 'The file to keep has no folder here.',
+        fail('file-not-written', 'The file to keep has no folder here.',
           target.name, 'pass the FileSystemFileHandle to keep it in: { keepPrevious: handle }');
       }
       const content = await blob(data);
@@ -298,15 +288,11 @@ async function readAgain(source: FileSource): Promise<CheckpointData> {
 
 /** The stream writes to a swap file, which takes the file's place when it is closed. */
 async function replace(target: FileSystemFileHandle, content: Blob): Promise<void> {
-  try {
+  await attempt(async () => {
     const stream = await target.createWritable();
     await stream.write(content);
     await stream.close();
-  } catch (error) {
-    const problem = `${target.name} could not be written: ${reason(error)}.`;
-    throw new OdtpackError('file-not-written', problem, target.name, 'check the space left',
-      error);
-  }
+  }, 'file-not-written', `${target.name} could not be written`, target.name, 'check the space left');
 }
 
 async function read(source: FileSource): Promise<CheckpointData> {
@@ -324,7 +310,7 @@ export async function open(source: FileSource): Promise<OpenedCheckpoint> {
   return { where, bytes: inMemory(bytes), close: () => undefined };
 }
 
-export function nominal(problem: string): OdtpackError {
-  return new OdtpackError('nominal-state', `The checkpoint is nominal: ${problem}.`, '',
+export function nominal(problem: string): never {
+  fail('nominal-state', `The checkpoint is nominal: ${problem}.`, '',
     'load a complete checkpoint, or all parameters by loadParametersBuffer(values, false)');
 }

@@ -1,9 +1,13 @@
 /** The checkpoint file, as docs/formats/checkpoint.md describes it: reader and writer. */
-import { Builder, type Offset } from 'flatbuffers';
+import type { Offset } from 'flatbuffers';
 import { Outline, PREFIX, TEXT_BYTES } from './digest.js';
-import { OdtpackError } from './errors.js';
-import { type Bytes, inMemory, Source, Table, type Tables } from './flatbuffer.js';
-import type { CheckpointParts, OpenedCheckpoint, Region } from './platform.js';
+import { fail } from './errors.js';
+import {
+  FLOAT32, INT32, INT64, Source, Table, type Tables, UINT32, Writer,
+} from './flatbuffer.js';
+import {
+  type Bytes, type CheckpointParts, inMemory, type OpenedCheckpoint, type Region,
+} from './platform.js';
 import {
   ARRAYS, bytesOf, type Dims, type DType, product, type Stored, type TypedArray, view,
 } from './tensors.js';
@@ -54,6 +58,7 @@ export const CODES: Record<DType, number> = {
   float32: 1, uint8: 2, int8: 3, uint16: 4, int16: 5, int32: 6, int64: 7, bool: 9,
   float16: 10, float64: 11, uint32: 12, uint64: 13,
 };
+export const DTYPES = new Map(Object.entries(CODES).map(([name, code]) => [code, name as DType]));
 /** What tensors without elements have in common. */
 const NO_DATA = Object.fromEntries(
   Object.entries(ARRAYS).map(([name, array]) => [name, new array(0)]),
@@ -63,13 +68,10 @@ const DIGEST_TEXT = /^sha256:[0-9a-f]{64}$/;
 const STORED_DIGEST = /G\0\0\0sha256:[0-9a-f]{64}\0/g;
 const SCANNED = 2 ** 16; // bytes of a file that are searched at once
 const KINDS: readonly PropertyKind[] = ['int', 'float', 'text']; // as a file lists them
-export const DTYPES = new Map(Object.entries(CODES).map(([name, code]) => [code, name as DType]));
 
 export async function readCheckpoint(opened: OpenedCheckpoint): Promise<CheckpointData> {
   try {
-    const reader = new Reader(opened);
-    const data = reader.read();
-    return { ...data, checked: await reader.check(data.properties) };
+    return await new Reader(opened).read();
   } finally {
     opened.close();
   }
@@ -79,7 +81,7 @@ export async function readCheckpoint(opened: OpenedCheckpoint): Promise<Checkpoi
 export function readStep(opened: OpenedCheckpoint): bigint | undefined {
   try {
     const [first] = new Source(opened.bytes, opened.where).root(IDENTIFIER).tables(2);
-    return first?.int64(1);
+    return first?.number(INT64, 1, 0n);
   } catch {
     return undefined;
   } finally {
@@ -95,9 +97,9 @@ export function externalRegion(bytes: Bytes, where: string): Region | undefined 
   let [first, end] = [Infinity, 0];
   const use = (tensors: Tables): void => {
     for (const tensor of tensors) {
-      const offset = Number(tensor.int64(6, -1n));
+      const offset = offsetOf(tensor);
       if (offset < 0) continue;
-      const dtype = DTYPES.get(tensor.int32(3)) ?? tensor.source.fail('a tensor has no known type');
+      const dtype = dtypeOf(tensor) ?? tensor.source.fail('a tensor has no known type');
       first = Math.min(first, offset);
       const nbytes = product(tensor.int64s(2, MAX_RANK)) * ARRAYS[dtype].BYTES_PER_ELEMENT;
       end = Math.max(end, offset + nbytes);
@@ -111,38 +113,106 @@ export function externalRegion(bytes: Bytes, where: string): Region | undefined 
   return end ? [first, end] : undefined;
 }
 
+/** Where the elements of a tensor begin in the data file; -1 if they are in the file itself. */
+function offsetOf(tensor: Table): number {
+  return Number(tensor.number(INT64, 6, -1n));
+}
+
+function dtypeOf(tensor: Table): DType | undefined {
+  return DTYPES.get(tensor.number(INT32, 3, 0));
+}
+
+/** The optimizer's groups of parameters that have moments: one if the state does not say which. */
+function groupsOf({ groups, moments }: OptimizerState): string[][] {
+  const members = groups.length ? groups : [[...moments.keys()]];
+  return members.map((names) => names.filter((name) => moments.has(name)));
+}
+
+/** A tensor, and what a file calls it. */
+type Named = Stored & { readonly name: string };
+
+function momentsOf(state: OptimizerState, name: string): Named[] {
+  return state.moments.get(name)!.map((each, i) => ({ ...each, name: `momentum${i}` }));
+}
+
+/** Parameters that are trained, or those that are not. */
+function parametersOf({ parameters }: CheckpointData, trained: boolean): Named[] {
+  return [...parameters.values()].filter(({ requiresGrad }) => requiresGrad === trained);
+}
+
+/** Names of the properties of a kind. */
+function propertiesOf({ properties }: CheckpointData, kind: PropertyKind): string[] {
+  return [...properties.keys()].filter((name) => properties.get(name)!.kind === kind);
+}
+
+/**
+ * What the digest of a checkpoint is made from.
+ *
+ * @param bits Those of float32 as a file has them: a number of JavaScript loses those of a NaN.
+ */
+function outlineOf(data: CheckpointData, bits?: ReadonlyMap<string, number>): Outline {
+  const outline = new Outline(data.nominal);
+  const tensors = (all: readonly Named[]): void => {
+    outline.count(all.length);
+    for (const each of all) outline.tensor(each.name, CODES[each.dtype], each.dims, each.data);
+  };
+  for (const trained of [true, false]) tensors(parametersOf(data, trained));
+  const { optimizer } = data;
+  const groups = optimizer ? groupsOf(optimizer) : [];
+  outline.count(groups.length);
+  for (const [index, names] of groups.entries()) {
+    outline.text(`group${index}`);
+    outline.int64(BigInt(optimizer!.step));
+    outline.float32(optimizer!.learningRate);
+    outline.count(names.length);
+    for (const name of names) {
+      outline.text(name);
+      tensors(momentsOf(optimizer!, name));
+    }
+  }
+  for (const wanted of KINDS) {
+    const own = propertiesOf(data, wanted);
+    outline.count(own.length);
+    for (const name of own) {
+      outline.text(name);
+      const [{ value }, exact] = [data.properties.get(name)!, bits?.get(name)];
+      if (typeof value === 'string') outline.text(value);
+      else if (typeof value === 'bigint') outline.int64(value);
+      else if (exact === undefined || value === 0) outline.float32(value);
+      else outline.count(exact);
+    }
+  }
+  return outline;
+}
+
 class Reader {
   readonly #source: Source;
   #data: Source | undefined;
   #nominal = false;
   #inlineLeft: number;
   #externalLeft = 0;
-  #outline: Outline | undefined; // of a file with a digest
-  #digest = '';
-  #marked = false; // a tensor carries a digest
   readonly #shapes = new Map<string, Dims>(); // those of many tensors are one
-  readonly #tables: number[] = []; // positions of the tensors that have a digest
-  readonly #owners: string[] = [];
+  readonly #bits = new Map<string, number>(); // of properties in float32
+  readonly #digests: string[] = []; // those that tensors carry, if any does
 
   constructor(readonly opened: OpenedCheckpoint) {
     this.#source = new Source(opened.bytes, opened.where);
     this.#inlineLeft = this.#source.bytes.size;
   }
 
-  read(): CheckpointData {
+  async read(): Promise<CheckpointData> {
     const source = this.#source;
     const root = source.root(IDENTIFIER);
-    const version = root.int32(0);
+    const version = root.number(INT32, 0, 0);
     if (version !== VERSION) {
-      throw new OdtpackError('checkpoint-version',
+      fail('checkpoint-version',
         `It is a checkpoint of version ${version}, and only version ${VERSION} can be read.`,
         this.opened.where,
         'write it again with ONNX Runtime training 1.17 or later, or with odtpack');
     }
     const module = root.table(1) ?? source.fail('it has no module state');
     this.#nominal = module.boolean(2);
-    this.#digest = root.string(DIGEST);
-    if (this.#digest) this.#outline = new Outline(this.#nominal);
+    const digest = root.string(DIGEST);
     if (module.boolean(3)) {
       const data = this.opened.data?.() ?? source.fail('it refers to a data file, which is not here');
       this.#data = new Source(data, this.opened.where, Infinity);
@@ -150,37 +220,36 @@ class Reader {
     }
     const parameters = new Map<string, Parameter>();
     for (const field of [0, 1]) {
-      this.#tensors(module.tables(field), '', (name, { dtype, dims, data }) => {
+      for (const [name, { dtype, dims, data }] of this.#tensors(module.tables(field))) {
         if (parameters.has(name)) source.fail(`there are two parameters '${name}'`);
         parameters.set(name, { name, dtype, requiresGrad: field === 0, dims, data });
-      });
+      }
     }
     const optimizer = this.#optimizer(root, parameters);
     const properties = this.#properties(root.table(3));
+    const data = { parameters, nominal: this.#nominal, optimizer, properties };
+    const checked = await this.#check(data, digest);
     const kind = properties.get(OPTIMIZER_PROPERTY);
     if (optimizer && kind) {
       if (typeof kind.value !== 'string') return source.fail(`${OPTIMIZER_PROPERTY} is not text`);
       optimizer.kind = kind.value;
       properties.delete(OPTIMIZER_PROPERTY);
     }
-    return { parameters, nominal: this.#nominal, optimizer, properties };
+    return { ...data, checked };
   }
 
   /** Compare with the digests that the file carries; false if it carries none. */
-  async check(properties: Map<string, Property>): Promise<boolean> {
-    if (!this.#outline) {
-      if (this.#marked || this.#holdsDigests(properties)) {
+  async #check(data: CheckpointData, digest: string): Promise<boolean> {
+    const marked = this.#digests.some((each) => each.startsWith(PREFIX));
+    if (!digest) {
+      if (marked || this.#holdsDigests(data.properties)) {
         this.#source.fail('it was written by odtpack, and lacks the digest that it had');
       }
       return false;
     }
-    if (this.#digest === (await this.#outline.digest())) return true;
-    const again = new Source(this.opened.bytes, this.opened.where);
-    const odd = !this.#marked ? [] : this.#tables.flatMap((position, i) => {
-      const table = again.table(position);
-      if (table.string(DOC_STRING) === this.#outline!.ofTensor(i)) return [];
-      return `'${table.string(0)}${this.#owners[i] && ` of ${this.#owners[i]}`}'`;
-    });
+    const outline = outlineOf(data, this.#bits);
+    if (digest === (await outline.digest())) return true;
+    const odd = !marked ? [] : namesOf(data).filter((_, i) => this.#digests[i] !== outline.ofTensor(i));
     const what = odd.slice(0, 10).join(', ') || 'its names, shapes, optimizer state or properties';
     return this.#source.fail(`what is stored is not what was saved: ${what}`);
   }
@@ -196,35 +265,21 @@ class Reader {
     return left < 0;
   }
 
-  #tensors(tables: Tables, owner: string, take: (name: string, tensor: Stored) => void): void {
-    this.#outline?.count(tables.length);
+  *#tensors(tables: Tables): Generator<[string, Stored]> {
     for (const table of tables) {
       const name = table.string(0);
       if (!name) this.#source.fail('a parameter or moment has no name');
       const tensor = this.#tensor(name, table);
-      this.#outline?.tensor(name, CODES[tensor.dtype], tensor.dims, tensor.data);
-      if (!this.#nominal) {
-        const said = table.string(DOC_STRING);
-        this.#marked ||= said.startsWith(PREFIX);
-        if (this.#outline) {
-          this.#tables.push(table.position);
-          this.#owners.push(owner);
-        }
-      }
-      take(name, tensor);
+      if (!this.#nominal) this.#digests.push(table.string(DOC_STRING));
+      yield [name, tensor];
     }
   }
 
   #tensor(name: string, table: Table): Stored {
     const source = this.#source;
-    const code = table.int32(3);
-    const dtype = DTYPES.get(code);
-    if (!dtype) {
-      throw new OdtpackError('checkpoint-dtype',
-        `'${name}' has elements of ONNX type ${code}, which are not supported.`,
-        this.opened.where,
-        "convert the model's parameters to float32 before building the package");
-    }
+    const dtype = dtypeOf(table) ?? fail('checkpoint-dtype',
+      `'${name}' has elements of ONNX type ${table.number(INT32, 3, 0)}, which are not supported.`,
+      this.opened.where, "convert the model's parameters to float32 before building the package");
     let dims: Dims = table.int64s(2, MAX_RANK);
     if (dims.some((d) => d < 0) || product(dims.map((d) => Math.max(d, 1))) > MAX_ELEMENTS) {
       source.fail(`'${name}' has the impossible shape [${dims}]`);
@@ -232,30 +287,26 @@ class Reader {
     const shape = String(dims);
     dims = this.#shapes.get(shape) ?? dims;
     this.#shapes.set(shape, dims);
-    const raw = table.vector(RAW_DATA, 1);
-    const offset = Number(table.int64(6, -1n));
+    const raw = table.vector(RAW_DATA, 1) ?? { position: 0, length: 0 };
+    const offset = offsetOf(table);
+    const inline = offset === -1;
     if (table.vector(5, 4)) source.fail(`'${name}' holds strings`);
     if (this.#nominal) {
-      if (dims.length || raw?.length || offset !== -1) {
+      if (dims.length || raw.length || !inline) {
         source.fail(`'${name}' has a value, and the state is marked as nominal`);
       }
       return { dtype, dims: [0], data: NO_DATA[dtype] };
     }
     const nbytes = product(dims) * ARRAYS[dtype].BYTES_PER_ELEMENT;
-    if (offset === -1) {
-      if ((raw?.length ?? 0) !== nbytes) {
-        source.fail(`'${name}' has ${raw?.length ?? 0} bytes and its shape asks for ${nbytes}`);
-      }
-      this.#inlineLeft -= nbytes;
-    } else {
-      if (!this.#data || raw?.length) source.fail(`'${name}' may not refer to a data file`);
-      this.#externalLeft -= nbytes;
+    if (inline && raw.length !== nbytes) {
+      source.fail(`'${name}' has ${raw.length} bytes and its shape asks for ${nbytes}`);
     }
+    if (!inline && (!this.#data || raw.length)) source.fail(`'${name}' may not refer to a data file`);
+    if (inline) this.#inlineLeft -= nbytes;
+    else this.#externalLeft -= nbytes;
     if (Math.min(this.#inlineLeft, this.#externalLeft) < 0) source.fail('its tensors overlap');
     if (!nbytes) return { dtype, dims, data: NO_DATA[dtype] };
-    const inline = offset === -1;
-    const position = inline ? (raw?.position ?? 0) : offset;
-    let bytes = (inline ? source : this.#data!).read(position, nbytes);
+    let bytes = inline ? source.read(raw.position, nbytes) : this.#data!.read(offset, nbytes);
     // Memory of its own: a view of the file's would be misaligned and keep the file alive.
     if (bytes.byteOffset || bytes.buffer.byteLength !== nbytes) bytes = new Uint8Array(bytes);
     if (dtype === 'bool' && bytes.some((value) => value > 1)) {
@@ -267,29 +318,24 @@ class Reader {
   #optimizer(
     root: Table, parameters: ReadonlyMap<string, Parameter>,
   ): OptimizerState | undefined {
-    const tables = root.tables(2);
-    this.#outline?.count(tables.length);
-    if (!tables.length) return undefined;
     let [step, learningRate] = [0n, 0];
     const moments = new Map<string, Stored[]>();
     const groups: string[][] = [];
-    for (const table of tables) {
-      const index = groups.length;
-      if (!index) [step, learningRate] = [table.int64(1), table.float32(2)];
+    for (const table of root.tables(2)) {
+      const [own, rate] = [table.number(INT64, 1, 0n), table.number(FLOAT32, 2, 0)];
+      if (!groups.length) [step, learningRate] = [own, rate];
       if (step < 0n || step > Number.MAX_SAFE_INTEGER || !Number.isFinite(learningRate)) {
         this.#source.fail(`the optimizer stands at step ${step} with rate ${learningRate}`);
       }
-      if (table.string(0) !== `group${index}`) {
+      if (table.string(0) !== `group${groups.length}`) {
         this.#source.fail('its optimizer groups are not called group0, group1, ...');
       }
-      if (table.int64(1) !== step || table.float32(2) !== learningRate) {
+      if (own !== step || rate !== learningRate) {
         this.#source.fail('its optimizer groups stand at different steps or learning rates');
       }
-      this.#outline?.text(`group${index}`);
-      this.#outline?.int64(step);
-      this.#outline?.float32(learningRate);
       groups.push(this.#moments(table, parameters, moments));
     }
+    if (!groups.length) return undefined;
     const counts = new Set([...moments.values()].map((own) => own.length));
     const trained = [...parameters.values()].filter(({ requiresGrad }) => requiresGrad).length;
     if (moments.size && (moments.size !== trained || counts.size > 1)) {
@@ -302,17 +348,14 @@ class Reader {
     group: Table, parameters: ReadonlyMap<string, Parameter>, moments: Map<string, Stored[]>,
   ): string[] {
     const names: string[] = [];
-    const entries = group.tables(3);
-    this.#outline?.count(entries.length);
-    for (const entry of entries) {
+    for (const entry of group.tables(3)) {
       const label = entry.string(0);
-      this.#outline?.text(label);
       const owner = parameters.get(label);
       if (!owner?.requiresGrad || moments.has(label)) {
         this.#source.fail(`the optimizer state of '${label}' occurs twice or has no parameter`);
       }
       const own: Stored[] = [];
-      this.#tensors(entry.tables(1), owner.name, (name, moment) => {
+      for (const [name, moment] of this.#tensors(entry.tables(1))) {
         const fits =
           moment.dtype === owner.dtype &&
           moment.dims.length === owner.dims.length &&
@@ -321,7 +364,7 @@ class Reader {
           this.#source.fail(`the moment '${name}' of '${label}' has a wrong name, shape or type`);
         }
         own.push(moment);
-      });
+      }
       moments.set(owner.name, own);
       names.push(owner.name);
     }
@@ -331,39 +374,36 @@ class Reader {
   #properties(bag: Table | undefined): Map<string, Property> {
     const properties = new Map<string, Property>();
     for (const [field, kind] of KINDS.entries()) {
-      const tables = bag?.tables(field);
-      this.#outline?.count(tables?.length ?? 0);
-      for (const table of tables ?? []) {
+      for (const table of bag?.tables(field) ?? []) {
         const name = table.string(0);
         if (!name || properties.has(name)) {
           this.#source.fail(`a property name, '${name}', is empty or occurs twice`);
         }
-        this.#outline?.text(name);
-        properties.set(name, { kind, value: this.#value(table, kind) });
+        if (kind === 'float') this.#bits.set(name, table.number(UINT32, 1, 0));
+        const value = kind === 'text' ? table.string(1)
+          : kind === 'int' ? table.number(INT64, 1, 0n) : table.number(FLOAT32, 1, 0);
+        properties.set(name, { kind, value });
       }
     }
     return properties;
   }
+}
 
-  #value(table: Table, kind: PropertyKind): Property['value'] {
-    if (kind === 'float') {
-      this.#outline?.float32Bits(table.uint32(1));
-      return table.float32(1);
-    }
-    const value = kind === 'int' ? table.int64(1) : table.string(1);
-    if (typeof value === 'string') this.#outline?.text(value);
-    else this.#outline?.int64(value);
-    return value;
-  }
+/** What a message calls the tensors of a file, in its order. */
+function namesOf(data: CheckpointData): string[] {
+  const parameters = [true, false].flatMap((trained) => parametersOf(data, trained));
+  const { optimizer } = data;
+  const owners = optimizer ? groupsOf(optimizer).flat() : [];
+  return [
+    ...parameters.map(({ name }) => `'${name}'`),
+    ...owners.flatMap((owner) => momentsOf(optimizer!, owner).map(({ name }) => `'${name} of ${owner}'`)),
+  ];
 }
 
 export function payloadBytes(data: CheckpointData): number {
-  return data.nominal ? 0 : tensorsOf(data).reduce((sum, each) => sum + each.data.byteLength, 0);
-}
-
-function tensorsOf(data: CheckpointData): Stored[] {
   const moments = [...(data.optimizer?.moments.values() ?? [])].flat();
-  return [...data.parameters.values(), ...moments];
+  const all: Stored[] = [...data.parameters.values(), ...moments];
+  return data.nominal ? 0 : all.reduce((sum, each) => sum + each.data.byteLength, 0);
 }
 
 /**
@@ -371,82 +411,16 @@ function tensorsOf(data: CheckpointData): Stored[] {
  * bytes. With `externalFrom` the tensors belong into the data file, from that offset on.
  */
 export function layCheckpoint(data: CheckpointData, externalFrom?: number): CheckpointParts {
-  const builder = new Builder(4096);
-  const outline = new Outline(data.nominal);
-  const pending: { table: Offset; bytes: Uint8Array }[] = [];
-  const digested: { table: Offset; field: number }[] = []; // the whole comes last
-  let external = externalFrom;
-
-  const vector = (offsets: readonly Offset[], width = 4): Offset => {
-    builder.startVector(width, offsets.length, 4);
-    for (const offset of offsets.toReversed()) builder.addOffset(offset);
-    return builder.endVector();
-  };
-  const table = (fields: number, fill: () => void): Offset => {
-    builder.startObject(fields);
-    fill();
-    return builder.endObject();
-  };
-  const noBytes = vector([], 1);
-
-  const tensor = ([name, stored]: readonly [string, Stored]): Offset => {
-    const label = builder.createSharedString(name);
-    const shape = data.nominal ? [] : stored.dims;
-    builder.startVector(8, shape.length, 8);
-    for (const size of shape.toReversed()) builder.addInt64(BigInt(size));
-    const dims = builder.endVector();
-    const bytes = bytesOf(stored.data);
-    outline.tensor(name, CODES[stored.dtype], shape, stored.data);
-    const kept = !data.nominal && bytes.length > 0;
-    const offset = kept && external !== undefined ? external : -1;
-    const at = table(7, () => {
-      builder.addFieldOffset(0, label, 0);
-      if (!data.nominal) builder.addFieldOffset(DOC_STRING, noBytes, 0);
-      builder.addFieldOffset(2, dims, 0);
-      builder.addFieldInt32(3, CODES[stored.dtype], 0);
-      // With an offset raw_data stays absent: the reference looks no further if it is there.
-      if (offset === -1) builder.addFieldOffset(RAW_DATA, noBytes, 0);
-      builder.addFieldInt64(6, BigInt(offset), -1n);
-    });
-    if (offset !== -1) external! += bytes.length;
-    if (kept) pending.push({ table: at, bytes });
-    if (!data.nominal) digested.push({ table: at, field: DOC_STRING });
-    return at;
-  };
-  const tensors = (all: readonly (readonly [string, Stored])[]): Offset => {
-    outline.count(all.length);
-    return vector(all.map(tensor));
-  };
-
-  const parameters = (requiresGrad: boolean): Offset =>
-    tensors([...data.parameters].filter(([, each]) => each.requiresGrad === requiresGrad));
-  const trainable = parameters(true);
-  const frozen = parameters(false);
-  const module = table(4, () => {
-    builder.addFieldOffset(0, trainable, 0);
-    builder.addFieldOffset(1, frozen, 0);
-    builder.addFieldInt8(2, Number(data.nominal), 0);
-    builder.addFieldInt8(3, Number(externalFrom !== undefined), 0);
-  });
-  const lay = { builder, outline, table, vector, tensors };
-  const groups = vector(layGroups(lay, data.optimizer));
   const properties = new Map(data.properties);
   if (data.optimizer?.kind !== undefined) {
     properties.set(OPTIMIZER_PROPERTY, { kind: 'text', value: data.optimizer.kind });
   }
-  const bag = layProperties(lay, properties);
-  const root = table(5, () => {
-    builder.addFieldInt32(0, VERSION, 0);
-    builder.addFieldOffset(1, module, 0);
-    builder.addFieldOffset(2, groups, 0);
-    builder.addFieldOffset(3, bag, 0);
-    builder.addFieldOffset(DIGEST, noBytes, 0);
-  });
-  builder.finish(root, IDENTIFIER);
-  digested.push({ table: root, field: DIGEST });
+  const sorted = new Map([...properties].sort(([a], [b]) => (a < b ? -1 : 1)));
+  const whole = { ...data, properties: sorted };
+  const outline = outlineOf(whole);
+  const { head, pending, digested } = layHead(whole, externalFrom);
 
   // Offsets of a flatbuffer point forward, so the tables can name places after them.
-  const head = builder.asUint8Array();
   const file: Uint8Array[] = [head];
   const source = new Source(inMemory(head), 'checkpoint');
   const numbers = new DataView(head.buffer, head.byteOffset, head.length);
@@ -474,79 +448,82 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number): Chec
     file: file.slice(0, elements),
     data: externalFrom === undefined ? [] : pending.map(({ bytes }) => bytes),
     async digests() {
-      const whole = await outline.digest();
+      const ofAll = await outline.digest();
       texts.forEach((text, i) => {
-        new TextEncoder().encodeInto(i === texts.length - 1 ? whole : outline.ofTensor(i), text);
+        new TextEncoder().encodeInto(i === texts.length - 1 ? ofAll : outline.ofTensor(i), text);
       });
       return file.slice(elements);
     },
   };
 }
 
-/** What lays out a file, from its parts to the whole. */
-interface Lay {
-  readonly builder: Builder;
-  readonly outline: Outline;
-  table(fields: number, fill: () => void): Offset;
-  vector(offsets: readonly Offset[]): Offset;
-  tensors(all: readonly (readonly [string, Stored])[]): Offset;
-}
+/** The tables of a file, and those to which elements and digests are yet to be given. */
+function layHead(data: CheckpointData, externalFrom: number | undefined): {
+  head: Uint8Array;
+  pending: { table: Offset; bytes: Uint8Array }[];
+  digested: { table: Offset; field: number }[]; // the whole comes last
+} {
+  const writer = new Writer(4096);
+  const pending: { table: Offset; bytes: Uint8Array }[] = [];
+  const digested: { table: Offset; field: number }[] = [];
+  const noBytes = ['Offset', writer.offsets([], 1)] as const;
+  let external = BigInt(externalFrom ?? 0);
 
-function layGroups(
-  { builder, outline, table, vector, tensors }: Lay, state: OptimizerState | undefined,
-): Offset[] {
-  const members = state?.groups.length ? state.groups : [[...(state?.moments.keys() ?? [])]];
-  outline.count(state ? members.length : 0);
-  if (!state) return [];
-  return members.map((names, index) => {
-    const kept = names.filter((name) => state.moments.has(name));
-    outline.text(`group${index}`);
-    outline.int64(BigInt(state.step));
-    outline.float32(state.learningRate);
-    outline.count(kept.length);
-    const entries = kept.map((name) => {
-      outline.text(name);
-      const label = builder.createSharedString(name);
-      const own = state.moments.get(name)!.map((each, i) => [`momentum${i}`, each] as const);
-      const moments = tensors(own);
-      return table(2, () => {
-        builder.addFieldOffset(0, label, 0);
-        builder.addFieldOffset(1, moments, 0);
-      });
-    });
-    const states = vector(entries);
-    const label = builder.createSharedString(`group${index}`);
-    return table(4, () => {
-      builder.addFieldOffset(0, label, 0);
-      builder.addFieldInt64(1, BigInt(state.step), 0n);
-      builder.addFieldFloat32(2, state.learningRate, 0);
-      builder.addFieldOffset(3, states, 0);
-    });
+  const tensor = (stored: Named): Offset => {
+    const label = writer.createSharedString(stored.name);
+    const dims = writer.int64s(data.nominal ? [] : stored.dims);
+    const bytes = bytesOf(stored.data);
+    const kept = !data.nominal && bytes.length > 0;
+    const offset = kept && externalFrom !== undefined ? external : -1n;
+    const table = writer.table(
+      ['Offset', label],
+      data.nominal ? undefined : noBytes,
+      ['Offset', dims],
+      ['Int32', CODES[stored.dtype]],
+      // With an offset raw_data stays absent: the reference looks no further if it is there.
+      offset === -1n ? noBytes : undefined,
+      undefined,
+      ['Int64', offset, -1n],
+    );
+    if (offset !== -1n) external += BigInt(bytes.length);
+    if (kept) pending.push({ table, bytes });
+    if (!data.nominal) digested.push({ table, field: DOC_STRING });
+    return table;
+  };
+  const tensors = (all: Named[]): Offset => writer.offsets(all.map(tensor));
+
+  const [trainable, frozen] = [true, false].map((each) => tensors(parametersOf(data, each)));
+  const module = writer.table(
+    ['Offset', trainable!], ['Offset', frozen!], ['Int8', Number(data.nominal)],
+    ['Int8', Number(externalFrom !== undefined)],
+  );
+  const { optimizer } = data;
+  const groups = (optimizer ? groupsOf(optimizer) : []).map((names, index) => {
+    const states = writer.offsets(names.map((name) => {
+      const label = writer.createSharedString(name);
+      return writer.table(['Offset', label], ['Offset', tensors(momentsOf(optimizer!, name))]);
+    }));
+    const label = writer.createSharedString(`group${index}`);
+    return writer.table(
+      ['Offset', label], ['Int64', BigInt(optimizer!.step)], ['Float32', optimizer!.learningRate],
+      ['Offset', states],
+    );
   });
-}
-
-function layProperties(
-  { builder, outline, table, vector }: Lay, properties: Map<string, Property>,
-): Offset {
-  const sorted = [...properties].sort(([a], [b]) => (a < b ? -1 : 1));
-  const vectors = KINDS.map((wanted) => {
-    const entries = sorted.filter(([, { kind }]) => kind === wanted);
-    outline.count(entries.length);
-    return vector(entries.map(([name, { kind, value }]) => {
-      outline.text(name);
-      const label = builder.createString(name);
-      const text = kind === 'text' ? builder.createString(value as string) : 0;
-      if (kind === 'text') outline.text(value as string);
-      else if (kind === 'float') outline.float32(value as number);
-      else outline.int64(value as bigint);
-      return table(2, () => {
-        builder.addFieldOffset(0, label, 0);
-        if (kind === 'text') builder.addFieldOffset(1, text, 0);
-        else if (kind === 'float') builder.addFieldFloat32(1, value as number, 0);
-        else builder.addFieldInt64(1, value as bigint, 0n);
-      });
+  const all = writer.offsets(groups);
+  const kinds = KINDS.map((wanted) => {
+    return writer.offsets(propertiesOf(data, wanted).map((name) => {
+      const { value } = data.properties.get(name)!;
+      const label = writer.createString(name);
+      return writer.table(['Offset', label],
+        typeof value === 'string' ? ['Offset', writer.createString(value)]
+        : typeof value === 'bigint' ? ['Int64', value] : ['Float32', value]);
     }));
   });
-  if (!properties.size) return 0;
-  return table(3, () => vectors.forEach((each, index) => builder.addFieldOffset(index, each, 0)));
+  const bag = data.properties.size ? writer.table(...kinds.map((each) => ['Offset', each] as const)) : 0;
+  const root = writer.table(
+    ['Int32', VERSION], ['Offset', module], ['Offset', all], ['Offset', bag], noBytes,
+  );
+  writer.finish(root, IDENTIFIER);
+  digested.push({ table: root, field: DIGEST });
+  return { head: writer.asUint8Array(), pending, digested };
 }

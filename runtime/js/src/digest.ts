@@ -1,6 +1,6 @@
 /** Whether a checkpoint still holds what was saved: "The digest" of docs/formats/checkpoint.md. */
 import { platform } from '#platform';
-import { OdtpackError } from './errors.js';
+import { fail } from './errors.js';
 import { bytesOf, type Dims } from './tensors.js';
 
 export const PREFIX = 'sha256:';
@@ -40,11 +40,6 @@ export class Outline {
   float32(value: number): void {
     const at = this.#room(4);
     this.#numbers.setFloat32(at, value + 0, true); // a negative zero is a zero
-  }
-
-  /** A float32 of a file by its bits: a number of JavaScript loses those of a NaN. */
-  float32Bits(bits: number): void {
-    this.count(bits === 0x80000000 ? 0 : bits);
   }
 
   text(text: string): void {
@@ -102,9 +97,7 @@ export class Outline {
 
 /** What browsers compute digests and check signatures with. */
 export function subtle(): SubtleCrypto {
-  const found = globalThis.crypto?.subtle as SubtleCrypto | undefined;
-  if (found) return found;
-  throw new OdtpackError('no-web-crypto',
+  return (globalThis.crypto?.subtle as SubtleCrypto | undefined) ?? fail('no-web-crypto',
     'A package or checkpoint cannot be checked here: there is no crypto.subtle.', '',
     'serve the page by https or from localhost; in React Native install a polyfill');
 }

@@ -19,6 +19,22 @@ export class OdtpackError extends Error {
   }
 }
 
+/** Throw an error, also where an expression stands. */
+export function fail(...error: ConstructorParameters<typeof OdtpackError>): never {
+  throw new OdtpackError(...error);
+}
+
+/** Do something; whatever it throws is this error, with the reason after what failed. */
+export async function attempt<T>(
+  work: () => T | Promise<T>, code: string, what: string, where = '', hint = '',
+): Promise<T> {
+  try {
+    return await work();
+  } catch (error) {
+    return fail(code, `${what}: ${reason(error)}`.replace(/\.?$/, '.'), where, hint, error);
+  }
+}
+
 /** The first line of whatever was thrown. */
 export function reason(error: unknown): string {
   return String(error instanceof Error ? error.message : error).split('\n', 1)[0] ?? '';

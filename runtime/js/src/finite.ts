@@ -1,6 +1,6 @@
 /** Training steps whose loss or gradients are not finite: they leave everything as it was. */
 import type { CheckpointState, FlatState } from './checkpoint.js';
-import { OdtpackError } from './errors.js';
+import { fail } from './errors.js';
 import type { Manifest } from './manifest.js';
 import { bytesOf, type TypedArray } from './tensors.js';
 
@@ -76,7 +76,7 @@ export class Skipping {
     this.last = { code, step, parameters: odd };
     if (!this.stops) return;
     const what = odd.length ? `The gradient of ${odd.join(', ')} is not finite` : `The loss is ${loss}`;
-    throw new OdtpackError(code, `${what} in step ${step}: everything is as it was before.`, '',
+    fail(code, `${what} in step ${step}: everything is as it was before.`, '',
       'look for samples that are not finite, or take a lower learning rate');
   }
 

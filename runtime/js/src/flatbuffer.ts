@@ -1,49 +1,74 @@
 /**
- * Reads flatbuffers that nobody has verified: every offset and length is checked against the
- * size before it is used, and no table counts twice, so a damaged or hostile file ends in an error
+ * Writes flatbuffers, and reads those that nobody has verified: every offset and length is checked
+ * against the size before it is used, and no table counts twice, so a damaged or hostile file ends in an error
  * and never in a wild read, an endless loop or an allocation larger than the file. The format is
  * described at https://flatbuffers.dev/internals/.
  */
-import { OdtpackError } from './errors.js';
-
-/** Random access to a file or to memory; `read` may return a view of shared memory. */
-export interface Bytes {
-  readonly size: number;
-  read(position: number, length: number): Uint8Array;
-}
+import { Builder, type Offset } from 'flatbuffers';
+import { fail } from './errors.js';
+import type { Bytes } from './platform.js';
 
 const MAX_SIZE = 2 ** 31 - 1;
 const MAX_TABLES = 1_000_000;
 const MAX_FIELDS = 32;
 const BLOCK = 2 ** 14; // bytes that are read at once, for numbers and short texts
-const SHORT = 256; // bytes of a text that is worth no decoder
 const DECODER = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
-export function inMemory(bytes: Uint8Array): Bytes {
-  return { size: bytes.length, read: (at, length) => bytes.subarray(at, at + length) };
+/** A kind of number: its bytes, and how a view reads it. */
+type Kind<T> = readonly [width: number, read: (view: DataView, at: number) => T];
+export const UINT8: Kind<number> = [1, (view, at) => view.getUint8(at)];
+export const UINT16: Kind<number> = [2, (view, at) => view.getUint16(at, true)];
+export const INT32: Kind<number> = [4, (view, at) => view.getInt32(at, true)];
+export const UINT32: Kind<number> = [4, (view, at) => view.getUint32(at, true)];
+export const FLOAT32: Kind<number> = [4, (view, at) => view.getFloat32(at, true)];
+export const INT64: Kind<bigint> = [8, (view, at) => view.getBigInt64(at, true)];
+
+/** A field that is written: its kind, its value, and the value that it need not be written for. */
+type Field =
+  | readonly ['Offset' | 'Int8' | 'Int32' | 'Float32', number]
+  | readonly ['Int64', bigint, bigint?];
+
+/** Writes tables and vectors, of offsets of what was written before. */
+export class Writer extends Builder {
+  table(...fields: readonly (Field | undefined)[]): Offset {
+    this.startObject(fields.length);
+    for (const [number, field] of fields.entries()) {
+      if (field?.[0] === 'Int64') this.addFieldInt64(number, field[1], field[2] ?? 0n);
+      else if (field) this[`addField${field[0]}`](number, field[1], 0);
+    }
+    return this.endObject();
+  }
+
+  offsets(all: readonly Offset[], width = 4): Offset {
+    this.startVector(width, all.length, 4);
+    for (const offset of all.toReversed()) this.addOffset(offset);
+    return this.endVector();
+  }
+
+  int64s(numbers: readonly number[]): Offset {
+    this.startVector(8, numbers.length, 8);
+    for (const number of numbers.toReversed()) this.addInt64(BigInt(number));
+    return this.endVector();
+  }
 }
 
 export class Source {
-  readonly #seen = new Map<number, Uint8Array>(); // where tables begin, as bits, by block
-  #tables = 0;
+  readonly #tables = new Set<number>(); // where they begin
   readonly #blocks = new Map<number, DataView>(); // by where they begin; together one file at most
-  #last = -1;
   #view: DataView = new DataView(new ArrayBuffer(0));
   #tableBytes = 0;
   #text = 0;
 
   constructor(
     readonly bytes: Bytes, readonly where: string, limit = MAX_SIZE,
-    readonly what: 'checkpoint' | 'adapter' = 'checkpoint',
+    readonly kind: 'checkpoint' | 'adapter' = 'checkpoint',
   ) {
     if (bytes.size > limit) this.fail(`it has ${bytes.size} bytes, and ${limit} are allowed`);
   }
 
   fail(problem: string): never {
-    const code = this.what === 'adapter' ? 'adapter-corrupt' : 'checkpoint-corrupt';
-    throw new OdtpackError(code,
-      `${this.where} is not a readable ${this.what}: ${problem}.`, this.where,
-      'copy or download the file again, or fall back to an earlier one');
+    fail(`${this.kind}-corrupt`, `${this.where} is not a readable ${this.kind}: ${problem}.`,
+      this.where, 'copy or download the file again, or fall back to an earlier one');
   }
 
   check(position: number, length: number): void {
@@ -62,54 +87,28 @@ export class Source {
   /** Lets `#view` hold some bytes, and returns where in it they begin: files are read in blocks. */
   #seek(position: number, length: number): number {
     this.check(position, length);
-    const start = position - (position % BLOCK);
-    if (start === this.#last && position + length <= start + BLOCK) return position - start;
-    if (position + length > start + BLOCK) {
+    const at = position % BLOCK;
+    const start = position - at;
+    if (at + length > BLOCK) {
       this.#view = asView(this.read(position, length));
-      this.#last = -1;
       return 0;
     }
     this.#view = this.#blocks.get(start) ??
       asView(this.read(start, Math.min(BLOCK, this.bytes.size - start)));
     this.#blocks.set(start, this.#view);
-    this.#last = start;
-    return position - start;
+    return at;
   }
 
-  uint8(position: number): number {
-    const at = this.#seek(position, 1);
-    return this.#view.getUint8(at);
-  }
-
-  uint16(position: number): number {
-    const at = this.#seek(position, 2);
-    return this.#view.getUint16(at, true);
-  }
-
-  int32(position: number): number {
-    const at = this.#seek(position, 4);
-    return this.#view.getInt32(at, true);
-  }
-
-  uint32(position: number): number {
-    const at = this.#seek(position, 4);
-    return this.#view.getUint32(at, true);
-  }
-
-  float32(position: number): number {
-    const at = this.#seek(position, 4);
-    return this.#view.getFloat32(at, true);
-  }
-
-  int64(position: number): bigint {
-    const at = this.#seek(position, 8);
-    return this.#view.getBigInt64(at, true);
+  number<T>([width, read]: Kind<T>, position: number): T {
+    const at = this.#seek(position, width);
+    return read(this.#view, at);
   }
 
   /** A table that something refers to, for the first time. */
   table(position: number): Table {
-    if (this.#tables++ === MAX_TABLES) this.fail(`it holds more than ${MAX_TABLES} tables`);
-    if (this.#occurs(position)) this.fail(`the table at ${position} occurs twice`);
+    if (this.#tables.size === MAX_TABLES) this.fail(`it holds more than ${MAX_TABLES} tables`);
+    if (this.#tables.has(position)) this.fail(`the table at ${position} occurs twice`);
+    this.#tables.add(position);
     const table = new Table(this, position);
     if ((this.#tableBytes += table.size) > this.bytes.size) this.fail('its tables overlap');
     return table;
@@ -117,32 +116,15 @@ export class Source {
 
   /** The table that the offset at `slot` leads to. */
   follow(slot: number): Table {
-    return this.table(slot + this.uint32(slot));
-  }
-
-  /** Whether it was asked for this position before. */
-  #occurs(position: number): boolean {
-    const at = position % BLOCK;
-    const start = position - at;
-    const bits = this.#seen.get(start) ?? new Uint8Array(BLOCK / 8);
-    this.#seen.set(start, bits);
-    const bit = 1 << (at & 7);
-    const before = bits[at >> 3]! & bit;
-    bits[at >> 3]! |= bit;
-    return before !== 0;
+    return this.table(slot + this.number(UINT32, slot));
   }
 
   text(position: number, length: number): string {
     this.check(position, length + 1); // a zero byte ends it
     this.#text += length;
     if (this.#text > this.bytes.size) this.fail('its strings overlap');
-    if (this.uint8(position + length)) this.fail(`the text at ${position} does not end`);
+    if (this.number(UINT8, position + length)) this.fail(`the text at ${position} does not end`);
     const at = this.#seek(position, length);
-    if (length <= SHORT) {
-      const codes: number[] = [];
-      for (let i = 0; i < length; i++) codes.push(this.#view.getUint8(at + i));
-      if (codes.every((code) => code < 0x80)) return String.fromCharCode(...codes);
-    }
     const { buffer, byteOffset } = this.#view;
     try {
       return DECODER.decode(new Uint8Array(buffer, byteOffset + at, length).slice());
@@ -156,7 +138,7 @@ export class Source {
     if (String.fromCharCode(...this.read(4, 4)) !== identifier) {
       this.fail(`it does not carry the identifier ${identifier}`);
     }
-    return this.table(this.uint32(0));
+    return this.table(this.number(UINT32, 0));
   }
 }
 
@@ -181,9 +163,9 @@ export class Table {
   readonly size: number;
 
   constructor(readonly source: Source, readonly position: number) {
-    const vtable = (this.#vtable = position - source.int32(position));
-    const vtableSize = source.uint16(vtable);
-    this.size = source.uint16(vtable + 2);
+    const vtable = (this.#vtable = position - source.number(INT32, position));
+    const vtableSize = source.number(UINT16, vtable);
+    this.size = source.number(UINT16, vtable + 2);
     if (vtableSize < 4 || vtableSize % 2 || this.size < 4) {
       source.fail(`the table at ${position} has a malformed vtable`);
     }
@@ -194,7 +176,7 @@ export class Table {
 
   /** Position of a field of `width` bytes; undefined if it is absent. */
   field(number: number, width: number): number | undefined {
-    const offset = number < this.fields ? this.source.uint16(this.#vtable + 4 + 2 * number) : 0;
+    const offset = number < this.fields ? this.source.number(UINT16, this.#vtable + 4 + 2 * number) : 0;
     if (offset === 0) return undefined;
     if (offset < 4 || offset + width > this.size) {
       this.source.fail(`a field of the table at ${this.position} lies outside the table`);
@@ -202,37 +184,21 @@ export class Table {
     return this.position + offset;
   }
 
-  int32(number: number): number {
-    const at = this.field(number, 4);
-    return at === undefined ? 0 : this.source.int32(at);
-  }
-
-  int64(number: number, absent = 0n): bigint {
-    const at = this.field(number, 8);
-    return at === undefined ? absent : this.source.int64(at);
-  }
-
-  uint32(number: number): number {
-    const at = this.field(number, 4);
-    return at === undefined ? 0 : this.source.uint32(at);
-  }
-
-  float32(number: number): number {
-    const at = this.field(number, 4);
-    return at === undefined ? 0 : this.source.float32(at);
+  number<T>(kind: Kind<T>, number: number, absent: T): T {
+    const at = this.field(number, kind[0]);
+    return at === undefined ? absent : this.source.number(kind, at);
   }
 
   boolean(number: number): boolean {
-    const at = this.field(number, 1);
-    return at !== undefined && this.source.uint8(at) !== 0;
+    return this.number(UINT8, number, 0) !== 0;
   }
 
   /** Where a vector of elements of `width` bytes lies; undefined if it is absent. */
   vector(number: number, width: number): { position: number; length: number } | undefined {
     const slot = this.field(number, 4);
     if (slot === undefined) return undefined;
-    const position = slot + this.source.uint32(slot);
-    const length = this.source.uint32(position);
+    const position = slot + this.source.number(UINT32, slot);
+    const length = this.source.number(UINT32, position);
     this.source.check(position + 4, length * width);
     return { position: position + 4, length };
   }
@@ -249,11 +215,9 @@ export class Table {
     if (found.length > limit) {
       this.source.fail(`the vector at ${found.position} has more than ${limit} elements`);
     }
-    const { position, length } = found;
-    const all = new Array<number>(length); // of that size and no larger: there may be many
-    for (let i = 0; i < length; i++) {
-      const at = position + 8 * i;
-      all[i] = this.source.int32(at + 4) * 2 ** 32 + this.source.uint32(at);
+    const all = new Array<number>(found.length); // of that size and no larger: there may be many
+    for (let i = 0; i < all.length; i++) {
+      all[i] = Number(this.source.number(INT64, found.position + 8 * i));
     }
     return all;
   }

@@ -2,7 +2,7 @@
 import type { InferenceSession } from 'onnxruntime-common';
 import { type PeftFiles, readAdapter, trainedOf } from './adapter.js';
 import { CheckpointState } from './checkpoint.js';
-import { OdtpackError, reason } from './errors.js';
+import { attempt, fail } from './errors.js';
 import { widen, withoutInitializers } from './inference.js';
 import { importRuntime } from './opening.js';
 import type { TrainingPackage } from './package.js';
@@ -61,17 +61,12 @@ export class Generator {
     { ort, ...overrides }: InferenceSession.SessionOptions & { ort?: OnnxRuntime } = {},
   ): Promise<Generator> {
     const { files: { extra }, adapter } = opened.manifest;
-    const model = extra.find(({ role }) => role === 'decoder_model');
-    if (!model) {
-      throw new OdtpackError('no-decoder', 'The package has no model for generation.', '',
-        'build it with --segments and --adapter lora, of a decoder that was exported with its ' +
-          'key-value cache');
-    }
-    const externalData = [];
-    for (const each of extra) {
-      if (!WEIGHTS.has(each.role)) continue;
-      externalData.push({ path: each.path, data: await opened.file(each) });
-    }
+    const model = extra.find(({ role }) => role === 'decoder_model') ?? fail('no-decoder',
+      'The package has no model for generation.', '',
+      'build it with --segments and --adapter lora, of a decoder that was exported with its ' +
+        'key-value cache');
+    const externalData = await Promise.all(extra.filter(({ role }) => WEIGHTS.has(role))
+      .map(async (each) => ({ path: each.path, data: await opened.file(each) })));
     // These have values there, and would not be among the inputs that JavaScript may feed.
     const bytes = withoutInitializers(await opened.file(model), new Set(adapter?.parameters));
     const runtime = ort ?? (await importRuntime());
@@ -116,7 +111,7 @@ export class Generator {
   async *generate(prompt: Iterable<number>, options: GenerateOptions = {}): AsyncGenerator<number> {
     const { maxTokens = 256, temperature = 0, topK = 0, topP = 1, seed = 0 } = options;
     if (!(temperature >= 0 && topK >= 0 && topP > 0 && topP <= 1 && maxTokens >= 0)) {
-      throw new OdtpackError('bad-argument',
+      fail('bad-argument',
         'temperature, topK and maxTokens must be 0 or more, topP above 0 and at most 1.');
     }
     const stop = new Set(options.stop);
@@ -147,12 +142,9 @@ export class Generator {
 
   async #sequence(adapter: string | undefined): Promise<Sequence> {
     const { ort, session } = this;
-    const found = adapter === undefined ? undefined : this.#adapters.get(adapter);
-    if (adapter !== undefined && !found) {
-      throw new OdtpackError('unknown-adapter', `There is no adapter '${adapter}'.`, '',
-        'add it first: addAdapter(name, source)');
-    }
-    const values = await found?.();
+    const values = adapter === undefined ? undefined
+      : await (this.#adapters.get(adapter) ?? fail('unknown-adapter',
+        `There is no adapter '${adapter}'.`, '', 'add it first: addAdapter(name, source)'))();
     const zeros = this.#zeros();
     const feeds: Feeds = byName();
     for (const each of session.inputMetadata) {
@@ -172,7 +164,7 @@ export class Generator {
   /** Reads further tokens, some at a time; the logits of the last. */
   async #read(sequence: Sequence, tokens: readonly number[]): Promise<Float32Array> {
     if (!tokens.length || tokens.some((token) => !Number.isSafeInteger(token) || token < 0)) {
-      throw new OdtpackError('bad-prompt',
+      fail('bad-prompt',
         'A prompt is a sequence of one token or more, as whole numbers from 0 on.');
     }
     const { ort, session } = this;
@@ -188,14 +180,9 @@ export class Generator {
         position_ids: whole(part.map((_, i) => sequence.count + i)),
       };
       for (const name of session.inputNames) if (own[name]) feeds[name] = own[name];
-      let made: Feeds;
-      try {
-        made = (await session.run(feeds)) as Feeds;
-      } catch (error) {
-        throw new OdtpackError('run-failed',
-          `The decoder failed after ${sequence.count} tokens: ${reason(error)}`, '',
-          'pass fewer tokens, of those that the decoder knows', error);
-      }
+      const made = (await attempt(() => session.run(feeds), 'run-failed',
+        `The decoder failed after ${sequence.count} tokens`, '',
+        'pass fewer tokens, of those that the decoder knows')) as Feeds;
       for (const name of session.inputNames) {
         if (name.startsWith(PAST)) feeds[name] = made[PRESENT + name.slice(PAST.length)]!;
       }

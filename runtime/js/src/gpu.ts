@@ -2,7 +2,7 @@
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { lossOf } from './batch.js';
 import type { CheckpointState, Resident } from './checkpoint.js';
-import { OdtpackError, reason } from './errors.js';
+import { attempt, fail } from './errors.js';
 import type { Skipping } from './finite.js';
 import type { Manifest } from './manifest.js';
 import type { Optimizer } from './optimizer.js';
@@ -16,27 +16,8 @@ export type LossReading = 'every' | number | false;
 
 const [RATE, NUMBER, KEPT, END] =
   ['update.learning_rate', 'update.step', 'update.kept', '.update.out'] as const;
-const [MAP_READ, COPY_SRC, COPY_DST, STORAGE] = [1, 4, 8, 128];
+const [MAP_READ, COPY_SRC, COPY_DST, STORAGE] = [1, 4, 8, 128] as const;
 const ALIGNMENT = 16; // of a buffer's size, as ONNX Runtime has it
-
-/** What is used of WebGPU. */
-interface GpuBuffer {
-  readonly size: number;
-  destroy(): void;
-  getMappedRange(): ArrayBuffer;
-  mapAsync(mode: number): Promise<void>;
-  unmap(): void;
-}
-interface Gpu {
-  createBuffer(options: { size: number; usage: number; mappedAtCreation?: boolean }): GpuBuffer;
-  createCommandEncoder(): {
-    copyBufferToBuffer(
-      from: GpuBuffer, at: number, to: GpuBuffer, target: number, size: number,
-    ): void;
-    finish(): unknown;
-  };
-  readonly queue: { submit(commands: unknown[]): void };
-}
 
 /** A value that the model reads: its array, and the tensor that is fed. */
 interface Cell {
@@ -55,12 +36,12 @@ export class ResidentStep implements Model, Resident {
   readonly feeds: Feeds = byName();
   readonly #cells = new Map<string, Cell>();
   readonly #every: number;
-  #gpu: Gpu | undefined;
+  #gpu: GPUDevice | undefined;
   #made = 0;
   #changed = true; // whether arrays, or buffers, may be newer than the others
   #ran = false;
 
-  private constructor(
+  constructor(
     readonly ort: OnnxRuntime, readonly session: InferenceSession, readonly manifest: Manifest,
     readonly optimizer: Optimizer, readonly skipping: Skipping, state: CheckpointState,
     reading: LossReading,
@@ -82,24 +63,7 @@ export class ResidentStep implements Model, Resident {
         add(`${name}.${manifest.layout.state[i]!.name}`, dtype, dims, data, true);
       }
     }
-  }
-
-  static async open(
-    ort: OnnxRuntime, opened: TrainingPackage, options: InferenceSession.SessionOptions,
-    optimizer: Optimizer, skipping: Skipping, state: CheckpointState, reading: LossReading,
-  ): Promise<ResidentStep> {
-    const { manifest } = opened;
-    const kept = manifest.layout.state.map(({ name }) => `.${name}`);
-    const written = manifest.parameters.filter(({ role }) => role !== 'frozen');
-    const places = written.flatMap(({ name, role, dtype }) =>
-      ['', ...(role === 'trainable' ? kept : [])].map((end) =>
-        [name + end + END, onGpu(dtype) ? 'gpu-buffer' : 'cpu'] as const));
-    const session = await openSession(ort, await opened.model('step_model'), 'step_model', {
-      ...options, preferredOutputLocation: { ...byName(places) },
-    });
-    const step = new ResidentStep(ort, session, manifest, optimizer, skipping, state, reading);
-    state.device = step;
-    return step;
+    state.device = this;
   }
 
   /** What other models of the session are fed. */
@@ -124,15 +88,10 @@ export class ResidentStep implements Model, Resident {
     const names = this.session.outputNames;
     const updates = names.filter((name) => name.endsWith(END));
     const outputs = manifest.outputs.map(({ name }) => name);
-    let results: Feeds;
-    try {
-      const wanted = isDue ? [...updates, ...outputs, KEPT] : updates;
-      results = (await this.session.run(byName(inputs), wanted, options)) as Feeds;
-    } catch (error) {
-      throw new OdtpackError('run-failed',
-        `ONNX Runtime failed in the middle of a step: ${reason(error)}`, '',
-        'the state is as before the step', error);
-    }
+    const wanted = isDue ? [...updates, ...outputs, KEPT] : updates;
+    const results = (await attempt(() => this.session.run(byName(inputs), wanted, options),
+      'run-failed', 'ONNX Runtime failed in the middle of a step', '',
+      'the state is as before the step')) as Feeds;
     this.#made += 1;
     const loss = isDue ? lossOf(manifest, results) : 0;
     if (!Number.isFinite(loss)) {
@@ -153,11 +112,11 @@ export class ResidentStep implements Model, Resident {
   #take(cell: Cell, made: Tensor): void {
     if (made.location === 'cpu') return bytesOf(cell.data).set(bytesOf(made.data as TypedArray));
     cell.release();
-    cell.tensor = this.#over(cell, made.gpuBuffer as unknown as GpuBuffer);
+    cell.tensor = this.#over(cell, made.gpuBuffer as GPUBuffer);
     cell.release = () => made.dispose();
   }
 
-  #over({ dtype, dims }: Cell, buffer: GpuBuffer): Tensor {
+  #over({ dtype, dims }: Cell, buffer: GPUBuffer): Tensor {
     const options = { dataType: dtype as 'float32', dims };
     return this.ort.Tensor.fromGpuBuffer(buffer as never, options) as unknown as Tensor;
   }
@@ -165,11 +124,11 @@ export class ResidentStep implements Model, Resident {
   /** Let buffers hold what was written to arrays. */
   async #upload(): Promise<void> {
     if (!this.#changed) return;
-    this.#gpu ??= (await this.ort.env.webgpu.device) as unknown as Gpu;
+    this.#gpu ??= (await this.ort.env.webgpu.device) as unknown as GPUDevice;
     for (const cell of this.#cells.values()) {
       if (!onGpu(cell.dtype) || !cell.data.byteLength) continue;
       const size = Math.ceil(cell.data.byteLength / ALIGNMENT) * ALIGNMENT;
-      const usage = STORAGE! | COPY_SRC! | COPY_DST!;
+      const usage = STORAGE | COPY_SRC | COPY_DST;
       const buffer = this.#gpu.createBuffer({ size, usage, mappedAtCreation: true });
       new Uint8Array(buffer.getMappedRange()).set(bytesOf(cell.data));
       buffer.unmap();
@@ -186,15 +145,15 @@ export class ResidentStep implements Model, Resident {
       written && tensor.location === 'gpu-buffer');
     const sizes = cells.map(({ data }) => Math.ceil(data.byteLength / 4) * 4);
     const size = sizes.reduce((sum, each) => sum + each, 0);
-    const staging = this.#gpu!.createBuffer({ size, usage: MAP_READ! | COPY_DST! });
+    const staging = this.#gpu!.createBuffer({ size, usage: MAP_READ | COPY_DST });
     const encoder = this.#gpu!.createCommandEncoder();
     let at = 0;
     for (const [i, { tensor }] of cells.entries()) {
-      encoder.copyBufferToBuffer(tensor.gpuBuffer as unknown as GpuBuffer, 0, staging, at, sizes[i]!);
+      encoder.copyBufferToBuffer(tensor.gpuBuffer as GPUBuffer, 0, staging, at, sizes[i]!);
       at += sizes[i]!;
     }
     this.#gpu!.queue.submit([encoder.finish()]);
-    await staging.mapAsync(1); // to read
+    await staging.mapAsync(MAP_READ);
     const bytes = new Uint8Array(staging.getMappedRange());
     at = 0;
     for (const [i, { data }] of cells.entries()) {
@@ -217,6 +176,20 @@ export class ResidentStep implements Model, Resident {
   }
 }
 
+/** The step model, whose parameters and moments come back as buffers of the GPU. */
+export async function openStepModel(
+  ort: OnnxRuntime, opened: TrainingPackage, options: InferenceSession.SessionOptions,
+): Promise<InferenceSession> {
+  const { layout, parameters } = opened.manifest;
+  const written = parameters.filter(({ role }) => role !== 'frozen');
+  const places = written.flatMap(({ name, role, dtype }) =>
+    ['', ...(role === 'trainable' ? layout.state.map((each) => `.${each.name}`) : [])].map((end) =>
+      [name + end + END, onGpu(dtype) ? 'gpu-buffer' : 'cpu'] as const));
+  return openSession(ort, await opened.model('step_model'), 'step_model', {
+    ...options, preferredOutputLocation: { ...byName(places) },
+  });
+}
+
 /** Throw `unsupported-device` where a package or a state cannot be trained so. */
 export function requireResident(
   manifest: Manifest, state: CheckpointState, reading: LossReading,
@@ -236,5 +209,5 @@ function onGpu(dtype: DType): boolean {
 }
 
 function unsupported(what: string, hint: string): never {
-  throw new OdtpackError('unsupported-device', `The session cannot train on a GPU: ${what}.`, '', hint);
+  fail('unsupported-device', `The session cannot train on a GPU: ${what}.`, '', hint);
 }

@@ -1,9 +1,9 @@
 /** A trained inference model: the package's template, followed by the parameters. */
 import type { CheckpointState } from './checkpoint.js';
 import { CODES } from './checkpoint_format.js';
-import { OdtpackError } from './errors.js';
+import { fail } from './errors.js';
 import type { Manifest, ParameterInfo } from './manifest.js';
-import { bytesOf, type DType, type Stored } from './tensors.js';
+import { bytesOf, type DType, product, type Stored } from './tensors.js';
 
 const MAX_BYTES = 2 ** 31 - 2 ** 20;
 
@@ -29,8 +29,7 @@ export function inferenceModel(
   }
   const size = parts.reduce((sum, part) => sum + part.length, 0);
   if (size > MAX_BYTES) {
-    throw new OdtpackError('model-too-large',
-      `The model would have ${size} bytes, and ${MAX_BYTES} are allowed.`);
+    fail('model-too-large', `The model would have ${size} bytes, and ${MAX_BYTES} are allowed.`);
   }
   return parts;
 }
@@ -41,11 +40,10 @@ function exported(info: ParameterInfo, state: CheckpointState): Stored {
   if (info.scale !== undefined) {
     const scale = state.parameters.get(info.scale)!;
     const axis = Math.max(scale.dims.findIndex((size) => size !== 1), 0);
-    const inner = dims.slice(axis + 1).reduce((a, b) => a * b, 1);
+    const inner = product(dims.slice(axis + 1));
     const factors = scale.data as Float32Array;
-    const scaled = Float32Array.from(data as Int8Array, (value, i) => {
-      return value * factors[Math.floor(i / inner) % factors.length]!;
-    });
+    const scaled = Float32Array.from(data as Int8Array, (value, i) =>
+      value * factors[Math.floor(i / inner) % factors.length]!);
     return { dtype: 'float32', dims, data: scaled };
   }
   const target: DType = info.model_dtype ?? dtype;
@@ -54,14 +52,14 @@ function exported(info: ParameterInfo, state: CheckpointState): Stored {
     return { dtype: target, dims, data: widen(data as Uint16Array) };
   }
   if (target !== 'float16' || dtype !== 'float32') {
-    throw new OdtpackError('parameter-type',
+    fail('parameter-type',
       `'${info.name}' cannot be converted from ${dtype} to ${target}.`);
   }
   const narrow = Uint16Array.from(data as Float32Array, float16Bits);
   const infinite = (bits: number): boolean => (bits & 0x7fff) === 0x7c00;
   const lost = narrow.findIndex((bits, i) => infinite(bits) && Number.isFinite(data[i]));
   if (lost >= 0) {
-    throw new OdtpackError('value-out-of-range',
+    fail('value-out-of-range',
       `'${info.name}' holds ${data[lost]}, which float16 cannot.`);
   }
   return { dtype: 'float16', dims, data: narrow };
@@ -113,7 +111,7 @@ function* fields(bytes: Uint8Array): Generator<Field> {
     let value = 0;
     for (let scale = 1; ; scale *= 128) {
       const byte = bytes[at++];
-      if (byte === undefined || scale > 2 ** 42) throw notAMessage();
+      if (byte === undefined || scale > 2 ** 42) return notAMessage();
       value += (byte & 127) * scale;
       if (byte < 128) return value;
     }
@@ -128,13 +126,13 @@ function* fields(bytes: Uint8Array): Generator<Field> {
     const size = kind === 2 ? number() : 0;
     const body = at;
     at += size;
-    if (at > bytes.length || ![0, 1, 2, 5].includes(kind)) throw notAMessage();
+    if (at > bytes.length || ![0, 1, 2, 5].includes(kind)) notAMessage();
     yield { tag, start, body, end: at };
   }
 }
 
-function notAMessage(): OdtpackError {
-  return new OdtpackError('package-changed', 'The inference template is not a protobuf message.');
+function notAMessage(): never {
+  fail('package-changed', 'The inference template is not a protobuf message.');
 }
 
 const DECODER = new TextDecoder();
@@ -144,15 +142,12 @@ const [INITIALIZER, INITIALIZER_NAME] = [0x2a, 0x42];
 /** The template with these outputs only. */
 function withOutputs(template: Uint8Array, wanted: readonly string[]): Uint8Array {
   if (!wanted.length || new Set(wanted).size < wanted.length) {
-    throw new OdtpackError('no-outputs', 'Name at least one output, and each once.');
+    fail('no-outputs', 'Name at least one output, and each once.');
   }
   const left = new Set(wanted);
   const found = filtered(template, (tag, content) =>
     tag !== OUTPUT || left.delete(nameOf(content, NAME)));
-  if (left.size) {
-    throw new OdtpackError('unknown-output',
-      `The inference model has no output '${[...left][0]}'.`);
-  }
+  if (left.size) fail('unknown-output', `The inference model has no output '${[...left][0]}'.`);
   return found;
 }
 

@@ -2,7 +2,7 @@
  * The manifest: what a kit reads of it, checked. Keys that it does not read are ignored, but those
  * of `session`, which goes to ONNX Runtime: none but odtpack's own may stand there.
  */
-import { OdtpackError, reason } from './errors.js';
+import { fail } from './errors.js';
 import { isRecord, parseStrictJson } from './json.js';
 import { checkSchedule } from './schedules.js';
 import { ARRAYS, type DType, product } from './tensors.js';
@@ -17,8 +17,7 @@ type Check<T> = (value: unknown, at: string) => T;
 type Checked<C> = C extends Check<infer T> ? T : never;
 
 function invalid(problem: string): never {
-  throw new OdtpackError('manifest-invalid',
-    `The manifest is not valid: ${problem.slice(0, 300)}.`, 'manifest.json',
+  fail('manifest-invalid', `The manifest is not valid: ${problem.slice(0, 300)}.`, 'manifest.json',
     'build the package again with odtpack');
 }
 
@@ -26,13 +25,14 @@ function check<T>(what: string, good: (value: unknown) => boolean): Check<T> {
   return (value, at) => (good(value) ? (value as T) : invalid(`${at} must be ${what}`));
 }
 
+function optional<T>(inner: Check<T>): Check<T | undefined>;
+function optional<T, F>(inner: Check<T>, fallback: F, nullable?: boolean): Check<T | F>;
 /** @param nullable Whether null stands for the fallback as well, as where that is nothing. */
-function optional<T, F>(
-  inner: Check<T>, fallback: F, nullable = fallback === undefined || fallback === null,
-): Check<T | F> {
-  return (value, at) => {
-    return value === undefined || (nullable && value === null) ? fallback : inner(value, at);
-  };
+function optional(inner: Check<unknown>, fallback?: unknown,
+  nullable = (fallback ?? null) === null,
+): Check<unknown> {
+  return (value, at) =>
+    value === undefined || (nullable && value === null) ? fallback : inner(value, at);
 }
 
 function list<T>(inner: Check<T>, most = Infinity): Check<T[]> {
@@ -108,7 +108,7 @@ const config = check<Record<string, string>>(
   `empty, or have the one entry ${SPINNING} = 1`,
   (v) => isRecord(v) && Object.entries(v).every(([key, to]) => key === SPINNING && to === '1'),
 );
-const arenaBytes = optional(whole(256, 2 ** 30), undefined);
+const arenaBytes = optional(whole(256, 2 ** 30));
 const extraRole = oneOf('ort_model', 'inference_model', 'operators_config',
   'operators_and_types_config', 'recipe', 'segment_model', 'segment_weights',
   'decoder_model', 'decoder_weights');
@@ -119,58 +119,47 @@ const schema = object({
     eval_model: object(file),
     optimizer_model: object(file),
     checkpoint: object(file),
-    step_model: optional(object(file), undefined),
-    checkpoint_data: optional(object(file), undefined),
-    nominal_checkpoint: optional(object(file), undefined),
-    inference_template: optional(object(file), undefined),
-    extra: optional(
-      list(object({
-        ...file, role: extraRole, of: optional(text, null), style: optional(text, null),
-        platform: optional(text, null),
-      })),
-      [],
-    ),
+    step_model: optional(object(file)),
+    checkpoint_data: optional(object(file)),
+    nominal_checkpoint: optional(object(file)),
+    inference_template: optional(object(file)),
+    extra: optional(list(object({
+      ...file, role: extraRole, of: optional(text, null), style: optional(text, null),
+      platform: optional(text, null),
+    })), []),
   }),
-  target: optional(text, undefined),
-  privacy: optional(check<object>('an object', isRecord), undefined),
-  adapter: optional(
-    object({
-      parameters: optional(list(text), []),
-      peft: optional(object({ config: text, names: optional(texts, {}) }), undefined),
-    }),
-    undefined,
-  ),
-  segments: optional(
-    object({
-      weights: optional(text, undefined),
-      tensors: optional(
-        list(object({ name: text, dtype: text, shape: shape(count), offset: count })), [],
-      ),
-      segments: list(object({
-        forward: text, backward: optional(text, undefined), names: optional(texts, {}),
-      })),
-    }),
-    undefined,
-  ),
+  target: optional(text),
+  privacy: optional(check<object>('an object', isRecord)),
+  adapter: optional(object({
+    parameters: optional(list(text), []),
+    peft: optional(object({ config: text, names: optional(texts, {}) })),
+  })),
+  segments: optional(object({
+    weights: optional(text),
+    tensors: optional(list(object({
+      name: text, dtype: text, shape: shape(count), offset: count,
+    })), []),
+    segments: list(object({ forward: text, backward: optional(text), names: optional(texts, {}) })),
+  })),
   inputs: list(object({
     name: text, dtype, shape: shape(size), role: oneOf('data', 'labels', 'target'),
-    class_count: optional(whole(1, 2 ** 31 - 1), undefined),
-    ignore_index: optional(label, undefined),
+    class_count: optional(whole(1, 2 ** 31 - 1)),
+    ignore_index: optional(label),
   }), 1024),
   outputs: list(output, 1024),
   evaluation_outputs: optional(list(output, 1024), []),
   parameters: list(object({
-    name: text, shape: shape(count), dtype: stored, model_dtype: optional(stored, undefined),
-    scale: optional(text, undefined), role: oneOf('trainable', 'frozen', 'state'),
-    size_bytes: optional(count, undefined), offset: optional(count, undefined),
+    name: text, shape: shape(count), dtype: stored, model_dtype: optional(stored),
+    scale: optional(text), role: oneOf('trainable', 'frozen', 'state'),
+    size_bytes: optional(count), offset: optional(count),
   }), 100_000),
-  optimizer: object({ kind: text, learning_rate: optional(rate, undefined) }),
+  optimizer: object({ kind: text, learning_rate: optional(rate) }),
   session: optional(
     object({
       optimization_level: level, memory_pattern: optional(truth, true),
       arena: optional(truth, true), prepacking: optional(truth, true),
       shared_allocator: optional(truth, false), initial_chunk_size_bytes: arenaBytes,
-      max_dead_bytes_per_chunk: arenaBytes, threads: optional(whole(1, 256), undefined),
+      max_dead_bytes_per_chunk: arenaBytes, threads: optional(whole(1, 256)),
       config: optional(config, {}),
     }, true),
     {
@@ -184,61 +173,43 @@ const schema = object({
     dtype: oneOf('float32', 'float64'), elements: count,
     run: oneOf('chunks', 'whole', 'parameters'),
     chunk_elements: optional(whole(1024, 2 ** 30), 131072), inputs: list(text),
-    state: optional(
-      list(object({ name: text, axes: optional(list(oneOf(0, 1), 2), undefined) })), [],
-    ),
+    state: optional(list(object({ name: text, axes: optional(list(oneOf(0, 1), 2)) })), []),
   }),
   groups: optional(
     list(object({ learning_rate_scale: rate, weight_decay: real, parameters: list(text) })), [],
   ),
   accumulation_steps: optional(whole(1, 2 ** 20), 1),
-  schedule: optional(
-    object({
-      kind: text, settings: optional(check<Settings>('an object', isRecord), {}),
-      learning_rate: optional(rate, undefined),
-    }),
-    undefined,
-  ),
-  inference: optional(
-    object({ inputs: list(text), outputs: list(text), parameters: list(text) }), undefined,
-  ),
-  self_check: optional(
-    object({
-      reason: optional(text, undefined),
-      inputs: optional(
-        list(object({
-          name: text, shape: shape(count, MAX_SELF_CHECK_ELEMENTS),
-          bound: optional(positive, undefined),
-        })),
-        [],
-      ),
-      learning_rate: optional(rate, undefined), losses: optional(list(real), []),
-      evaluation_loss: optional(real, undefined), tolerances: optional(list(real), []),
-    }),
-    undefined,
-  ),
+  schedule: optional(object({
+    kind: text, settings: optional(check<Settings>('an object', isRecord), {}),
+    learning_rate: optional(rate),
+  })),
+  inference: optional(object({ inputs: list(text), outputs: list(text), parameters: list(text) })),
+  self_check: optional(object({
+    reason: optional(text),
+    inputs: optional(list(object({
+      name: text, shape: shape(count, MAX_SELF_CHECK_ELEMENTS), bound: optional(positive),
+    })), []),
+    learning_rate: optional(rate), losses: optional(list(real), []),
+    evaluation_loss: optional(real), tolerances: optional(list(real), []),
+  })),
 });
 
 export type Settings = Record<string, number | readonly number[]>;
 export type Manifest = Checked<typeof schema>;
 export type FileEntry = Manifest['files']['training_model'];
 export type SegmentsInfo = NonNullable<Manifest['segments']>;
+export type SelfCheckInfo = NonNullable<Manifest['self_check']>;
 export type InputInfo = Manifest['inputs'][number];
 export type ParameterInfo = Manifest['parameters'][number];
 
 /** Parse and check the bytes of a `manifest.json`. */
 export function parseManifest(bytes: Uint8Array): Manifest {
   if (bytes.length > MAX_BYTES) invalid(`it has more than ${MAX_BYTES} bytes`);
-  let content: unknown;
-  try {
-    content = parseStrictJson(bytes);
-  } catch (error) {
-    return invalid(reason(error));
-  }
+  const content = parseStrictJson(bytes, invalid);
   const version = isRecord(content) ? content['schema_version'] : undefined;
   if (version !== 1) {
     if (!Number.isInteger(version)) invalid('schema_version must be 1');
-    throw new OdtpackError('manifest-version',
+    fail('manifest-version',
       `The manifest has schema version ${version}, and this odtpack reads 1.`, 'manifest.json',
       'update odtpack, or build the package again');
   }

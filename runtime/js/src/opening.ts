@@ -3,11 +3,10 @@ import type { InferenceSession } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { CheckpointState, type FlatState } from './checkpoint.js';
 import { readCheckpoint } from './checkpoint_format.js';
-import { OdtpackError, reason } from './errors.js';
-import { inMemory } from './flatbuffer.js';
+import { attempt, fail } from './errors.js';
 import { type Manifest, trainedParameters } from './manifest.js';
 import { type ModelName, type PackageSource, TrainingPackage } from './package.js';
-import type { FileSource, OnnxRuntime } from './platform.js';
+import { type FileSource, inMemory, type OnnxRuntime } from './platform.js';
 import { BUFFER, GRADIENT } from './runtime.js';
 import { allocating, ARRAYS, bytesOf, type Layout, product, sameDims, view } from './tensors.js';
 
@@ -29,13 +28,8 @@ export interface PackageFiles {
 
 /** The usual module of ONNX Runtime for this platform. */
 export async function importRuntime(): Promise<OnnxRuntime> {
-  try {
-    return await platform.importRuntime();
-  } catch (error) {
-    throw new OdtpackError('onnxruntime-missing',
-      `ONNX Runtime cannot be imported: ${reason(error)}`, '',
-      'npm install onnxruntime-node or onnxruntime-web, or pass the module as the option `ort`');
-  }
+  return attempt(platform.importRuntime, 'onnxruntime-missing', 'ONNX Runtime cannot be imported', '',
+    'npm install onnxruntime-node or onnxruntime-web, or pass the module as the option `ort`');
 }
 
 export async function resolve(files: PackageFiles | TrainingFiles): Promise<{
@@ -57,7 +51,7 @@ export async function resolve(files: PackageFiles | TrainingFiles): Promise<{
   for (const [name, path] of Object.entries(paths) as [ModelName, string | undefined][]) {
     if (path === undefined) continue;
     if (!path.endsWith(opened.modelEntry(name, format).path)) {
-      throw new OdtpackError('model-not-found', `${path} is not the ${name} of the package.`, path);
+      fail('model-not-found', `${path} is not the ${name} of the package.`, path);
     }
     models.add(name);
   }
@@ -112,7 +106,7 @@ export function checkParameters(manifest: Manifest, state: CheckpointState): voi
 }
 
 function mismatch(problem: string): never {
-  throw new OdtpackError('model-mismatch',
+  fail('model-mismatch',
     `The package does not go with the checkpoint: ${problem}.`, '',
     'use the models and the checkpoint of one package, written by one odtpack build');
 }

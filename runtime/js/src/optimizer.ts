@@ -3,7 +3,7 @@ import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
 import type { CheckpointState, FlatState } from './checkpoint.js';
 import type { OptimizerState } from './checkpoint_format.js';
-import { OdtpackError } from './errors.js';
+import { fail } from './errors.js';
 import type { Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
 import { type Feeds, Graph, tensorOver } from './runtime.js';
@@ -35,21 +35,19 @@ export class Optimizer {
     const { layout, groups } = manifest;
     const taken = new Set([...session.inputNames, ...layout.state.map(({ name }) => name)]);
     if (taken.size > session.inputNames.length || layout.inputs.some((name) => !taken.has(name))) {
-      throw new OdtpackError('model-mismatch',
+      fail('model-mismatch',
         'The manifest names inputs or a state of the optimizer that its model does not have.', '',
         'do not use this package: it was changed, or not written by odtpack');
     }
     if (!flat.layout.slots.length) {
-      throw new OdtpackError('nothing-trainable', 'The package marks no parameter as trainable.');
+      fail('nothing-trainable', 'The package marks no parameter as trainable.');
     }
     const { nbytes: whole } = flat.layout;
     const all = (buffer: ArrayBuffer): TypedArray => view(buffer, layout.dtype, 0, whole);
     this.#gradients = all(flat.gradients) as Float32Array;
     const kept = layout.state.map(({ name, axes }): Vector => {
-      const slots = flat.layout.slots;
-      const reduced = (kept: readonly number[]): Layout =>
-        pack(slots.map((slot) => ({ ...slot, dims: storedDims(slot.dims, kept) })));
-      const own = axes ? reduced(axes) : flat.layout;
+      const own = !axes ? flat.layout
+        : pack(flat.layout.slots.map((slot) => ({ ...slot, dims: storedDims(slot.dims, axes) })));
       return { name, axes, layout: own, buffer: platform.allocate(own.nbytes) };
     });
     const names = groups.map((group) => group.parameters);
@@ -138,7 +136,7 @@ export class Optimizer {
     const rate = typeof value === 'number' ? Math.fround(value) : NaN;
     const own = this.#rates.map(({ scale }) => Math.fround(rate * scale));
     if (![rate, ...own].every((each) => each >= 0 && each < Infinity)) {
-      throw new OdtpackError('bad-learning-rate',
+      fail('bad-learning-rate',
         'The learning rate must be 0 or more, and finite in float32 in each group, not ' +
           `${typeof value === 'number' ? value : typeof value}.`, '', 'take for example 0.001');
     }
@@ -220,19 +218,12 @@ function fits(loaded: OptimizerState, kind: string, vectors: readonly Vector[]):
   const unused = idle && (step === 0 || (count === 1 && vectors.length === 0));
   const places = vectors.map(({ layout: { slots } }) => new Map(slots.map((slot) => [slot.name, slot])));
   const odd = [...moments].some(([name, own]) =>
-    own.some((moment, i) => {
-      const slot = places[i]?.get(name);
-      return !slot || !sameDims(slot.dims, moment.dims);
-    }),
-  );
+    own.some(({ dims }, i) => !sameDims(places[i]?.get(name)?.dims ?? [-1], dims)));
   const other = loaded.kind !== undefined && loaded.kind !== kind;
   if (count === vectors.length && !odd && !other) return true;
   if (unused) return false;
-  throw new OdtpackError(
-    'optimizer-mismatch',
+  return fail('optimizer-mismatch',
     `The checkpoint holds another optimizer's state (${loaded.kind ?? `${count} moments`}) than ` +
-      `the package's (${kind}, ${vectors.length} moments), or moments of other shapes.`,
-    '',
-    'use the optimizer that the checkpoint was saved with, or a checkpoint without its state',
-  );
+      `the package's (${kind}, ${vectors.length} moments), or moments of other shapes.`, '',
+    'use the optimizer that the checkpoint was saved with, or a checkpoint without its state');
 }

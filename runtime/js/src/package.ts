@@ -1,10 +1,10 @@
 /** A package: its manifest, and files that are those which the manifest describes. */
 import { platform } from '#platform';
 import { hex, subtle } from './digest.js';
-import { OdtpackError, reason } from './errors.js';
+import { attempt, fail, OdtpackError } from './errors.js';
 import { entries, type FileEntry, type Manifest, parseManifest } from './manifest.js';
 import { checkPaths } from './paths.js';
-import type { OpenedFile } from './platform.js';
+import { inMemory, type OpenedFile } from './platform.js';
 
 /** A folder (path in Node, address in a browser), a manifest's path, or the files by path. */
 export type PackageSource = string | URL | ReadonlyMap<string, Uint8Array>;
@@ -29,33 +29,32 @@ export class TrainingPackage {
     /** SHA-256 of the manifest in hex: what this package is, to the byte. */
     readonly sha256: string,
     readonly source: PackageSource,
-    readonly read: (path: string) => Promise<Uint8Array>,
     readonly openFile: (path: string) => Promise<OpenedFile>,
   ) {}
 
   static async open(source: PackageSource, options: OpenOptions = {}): Promise<TrainingPackage> {
-    const { read, open, name } = reader(source);
-    const bytes = await read(name).catch((error: unknown) => {
+    const { open, name } = reader(source);
+    const bytes = await open(name).then(whole).catch((error: unknown) => {
       if (!(error instanceof OdtpackError) || error.code === 'package-path') throw error;
-      const hint = 'odtpack build model.onnx --out package --loss cross_entropy';
-      throw new OdtpackError('package-not-found', error.what, error.where, hint);
+      return fail('package-not-found', error.what, error.where,
+        'odtpack build model.onnx --out package --loss cross_entropy');
     });
     if (options.publicKey !== undefined) {
-      await checkSignature(bytes, read, name.slice(0, -MANIFEST.length), options.publicKey);
+      await checkSignature(bytes, open, name.slice(0, -MANIFEST.length), options.publicKey);
     }
     const manifest = parseManifest(bytes);
     checkPaths(entries(manifest).map(({ path }) => path));
     if (manifest.target !== undefined) {
-      throw new OdtpackError('package-target',
+      fail('package-target',
         'The package was built for onnxruntime-training, whose operators this ONNX Runtime lacks.',
         name, 'odtpack build without --target');
     }
     if (manifest.privacy !== undefined) {
-      throw new OdtpackError('private-training',
+      fail('private-training',
         'The package is trained with private gradients, which this kit does not make.',
         name, 'train it with Python, or build it without privacy');
     }
-    const opened = new TrainingPackage(manifest, await sha256(bytes), source, read, open);
+    const opened = new TrainingPackage(manifest, await sha256(bytes), source, open);
     if (options.verify !== 'used') {
       for (const entry of entries(manifest)) (await opened.open(entry)).close();
     }
@@ -64,7 +63,7 @@ export class TrainingPackage {
 
   /** The bytes of a file, once they are those that the manifest describes. */
   async file(entry: FileEntry): Promise<Uint8Array> {
-    const bytes = await this.read(entry.path);
+    const bytes = await whole(await this.openFile(entry.path));
     if (bytes.length !== entry.size_bytes || (await sha256(bytes)) !== entry.sha256) {
       this.#changed(entry);
     }
@@ -86,7 +85,7 @@ export class TrainingPackage {
   }
 
   #changed(entry: FileEntry): never {
-    throw new OdtpackError('package-changed',
+    fail('package-changed',
       `'${entry.path}' is not the file that the manifest describes.`, String(this.source),
       'copy or build the package again; save training progress outside the package');
   }
@@ -100,40 +99,35 @@ export class TrainingPackage {
     const { extra, ...named } = this.manifest.files;
     const own = named[name];
     if (format === 'onnx' && own) return own;
-    const entry = extra.find(
+    return extra.find(
       (f) => f.role === 'ort_model' && f.of === name && f.style === 'fixed' && f.platform === null,
-    );
-    if (entry) return entry;
-    throw new OdtpackError('no-ort-model', `The package holds no ${name} in ORT format.`,
+    ) ?? fail('no-ort-model', `The package holds no ${name} in ORT format.`,
       String(this.source), 'odtpack ort package');
   }
 }
 
-function reader(source: PackageSource): {
-  read: TrainingPackage['read']; open: TrainingPackage['openFile']; name: string;
-} {
+function reader(source: PackageSource): { open: TrainingPackage['openFile']; name: string } {
   if (typeof source !== 'string' && !(source instanceof URL)) {
-    const read = async (path: string): Promise<Uint8Array> => {
-      const bytes = source.get(path);
-      if (bytes) return bytes;
-      throw new OdtpackError('package-incomplete', `The package lacks its file '${path}'.`);
-    };
-    return { read, open: async (path) => inMemory(await read(path)), name: MANIFEST };
+    const open = async (path: string): Promise<OpenedFile> => inMemory(source.get(path) ??
+      fail('package-incomplete', `The package lacks its file '${path}'.`));
+    return { open, name: MANIFEST };
   }
   // The manifest's own path may carry a prefix.
   const [, folder, name] = /^(.*?)([^/\\]*manifest\.json)?$/s.exec(String(source))!;
   const root = source instanceof URL ? new URL(folder!) : folder || '.';
-  const read = (path: string): Promise<Uint8Array> => platform.readIn(root, path);
-  const open = async (path: string): Promise<OpenedFile> =>
-    platform.openIn?.(root, path) ?? inMemory(await read(path));
-  return { read, open, name: name ?? MANIFEST };
+  return { open: (path) => platform.openIn(root, path), name: name ?? MANIFEST };
 }
 
-function inMemory(bytes: Uint8Array): OpenedFile {
-  return {
-    size: bytes.length, bytes, sha256: () => platform.sha256(bytes), close: () => undefined,
-    read: (target, at) => target.set(bytes.subarray(at, at + target.length)),
-  };
+/** The bytes of a file, which is closed then. */
+async function whole(file: OpenedFile): Promise<Uint8Array> {
+  try {
+    if (file.bytes) return file.bytes;
+    const bytes = new Uint8Array(file.size);
+    file.fill(bytes, 0);
+    return bytes;
+  } finally {
+    file.close();
+  }
 }
 
 async function sha256(bytes: Uint8Array): Promise<string> {
@@ -141,28 +135,20 @@ async function sha256(bytes: Uint8Array): Promise<string> {
 }
 
 async function checkSignature(
-  manifest: Uint8Array, read: TrainingPackage['read'], prefix: string, publicKey: PublicKey,
+  manifest: Uint8Array, open: TrainingPackage['openFile'], prefix: string, publicKey: PublicKey,
 ): Promise<void> {
   const where = `${prefix}manifest.sig`;
-  const signature = await read(where).catch((error: unknown) => {
-    const what = `The package has no signature: ${reason(error)}`;
-    throw new OdtpackError('not-signed', what, where, 'odtpack sign');
-  });
-  let key: CryptoKey;
-  try {
-    const pem = typeof publicKey === 'string';
-    const bytes = pem
-      ? decodePem(publicKey)
-      : Uint8Array.from(publicKey);
-    const format = pem ? 'spki' : 'raw';
-    key = await subtle().importKey(format, bytes, { name: 'Ed25519' }, false, ['verify']);
-  } catch (error) {
-    throw new OdtpackError('bad-key', `That is not an Ed25519 public key: ${reason(error)}`, '',
-      'pass the text of key.pub');
-  }
-  const [own, signed] = [signature, manifest].map((each) => Uint8Array.from(each));
-  if (own!.length !== 64 || !(await subtle().verify({ name: 'Ed25519' }, key, own!, signed!))) {
-    throw new OdtpackError('signature-wrong',
+  const signature = await attempt(() => open(where).then(whole), 'not-signed',
+    'The package has no signature', where, 'odtpack sign');
+  const [format, bytes] = typeof publicKey === 'string'
+    ? ['spki', () => decodePem(publicKey)] as const
+    : ['raw', () => Uint8Array.from(publicKey)] as const;
+  const own = () => subtle().importKey(format, bytes(), { name: 'Ed25519' }, false, ['verify']);
+  const key = await attempt(own, 'bad-key', 'That is not an Ed25519 public key', '',
+    'pass the text of key.pub');
+  const [given, signed] = [signature, manifest].map((each) => Uint8Array.from(each));
+  if (given!.length !== 64 || !(await subtle().verify({ name: 'Ed25519' }, key, given!, signed!))) {
+    fail('signature-wrong',
       'The manifest was not signed with the key that belongs to this one, or was changed since.',
       where, 'do not use this package, unless you can tell who signed it with which key');
   }

@@ -1,5 +1,5 @@
 /** Paths of a package's files: each names one file inside of it, on every system. */
-import { OdtpackError } from './errors.js';
+import { fail } from './errors.js';
 
 const MAX_PART = 255;
 const MAX_PATH = 1024;
@@ -18,7 +18,7 @@ export function checkPaths(paths: readonly string[]): void {
     const problem = pathProblem(path) ??
       (taken.has(folded) ? 'on some systems is the same file as another' : undefined);
     if (problem !== undefined) {
-      throw new OdtpackError('package-path',
+      fail('package-path',
         `The manifest names the file ${JSON.stringify(path.slice(0, 300))}, which ${problem}.`,
         'manifest.json',
         'do not use this package: it was tampered with, or not written by odtpack');

@@ -1,6 +1,6 @@
 /** What differs between Node and the rest: files, and which ONNX Runtime is the usual one. */
 import type { Env, InferenceSession, Tensor, TensorConstructor } from 'onnxruntime-common';
-import type { Bytes } from './flatbuffer.js';
+import { platform } from '#platform';
 
 /** The module `onnxruntime-node`, `onnxruntime-web` or `onnxruntime-react-native`. */
 export interface OnnxRuntime {
@@ -15,6 +15,29 @@ export interface OnnxRuntime {
 
 /** A path (Node) or address (browser), bytes, a Blob or a file of the origin's private system. */
 export type FileSource = string | URL | Uint8Array | ArrayBuffer | Blob | FileSystemFileHandle;
+
+/** Random access to a file or to memory; `read` may return a view of shared memory. */
+export interface Bytes {
+  readonly size: number;
+  read(position: number, length: number): Uint8Array;
+}
+
+/** A file to read parts of; `bytes` are there if all of it lies in memory anyway. */
+export interface OpenedFile extends Bytes {
+  readonly bytes?: Uint8Array;
+  /** Fills an array from a position on. */
+  fill(target: Uint8Array, position: number): void;
+  sha256(): Uint8Array | Promise<Uint8Array>;
+  close(): void;
+}
+
+export function inMemory(bytes: Uint8Array): OpenedFile {
+  return {
+    size: bytes.length, bytes, read: (at, length) => bytes.subarray(at, at + length),
+    fill: (target, at) => target.set(bytes.subarray(at, at + target.length)),
+    sha256: () => platform.sha256(bytes), close: () => undefined,
+  };
+}
 
 /** An opened checkpoint: its bytes, those of `<path>.data` if they are asked for, and its end. */
 export interface OpenedCheckpoint {
@@ -59,16 +82,6 @@ export interface StorageTimes {
   readonly syncSeconds: readonly number[];
 }
 
-/** A file to read parts of; `bytes` are there if all of it lies in memory anyway. */
-export interface OpenedFile {
-  readonly size: number;
-  readonly bytes?: Uint8Array;
-  /** Fills an array from a position on. */
-  read(target: Uint8Array, position: number): void;
-  sha256(): Uint8Array | Promise<Uint8Array>;
-  close(): void;
-}
-
 export interface Platform {
   importRuntime(): Promise<OnnxRuntime>;
   /** `nbytes` zero bytes, from an address that is a multiple of 64 where that can be had. */
@@ -77,10 +90,8 @@ export interface Platform {
   describe(): { system: string | null; memoryBytes: number | null };
   /** Writes a file that is removed again; absent where there is no fsync. */
   timeStorage?(folder: string, fileBytes: number): Promise<StorageTimes>;
-  /** Reads a file of a folder; throws `package-incomplete` or `package-path`. */
-  readIn(folder: string | URL, path: string): Promise<Uint8Array>;
-  /** Opens a file of a folder, as `readIn`; absent where files come whole. */
-  openIn?(folder: string | URL, path: string): OpenedFile;
+  /** Opens a file of a folder; throws `package-incomplete` or `package-path`. */
+  openIn(folder: string | URL, path: string): Promise<OpenedFile>;
   /** The SHA-256 of some bytes. */
   sha256(bytes: Uint8Array): Uint8Array | Promise<Uint8Array>;
   openCheckpoint(path: string | URL): Promise<OpenedCheckpoint>;

@@ -4,16 +4,14 @@ import { createHash, randomBytes } from 'node:crypto';
 import { totalmem } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { OdtpackError, reason } from './errors.js';
-import type { Bytes } from './flatbuffer.js';
-import type { OnnxRuntime, Platform } from './platform.js';
+import { fail, OdtpackError, reason } from './errors.js';
+import type { OnnxRuntime, OpenedFile, Platform } from './platform.js';
 import {
-  identity, inTurn, previousPath, readAt, readInto, refusing, replaceFile, Save, write,
+  identity, inTurn, openFile, previousPath, refusing, replaceFile, Save, write,
 } from './saves_node.js';
 
 const PAGE = 65536;
 const HASHED_AT_ONCE = 2 ** 30; // OpenSSL counts bytes in 31 bits
-const HASHED_FROM_FILE = 2 ** 20;
 const BLOCK = new Uint8Array(2 ** 20).fill(0x78);
 const SYSTEMS: Partial<Record<string, string>> = {
   android: 'android', darwin: 'macos', linux: 'linux', win32: 'windows',
@@ -62,50 +60,36 @@ export const platform: Platform = {
     });
   },
 
-  readIn: async (folder, path) => inFolder(folder, path, (at) => fs.readFileSync(at)),
-
-  openIn: (folder, path) => inFolder(folder, path, (at) => {
-    const fd = fs.openSync(at, 'r');
-    const { size } = fs.fstatSync(fd);
-    const fill = (target: Uint8Array, position: number): void => {
-      let problem = 'it became shorter';
+  async openIn(folder, path) {
+    const root = local(folder);
+    const incomplete = <T>(use: () => T): T => {
       try {
-        if (readInto(fd, target, position) === target.length) return;
+        return use();
       } catch (error) {
-        problem = reason(error);
+        if (error instanceof OdtpackError) throw error;
+        return fail('package-incomplete',
+          `The package lacks its file '${path}': ${reason(error)}.`, root,
+          'copy the whole folder, or build the package again');
       }
-      throw incomplete(path, problem, local(folder));
     };
+    const file = incomplete(() => openFile(withoutLinks(root, path)));
     return {
-      size,
-      read: fill,
-      sha256() {
-        const hash = createHash('sha256');
-        const block = new Uint8Array(HASHED_FROM_FILE);
-        for (let position = 0; position < size; position += block.length) {
-          const part = block.subarray(0, size - position);
-          fill(part, position);
-          hash.update(part);
-        }
-        return hash.digest();
-      },
-      close: () => fs.closeSync(fd),
+      ...file,
+      fill: (target, position) => incomplete(() => file.fill(target, position)),
+      sha256: () => incomplete(() => file.sha256()),
     };
-  }),
+  },
 
   async openCheckpoint(path) {
     const where = local(path);
-    const opened: number[] = [];
-    const open = (file: string): Bytes => {
+    const opened: OpenedFile[] = [];
+    const open = (file: string): OpenedFile => {
       try {
-        const fd = fs.openSync(file, 'r');
-        opened.push(fd);
-        const stat = fs.fstatSync(fd);
-        if (!stat.isFile()) throw new Error('it is not a file');
-        return { size: stat.size, read: (position, length) => readAt(fd, position, length) };
+        opened.push(openFile(file));
+        return opened.at(-1)!;
       } catch (error) {
         const absent = (error as NodeJS.ErrnoException).code === 'ENOENT';
-        throw new OdtpackError(absent ? 'checkpoint-not-found' : 'checkpoint-unreadable',
+        return fail(absent ? 'checkpoint-not-found' : 'checkpoint-unreadable',
           absent ? `There is no file ${file}.` : `${file} cannot be read: ${reason(error)}.`,
           where, 'pass the path of the checkpoint file of a package');
       }
@@ -115,12 +99,10 @@ export const platform: Platform = {
       bytes: open(where),
       data() {
         const file = `${where}.data`;
-        if (fs.lstatSync(file, { throwIfNoEntry: false })?.isSymbolicLink()) {
-          throw new OdtpackError('checkpoint-corrupt', `The data file ${file} is a link.`, where);
-        }
-        return open(file);
+        const link = fs.lstatSync(file, { throwIfNoEntry: false })?.isSymbolicLink();
+        return link ? fail('checkpoint-corrupt', `The data file ${file} is a link.`, where) : open(file);
       },
-      close: () => opened.forEach((fd) => fs.closeSync(fd)),
+      close: () => opened.forEach((file) => file.close()),
     };
   },
 
@@ -154,29 +136,15 @@ function local(path: string | URL): string {
   return typeof path === 'string' ? path : fileURLToPath(path);
 }
 
-/** Does something with a file of a folder, which no link leads to. */
-function inFolder<T>(folder: string | URL, path: string, use: (path: string) => T): T {
-  const root = local(folder);
+/** The path of a file of a folder, to which no link leads. */
+function withoutLinks(root: string, path: string): string {
   let at = root;
-  try {
-    for (const part of path.split('/')) {
-      at = join(at, part);
-      if (fs.lstatSync(at).isSymbolicLink()) {
-        throw new OdtpackError('package-path',
-          `'${path}' does not lie inside the package: it is reached through a link.`, root,
-          'do not use this package: it was tampered with, or not written by odtpack');
-      }
-    }
-    if (!fs.statSync(at).isFile()) throw new Error('it is not a file');
-    return use(at);
-  } catch (error) {
-    if (error instanceof OdtpackError) throw error;
-    throw incomplete(path, reason(error), root);
+  for (const part of path.split('/')) {
+    at = join(at, part);
+    if (!fs.lstatSync(at).isSymbolicLink()) continue;
+    fail('package-path',
+      `'${path}' does not lie inside the package: it is reached through a link.`, root,
+      'do not use this package: it was tampered with, or not written by odtpack');
   }
-}
-
-function incomplete(path: string, problem: string, root: string): OdtpackError {
-  return new OdtpackError('package-incomplete',
-    `The package lacks its file '${path}': ${problem}.`, root,
-    'copy the whole folder, or build the package again');
+  return at;
 }

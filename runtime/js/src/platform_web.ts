@@ -1,19 +1,17 @@
 /** Browsers and React Native: files by address; there is no file system to write to. */
 import { subtle } from './digest.js';
-import { OdtpackError, reason } from './errors.js';
-import { inMemory } from './flatbuffer.js';
+import { attempt, fail } from './errors.js';
 import { pathProblem } from './paths.js';
-import type { OnnxRuntime, Platform } from './platform.js';
+import { inMemory, type OnnxRuntime, type OpenedFile, type Platform } from './platform.js';
 
-async function download(address: URL, code: string): Promise<Uint8Array> {
-  try {
+async function download(address: URL, code: string): Promise<OpenedFile> {
+  const load = async (): Promise<OpenedFile> => {
     const response = await fetch(address);
     if (!response.ok) throw new Error(`the server answers ${response.status}`);
-    return new Uint8Array(await response.arrayBuffer());
-  } catch (error) {
-    throw new OdtpackError(code, `${address} could not be loaded: ${reason(error)}.`,
-      String(address), 'check the address, and that the whole package is served');
-  }
+    return inMemory(new Uint8Array(await response.arrayBuffer()));
+  };
+  return attempt(load, code, `${address} could not be loaded`, String(address),
+    'check the address, and that the whole package is served');
 }
 
 function absolute(address: string | URL, folder = false): URL {
@@ -32,13 +30,13 @@ function inside(folder: string | URL, path: string): URL {
   const problem = pathProblem(path);
   const address = problem ? root : new URL(path.split('/').map(encodeURIComponent).join('/'), root);
   if (!problem && address.href.startsWith(root.href) && address.href !== root.href) return address;
-  throw new OdtpackError('package-path',
+  return fail('package-path',
     `${JSON.stringify(path)} ${problem ?? 'does not lie inside the package'}.`, String(root),
     'do not use this package: it was tampered with, or not written by odtpack');
 }
 
 function refuse(): never {
-  throw new OdtpackError('file-not-written', 'There are no file paths here to write to.', '',
+  fail('file-not-written', 'There are no file paths here to write to.', '',
     'pass a FileSystemFileHandle (navigator.storage.getDirectory()), or use toBlob()');
 }
 
@@ -46,9 +44,9 @@ export const platform: Platform = {
   importRuntime: async () => (await import('onnxruntime-web/wasm')) as unknown as OnnxRuntime,
   allocate: (nbytes) => new ArrayBuffer(nbytes),
   describe: () => ({ system: navigator.product === 'ReactNative' ? null : 'web', memoryBytes: null }),
-  readIn: async (folder, path) => download(inside(folder, path), 'package-incomplete'),
+  openIn: async (folder, path) => download(inside(folder, path), 'package-incomplete'),
   async openCheckpoint(path) {
-    const bytes = inMemory(await download(absolute(path), 'checkpoint-not-found'));
+    const bytes = await download(absolute(path), 'checkpoint-not-found');
     return { where: String(path), bytes, close: () => undefined };
   },
   async sha256(bytes) {

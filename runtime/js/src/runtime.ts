@@ -1,6 +1,6 @@
 /** Sessions of ONNX Runtime, and runs whose parameters lie where they are trained. */
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
-import { OdtpackError, reason } from './errors.js';
+import { attempt, fail } from './errors.js';
 import type { Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
 import { byName, bytesOf, type Dims, type DType, type TypedArray } from './tensors.js';
@@ -66,17 +66,12 @@ export function writesInPlace(ort: OnnxRuntime): boolean {
 export async function openSession(
   ort: OnnxRuntime, bytes: Uint8Array, name: string, options: InferenceSession.SessionOptions,
 ): Promise<InferenceSession> {
-  let session;
-  try {
-    session = await ort.InferenceSession.create(bytes, options);
-  } catch (error) {
-    throw new OdtpackError('model-not-loadable',
-      `ONNX Runtime ${ort.env.versions.common} cannot load the ${name}: ${reason(error)}`, name,
-      'build the package again for this version of ONNX Runtime, or update it', error);
-  }
+  const session = await attempt(() => ort.InferenceSession.create(bytes, options),
+    'model-not-loadable', `ONNX Runtime ${ort.env.versions.common} cannot load the ${name}`, name,
+    'build the package again for this version of ONNX Runtime, or update it');
   if (!session.outputNames.includes('__proto__')) return session;
   await session.release();
-  throw new OdtpackError('model-not-loadable',
+  return fail('model-not-loadable',
     `The ${name} has an output '__proto__', which ONNX Runtime for JavaScript cannot return.`, name,
     'give the output another name, and build the package again');
 }
@@ -109,7 +104,7 @@ export class Graph implements Model {
   }
 
   async run(options?: InferenceSession.RunOptions): Promise<Feeds> {
-    try {
+    return attempt(async () => {
       const results = (await this.session.run(
         this.feeds, this.#fetches as Record<string, Tensor | null>, options,
       )) as Feeds;
@@ -120,10 +115,7 @@ export class Graph implements Model {
         own.set(made);
       }
       return results;
-    } catch (error) {
-      throw new OdtpackError('run-failed',
-        `ONNX Runtime failed in the middle of a step: ${reason(error)}`, '',
-        'gradients or parameters may hold part of the step: load the last checkpoint', error);
-    }
+    }, 'run-failed', 'ONNX Runtime failed in the middle of a step', '',
+    'gradients or parameters may hold part of the step: load the last checkpoint');
   }
 }

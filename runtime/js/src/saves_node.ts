@@ -1,24 +1,21 @@
 /** Files that are written whole or not at all, and the save before a checkpoint. */
 import * as fs from 'node:fs';
-import { randomBytes } from 'node:crypto';
+import { createHash, randomBytes } from 'node:crypto';
 import { basename, dirname, join } from 'node:path';
 import { promisify } from 'node:util';
-import { OdtpackError, reason } from './errors.js';
-import type { Region, Saving } from './platform.js';
+import { fail, OdtpackError, reason } from './errors.js';
+import type { OpenedFile, Region, Saving } from './platform.js';
 
 /** How systems refuse a hard link: FAT and exFAT have none, and Android forbids them. */
 const NO_LINKS = new Set(['EPERM', 'EACCES', 'ENOTSUP', 'EOPNOTSUPP', 'ENOSYS', 'EINVAL', 'EMLINK']);
-const ABSENT = new Set(['ENOENT']);
+const HASHED_AT_ONCE = 2 ** 20;
+const ABSENT = new Set(['ENOENT', 'EISDIR']);
 const NO_FOLDER_SYNC = new Set(['EINVAL', 'ENOTSUP']);
 
 /** Which file a path stands for: device, number on it, size, and time of the last change. */
 export function identity(path: string): string | undefined {
-  try {
-    const stat = fs.statSync(path, { bigint: true, throwIfNoEntry: false });
-    return stat && identityOf(stat);
-  } catch {
-    return undefined;
-  }
+  const stat = quietly(() => fs.statSync(path, { bigint: true, throwIfNoEntry: false }));
+  return stat && identityOf(stat);
 }
 
 function identityOf({ dev, ino, size, mtimeNs }: fs.BigIntStats): string {
@@ -35,8 +32,7 @@ export async function refusing<T>(target: string, work: () => Promise<T>): Promi
     return await work();
   } catch (error) {
     if (error instanceof OdtpackError) throw error;
-    throw new OdtpackError('file-not-written',
-      `${target} could not be written: ${reason(error)}.`, target,
+    return fail('file-not-written', `${target} could not be written: ${reason(error)}.`, target,
       'check that the folder exists, is writable and has space left', error);
   }
 }
@@ -118,7 +114,7 @@ export class Save {
       }
       throw error;
     } finally {
-      close(fd);
+      quietly(() => fs.closeSync(fd));
     }
   }
 
@@ -131,11 +127,7 @@ export class Save {
     syncFolder(dirname(this.target));
     const written = await this.#replace(file, async () => tail);
     const before = this.#rotates ? this.#current : this.#kept;
-    try {
-      fs.ftruncateSync(fd, Math.max(start + nbytes, before?.[1] ?? 0));
-    } catch {
-      // Nobody reads what is behind the end.
-    }
+    quietly(() => fs.ftruncateSync(fd, Math.max(start + nbytes, before?.[1] ?? 0)));
     return written;
   }
 
@@ -149,18 +141,15 @@ export class Save {
 
   /** What the checkpoint at `path` uses of its data file: nothing if it is absent or damaged. */
   #regionOf(path: string): Region | undefined {
-    let fd: number | undefined;
+    let file: OpenedFile | undefined;
     try {
-      fd = fs.openSync(path, 'r');
-      const stat = fs.fstatSync(fd);
-      if (!stat.isFile()) return undefined;
-      const read = (at: number, length: number): Uint8Array => readAt(fd!, at, length);
-      return this.saving.externalRegion({ size: stat.size, read }, path);
+      file = openFile(path);
+      return this.saving.externalRegion(file, path);
     } catch (error) {
       if (error instanceof OdtpackError || isOneOf(ABSENT, error)) return undefined;
       throw error; // it may be whole
     } finally {
-      if (fd !== undefined) close(fd);
+      file?.close();
     }
   }
 
@@ -176,17 +165,12 @@ export class Save {
   /** Refuse, before anything is written, to keep data that can have no second name. */
   #requireLinks(): void {
     if (!this.#rotates || !this.#current || isSameFile(this.#beforeData, this.#data)) return;
-    const link = temporaryName(this.target);
-    try {
-      fs.linkSync(this.#data, link);
-    } catch (error) {
-      if (!isOneOf(NO_LINKS, error)) throw error;
-      throw new OdtpackError('file-not-written',
-        `${this.target} could not be written: the save before it cannot be kept, because its ` +
-          `data are a file of their own and this file system has no hard links: ${reason(error)}.`,
-        this.#data, 'save without keeping the one before, or to a file system that has them', error);
-    }
-    fs.rmSync(link, { force: true });
+    const refused = withLink(this.#data, this.target, () => undefined);
+    if (!refused) return;
+    fail('file-not-written',
+      `${this.target} could not be written: the save before it cannot be kept, because its ` +
+        `data are a file of their own and this file system has no hard links: ${refused.message}.`,
+      this.#data, 'save without keeping the one before, or to a file system that has them', refused);
   }
 
   async #replace(
@@ -197,7 +181,12 @@ export class Save {
       await replaceFile(this.target, file, tail, (written) => {
         this.#written = written;
         if (!this.#rotates) return undefined;
-        if (this.#current) this.#shareData();
+        // The data go on under the name that the file refers to which becomes the save before.
+        if (this.#current && !isSameFile(this.#beforeData, this.#data)) {
+          const refused =
+            withLink(this.#data, this.target, (link) => fs.renameSync(link, this.#beforeData));
+          if (refused) throw refused;
+        }
         return this.#before;
       });
     } catch (error) {
@@ -207,18 +196,6 @@ export class Save {
     }
     if (this.#rotates && !this.#current) remove(this.#beforeData);
     return this.#written!;
-  }
-
-  /** Give the data of the file that becomes the save before the name that it refers to. */
-  #shareData(): void {
-    if (isSameFile(this.#beforeData, this.#data)) return;
-    const link = temporaryName(this.target);
-    try {
-      fs.linkSync(this.#data, link);
-      fs.renameSync(link, this.#beforeData);
-    } finally {
-      fs.rmSync(link, { force: true });
-    }
   }
 
   #inPlace(): boolean {
@@ -248,7 +225,7 @@ export async function replaceFile(
       fs.fsyncSync(fd);
       written = identityOf(fs.fstatSync(fd, { bigint: true }));
     } finally {
-      close(fd);
+      quietly(() => fs.closeSync(fd));
     }
     const previous = before(written);
     const moved = previous !== undefined && keepAs(target, previous);
@@ -265,7 +242,7 @@ export async function replaceFile(
   try {
     syncFolder(dirname(target));
   } catch (error) {
-    throw new OdtpackError('file-not-written',
+    fail('file-not-written',
       `${target} was written, but it may not survive a power cut: ${reason(error)}.`, target,
       'save again', error);
   }
@@ -276,10 +253,9 @@ function refuseSpecial(target: string): void {
   const stat = fs.statSync(target, { throwIfNoEntry: false });
   if (!stat || stat.isFile()) return;
   if (stat.isDirectory()) {
-    throw new OdtpackError('path-is-a-folder', `${target} is a folder and not a file.`, target,
-      'name a file in it');
+    fail('path-is-a-folder', `${target} is a folder and not a file.`, target, 'name a file in it');
   }
-  throw new OdtpackError('file-not-written',
+  fail('file-not-written',
     `${target} could not be written: it is not an ordinary file, which could be replaced.`, target,
     'name another file');
 }
@@ -290,20 +266,26 @@ function refuseSpecial(target: string): void {
  * @returns Whether it lost its own name, because the file system has no hard links.
  */
 function keepAs(target: string, before: string): boolean {
+  const refused = withLink(target, target, (link) => fs.renameSync(link, before));
+  if (refused) fs.renameSync(target, before);
+  return refused !== undefined;
+}
+
+/** Use a second name of a file; returns why there is none if the file system has no hard links. */
+function withLink(path: string, target: string, use: (link: string) => void): Error | undefined {
   const link = temporaryName(target);
   try {
-    try {
-      fs.linkSync(target, link);
-    } catch (error) {
-      if (!isOneOf(NO_LINKS, error)) throw error;
-      fs.renameSync(target, before);
-      return true;
-    }
-    fs.renameSync(link, before);
-    return false;
-  } finally {
-    fs.rmSync(link, { force: true }); // two names of one file: the rename did nothing
+    fs.linkSync(path, link);
+  } catch (error) {
+    if (isOneOf(NO_LINKS, error)) return error as Error;
+    throw error;
   }
+  try {
+    use(link);
+  } finally {
+    fs.rmSync(link, { force: true }); // two names of one file: a rename did nothing
+  }
+  return undefined;
 }
 
 function isOneOf(codes: ReadonlySet<string>, error: unknown): boolean {
@@ -324,25 +306,21 @@ function syncFolder(folder: string): void {
   } catch (error) {
     if (!isOneOf(NO_FOLDER_SYNC, error)) throw error;
   } finally {
-    close(fd);
+    quietly(() => fs.closeSync(fd));
   }
 }
 
-/** What was written and synced is on the disk, whatever a system says when it is closed. */
-function close(fd: number): void {
+/** Do what nothing depends on: what was synced is on the disk, and what is left does no harm. */
+function quietly<T>(work: () => T): T | undefined {
   try {
-    fs.closeSync(fd);
+    return work();
   } catch {
-    // Nothing is lost.
+    return undefined;
   }
 }
 
 function remove(path: string): void {
-  try {
-    fs.rmSync(path, { force: true });
-  } catch {
-    // It is of no more use, and does no harm.
-  }
+  quietly(() => fs.rmSync(path, { force: true }));
 }
 
 /** Remove what saves of processes that no longer run left beside the target. */
@@ -381,14 +359,36 @@ function freeRegion(taken: readonly (Region | undefined)[], nbytes: number): num
   return start;
 }
 
-/** Some bytes of a file, or as many as there are. */
-export function readAt(fd: number, position: number, length: number): Uint8Array {
-  const bytes = new Uint8Array(length);
-  return bytes.subarray(0, readInto(fd, bytes, position));
+/** A file to read parts of. */
+export function openFile(path: string): OpenedFile {
+  if (!fs.statSync(path).isFile()) {
+    throw Object.assign(new Error('it is not a file'), { code: 'EISDIR' });
+  }
+  const fd = fs.openSync(path, 'r');
+  const close = (): void => void quietly(() => fs.closeSync(fd));
+  const { size } = fs.fstatSync(fd);
+  const read = (position: number, length: number): Uint8Array => {
+    const bytes = new Uint8Array(length);
+    return bytes.subarray(0, readInto(fd, bytes, position));
+  };
+  const fill = (target: Uint8Array, position: number): void => {
+    if (readInto(fd, target, position) < target.length) throw new Error('it became shorter');
+  };
+  const sha256 = (): Uint8Array => {
+    const hash = createHash('sha256');
+    const block = new Uint8Array(HASHED_AT_ONCE);
+    for (let position = 0; position < size; position += block.length) {
+      const part = block.subarray(0, size - position);
+      fill(part, position);
+      hash.update(part);
+    }
+    return hash.digest();
+  };
+  return { size, read, fill, sha256, close };
 }
 
 /** Fills an array as far as the file goes; returns how many bytes that are. */
-export function readInto(fd: number, bytes: Uint8Array, position: number): number {
+function readInto(fd: number, bytes: Uint8Array, position: number): number {
   let done = 0;
   while (done < bytes.length) {
     const count = fs.readSync(fd, bytes, done, bytes.length - done, position + done);

@@ -1,5 +1,5 @@
 /** Schedules of the learning rate: the factor of the initial rate after so many steps. */
-import { OdtpackError, reason } from './errors.js';
+import { fail, reason } from './errors.js';
 import { isRecord, parseStrictJson } from './json.js';
 import type { Settings } from './manifest.js';
 
@@ -19,10 +19,22 @@ const KEYS: Record<ScheduleKind, Settings> = {
   step: { warmup_steps: 0, period: 0, gamma: 0.1 },
   multistep: { warmup_steps: 0, milestones: [], gamma: 0.1 },
 };
+const isWhole = (value: unknown): value is number => Number.isSafeInteger(value) && Number(value) >= 0;
+const isShare = (value: unknown): boolean => typeof value === 'number' && value >= 0 && value <= 1;
+/** What a setting may be, beside those before it. */
+const GOOD: Record<string, (value: unknown, settings: Settings) => boolean> = {
+  warmup_steps: isWhole,
+  total_steps: (value, { warmup_steps }) => isWhole(value) && value >= Math.max(Number(warmup_steps), 1),
+  period: (value) => isWhole(value) && value > 0,
+  gamma: (value) => isShare(value) && value !== 0,
+  floor: isShare,
+  milestones: (value) => Array.isArray(value) && value.length > 0 &&
+    value.every((at, i) => isWhole(at) && at >= (value[i - 1] ?? 0)),
+};
 const REAL = ['floor', 'gamma', 'initial_lr'];
 
 function bad(problem: string): never {
-  throw new OdtpackError('bad-schedule', problem, '',
+  fail('bad-schedule', problem, '',
     "write for example {kind: 'cosine', settings: {warmup_steps: 100, total_steps: 1000}}");
 }
 
@@ -34,28 +46,13 @@ export function makeSchedule(kind: unknown, given: Settings = {}): Schedule {
   const odd = Object.keys(given).find((key) => !Object.hasOwn(known, key));
   if (odd !== undefined) bad(`The schedule ${kind} has no setting '${odd.slice(0, 40)}'.`);
   const settings: Settings = { ...known, ...given };
-  const whole = (value: unknown): boolean => Number.isSafeInteger(value) && (value as number) >= 0;
-  const require = (key: string, good: boolean): void => {
-    const found = (): string => String(JSON.stringify(settings[key])).slice(0, 40);
-    if (!good) bad(`${key} of the ${kind} schedule cannot be ${found()}.`);
-  };
-  const {
-    warmup_steps: warmup = 0, total_steps: total = 0, period = 0, gamma = 0.1, floor = 0,
-  } = settings as Record<string, number>;
-  require('warmup_steps', whole(warmup));
-  if ('total_steps' in settings) {
-    require('total_steps', whole(total) && total >= Math.max(warmup, 1));
+  for (const [key, value] of Object.entries(settings)) {
+    if (GOOD[key]!(value, settings)) continue;
+    bad(`${key} of the ${kind} schedule cannot be ${String(JSON.stringify(value)).slice(0, 40)}.`);
   }
-  if ('period' in settings) require('period', whole(period) && period > 0);
-  const real = (value: unknown): boolean => typeof value === 'number';
-  if ('gamma' in settings) require('gamma', real(gamma) && gamma > 0 && gamma <= 1);
-  if ('floor' in settings) require('floor', real(floor) && floor >= 0 && floor <= 1);
-  const milestones = (settings['milestones'] ?? []) as readonly number[];
-  if ('milestones' in settings) {
-    const listed = Array.isArray(milestones) && milestones.length > 0;
-    const rising = (at: number, i: number): boolean => whole(at) && at >= (milestones[i - 1] ?? 0);
-    require('milestones', listed && milestones.every(rising));
-  }
+  const { warmup_steps: warmup = 0, total_steps: total = 0, period = 0, gamma = 0, floor = 0 } =
+    settings as Record<string, number>;
+  const milestones = settings['milestones'] as readonly number[];
   const after: Record<ScheduleKind, (s: number) => number> = {
     constant: () => 1,
     linear: (s) => (s >= total ? 0 : (total - s) / (total - warmup)),
@@ -96,13 +93,9 @@ export function scheduleText({ kind, settings }: Schedule, initialRate: number):
 }
 
 export function readScheduleText(text: string): { schedule: Schedule; initialRate: number } {
-  let content: unknown;
-  try {
-    content = parseStrictJson(new TextEncoder().encode(text));
-  } catch {
-    content = null;
-  }
-  if (!isRecord(content)) return bad('The saved schedule is not one.');
+  const invalid = (problem: string): never => bad(`The saved schedule is not one: ${problem}.`);
+  const content = parseStrictJson(new TextEncoder().encode(text), invalid);
+  if (!isRecord(content)) return invalid('it is not an object');
   const { kind, initial_lr: initialRate, ...settings } = content as Settings & { kind: unknown };
   if (!(typeof initialRate === 'number' && initialRate >= 0)) {
     bad('The saved schedule has no initial rate.');

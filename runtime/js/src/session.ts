@@ -2,10 +2,10 @@
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { batchOf, checkBatch, countRight, lossOf, withoutAnswers } from './batch.js';
-import { CheckpointState, type FlatState, nominal, type SaveOptions } from './checkpoint.js';
-import { OdtpackError } from './errors.js';
+import { CheckpointState, nominal, type SaveOptions } from './checkpoint.js';
+import { fail } from './errors.js';
 import { type NotFinite, Skipping } from './finite.js';
-import { type LossReading, requireResident, ResidentStep } from './gpu.js';
+import { type LossReading, openStepModel, requireResident, ResidentStep } from './gpu.js';
 import { float16Bits, inferenceModel, widen } from './inference.js';
 import { evaluationOutputs, type Manifest, type Settings } from './manifest.js';
 import {
@@ -55,34 +55,66 @@ export interface Evaluation {
 
 const SCHEDULE_PROPERTY = 'odtpack.schedule';
 
-interface Parts {
-  ort: OnnxRuntime;
-  manifest: Manifest;
-  template: (() => Promise<Uint8Array>) | undefined;
-  flat: FlatState;
-  training: Model | undefined;
-  reset: Uint8Array;
-  evaluation: Model | undefined;
-  optimizer: Optimizer | undefined;
-  segments: Segments | undefined;
-  skipping: Skipping;
-  resident: ResidentStep | undefined;
+/** The models of a package, as far as a session needs them. */
+interface Opened {
+  training?: InferenceSession | undefined;
+  evaluation?: InferenceSession | undefined;
+  updating?: InferenceSession | undefined;
+  segments?: Segments | undefined;
 }
 
 export class TrainingSession {
   readonly trainingInputNames: readonly string[];
   readonly trainingOutputNames: readonly string[];
-  readonly #parts: Parts;
+  readonly #manifest: Manifest;
+  readonly #template: (() => Promise<Uint8Array>) | undefined;
+  readonly #training: Model | undefined;
+  readonly #evaluation: Model | undefined;
+  readonly #optimizer: Optimizer | undefined;
+  readonly #segments: Segments | undefined;
+  readonly #skipping: Skipping;
+  #resident: ResidentStep | undefined;
   #schedule: { schedule: Schedule; initialRate: number } | undefined;
   #pending = 0; // batches since the last update of `trainBatch`
   #loss = NaN; // of the last step that read it
   #running: Promise<unknown> | undefined;
   #released: Promise<void> | undefined;
 
-  private constructor(parts: Parts, readonly state: CheckpointState) {
-    this.#parts = parts;
-    this.trainingInputNames = parts.manifest.inputs.map(({ name }) => name);
-    this.trainingOutputNames = parts.manifest.outputs.map(({ name }) => name);
+  /** @param ort ONNX Runtime, as it was passed in or imported. */
+  private constructor(
+    readonly ort: OnnxRuntime, opened: TrainingPackage, readonly state: CheckpointState,
+    { training, evaluation, updating, segments }: Opened, onNotFinite: 'skip' | 'stop',
+  ) {
+    const manifest = (this.#manifest = opened.manifest);
+    this.trainingInputNames = manifest.inputs.map(({ name }) => name);
+    this.trainingOutputNames = manifest.outputs.map(({ name }) => name);
+    const evaluated = evaluationOutputs(manifest);
+    if (!segments && training) checkModel(manifest, training, manifest.outputs, true);
+    if (!segments && evaluation) checkModel(manifest, evaluation, evaluated, false);
+    state.requireIdle(); // another session may be at work on it
+    const flat = place(manifest, state);
+    const [parameters, memory, feeds]: [Feeds, Feeds, Feeds] = [byName(), byName(), byName()];
+    for (const { name, dtype, dims, data, grad } of state.parameters.values()) {
+      parameters[name] = tensorOver(ort, dtype, data, dims);
+      if (grad) {
+        feeds[name + BUFFER] = tensorOver(ort, dtype, grad, dims);
+        memory[name + GRADIENT] = feeds[name + BUFFER]!;
+      }
+    }
+    for (const { name, role } of manifest.parameters) {
+      if (role === 'state') memory[`${name}.update.out`] = parameters[name]!;
+    }
+    const reset = Uint8Array.of(1);
+    if (flat.layout.slots.length) feeds['lazy_reset_grad'] = tensorOver(ort, 'bool', reset, [1]);
+    const entry = manifest.files.inference_template;
+    this.#template = entry && (() => opened.file(entry));
+    this.#segments = segments;
+    this.#skipping = new Skipping(manifest, state, flat, reset, onNotFinite === 'stop');
+    this.#training = training && (segments?.training(merged(parameters, feeds, memory)) ??
+      new Graph(ort, training, merged(parameters, feeds), memory, this.trainingOutputNames));
+    this.#evaluation = evaluation && (segments?.evaluation(parameters) ?? new Graph(
+      ort, evaluation, merged(parameters), byName(), evaluated.map(({ name }) => name)));
+    this.#optimizer = updating && new Optimizer(ort, updating, manifest, state, flat);
   }
 
   /** Open the models of a package on a state; sessions that share a state share the parameters. */
@@ -113,101 +145,48 @@ export class TrainingSession {
       sessions.push(session);
       return session;
     };
-    let segments: Segments | undefined;
+    const own: Opened = {};
     try {
-      const training = loss === undefined ? await open('training_model') : undefined;
-      const evaluation = models.has('eval_model') ? await open('eval_model') : undefined;
-      const updating = models.has('optimizer_model') ? await open('optimizer_model') : undefined;
-      segments = manifest.segments && training &&
-        (await Segments.open(ort, opened, manifest.segments, usual, training, evaluation));
+      if (loss === undefined) own.training = await open('training_model');
+      if (models.has('eval_model')) own.evaluation = await open('eval_model');
+      if (models.has('optimizer_model')) own.updating = await open('optimizer_model');
+      own.segments = manifest.segments && own.training &&
+        (await Segments.open(ort, opened, manifest.segments, usual, own.training, own.evaluation));
       // Nothing has been changed so far: a session that cannot be made leaves the state alone.
-      const session = TrainingSession.#placed(
-        ort, opened, state, training, evaluation, updating, segments, onNotFinite,
-      );
-      const { optimizer, skipping } = session.#parts;
-      if (loss !== undefined && optimizer) {
-        session.#parts.resident =
-          await ResidentStep.open(ort, opened, usual, optimizer, skipping, state, loss);
+      const session = new TrainingSession(ort, opened, state, own, onNotFinite);
+      if (loss !== undefined && session.#optimizer) {
+        session.#resident = new ResidentStep(ort, await openStepModel(ort, opened, usual), manifest,
+          session.#optimizer, session.#skipping, state, loss);
       }
       return session;
     } catch (error) {
       for (const each of sessions) await each.release();
-      await segments?.release();
+      await own.segments?.release();
       throw error;
     }
   }
 
-  /** A session of opened models, which finds the parameters where they belong. */
-  static #placed(
-    ort: OnnxRuntime, opened: TrainingPackage, state: CheckpointState,
-    training: InferenceSession | undefined,
-    evaluation: InferenceSession | undefined, updating: InferenceSession | undefined,
-    segments: Segments | undefined, onNotFinite: 'skip' | 'stop',
-  ): TrainingSession {
-    const { manifest } = opened;
-    if (!segments && training) checkModel(manifest, training, manifest.outputs, true);
-    if (!segments && evaluation) {
-      checkModel(manifest, evaluation, evaluationOutputs(manifest), false);
-    }
-    state.requireIdle(); // another session may be at work on it
-    const flat = place(manifest, state);
-    const outputs = manifest.outputs.map(({ name }) => name);
-    const [parameters, memory, feeds]: [Feeds, Feeds, Feeds] = [byName(), byName(), byName()];
-    for (const { name, dtype, dims, data, grad } of state.parameters.values()) {
-      parameters[name] = tensorOver(ort, dtype, data, dims);
-      if (grad) {
-        feeds[name + BUFFER] = tensorOver(ort, dtype, grad, dims);
-        memory[name + GRADIENT] = feeds[name + BUFFER]!;
-      }
-    }
-    for (const { name, role } of manifest.parameters) {
-      if (role === 'state') memory[`${name}.update.out`] = parameters[name]!;
-    }
-    const reset = Uint8Array.of(1);
-    if (flat.layout.slots.length) feeds['lazy_reset_grad'] = tensorOver(ort, 'bool', reset, [1]);
-    const entry = manifest.files.inference_template;
-    return new TrainingSession({
-      ort, manifest, flat, reset,
-      template: entry && (() => opened.file(entry)),
-      segments,
-      skipping: new Skipping(manifest, state, flat, reset, onNotFinite === 'stop'),
-      training: training && (segments?.training(merged(parameters, feeds, memory)) ??
-        new Graph(ort, training, merged(parameters, feeds), memory, outputs)),
-      evaluation: evaluation && (segments?.evaluation(parameters) ?? new Graph(
-        ort, evaluation, merged(parameters), byName(), evaluationOutputs(manifest).map(({ name }) => name),
-      )),
-      optimizer: updating && new Optimizer(ort, updating, manifest, state, flat),
-      resident: undefined,
-    }, state);
-  }
-
   get evalInputNames(): readonly string[] {
-    return this.#parts.evaluation ? this.trainingInputNames : [];
+    return this.#evaluation ? this.trainingInputNames : [];
   }
 
   get evalOutputNames(): readonly string[] {
-    if (!this.#parts.evaluation) return [];
-    return evaluationOutputs(this.#parts.manifest).map(({ name }) => name);
+    return this.#evaluation ? evaluationOutputs(this.#manifest).map(({ name }) => name) : [];
   }
 
   /** Batches that make one optimizer step: the models divide the gradient of each by it. */
   get accumulationSteps(): number {
-    return this.#parts.manifest.accumulation_steps;
-  }
-
-  /** ONNX Runtime, as it was passed in or imported. */
-  get ort(): OnnxRuntime {
-    return this.#parts.ort;
+    return this.#manifest.accumulation_steps;
   }
 
   /** Training steps that were skipped because their loss or a gradient was not finite. */
   get skippedSteps(): number {
-    return this.#parts.skipping.count;
+    return this.#skipping.count;
   }
 
   /** The last of them; undefined if there was none. */
   get lastNotFinite(): NotFinite | undefined {
-    return this.#parts.skipping.last;
+    return this.#skipping.last;
   }
 
   /** Optimizer steps made, those before a resumed checkpoint included. */
@@ -233,8 +212,9 @@ export class TrainingSession {
   runEvalStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
   async runEvalStep(feeds: Feeds, ...rest: RunArguments): Promise<Feeds> {
     return this.#use(async () => {
-      const model = this.#evaluating();
-      Object.assign(model.feeds, await this.#parts.resident?.parameters());
+      const model = this.#evaluation ??
+        fail('no-eval-model', 'The session has no evaluation model.', '', 'pass evalModel');
+      Object.assign(model.feeds, await this.#resident?.parameters());
       return this.#run(model, this.evalOutputNames, feeds, rest);
     });
   }
@@ -246,7 +226,7 @@ export class TrainingSession {
 
   /** Let the next training step replace the accumulated gradients instead of adding to them. */
   async lazyResetGrad(): Promise<void> {
-    await this.#use(async () => this.#parts.skipping.reset());
+    await this.#use(async () => this.#skipping.reset());
   }
 
   /**
@@ -259,11 +239,12 @@ export class TrainingSession {
   }
 
   async #step(feeds: Feeds, options?: RunOptions): Promise<Feeds> {
-    const { resident, skipping } = this.#parts;
-    if (resident) return this.#run(resident, this.trainingOutputNames, feeds, [options]);
+    if (this.#resident) {
+      return this.#run(this.#resident, this.trainingOutputNames, feeds, [options]);
+    }
     const results = await this.#train(feeds, [options]);
     await this.#update(options);
-    skipping.reset();
+    this.#skipping.reset();
     return results;
   }
 
@@ -282,11 +263,11 @@ export class TrainingSession {
         this.#pending = 0;
         if (!single) {
           await this.#update(options);
-          this.#parts.skipping.reset();
+          this.#skipping.reset();
         }
         if (this.#schedule) this.#followSchedule();
       }
-      if (Object.keys(results).length) this.#loss = lossOf(this.#parts.manifest, results);
+      if (Object.keys(results).length) this.#loss = lossOf(this.#manifest, results);
       return this.#loss;
     });
   }
@@ -311,14 +292,13 @@ export class TrainingSession {
 
   /** Additional outputs of samples whose labels or targets are not known. */
   async predict(feeds: Feeds): Promise<Feeds> {
-    const { ort, manifest } = this.#parts;
     const [, ...names] = this.evalOutputNames; // the first is the loss
-    return this.runEvalStep(withoutAnswers(ort, manifest.inputs, batchOf(feeds)), names);
+    return this.runEvalStep(withoutAnswers(this.ort, this.#manifest.inputs, batchOf(feeds)), names);
   }
 
   /** Mean loss and accuracy over batches, weighted by their samples. */
   async evaluate(batches: Iterable<Feeds> | AsyncIterable<Feeds>): Promise<Evaluation> {
-    const { manifest } = this.#parts;
+    const manifest = this.#manifest;
     let [loss, samples, right, counted] = [0, 0, 0, 0];
     for await (const feeds of batches) {
       const results = await this.runEvalStep(feeds);
@@ -334,7 +314,7 @@ export class TrainingSession {
 
   /** The loss as a number, of what a step returned. */
   lossOf(results: Feeds): number {
-    return lossOf(this.#parts.manifest, results);
+    return lossOf(this.#manifest, results);
   }
 
   getLearningRate(): number {
@@ -376,10 +356,8 @@ export class TrainingSession {
   }
 
   #followSchedule(): void {
-    if (!this.#schedule) {
-      throw new OdtpackError('bad-schedule', 'There is no schedule.', '', 'call setSchedule first');
-    }
-    const { schedule, initialRate } = this.#schedule;
+    const { schedule, initialRate } = this.#schedule ??
+      fail('bad-schedule', 'There is no schedule.', '', 'call setSchedule first');
     this.#updating().learningRate = initialRate * schedule.factor(this.stepCount);
   }
 
@@ -396,25 +374,18 @@ export class TrainingSession {
   async getContiguousParameters(trainableOnly = true): Promise<Tensor> {
     return this.#use(async () => {
       await this.state.refresh();
-      return this.#contiguous(trainableOnly);
+      this.state.requireValues();
+      const { dtype } = this.#manifest.layout;
+      const size = this.#size(trainableOnly);
+      const values = new ARRAYS[dtype](size);
+      let at = 0;
+      for (const { dtype: own, data } of this.#inOrder(trainableOnly)) {
+        requireFits(own, dtype);
+        values.set((own === 'float16' ? widen(data as Uint16Array) : data) as Float32Array, at);
+        at += data.length;
+      }
+      return tensorOver(this.ort, dtype, values, [size]);
     });
-  }
-
-  #contiguous(trainableOnly: boolean): Tensor {
-    this.state.requireValues();
-    const { ort, manifest } = this.#parts;
-    const { dtype } = manifest.layout;
-    const size = this.#size(trainableOnly);
-    const values = new ARRAYS[dtype](size);
-    let at = 0;
-    for (const parameter of this.#inOrder(trainableOnly)) {
-      requireFits(parameter.dtype, dtype);
-      const { data } = parameter;
-      const wide = parameter.dtype === 'float16' ? widen(data as Uint16Array) : data;
-      values.set(wide as Float32Array, at);
-      at += data.length;
-    }
-    return tensorOver(ort, dtype, values, [size]);
   }
 
   /** Set the parameters to what `getContiguousParameters` returned; nothing is changed on error. */
@@ -423,36 +394,30 @@ export class TrainingSession {
   ): Promise<void> {
     await this.#use(async () => {
       await this.state.refresh();
-      this.#load(buffer, trainableOnly);
+      const { dtype } = this.#manifest.layout;
+      if (trainableOnly && this.state.isNominal) {
+        nominal('its frozen parameters would remain without values');
+      }
+      const given = (ArrayBuffer.isView(buffer) ? buffer : (buffer as Tensor | null)?.data) as TypedArray;
+      if (!(given instanceof Uint8Array) && !(given instanceof ARRAYS[dtype])) {
+        fail('buffer-type', `Parameters are set from bytes or an array of ${dtype}.`);
+      }
+      const nbytes = this.#size(trainableOnly) * ARRAYS[dtype].BYTES_PER_ELEMENT;
+      if (given.byteLength !== nbytes) {
+        fail('buffer-size',
+          `The buffer has ${given.byteLength} bytes, and the parameters have ${nbytes}.`,
+          '', `pass trainableOnly = ${!trainableOnly} if it holds the others`);
+      }
+      const parameters = this.#inOrder(trainableOnly);
+      for (const parameter of parameters) requireFits(parameter.dtype, dtype);
+      const values = new ARRAYS[dtype](Uint8Array.from(bytesOf(given)).buffer);
+      let at = 0;
+      for (const { dtype: own, data } of parameters) {
+        const part = (values as Float32Array).subarray(at, (at += data.length));
+        (data as Float32Array).set(own === 'float16' ? Uint16Array.from(part, float16Bits) : part);
+      }
+      this.state.complete();
     });
-  }
-
-  #load(buffer: ArrayBufferView | Tensor, trainableOnly: boolean): void {
-    const { dtype } = this.#parts.manifest.layout;
-    if (trainableOnly && this.state.isNominal) {
-      throw nominal('its frozen parameters would remain without values');
-    }
-    const given = (ArrayBuffer.isView(buffer) ? buffer : (buffer as Tensor | null)?.data) as TypedArray;
-    if (!(given instanceof Uint8Array) && !(given instanceof ARRAYS[dtype])) {
-      throw new OdtpackError('buffer-type',
-        `Parameters are set from bytes or an array of ${dtype}.`);
-    }
-    const size = this.#size(trainableOnly);
-    const itemsize = ARRAYS[dtype].BYTES_PER_ELEMENT;
-    if (given.byteLength !== size * itemsize) {
-      throw new OdtpackError('buffer-size',
-        `The buffer has ${given.byteLength} bytes, and the parameters have ${size * itemsize}.`,
-        '', `pass trainableOnly = ${!trainableOnly} if it holds the others`);
-    }
-    const parameters = this.#inOrder(trainableOnly);
-    for (const parameter of parameters) requireFits(parameter.dtype, dtype);
-    const values = new ARRAYS[dtype](Uint8Array.from(bytesOf(given)).buffer);
-    let at = 0;
-    for (const { dtype: own, data } of parameters) {
-      const part = (values as Float32Array).subarray(at, (at += data.length));
-      (data as Float32Array).set(own === 'float16' ? Uint16Array.from(part, float16Bits) : part);
-    }
-    this.state.complete();
   }
 
   /** The bytes of an ONNX model for inference with the current parameters inside. */
@@ -487,14 +452,14 @@ export class TrainingSession {
 
   async #free(): Promise<void> {
     await this.#running?.catch(() => undefined); // which its caller gets
-    const { training, evaluation, optimizer, segments, resident } = this.#parts;
-    await resident?.release(this.state);
-    for (const each of [training, evaluation, optimizer]) await each?.session.release();
-    await segments?.release();
+    await this.#resident?.release(this.state);
+    const models = [this.#training, this.#evaluation, this.#optimizer];
+    for (const each of models) await each?.session.release();
+    await this.#segments?.release();
   }
 
   #requireReady(): void {
-    if (this.#released) throw new OdtpackError('closed', 'The session is closed.');
+    if (this.#released) fail('closed', 'The session is closed.');
     this.state.requireIdle();
   }
 
@@ -508,11 +473,9 @@ export class TrainingSession {
 
   /** A training step that leaves everything as it was if its loss or gradients are not finite. */
   async #train(feeds: Feeds, rest: RunArguments): Promise<Feeds> {
-    const { manifest, skipping } = this.#parts;
-    const training = this.#whole(this.#parts.training);
-    const names = this.trainingOutputNames;
-    const step = (this.#parts.optimizer?.stepCount ?? 0) + 1;
-    return this.#run(training, names, feeds, rest, async (run) => {
+    const skipping = this.#skipping;
+    const step = (this.#optimizer?.stepCount ?? 0) + 1;
+    return this.#run(this.#whole(), this.trainingOutputNames, feeds, rest, async (run) => {
       skipping.before();
       let results: Feeds;
       try {
@@ -521,7 +484,7 @@ export class TrainingSession {
         skipping.putBack();
         throw error;
       }
-      skipping.after(lossOf(manifest, results), step);
+      skipping.after(this.lossOf(results), step);
       return results;
     });
   }
@@ -529,31 +492,27 @@ export class TrainingSession {
   async #update(options?: RunOptions): Promise<void> {
     this.state.requireValues();
     const optimizer = this.#updating();
-    this.#whole(this.#parts.training);
-    if (!this.#parts.skipping.nothingLeft) await optimizer.step(options);
+    this.#whole();
+    if (!this.#skipping.nothingLeft) await optimizer.step(options);
   }
 
   /** Parts of a step are made by the training model, which a training on a GPU does not open. */
-  #whole(training: Model | undefined): Model {
-    if (training) return training;
-    throw new OdtpackError('unsupported-device', 'Steps on a GPU are not made in parts.', '',
+  #whole(): Model {
+    return this.#training ?? fail('unsupported-device', 'Steps on a GPU are not made in parts.', '',
       'call stepOn, trainBatch or fit, or leave the option `loss` out');
   }
 
   async #inferenceParts(outputNames?: readonly string[]): Promise<Uint8Array[]> {
-    const { manifest, template } = this.#parts;
     this.state.requireValues();
     await this.state.refresh();
-    if (manifest.segments) {
-      throw new OdtpackError('segments-unsupported',
+    if (this.#manifest.segments) {
+      fail('segments-unsupported',
         'A package of segments holds no model for inference.', '',
         'use saveAdapter, or odtpack adapter export PACKAGE --checkpoint FILE');
     }
-    if (!template) {
-      const problem = 'The model has no output but its loss: there is nothing to export.';
-      throw new OdtpackError('no-outputs', problem);
-    }
-    return inferenceModel(manifest, await template(), this.state, outputNames);
+    const template = this.#template ??
+      fail('no-outputs', 'The model has no output but its loss: there is nothing to export.');
+    return inferenceModel(this.#manifest, await template(), this.state, outputNames);
   }
 
   async #run(
@@ -562,16 +521,14 @@ export class TrainingSession {
   ): Promise<Feeds> {
     this.state.requireValues();
     const feeds = batchOf(given);
-    checkBatch(this.#parts.manifest.inputs, feeds);
+    checkBatch(this.#manifest.inputs, feeds);
     const fetches = isFetches(first, outputs) ? first : undefined;
     const options = fetches ? second : (first as RunOptions);
     const named = Array.isArray(fetches) ? fetches : Object.keys(fetches ?? {});
     const unknown = named.find((name) => !outputs.includes(name));
-    if (unknown !== undefined) {
-      throw new OdtpackError('unknown-output', `The model has no output '${unknown}'.`);
-    }
+    if (unknown !== undefined) fail('unknown-output', `The model has no output '${unknown}'.`);
     if (!Array.isArray(fetches) && Object.values(fetches ?? {}).some((value) => value !== null)) {
-      throw new OdtpackError('output-type', 'Outputs are new tensors: pass their names, or null.');
+      fail('output-type', 'Outputs are new tensors: pass their names, or null.');
     }
     Object.assign(graph.feeds, feeds);
     const results = await within(() => graph.run(options));
@@ -581,21 +538,12 @@ export class TrainingSession {
   }
 
   #updating(): Optimizer {
-    const { optimizer } = this.#parts;
-    if (optimizer) return optimizer;
-    throw new OdtpackError('no-optimizer-model', 'The session has no optimizer model.', '',
+    return this.#optimizer ?? fail('no-optimizer-model', 'The session has no optimizer model.', '',
       'pass optimizerModel');
   }
 
-  #evaluating(): Model {
-    const { evaluation } = this.#parts;
-    if (evaluation) return evaluation;
-    throw new OdtpackError('no-eval-model', 'The session has no evaluation model.', '',
-      'pass evalModel');
-  }
-
   #inOrder(trainableOnly: boolean): { dtype: DType; dims: readonly number[]; data: TypedArray }[] {
-    return this.#parts.manifest.parameters
+    return this.#manifest.parameters
       .filter(({ role }) => role === 'trainable' || !trainableOnly)
       .map(({ name }) => this.state.parameters.get(name)!);
   }

@@ -1,5 +1,5 @@
 /** Element types, tensors in memory, and where each lies inside one flat buffer. */
-import { OdtpackError } from './errors.js';
+import { fail } from './errors.js';
 
 export type TypedArray =
   | Float32Array | Float64Array | Uint8Array | Int8Array | Uint16Array | Int16Array
@@ -48,8 +48,7 @@ export function allocating<T>(code: string, what: string, take: () => T): T {
     return take();
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
-    throw new OdtpackError(code, `There is no memory for ${what}.`, '',
-      'use a smaller package or batch', error);
+    return fail(code, `There is no memory for ${what}.`, '', 'use a smaller package or batch', error);
   }
 }
 
@@ -92,7 +91,7 @@ export function sameDims(a: Dims, b: Dims): boolean {
 export function requireFits(have: DType, wanted: DType): void {
   const [own, other] = [ARRAYS[have], ARRAYS[wanted]].map((array) => array.BYTES_PER_ELEMENT);
   if (!have.startsWith('float') || own! > other!) {
-    throw new OdtpackError('parameter-type',
+    fail('parameter-type',
       `A parameter does not fit into a vector of ${wanted} throughout.`, '',
       'pass trainableOnly = true');
   }

@@ -26,7 +26,7 @@ from odtpack.graph.ops import Ops
 
 MANY_TAPS = 16
 """Kernel elements beyond which MaxPool's indices are quicker than comparing with each."""
-_TOO_MANY_TAPS = 1024  # to write nodes for each
+TOO_MANY_TAPS = 1024  # to write nodes for each
 _ADDING_SINCE = 16  # ScatterElements
 
 
@@ -39,7 +39,7 @@ def max_pool(ctx: Context) -> Cotangents:
     kernel = ctx.ints("kernel_shape", ())
     if math.prod(kernel) > MANY_TAPS and ctx.op.opset >= _ADDING_SINCE:
         return _scatter_by_index(ctx)
-    if math.prod(kernel) > _TOO_MANY_TAPS:
+    if math.prod(kernel) > TOO_MANY_TAPS:
         raise ctx.unsupported(
             f"before opset {_ADDING_SINCE} a window of {math.prod(kernel)} elements is too large "
             "(export the model with opset 17 or newer)"

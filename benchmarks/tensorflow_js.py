@@ -1,0 +1,122 @@
+"""Training in Chromium on WebGPU beside TensorFlow.js: the same losses, and the time of a step.
+
+    python -m benchmarks.tensorflow_js [FOLDER] [--rounds N]
+
+An MLP and a CNN begin with the same parameters and learn the same batch with Adam, on the adapter
+in software that Chromium brings. The first losses must agree. Then steps are timed in turns; each
+copies its batch in and reads its loss. The modules come from npm. The result is the table of
+docs/guides/gpu.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from benchmarks import gpu
+from odtpack.build import build_package
+from odtpack_runtime import Package
+from tests import zoo
+from tests.kits import javascript, web
+from tests.reports.browser import Browser
+
+ROOT = Path(__file__).parents[1]
+VERSION = "4.22.0"
+MODULES = {"tfjs": "tf.es2017.min.js", "tfjs-backend-webgpu": "tf-backend-webgpu.es2017.min.js"}
+NETWORKS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
+    "MLP 784-500-10": (zoo.mlp, 64),
+    "CNN of 4 and 8 channels, 16 x 16": (lambda: zoo.cnn(size=16, width=(4, 8)), 16),
+}
+"""Each with its batch."""
+STEPS = 5
+BAR = 1e-4
+"""Of a loss, relative: Adam divides each gradient by its own size, rounding included."""
+ADAPTER = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+
+
+def modules(folder: Path) -> Path:
+    """Where the modules of TensorFlow.js are, which npm installs if they are not there."""
+    installed = folder / "node_modules" / "@tensorflow"
+    if not all((installed / name / "dist" / file).is_file() for name, file in MODULES.items()):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text('{"private": true}')
+        npm = shutil.which("npm", path=javascript.NODES) or "npm"
+        named = [f"@tensorflow/{name}@{VERSION}" for name in MODULES]
+        options = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-save"]
+        subprocess.run([npm, "install", *options, *named], cwd=folder, check=True)
+    return installed
+
+
+def compared(network: str, installed: Path, rounds: int) -> dict[str, Any]:
+    """Losses of the first steps, and milliseconds of each step, of both."""
+    make, size = NETWORKS[network]
+    with tempfile.TemporaryDirectory() as scratch:
+        files = Path(scratch, "files")
+        build_package(
+            make(), files / "package", loss="cross_entropy", runtime="webgpu",
+            step_model="always", optimizer="adamw",
+            optimizer_options={"weight_decay": 0.0, "epsilon": 1e-8, "formula": "pytorch"},
+        )  # fmt: skip
+        batch = gpu.batch_of(Package.open(files / "package"), size, other=0)
+        for name, array in zip(("input", "labels"), batch, strict=True):
+            np.ascontiguousarray(array).tofile(files / f"{name}.bin")
+        page = web.PAGE.replace("ort.wasm.min.mjs", "ort.webgpu.min.mjs")
+        for name, file in MODULES.items():
+            page += f'<script src="/{name}/{file}"></script>'
+        page += '<script src="/benchmarks/tensorflow_js.js"></script>'
+        folders = {**web.FOLDERS, "files": files, "benchmarks": Path(__file__).parent}
+        folders |= {name: installed / name / "dist" for name in MODULES}
+        task = {"shape": batch[0].shape, "steps": STEPS, "rounds": rounds}
+        profile = Path(scratch, "profile")
+        with (
+            web.serve(folders, page) as address,
+            Browser(profile, served=True, options=ADAPTER) as browser,
+        ):
+            web.open_kit(browser, address)
+            browser.evaluate(f"begin({json.dumps(task)})")
+            while not browser.evaluate("Boolean(window.found)"):
+                time.sleep(1)
+            found = dict(browser.evaluate("window.found"))
+            if "failed" in found:
+                raise RuntimeError(found["failed"])
+            return found
+
+
+def main() -> int:
+    """Compare, and write the guide's table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "tfjs")
+    parser.add_argument("--rounds", type=int, default=10)
+    given = parser.parse_args()
+    installed = modules(given.folder)
+    rows = [
+        "| network | batch | losses differ by | odtpack, ms | TensorFlow.js, ms | ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    worst = 0.0
+    for network, (_, size) in NETWORKS.items():
+        found = compared(network, installed, given.rounds)
+        off = float(np.abs(np.divide(*found["losses"]) - 1).max())
+        worst = max(worst, off)
+        own, theirs = (statistics.median(times) for times in found["times"])
+        rows.append(
+            f"| {network} | {size} | {off:.1g} | {own:.0f} | {theirs:.0f} | {own / theirs:.2f} |"
+        )
+        print(network, found["losses"], rows[-1], flush=True)
+    gpu.write_table("tensorflow.js", rows)
+    return int(worst > BAR)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
