@@ -257,6 +257,7 @@ COMPUTED = {
     "packager/odtpack/fit/search_context.py": {
         *("bad-epochs", "bad-trials", "bad-finalists", "bad-threads"),
     },
+    "packager/odtpack/text.py": {"template-invalid", "tokenizer-invalid"},
     "runtime/odtpack_runtime/checkpoint/flatbuffer.py": {"checkpoint-corrupt"},
     "runtime/odtpack_runtime/errors.py": set(),  # the callers of unreadable() say which
     "runtime/odtpack_runtime/training/parameter_vector.py": {
