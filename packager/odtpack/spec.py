@@ -193,7 +193,7 @@ class TextSpec:
         REQUIRED,
         "Tokens of a sample. Longer rows lose the start of the prompt first, and the end of the "
         "answer if it alone is longer.",
-        whole=True, least=2, most=2**20, flag="--length", metavar="N", example=256,
+        whole=True, least=2, most=100_000, flag="--length", metavar="N", example=256,
     )  # fmt: skip
     template: str = option(
         "plain",
@@ -213,7 +213,7 @@ class TextSpec:
         None,
         "Token after each answer of `plain` and after each `text`. Without it, the `eos_token`. "
         "An empty one is none.",
-        flag="--end", metavar="TOKEN",
+        flag="--end", metavar="TOKEN", check=str,
     )  # fmt: skip
     pack: bool = option(
         False,

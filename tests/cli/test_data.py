@@ -7,8 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from tests.cli.conftest import Refused, Run
+from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
+from tests.adapters.conftest import needs_peft
+from tests.adapters.written.models import HERE, VOCABULARY, causal
+from tests.cli.conftest import Refused, Run, Shared
+from tests.test_docs import ROOT, blocks
 from tests.text_tools import saved, tokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b c"}]}
@@ -126,6 +132,77 @@ def test_a_configuration_beside_the_tokenizer_names_template_and_tokens(
         with np.load(tmp_path / "data.npz") as data:
             assert data["input_ids"][row, : len(ids)].tolist() == ids
             assert data["attention_mask"][row].sum() == len(ids)
+
+
+@needs_peft
+def test_a_recipe_trains_and_simulates_from_texts(tmp_path: Path, run: Run) -> None:
+    words = tokenizer("wordpiece", VOCABULARY, ["abcdefgh ijklmn opq rst uvw xyz " * 9])
+    saved(words, tmp_path)
+    model = HERE / "genai-llama-tied-fp32" / "model.onnx"
+    build_package(
+        model, tmp_path / "package", loss="next_token", adapter=AdapterSpec("lora", ("*.q_proj",))
+    )
+    recipe, train, held, out = (
+        tmp_path / name for name in ("recipe.toml", "train.jsonl", "eval.jsonl", "trained.ckpt")
+    )
+    (page,) = (each for each in blocks(ROOT / "docs" / "recipe.md", "toml") if "[data]" in each)
+    settings = page.partition("[data]")[2].replace("256", "24")
+    recipe.write_text(
+        f'model = "{model}"\npackage = "package"\nloss.kind = "next_token"\n'
+        f"[data]{settings}"
+        '[target]\ndevices = ["pi-5"]\n[budgets]\nperplexity = 1\n'
+    )
+    pairs = [("abc opq", "xyz rst uvw"), ("ijklmn", "abcdefgh"), ("rst", "opq opq xyz ab cd ef")]
+    for path, some in (train, pairs * 2), (held, pairs):
+        rows = ({"prompt": a, "answer": b} for a, b in some)
+        path.write_text("\n".join(map(json.dumps, rows)))
+        made = ("--tokenizer", tmp_path / "tokenizer.json", "--template", "chatml")
+        run("data", "prepare", path, *made, "--length", 24, "--out", path.with_suffix(".npz"))
+    more = ("--epochs", 1, "--batch-size", 2, "--json", "--out", out)
+    data, evaluation = train.with_suffix(".npz"), held.with_suffix(".npz")
+    of_arrays = run("train", tmp_path / "package", "--data", data, "--eval", evaluation, *more)
+    texts = ("--data", train, "--eval", held, "--recipe", recipe)
+    of_texts = run("train", tmp_path / "package", *texts, *more)
+    assert of_texts.code == 0, of_texts.err
+    found = of_texts.json()
+    assert found == of_arrays.json()
+
+    # Of the tokens of answers, one by one, in batches of 2 and 1 samples.
+    with np.load(evaluation) as arrays:
+        ids, labels = arrays["input_ids"], arrays["labels"]
+    with torch.no_grad():
+        logits = causal("Llama", True, 32).double()(torch.from_numpy(ids)).logits
+    rows, places = np.nonzero(labels != -100)
+    terms = torch.log_softmax(logits[rows, places - 1], -1)[range(len(rows)), labels[rows, places]]
+    perplexity = float(torch.exp(-terms.mean()))
+    assert found["eval_tokens"] == len(rows)
+    assert found["perplexity_before"] == pytest.approx(perplexity, rel=1e-5)
+    assert found["perplexity_after"] < perplexity
+    shown = f"perplexity {perplexity:.4g} of {len(rows)} tokens"
+    assert shown in of_texts.err
+
+    page = tmp_path / "report.html"
+    options = ("--epochs", 1, "--interruptions", 0, "--json", "--report", f"html:{page}")
+    outcome = run("simulate", tmp_path / "package", *texts, *options)
+    assert outcome.code == 1, outcome.err
+    result = outcome.json()
+    training = result["training"]
+    assert training["tokens"] == len(rows)
+    assert training["perplexity_before"] == pytest.approx(perplexity, rel=1e-5)
+    assert training["perplexity_after"] < perplexity
+    (check,) = (each for each in result["checks"] if each["metric"] == "perplexity")
+    assert (check["status"], check["actual"]) == ("fail", training["perplexity_after"])
+    assert f"{len(rows)} held-out tokens" in page.read_text()
+
+
+def test_texts_without_a_recipe(tmp_path: Path, shared: Shared, refused: Refused) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('model = "model.onnx"\nloss.kind = "mse"\n')
+    refused(
+        ("train", shared.package, "--data", "texts.jsonl", "--recipe", recipe, "--out",
+         tmp_path / "c"),
+        "usage", "texts.jsonl", "[data]", "odtpack data prepare",
+    )  # fmt: skip
 
 
 def test_without_tokenizers_the_error_names_the_extra(

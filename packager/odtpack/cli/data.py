@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +14,7 @@ from odtpack.cli._spec_options import takes_spec
 from odtpack.spec import TextSpec
 
 if TYPE_CHECKING:
+    from odtpack.recipe import Recipe
     from odtpack.text import Prepared
 
 
@@ -59,6 +62,32 @@ def _prepare(texts: Path, out: Path, spec: TextSpec) -> Prepared:
     if found.left_out:
         _console.say(f"  left out, as they have no answer: {found.left_out:,}")
     return found
+
+
+@contextmanager
+def as_samples(
+    recipe: Recipe | None, data: Path, evaluation: Path | None
+) -> Iterator[tuple[Path, Path | None]]:
+    """Files of samples for ``--data`` and ``--eval``; of texts, such as last as long as a block."""
+    from odtpack.errors import OdtpackError
+    from odtpack_runtime.files.scratch import scratch_folder
+
+    texts = [path for path in (data, evaluation) if path is not None and path.suffix == ".jsonl"]
+    if not texts:
+        yield data, evaluation
+        return
+    spec = None if recipe is None else recipe.texts()
+    if spec is None:
+        raise OdtpackError(
+            "usage",
+            f"{str(texts[0])!r} holds texts, and no recipe says in [data] how they become samples",
+            hint="name the recipe, --recipe recipe.toml, or write samples: odtpack data prepare",
+        )
+    with scratch_folder("texts") as folder:
+        made = {path: Path(folder) / f"{index}.npz" for index, path in enumerate(texts)}
+        for path, out in made.items():
+            _prepare(path, out, spec)
+        yield made.get(data, data), evaluation and made.get(evaluation, evaluation)
 
 
 data = group("Make data for training.")
