@@ -4,7 +4,7 @@ Labels are the tokens themselves, as Hugging Face's causal models and the loss `
 them, and -100 where nothing is learned: on prompts and padding. Which tokens are an answer's is
 found as ``trl`` finds it: the text up to the answer and the text with it are encoded, and what both
 begin with is the prompt. That needs no positions of tokens in the text, which not every tokenizer
-gives, and so it is the same on every device (``docs/guides/language-models.md``).
+gives, and so it is the same on every device (``docs/guides/text.md``).
 """
 
 from __future__ import annotations
@@ -404,10 +404,11 @@ def _renderer(text: str, bos: str, end: str) -> Any:
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     environment.globals |= {"raise_exception": fail, "bos_token": bos, "eos_token": end}
 
+    template = functools.cache(environment.from_string)  # which compiles
+
     def render(messages: list[dict[str, str]], prompt: bool) -> str:
         try:
-            made = environment.from_string(text)  # which Jinja keeps
-            return made.render(messages=messages, add_generation_prompt=prompt)
+            return template(text).render(messages=messages, add_generation_prompt=prompt)
         except Exception as error:  # a template may raise anything
             raise ValueError(f"the template failed: {shortened(str(error))}") from error
 
