@@ -10,6 +10,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${1:-$root/.venv/bin/python}
 build=$root/build/tokenizers
 mkdir -p "$build"/{js,jvm,native/src}
+PATH=$PATH:$root/build/node/bin # of scripts/setup_kits_js.sh
 
 if command -v npm >/dev/null && [[ ! -e $build/js/.ready ]]; then
   echo "tokenizers: installing @huggingface/tokenizers" >&2
