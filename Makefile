@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo gpu test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench native release models swift web-demo distribution federated exporters fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
+.PHONY: help setup demo gpu test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench native tokenizers release models swift web-demo distribution federated exporters fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make kits    set up, then build and test the training kits of other languages; make kits-bench:"
 	@echo "             their step times beside Python's as well"
 	@echo "make native  the library of native kernels, in build/native (docs/native.md)"
+	@echo "make tokenizers  texts become the same tokens in every language (docs/guides/text.md)"
 	@echo "make swift   a Swift toolchain, with which make kits tests the Swift kit as well"
 	@echo "make release all artifacts in dist/: Python, npm, Maven, CMake, NuGet, with digests and a bill of materials"
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
@@ -50,7 +51,7 @@ demo: $(VENV)/.ready-demo
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 
 test: $(VENV)/.ready-full
-	@$(PYTEST) -m "not runtimes and not sweep and not kits and not distribution and not docs and not federated"
+	@$(PYTEST) -m "not runtimes and not sweep and not kits and not distribution and not docs and not federated and not tokenizers"
 
 sweep: $(VENV)/.ready-full
 	@$(PYTEST) -m "sweep and not runtimes and not kits and not federated"
@@ -102,6 +103,11 @@ native:
 	@cmake -S runtime/native -B $(NATIVE) -DONNXRUNTIME_INCLUDE_DIR=$(CURDIR)/build/cpp-deps/include \
 		-DCMAKE_CXX_FLAGS="$(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)" >$(NATIVE).log
 	@cmake --build $(NATIVE) >>$(NATIVE).log && echo $(NATIVE)
+
+# What make kits and make swift set up is used where it is there.
+tokenizers: $(VENV)/.ready-full
+	@scripts/setup_tokenizers.sh
+	@$(BIN)/python -m pytest -m tokenizers tests/tokenizers
 
 swift: $(VENV)/.ready-full
 	@scripts/setup_swift.sh

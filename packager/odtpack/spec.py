@@ -176,6 +176,56 @@ class Head:
 
 
 @dataclasses.dataclass(frozen=True)
+class TextSpec:
+    """How texts become samples of a language model, see :mod:`odtpack.text`.
+
+    Raises:
+        OdtpackError: ``bad-argument``: a value out of range, or of another type.
+    """
+
+    tokenizer: str = option(
+        REQUIRED,
+        "Tokenizer of Hugging Face. A `tokenizer_config.json` beside it names `bos_token` and "
+        "`eos_token`.",
+        flag="--tokenizer", metavar="tokenizer.json",
+    )  # fmt: skip
+    length: int = option(
+        REQUIRED,
+        "Tokens of a sample. Longer rows lose the start of the prompt first, and the end of the "
+        "answer if it alone is longer.",
+        whole=True, least=2, most=100_000, flag="--length", metavar="N", example=256,
+    )  # fmt: skip
+    template: str = option(
+        "plain",
+        "How messages become text: `chatml`, `llama3`, `gemma`, `plain` (only their contents), a "
+        "file of Jinja, or a `tokenizer_config.json` with a `chat_template`.",
+        flag="--template", metavar="NAME|FILE",
+    )  # fmt: skip
+    prompt_field: str = option(
+        "prompt", "Key of the prompt, in rows without `messages`.",
+        flag="--prompt-field", metavar="KEY",
+    )  # fmt: skip
+    answer_field: str = option(
+        "answer", "Key of the answer, in rows without `messages`.",
+        flag="--answer-field", metavar="KEY",
+    )  # fmt: skip
+    end: str | None = option(
+        None,
+        "Token after each answer of `plain` and after each `text`. Without it, the `eos_token`. "
+        "An empty one is none.",
+        flag="--end", metavar="TOKEN", check=str,
+    )  # fmt: skip
+    pack: bool = option(
+        False,
+        "Join short rows to samples of up to `length` tokens. Each row then sees those before it.",
+        flag="--pack",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclasses.dataclass(frozen=True)
 class AdapterSpec:
     """An adapter, and the layers that it goes on.
 

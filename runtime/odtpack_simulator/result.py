@@ -424,6 +424,8 @@ class TrainingInfo(Part):
     ``metric_interval`` is the 95 % Wilson score interval of ``metric_after``:
     on few held-out samples it is wide, and a floor inside it proves little. ``skipped_batches`` are
     those whose loss or gradients were not finite, and ``not_finite`` says what was, of the last.
+    ``perplexity_after`` is that of a language model, e to the mean loss of so many held-out
+    ``tokens``; null for others, and where it is not finite.
     """
 
     losses: list[Loss]
@@ -433,6 +435,9 @@ class TrainingInfo(Part):
     metric_before: float | None = None
     metric_after: float | None = None
     metric_interval: tuple[float, float] | None = None
+    perplexity_before: float | None = None
+    perplexity_after: float | None = None
+    tokens: Count | None = None
     curve: list[EvaluationPoint] = Field(default_factory=list)
     held_out_fall: HeldOutFall | None = None
     skipped_batches: Count = 0

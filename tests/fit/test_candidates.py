@@ -27,6 +27,7 @@ from odtpack.fit.search_context import SearchContext
 from odtpack.fit.space import Candidate, SearchConstraints, Space, open_space
 from odtpack.fit.study import Study
 from odtpack.recipe import BuildSpec, Recipe, read_recipe
+from odtpack.spec import TextSpec
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import ScheduleSpec
 from odtpack_simulator.device.app_footprint import runtime_bytes
@@ -190,12 +191,14 @@ class TestRecipes:
         (tmp_path / "budgets.toml").write_text("[budgets]\nfinal_loss = 1\n")
         limits = {"peak_memory": "1 MB", "class": {"ios": {"final_loss": 2}}}
         for budgets in (None, tmp_path / "budgets.toml", limits):
+            texts = TextSpec(str(tmp_path / "t.json"), 9, str(tmp_path / "a.jinja"), end="")
             around = Surroundings(
-                tmp_path, "p/q", ("pixel-8a", "./my phone.toml"), budgets, ("one\ntwo",)
+                tmp_path, "p/q", ("pixel-8a", "./my phone.toml"), budgets, ("one\ntwo",), texts
             )
             for candidate in space_of(ground).candidates()[::101]:
                 read = check(candidate, base, tmp_path / "recipe.toml", around)
                 assert read.package == tmp_path / "p/q"
+                assert read.texts() == texts
                 assert read.table.target.devices[0] == "pixel-8a"
                 given = read.budgets()
                 assert (given is None) == (budgets is None)

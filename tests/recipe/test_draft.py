@@ -167,7 +167,7 @@ def test_example_is_complete(example: Path) -> None:
     """Every table is in it but those of which the page has further examples."""
     table = read_recipe(example).table
     assert table.model_fields_set == set(type(table).model_fields) - {
-        "head", "adapter", "privacy", "inputs", "losses", "sizes",
+        "head", "adapter", "privacy", "inputs", "losses", "sizes", "data",
     }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from odtpack.cli._options import examples, flag
 from odtpack.cli._supervisor import supervised
 from odtpack.cli.adapter import adapter
 from odtpack.cli.build import build, cache_key
+from odtpack.cli.data import data
 from odtpack.cli.device.demo import demo
 from odtpack.cli.device.devices import devices
 from odtpack.cli.device.fit import fit
@@ -210,6 +211,12 @@ _add(
     "odtpack adapter import package adapter --out start.ckpt",
     "odtpack adapter merge model.onnx adapter --out merged.onnx",
     name="adapter",
+)
+_add(
+    data,
+    "odtpack data prepare chats.jsonl --tokenizer tokenizer.json --template chatml \\",
+    "    --length 256 --out data.npz",
+    name="data",
 )
 _add(devices, "odtpack devices list", "odtpack devices show pixel-8a", name="devices")
 _add(

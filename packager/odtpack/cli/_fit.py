@@ -159,6 +159,7 @@ def evaluate(
         scores=scores,
         labels=labels,
         ignored_label=package.manifest.ignored_label,
+        tokens=package.manifest.token_labels,
         numbers={o.name: i for i, o in enumerate(package.manifest.outputs) if i and not o.shape},
     )
 

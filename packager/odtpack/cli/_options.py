@@ -67,7 +67,11 @@ def destination(metavar: str, text: str, **settings: Any) -> Any:
 MODEL = argument("MODEL.onnx", "Forward model.")
 MODEL_OR_RECIPES = argument("[MODEL.onnx]", "Forward model. Default: that of the recipe.")
 PACKAGE = argument("PKG", "Folder of the package.")
-DATA = option("One array per input of the model, by its name.", "DATA.npz")
+DATA = option(
+    "One array per input of the model, by its name; or texts (.jsonl), which become samples as "
+    "[data] of the recipe says.",
+    "DATA.npz",
+)
 EPOCHS = option("Passes over the data.", "N", min=1)
 BATCH_SIZE = option("Samples per batch.  [default: 32]", "N", min=1)
 SEED = option("Seed of the sample order and the held-out split.", "N", min=0)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.cli._options import LOSS, LOSS_OPTION, LossName, OptimizerName, flag, option
-from odtpack.option import Option
+from odtpack.option import REQUIRED, Option, options_of
 from odtpack.spec import BuildSpec, options
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
@@ -70,14 +70,14 @@ _SEVERAL: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
 }
 
 
-def takes_spec(before: str) -> Callable[[_Command], _Command]:
-    """Give a command the options of a build, which it takes as keywords."""
+def takes_spec(before: str, of: type = BuildSpec) -> Callable[[_Command], _Command]:
+    """Give a command the options of a build or another class, which it takes as keywords."""
 
     def decorate(command: _Command) -> _Command:
         signature = inspect.signature(command, eval_str=True)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         place = [parameter.name for parameter in own].index(before)
-        own[place:place] = _parameters()
+        own[place:place] = _parameters(options() if of is BuildSpec else options_of(of))
         all_named = [p.replace(kind=p.KEYWORD_ONLY) for p in own]
         command.__signature__ = signature.replace(parameters=all_named)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in own} | {"return": None}
@@ -86,19 +86,20 @@ def takes_spec(before: str) -> Callable[[_Command], _Command]:
     return decorate
 
 
-def _parameters() -> Iterator[inspect.Parameter]:
+def _parameters(declared: Iterable[Option]) -> Iterator[inspect.Parameter]:
     """The parameters of a command that takes every option, in the order of the fields."""
-    for each in options():
+    for each in declared:
         kinds = _SEVERAL.get(each.name, {})
         if each.flag:
             given = option(each.help, each.metavar, each.flag)
             kinds = {each.name: (_kind(each), given)}
+        needed = each.default is REQUIRED
         for name, (kind, given) in kinds.items():
             yield inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[kind | None, given],
+                default=inspect.Parameter.empty if needed else None,
+                annotation=Annotated[kind if needed else kind | None, given],
             )
 
 

@@ -24,8 +24,10 @@ from odtpack.fit.outcome import (
 )
 from odtpack.fit.search_context import FitRequest, SearchContext
 from odtpack.fit.space import Candidate, Space
+from odtpack.option import options_of
 from odtpack.recipe import BuildSpec, read_recipe
 from odtpack.recipe.draft import SCHEMA_NAME, one_line
+from odtpack.spec import TextSpec
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.result import (
     DeviceResult,
@@ -249,6 +251,7 @@ def summarize(
             request.device_names,
             request.budget_source,
             (remark,),
+            None if request.recipe is None else request.recipe.texts(),
         )
         candidate = by_number[found.number]
         return recipe_text(candidate.settings(ground.base), candidate.batch_size, around)
@@ -305,6 +308,7 @@ class Surroundings:
     # path of a budget file, or the tables of one; None for none
     budgets: Path | Mapping[str, Any] | None = None
     remark: tuple[str, ...] = ()  # lines of comments at the top
+    texts: TextSpec | None = None  # how texts become samples
 
 
 def recipe_text(settings: BuildSpec, batch_size: int, around: Surroundings) -> str:
@@ -353,6 +357,7 @@ def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict
             "size": batch_size,
             "micro_batch": None if micro_batch == batch_size else micro_batch,
         },
+        "data": _texts(around.texts, around.folder),
         "memory": settings.said("memory"),
         "formats": {
             "ort": True if formats else None,
@@ -369,6 +374,21 @@ def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict
         },
     }
     return _without_nothing(content)
+
+
+def _texts(texts: TextSpec | None, folder: Path) -> dict[str, Any]:
+    """What is not at its default; files are named from the folder."""
+    if texts is None:
+        return {}
+    given = {each.name: getattr(texts, each.name) for each in options_of(TextSpec)}
+    for key in ("tokenizer", "template"):
+        if key == "tokenizer" or Path(given[key]).suffix:
+            given[key] = _relative(Path(given[key]), folder)
+    return {
+        each.name: given[each.name]
+        for each in options_of(TextSpec)
+        if given[each.name] != each.default
+    }
 
 
 def _without_nothing(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from odtpack.recipe.schema import RecipeFile
+from odtpack.spec import TextSpec
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.figures.limits import Budgets, make_budgets, read_budgets
 from odtpack_simulator.values.part import TAG_PREFIX, first_problem
@@ -44,6 +45,16 @@ class Recipe:
     def package(self) -> Path | None:
         """Folder of the package, if the recipe names it."""
         return None if self.table.package is None else self.path.parent / self.table.package
+
+    def texts(self) -> TextSpec | None:
+        """How texts become samples, if the recipe says so."""
+        if self.table.data is None:
+            return None
+        given = self.table.data.model_dump()
+        for key in ("tokenizer", "template"):
+            if key == "tokenizer" or Path(given[key]).suffix:  # a name has none
+                given[key] = str(self.path.parent / given[key])
+        return TextSpec(**given)
 
     def budgets(self) -> Budgets | None:
         """The limits, from the recipe or the file that it names."""

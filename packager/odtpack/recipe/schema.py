@@ -29,7 +29,7 @@ from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES
 from odtpack.optimizers import OPTIMIZERS
 from odtpack.option import REQUIRED, Bounds, Option, options_of
-from odtpack.spec import BuildSpec, Head, keys_of
+from odtpack.spec import BuildSpec, Head, TextSpec, keys_of
 from odtpack_simulator.device.profile import OsClass
 from odtpack_simulator.figures.limits import Section, name_limits
 from odtpack_simulator.values.part import TAG_PREFIX, Part
@@ -328,6 +328,14 @@ class AdapterTable(Table):
     """
 
 
+@declared(TextSpec)
+class DataTable(Table):
+    """How texts become samples of a language model, for `--data TEXTS.jsonl`.
+
+    Files are named from the recipe's folder.
+    """
+
+
 class BatchTable(Table):
     """How many samples make a step."""
 
@@ -454,6 +462,8 @@ class RecipeFile(_AboveAll):
     """How the learning rate changes."""
     batch: BatchTable = BatchTable()
     """How many samples make a step."""
+    data: DataTable | None = None
+    """How texts become samples of a language model."""
     memory: MemoryTable = MemoryTable()
     """How much memory training may take."""
     formats: FormatsTable = FormatsTable()

@@ -332,6 +332,14 @@ class Manifest(Part):
         return self.outputs + self.evaluation_outputs
 
     @property
+    def token_labels(self) -> int | None:
+        """Index of the labels of a language model, whose tokens the loss is the mean of."""
+        mean = (self.loss_options or {}).get("reduction", "mean") == "mean"
+        roles = [item.role for item in self.inputs]
+        found = self.loss == "next_token" and mean and "labels" in roles
+        return roles.index("labels") if found else None
+
+    @property
     def ignored_label(self) -> int | None:
         """Label of samples that do not count, if there is one."""
         ignored = [item.ignore_index for item in self.inputs if item.role == "labels"]

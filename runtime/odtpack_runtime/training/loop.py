@@ -328,6 +328,7 @@ class Evaluation:
         right: Labels that the highest score names.
         total: Labels that count; 0 where there are none, or no scores.
         means: Mean per sample of each further number that is returned.
+        tokens: Of a language model, the tokens that the loss of each batch is the mean of.
     """
 
     losses: tuple[float, ...]
@@ -335,6 +336,15 @@ class Evaluation:
     right: int
     total: int
     means: dict[str, float] = field(default_factory=dict)
+    tokens: tuple[int, ...] = ()
+
+    @property
+    def perplexity(self) -> float | None:
+        """Exponential of the mean loss per token; None where there are no tokens."""
+        if not sum(self.tokens):
+            return None
+        terms = (x * n for x, n in zip(self.losses, self.tokens, strict=True) if n)
+        return float(np.exp(np.minimum(sum(terms) / sum(self.tokens), 1e3)))
 
     @property
     def loss(self) -> float | None:
@@ -358,6 +368,7 @@ def evaluate(
     labels: int | None = None,
     ignored_label: int | None = None,
     numbers: Mapping[str, int] = MappingProxyType({}),
+    tokens: int | None = None,
     on_labels: Callable[[Array, Array], None] = lambda right, counted: None,
 ) -> Evaluation:
     """Run batches in evaluation mode; the module is then in the mode in which it was.
@@ -369,6 +380,8 @@ def evaluate(
         labels: Index among the inputs of the labels; None if there are none.
         ignored_label: Label of samples that do not count; None if all do.
         numbers: Indices among the outputs of further numbers, by name.
+        tokens: Index among the inputs of the labels of a language model,
+            :attr:`Manifest.token_labels <odtpack_runtime.package.manifest.Manifest.token_labels>`.
         on_labels: Called with each batch's labels that the highest score names, and with all that
             count.
     """
@@ -378,6 +391,7 @@ def evaluate(
     sizes: list[int] = []
     right = total = 0
     sums = dict.fromkeys(numbers, 0.0)
+    counts: list[int] = []
     for batch in batches:
         results: Any = module(*batch)
         outputs = results if isinstance(results, tuple) else (results,)
@@ -385,13 +399,15 @@ def evaluate(
         sizes.append(next((len(array) for array in batch if np.ndim(array)), 1))
         for name, index in numbers.items():
             sums[name] += float(outputs[index]) * sizes[-1]
+        if tokens is not None:
+            counts.append(int((batch[tokens][:, 1:] != ignored_label).sum()))
         if scores is not None and labels is not None:
             named, counted = right_labels(outputs[scores], batch[labels], ignored_label)
             right, total = right + len(named), total + len(counted)
             on_labels(named, counted)
     module.train(was_training)
     means = {name: each / sum(sizes) for name, each in sums.items() if sizes}
-    return Evaluation(tuple(losses), tuple(sizes), right, total, means)
+    return Evaluation(tuple(losses), tuple(sizes), right, total, means, tuple(counts))
 
 
 def loss_of(results: Any) -> float:

@@ -44,6 +44,14 @@ def _final_loss(subject: Subject) -> Figure:
     return Figure(value=loss, kind="measured", basis=Basis(how=where), reason=reason)
 
 
+def _perplexity(subject: Subject) -> Figure:
+    training = subject.result.training
+    reason = "no perplexity at the end" if training.tokens else "the package trains no tokens"
+    if training.perplexity_after is not None:
+        reason = ""
+    return Figure(value=training.perplexity_after, kind="measured", reason=reason)
+
+
 def _metric(subject: Subject) -> Figure:
     training = subject.result.training
     after, interval = training.metric_after, training.metric_interval
@@ -285,6 +293,14 @@ _ALL: Final[tuple[Metric[Subject], ...]] = (
         meaning="Loss on the held-out samples at the end, or of the last step where none are "
         "held out.",
         example="0.5", read=_final_loss,
+        advise=lambda subject, _: advice.for_learning(subject.result),
+    ),
+    Metric(
+        key="perplexity", title="Perplexity", unit="1", scope="package", topic="Metric",
+        words="the perplexity on held-out samples is {}",
+        meaning="e to the mean loss per token that counts, on the held-out samples at the end, of "
+        "a package with the loss `next_token`.",
+        example="12", read=_perplexity, suggested=False,
         advise=lambda subject, _: advice.for_learning(subject.result),
     ),
     Metric(

@@ -65,6 +65,7 @@ class Job:
     logits: int | None = None
     labels: int | None = None  # Index among the user inputs of the labels
     ignored_label: int | None = None  # Label of samples that do not count; None if all do
+    tokens: int | None = None  # Index among the user inputs of the labels of a language model
     pieces: int = 1  # See SamplePlan
     holdout: float = 0.2  # See SamplePlan
     apart: int = 0  # See SamplePlan

@@ -154,6 +154,7 @@ def make_job(
         threads=threads,
         logits=logits,
         labels=labels,
+        tokens=package.manifest.token_labels,
         ignored_label=package.manifest.ignored_label,
     )
 
@@ -243,6 +244,9 @@ class ReplayResult:
     eval_loss_after: float | None = None  # The same after training
     metric_before: float | None = None  # Accuracy on the held-out samples; None if not defined
     metric_after: float | None = None  # The same after training
+    perplexity_before: float | None = None  # Of a language model on the held-out samples
+    perplexity_after: float | None = None  # The same after training
+    tokens: int | None = None  # Tokens that the perplexities are of
     # Labels that it counts as right, and all that it counts: see wilson_interval for what they
     # prove.
     metric_counts: tuple[int, int] | None = None
@@ -291,9 +295,11 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
             groups = list(map(tuple, message["groups"]))  # JSON knows no tuples
             if message["when"] == "before":
                 result.eval_loss_before, result.metric_before = loss, metric
+                result.perplexity_before = message["perplexity"]
                 result.groups_before = groups
             elif message["when"] == "after":
                 result.eval_loss_after, result.metric_after = loss, metric
+                result.perplexity_after, result.tokens = message["perplexity"], message["tokens"]
                 result.groups_after = groups
                 if message["total"] is not None:
                     result.metric_counts = (message["right"], message["total"])

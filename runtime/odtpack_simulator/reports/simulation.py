@@ -199,6 +199,10 @@ def _learned(result: SimulationResult) -> list[tuple[str, str, str]]:
             first, last, where = training.losses[0], training.losses[-1], "training samples"
         both = ["not finite" if loss is None else f"{loss:.3g}" for loss in (first, last)]
         figures.append(("Loss", " → ".join(both), where))
+    if training.tokens and training.perplexity_after is not None:
+        perplexities = (training.perplexity_before, training.perplexity_after)
+        both = ["not finite" if each is None else f"{each:.4g}" for each in perplexities]
+        figures.append(("Perplexity", " → ".join(both), f"{training.tokens:,} held-out tokens"))
     if training.metric_name and training.metric_after is not None:
         before, text = training.metric_before, metric_text(result, training.metric_after)
         if before is not None:  # a unit stands once, after both

@@ -87,6 +87,7 @@ VALUES = [
     ("final_loss", "-3", -3.0, "absolute"),
     ("final_loss", '"+0.01"', 0.01, "difference"),
     ("final_loss", '" + 2.5 % "', 2.5, "percent"),
+    ("perplexity", "12", 12.0, "absolute"),
     ("accuracy_floor", '"-1 %"', -1.0, "percent"),
     ("accuracy_floor", '"-0.01"', -0.01, "difference"),
     ("peak_memory", '"+10 MiB"', 10 * 2.0**20, "difference"),

@@ -118,6 +118,7 @@ def test_a_result_is_no_worse_than_itself(metric: object) -> None:
     result = make_result([DEVICE])
     update = {  # of a language model, which has all figures
         "data": result.data.model_copy(update={"tokens_per_sample": 128}),
+        "training": result.training.model_copy(update={"perplexity_after": 9.0, "tokens": 50}),
         "package": result.package.model_copy(update={"adapter_bytes": 4096}),
     }
     result = result.model_copy(update=update)

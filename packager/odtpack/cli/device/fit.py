@@ -130,6 +130,7 @@ def fit(
     input.
     """
     from odtpack.cli._files import check_share, find_recipe
+    from odtpack.cli.data import as_samples
     from odtpack.cli.device.simulate import load_devices
     from odtpack.errors import OdtpackError
     from odtpack.fit import FitRequest
@@ -157,8 +158,8 @@ def fit(
     source = budget
     if budget is None and read is not None:
         budgets = read.budgets() or budgets
-        given = read.content.get("budgets")
-        source = read.path.parent / given if isinstance(given, str) else given
+        limits = read.content.get("budgets")
+        source = read.path.parent / limits if isinstance(limits, str) else limits
     budgets.check_devices([profile.name for profile in profiles] + list_profiles())
     previous = [] if out is None else _check_folder(out)
     request = FitRequest(
@@ -182,9 +183,12 @@ def fit(
         holdout=check_share(holdout, other=evaluation),
     )
     executor: Executor = make_executor(jobs, ray)
-    with _console.Progress("fit") as progress:
+    with (
+        as_samples(read, data, evaluation) as (given, others),
+        _console.Progress("fit") as progress,
+    ):
         result = search(
-            request,
+            dataclasses.replace(request, data=given, evaluation=others),
             executor=executor,
             jobs=jobs or default_jobs(),
             progress=lambda now: progress.update(now.done, now.count, now.title),

@@ -88,8 +88,8 @@ def simulate(
     recipe: Annotated[
         Path | None,
         option(
-            "Recipe with budgets, devices and batch size; options override them. Default: "
-            "recipe.toml, if there is no --device.",
+            "Recipe with budgets, devices and batch size, which options override, and [data]. "
+            "Default: recipe.toml, if there is no --device, or the data are texts.",
             "recipe.toml",
         ),
     ] = None,
@@ -185,6 +185,7 @@ def simulate(
     from odtpack.cli import _fit
     from odtpack.cli._describe import of_simulation
     from odtpack.cli._files import check_reports, check_share, find_recipe, write_reports
+    from odtpack.cli.data import as_samples
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.campaign import make_policy
@@ -199,7 +200,7 @@ def simulate(
 
     # Inputs are checked before anything long runs.
     share = check_share(holdout, other=evaluation)
-    recipe = find_recipe(recipe, wanted=not device)
+    recipe = find_recipe(recipe, wanted=not device or data.suffix == ".jsonl")
     read = None if recipe is None else read_recipe(recipe)
     profiles = load_devices(device or ([] if read is None else read.devices()))
     budgets = None if budget is None else read_budgets(budget)
@@ -231,32 +232,33 @@ def simulate(
     )
     executor = make_executor(jobs, ray)
     size = _fit.choose_batch_size(opened, batch_size)
-    load_samples(opened, data, evaluation)
 
     from odtpack_simulator.simulation import simulate as replay
 
     def judged(measured: SimulationResult) -> SimulationResult:
         return judge(measured, budgets, baseline=before)
 
-    with _console.Progress("replay") as progress:
-        measured = replay(
-            opened.path,
-            data,
-            profiles,
-            batch_size=size,
-            epochs=epochs,
-            learning_rate=lr,
-            seed=seed,
-            threads=threads,
-            policy=policy,
-            interruptions=interruptions,
-            executor=executor,
-            progress=teller(progress),
-            judge=judged,
-            footprint=default_footprint if budgets is None else budgets.footprint_of,
-            evaluation=evaluation,
-            holdout=share,
-        )
+    with as_samples(read, data, evaluation) as (given, others):
+        load_samples(opened, given, others)
+        with _console.Progress("replay") as progress:
+            measured = replay(
+                opened.path,
+                given,
+                profiles,
+                batch_size=size,
+                epochs=epochs,
+                learning_rate=lr,
+                seed=seed,
+                threads=threads,
+                policy=policy,
+                interruptions=interruptions,
+                executor=executor,
+                progress=teller(progress),
+                judge=judged,
+                footprint=default_footprint if budgets is None else budgets.footprint_of,
+                evaluation=others,
+                holdout=share,
+            )
     result = judged(measured)
     _console.results(as_json=as_json, reports=report)
     print_result(result, _console.console())

@@ -50,6 +50,14 @@ def train(
             "KIND[:KEY=X,...]",
         ),
     ] = None,
+    recipe: Annotated[
+        Path | None,
+        option(
+            "Recipe whose [data] says how texts become samples. Default: recipe.toml, if the data "
+            "are texts.",
+            "recipe.toml",
+        ),
+    ] = None,
     seed: Annotated[int, SEED] = 0,
     holdout: Annotated[float | None, HOLDOUT] = None,
     evaluation: Annotated[Path | None, EVALUATION] = None,
@@ -86,9 +94,11 @@ def train(
     CK is damaged.
     """
     from odtpack.cli import _fit
-    from odtpack.cli._files import check_share, check_writable
+    from odtpack.cli._files import check_share, check_writable, find_recipe
     from odtpack.cli._fit import choose_scheduler
+    from odtpack.cli.data import as_samples
     from odtpack.errors import OdtpackError
+    from odtpack.recipe import read_recipe
     from odtpack_runtime import CheckpointState, Optimizer
     from odtpack_runtime.package.package import Package
     from odtpack_runtime.package.self_check import cannot_teach
@@ -107,8 +117,11 @@ def train(
     check_writable(target, "--out", outside=opened)
     size = _fit.choose_batch_size(opened, batch_size)
     whole = _fit.fixed_batch(opened) is not None
-    arrays = opened.load_data(data)
-    held_out = None if evaluation is None else opened.load_data(evaluation)
+    recipe = find_recipe(recipe, wanted=data.suffix == ".jsonl")
+    read = None if recipe is None else read_recipe(recipe)
+    with as_samples(read, data, evaluation) as (given, others):
+        arrays = opened.load_data(given)
+        held_out = None if others is None else opened.load_data(others)
     parts = _fit.split(len(next(iter(arrays.values()))), share, seed)
 
     state = CheckpointState.load_checkpoint(resume or opened.checkpoint)
@@ -195,6 +208,15 @@ def train(
         "eval_loss_after": after.loss,
         "accuracy_before": before.accuracy,
         "accuracy_after": after.accuracy,
+        **(
+            {
+                "perplexity_before": before.perplexity,
+                "perplexity_after": after.perplexity,
+                "eval_tokens": sum(after.tokens),
+            }
+            if after.tokens
+            else {}
+        ),
         **({"means_before": before.means, "means_after": after.means} if after.means else {}),
     }
     _console.json_result(as_json, content)
@@ -237,6 +259,9 @@ def _figures(figures: Evaluation) -> str:
     if figures.loss is None:
         return "eval loss unknown: fewer samples than a batch"
     accuracy = "" if figures.accuracy is None else f"   accuracy {figures.accuracy:.1%}"
+    if figures.perplexity is not None:
+        tokens = sum(figures.tokens)
+        accuracy += f"   perplexity {figures.perplexity:.4g} of {tokens:,} tokens"
     further = "".join(f"   {name} {mean:.4f}" for name, mean in figures.means.items())
     return f"eval loss {figures.loss:.4f}{accuracy}{further}"
 

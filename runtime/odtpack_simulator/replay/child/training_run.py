@@ -298,8 +298,9 @@ class Trainer:
 
 def evaluate_held_out(module: Module, batches: Batches, job: Job) -> dict[str, Any]:
     """Mean loss per held-out sample, and the share of labels that the highest score names."""
-    # Returns: `loss`, `metric`, the counts `right` and `total` that the metric is made of, and
-    # `groups`, with the losses and sizes of the batches as its only entry.
+    # Returns: `loss`, `metric`, `perplexity` and its number of `tokens`, the counts `right` and
+    # `total` that the metric is made of, and `groups`, with the losses and sizes of the batches as
+    # its only entry.
     held_out = itertools.islice(job.schedule.held_out_batches(), job.max_steps)
     found = evaluate(
         module,
@@ -307,12 +308,15 @@ def evaluate_held_out(module: Module, batches: Batches, job: Job) -> dict[str, A
         scores=job.logits,
         labels=job.labels,
         ignored_label=job.ignored_label,
+        tokens=job.tokens,
     )
     assert found.loss is not None  # noqa: S101 - evaluated is only what has a batch
     return {
         "loss": number(found.loss),
         "groups": [pooled(found.losses, found.sizes)],
         "metric": found.accuracy,
+        "perplexity": None if found.perplexity is None else number(found.perplexity),
+        "tokens": sum(found.tokens) or None,
         "right": found.right if found.total else None,
         "total": found.total or None,
     }

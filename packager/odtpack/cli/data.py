@@ -1,0 +1,101 @@
+"""``odtpack data``: samples from what people write."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from odtpack.cli import _console
+from odtpack.cli._options import AS_JSON, argument, destination, examples, group
+from odtpack.cli._spec_options import takes_spec
+from odtpack.spec import TextSpec
+
+if TYPE_CHECKING:
+    from odtpack.recipe import Recipe
+    from odtpack.text import Prepared
+
+
+@takes_spec(before="out", of=TextSpec)
+def prepare(
+    texts: Annotated[
+        Path,
+        argument(
+            "TEXTS.jsonl",
+            "JSON lines: messages with role and content, a prompt and an answer, or a text.",
+        ),
+    ],
+    out: Annotated[Path, destination("DATA.npz", "Data file to write, for odtpack train.")],
+    as_json: Annotated[bool, AS_JSON] = False,
+    **given: Any,
+) -> None:
+    """Make samples for a language model from conversations or texts.
+
+    Writes input_ids, attention_mask, position_ids and labels, each [samples, length]. Labels are
+    -100 on prompts and padding, so that only answers are learned. Needs tokenizers: pip install
+    'odtpack[text]'.
+    """
+    from odtpack.cli._files import check_not_input, check_writable
+
+    spec = TextSpec(**{name: value for name, value in given.items() if value is not None})
+    check_writable(out, "--out")
+    check_not_input(out, "--out", [texts, Path(spec.tokenizer), Path(spec.template)])
+    found = _prepare(texts, out, spec)
+    _console.wrote(out)
+    _console.say(f"next: odtpack train PKG --data {out}")
+    _console.json_result(as_json, {"path": str(out), **dataclasses.asdict(found)})
+
+
+def _prepare(texts: Path, out: Path, spec: TextSpec) -> Prepared:
+    from odtpack.text import prepare as write
+
+    with _console.Progress("encoding, bytes") as progress:
+        found = write(texts, out, spec, progress.update)
+    _console.say(
+        f"{found.rows:,} rows, {found.samples:,} samples of {spec.length} tokens; "
+        f"{found.learned_tokens:,} of {found.tokens:,} tokens are learned"
+    )
+    if found.shortened:
+        _console.say(f"  cut, as they are longer: {found.shortened:,}")
+    if found.left_out:
+        _console.say(f"  left out, as they have no answer: {found.left_out:,}")
+    return found
+
+
+@contextmanager
+def as_samples(
+    recipe: Recipe | None, data: Path, evaluation: Path | None
+) -> Iterator[tuple[Path, Path | None]]:
+    """Files of samples for ``--data`` and ``--eval``; of texts, such as last as long as a block."""
+    from odtpack.errors import OdtpackError
+    from odtpack_runtime.files.scratch import scratch_folder
+
+    texts = [path for path in (data, evaluation) if path is not None and path.suffix == ".jsonl"]
+    if not texts:
+        yield data, evaluation
+        return
+    spec = None if recipe is None else recipe.texts()
+    if spec is None:
+        raise OdtpackError(
+            "usage",
+            f"{str(texts[0])!r} holds texts, and no recipe says in [data] how they become samples",
+            hint="name the recipe, --recipe recipe.toml, or write samples: odtpack data prepare",
+        )
+    with scratch_folder("texts") as folder:
+        made = {path: Path(folder) / f"{index}.npz" for index, path in enumerate(texts)}
+        for path, out in made.items():
+            _prepare(path, out, spec)
+        yield made.get(data, data), evaluation and made.get(evaluation, evaluation)
+
+
+data = group("Make data for training.")
+data.command(
+    epilog=examples(
+        "odtpack data prepare chats.jsonl --tokenizer tokenizer.json --template chatml \\",
+        "    --length 256 --out data.npz",
+        "odtpack data prepare questions.jsonl --tokenizer tokenizer.json --length 128 \\",
+        "    --prompt-field question --answer-field reply --pack --out data.npz",
+    )
+)(prepare)
