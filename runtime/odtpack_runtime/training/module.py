@@ -18,6 +18,7 @@ from odtpack_runtime.session.device import Device
 from odtpack_runtime.session.graph_signature import (
     BUFFER_SUFFIX,
     GRADIENT_SUFFIX,
+    LOSS_SCALE_NAMES,
     RESET_NAME,
     UPDATE_SUFFIX,
     GraphSignature,
@@ -172,7 +173,11 @@ class Module:
         # The buffers are zero: starting again gives the same in one pass less.
         self._reset = np.ones(1, np.bool_)
         self._accumulated = 0
-        statistics = {name: state.parameters.items[name].data for name in signature.updates}
+        statistics = {
+            name: state.parameters.items[name].data
+            for name in signature.updates
+            if name not in LOSS_SCALE_NAMES
+        }
         self._undo = Undo(self._flat, statistics, self._device)
         self._trained = [name for name in signature.parameters if name in set(trained)]
         self._skipped_steps = 0
