@@ -13,6 +13,7 @@ import pytest
 from odtpack.optimizers import make_optimizer
 from tests import zoo
 from tests.kits import javascript
+from tests.kits.harness import OVERFLOWS
 from tests.kits.javascript import save_batch
 from tests.once import made_once
 from tests.packages.samples import build
@@ -23,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
     "adafactor": {"optimizer": make_optimizer("adafactor", {})},
     "clipped": {"clip_norm": 0.5},
+    "mixed": {"precision": "mixed"},
 }
 
 
@@ -31,7 +33,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Packages of a small CNN for several optimizers."""
     folder = tmp_path_factory.mktemp("packages")
     model = zoo.cnn(size=8, width=(4, 8), classes=3)
-    return {name: build(folder / name, model, **each) for name, each in OPTIONS.items()}
+    with OVERFLOWS:
+        return {name: build(folder / name, model, **each) for name, each in OPTIONS.items()}
 
 
 @pytest.fixture(scope="module")

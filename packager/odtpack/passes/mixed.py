@@ -31,7 +31,7 @@ STATES: Final = dict(zip(LOSS_SCALE_NAMES, (2.0**12, 0.0), strict=True))
 overflows in the first steps would differ from the processor, with which it is compared."""
 
 GROWS_AFTER: Final = 2000
-_LEAST, _MOST = 2.0**-14, 2.0**120
+_LEAST, _MOST = 2.0**-14, 2.0**24
 _LARGEST = 65504
 
 _NARROW = {"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul", "PRelu"}
