@@ -12,6 +12,7 @@ import onnx_ir as ir
 from odtpack import losses, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
+from odtpack.choices import WEBGPU
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.graphs import carried, dims_of, nodes_of, static_dims, subgraphs
 from odtpack.graph.inference import infer_shapes
@@ -398,6 +399,8 @@ def properties_of(info: LossInfo) -> dict[str, str]:
 def of_training(task: Task, level: str) -> dict[str, str]:
     """What those of a training model say besides."""
     found = {"odtpack.optimization_level": level}
+    if task.spec.runtime == WEBGPU:
+        found["odtpack.target"] = WEBGPU
     if task.spec.accumulation_steps > 1:
         found["odtpack.accumulation_steps"] = str(task.spec.accumulation_steps)
     return found

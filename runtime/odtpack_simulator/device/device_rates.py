@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
-from odtpack_simulator.device.profile import DeviceProfile
-from odtpack_simulator.values.quantities import bounds
+from odtpack_simulator.device.profile import DeviceProfile, GpuFigures
+from odtpack_simulator.values.quantities import Quantity, bounds
 from odtpack_simulator.values.units import Interval
 
 
@@ -20,6 +21,7 @@ class DeviceRates:
     copy: Interval  # Bytes per second that one thread copies in memory
     clock_hz: float | None  # Clock of the fastest core in Hz; None if unknown
     int8: Interval  # Operations per second of a large int8 product with these threads
+    operator: Interval | None = None  # Seconds of an operator that has nothing to do, of a GPU
 
 
 def device_rates(profile: DeviceProfile, asked: int | None = None) -> DeviceRates | str:
@@ -44,6 +46,20 @@ def device_rates(profile: DeviceProfile, asked: int | None = None) -> DeviceRate
         core = _rate(profile, rate, 1, measured)
     clock, int8 = profile.fastest_clock(), profile.int8_ops(threads)
     return DeviceRates(threads, gemm, core, copy, clock.typical if clock else None, int8 or gemm)
+
+
+def gpu_rates(profile: DeviceProfile, processor: DeviceRates) -> DeviceRates | str:
+    """The same of its GPU; nothing but what was measured through ONNX Runtime tells its speed."""
+    gpu = profile.gpu or GpuFigures()
+    figures = gpu.fp32_gemm, gpu.bandwidth, gpu.operator
+    if not all(isinstance(each, Quantity) and each.kind == "measured" for each in figures):
+        return "it would run on the GPU, of which the profile has no measured rates"
+    dimensions = zip(figures, ("compute", "bandwidth", "duration"), strict=True)
+    gemm, copy, operator = (bounds(each, dimension) for each, dimension in dimensions)
+    assert gemm is not None and copy is not None  # noqa: S101, PT018 - they are quantities
+    return dataclasses.replace(
+        processor, threads=None, gemm=gemm, copy=copy, int8=gemm, operator=operator
+    )
 
 
 def _rate(profile: DeviceProfile, rate: Interval, threads: int, measured: int) -> Interval:

@@ -154,6 +154,7 @@ class HostTiming:
     checkpoint_save: Spent  # The same
     checkpoint_bytes: int  # Its size
     model_bytes: int  # Size of the models
+    gpu: bool = False  # Whether the package is built for a GPU
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> HostTiming:

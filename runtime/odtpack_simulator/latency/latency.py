@@ -24,7 +24,8 @@ from contextlib import closing
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.device_rates import DeviceRates, device_rates
+from odtpack_runtime.session.options import read_metadata
+from odtpack_simulator.device.device_rates import DeviceRates, device_rates, gpu_rates
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.latency.host_timing import HostTiming, OperatorGroup
 from odtpack_simulator.memory.arena import SessionUse
@@ -64,7 +65,9 @@ def measure_sessions(
         timed = dataclasses.replace(with_sessions(job, package, use), task="time")
         for known in found.values():  # the machine is the same one
             timed = dataclasses.replace(timed, calibration=dataclasses.asdict(known.calibration))
-        found[step_model] = measure_host(timed, on_message=on_message)
+        host = measure_host(timed, on_message=on_message)
+        target = read_metadata(package.training_model).get("odtpack.target")
+        found[step_model] = dataclasses.replace(host, gpu=target is not None)
     return found
 
 
@@ -72,6 +75,8 @@ def carry(host: HostTiming, profile: DeviceProfile, threads: int | None = None) 
     """Estimate the times of a training on a device. A pure function."""
     # `threads`: of the app's sessions; None for those that suit the device best.
     device = device_rates(profile, threads)
+    if host.gpu and not isinstance(device, str):
+        device = gpu_rates(profile, device)
     if isinstance(device, str) or host.steady.busy is not None:
         why = device if isinstance(device, str) else host.steady.busy
         basis = "host times operator by operator"
@@ -117,6 +122,9 @@ def core_ratio(host: HostTiming, device: DeviceRates) -> Interval:
     # no more per cycle, and that of matrix products by one thread, in which wider vectors count
     # too. Their geometric mean is the typical value. Where a clock is unknown, the ratio of the
     # copies takes its place.
+    if device.operator is not None:
+        ratio = 1e6 * device.operator.typical / max(host.calibration.node_us, 0.1)
+        return Interval.of(ratio, ratio, ratio)
     vectors = host.calibration.core_flops / device.core.typical
     clock = host.calibration.clock_hz
     if clock is not None and device.clock_hz is not None:
@@ -198,13 +206,18 @@ def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile) -> str
     threads = f" with {device.threads} threads" if device.threads else ""
     gemm, copy = (
         figure.kind if isinstance(figure, Quantity) else "by its data sheet"
-        for figure in (profile.cpu.fp32_gemm, profile.memory.bandwidth)
+        for figure in (
+            (profile.gpu.fp32_gemm, profile.gpu.bandwidth)
+            if host.gpu and profile.gpu is not None
+            else (profile.cpu.fp32_gemm, profile.memory.bandwidth)
+        )
     )
     reading = profile.storage_bandwidth("read")
+    of = "its GPU's" if host.gpu else "its"
     return (
         f"host step of {host.median_ms:.3g} ms ({shares}), carried operator by operator through "
         f"a roofline from {host.gemm_flops / 1e9:.3g} GFLOPS and "
-        f"{host.copy_bandwidth / 1e9:.3g} GB/s here to its matrix rate{threads} ({gemm}) and copy "
+        f"{host.copy_bandwidth / 1e9:.3g} GB/s here to {of} matrix rate{threads} ({gemm}) and copy "
         f"bandwidth ({copy})"
         + ("; storage unknown: sessions without reading models" if reading is None else "")
         + (f"; {host.steady.note}" if host.steady.note else "")

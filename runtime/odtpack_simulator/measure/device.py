@@ -16,6 +16,7 @@ from typing import Final
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.measure.calibration import copy_bandwidth, gemm_flops, median_seconds
+from odtpack_simulator.measure.gpu import measure_gpu
 from odtpack_simulator.measure.host import WaitingClock, measure_storage, this_machine
 from odtpack_simulator.measure.measured_profile import Measurements, check_names, measured_profile
 from odtpack_simulator.measure.operators import Operator, bound_operators
@@ -45,11 +46,13 @@ def measure_device(
     name: str = "local/machine",
     title: str = "This machine",
     threads: int | None = None,
+    gpu: str | None = None,
     effort: Effort | None = None,
     on_progress: Progress | None = None,
 ) -> DeviceProfile:
     """Measure this machine; the default effort takes well under two minutes."""
     # `threads`: Threads that a training would use; by default one per performance core.
+    # `gpu`: Device to measure as well, as `Module(device=...)` takes it.
     check_names(name, title)
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise OdtpackError(
@@ -75,6 +78,9 @@ def measure_device(
         measured.copy.append(copy_bandwidth(1))
     measured.waited = min(1.0, clock.seconds() / (time.perf_counter() - start))
     clock.close()
+    if gpu is not None:
+        report(effort.repeats, total, "the GPU")
+        measured.gpu = measure_gpu(gpu, effort.repeats)
     report(effort.repeats, total, "storage")
     measured.storage = measure_storage(
         folder,

@@ -14,7 +14,7 @@ import onnxruntime
 from pydantic import ValidationError
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.device.profile import NAME_PATTERN, DeviceProfile, OsClass
+from odtpack_simulator.device.profile import NAME_PATTERN, SECTIONS, DeviceProfile, OsClass
 from odtpack_simulator.measure import measurements
 from odtpack_simulator.measure.host import BUSY, OS_NAMES, Machine, StorageTiming
 from odtpack_simulator.values.schema_errors import first_problem
@@ -110,7 +110,7 @@ def _fill(content: measurements.Figure, like: DeviceProfile) -> None:
     for key in ("schema_version", "name", "title", "vendor", "os", "validated"):
         known_there.pop(key, None)
     for key, figure in known_there.items():
-        if key in ("memory", "cpu", "storage", "power"):
+        if key in SECTIONS:
             own = content.setdefault(key, {})
             missing = {k: v for k, v in figure.items() if "unknown" in own.get(k, {"unknown": ""})}
             content[key] = own | missing
@@ -215,6 +215,8 @@ class Measurements:
     gemm_single: list[float] = field(default_factory=list)  # The same with one thread
     convolution: list[float] = field(default_factory=list)  # FLOP/s of a convolution
     copy: list[float] = field(default_factory=list)  # Bytes per second that one thread copies
+    # By the profile's key: values or why there are none, what they are divided by, unit, how.
+    gpu: dict[str, tuple[list[float] | str, float, str, str]] = field(default_factory=dict)
     # Times of the storage, and `file_bytes`, the size of its file.
     storage: StorageTiming | None = None
     file_bytes: int = 0  # See storage
@@ -257,6 +259,13 @@ def measured_profile(
             ("idle", "load", "battery"), measurements.unknown("no sensor was read")
         ),
     }
+    if measured.gpu:
+        content["gpu"] = {
+            key: measurements.unknown(values)
+            if isinstance(values, str)
+            else measurements.repeated(values, factor, unit, f"{text}: {source}")
+            for key, (values, factor, unit, text) in measured.gpu.items()
+        }
     if machine.processor:
         content["soc"] = machine.processor
     return DeviceProfile.model_validate(content)
