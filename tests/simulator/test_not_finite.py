@@ -12,6 +12,8 @@ from odtpack.fit.search_context import Trial, train
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.replay.replay import run_training_child
 from odtpack_simulator.simulation import simulate
+from tests import zoo
+from tests.kits.harness import OVERFLOWS
 from tests.simulator.factory import make_result
 from tests.simulator.packages import Case
 from tests.training.test_not_finite import rooted
@@ -72,3 +74,18 @@ def test_losses_and_gradients_are_counted_once(skipped: int, words: str) -> None
     (check,) = [each for each in result.checks if each.metric == "finite_loss"]
     assert check.actual == skipped
     assert check.message.endswith(f"; {words} skipped, the last in step 3: why")
+
+
+def test_an_overflow_of_mixed_precision_is_no_fault(case: Case, tmp_path: Path) -> None:
+    with OVERFLOWS:
+        build_package(
+            zoo.mlp((4, 5, 3)), tmp_path / "mixed", loss="cross_entropy", precision="mixed",
+            self_check=False,
+        )  # fmt: skip
+    result = judge(
+        simulate(tmp_path / "mixed", tmp_path / "data.npz", [], epochs=1, batch_size=8, seed=0)
+    )
+    assert (result.training.skipped_batches, result.training.overflows) == (0, 1)
+    (check,) = [each for each in result.checks if each.metric == "finite_loss"]
+    assert (check.status, check.actual) == ("pass", 0)
+    assert "1 more only lowered the loss scale" in check.message

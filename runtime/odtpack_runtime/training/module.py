@@ -180,7 +180,7 @@ class Module:
         }
         self._undo = Undo(self._flat, statistics, self._device)
         self._trained = [name for name in signature.parameters if name in set(trained)]
-        self._skipped_steps = 0
+        self._skipped_steps = self._overflows = 0
         self._last_not_finite: NotFinite | None = None
         self._nothing_to_step = False
         self._train: BoundGraph | SegmentedGraph | None = None
@@ -263,6 +263,8 @@ class Module:
         """Count a step that was not finite, and stop if that is the policy. For Optimizer's use."""
         self._skipped_steps += 1
         self._last_not_finite = problem
+        scaled = LOSS_SCALE_NAMES[0] in self.state.parameters
+        self._overflows += scaled and problem.code == "gradient-not-finite"
         if self.on_not_finite == "stop":
             problem.raise_error()
 
@@ -425,6 +427,11 @@ class Module:
         Of a step model's batch some parameters may have been updated, see :attr:`last_not_finite`.
         """
         return self._skipped_steps
+
+    @property
+    def overflows(self) -> int:
+        """Number of those that only lowered the loss scale of mixed precision."""
+        return self._overflows
 
     @property
     def last_not_finite(self) -> NotFinite | None:

@@ -49,6 +49,7 @@ def hold(job: Job) -> ReplayResult:
     second.steps_done += first.steps_done
     second.losses = first.losses + second.losses
     second.skipped += first.skipped
+    second.overflows += first.overflows
     second.not_finite = second.not_finite or first.not_finite
     phases = resumed_phases(second.phase_peaks)
     second.phase_peaks = {

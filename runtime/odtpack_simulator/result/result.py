@@ -425,6 +425,7 @@ class TrainingInfo(Part):
     ``metric_interval`` is the 95 % Wilson score interval of ``metric_after``:
     on few held-out samples it is wide, and a floor inside it proves little. ``skipped_batches`` are
     those whose loss or gradients were not finite, and ``not_finite`` says what was, of the last.
+    ``overflows`` are those besides that only lowered the loss scale of mixed precision.
     """
 
     losses: list[Loss]
@@ -437,6 +438,7 @@ class TrainingInfo(Part):
     curve: list[EvaluationPoint] = Field(default_factory=list)
     held_out_fall: HeldOutFall | None = None
     skipped_batches: Count = 0
+    overflows: Count = 0
     not_finite: Text = ""
 
     @property
