@@ -30,7 +30,7 @@ from odtpack_runtime.errors import OdtpackError
 from tests import zoo
 from tests.hostile.checkpoints import many_tensors
 from tests.kits import kotlin_kit
-from tests.kits.harness import contents
+from tests.kits.harness import OVERFLOWS, contents
 from tests.kits.kills import KITS, kill_saves
 from tests.kits.kotlin_kit import KIT, ROOT, SOURCES, finish, run, save_batch, train
 from tests.kits.measured import check_measurements
@@ -50,6 +50,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "clipped": {"clip_norm": 0.5},
     "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)},
     "step model": {"step_model": "always"},
+    "mixed": {"precision": "mixed"},
+    "mixed step": {"precision": "mixed", "step_model": "always"},
 }
 
 
@@ -58,7 +60,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Packages of a small CNN for several optimizers."""
     folder = tmp_path_factory.mktemp("packages")
     model = zoo.cnn(size=8, width=(4, 8), classes=3)
-    return {name: build(folder / name, model, **each) for name, each in OPTIONS.items()}
+    with OVERFLOWS:
+        return {name: build(folder / name, model, **each) for name, each in OPTIONS.items()}
 
 
 @pytest.fixture(scope="module")
