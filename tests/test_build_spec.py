@@ -90,6 +90,7 @@ GIVEN = {
     "sessions": ("target.sessions = 'small'", {"sessions": "small"}, "small"),
     "threads": ("target.threads = 2", {"threads": 2}, 2),
     "frozen_storage": ("formats.frozen_dtype = 'int8'", {"frozen_storage": "int8"}, "int8"),
+    "precision": ("formats.precision = 'mixed'", {"precision": "mixed"}, "mixed"),
     "base": ("formats.base = 'int4'", {"base": "int4"}, "int4"),
     "nominal": ("formats.nominal = true", {"nominal": True}, True),
     "self_check": ("formats.self_check = false", {"self_check": False}, False),

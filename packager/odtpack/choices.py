@@ -36,6 +36,9 @@ about a tenth less, and a step 1.6 to 2.6 times the time.
 StepModel = Literal["auto", "always", "never"]
 """Whether a package has a step model; ``auto``: if its gradients take a megabyte or more."""
 
+Precision = Literal["model", "mixed"]
+"""What a training step computes in; ``model``: in the types that the model has."""
+
 Storage = Literal["float16", "int8"]
 """How large frozen weights may be stored."""
 

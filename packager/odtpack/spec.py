@@ -22,6 +22,7 @@ from odtpack.choices import (
     OrtFormat,
     Platform,
     Pool,
+    Precision,
     Runtime,
     Sessions,
     StepModel,
@@ -488,6 +489,13 @@ class BuildSpec:
         1, "Threads within an operator, in every kit; each further one takes memory.",
         whole=True, least=1, most=256, key="target.threads", flag="--threads", metavar="N",
         manifest="session", example=2, code="bad-threads",
+    )  # fmt: skip
+    precision: Precision = option(
+        "model",
+        "What a training step computes in: the types of the model (`model`), or matrix products, "
+        "convolutions and what follows them in float16, with float32 parameters and a loss scale "
+        "that follows the gradients (`mixed`).",
+        key="formats.precision", flag="--precision",
     )  # fmt: skip
     frozen_storage: Storage | None = option(
         None, "Store large frozen weights in fewer bytes; the models compute in float32.",

@@ -28,7 +28,8 @@ from typing import Any, Final
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.profile import DeviceProfile
+from odtpack_runtime.session.options import read_metadata
+from odtpack_simulator.device.profile import DeviceProfile, GpuFigures
 from odtpack_simulator.measure.calibration import Calibration
 from odtpack_simulator.measure.host import BUSY, ENOUGH_STEPS, QUIET_SHARE
 from odtpack_simulator.memory.arena import SessionUse
@@ -185,6 +186,7 @@ class HostTiming:
     checkpoint_save: Spent  # The same
     checkpoint_bytes: int  # Its size
     model_bytes: int  # Size of the models
+    gpu: bool = False  # Whether the package is built for a GPU
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> HostTiming:
@@ -405,7 +407,9 @@ def measure_sessions(
         timed = dataclasses.replace(with_sessions(job, package, use), task="time")
         for known in found.values():  # the machine is the same one
             timed = dataclasses.replace(timed, calibration=dataclasses.asdict(known.calibration))
-        found[step_model] = measure_host(timed, on_message=on_message)
+        host = measure_host(timed, on_message=on_message)
+        target = read_metadata(package.training_model).get("odtpack.target")
+        found[step_model] = dataclasses.replace(host, gpu=target is not None)
     return found
 
 
@@ -413,6 +417,8 @@ def carry(host: HostTiming, profile: DeviceProfile, threads: int | None = None) 
     """Estimate the times of a training on a device. A pure function."""
     # `threads`: of the app's sessions; None for those that suit the device best.
     device = device_rates(profile, threads)
+    if host.gpu and not isinstance(device, str):
+        device = gpu_rates(profile, device)
     if isinstance(device, str) or host.steady.busy is not None:
         why = device if isinstance(device, str) else host.steady.busy
         basis = "host times operator by operator"
@@ -458,6 +464,9 @@ def core_ratio(host: HostTiming, device: DeviceRates) -> Interval:
     # no more per cycle, and that of matrix products by one thread, in which wider vectors count
     # too. Their geometric mean is the typical value. Where a clock is unknown, the ratio of the
     # copies takes its place.
+    if device.operator is not None:
+        ratio = 1e6 * device.operator.typical / max(host.calibration.node_us, 0.1)
+        return Interval.of(ratio, ratio, ratio)
     vectors = host.calibration.core_flops / device.core.typical
     clock = host.calibration.clock_hz
     if clock is not None and device.clock_hz is not None:
@@ -539,13 +548,18 @@ def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile) -> str
     threads = f" with {device.threads} threads" if device.threads else ""
     gemm, copy = (
         figure.kind if isinstance(figure, Quantity) else "by its data sheet"
-        for figure in (profile.cpu.fp32_gemm, profile.memory.bandwidth)
+        for figure in (
+            (profile.gpu.fp32_gemm, profile.gpu.bandwidth)
+            if host.gpu and profile.gpu is not None
+            else (profile.cpu.fp32_gemm, profile.memory.bandwidth)
+        )
     )
     reading = profile.storage_bandwidth("read")
+    of = "its GPU's" if host.gpu else "its"
     return (
         f"host step of {host.median_ms:.3g} ms ({shares}), carried operator by operator through "
         f"a roofline from {host.gemm_flops / 1e9:.3g} GFLOPS and "
-        f"{host.copy_bandwidth / 1e9:.3g} GB/s here to its matrix rate{threads} ({gemm}) and copy "
+        f"{host.copy_bandwidth / 1e9:.3g} GB/s here to {of} matrix rate{threads} ({gemm}) and copy "
         f"bandwidth ({copy})"
         + ("; storage unknown: sessions without reading models" if reading is None else "")
         + (f"; {host.steady.note}" if host.steady.note else "")
@@ -565,6 +579,7 @@ class DeviceRates:
     copy: Interval  # Bytes per second that one thread copies in memory
     clock_hz: float | None  # Clock of the fastest core in Hz; None if unknown
     int8: Interval  # Operations per second of a large int8 product with these threads
+    operator: Interval | None = None  # Seconds of an operator that has nothing to do, of a GPU
 
 
 def device_rates(profile: DeviceProfile, asked: int | None = None) -> DeviceRates | str:
@@ -589,6 +604,20 @@ def device_rates(profile: DeviceProfile, asked: int | None = None) -> DeviceRate
         core = _rate(profile, rate, 1, measured)
     clock, int8 = profile.fastest_clock(), profile.int8_ops(threads)
     return DeviceRates(threads, gemm, core, copy, clock.typical if clock else None, int8 or gemm)
+
+
+def gpu_rates(profile: DeviceProfile, processor: DeviceRates) -> DeviceRates | str:
+    """The same of its GPU; nothing but what was measured through ONNX Runtime tells its speed."""
+    gpu = profile.gpu or GpuFigures()
+    figures = gpu.fp32_gemm, gpu.bandwidth, gpu.operator
+    if not all(isinstance(each, Quantity) and each.kind == "measured" for each in figures):
+        return "it would run on the GPU, of which the profile has no measured rates"
+    dimensions = zip(figures, ("compute", "bandwidth", "duration"), strict=True)
+    gemm, copy, operator = (bounds(each, dimension) for each, dimension in dimensions)
+    assert gemm is not None and copy is not None  # noqa: S101, PT018 - they are quantities
+    return dataclasses.replace(
+        processor, threads=None, gemm=gemm, copy=copy, int8=gemm, operator=operator
+    )
 
 
 def _rate(profile: DeviceProfile, rate: Interval, threads: int, measured: int) -> Interval:

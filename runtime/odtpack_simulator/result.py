@@ -426,6 +426,7 @@ class TrainingInfo(Part):
     those whose loss or gradients were not finite, and ``not_finite`` says what was, of the last.
     ``perplexity_after`` is that of a language model, e to the mean loss of so many held-out
     ``tokens``; null for others, and where it is not finite.
+    ``overflows`` are those besides that only lowered the loss scale of mixed precision.
     """
 
     losses: list[Loss]
@@ -441,6 +442,7 @@ class TrainingInfo(Part):
     curve: list[EvaluationPoint] = Field(default_factory=list)
     held_out_fall: HeldOutFall | None = None
     skipped_batches: Count = 0
+    overflows: Count = 0
     not_finite: Text = ""
 
     @property

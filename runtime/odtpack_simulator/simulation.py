@@ -407,6 +407,7 @@ def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
         curve=run.curve,
         held_out_fall=held_out_fall(run.groups_before, run.groups_after),
         skipped_batches=run.skipped,
+        overflows=run.overflows,
         not_finite=run.not_finite,
     )
 

@@ -21,6 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
     "adafactor": {"optimizer": make_optimizer("adafactor", {})},
     "clipped": {"clip_norm": 0.5},
+    "mixed": {"precision": "mixed"},
 }
 packages, batch = harness.packages_of(OPTIONS), harness.batch
 

@@ -54,6 +54,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "clipped": {"clip_norm": 0.5},
     "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)},
     "step model": {"step_model": "always"},
+    "mixed": {"precision": "mixed"},
+    "mixed step": {"precision": "mixed", "step_model": "always"},
 }
 packages, batch = packages_of(OPTIONS), harness.batch
 

@@ -11,8 +11,10 @@ import onnxruntime
 import pytest
 
 from odtpack.build import build_package
+from odtpack.passes import mixed
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer, Package
 from odtpack_runtime.session.device import Device
+from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_runtime.training import first_step
 from tests import zoo
 from tests.software_gpu import reason_without
@@ -164,3 +166,44 @@ def test_networks_on_webgpu(network: str, tmp_path: Path) -> None:
     batch = gpu.first_batch(tmp_path / network)
     found = gpu.check(tmp_path / network / "webgpu", "webgpu", batch, thorough=False)
     assert found["passed"], found
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("step", [False, True])
+def test_an_overflow_skips_one_step_there(
+    device: str, step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With everything in float32, as the adapter in software has nothing else."""
+    monkeypatch.setattr(mixed, "narrow", lambda _: False)
+    monkeypatch.setitem(mixed.STATES, LOSS_SCALE_NAMES[0], np.inf)
+    build_package(
+        zoo.mlp((6, 5, 3)), tmp_path / "p", loss="cross_entropy", runtime="webgpu",
+        step_model="always", precision="mixed",
+    )  # fmt: skip
+    trainings = [
+        Training(Package.open(tmp_path / "p"), each, step=step) for each in ("cpu", device)
+    ]
+    losses = [[float(each.optimizer.step_on(*BATCH)) for _ in range(4)] for each in trainings]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    assert losses[1][0] == losses[1][1] > losses[1][2] > losses[1][3]
+    for each in trainings:
+        assert (each.module.skipped_steps, each.optimizer.step_count) == (1, 3)
+        assert [each.state.parameters[n].data.item() for n in LOSS_SCALE_NAMES] == [2.0**24, 3]
+
+
+@pytest.mark.parametrize("device", [webgpu])
+def test_mixed_precision_needs_float16_there(device: str, tmp_path: Path) -> None:
+    build_package(
+        zoo.mlp((6, 5, 3)), tmp_path / "p", loss="cross_entropy", runtime="webgpu",
+        precision="mixed",
+    )  # fmt: skip
+    here, there = (Training(Package.open(tmp_path / "p"), each) for each in ("cpu", device))
+    found: list[float] | str
+    try:
+        found = there.steps(2)
+    except OdtpackError as error:
+        found = error.code
+    if isinstance(found, str):
+        assert found == "unsupported-device"  # not as `run-failed`
+    else:
+        np.testing.assert_allclose(found, here.steps(2), rtol=1e-2)

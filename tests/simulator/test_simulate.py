@@ -30,7 +30,9 @@ from odtpack_simulator.replay.replay import Progress, ReplayResult, run_training
 from odtpack_simulator.reports.simulation import key_figures
 from odtpack_simulator.result import DeviceResult, Policy, SimulationResult, load_result
 from odtpack_simulator.simulation import simulate
+from tests import zoo
 from tests.adapters import llama
+from tests.kits.harness import OVERFLOWS
 from tests.packaging_tools import open_training
 from tests.simulator.factory import make_result
 from tests.simulator.packages import Case, make_profile
@@ -597,3 +599,18 @@ def test_the_import_alone_loads_nothing_else() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "['odtpack_simulator']\n['odtpack_simulator']\n"
+
+
+def test_an_overflow_of_mixed_precision_is_no_fault(case: Case, tmp_path: Path) -> None:
+    with OVERFLOWS:
+        build_package(
+            zoo.mlp((4, 5, 3)), tmp_path / "mixed", loss="cross_entropy", precision="mixed",
+            self_check=False,
+        )  # fmt: skip
+    result = judge(
+        simulate(tmp_path / "mixed", tmp_path / "data.npz", [], epochs=1, batch_size=8, seed=0)
+    )
+    assert (result.training.skipped_batches, result.training.overflows) == (0, 1)
+    (check,) = [each for each in result.checks if each.metric == "finite_loss"]
+    assert (check.status, check.actual) == ("pass", 0)
+    assert "1 more only lowered the loss scale" in check.message

@@ -37,6 +37,7 @@ from odtpack_runtime.package.self_check import (
     run_first_that_fits,
     search_batch,
 )
+from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_runtime.session.options import session_info, session_options
 from odtpack_runtime.session.session import open_session, owned_ortvalue, run_failed
 from odtpack_runtime.training.loop import evaluate, train_step
@@ -254,7 +255,10 @@ class _Trial:
         parameters = () if manifest is None else manifest.parameters
         self.has_statistics = any(item.role == "state" for item in parameters)
         self._fits: Sequence[SelfCheckInput] = ()  # what the models ran with last
-        narrow = any((p.model_dtype or p.dtype) == "float16" for p in parameters)
+        narrow = any(
+            (p.model_dtype or p.dtype) == "float16" or p.name in LOSS_SCALE_NAMES
+            for p in parameters
+        )
         self._tolerance = _TOLERANCE_OF_FLOAT16 if narrow else _TOLERANCE
 
     def _opened(self, step_model: Path | None = None) -> Module:

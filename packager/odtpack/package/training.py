@@ -12,6 +12,7 @@ import onnx_ir as ir
 from odtpack import losses, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
+from odtpack.choices import WEBGPU
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.graphs import carried, dims_of, nodes_of, static_dims, subgraphs
 from odtpack.graph.inference import infer_shapes
@@ -25,7 +26,7 @@ from odtpack.package.parameters import (
     store_frozen,
 )
 from odtpack.package.task import Graphs, InferenceTemplate, LossInfo, Task
-from odtpack.passes import aliases, batch_norm, gradient_buffers, pipeline
+from odtpack.passes import aliases, batch_norm, gradient_buffers, mixed, pipeline
 from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
 from odtpack_runtime.session.graph_signature import (
     COTANGENT_SUFFIX,
@@ -251,6 +252,8 @@ def prepare(task: Task) -> Prepared:
     forward = task.model.clone()
     pipeline.on_reading(forward, targets.newest_opset(spec.onnxruntime))
     parameters = choose_parameters(forward.graph, task.train, task.frozen)
+    if spec.precision == "mixed":
+        _check_mixed(task, parameters)
     _check_names(forward.graph)
     check_inputs(forward.graph, task.input_gradients)
     prediction = (*spec.loss_inputs, str(forward.graph.outputs[0].name))[0]
@@ -290,8 +293,29 @@ def prepare(task: Task) -> Prepared:
         and "labels" in info.roles.values()
         and return_prediction(evaluation.graph, prediction)
     )
+    if spec.precision == "mixed":
+        parameters += tuple(
+            Parameter(name, "state", ir.tensor([value], ir.DataType.FLOAT), ir.DataType.FLOAT)
+            for name, value in mixed.STATES.items()
+        )
     lift_parameters(forward.graph, parameters)
     return Prepared(forward, evaluation, plain, parameters, info, returned)
+
+
+def _check_mixed(task: Task, parameters: Sequence[Parameter]) -> None:
+    """Refuse what has no float16, or no one to keep the loss scale."""
+    spec, problem, hint = task.spec, "", ""
+    if not task.backend.is_stock:
+        problem, hint = "onnxruntime-training keeps no loss scale", "leave --target out"
+    elif spec.segments:
+        problem, hint = "segments compute as the model does", "leave --segments out"
+    elif spec.privacy_clip is not None:
+        problem = "the loss scale follows single samples and would reveal them"
+        hint = "leave --privacy-clip out"
+    elif any(p.dtype == ir.DataType.DOUBLE for p in parameters if p.role == "trainable"):
+        problem, hint = "float64 parameters are trained", "export the model in float32"
+    if problem:
+        raise OdtpackError("mixed-precision", problem, hint=f"{hint}, or --precision")
 
 
 def _return_states(graph: ir.Graph, states: Mapping[str, str], task: Task) -> None:
@@ -334,7 +358,7 @@ def build_graphs(task: Task) -> Graphs:
     for model in (evaluation, *([ready.plain] if served else [])):
         pipeline.for_evaluation(model)
     lift_parameters(evaluation.graph, parameters)
-    pipeline.before_gradient(forward)
+    pipeline.before_gradient(forward, mixed_precision=task.spec.precision == "mixed")
     _differentiate(forward, task)
     properties = properties_of(ready.info)
     level = optimization_level(forward.graph, parameters)
@@ -375,6 +399,8 @@ def properties_of(info: LossInfo) -> dict[str, str]:
 def of_training(task: Task, level: str) -> dict[str, str]:
     """What those of a training model say besides."""
     found = {"odtpack.optimization_level": level}
+    if task.spec.runtime == WEBGPU:
+        found["odtpack.target"] = WEBGPU
     if task.spec.accumulation_steps > 1:
         found["odtpack.accumulation_steps"] = str(task.spec.accumulation_steps)
     return found
@@ -394,7 +420,7 @@ def _served(ready: Prepared, task: Task) -> tuple[str, ...]:
 def _check_names(graph: ir.Graph) -> None:
     """Names that odtpack gives to its own inputs and outputs must be free."""
     for name in sorted(value_names(graph)):
-        if name == RESET or name.endswith(_RESERVED):
+        if name in (RESET, *mixed.STATES) or name.endswith(_RESERVED):
             raise OdtpackError(
                 "reserved-name",
                 f"the model already has a value {name!r}, a name that the training graph needs",
@@ -410,16 +436,21 @@ def _differentiate(model: ir.Model, task: Task) -> None:
     names = {*task.train, *task.input_gradients}
     trained = [value for value in graph.inputs if value.name in names]
     gradients: dict[ir.Value, ir.Value] = {}
+    scale = mixed.LossScale(op, graph) if task.spec.precision == "mixed" else None
     if trained:
         share = 1 / task.spec.accumulation_steps
         dtype = (loss.dtype or ir.DataType.FLOAT).numpy()
         seed = op.constant(np.full(static_dims(loss) or (), share, dtype))
+        seed = seed if scale is None else scale.seed(seed)
         gradients = differentiate(graph, {loss: seed}, trained, op)
     require_reached(trained, gradients)
     updates = [
         *_carry(op, graph, carried(graph)),
         *pipeline.after_gradient(op, model, task.backend.lower_batch_norms),
     ]
+    if scale is not None:
+        gradients = scale.unscale(gradients)
+        updates += scale.updates(gradients.values())
     if trained:
         accumulate_gradients(graph, op, trained, gradients, task)
     for update in updates:

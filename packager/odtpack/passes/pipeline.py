@@ -17,7 +17,7 @@ from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.graph.graphs import drop_unused_constants, is_sorted, turn_dropout_off
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.passes import batch_norm, layout, patterns, precision
+from odtpack.passes import batch_norm, layout, mixed, patterns, precision
 from odtpack.passes.compact import compact
 
 ALL = "*"  # every internal operator
@@ -57,7 +57,7 @@ def for_evaluation(model: ir.Model) -> None:
     apply(model, turn_dropout_off)
 
 
-def before_gradient(model: ir.Model) -> None:
+def before_gradient(model: ir.Model, *, mixed_precision: bool = False) -> None:
     """Prepare a forward graph whose parameters are inputs for differentiation."""
     # Rewrites of the forward graph that make its gradient cheaper, each exact.
     changed = [
@@ -69,6 +69,11 @@ def before_gradient(model: ir.Model) -> None:
     apply(model, patterns.mark_gelu)
     apply(model, patterns.mark_fake_quant)
     apply(model, batch_norm.mark)
+    if mixed_precision:
+        infer_shapes(model, new_only=True)
+        apply(model, mixed.narrow)
+        apply(model, precision.widen)
+        drop_unused(model)
 
 
 def after_gradient(

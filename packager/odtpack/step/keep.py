@@ -26,15 +26,20 @@ from odtpack.graph.ops import Ops
 class Keeper:
     """Writes what decides about updates into a graph."""
 
-    # op: Writer for the main graph. loss: The loss, a scalar. branches: Whether an If chooses; on a
+    # op: Writer for the main graph. loss: The loss, a scalar. finite: Whether all gradients are, if
+    # that decides about all updates, BOOL[1]. branches: Whether an If chooses; on a
     # GPU, which would wait for its condition, each element is selected.
 
-    def __init__(self, op: Ops, loss: ir.Value, branches: bool = True) -> None:
-        self._op, self._branches = op, branches
+    def __init__(
+        self, op: Ops, loss: ir.Value, branches: bool = True, finite: ir.Value | None = None
+    ) -> None:
+        self._op, self._branches, self._known = op, branches, finite is not None
         dtype = op.type_of(loss)
         if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
             dtype = ir.DataType.FLOAT
         magnitude = op.Abs(op.cast(loss, dtype))
+        if finite is not None:
+            magnitude = op.Where(finite, magnitude, np.inf)
         self._good_loss = op.Less(magnitude, op.constant(np.array([np.inf], dtype.numpy())))
         self._limits: dict[ir.DataType, ir.Value] = {}
         self._updated: list[tuple[list[str], ir.Value]] = []
@@ -44,6 +49,8 @@ class Keeper:
         """Whether loss and gradient are finite, BOOL[1]."""
         # factors: The gradient, or two whose product it is.
         op = self._op
+        if self._known:
+            return self._good_loss
         dtype = op.type_of(factors[0])
         if dtype not in self._limits:  # nothing is below the limit where the loss is not finite
             ends = (op.constant(np.array([end], dtype.numpy())) for end in (np.inf, -1))
@@ -127,10 +134,13 @@ class Keeper:
         flags = [value for _, value in self._updated]
         if not self._branches:
             # No kernel joins flags there.
-            own = {each: flag for [each], flag in self._updated}
-            totals = [op.reshape(self._totals[own[name]], 1) for name in names]
-            limit = self._limits[op.type_of(totals[0])]
-            updated = op.cast(op.Less(op.join(totals, 0), limit), ir.DataType.FLOAT)
+            if self._known:
+                updated = op.Expand(op.cast(self._good_loss, op.FLOAT), op.ints(len(names)))
+            else:
+                own = {each: flag for [each], flag in self._updated}
+                totals = [op.reshape(self._totals[own[name]], 1) for name in names]
+                limit = self._limits[op.type_of(totals[0])]
+                updated = op.cast(op.Less(op.join(totals, 0), limit), op.FLOAT)
             kept = op.Less(updated, 0.5)
             kept.name, kept.type = output, ir.TensorType(ir.DataType.BOOL)
             kept.shape = ir.Shape([len(names)])

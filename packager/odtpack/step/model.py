@@ -34,7 +34,7 @@ from odtpack.graph.ops import Ops
 from odtpack.memory.schedule import arrange
 from odtpack.optimizers.common.base import Group, Optimizer
 from odtpack.optimizers.common.model import Clip, clipped
-from odtpack.passes import aliases
+from odtpack.passes import aliases, mixed
 from odtpack.passes.compact import compact
 from odtpack.step import chunks
 from odtpack.step.chunks import Readers, after, fresh_gradients
@@ -145,7 +145,8 @@ class _Writer:
         self._orders: list[ir.Value] = []
         self._group = {name: i for i, g in enumerate(self._groups) for name in g.parameters}
         self._rates: dict[tuple[int, ir.DataType], ir.Value] = {}
-        self._keeper = Keeper(op, op.graph.outputs[0], branches)
+        finite = mixed.all_finite(op, op.graph)
+        self._keeper = Keeper(op, op.graph.outputs[0], branches, finite)
 
     def take_place_of(self, reset: ir.Value) -> None:
         """Let what reads ``lazy_reset_grad`` read that gradients start afresh."""

@@ -5,6 +5,8 @@ import type { Manifest } from './manifest.js';
 import { bytesOf, type TypedArray } from './tensors.js';
 
 const MOST_NAMES = 10;
+/** Begins the names of states that gradients that are not finite are to change. */
+const LOSS_SCALE = 'mixed.';
 
 /** Why a training step was skipped. */
 export interface NotFinite {
@@ -34,7 +36,8 @@ export class Skipping {
     const names = (wanted: string): string[] =>
       manifest.parameters.filter(({ role }) => role === wanted).map(({ name }) => name);
     this.#trained = names('trainable');
-    this.#statistics = names('state').map((name) => {
+    const statistics = names('state').filter((name) => !name.startsWith(LOSS_SCALE));
+    this.#statistics = statistics.map((name) => {
       const live = bytesOf(state.parameters.get(name)!.data);
       return { live, kept: new Uint8Array(live.length) };
     });

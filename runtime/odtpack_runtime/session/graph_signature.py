@@ -122,6 +122,9 @@ KEPT_NAME = "update.kept"
 values because the loss or their gradient is not finite."""
 ORDER_PREFIX = "update.order."
 """Begins the names of a step graph's outputs that only order its nodes, and are not asked for."""
+LOSS_SCALE_NAMES = ("mixed.loss_scale", "mixed.good_steps")
+"""States of a model that trains in mixed precision. Gradients that are not finite lower the scale,
+so these are not put back with what such a step changed."""
 COTANGENT_SUFFIX = ".cotangent"
 """Ends the name of the gradient of a value between two segments."""
 

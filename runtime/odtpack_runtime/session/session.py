@@ -308,6 +308,12 @@ def _array(spec: TensorSpec, value: object) -> Array:
 
 def run_failed(error: Exception) -> OdtpackError:
     """Return the error for a run that ONNX Runtime broke off."""
+    if "requires f16" in str(error):
+        return OdtpackError(
+            "unsupported-device",
+            f"The device does not compute in float16: {first_line(error)}",
+            hint="train on the processor, or build the package without --precision mixed",
+        )
     return OdtpackError(
         "run-failed",
         f"ONNX Runtime failed in the middle of a step: {first_line(error)}",

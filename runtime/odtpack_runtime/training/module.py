@@ -18,6 +18,7 @@ from odtpack_runtime.session.device import Device
 from odtpack_runtime.session.graph_signature import (
     BUFFER_SUFFIX,
     GRADIENT_SUFFIX,
+    LOSS_SCALE_NAMES,
     RESET_NAME,
     UPDATE_SUFFIX,
     GraphSignature,
@@ -172,10 +173,14 @@ class Module:
         # The buffers are zero: starting again gives the same in one pass less.
         self._reset = np.ones(1, np.bool_)
         self._accumulated = 0
-        statistics = {name: state.parameters.items[name].data for name in signature.updates}
+        statistics = {
+            name: state.parameters.items[name].data
+            for name in signature.updates
+            if name not in LOSS_SCALE_NAMES
+        }
         self._undo = Undo(self._flat, statistics, self._device)
         self._trained = [name for name in signature.parameters if name in set(trained)]
-        self._skipped_steps = 0
+        self._skipped_steps = self._overflows = 0
         self._last_not_finite: NotFinite | None = None
         self._nothing_to_step = False
         self._train: BoundGraph | SegmentedGraph | None = None
@@ -258,6 +263,8 @@ class Module:
         """Count a step that was not finite, and stop if that is the policy. For Optimizer's use."""
         self._skipped_steps += 1
         self._last_not_finite = problem
+        scaled = LOSS_SCALE_NAMES[0] in self.state.parameters
+        self._overflows += scaled and problem.code == "gradient-not-finite"
         if self.on_not_finite == "stop":
             problem.raise_error()
 
@@ -420,6 +427,11 @@ class Module:
         Of a step model's batch some parameters may have been updated, see :attr:`last_not_finite`.
         """
         return self._skipped_steps
+
+    @property
+    def overflows(self) -> int:
+        """Number of those that only lowered the loss scale of mixed precision."""
+        return self._overflows
 
     @property
     def last_not_finite(self) -> NotFinite | None:

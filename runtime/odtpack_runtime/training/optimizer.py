@@ -300,7 +300,7 @@ class Optimizer:
 
         If the loss is not finite, nothing is changed, and the step is not counted. If it is and
         a gradient is not, the parameter that it belongs to and its moments keep their values;
-        without a step model all do, and the step is not counted.
+        without a step model, and in mixed precision, all do, and the step is not counted.
 
         Args:
             user_inputs: One batch, as a call of the module takes it.
@@ -345,7 +345,8 @@ class Optimizer:
             module.undo.put_back(gradients=False)
             module.note(NotFinite("loss-not-finite", number))
             return results
-        self._state.step = number
+        if not graph.kept.all() or not graph.kept.size:
+            self._state.step = number
         if graph.kept.any():
             names = [n for n, kept in zip(module.trained, graph.kept, strict=True) if kept]
             module.note(NotFinite("gradient-not-finite", number, tuple(names[:MOST_NAMES])))

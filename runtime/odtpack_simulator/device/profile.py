@@ -33,6 +33,7 @@ from odtpack_simulator.values.quantities import (
     Frequency,
     Power,
     Quantity,
+    Rate,
     SourceKind,
     Strict,
     ThreadedQuantity,
@@ -141,6 +142,18 @@ class CpuFigures(Strict):
         return self
 
 
+class GpuFigures(Strict):
+    """What the graphics processor computes, through ONNX Runtime's provider for it."""
+
+    fp32_gemm: Rate | None = None  # Rate of a large single-precision matrix product
+    fp16_gemm: Rate | None = None  # The same in float16
+    bandwidth: Bandwidth | None = None
+    """Rate of a large elementwise operator, in bytes written (the traffic is twice that)."""
+    operator: Duration | None = None  # Time of an operator that has nothing to do
+    own_memory: Bytes | None = None
+    """Memory that is its own; unknown, with that reason, where it shares the processor's."""
+
+
 class StorageFigures(Strict):
     """The storage that holds checkpoints: sequential rates, and what a small write costs."""
 
@@ -160,6 +173,7 @@ class PowerFigures(Strict):
 
 
 SCHEMA_VERSION: Final = 1
+SECTIONS: Final = ("memory", "cpu", "storage", "power", "gpu")
 MAX_PROFILE_BYTES: Final = 64 * 1024
 _MOST_SHOWN: Final = 12
 
@@ -195,6 +209,8 @@ class DeviceProfile(Strict):
     cpu: CpuFigures = Field(default_factory=CpuFigures)
     storage: StorageFigures = Field(default_factory=StorageFigures)
     power: PowerFigures = Field(default_factory=PowerFigures)
+    gpu: GpuFigures | None = None
+    """What models that are built for a GPU train on."""
 
     def __repr__(self) -> str:
         limit = self.memory_limit_bytes()
@@ -381,8 +397,10 @@ class DeviceProfile(Strict):
         return [shown(key, figure) for key, figure in self._walk()]
 
     def _walk(self) -> Iterator[tuple[str, Quantity | Unknown | None]]:
-        for section in ("memory", "cpu", "storage", "power"):
+        for section in SECTIONS:
             part = getattr(self, section)
+            if part is None:
+                continue
             for key in type(part).model_fields:
                 if key == "extensions":
                     continue
@@ -500,7 +518,7 @@ def _lines(content: dict[str, Any], comment: str) -> Iterator[str]:
     for key in _TOP:
         if key in content:
             yield f"{key} = {_value(content[key])}"
-    sections = {k: v for k, v in content.items() if k in ("memory", "cpu", "storage", "power")}
+    sections = {k: v for k, v in content.items() if k in SECTIONS}
     for key, figure in content.items():
         if key not in _TOP and key not in sections:
             yield f"{key} = {_value(figure)}"

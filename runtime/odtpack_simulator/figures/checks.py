@@ -80,6 +80,8 @@ def _finite_loss(result: SimulationResult) -> Check:
     if training.skipped_batches:
         number = "1 batch was" if (n := training.skipped_batches) == 1 else f"{n} batches were"
         message += f"; {number} skipped, the last in {training.not_finite}"
+    if training.overflows:
+        message += f"; {training.overflows} more only lowered the loss scale of mixed precision"
     # Gradients that are not finite show in no loss.
     bad = max(bad, training.skipped_batches) + lost
     status: CheckStatus = "fail" if bad else "pass" if total else "not judged"

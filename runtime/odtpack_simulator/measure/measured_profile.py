@@ -16,9 +16,10 @@ import onnxruntime
 from pydantic import ValidationError
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.device.profile import NAME_PATTERN, DeviceProfile, OsClass
+from odtpack_simulator.device.profile import NAME_PATTERN, SECTIONS, DeviceProfile, OsClass
 from odtpack_simulator.measure import measurements
 from odtpack_simulator.measure.calibration import copy_bandwidth, gemm_flops, median_seconds
+from odtpack_simulator.measure.gpu import measure_gpu
 from odtpack_simulator.measure.host import (
     BUSY,
     OS_NAMES,
@@ -122,7 +123,7 @@ def _fill(content: measurements.Figure, like: DeviceProfile) -> None:
     for key in ("schema_version", "name", "title", "vendor", "os", "validated"):
         known_there.pop(key, None)
     for key, figure in known_there.items():
-        if key in ("memory", "cpu", "storage", "power"):
+        if key in SECTIONS:
             own = content.setdefault(key, {})
             missing = {k: v for k, v in figure.items() if "unknown" in own.get(k, {"unknown": ""})}
             content[key] = own | missing
@@ -227,6 +228,8 @@ class Measurements:
     gemm_single: list[float] = field(default_factory=list)  # The same with one thread
     convolution: list[float] = field(default_factory=list)  # FLOP/s of a convolution
     copy: list[float] = field(default_factory=list)  # Bytes per second that one thread copies
+    # By the profile's key: values or why there are none, what they are divided by, unit, how.
+    gpu: dict[str, tuple[list[float] | str, float, str, str]] = field(default_factory=dict)
     # Times of the storage, and `file_bytes`, the size of its file.
     storage: StorageTiming | None = None
     file_bytes: int = 0  # See storage
@@ -269,6 +272,13 @@ def measured_profile(
             ("idle", "load", "battery"), measurements.unknown("no sensor was read")
         ),
     }
+    if measured.gpu:
+        content["gpu"] = {
+            key: measurements.unknown(values)
+            if isinstance(values, str)
+            else measurements.repeated(values, factor, unit, f"{text}: {source}")
+            for key, (values, factor, unit, text) in measured.gpu.items()
+        }
     if machine.processor:
         content["soc"] = machine.processor
     return DeviceProfile.model_validate(content)
@@ -390,11 +400,13 @@ def measure_device(
     name: str = "local/machine",
     title: str = "This machine",
     threads: int | None = None,
+    gpu: str | None = None,
     effort: Effort | None = None,
     on_progress: Progress | None = None,
 ) -> DeviceProfile:
     """Measure this machine; the default effort takes well under two minutes."""
     # `threads`: Threads that a training would use; by default one per performance core.
+    # `gpu`: Device to measure as well, as `Module(device=...)` takes it.
     check_names(name, title)
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise OdtpackError(
@@ -420,6 +432,9 @@ def measure_device(
         measured.copy.append(copy_bandwidth(1))
     measured.waited = min(1.0, clock.seconds() / (time.perf_counter() - start))
     clock.close()
+    if gpu is not None:
+        report(effort.repeats, total, "the GPU")
+        measured.gpu = measure_gpu(gpu, effort.repeats)
     report(effort.repeats, total, "storage")
     measured.storage = measure_storage(
         folder,

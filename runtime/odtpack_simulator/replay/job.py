@@ -164,7 +164,8 @@ Message = dict[str, Any]
   ``loss``, ``metric``, ``right`` and ``total`` (labels; null without a metric), and
   ``groups`` (losses and sizes of the batches);
 - ``step``: ``index`` from 0, ``loss``, ``ms``, ``skipped`` (batches whose loss or gradients were
-  not finite) and ``reason`` (of the last of them);
+  not finite), ``reason`` (of the last of them) and ``overflows`` (batches that only lowered the
+  loss scale of mixed precision);
 - ``saved``: ``step`` (optimizer steps made), after each save;
 - ``paused``: ``step``, ``written`` (bytes of the save so far; null between two steps): the
   child waits to be killed;

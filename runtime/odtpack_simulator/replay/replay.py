@@ -238,6 +238,7 @@ class ReplayResult:
     # Training loss of each step; None where it was not finite.
     losses: list[float | None] = field(default_factory=list)
     skipped: int = 0  # Batches whose loss or gradients were not finite
+    overflows: int = 0  # Batches that only lowered the loss scale of mixed precision
     not_finite: str = ""  # What was not, of the last of them
     steps_ms: list[float] = field(default_factory=list)  # Duration of each step in milliseconds
     eval_loss_before: float | None = None  # Mean loss on the held-out samples; None without any
@@ -308,6 +309,7 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
             result.steps_ms.append(message["ms"])
             result.steps_done += 1
             result.skipped += message["skipped"]
+            result.overflows += message["overflows"]
             result.not_finite = message["reason"] or result.not_finite
         case "out-of-memory":
             result.detail = f"out of memory in {phase}: {message['message']}"
@@ -493,6 +495,7 @@ def hold(job: Job) -> ReplayResult:
     second.steps_done += first.steps_done
     second.losses = first.losses + second.losses
     second.skipped += first.skipped
+    second.overflows += first.overflows
     second.not_finite = second.not_finite or first.not_finite
     phases = resumed_phases(second.phase_peaks)
     second.phase_peaks = {

@@ -109,6 +109,8 @@ Power = Annotated[KnownFigure, AfterValidator(_In("power"))]
 Energy = Annotated[KnownFigure, AfterValidator(_In("energy"))]
 Ratio = Annotated[KnownFigure, AfterValidator(_In("ratio"))]
 Fraction = Annotated[KnownFigure, AfterValidator(_In("ratio", at_most=1.0))]
+Rate = Annotated[KnownFigure, AfterValidator(_In("compute"))]
+"""A processor rate that needs no number of threads."""
 Compute = Annotated[ThreadedFigure, AfterValidator(_In("compute"))]
 
 

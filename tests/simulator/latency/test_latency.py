@@ -667,3 +667,26 @@ def test_the_same_package_with_and_without_load(
     assert "this machine was busy" in beside.basis
     assert alone.step_ms.low <= beside.step_ms.high
     assert beside.step_ms.low <= alone.step_ms.high
+
+
+def test_a_package_for_a_gpu(device: DeviceProfile) -> None:
+    """What was measured of the GPU counts, and nothing else does."""
+    host = dataclasses.replace(timing(), gpu=True)
+    rates = {
+        "fp32_gemm": figure(1000, "GFLOPS", kind="measured"),
+        "bandwidth": figure(40, "GB/s", kind="measured"),
+        "operator": figure(40, "us", kind="measured"),
+    }
+    published = rates | {"bandwidth": figure(40, "GB/s", kind="published")}
+    for given in (None, {}, published):
+        latency = carry(host, device if given is None else changed(device, gpu=given))
+        assert latency.step_ms is None
+        assert "GPU" in str(latency.not_judged)
+    measured = changed(device, gpu=rates)
+    latency = carry(host, measured)
+    # Products at 1000 GFLOPS are 10 times faster, copies at 40 GB/s 4 times.
+    ratio = 40 / host.calibration.node_us
+    assert step(latency).typical == pytest.approx(5 / 10 + 3 / 4 + 2 * ratio)
+    assert "its GPU's matrix rate (measured)" in latency.basis
+    assert latency.threads is None
+    assert step(carry(timing(), measured)) == step(carry(timing(), device))

@@ -12,7 +12,8 @@ import pytest
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import DeviceProfile, parse_profile, profile_toml
 from odtpack_simulator.device.profile_check import check_profile
-from odtpack_simulator.measure import calibration
+from odtpack_simulator.latency import device_rates, gpu_rates
+from odtpack_simulator.measure import calibration, gpu
 from odtpack_simulator.measure import measured_profile as measuring
 from odtpack_simulator.measure.host import CoreGroup, Machine, measure_storage, this_machine
 from odtpack_simulator.measure.measured_profile import (
@@ -23,6 +24,7 @@ from odtpack_simulator.measure.measured_profile import (
     measured_profile,
 )
 from odtpack_simulator.values.quantities import Quantity, ThreadedQuantity, Unknown
+from tests.software_gpu import reason_without
 
 QUICK = Effort(repeats=1, convolution_seconds=0.0, file_bytes=2**20, syncs=2)
 GIGA = 1e9
@@ -215,3 +217,26 @@ def test_rates_that_waited_say_that_the_machine_was_busy() -> None:
         profile = measured_profile(machine, measured, name="acme/edge-1", title="Edge 1")
         assert isinstance(profile.cpu.fp32_gemm, Quantity)
         assert ("this machine was busy, rates waited 30%" in profile.cpu.fp32_gemm.source) == busy
+
+
+WITHOUT = reason_without()
+webgpu = pytest.param("webgpu", marks=pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT))
+
+
+@pytest.mark.parametrize("name", ["CPUExecutionProvider", webgpu])
+def test_a_gpu_is_measured_into_a_profile_that_simulations_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "_SIZES", (128,))
+    monkeypatch.setattr(gpu, "_ELEMENTS", 2**18)
+    figures = gpu.measure_gpu(name, 2)
+    content = Measurements(1, gemm=[1e9], gemm_single=[1e9], convolution=[1e9], copy=[1e9])
+    content.gpu = figures
+    made = measured_profile(this_machine(), content, name="acme/edge-1", title="Edge 1")
+    read = parse_profile(profile_toml(made).encode(), "edge.toml")
+    assert read == made
+    assert read.gpu is not None
+    rates = gpu_rates(read, device_rates(read))
+    assert not isinstance(rates, str)
+    assert rates.gemm.typical > 0 < rates.copy.typical
+    assert {figure.key for figure in read.figures()} >= {"gpu.fp16_gemm", "gpu.own_memory"}

@@ -27,6 +27,12 @@ class System(StrEnum):
     WEB = "web"
 
 
+class Gpu(StrEnum):
+    """A GPU, as packages are built for it."""
+
+    WEBGPU = "webgpu"
+
+
 devices = group("List, show, check, measure and import device profiles.")
 
 
@@ -165,6 +171,9 @@ def measure_devices(
     threads: Annotated[
         int | None, option("Threads for training.  [default: one per performance core]", "N")
     ] = None,
+    target: Annotated[
+        Gpu | None, option("GPU to measure as well, through its provider.", None, "--target")
+    ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
     """Measure this machine with ONNX Runtime, and write a profile.
@@ -178,8 +187,9 @@ def measure_devices(
     _check_name(out)
     with _console.Progress("measuring this machine") as progress:
         profile = measure_device(
-            out.parent, name=name, title=title, threads=threads, on_progress=progress.update
-        )
+            out.parent, name=name, title=title, threads=threads, gpu=target,
+            on_progress=progress.update,
+        )  # fmt: skip
     _write(profile, out, "measure", "no measurement shows")
     if any(BUSY in figure.source for figure in profile.figures()):
         _console.warn(f"{BUSY}: measure again while nothing else runs")

@@ -406,14 +406,15 @@ class TrainingSession {
       Report({"loss-not-finite", StepCount() + 1, {}});
       return results;
     }
-    Optimizer().Advance();
-    NotFinite odd{"gradient-not-finite", StepCount(), {}};
-    size_t trained = 0;
+    NotFinite odd{"gradient-not-finite", StepCount() + 1, {}};
+    size_t trained = 0, kept = 0;
     for (const auto& spec : own_->specs) {
       if (spec.role != "trainable" || own_->not_updated.data.get()[trained++] == 0) continue;
+      ++kept;
       if (odd.parameters.size() < kMostNamed) odd.parameters.push_back(spec.name);
     }
-    if (!odd.parameters.empty()) Report(std::move(odd));
+    if (kept < trained || trained == 0) Optimizer().Advance();
+    if (kept > 0) Report(std::move(odd));
     return results;
   }
 
@@ -586,7 +587,8 @@ class TrainingSession {
       own_->bound.Add(spec.name, value, role);
       if (spec.role != "state") continue;
       own_->bound.Add(spec.name + ".update.out", value, role);
-      own_->statistics.Add(value, own_->bound.twins, role);
+      // Gradients that are not finite are to change the loss scale.
+      if (spec.name.rfind("mixed.", 0) != 0) own_->statistics.Add(value, own_->bound.twins, role);
     }
     if (!own_->bound.twins) own_->accumulated.Add(own_->state.gradients);
   }

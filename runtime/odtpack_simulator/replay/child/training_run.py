@@ -140,15 +140,17 @@ class _Training:
             job.schedule.steps_from(self._step), job.steps - self._step
         ):
             before = self._trainer.module.skipped_steps
+            overflows = self._trainer.module.overflows
             loss, seconds = self._trainer.step(indices)
             self._step += 1
             self._mark("step")
             # No name for the module: a memory warning drops it, and it would stay alive.
-            skipped = self._trainer.module.skipped_steps - before
+            overflows = self._trainer.module.overflows - overflows
+            skipped = self._trainer.module.skipped_steps - before - overflows
             reason = str(self._trainer.module.last_not_finite)[:_MOST_REASON] if skipped else ""
             self._send(
                 "step", index=self._step - 1, loss=number(loss), ms=seconds * 1e3,
-                skipped=skipped, reason=reason,
+                skipped=skipped, reason=reason, overflows=overflows,
             )  # fmt: skip
             if job.pause_at == self._step and job.pause_in_save is None:
                 wait_to_be_killed(self._send, step=self._step, written=None)

@@ -51,7 +51,9 @@ class OrtTrainingSession private constructor(
     private var schedule: Pair<Schedule, Double>? = null
     private var pending = 0L
     private val statistics by lazy {
-        Copy(pack.parameters.filter { it.role == "state" }.map { state.value(it.name) })
+        // Gradients that are not finite are to change the loss scale.
+        val changed = pack.parameters.filter { it.role == "state" && !it.name.startsWith("mixed.") }
+        Copy(changed.map { state.value(it.name) })
     }
     private lateinit var gradients: Tensor
     private val accumulated by lazy { Copy(listOf(gradients)) }
@@ -154,7 +156,8 @@ class OrtTrainingSession private constructor(
         }
         val kept = model.kept()
         val step = state.optimizer!!.step + 1
-        optimizer().advance()
+        if (kept.isEmpty() || kept.size < pack.parameters.count { it.role == "trainable" })
+            optimizer().advance()
         return if (kept.isEmpty()) result else skipped(result, "gradient-not-finite", kept, step)
     }
 
