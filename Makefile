@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo gpu test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench native release models swift web-demo distribution federated fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
+.PHONY: help setup demo gpu test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench native release models swift web-demo distribution federated fleet-demo llm-demo check docs format peer runtimes exporters bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +37,8 @@ help:
 	@echo "make bench   step time and peak memory against the reference, and which goals are met"
 	@echo "make models  train 30 files of public packages, each gradient held to PyTorch's, and write"
 	@echo "             docs/models.md"
+	@echo "make exporters  train what genai's builder, optimum, Olive, ONNX Runtime's quantizers and PyTorch"
+	@echo "             write beside PEFT, and write docs/exporters.md"
 	@echo "make fidelity  predicted against measured memory and step times, on held-out models"
 	@echo "make web-demo  a page on which a network learns what one draws, served on this machine"
 	@echo "make clean   remove what these targets made"
@@ -171,6 +173,10 @@ bench: $(VENV)/.ready-full peer
 models: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.models
 
+exporters: $(VENV)/.ready-full
+	@scripts/setup_exporters.sh
+	@$(BIN)/python -m benchmarks.exporters; status=$$?; $(BIN)/python -m scripts.generate_docs; exit $$status
+
 fidelity: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.fidelity --json build/fidelity.json --markdown build/fidelity.md
 
@@ -179,7 +185,7 @@ web-demo: $(VENV)/.ready-full
 	@$(BIN)/python -m examples.web_demo.build build/web-demo --serve
 
 clean:
-	rm -rf $(VENV) .venv-docs .venv-federated .venv-peer .venv-runtimes build runtime/js/node_modules runtime/js/dist runtime/kotlin/target
+	rm -rf $(VENV) .venv-docs .venv-exporters .venv-federated .venv-peer .venv-runtimes build runtime/js/node_modules runtime/js/dist runtime/kotlin/target
 
 $(VENV)/.ready-demo $(VENV)/.ready-full: $(VENV)/.ready-%: pyproject.toml runtime/pyproject.toml scripts/setup_venv.sh
 	@PYTHON="$(PYTHON)" scripts/setup_venv.sh $* $(VENV)

@@ -93,7 +93,8 @@ def noted(node: ir.Node) -> bool:
 # names that they had in the module follow from what is around them.
 
 # Names of what they compute from parameters and constants while they export.
-_GENERATED = re.compile(r"(val|tmp)(_\d+)*|onnx::\w+_\d+((_DQ)?_Q\d+(G\d+)?)?")  # or its codes
+# The end of a name is that of its codes.
+_GENERATED = re.compile(r"(val|tmp)(_\d+)*|onnx::\w+_\d+((_DQ)?_Q\d+(G\d+)?|_quantized)?")
 
 COMPUTED = "onnx::"
 """Starts the names of what the older exporter computes."""
@@ -111,8 +112,10 @@ _ROLES = {
     **dict.fromkeys(("Conv", "ConvTranspose"), _AFFINE),
     **dict.fromkeys(("GroupNormalization", "InstanceNormalization", "LayerNormalization"), _AFFINE),
     "BatchNormalization": {**_AFFINE, 3: "running_mean", 4: "running_var"},
+    "DequantizeLinear": {0: "weight"},
     "Gemm": {0: "weight", **_AFFINE},
     "MatMul": {0: "weight", 1: "weight"},
+    "MatMulInteger": {1: "weight"},
     "MatMulNBits": {1: "weight"},
     "PRelu": {1: "weight"},
 }

@@ -31,7 +31,7 @@ OPTIMUM = {"optimum-llama-tied-past": ("Llama", True, 32, "fp32")}
 
 
 def causal(kind: str, tied: bool, width: int) -> Any:
-    """Two blocks; weights that no version of a library changes."""
+    """Two blocks."""
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(
@@ -40,11 +40,17 @@ def causal(kind: str, tied: bool, width: int) -> Any:
         max_position_embeddings=LONGEST, tie_word_embeddings=tied,
         bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
-    random = np.random.default_rng(0)
+    return seeded(getattr(transformers, f"{kind}ForCausalLM")(config))
+
+
+def seeded(model: Any) -> Any:
+    """A model in float32 with weights that no version of a library changes."""
+    model, random = model.float().eval(), np.random.default_rng(0)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
-            values = 0.1 * random.normal(size=weight.shape) + ("norm" in name)
+            values = 0.1 * random.normal(size=weight.shape) + (
+                "norm" in name.lower() or "ln_" in name
+            )
             weight.copy_(torch.from_numpy(values))
     return model
 
