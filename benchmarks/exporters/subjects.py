@@ -105,7 +105,7 @@ SUBJECTS = {
         _decoder(
             "Phi", on=("model.*_proj", "model.layers.*.dense", "model.*.fc?"),
             hidden_size=2 * WIDTH, partial_rotary_factor=0.5,
-            hidden_act="gelu",  # genai's builder writes the exact one for "gelu_new" too
+            layer_norm_eps=1e-6,  # what genai's builder writes whatever it is
         ),
         _decoder("Phi3", original_max_position_embeddings=LONGEST),
         Subject(

@@ -18,10 +18,11 @@ from odtpack import optimizers
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.model.loading import load_model
-from tests.adapters import genai, llama
+from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
 from tests.adapters.written.models import GENAI, HERE, KEYS, OPTIMUM, SIZE, causal
+from tests.adapters.written.values import matrices, take_over
 from tests.packaging_tools import open_training
 
 # PEFT reads an attribute that transformers renames.
@@ -42,19 +43,10 @@ def twin(name: str) -> Any:
     """The model before it was exported, with what the codes in the file stand for."""
     kind, tied, width, precision = GENAI[name]
     module = causal(kind, tied, width)
-    products = [
-        node
-        for node in onnx.load(HERE / name / "model.onnx", load_external_data=False).graph.node
-        if node.op_type == "MatMulNBits"
-    ]
-    assert len(products) == (15 if precision == "int4" else 0)
     proto = onnx.load(HERE / name / "model.onnx")
-    for node in products:
-        path = node.input[1].split(".MatMul.")[0].replace(".attn.", ".self_attn.")
-        weight, values = module.get_submodule(path).weight, genai.numbers(proto, node)
-        assert 0 < (weight - values).abs().max() < 0.2 * weight.abs().max()
-        with torch.no_grad():
-            weight.copy_(values)
+    found = matrices(proto)
+    assert len(found) == (15 if precision == "int4" else 0)
+    take_over(module, found)
     return module
 
 

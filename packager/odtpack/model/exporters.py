@@ -160,6 +160,9 @@ def module_names(graph: ir.Graph) -> dict[str, str]:
 ARCHITECTURE = "odtpack.architecture"
 """Metadata of a graph: what a file beside the model says that it is (``architecture.py``)."""
 
+HEADS = "odtpack.heads"
+"""The same: how many heads it has, of queries and of keys."""
+
 _DENSE = {"phi"}  # Architectures whose attention ends in a layer "dense"
 _OUTPUT = re.compile(r"^(model\.layers\.\d+)\.attn\.o_proj\.")
 
