@@ -21,6 +21,7 @@ import onnx_ir as ir
 from odtpack import targets
 from odtpack.adapters import Inserted, insert_adapter
 from odtpack.adapters.inference import decoder_with_adapter
+from odtpack.adapters.layers import layer_name
 from odtpack.arguments import check_choice, check_type
 from odtpack.choices import STOCK
 from odtpack.errors import OdtpackError, some
@@ -32,7 +33,7 @@ from odtpack.model.architecture import absent
 from odtpack.model.cause import named_cause
 from odtpack.model.head import add_head
 from odtpack.model.inputs import settle
-from odtpack.model.loading import CACHE, CONVERTED_FROM, SQUEEZED, ModelLike, load_model
+from odtpack.model.loading import CACHE, CONVERTED_FROM, SQUEEZED, UNREACHED, ModelLike, load_model
 from odtpack.model.shared_tensors import shared_tensors
 from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from odtpack.option import options_of
@@ -176,6 +177,12 @@ def build(
             remark(
                 f"{some(sizes)} {'are' if sizes[1:] else 'is'} taken to have size 1, as squeeze() "
                 "in the model needs it: training on other sizes fails"
+            )
+        if remark is not None and (lost := loaded.meta.get(UNREACHED)):
+            names = [layer_name(name, {}) for name in lost]
+            remark(
+                f"nothing that the model returns depends on {some(names)}: the exporter left what "
+                "they compute unread, and they are left out"
             )
         if spec.base is not None:
             if adapter is None and not wanted:

@@ -62,6 +62,25 @@ def test_forward_is_that_of_the_contributed_kernels(kind: str, tmp_path: Path) -
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_layers_that_reach_no_output_are_named(tmp_path: Path) -> None:
+    """As the builder writes a model with a layer as wide as the vocabulary."""
+    genai.decoder(tmp_path / "model.onnx")
+    proto, said = onnx.load(tmp_path / "model.onnx"), list[str]()
+    values = {node.name: node.output[0] for node in proto.graph.node}
+    for node in proto.graph.node:
+        if node.name.startswith("/lm_head/MatMul"):
+            node.input[0] = values["/model/layers.1/input_layernorm/SkipLayerNorm"]
+    spec = AdapterSpec("lora", ("*.q_proj",))
+    manifest = build_package(
+        proto, tmp_path / "package", loss="next_token", adapter=spec, remark=said.append
+    )
+    assert manifest.adapter is not None
+    assert manifest.adapter.layers == ("model.layers.0.self_attn.q_proj",)
+    (told,) = (text for text in said if "depends on" in text)
+    assert "model.layers.1.self_attn.q_proj" in told
+    assert "layers.0" not in told
+
+
 @needs_peft
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_steps_agree_with_peft(kind: str, tmp_path: Path) -> None:
