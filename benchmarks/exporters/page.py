@@ -20,7 +20,8 @@ A figure is the largest distance of a parameter from PEFT's, after any step, as 
 that the parameter went: at most 3·10⁻⁴, for files in float16 at most 3·10⁻². The adapter is loaded
 by PEFT under its names. **{right} of {count} files are right, {refused} refused, {wrong} wrong**;
 {other} compute something else than the model that they were exported from, and {missing} times the
-exporter writes nothing (—).
+exporter writes nothing (—). onnxruntime-genai, given the decoder of the package and its adapter as
+`og.Adapters`, draws the tokens that odtpack draws: for {tokens} files of genai 0.18 in int4.
 
 | model | {head} |
 |---|{rule}|
@@ -61,6 +62,7 @@ def exporters_page() -> str:
         count=len(kinds) - kinds.count("not written"),
         right=kinds.count("right"), refused=kinds.count("refused"), wrong=kinds.count("wrong"),
         other=kinds.count("other"), missing=kinds.count("not written"),
+        tokens=[outcome.get("tokens") for outcome in outcomes].count("equal"),
         head=" | ".join(record), rule="|".join("--:" for _ in record), rows="\n".join(rows),
         notes=f"{told}\n" if told else "",
     )  # fmt: skip

@@ -48,6 +48,7 @@ from odtpack.package.write import check_folder, write_artifacts
 from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.apart.worker import worker
+from odtpack_runtime.package.adapter import PREFIX
 from odtpack_runtime.package.manifest import AdapterInfo, Manifest
 from odtpack_runtime.training.loop import check_axes
 
@@ -359,7 +360,7 @@ def _remarks(
     if assumed is not None:
         yield assumed
     for each in shared_tensors(model.graph, found.trained):
-        if not each.one_parameter:
+        if not each.one_parameter and not each.name.startswith(PREFIX):
             yield each.sentence()
 
 

@@ -18,9 +18,10 @@ from odtpack import optimizers
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.model.loading import load_model
+from odtpack_runtime import Package, load_adapter
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
-from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
+from tests.adapters.test_follow_peft import ALPHA, RANK, config, follow, next_token
 from tests.adapters.written.models import GENAI, HERE, KEYS, OPTIMUM, SIZE, causal
 from tests.adapters.written.values import matrices, take_over
 from tests.packaging_tools import open_training
@@ -137,3 +138,32 @@ def test_float16_within_a_budget_follows_what_has_none(tmp_path: Path) -> None:
     assert losses[2] < 0.9 * losses[0]
     for name, value in ends[0].items():
         assert np.abs(ends[1][name] - value).max() < 3e-3 * np.abs(value).max(), name
+
+
+@needs_peft
+@pytest.mark.parametrize("name", ["genai-qwen3-int4", "genai-phi3-int4"])
+def test_what_peft_trained_is_imported(name: str, tmp_path: Path) -> None:
+    from peft import get_peft_model
+
+    package = tmp_path / "package"
+    manifest = build_package(
+        HERE / name / "model.onnx", package, loss="next_token", adapter=SPEC,
+        optimizer=optimizers.SGD(),
+    )  # fmt: skip
+    assert manifest.adapter is not None
+    theirs = get_peft_model(twin(name), config(SPEC, [*manifest.adapter.layers]))
+    ids, labels = llama.batch()
+    optimizer = torch.optim.SGD([p for p in theirs.parameters() if p.requires_grad], 1.0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = next_of(theirs(torch.from_numpy(ids)), torch.from_numpy(labels))
+        loss.backward()
+        optimizer.step()
+    theirs.save_pretrained(tmp_path / "theirs")
+    state, trainer, _ = open_training(package)
+    before = float(trainer(ids, labels))
+    load_adapter(Package.open(package), state, tmp_path / "theirs")
+    with torch.no_grad():
+        wanted = next_of(theirs(torch.from_numpy(ids)), torch.from_numpy(labels)).item()
+    assert float(trainer(ids, labels)) == pytest.approx(wanted, rel=1e-5)
+    assert wanted < 0.97 * before
