@@ -28,7 +28,6 @@ help:
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
 	@echo "make gpu     networks and gradient rules on WebGPU, on a driver in software (Chromium's)"
 	@echo "make federated  train with Flower, in a virtual environment of its own"
-	@echo "make exporters  what onnxruntime-genai writes and runs, in a virtual environment of its own"
 	@echo "make fleet-demo  a week of 500 phones that learn the digits together, and a report"
 	@echo "make llm-demo  a sentence encoder learns intents in 8 bits, a decoder of 0.5 billion weights trains in 4"
 	@echo "make check   lint, format check, strict types, who imports whom"
@@ -39,6 +38,8 @@ help:
 	@echo "make bench   step time and peak memory against the reference, and which goals are met"
 	@echo "make models  train 30 files of public packages, each gradient held to PyTorch's, and write"
 	@echo "             docs/models.md"
+	@echo "make exporters  train what genai's builder, optimum, Olive, ONNX Runtime's quantizers and PyTorch"
+	@echo "             write beside PEFT, and write docs/exporters.md"
 	@echo "make fidelity  predicted against measured memory and step times, on held-out models"
 	@echo "make web-demo  a page on which a network learns what one draws, served on this machine"
 	@echo "make clean   remove what these targets made"
@@ -129,10 +130,6 @@ federated: $(VENV)/.ready-full
 	@scripts/setup_federated.sh
 	@$(BIN)/python -m pytest -m federated --maxfail=3 tests/federated
 
-exporters: $(VENV)/.ready-full
-	@scripts/setup_exporters.sh
-	@$(BIN)/python -m pytest tests/adapters/test_genai.py
-
 fleet-demo: $(VENV)/.ready-demo
 	@$(BIN)/odtpack fleet demo --out build/fleet-demo
 
@@ -181,6 +178,11 @@ bench: $(VENV)/.ready-full peer
 
 models: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.models
+
+exporters: $(VENV)/.ready-full
+	@scripts/setup_exporters.sh
+	@$(BIN)/python -m pytest tests/adapters/test_genai.py
+	@$(BIN)/python -m benchmarks.exporters; status=$$?; $(BIN)/python -m scripts.generate_docs; exit $$status
 
 fidelity: $(VENV)/.ready-full
 	@$(BIN)/python -m benchmarks.fidelity --json build/fidelity.json --markdown build/fidelity.md

@@ -33,6 +33,7 @@ from scripts import manifest_schema as manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a file too
+from benchmarks.exporters.page import exporters_page  # noqa: E402
 from scripts.fleet_table import fleet_keys  # noqa: E402
 from scripts.kits_table import kits_page  # noqa: E402
 from scripts.published_phones import published_phones_page  # noqa: E402
@@ -403,6 +404,7 @@ def checkpoint_page() -> str:
 
 PAGES = {
     _CHECKPOINT: checkpoint_page,
+    ROOT / "docs" / "exporters.md": exporters_page,
     ROOT / "docs" / "runtimes.md": runtimes_page,
     ROOT / "docs" / "kits.md": kits_page,
     ROOT / "docs" / "devices.md": devices_page,

@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
-# onnxruntime-genai and what its builder needs, in a virtual environment of its own, which make
-# exporters starts as a process.
+# Exporters of language models, in virtual environments of their own: they need versions of
+# transformers that exclude each other. make exporters starts them as processes.
 #
-# usage: scripts/setup_exporters.sh [DIRECTORY]      (default: .venv-exporters next to the Makefile)
-# PYTHON names the interpreter; by default that of .venv.
+# usage: scripts/setup_exporters.sh      (makes .venv-exporters/NAME of each
+#        benchmarks/exporters/NAME.txt, next to the Makefile)
+# PYTHON names the interpreter, 3.11 or newer; by default that of .venv. PIP_EXTRA_INDEX_URL may name
+# an index with the CPU build of PyTorch.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-venv=${1:-.venv-exporters}
-requirements=('onnxruntime-genai==0.18.0' 'torch==2.13.0' 'transformers>=5.23' onnx onnx_ir)
-
-# The stamp holds what was installed: another list of requirements builds the environment anew.
-if [[ -f $venv/.ready && $(<"$venv/.ready") == "${requirements[*]}" ]]; then
-  exit 0
-fi
-
-python=${PYTHON:-.venv/bin/python}
-echo "make exporters: setting up $venv with $("$python" --version)" >&2
-rm -rf -- "$venv"
-"$python" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${requirements[@]}"
-echo "${requirements[*]}" >"$venv/.ready"
+for requirements in benchmarks/exporters/*.txt; do
+  venv=.venv-exporters/$(basename "$requirements" .txt)
+  # Whole or not at all: the stamp appears only when everything has worked.
+  if cmp --silent "$requirements" "$venv/.ready"; then
+    continue
+  fi
+  python=${PYTHON:-.venv/bin/python}
+  echo "make exporters: setting up $venv with $("$python" --version)" >&2
+  rm -rf -- "$venv"
+  "$python" -m venv "$venv"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$requirements"
+  cp "$requirements" "$venv/.ready"
+done

@@ -21,6 +21,7 @@ import onnx_ir as ir
 from odtpack import targets
 from odtpack.adapters import Inserted, insert_adapter
 from odtpack.adapters.inference import decoder_with_adapter
+from odtpack.adapters.layers import layer_name
 from odtpack.choices import STOCK
 from odtpack.errors import OdtpackError, check_choice, check_type, some
 from odtpack.gc_pause import paused_collector
@@ -31,7 +32,7 @@ from odtpack.model.cause import named_cause
 from odtpack.model.exporters import absent
 from odtpack.model.head import add_head
 from odtpack.model.inputs import settle
-from odtpack.model.loading import CACHE, CONVERTED_FROM, SQUEEZED, ModelLike, load_model
+from odtpack.model.loading import CACHE, CONVERTED_FROM, SQUEEZED, UNREACHED, ModelLike, load_model
 from odtpack.model.shared_tensors import shared_tensors
 from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from odtpack.option import options_of
@@ -46,6 +47,7 @@ from odtpack.package.write import check_folder, write_artifacts
 from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.apart.worker import worker
+from odtpack_runtime.package.adapter import PREFIX
 from odtpack_runtime.package.manifest import AdapterInfo, Manifest
 from odtpack_runtime.training.loop import check_axes
 
@@ -175,6 +177,12 @@ def build(
             remark(
                 f"{some(sizes)} {'are' if sizes[1:] else 'is'} taken to have size 1, as squeeze() "
                 "in the model needs it: training on other sizes fails"
+            )
+        if remark is not None and (lost := loaded.meta.get(UNREACHED)):
+            names = [layer_name(name, {}) for name in lost]
+            remark(
+                f"nothing that the model returns depends on {some(names)}: the exporter left what "
+                "they compute unread, and they are left out"
             )
         if spec.base is not None:
             if adapter is None and not wanted:
@@ -351,7 +359,7 @@ def _remarks(
     if assumed is not None:
         yield assumed
     for each in shared_tensors(model.graph, found.trained):
-        if not each.one_parameter:
+        if not each.one_parameter and not each.name.startswith(PREFIX):
             yield each.sentence()
 
 

@@ -62,12 +62,32 @@ def test_forward_is_that_of_the_contributed_kernels(kind: str, tmp_path: Path) -
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_layers_that_reach_no_output_are_named(tmp_path: Path) -> None:
+    """As the builder writes a model with a layer as wide as the vocabulary."""
+    genai.decoder(tmp_path / "model.onnx")
+    proto, said = onnx.load(tmp_path / "model.onnx"), list[str]()
+    values = {node.name: node.output[0] for node in proto.graph.node}
+    for node in proto.graph.node:
+        if node.name.startswith("/lm_head/MatMul"):
+            node.input[0] = values["/model/layers.1/input_layernorm/SkipLayerNorm"]
+    spec = AdapterSpec("lora", ("*.q_proj",))
+    manifest = build_package(
+        proto, tmp_path / "package", loss="next_token", adapter=spec, remark=said.append
+    )
+    assert manifest.adapter is not None
+    assert manifest.adapter.layers == ("model.layers.0.self_attn.q_proj",)
+    (told,) = (text for text in said if "depends on" in text)
+    assert "model.layers.1.self_attn.q_proj" in told
+    assert "layers.0" not in told
+
+
 @needs_peft
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_steps_agree_with_peft(kind: str, tmp_path: Path) -> None:
     module = genai.decoder(tmp_path / "model.onnx", **KINDS[kind])
-    names = ("o_proj", "gate_proj", "down_proj")
-    names = names if kind == "int4-packed" else ("q_proj", "k_proj", "v_proj", *names)
+    heads = {"num_attention_heads": genai.SHAPE.heads, "num_key_value_heads": genai.SHAPE.shared}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **heads}))
+    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
     spec = AdapterSpec("lora", tuple(f"model.*.{name}" for name in names), (), RANK, ALPHA)
     follow(module, tmp_path / "model.onnx", tmp_path / "package", spec, LOSS, llama.batch())
 
@@ -198,7 +218,7 @@ def test_peft_finds_every_layer_but_those_that_the_export_names(
     module = transformers.AutoModelForCausalLM.from_config(config)
     known = {name for name, _ in module.named_modules()}
     assert info.absent == tuple(name for name in info.layers if name not in known)
-    assert bool(info.absent) == (kind != "phi") == ("PEFT will not find" in outcome.err)
+    assert bool(info.absent) == packed == ("PEFT will not find" in outcome.err)
     found = peft.PeftModel.from_pretrained(module, adapter).state_dict()
     merged = run("adapter", "merge", tmp_path / "model.onnx", adapter, "--out", tmp_path / "m.onnx")
     assert merged.code == 0, merged.err

@@ -17,9 +17,10 @@ from tests.adapters.written.models import causal, run_builder, save
 from tests.packaging_tools import open_training
 
 ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".venv-exporters" / "bin" / "python"
+FOLDER = ROOT / ".venv-exporters" / "transformers-5"
+PYTHON = FOLDER / "bin" / "python"
 pytestmark = pytest.mark.skipif(
-    not (ROOT / ".venv-exporters" / ".ready").is_file(),
+    not (FOLDER / ".ready").is_file(),
     reason="onnxruntime-genai is not set up (run: make exporters)",
 )
 

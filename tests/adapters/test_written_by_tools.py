@@ -18,10 +18,12 @@ from odtpack import optimizers
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.model.loading import load_model
-from tests.adapters import genai, llama
+from odtpack_runtime import Package, load_adapter
+from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
-from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
+from tests.adapters.test_follow_peft import ALPHA, RANK, config, follow, next_token
 from tests.adapters.written.models import GENAI, HERE, KEYS, OPTIMUM, SIZE, causal
+from tests.adapters.written.values import matrices, take_over
 from tests.packaging_tools import open_training
 
 # PEFT reads an attribute that transformers renames.
@@ -42,19 +44,10 @@ def twin(name: str) -> Any:
     """The model before it was exported, with what the codes in the file stand for."""
     kind, tied, width, precision = GENAI[name]
     module = causal(kind, tied, width)
-    products = [
-        node
-        for node in onnx.load(HERE / name / "model.onnx", load_external_data=False).graph.node
-        if node.op_type == "MatMulNBits"
-    ]
-    assert len(products) == (15 if precision == "int4" else 0)
     proto = onnx.load(HERE / name / "model.onnx")
-    for node in products:
-        path = node.input[1].split(".MatMul.")[0].replace(".attn.", ".self_attn.")
-        weight, values = module.get_submodule(path).weight, genai.numbers(proto, node)
-        assert 0 < (weight - values).abs().max() < 0.2 * weight.abs().max()
-        with torch.no_grad():
-            weight.copy_(values)
+    found = matrices(proto)
+    assert len(found) == (15 if precision == "int4" else 0)
+    take_over(module, found)
     return module
 
 
@@ -145,3 +138,32 @@ def test_float16_within_a_budget_follows_what_has_none(tmp_path: Path) -> None:
     assert losses[2] < 0.9 * losses[0]
     for name, value in ends[0].items():
         assert np.abs(ends[1][name] - value).max() < 3e-3 * np.abs(value).max(), name
+
+
+@needs_peft
+@pytest.mark.parametrize("name", ["genai-qwen3-int4", "genai-phi3-int4"])
+def test_what_peft_trained_is_imported(name: str, tmp_path: Path) -> None:
+    from peft import get_peft_model
+
+    package = tmp_path / "package"
+    manifest = build_package(
+        HERE / name / "model.onnx", package, loss="next_token", adapter=SPEC,
+        optimizer=optimizers.SGD(),
+    )  # fmt: skip
+    assert manifest.adapter is not None
+    theirs = get_peft_model(twin(name), config(SPEC, [*manifest.adapter.layers]))
+    ids, labels = llama.batch()
+    optimizer = torch.optim.SGD([p for p in theirs.parameters() if p.requires_grad], 1.0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = next_of(theirs(torch.from_numpy(ids)), torch.from_numpy(labels))
+        loss.backward()
+        optimizer.step()
+    theirs.save_pretrained(tmp_path / "theirs")
+    state, trainer, _ = open_training(package)
+    before = float(trainer(ids, labels))
+    load_adapter(Package.open(package), state, tmp_path / "theirs")
+    with torch.no_grad():
+        wanted = next_of(theirs(torch.from_numpy(ids)), torch.from_numpy(labels)).item()
+    assert float(trainer(ids, labels)) == pytest.approx(wanted, rel=1e-5)
+    assert wanted < 0.97 * before

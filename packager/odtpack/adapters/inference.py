@@ -18,6 +18,7 @@ import onnx_ir as ir
 from odtpack.adapters import low_rank
 from odtpack.adapters.layers import find_layers, packed_layers
 from odtpack.adapters.low_rank import A, B
+from odtpack.adapters.modules import by_layer, modules_of, together
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
@@ -89,7 +90,8 @@ def decoder_with_adapter(model: ModelLike, adapter: AdapterInfo) -> ir.Model:
     given.restore(decoder.graph)
     graph = decoder.graph
     name_nodes(graph)
-    layers = {layer.name: layer for layer in (*find_layers(graph), *packed_layers(graph))}
+    layers = modules_of(graph, (*find_layers(graph), *packed_layers(graph)))
+    modules = {module.name: module for module in layers}
     known = {name for name in CACHE_INPUTS if name in {v.name for v in graph.inputs}}
     for value in graph.inputs:
         if value.name not in known and not str(value.name).startswith(PAST):
@@ -98,8 +100,9 @@ def decoder_with_adapter(model: ModelLike, adapter: AdapterInfo) -> ir.Model:
     op = Ops(graph, "adapter/")
     spec = AdapterSpec("lora", ("*",), rank=adapter.rank or 1, alpha=adapter.alpha or 1.0)
     left = set(adapter.parameters)
+    found = []
     for name in adapter.layers:
-        layer = layers.get(name)
+        layer = modules.get(name)
         names = {end: f"{PREFIX}{name}.{end}" for end in (A, B)}
         if layer is None or not left.issuperset(names.values()):
             raise _unsupported(f"the layer {name!r} has no linear layer of its own in it")
@@ -111,14 +114,16 @@ def decoder_with_adapter(model: ModelLike, adapter: AdapterInfo) -> ir.Model:
             inputs[end] = ir.val(names[end], const_value=zeros)
             graph.inputs.append(inputs[end])
             graph.register_initializer(inputs[end])
-        for use in layer.uses:
+        found.append((layer, inputs))
+    for own, pieces in by_layer(found):
+        for use in own.uses:
             with op.after(use.node):
                 dtype = _computes_in(use.node)
-                cast = {
+                values = {
                     end: value if dtype == ir.DataType.FLOAT else op.cast(value, dtype)
-                    for end, value in inputs.items()
+                    for end, value in together(op, own, pieces).items()
                 }
-                low_rank.apply(op, layer, use, cast, spec)
+                low_rank.apply(op, own, use, values, spec)
     if left:
         raise _unsupported(f"{min(left)!r} is beside no linear layer of it")
     return decoder

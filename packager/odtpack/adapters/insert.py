@@ -11,6 +11,7 @@ import onnx_ir as ir
 from odtpack.adapters import low_rank
 from odtpack.adapters.layers import Layer, Use, find_layers
 from odtpack.adapters.low_rank import Table, find_tables, take_place
+from odtpack.adapters.modules import Module, Share, by_layer, modules_of, together
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.inference import infer_shapes
@@ -61,7 +62,8 @@ def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
     layers, tables = _chosen(model.graph, spec, tables)
     names = (*(layer.name for layer in layers), *(table.name for table in tables))
     if spec.kind == "bitfit":
-        biases = [use.bias for layer in layers for use in layer.uses if use.bias is not None]
+        uses = [use for layer in layers for share in layer.shares for use in share.layer.uses]
+        biases = [use.bias for use in uses if use.bias is not None]
         if not biases:
             raise OdtpackError(
                 "nothing-to-train",
@@ -73,11 +75,11 @@ def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
     random = np.random.default_rng(spec.seed)
     op = Ops(model.graph, "adapter/")
     parameters: list[str] = []
-    for layer in layers:
-        given = _parameters(model.graph, layer, spec, random)
-        parameters += [str(value.name) for value in given.values()]
-        for use in layer.uses:
-            _apply(op, layer, use, given, spec)
+    inserted = [(layer, _parameters(model.graph, layer, spec, random)) for layer in layers]
+    parameters += [str(value.name) for _, given in inserted for value in given.values()]
+    for own, pieces in by_layer(inserted):
+        for use in own.uses:
+            _apply(op, own, use, pieces, spec)
     for table in tables:
         arrays = {
             low_rank.TABLE_A: np.zeros((spec.rank, table.rows)),
@@ -93,12 +95,13 @@ def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
 
 def _chosen(
     graph: ir.Graph, spec: AdapterSpec, tables: Sequence[low_rank.Table]
-) -> tuple[list[Layer], list[low_rank.Table]]:
+) -> tuple[list[Module], list[low_rank.Table]]:
     """The layers, and the tables of embeddings that a pattern names that matches no layer."""
     # A product with a table, which a language model ends in, is no layer beside the table: it has
     # the same name.
     sources = {id(table.source) for table in tables}
-    layers = [layer for layer in find_layers(graph) if id(layer.source) not in sources]
+    found_layers = [layer for layer in find_layers(graph) if id(layer.source) not in sources]
+    layers = modules_of(graph, found_layers, split=spec.kind == "lora")
     wanted = [
         pattern for pattern in spec.on if not any(layer.matches([pattern]) for layer in layers)
     ]
@@ -120,16 +123,16 @@ def _chosen(
 
 
 def _parameters(
-    graph: ir.Graph, layer: Layer, spec: AdapterSpec, random: np.random.Generator
+    graph: ir.Graph, layer: Module, spec: AdapterSpec, random: np.random.Generator
 ) -> dict[str, ir.Value]:
     """New initializers of a layer, by the end of their names."""
-    first = layer.uses[0]
+    first = layer.shares[0].layer.uses[0]
     if spec.low_rank:
         weight = None
         if spec.kind == "dora":
             weight = weight_array(first.weight)
             weight = weight if first.outputs_first else weight.T
-        arrays = low_rank.parameters(layer, spec, random, weight)
+        arrays = low_rank.parameters(layer.shape, spec, random, weight)
     else:
         feedforward = layer.matches(spec.feedforward)
         kernel = [1 for _ in layer.shape[2:]]
@@ -156,11 +159,18 @@ def _register(
     return given
 
 
-def _apply(op: Ops, layer: Layer, use: Use, given: dict[str, ir.Value], spec: AdapterSpec) -> None:
+def _apply(
+    op: Ops,
+    layer: Layer,
+    use: Use,
+    pieces: Sequence[tuple[Share, Mapping[str, ir.Value]]],
+    spec: AdapterSpec,
+) -> None:
     if spec.low_rank:
         with op.after(_last(use.result)):
-            low_rank.apply(op, layer, use, given, spec)
+            low_rank.apply(op, layer, use, together(op, layer, pieces), spec)
         return
+    ((_, given),) = pieces
     if layer.matches(spec.feedforward):
         with op.before(use.node):
             low_rank.apply_ia3(op, layer, use, given, spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -35,18 +35,21 @@ MAGNITUDE = "lora_magnitude_vector"
 
 
 def parameters(
-    layer: Layer, spec: AdapterSpec, random: np.random.Generator, weight: np.ndarray | None
+    shape: Sequence[int],
+    spec: AdapterSpec,
+    random: np.random.Generator,
+    weight: np.ndarray | None,
 ) -> dict[str, np.ndarray]:
     """First values of the parameters on a layer, by the end of their names, float64."""
     # weight: The layer's weight, [out, in, ...], of which DoRA takes the lengths.
-    kernel = layer.shape[2:]
-    bound = 1 / math.sqrt(math.prod(layer.shape[1:]))
+    outputs, kernel = shape[0], shape[2:]
+    bound = 1 / math.sqrt(math.prod(shape[1:]))
     found = {
-        A: random.uniform(-bound, bound, (spec.rank, *layer.shape[1:])),
-        B: np.zeros((layer.outputs, spec.rank, *(1 for _ in kernel))),
+        A: random.uniform(-bound, bound, (spec.rank, *shape[1:])),
+        B: np.zeros((outputs, spec.rank, *(1 for _ in kernel))),
     }
     if weight is not None:
-        rows = weight.astype(np.float64).reshape(layer.outputs, -1)
+        rows = weight.astype(np.float64).reshape(outputs, -1)
         norms = np.sqrt(np.square(rows).sum(axis=1))
         found[MAGNITUDE] = norms.reshape(1, -1, *(1 for _ in kernel)) if kernel else norms
     return found

@@ -14,6 +14,7 @@ import onnx_ir.passes.common as common_passes
 from odtpack.adapters import low_rank
 from odtpack.adapters.layers import Layer, find_layers, packed_layers
 from odtpack.adapters.low_rank import FACTORS, MAGNITUDE, A, B
+from odtpack.adapters.modules import by_layer, merged, modules_of
 from odtpack.contrib.nbits import store_matrix, stored_matrix
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.inference import infer_shapes
@@ -62,7 +63,10 @@ def merge_adapter(
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(model)
     graph = model.graph
     graph.metadata_props.update(noted_architecture(path))
-    layers = {layer.name: layer for layer in (*find_layers(graph), *packed_layers(graph))}
+    found = (*find_layers(graph), *packed_layers(graph))
+    split = adapter.kind == "lora"
+    modules = {module.name: module for module in modules_of(graph, found, split=split)}
+    on = []
     rounded: list[tuple[float, float, float]] = []
     pending: dict[str, dict[str, np.ndarray]] = {}
     whole: dict[str, np.ndarray] = {}
@@ -78,16 +82,22 @@ def merge_adapter(
         if name in tables and low_rank.TABLE_A in given:
             _merge_table(tables[name], given, adapter, path)
             continue
-        if name not in layers:
+        if name not in modules:
             raise UnknownNameError(
                 "unknown-layer",
                 f"the adapter is on {name!r}, which is no linear layer of the model",
                 where=str(path),
             )
-        if layers[name].uses[0].node.op_type == "MatMulNBits":
-            rounded.append(_merge_packed(layers[name], given, adapter, path))
+        shape = modules[name].shape
+        if split and (A not in given or B not in given or len(given[B]) != shape[0]):
+            raise _mismatch(name, shape, path)
+        on.append((modules[name], given))
+    for layer, pieces in by_layer(on):
+        values = merged(layer, pieces)
+        if layer.uses[0].node.op_type == "MatMulNBits":
+            rounded.append(_merge_packed(layer, values, adapter, path))
         else:
-            _merge(layers[name], given, adapter, path)
+            _merge(layer, values, adapter, path)
     if rounded and remark is not None:
         error, weights, change = (math.sqrt(sum(column)) for column in zip(*rounded, strict=True))
         remark(

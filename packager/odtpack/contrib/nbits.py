@@ -109,6 +109,7 @@ def gather_block_quantized(ctx: Context) -> Outputs | None:
         return not_covered(ctx, "it has not as many rows of codes as of scales")
     packed = (packed ^ np.uint8(0x88 if signed else 0)).reshape(len(scales), -1)
     columns, blocks = packed.shape[1] * 8 // bits, scales.shape[1]
+    block = columns if blocks == 1 else block  # one that is not full
     whole = blocks * block == columns > 0 and packed.size * 8 == len(scales) * columns * bits
     points_fit = zeros is None or zeros.shape == scales.shape or not halves
     if not (whole and points_fit and (halves or _fits(zeros, len(scales), blocks, bits))):

@@ -96,7 +96,8 @@ def noted(node: ir.Node) -> bool:
 # names that they had in the module follow from what is around them.
 
 # Names of what they compute from parameters and constants while they export.
-_GENERATED = re.compile(r"(val|tmp)(_\d+)*|onnx::\w+_\d+((_DQ)?_Q\d+(G\d+)?)?")  # or its codes
+# The end of a name is that of its codes.
+_GENERATED = re.compile(r"(val|tmp)(_\d+)*|onnx::\w+_\d+((_DQ)?_Q\d+(G\d+)?|_quantized)?")
 
 COMPUTED = "onnx::"
 """Starts the names of what the older exporter computes."""
@@ -114,8 +115,10 @@ _ROLES = {
     **dict.fromkeys(("Conv", "ConvTranspose"), _AFFINE),
     **dict.fromkeys(("GroupNormalization", "InstanceNormalization", "LayerNormalization"), _AFFINE),
     "BatchNormalization": {**_AFFINE, 3: "running_mean", 4: "running_var"},
+    "DequantizeLinear": {0: "weight"},
     "Gemm": {0: "weight", **_AFFINE},
     "MatMul": {0: "weight", 1: "weight"},
+    "MatMulInteger": {1: "weight"},
     "MatMulNBits": {1: "weight"},
     "PRelu": {1: "weight"},
 }
@@ -158,7 +161,10 @@ def module_names(graph: ir.Graph) -> dict[str, str]:
 
 
 ARCHITECTURE = "odtpack.architecture"
-"""Metadata of a graph: what a file beside the model says that it is (``architecture.py``)."""
+"""Metadata of a graph: what a file beside the model says that it is (below)."""
+
+HEADS = "odtpack.heads"
+"""The same: how many heads it has, of queries and of keys."""
 
 _DENSE = {"phi"}  # Architectures whose attention ends in a layer "dense"
 _OUTPUT = re.compile(r"^(model\.layers\.\d+)\.attn\.o_proj\.")
@@ -310,7 +316,7 @@ def _channels(node: ir.Node) -> int | None:
 
 _LARGEST: Final = 1 << 20  # bytes of a file that are read
 _JOINED: Final = {"phi3", "phi3v", "phi3_v", "phi4mm"}
-_JOINT = re.compile(r"model\.layers\.\d+\.self_attn\.qkv_proj")
+_JOINT = re.compile(r"(model\.layers\.\d+\.self_attn\.)qkv_proj")
 _PARTS = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkv]|mlp\.(gate|up))_proj")
 
 
@@ -324,10 +330,43 @@ def noted_architecture(path: Path) -> dict[str, str]:
             continue
         if isinstance(content, dict) and part == "type":
             content = content.get("model")
-        kind = content.get(part) if isinstance(content, dict) else None
-        if isinstance(kind, str):
-            return {ARCHITECTURE: kind}
+        if not isinstance(content, dict) or not isinstance(kind := content.get(part), str):
+            continue
+        inner = content.get("decoder", content)
+        sizes = inner if isinstance(inner, dict) else {}
+        heads = sizes.get("num_attention_heads")
+        found = (heads, sizes.get("num_key_value_heads", heads))
+        known = all(type(count) is int and 0 < count < 1 << 16 for count in found)
+        return {ARCHITECTURE: kind} | ({HEADS: f"{found[0]} {found[1]}"} if known else {})
     return {}
+
+
+def joined(graph: ir.Graph, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Layers of transformers' module that are several in the file, and those, in order."""
+    known = set(names)
+    if graph.metadata_props.get(ARCHITECTURE) not in _JOINED:
+        return {}
+    found = {}
+    for name in sorted(known):
+        for first, all_of in (("q", ("q", "k", "v")), ("gate", ("gate", "up"))):
+            stem = name.removesuffix(f".{first}_proj")
+            parts = tuple(f"{stem}.{each}_proj" for each in all_of)
+            if _PARTS.fullmatch(name) and name == parts[0] and known.issuperset(parts):
+                found[f"{stem}.{'_'.join(all_of) if first == 'gate' else 'qkv'}_proj"] = parts
+    return found
+
+
+def parted(graph: ir.Graph, name: str, rows: int) -> dict[str, tuple[int, int]]:
+    """Layers of the module that are one in the file, and which of its rows, from and to."""
+    kind, match = graph.metadata_props.get(ARCHITECTURE), _JOINT.fullmatch(name)
+    if kind is None or kind in _JOINED or match is None or HEADS not in graph.metadata_props:
+        return {}
+    heads, keys = map(int, graph.metadata_props[HEADS].split())
+    size, rest = divmod(rows, heads + 2 * keys)
+    if rest or not size:
+        return {}
+    ends = [0, heads * size, (heads + keys) * size, rows]
+    return {f"{match[1]}{n}_proj": (ends[i], ends[i + 1]) for i, n in enumerate("qkv")}
 
 
 def absent(graph: ir.Graph, layers: Iterable[str]) -> tuple[str, ...]:

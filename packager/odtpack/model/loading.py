@@ -41,6 +41,7 @@ __all__ = [
     "CACHE",
     "CONVERTED_FROM",
     "SQUEEZED",
+    "UNREACHED",
     "ModelLike",
     "check_texts",
     "infer_shapes",
@@ -52,6 +53,8 @@ __all__ = [
 CACHE = "odtpack.cache"
 """Metadata of a loaded model: the inputs that were left out with its key-value cache."""
 _NO_NAMES: Final = {"", "?", "-1", "None"}
+UNREACHED = "odtpack.unreached"
+"""Metadata of a loaded model: weights that no output depends on but the cache's."""
 CONVERTED_FROM = "odtpack.converted"
 """Metadata of a loaded model: the opset that its file has, if it was converted."""
 
@@ -156,12 +159,25 @@ def load_source(
         _name_codes(loaded.graph)
     loaded = decompose(loaded)
     if cache:  # inputs go, too, that were read with the cache, and are not without it
+        weights = _weights(loaded.graph)
         common_passes.RemoveUnusedNodesPass()(loaded)
+        kept = _weights(loaded.graph)
+        loaded.meta[UNREACHED] = tuple(name for name in weights if name not in kept)
         gone = [v for v in inputs if not v.uses() and not v.is_graph_output()]
         gone = [v for v in loaded.graph.inputs if v in gone]
         loaded.graph.inputs[:] = [v for v in loaded.graph.inputs if v not in gone]
         loaded.meta[CACHE] = (*cache, *(str(value.name) for value in gone))
     return loaded
+
+
+def _weights(graph: ir.Graph) -> dict[str, None]:
+    """Names of the matrices that linear layers store."""
+    places = {("MatMul", 1), ("Gemm", 1), ("DequantizeLinear", 0)}
+    return {
+        name: None
+        for name, value in graph.initializers.items()
+        if any((node.op_type, index) in places for node, index in value.uses())
+    }
 
 
 def _name_codes(graph: ir.Graph) -> None:

@@ -26,25 +26,35 @@ GENAI: dict[str, tuple[str, bool, int, str]] = {
     "genai-llama-tied-int4": ("Llama", True, 64, "int4"),
     "genai-llama-tied-fp32": ("Llama", True, 32, "fp32"),
     "genai-qwen3-int4": ("Qwen3", False, 64, "int4"),
+    "genai-phi3-int4": ("Phi3", False, 64, "int4"),
 }
 OPTIMUM = {"optimum-llama-tied-past": ("Llama", True, 32, "fp32")}
 
 
 def causal(kind: str, tied: bool, width: int) -> Any:
-    """Two blocks; weights that no version of a library changes."""
+    """Two blocks."""
     import transformers
 
+    # The builder takes a layer as wide as the vocabulary, such as Phi-3's qkv_proj, for the head.
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=VOCABULARY, hidden_size=width, intermediate_size=width * 3 // 2,
+        vocab_size=VOCABULARY + (kind == "Phi3"),
+        hidden_size=width, intermediate_size=width * 3 // 2,
         num_hidden_layers=2, num_attention_heads=HEADS, num_key_value_heads=KEYS, head_dim=SIZE,
-        max_position_embeddings=LONGEST, tie_word_embeddings=tied,
+        max_position_embeddings=LONGEST, original_max_position_embeddings=LONGEST,
+        tie_word_embeddings=tied,
         bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
-    random = np.random.default_rng(0)
+    return seeded(getattr(transformers, f"{kind}ForCausalLM")(config))
+
+
+def seeded(model: Any) -> Any:
+    """A model in float32 with weights that no version of a library changes."""
+    model, random = model.float().eval(), np.random.default_rng(0)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
-            values = 0.1 * random.normal(size=weight.shape) + ("norm" in name)
+            values = 0.1 * random.normal(size=weight.shape) + (
+                "norm" in name.lower() or "ln_" in name
+            )
             weight.copy_(torch.from_numpy(values))
     return model
 
@@ -78,7 +88,7 @@ def export_genai(work: Path) -> None:
         save(causal(kind, tied, width), work / name)
         run_builder(sys.executable, work / name, work / f"{name}-out", precision)
         (HERE / name).mkdir(exist_ok=True)
-        for file in ("model.onnx", "model.onnx.data"):
+        for file in ("model.onnx", "model.onnx.data", "genai_config.json"):
             shutil.copy(work / f"{name}-out" / file, HERE / name)
 
 

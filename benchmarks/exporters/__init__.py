@@ -1,0 +1,1 @@
+"""Files that exporters write, trained beside PEFT (make exporters)."""

@@ -1,0 +1,83 @@
+"""Writes models with every exporter, trains each file beside PEFT, and keeps what came of it.
+
+    python -m benchmarks.exporters                     # all of them
+    python -m benchmarks.exporters --exporter optimum --model t5
+
+The record, ``benchmarks/exporters/record.json``, has the last outcome of each file;
+``scripts/generate_docs`` makes docs/exporters.md of it. Exit code 1 if a file is trained wrongly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+
+from benchmarks.exporters import page
+from benchmarks.exporters.generate import hand_over
+from benchmarks.exporters.one import compare
+from benchmarks.exporters.subjects import SUBJECTS
+from benchmarks.exporters.write import EXPORTERS
+
+# Whose decoder and adapter are given to onnxruntime-genai's generator, and where that is.
+GENERATES = {"genai-0.18-int4-cpu": "transformers-5"}
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ROOT / "build" / "exporters"
+
+
+def python(environment: str) -> Path:
+    """The interpreter of an environment."""
+    return ROOT / ".venv-exporters" / environment / "bin" / "python"
+
+
+def write(label: str, subjects: list[str]) -> None:
+    """Run an exporter in its environment."""
+    environment = EXPORTERS[label].environment
+    interpreter = python(environment) if environment else sys.executable
+    command = [interpreter, "-W", "ignore", "-m", "benchmarks.exporters.write", label, FILES]
+    subprocess.run(
+        [*command, *subjects], cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--exporter", action="append", choices=EXPORTERS)
+    parser.add_argument("--model", action="append", choices=SUBJECTS)
+    parser.add_argument("--keep", action="store_true", help="take the files that are there")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    wrong = 0
+    for label in given.exporter or EXPORTERS:
+        subjects = given.model or [*SUBJECTS]
+        if not given.keep:
+            write(label, subjects)
+        for name in subjects:
+            folder = FILES / label / name
+            if folder.is_dir():
+                outcome = compare(SUBJECTS[name], EXPORTERS[label], folder)
+                if label in GENERATES and outcome["kind"] == "right":
+                    with tempfile.TemporaryDirectory() as work:
+                        outcome["tokens"] = hand_over(folder, Path(work), python(GENERATES[label]))
+                    if outcome["tokens"] == "other":
+                        outcome |= {"kind": "wrong", "said": "onnxruntime-genai draws others"}
+                page.keep(label, name, outcome)
+                figure = f"{outcome['error']:.0e}" if "error" in outcome else ""
+                print(f"{label:28}{name:12}{outcome['kind']:12}{figure}{outcome.get('said', '')}",
+                      flush=True)  # fmt: skip
+                wrong += outcome["kind"] == "wrong"
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

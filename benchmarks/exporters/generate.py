@@ -1,0 +1,82 @@
+"""The decoder of a package, and an adapter that was trained with it, in onnxruntime-genai.
+
+    python -m benchmarks.exporters.generate FOLDER
+
+prints the tokens that its generator draws after 3, 4, 5, without and with FOLDER's adapter. Run in
+the environment of an exporter; :func:`hand_over` prepares the folder and compares.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+PROMPT, COUNT = [3, 4, 5], 6
+
+
+def hand_over(written: Path, work: Path, interpreter: Path) -> str:
+    """Whether onnxruntime-genai draws odtpack's tokens: equal, other, or none without a decoder."""
+    import numpy as np
+
+    from odtpack.adapters import AdapterSpec
+    from odtpack.build import build_package
+    from odtpack_runtime import CheckpointState, Generator, Package, save_adapter
+
+    spec = AdapterSpec("lora", ("model.*_proj",))
+    build_package(
+        written / "model.onnx", work / "package", loss="next_token", adapter=spec, segments=True
+    )
+    package = Package.open(work / "package")
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    random = np.random.default_rng(0)
+    for array in state.arrays(trainable=True).values():
+        np.add(array, 0.3 * random.normal(size=array.shape), out=array, casting="same_kind")
+    save_adapter(package, state, work / "mine.onnx_adapter")
+    if "decoder_model" not in [file.role for file in package.manifest.files.extra]:
+        return "none"
+    generator = Generator(package)
+    generator.add_adapter("mine", work / "mine.onnx_adapter")
+    ours = [
+        [*generator.generate(PROMPT, adapter=name, max_tokens=COUNT, temperature=0)]
+        for name in (None, "mine")
+    ]
+    for name in ("decoder.onnx", "segments.weights"):
+        shutil.copy(work / "package" / name, work)
+    for path in written.glob("*.json"):
+        shutil.copy(path, work)
+    settings = json.loads((written / "genai_config.json").read_text())
+    settings["model"]["decoder"]["filename"] = "decoder.onnx"
+    settings["model"]["eos_token_id"] = settings["model"]["vocab_size"] - 1
+    (work / "genai_config.json").write_text(json.dumps(settings))
+    command = [interpreter, "-m", "benchmarks.exporters.generate", work]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "equal" if done.stdout.strip().endswith(str(ours)) else "other"
+
+
+def main() -> None:
+    import onnxruntime_genai
+
+    work, found = Path(sys.argv[1]), []
+    model = onnxruntime_genai.Model(str(work))
+    adapters = onnxruntime_genai.Adapters(model)
+    adapters.load(str(work / "mine.onnx_adapter"), "mine")
+    for used in (False, True):
+        settings = onnxruntime_genai.GeneratorParams(model)
+        settings.set_search_options(max_length=len(PROMPT) + COUNT, do_sample=False)
+        generator = onnxruntime_genai.Generator(model, settings)
+        if used:
+            generator.set_active_adapter(adapters, "mine")
+        generator.append_tokens(PROMPT)
+        tokens = []
+        while not generator.is_done():
+            generator.generate_next_token()
+            tokens.append(int(generator.get_next_tokens()[0]))
+        found.append(tokens)
+    print(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Trains one file beside PEFT, which trains the model that was exported."""
+
+from __future__ import annotations
+
+import tempfile
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch import nn
+
+from benchmarks.exporters.subjects import BATCH, Subject
+from benchmarks.exporters.write import Exporter
+from odtpack.adapters import AdapterSpec
+from odtpack.errors import OdtpackError
+from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
+from tests.adapters.written.models import HEADS
+from tests.adapters.written.values import LINEAR, matrices, take_over
+
+SHARE, HALF, UNLIKE, ROUNDED = 3e-4, 3e-2, 2e-3, 0.1
+
+
+def loss_of(subject: Subject) -> tuple[str, Any]:
+    """The loss by its name, and PyTorch's."""
+    own = next_token if subject.loss == "next_token" else nn.functional.cross_entropy
+    return subject.loss, lambda output, labels: own(output.logits, labels)
+
+
+def unlike(model: Path, module: nn.Module, subject: Subject) -> float:
+    """How far ONNX Runtime's logits of a file are from the module's, with an empty cache."""
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    batch, feeds, known = subject.batch(), {}, {}
+    for each in session.get_inputs():
+        if each.name in batch:
+            feeds[each.name] = known[each.name] = batch[each.name]
+        else:
+            heads = each.shape[1] if isinstance(each.shape[1], int) else HEADS
+            sizes = [BATCH, heads, 0, subject.head_size]
+            kind = np.float16 if "float16" in each.type else np.float32
+            feeds[each.name] = np.zeros(sizes, kind)
+    try:
+        found = session.run(["logits"], feeds)[0].astype(np.float32)
+    except Exception:
+        return 0.0
+    with torch.no_grad():
+        wanted = module(**{name: torch.from_numpy(value) for name, value in known.items()}).logits
+    return float(np.linalg.norm(found - wanted.numpy()) / wanted.norm())
+
+
+def compare(subject: Subject, exporter: Exporter, folder: Path, **build: Any) -> dict[str, Any]:
+    """What becomes of ten steps: the error, a refusal, or what is wrong."""
+    if (said := folder / "error.txt").exists():
+        return {"kind": "not written", "said": said.read_text()}
+    model, module = folder / "model.onnx", subject.module()
+    half = exporter.precision == "fp16"
+    if half:
+        module = module.half().float()
+    take_over(module, matrices(onnx.load(model)))
+    rounds = exporter.precision not in ("fp32", "fp16")  # data too, while ONNX Runtime computes
+    if (off := unlike(model, module, subject)) > (ROUNDED if rounds else UNLIKE):
+        return {"kind": "other", "said": f"the file's logits are {off:.1%} off the module's"}
+    spec = AdapterSpec("lora", subject.on, (), RANK, ALPHA)
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            share = HALF if half else SHARE
+            error = follow(
+                module, model, Path(place) / "package", spec, loss_of(subject), subject.batch(),
+                share=share, **build,
+            )  # fmt: skip
+            names = {
+                name
+                for name, each in module.named_modules()
+                if type(each).__name__ in LINEAR
+                and any(fnmatchcase(name, pattern) for pattern in subject.on)
+            }
+            manifest = (Path(place) / "package" / "manifest.json").read_text()
+            missing = [name for name in names if f'"{name}"' not in manifest]
+            assert not missing, f"{min(missing)} is not adapted"
+    except OdtpackError as refusal:
+        return {"kind": "refused", "said": f"{refusal.code}: {refusal}"}
+    except Exception as problem:
+        text = (str(problem).strip().splitlines() or [""])[0]
+        return {"kind": "wrong", "said": f"{type(problem).__name__}: {text:.200}"}
+    return {"kind": "right", "error": error}

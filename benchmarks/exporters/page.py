@@ -1,0 +1,68 @@
+"""The record of what came of each file, and the page of the documentation that shows it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RECORD = Path(__file__).with_name("record.json")
+
+_PAGE = """# Files of exporters
+
+Generated from the record of `make exporters`, which repeats it. Small models of Hugging Face's
+transformers (two blocks of width 64 and more, four heads, two of them for keys, seeded weights)
+are written by each exporter, of the versions in `benchmarks/exporters/*.txt`. `odtpack build`
+adapts all linear layers of their blocks with LoRA, and ten steps of AdamW are made beside PEFT's,
+in float64, on the model that was exported, with what the codes of a quantized file stand for.
+
+A figure is the largest distance of a parameter from PEFT's, after any step, as a share of the way
+that the parameter went: at most 3·10⁻⁴, for files in float16 at most 3·10⁻². The adapter is loaded
+by PEFT under its names. **{right} of {count} files are right, {refused} refused, {wrong} wrong**;
+{other} compute something else than the model that they were exported from, and {missing} times the
+exporter writes nothing (—). onnxruntime-genai, given the decoder of the package and its adapter as
+`og.Adapters`, draws the tokens that odtpack draws: for {tokens} files of genai 0.18 in int4.
+
+| model | {head} |
+|---|{rule}|
+{rows}
+{notes}"""
+
+
+def keep(exporter: str, model: str, outcome: dict[str, Any]) -> None:
+    """Keep an outcome in the record."""
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    record.setdefault(exporter, {})[model] = outcome
+    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+
+
+def exporters_page() -> str:
+    """The page of the documentation."""
+    record: dict[str, dict[str, dict[str, Any]]] = json.loads(RECORD.read_text())
+    models = [*dict.fromkeys(name for cells in record.values() for name in cells)]
+    outcomes = [outcome for cells in record.values() for outcome in cells.values()]
+    kinds = [outcome["kind"] for outcome in outcomes]
+    notes = [
+        *dict.fromkeys(o["said"] for o in outcomes if o["kind"] not in ("right", "not written"))
+    ]
+
+    def cell(outcome: dict[str, Any] | None) -> str:
+        if outcome is None or outcome["kind"] == "not written":
+            return "—"
+        if outcome["kind"] == "right":
+            return f"{outcome['error']:.0e}"
+        return f"{outcome['kind']} ({notes.index(outcome['said']) + 1})"
+
+    rows = [
+        f"| {model} | {' | '.join(cell(cells.get(model)) for cells in record.values())} |"
+        for model in models
+    ]
+    told = "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1))
+    return _PAGE.format(
+        count=len(kinds) - kinds.count("not written"),
+        right=kinds.count("right"), refused=kinds.count("refused"), wrong=kinds.count("wrong"),
+        other=kinds.count("other"), missing=kinds.count("not written"),
+        tokens=[outcome.get("tokens") for outcome in outcomes].count("equal"),
+        head=" | ".join(record), rule="|".join("--:" for _ in record), rows="\n".join(rows),
+        notes=f"{told}\n" if told else "",
+    )  # fmt: skip

@@ -1,0 +1,81 @@
+"""What the codes of a quantized file stand for, and the module with these values."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from tests.adapters import genai
+
+LINEAR = ("Conv1D", "Linear")
+
+
+def matrices(proto: onnx.ModelProto) -> list[tuple[torch.Tensor, bool]]:
+    """What codes of few bits stand for, [out, in] or rows, and whether data are rounded too."""
+    stored = {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer}
+    found = []
+
+    def by_tensor(name: str, codes: str) -> np.ndarray:
+        scale, zero = (
+            stored[f"{name}_{end}"].astype(np.float32) for end in ("scale", "zero_point")
+        )
+        return (stored[codes].astype(np.float32) - zero) * scale
+
+    for node in proto.graph.node:
+        first, *others = *node.input, ""
+        if node.op_type == "MatMulNBits":
+            found.append((genai.numbers(proto, node), False))
+        elif node.op_type == "GatherBlockQuantized" and first in stored:  # not tied
+            codes, scales = stored[first], stored[others[1]]
+            rows = np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1) - 8.0
+            wide = scales.repeat(-(-rows.shape[1] // scales.shape[1]), 1)[:, : rows.shape[1]]
+            found.append((torch.from_numpy((rows * wide).astype(np.float32)), False))
+        elif node.op_type == "DequantizeLinear" and first in stored:
+            codes, scales, *zero = (stored[name].astype(np.float32) for name in node.input)
+            if codes.ndim == 2 and scales.ndim == 2:  # by blocks of rows
+                scales = np.repeat(scales, len(codes) // len(scales), 0)
+                zeros = np.repeat(zero[0], len(codes) // len(zero[0]), 0) if zero else 0
+                found.append((torch.from_numpy(((codes - zeros) * scales).T.copy()), False))
+        elif node.op_type == "MatMulInteger" and others[0] in stored:
+            values = by_tensor(others[0].removesuffix("_quantized"), others[0])
+            found.append((torch.from_numpy(values.T.copy()), True))
+        elif node.op_type == "Gather" and first.endswith("_quantized") and first in stored:
+            values = by_tensor(first.removesuffix("_quantized"), first)
+            found.append((torch.from_numpy(values), False))
+    return found
+
+
+def in_bytes(_: nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    """Round what a layer reads as DynamicQuantizeLinear does; gradients pass."""
+    x = given[0].detach()
+    least, most = x.amin().clamp(max=0), x.amax().clamp(min=0)
+    scale = (most - least) / 255
+    zero = (-least / scale).round()
+    rounded = ((x / scale).round() + zero).clamp(0, 255).sub(zero).mul(scale)
+    return (given[0] + (rounded - x),)
+
+
+def take_over(module: nn.Module, weights: list[tuple[torch.Tensor, bool]]) -> None:
+    """Give a module's layers the values of the rows that are nearest, by value and not by name."""
+    layers = [each for each in module.modules() if type(each).__name__ in (*LINEAR, "Embedding")]
+    for values, rounds in weights:
+        count = 0
+        for layer in layers:
+            weight = layer.weight.T if type(layer).__name__ == "Conv1D" else layer.weight
+            if weight.shape[1] != values.shape[1]:
+                continue
+            with torch.no_grad():
+                whole = len(weight) <= len(values)
+                inner, outer = (weight, values) if whole else (values, weight)
+                first = int((outer - inner[0]).norm(dim=1).argmin())
+                rows = outer[first : first + len(inner)]
+                if rows.shape != inner.shape or (rows - inner).norm() > 0.2 * inner.norm():
+                    continue
+                (weight if whole else rows).copy_(rows if whole else values)
+                count += 1
+            if rounds and not layer._forward_pre_hooks:
+                layer.register_forward_pre_hook(in_bytes)
+        assert count, f"the {tuple(values.shape)} of a quantized tensor are no layer's"
