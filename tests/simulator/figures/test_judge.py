@@ -56,64 +56,34 @@ def judged(result: SimulationResult, text: str = "") -> SimulationResult:
 
 
 @pytest.mark.parametrize(
-    ("memory", "status", "outcome", "verdict"),
+    ("limit", "at_worst", "planned", "measured", "status", "outcome", "verdict"),
     [
-        ({"limit_bytes": 103, "predicted_peak_bytes": 100}, "pass", "fits", "pass"),
-        ({"limit_bytes": 102, "predicted_peak_bytes": 100}, "fail", "close", "fail"),
-        ({"limit_bytes": 100, "predicted_peak_bytes": 100}, "fail", "close", "fail"),
-        ({"limit_bytes": 100, "predicted_peak_bytes": 101}, "fail", "over", "fail"),
+        (103, None, 100, None, "pass", "fits", "pass"),
+        (102, None, 100, None, "fail", "close", "fail"),
+        (100, None, 100, None, "fail", "close", "fail"),
+        (100, None, 101, None, "fail", "over", "fail"),
         # The plan decides, unless a replay took more than its margin allows.
-        (
-            {"limit_bytes": 103, "predicted_peak_bytes": 100, "measured_peak_bytes": 103},
-            "pass",
-            "fits",
-            "pass",
-        ),
-        (
-            {"limit_bytes": 103, "predicted_peak_bytes": 100, "measured_peak_bytes": 104},
-            "fail",
-            "over",
-            "fail",
-        ),
-        (
-            {"limit_bytes": 100, "predicted_peak_bytes": 101, "measured_peak_bytes": 90},
-            "fail",
-            "over",
-            "fail",
-        ),
+        (103, None, 100, 103, "pass", "fits", "pass"),
+        (103, None, 100, 104, "fail", "over", "fail"),
+        (100, None, 101, 90, "fail", "over", "fail"),
         # A limit with a range is judged by its low end.
-        (
-            {"limit_bytes": 200, "limit_low_bytes": 103, "predicted_peak_bytes": 100},
-            "pass",
-            "fits",
-            "pass",
-        ),
-        (
-            {"limit_bytes": 200, "limit_low_bytes": 102, "predicted_peak_bytes": 100},
-            "fail",
-            "depends",
-            "warn",
-        ),
-        (
-            {"limit_bytes": 102, "limit_low_bytes": 60, "predicted_peak_bytes": 100},
-            "fail",
-            "close",
-            "fail",
-        ),
-        (
-            {"limit_bytes": 100, "limit_low_bytes": 60, "predicted_peak_bytes": 101},
-            "fail",
-            "over",
-            "fail",
-        ),
-        ({"limit_bytes": None}, "not judged", "not judged", "not judged"),
-        ({"limit_bytes": 0}, "fail", "over", "fail"),
-        ({"limit_bytes": 10**12, "outcome": "killed"}, "fail", "killed", "fail"),
+        (200, 103, 100, None, "pass", "fits", "pass"),
+        (200, 102, 100, None, "fail", "depends", "warn"),
+        (102, 60, 100, None, "fail", "close", "fail"),
+        (100, 60, 101, None, "fail", "over", "fail"),
+        (None, None, None, None, "not judged", "not judged", "not judged"),
+        (0, None, None, None, "fail", "over", "fail"),
+        (10**12, None, None, None, "fail", "killed", "fail"),
     ],
 )
 def test_device_limit_is_judged_without_budgets(
-    memory: dict[str, object], status: str, outcome: str, verdict: str
-) -> None:
+    limit: int | None, at_worst: int | None, planned: int | None, measured: int | None,
+    status: str, outcome: str, verdict: str,
+) -> None:  # fmt: skip
+    memory: dict[str, object] = {"limit_bytes": limit, "measured_peak_bytes": measured}
+    memory |= {} if at_worst is None else {"limit_low_bytes": at_worst}
+    memory |= {} if planned is None else {"predicted_peak_bytes": planned}
+    memory |= {"outcome": "killed"} if outcome == "killed" else {}
     result = judge(one_device(**memory))
     assert check(result, "memory_limit").status == status
     assert result.devices[0].memory.outcome == outcome
