@@ -13,7 +13,7 @@ private const val MOST_AXES = 32
 private const val MOST_HEADER = 1L shl 26 // bytes
 private const val MOST_CONFIG = 1L shl 20
 private val SAFE =
-    mapOf("F32" to Type.FLOAT, "F64" to Type.DOUBLE, "F16" to Type.HALF, "BF16" to Type.UINT16)
+    mapOf("F32" to Type.FLOAT, "F64" to Type.DOUBLE, "F16" to Type.FLOAT16, "BF16" to Type.UINT16)
 
 /** Settings of PEFT that change what the tensors mean, and the values that they have without. */
 private val SETTINGS = listOf(

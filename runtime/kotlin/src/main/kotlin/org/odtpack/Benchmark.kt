@@ -118,7 +118,7 @@ private fun operatorSeconds(
     threads: Int,
 ): Double = SessionOptions().use { options ->
     options.setIntraOpNumThreads(threads)
-    env.createSession(oneOperator(kind, shapes), options).use { session ->
+    env.createSession(oneOperator(kind, shapes.size), options).use { session ->
         val tensors = shapes.mapIndexed { i, shape ->
             val tensor = zeros(Type.FLOAT, shape)
             for (each in 0 until tensor.count.toInt()) tensor.data.putFloat(4 * each, 0.5f)
@@ -141,27 +141,17 @@ private fun operatorSeconds(
 }
 
 /** A model of one operator without attributes on float32 tensors, the last of which is its result. */
-private fun oneOperator(kind: String, shapes: List<LongArray>): ByteArray {
+private fun oneOperator(kind: String, count: Int): ByteArray {
     fun field(number: Int, content: ByteArray): ByteArray = ByteArrayOutputStream().apply {
         field(number * 8 + 2, content.size.toLong())
         write(content, 0, content.size)
     }.toByteArray()
-    var node = ByteArray(0)
-    var values = ByteArray(0)
-    for ((i, shape) in shapes.withIndex()) {
-        val dims = ByteArrayOutputStream()
-        for (size in shape) {
-            val dim = ByteArrayOutputStream().apply { field(0x08, size) }.toByteArray()
-            dims.write(field(1, dim))
-        }
-        val name = "t$i".toByteArray()
-        val type = field(1, byteArrayOf(0x08, 0x01) + field(2, dims.toByteArray()))
-        val isResult = i == shapes.size - 1
-        node += field(if (isResult) 2 else 1, name)
-        values += field(if (isResult) 12 else 11, field(1, name) + field(2, type))
-    }
-    val graph = field(1, node + field(4, kind.toByteArray())) +
-        field(2, "operator".toByteArray()) + values
+    val float = field(2, field(1, byteArrayOf(0x08, 0x01))) // of any shape
+    val names = (0 until count).map { field(1, "t$it".toByteArray()) }
+    val node = names.dropLast(1).fold(ByteArray(0), ByteArray::plus) +
+        field(2, "t${count - 1}".toByteArray()) + field(4, kind.toByteArray())
+    val values = names.mapIndexed { i, name -> field(if (i == count - 1) 12 else 11, name + float) }
+    val graph = values.fold(field(1, node) + field(2, "operator".toByteArray()), ByteArray::plus)
     // IR version 8, opset 17
     return byteArrayOf(0x08, 0x08) + field(8, byteArrayOf(0x10, 0x11)) + field(7, graph)
 }

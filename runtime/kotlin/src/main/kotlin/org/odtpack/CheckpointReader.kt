@@ -49,11 +49,7 @@ internal fun readLastGood(path: String): State {
     } catch (error: OdtpackException) {
         val before = previousPath(path)
         if (error.errorCode !in HARMED || !File(before).isFile) throw error
-        val state = try {
-            readCheckpoint(before)
-        } catch (_: OdtpackException) {
-            throw error
-        }
+        val state = runCatching { readCheckpoint(before) }.getOrElse { throw error }
         val step = state.optimizer?.step ?: 0
         val last = stepIn(File(path)) ?: 0
         val lost = if (last > step) "${last - step} optimizer steps made since are lost"
@@ -65,13 +61,9 @@ internal fun readLastGood(path: String): State {
 }
 
 /** The optimizer step of a damaged file, if it can still be read. */
-private fun stepIn(file: File): Long? = try {
+private fun stepIn(file: File): Long? = runCatching {
     CheckpointReader(map(file), file.path, null, false).read().optimizer?.step
-} catch (_: IOException) {
-    null
-} catch (_: OdtpackException) {
-    null
-}
+}.getOrNull()
 
 /** Reads one file; without [values], tensors are described and have no memory. */
 internal class CheckpointReader(
@@ -121,7 +113,10 @@ internal class CheckpointReader(
         properties(root.table(3), state)
         val properties = LinkedHashMap(state.properties) // with the optimizer's kind
         outline.properties(properties)
-        state.optimizer?.let { state.optimizer = withKind(it, state) }
+        state.optimizer?.let {
+            val kind = state.properties.remove(OPTIMIZER_PROPERTY) ?: ""
+            it.kind = kind as? String ?: file.corrupt("its $OPTIMIZER_PROPERTY is not text")
+        }
         if (values) state.checked = checkDigest(root, properties)
         return state
     }
@@ -272,12 +267,6 @@ internal class CheckpointReader(
         val counts = moments.values.map { it.size }.distinct()
         file.check(counts.size <= 1) { "its optimizer state is uneven" }
         return OptimizerState(step, rate, moments, groups)
-    }
-
-    private fun withKind(optimizer: OptimizerState, state: State): OptimizerState {
-        val kind = state.properties.remove(OPTIMIZER_PROPERTY) ?: ""
-        file.check(kind is String) { "its $OPTIMIZER_PROPERTY is not text" }
-        return optimizer.run { OptimizerState(step, rate, moments, groups, kind as String) }
     }
 
     private fun fits(moment: Tensor, owner: Tensor) =

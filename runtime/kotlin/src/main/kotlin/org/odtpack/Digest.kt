@@ -10,23 +10,12 @@ internal const val DIGEST_PREFIX = "sha256:"
 internal const val DIGEST_TEXT_BYTES = 7 + 64
 private const val DIGEST_BYTES = 32
 
-internal fun sha256(bytes: ByteBuffer): ByteArray =
-    MessageDigest.getInstance("SHA-256").run {
-        update(bytes)
-        digest()
-    }
+private fun sha256() = MessageDigest.getInstance("SHA-256")
 
-internal fun sha256(file: File): ByteArray = MessageDigest.getInstance("SHA-256").run {
-    val part = ByteArray(1 shl 16)
-    file.inputStream().use { stream ->
-        while (true) {
-            val got = stream.read(part)
-            if (got < 0) break
-            update(part, 0, got)
-        }
-    }
-    digest()
-}
+internal fun sha256(bytes: ByteBuffer): ByteArray = sha256().apply { update(bytes) }.digest()
+
+internal fun sha256(file: File): ByteArray =
+    sha256().apply { file.forEachBlock { bytes, size -> update(bytes, 0, size) } }.digest()
 
 /** A digest as a checkpoint holds it. */
 internal fun digestText(digest: ByteArray): String = DIGEST_PREFIX + hex(digest)

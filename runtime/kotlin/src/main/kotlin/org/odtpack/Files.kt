@@ -11,7 +11,6 @@ import java.nio.channels.FileLockInterruptionException
 import java.nio.file.AccessDeniedException
 import java.nio.file.FileSystemException
 import java.nio.file.Files
-import java.nio.file.InvalidPathException
 import java.nio.file.StandardCopyOption
 import java.nio.file.StandardOpenOption
 import java.nio.file.attribute.BasicFileAttributes
@@ -41,17 +40,11 @@ internal fun isLink(file: File): Boolean {
 }
 
 /** Which file a name stands for, of what size and time; null if nothing tells. */
-internal fun identity(file: File): Any? = try {
+internal fun identity(file: File): Any? = runCatching { // Android before 26 has no such classes
     Files.readAttributes(file.toPath(), BasicFileAttributes::class.java).run {
         fileKey()?.let { listOf(it, size(), lastModifiedTime().to(TimeUnit.NANOSECONDS)) }
     }
-} catch (_: LinkageError) { // Android before 26
-    null
-} catch (_: IOException) {
-    null
-} catch (_: InvalidPathException) {
-    null
-}
+}.getOrNull()
 
 /**
  * Write a file whole or not at all: temporary, force, rename. The file that is replaced is kept
@@ -145,26 +138,17 @@ private val HOW_LINKS_ARE_REFUSED = setOf(
 internal fun link(from: File, to: File) {
     try {
         Files.createLink(to.toPath(), from.toPath())
-    } catch (_: LinkageError) {
-        throw NoLinks()
-    } catch (_: UnsupportedOperationException) {
-        throw NoLinks()
-    } catch (_: AccessDeniedException) {
-        throw NoLinks()
-    } catch (error: FileSystemException) {
-        if (error.reason in HOW_LINKS_ARE_REFUSED) throw NoLinks()
-        throw error
+    } catch (error: Throwable) {
+        val refused = error is LinkageError || error is UnsupportedOperationException ||
+            error is AccessDeniedException ||
+            error is FileSystemException && error.reason in HOW_LINKS_ARE_REFUSED
+        throw if (refused) NoLinks() else error
     }
 }
 
 /** Whether two paths are names of one file. */
-internal fun isSame(one: File, other: File) = try {
-    Files.isSameFile(one.toPath(), other.toPath())
-} catch (_: LinkageError) {
-    false
-} catch (_: IOException) { // one of them is not there
-    false
-}
+internal fun isSame(one: File, other: File) =
+    runCatching { Files.isSameFile(one.toPath(), other.toPath()) }.getOrDefault(false)
 
 internal fun rename(from: File, to: File) {
     if (from.renameTo(to)) return // rename(2), which is all that Android has before 26

@@ -20,7 +20,7 @@ internal class FlatBuffer(
 ) {
     private val bytes = bytes.slice().order(ByteOrder.LITTLE_ENDIAN)
     val size = bytes.remaining().toLong()
-    private val seen = Positions()
+    private val seen = HashSet<Int>()
     private var textLeft = size
     private var tablesLeft = size
 
@@ -100,7 +100,7 @@ internal class FlatBuffer(
             check(seen.add(position.toInt())) { "two references lead to one table" }
             tablesLeft -= length
             check(tablesLeft >= 0) { "its tables overlap" }
-            check(seen.count <= MOST_TABLES) { "it holds more than $MOST_TABLES tables" }
+            check(seen.size <= MOST_TABLES) { "it holds more than $MOST_TABLES tables" }
         }
 
         private fun field(number: Int, width: Int): Long {
@@ -152,33 +152,5 @@ internal class FlatBuffer(
             }
             return characters.toString()
         }
-    }
-}
-
-/** A set of positions of 4 to 8 bytes each: hash addresses in one array. */
-private class Positions {
-    private var table = IntArray(64) { -1 }
-    var count = 0
-        private set
-
-    /** Add one; false if it is there. */
-    fun add(position: Int): Boolean {
-        if (2 * count >= table.size) {
-            val old = table
-            table = IntArray(2 * old.size) { -1 }
-            for (each in old) if (each >= 0) table[slot(each)] = each
-        }
-        val slot = slot(position)
-        if (table[slot] == position) return false
-        table[slot] = position
-        count++
-        return true
-    }
-
-    private fun slot(position: Int): Int {
-        val mask = table.size - 1
-        var slot = (position * -1640531527 ushr 7) and mask
-        while (table[slot] >= 0 && table[slot] != position) slot = slot + 1 and mask
-        return slot
     }
 }

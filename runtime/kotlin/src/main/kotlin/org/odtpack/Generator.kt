@@ -47,9 +47,8 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
     /** Put an adapter beside the decoder: a file or folder that `saveAdapter` or PEFT wrote. */
     @Throws(OrtException::class)
     fun addAdapter(name: String, path: String) {
-        val none = ByteBuffer.allocate(0)
         val shapes = pack.parameters.filter { it.trainable }
-            .associate { it.name to Tensor(it.type, it.shape, none) }
+            .associate { it.name to Tensor(it.type, it.shape, ByteBuffer.allocate(0)) }
         val values = bytesOf(adapterValues(pack, shapes, File(path)))
         turn.take { adapters[name] = { values } }
     }

@@ -124,17 +124,22 @@ internal class Graph(
         return true
     }
 
-    private fun memory(name: String, node: NodeInfo): OnnxTensor {
-        val (own, value) = bound[name] ?: mismatch("'$name' belongs to no parameter")
-        val info = node.info as? TensorInfo ?: mismatch("'$name' is not a tensor")
-        val shape = info.shape
-        val fits = shape.isEmpty() || shape.size == own.shape.size &&
-            shape.indices.all { shape[it] < 0 || shape[it] == own.shape[it] }
-        if (info.onnxType != own.type.onnx || !fits) {
-            mismatch("'$name' is ${own.description} in the checkpoint")
-        }
-        return value
+    private fun memory(name: String, node: NodeInfo) = memoryOf(
+        name, node.info as? TensorInfo ?: mismatch("'$name' is not a tensor"),
+        bound[name] ?: mismatch("'$name' belongs to no parameter"),
+    )
+}
+
+/** What is bound under a name, if it is what a model takes. */
+internal fun memoryOf(name: String, info: TensorInfo, found: Pair<Tensor, OnnxTensor>): OnnxTensor {
+    val (own, value) = found
+    val shape = info.shape
+    val fits = shape.isEmpty() || shape.size == own.shape.size &&
+        shape.indices.all { shape[it] < 0 || shape[it] == own.shape[it] }
+    if (info.onnxType != own.type.onnx || !fits) {
+        mismatch("'$name' is ${own.description} in the checkpoint")
     }
+    return value
 }
 
 /** Check a batch against the inputs of the model, as Python does, with the same codes. */

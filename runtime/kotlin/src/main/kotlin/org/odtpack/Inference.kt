@@ -28,8 +28,7 @@ internal fun inferenceModel(
     val parts = ArrayList<ByteBuffer>()
     withOutputs(map(File(pack.path("inference_template"))), outputs.toMutableSet(), parts)
     for (entry in pack.manifest["inference"]["parameters"].list()) {
-        val spec = pack.parameters.find { it.name == entry.text() }
-            ?: Json.invalid("'inference' names the parameter '${entry.text()}'")
+        val spec = pack.parameters.first { it.name == entry.text() }
         val tensor = inModelType(spec, state)
         val bytes = tensor.bytes()
         val name = spec.name.toByteArray()
@@ -80,43 +79,16 @@ internal fun ByteArrayOutputStream.field(tag: Int, value: Long) {
     write(rest.toInt())
 }
 
-/** Reads the fields of a protobuf message one by one. */
-private class Fields(private val message: ByteBuffer) {
-    var tag = 0L
-        private set
-
-    /** The current field with tag and length, and without. */
-    lateinit var whole: ByteBuffer
-        private set
-    lateinit var content: ByteBuffer
-        private set
-
-    fun next(): Boolean {
-        if (!message.hasRemaining()) return false
-        val start = message.position()
-        tag = number()
-        if (tag % 8 == 0L) number()
-        val length = when ((tag % 8).toInt()) {
-            1 -> 8L
-            2 -> number()
-            5 -> 4L
-            else -> 0L
-        }
-        if (length !in 0..message.remaining()) bad()
-        content = part(message.position(), message.position() + length.toInt())
-        message.position(message.position() + length.toInt())
-        whole = part(start, message.position())
-        return true
+/** The fields of a protobuf message: tag, the field with tag and length, and without. */
+private fun fields(message: ByteBuffer): List<Triple<Long, ByteBuffer, ByteBuffer>> {
+    val bad = { fail("model-not-loadable", "The inference template is no model.") }
+    val part = { start: Int, end: Int ->
+        message.duplicate().apply {
+            limit(end)
+            position(start)
+        }.slice()
     }
-
-    private fun part(start: Int, end: Int): ByteBuffer {
-        val view = message.duplicate()
-        view.limit(end)
-        view.position(start)
-        return view.slice()
-    }
-
-    private fun number(): Long {
+    fun number(): Long {
         var number = 0L
         for (shift in 0 until 64 step 7) {
             if (!message.hasRemaining()) bad()
@@ -126,8 +98,18 @@ private class Fields(private val message: ByteBuffer) {
         }
         bad()
     }
-
-    private fun bad(): Nothing = fail("model-not-loadable", "The inference template is no model.")
+    val found = ArrayList<Triple<Long, ByteBuffer, ByteBuffer>>()
+    while (message.hasRemaining()) {
+        val start = message.position()
+        val tag = number()
+        if (tag % 8 == 0L) number()
+        val length = mapOf(1L to 8L, 5L to 4L)[tag % 8] ?: if (tag % 8 == 2L) number() else 0L
+        val content = message.position()
+        if (length !in 0..message.remaining()) bad()
+        message.position(content + length.toInt())
+        found.add(Triple(tag, part(start, message.position()), part(content, message.position())))
+    }
+    return found
 }
 
 /** The template with only the wanted ones of its outputs. */
@@ -136,17 +118,14 @@ private fun withOutputs(
     wanted: MutableSet<String>,
     parts: MutableList<ByteBuffer>,
 ) {
-    val top = Fields(model)
-    while (top.next()) {
-        if (top.tag != 0x3AL) {
-            parts.add(top.whole)
+    for ((tag, whole, content) in fields(model)) {
+        if (tag != 0x3AL) {
+            parts.add(whole)
             continue
         }
-        val kept = ArrayList<ByteBuffer>()
-        val graph = Fields(top.content)
-        while (graph.next()) {
-            if (graph.tag != 0x62L || wanted.remove(nameOf(graph.content))) kept.add(graph.whole)
-        }
+        val kept = fields(content).filter { (of, _, value) ->
+            of != 0x62L || wanted.remove(nameOf(value))
+        }.map { it.second }
         val head = ByteArrayOutputStream()
         head.field(0x3A, kept.sumOf { it.remaining().toLong() })
         parts.add(ByteBuffer.wrap(head.toByteArray()))
@@ -155,13 +134,6 @@ private fun withOutputs(
     wanted.firstOrNull()?.let { fail("unknown-output", "The inference model has no output '$it'.") }
 }
 
-private fun nameOf(value: ByteBuffer): String {
-    val fields = Fields(value)
-    var name = ""
-    while (fields.next()) {
-        if (fields.tag != 0x0AL) continue
-        val bytes = ByteArray(fields.content.remaining()).also(fields.content::get)
-        name = String(bytes, Charsets.UTF_8)
-    }
-    return name
-}
+private fun nameOf(value: ByteBuffer): String =
+    fields(value).findLast { it.first == 0x0AL }
+        ?.let { Charsets.UTF_8.decode(it.third).toString() }.orEmpty()

@@ -20,14 +20,11 @@ internal class Json(val value: Any?, private val at: String = "") {
         if (absent && otherwise != null) otherwise
         else (value as? List<*> ?: wrong("a list")).mapIndexed { i, each -> Json(each, "$at[$i]") }
 
-    fun text(otherwise: String? = null): String =
-        if (absent && otherwise != null) otherwise else value as? String ?: wrong("text")
+    fun text(otherwise: String? = null) = valueAs("text", otherwise)
 
-    fun number(otherwise: Double? = null): Double =
-        if (absent && otherwise != null) otherwise else value as? Double ?: wrong("a number")
+    fun number(otherwise: Double? = null) = valueAs("a number", otherwise)
 
-    fun flag(otherwise: Boolean): Boolean =
-        if (absent) otherwise else value as? Boolean ?: wrong("true or false")
+    fun flag(otherwise: Boolean) = valueAs("true or false", otherwise)
 
     fun whole(otherwise: Long? = null): Long {
         val found = number(otherwise?.toDouble())
@@ -46,6 +43,9 @@ internal class Json(val value: Any?, private val at: String = "") {
     fun name(): String = text().also { if (it.isEmpty()) wrong("a name") }
 
     private fun entries() = value as? Map<*, *> ?: wrong("an object")
+
+    private inline fun <reified T> valueAs(wanted: String, otherwise: T?): T =
+        if (absent && otherwise != null) otherwise else value as? T ?: wrong(wanted)
 
     private fun wrong(wanted: String): Nothing = invalid("'$at' is missing or not $wanted")
 

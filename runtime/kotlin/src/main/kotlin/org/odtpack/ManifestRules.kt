@@ -1,5 +1,6 @@
 package org.odtpack
 
+import ai.onnxruntime.OrtSession.SessionOptions.OptLevel
 import java.text.Normalizer
 import java.util.Locale
 
@@ -16,7 +17,10 @@ private val NEEDED_FILES = listOf("training_model", "eval_model", "optimizer_mod
 /** Files that have a key of their own. */
 internal val FILES = NEEDED_FILES +
     listOf("checkpoint_data", "step_model", "inference_template", "nominal_checkpoint")
-private val LEVELS = listOf("disabled", "basic", "extended", "all")
+internal val LEVELS = mapOf(
+    "disabled" to OptLevel.NO_OPT, "basic" to OptLevel.BASIC_OPT,
+    "extended" to OptLevel.EXTENDED_OPT, "all" to OptLevel.ALL_OPT,
+)
 private val DIGEST = Regex("[0-9a-f]{64}")
 private val FLAGS = listOf("memory_pattern", "arena", "shared_allocator", "prepacking")
 private val SIZES = listOf("initial_chunk_size_bytes", "max_dead_bytes_per_chunk")
@@ -83,7 +87,7 @@ internal fun checkManifest(manifest: Json) {
 /** The options of sessions: nothing but what odtpack writes reaches ONNX Runtime. */
 internal fun checkSession(session: Json) {
     session.fields().keys.find { it !in SESSION }?.let { Json.invalid("'session' has the key '$it'") }
-    session["optimization_level"].oneOf(LEVELS)
+    session["optimization_level"].oneOf(LEVELS.keys)
     for (key in FLAGS) if (key in session && session[key].absent) Json.invalid("'session.$key'")
     for (key in FLAGS) session[key].flag(true)
     for (key in SIZES) if (!session[key].absent) session[key].within(256L..(1L shl 30))
@@ -196,7 +200,7 @@ private fun checkParameter(json: Json) {
     val type = Type.of(json["dtype"].text())
     val bytes = json["size_bytes"]
     // Numpy has 8 bytes for a reference to a text.
-    val each = if (type == Type.TEXT) 8L else type.size.toLong()
+    val each = if (type == Type.STRING) 8L else type.size.toLong()
     if (!bytes.absent && bytes.within(0..WHOLE_MAX) != elements(json) * each) {
         Json.invalid("size_bytes is not that of its shape and dtype")
     }
@@ -213,7 +217,7 @@ private fun checkLayout(layout: Json, trainable: List<Json>) {
     if ("state" in layout) {
         for (each in layout["state"].list()) {
             each["name"].name()
-            val axes = each["axes"].let { if (it.absent) emptyList() else it.list() }
+            val axes = each["axes"].list(emptyList())
             if (axes.size > 2 || axes.any { it.whole() !in 0..1 }) Json.invalid("the axes of a state")
         }
     }

@@ -15,8 +15,6 @@ internal fun wrongSegments(problem: String): Nothing = fail(
 )
 
 private const val ALIGNMENT = 64L
-private const val MOST_BYTES = 1L shl 48 // no file is as long
-
 /**
  * The frozen weights of a network in segments where they lie in their file, read-only: pages that
  * the system can drop, and no memory of the process.
@@ -66,11 +64,12 @@ internal class MappedWeights(
             if (type.java == null) wrongSegments("nothing can hold the weight '$name'")
             val shape = json["shape"].list().map { it.whole() }.toLongArray()
             val start = json["offset"].whole()
-            val size = bytes(shape, type)
+            val bytes = shape.fold(type.size.toDouble()) { all, axis -> all * axis }
             if (start < end || start % ALIGNMENT != 0L) wrongSegments("the place of '$name'")
-            if (size > file.size() - start) {
+            if (shape.any { it < 0 } || bytes > file.size() - start) {
                 wrongSegments("the weight '$name' ends after the file of weights")
             }
+            val size = bytes.toLong()
             end = start + size
             if (part == null || end > first + part.capacity()) {
                 val most = minOf(file.size() - start, Int.MAX_VALUE.toLong())
@@ -87,15 +86,5 @@ internal class MappedWeights(
             val tensor = OnnxTensor.createTensor(env, memory, shape, type.java!!)
             weights.put(name, tensor)?.let { wrongSegments("two weights are called '$name'") }
         }
-    }
-
-    /** Bytes of a tensor; for impossible sizes, more than any file has. */
-    private fun bytes(shape: LongArray, type: Type): Long {
-        var count = type.size.toLong()
-        for (size in shape) {
-            if (size < 0 || size > MOST_BYTES / maxOf(count, 1)) return MOST_BYTES
-            count *= size
-        }
-        return count
     }
 }

@@ -38,24 +38,11 @@ internal class Copy(private val originals: List<Tensor>) {
     fun putBack() = originals.zip(copies).forEach { (own, copy) -> own.copyFrom(copy.bytes()) }
 }
 
-private const val AT_ONCE = 4096
-
-/** Whether all elements of a float32 or float64 tensor are finite: no exponent is all ones. */
+/** Whether all elements of a floating tensor are finite. */
 internal fun isFinite(tensor: Tensor): Boolean {
-    val single = tensor.type == Type.FLOAT
-    val mask = if (single) 0x7F8000007F800000 else 0x7FF0000000000000
-    val one = if (single) 0x0080000000800000 else 0x0010000000000000 // carries into the sign
-    val signs = if (single) 0x0000000080000000L or Long.MIN_VALUE else Long.MIN_VALUE
-    val bytes = tensor.bytes()
-    val values = bytes.asLongBuffer()
-    val part = LongArray(minOf(values.remaining(), AT_ONCE))
-    while (values.hasRemaining()) {
-        val count = minOf(values.remaining(), part.size)
-        values.get(part, 0, count)
-        var found = 0L
-        for (i in 0 until count) found = found or (part[i] and mask) + one
-        if (found and signs != 0L) return false
+    if (tensor.type == Type.FLOAT) {
+        val values = tensor.data.asFloatBuffer()
+        return (0 until values.remaining()).all { values.get(it).isFinite() }
     }
-    val odd = tensor.count.toInt() % (if (single) 2 else 1) == 1 // float32 that are not in pairs
-    return !odd || tensor.real(tensor.count.toInt() - 1).isFinite()
+    return (0 until tensor.count.toInt()).all { tensor.real(it).isFinite() }
 }

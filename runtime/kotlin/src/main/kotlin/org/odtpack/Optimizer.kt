@@ -26,11 +26,6 @@ internal class Optimizer(
         val decay: Tensor,
     )
 
-    private class Arguments(
-        val inputs: Map<String, OnnxTensor>,
-        val outputs: Map<String, OnnxTensor>,
-    )
-
     private val layout = manifest["layout"]
     private val inputs = layout["inputs"].list().map { it.text() }
     private val mode = layout["run"].text("chunks")
@@ -39,18 +34,18 @@ internal class Optimizer(
         Vector("params", setOf(0, 1)) { flat },
         Vector("gradients", setOf(0, 1)) { state.gradients },
     )
-    private val listed = manifest["groups"].let { if (it.absent) emptyList() else it.list() }
+    private val listed = manifest["groups"].list(emptyList())
 
     /** The learning rate of each group, with its scale. */
     private val rates = zeros(Type.FLOAT, longArrayOf(maxOf(listed.size, 1).toLong()))
     private val groups = ArrayList<Group>()
     private val step = zeros(Type.INT64, longArrayOf(1))
     private val norm = zeros(flat.type, longArrayOf(1))
-    private val runs = ArrayList<Arguments>()
+    private val runs = ArrayList<Pair<Map<String, OnnxTensor>, Map<String, OnnxTensor>>>()
 
     init {
         if (trainable.isEmpty()) fail("nothing-trainable", "The checkpoint has nothing to train.")
-        for (entry in layout["state"].let { if (it.absent) emptyList() else it.list() }) {
+        for (entry in layout["state"].list(emptyList())) {
             val axes = entry["axes"].let { list ->
                 if (list.absent) setOf(0L, 1L) else list.list().map { it.whole() }.toSet()
             }
@@ -79,9 +74,9 @@ internal class Optimizer(
         prepare()
         prepareStep()
         if ("gradient_norm" in inputs) norm.setReal(0, gradientNorm())
-        for (run in runs) {
+        for ((inputs, outputs) in runs) {
             session.runOn(
-                run.inputs, emptySet(), run.outputs, options,
+                inputs, emptySet(), outputs, options,
                 "load the last checkpoint: parameters may hold part of the step",
             ).close()
         }
@@ -89,14 +84,10 @@ internal class Optimizer(
     }
 
     /** Set the number of the step to be made. */
-    fun prepareStep() {
-        step.data.putLong(0, state.optimizer!!.step + 1)
-    }
+    fun prepareStep() = step.data.putLong(0, state.optimizer!!.step + 1)
 
     /** Count a step. */
-    fun advance() {
-        state.optimizer!!.step++
-    }
+    fun advance() = ++state.optimizer!!.step
 
     /** What a step model reads besides batch, parameters and vectors, as it calls them. */
     fun scalars() = mapOf("update.learning_rate" to rates, "update.step" to step)
@@ -124,15 +115,13 @@ internal class Optimizer(
     }
 
     override fun close() {
-        runs.flatMap { it.inputs.values }.toSet().forEach(OnnxTensor::close)
+        runs.flatMap { it.first.values }.toSet().forEach(OnnxTensor::close)
     }
 
     private fun addGroup(names: List<String>, scale: Double, decay: Double) {
         val one = longArrayOf(1)
-        val rate = rates.from(groups.size.toLong(), one)
-        val group = Group(names, scale, rate, zeros(flat.type, one))
-        group.decay.setReal(0, decay)
-        groups.add(group)
+        val weight = zeros(flat.type, one).apply { setReal(0, decay) }
+        groups.add(Group(names, scale, rates.from(groups.size.toLong(), one), weight))
     }
 
     /** Give every moment its place, and take over those of the loaded state. */
@@ -176,8 +165,7 @@ internal class Optimizer(
         )
     }
 
-    private fun groupOf(spec: Spec) = groups.find { spec.name in it.names }
-        ?: Json.invalid("'${spec.name}' is in no group")
+    private fun groupOf(spec: Spec) = groups.first { spec.name in it.names }
 
     /** Ranges of parameters of one group, in one piece or cut into chunks. */
     private fun addFlatRuns() {
@@ -225,21 +213,12 @@ internal class Optimizer(
             val own = bound[vector.name] ?: mismatch("the optimizer does not take '${vector.name}'")
             "${vector.name}.out" to own
         }
-        runs.add(Arguments(bound, outputs))
+        runs.add(bound to outputs)
     }
 
     /** The L2 norm of all gradients, squared and summed in float64. */
-    private fun gradientNorm(): Double {
-        var sum = 0.0
-        val gradients = state.gradients
-        if (gradients.type == Type.FLOAT) {
-            val values = gradients.data.asFloatBuffer()
-            for (i in 0 until values.remaining()) sum += values.get(i).toDouble() * values.get(i)
-        } else {
-            val values = gradients.data.asDoubleBuffer()
-            for (i in 0 until values.remaining()) sum += values.get(i) * values.get(i)
-        }
-        return sqrt(sum)
+    private fun gradientNorm(): Double = state.gradients.let { all ->
+        sqrt((0 until all.count.toInt()).sumOf { at -> all.real(at).let { it * it } })
     }
 }
 

@@ -151,7 +151,6 @@ class OrtTrainingSession private constructor(
         }
         if (!hasFiniteLoss(result)) {
             statistics.putBack()
-            model.putBack()
             return skipped(result, "loss-not-finite", emptyList())
         }
         val kept = model.kept()

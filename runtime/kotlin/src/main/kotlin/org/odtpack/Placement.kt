@@ -10,7 +10,6 @@ import java.nio.ByteOrder
 internal fun place(pack: TrainingPackage, state: State): List<Spec> {
     val layout = pack.manifest["layout"]
     val type = Type.of(layout["dtype"].text("float32"))
-    if (type != Type.FLOAT && type != Type.DOUBLE) Json.invalid("the dtype of 'layout'")
     val fresh = state.flat == null
     for (spec in pack.parameters) {
         val own = state.parameters[spec.name]
@@ -24,9 +23,7 @@ internal fun place(pack: TrainingPackage, state: State): List<Spec> {
         mismatch("one has parameters that the other does not know")
     }
     val trainable = pack.parameters.filter { it.trainable }.sortedBy { it.offset }
-    val elements = endOf(trainable, 64L / type.size)
-    if (layout["elements"].whole() != elements) Json.invalid("the elements of 'layout'")
-    val flat = state.flat ?: zeros(type, longArrayOf(elements))
+    val flat = state.flat ?: zeros(type, longArrayOf(layout["elements"].whole()))
     state.forgetGradients()
     for (spec in pack.parameters) {
         val own = state.parameters.getValue(spec.name)
@@ -40,17 +37,6 @@ internal fun place(pack: TrainingPackage, state: State): List<Spec> {
     }
     state.flat = flat
     return trainable
-}
-
-/** Where the last parameter ends: each begins at the next multiple of [line] elements. */
-private fun endOf(trainable: List<Spec>, line: Long): Long {
-    var end = 0L
-    for (spec in trainable) {
-        if (spec.offset != end) Json.invalid("the offset of '${spec.name}'")
-        end += spec.shape.fold(1L, Long::times)
-        end = (end + line - 1) / line * line
-    }
-    return end
 }
 
 /** The parameters one after the other, as floating numbers of the layout's type. */

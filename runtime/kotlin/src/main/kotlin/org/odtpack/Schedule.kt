@@ -76,8 +76,7 @@ class Schedule @JvmOverloads @Throws(OrtException::class) constructor(
             kind, settings["warmup_steps"].whole(0), settings["total_steps"].whole(total),
             settings["floor"].number(0.0), settings["period"].whole(0),
             settings["gamma"].number(0.1),
-            settings["milestones"].let { list -> if (list.absent) emptyList() else list.list() }
-                .map { it.whole() },
+            settings["milestones"].list(emptyList()).map { it.whole() },
         )
     }
 }

@@ -252,17 +252,10 @@ internal class SegmentedGraph(
     }
 
     /** A parameter, its gradient, or what else is bound under that name. */
-    private fun memory(end: End): OnnxTensor {
-        val (own, value) = bound[end.name]
-            ?: wrongSegments("nothing gives '${end.name}' to a segment")
-        val shape = end.info.shape
-        val fits = shape.size == own.shape.size &&
-            shape.indices.all { shape[it] < 0 || shape[it] == own.shape[it] }
-        if (end.type != own.type || !fits) {
-            mismatch("'${end.name}' is ${own.description} in the checkpoint")
-        }
-        return value
-    }
+    private fun memory(end: End) = memoryOf(
+        end.name, end.info,
+        bound[end.name] ?: wrongSegments("nothing gives '${end.name}' to a segment"),
+    )
 
     /** The shape of what a run makes, as far as it follows from those of its inputs. */
     private fun shapeOf(end: End, sizes: Map<String, Long>): LongArray? {

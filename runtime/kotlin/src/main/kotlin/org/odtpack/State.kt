@@ -12,7 +12,7 @@ internal class OptimizerState(
     var rate: Float,
     val moments: Map<String, List<Tensor>>,
     val groups: List<List<String>>,
-    val kind: String = "",
+    var kind: String = "",
 )
 
 /** One call at a time; a thread's calls may be within each other. */

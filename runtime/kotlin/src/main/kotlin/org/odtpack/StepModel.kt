@@ -29,9 +29,6 @@ internal class StepModel(
     private val names = pack.parameters.filter { it.trainable }.map { it.name }
     private val isKept = zeros(Type.BOOL, longArrayOf(names.size.toLong()))
 
-    /** Where the model does not itself keep what a step must not change. */
-    private val copy: Copy?
-
     init {
         for ((name, tensor) in optimizer.scalars()) bound[name] = Pair(tensor, tensor.onnx(env))
         val kept = optimizer.kept()
@@ -42,7 +39,6 @@ internal class StepModel(
             updated.remove(name.removeSuffix(UPDATED))?.let { bind(name, it, node) }
         }
         updated.keys.firstOrNull()?.let { mismatch("the step model does not update '$it'") }
-        copy = if (KEPT in session.outputNames) null else Copy((trained + kept).values.toList())
         bound[KEPT] = Pair(isKept, isKept.onnx(env))
         graph = Graph(
             env, session, pack.inputs, pack.outputs, bound,
@@ -52,16 +48,12 @@ internal class StepModel(
 
     /** Make a step, which counts once the optimizer advances. */
     fun run(batch: Map<String, OnnxTensorLike>, options: RunOptions?): Result {
-        copy?.take()
         optimizer.prepareStep()
         return graph.run(batch, null, emptyMap(), options)
     }
 
     /** Parameters that the last step left as they were, with what is kept of them. */
     fun kept(): List<String> = names.filterIndexed { i, _ -> isKept.data.get(i) != 0.toByte() }
-
-    /** Undo a step whose loss is not finite. */
-    fun putBack() = copy?.putBack()
 
     override fun close() {
         graph.close()

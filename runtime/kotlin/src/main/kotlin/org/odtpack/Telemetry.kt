@@ -14,12 +14,10 @@ object Telemetry {
      */
     @JvmStatic
     fun disable() {
-        try {
+        runCatching { // only Android has it
             Class.forName("android.system.Os")
                 .getMethod("setenv", String::class.java, String::class.java, Boolean::class.java)
                 .invoke(null, VARIABLE, "1", false)
-        } catch (_: ReflectiveOperationException) {
-            return // not Android
         }
     }
 

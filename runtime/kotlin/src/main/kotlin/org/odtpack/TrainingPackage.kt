@@ -13,6 +13,8 @@ import java.security.Signature
 import java.security.SignatureException
 import java.security.spec.InvalidKeySpecException
 import java.security.spec.X509EncodedKeySpec
+import kotlin.io.encoding.Base64
+import kotlin.io.encoding.ExperimentalEncodingApi
 
 /** A parameter, or a user's input or output, as the manifest describes it. */
 internal class Spec(json: Json) {
@@ -52,10 +54,12 @@ fun interface SignatureCheck {
  *
  * @param publicKey The 32 bytes of the key, or its SubjectPublicKeyInfo as PEM text or DER.
  */
+@OptIn(ExperimentalEncodingApi::class) // java.util.Base64 is not on every Android of API 24 and 25
 class Ed25519(publicKey: ByteArray) : SignatureCheck {
     private val encoded = String(publicKey, Charsets.ISO_8859_1).let { text ->
         when {
-            text.startsWith("-----BEGIN") -> decodeBase64(text.lines().filter { '-' !in it })
+            text.startsWith("-----BEGIN") ->
+                Base64.decode(text.lines().filter { '-' !in it }.joinToString("").trim())
             publicKey.size == 32 -> PREFIX + publicKey
             else -> publicKey
         }
@@ -83,18 +87,6 @@ class Ed25519(publicKey: ByteArray) : SignatureCheck {
     private companion object {
         /** SubjectPublicKeyInfo of Ed25519 up to the key (RFC 8410). */
         val PREFIX = byteArrayOf(48, 42, 48, 5, 6, 3, 43, 101, 112, 3, 33, 0)
-        const val DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-
-        /** java.util.Base64 is not on every Android of API 24 and 25. */
-        fun decodeBase64(lines: List<String>): ByteArray {
-            val digits = lines.joinToString("").trim().trimEnd('=').map { DIGITS.indexOf(it) }
-            return ByteArray(digits.size * 6 / 8) { i ->
-                val bits = (0..1).fold(0) { all, k ->
-                    all shl 6 or (digits.getOrElse(i * 8 / 6 + k) { 0 } and 63)
-                }
-                (bits shr 4 - i * 8 % 6).toByte()
-            }
-        }
     }
 }
 
@@ -165,10 +157,8 @@ class TrainingPackage private constructor(val folder: String, internal val manif
     @Throws(OrtException::class)
     fun sessionOptions(threads: Int = 0): SessionOptions {
         val session = if (manifest["session"].absent) Json.read(OLDER) else manifest["session"]
-        checkSession(session)
-        val level = session["optimization_level"].text("all")
         val options = SessionOptions()
-        options.setOptimizationLevel(LEVELS[level] ?: Json.invalid("there is no level '$level'"))
+        options.setOptimizationLevel(LEVELS.getValue(session["optimization_level"].text()))
         options.setMemoryPatternOptimization(session["memory_pattern"].flag(true))
         // An arena for each session of segments would hold the peaks of all of them at once.
         options.setCPUArenaAllocator(session["arena"].flag(true) && !hasSegments)
@@ -211,12 +201,6 @@ class TrainingPackage private constructor(val folder: String, internal val manif
 
     companion object {
         private const val MOST_BYTES = 4 shl 20 // of a manifest
-        private val LEVELS = mapOf(
-            "disabled" to SessionOptions.OptLevel.NO_OPT, "all" to SessionOptions.OptLevel.ALL_OPT,
-            "basic" to SessionOptions.OptLevel.BASIC_OPT,
-            "extended" to SessionOptions.OptLevel.EXTENDED_OPT,
-        )
-
         /** What packages without session options were built for. */
         private val OLDER = """{"optimization_level": "extended", "memory_pattern": false,
             "config": {"session.force_spinning_stop": "1"}}""".toByteArray()
