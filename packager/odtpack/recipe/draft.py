@@ -66,6 +66,11 @@ kind = "adamw"               # {optimizers}
 # size = 32                  # samples of an optimizer step
 # micro_batch = 8            # samples that the model sees at once
 
+# [data]                     # texts that become samples of a language model
+# tokenizer = "tokenizer.json"
+# template = "chatml"        # llama3, gemma, plain, or a file of Jinja
+# length = 256               # tokens of a sample
+
 # [memory]
 # budget = "60 MB"           # of training at its peak; activations are recomputed to fit
 
