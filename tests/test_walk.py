@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 from scripts import walk
 
 
@@ -25,38 +20,3 @@ def test_a_leaf_imports_nothing_of_ours_but_errors() -> None:
     names = {path.rpartition("packager/")[2]: found for path, found in imported.items()}
     assert not names["odtpack/targets.py"]
     assert any(path.endswith("odtpack/spec.py") for path in names["odtpack/build.py"])
-
-
-# The runtime needs three libraries. Who imports whom is in pyproject.toml (import-linter).
-
-ROOT = Path(__file__).resolve().parents[1]
-SOURCES = sorted((ROOT / "runtime/odtpack_runtime").rglob("*.py"))
-
-# What the runtime may import beside the standard library, and what one module of it may besides.
-ITS_THREE = {"numpy", "onnxruntime", "flatbuffers", "odtpack_runtime"}
-WHERE_INSTALLED = {
-    "manifest_signature.py": {"cryptography"},
-    "native.py": {"onnx"},  # a type only
-    "onnx_files.py": {"onnx"},
-    "verify_models.py": {"onnx"},
-}
-
-
-def test_the_runtime_imports_three_libraries() -> None:
-    used = set()
-    for path in SOURCES:
-        found = set(_imported(path)) - sys.stdlib_module_names
-        used |= found
-        assert found <= ITS_THREE | WHERE_INSTALLED.get(path.name, set()), path
-    assert used >= ITS_THREE
-
-
-def _imported(path: Path) -> Iterator[str]:
-    """Top names of all imports of a file, those inside functions included."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.module
-            assert not node.level
-            yield node.module.partition(".")[0]

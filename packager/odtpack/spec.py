@@ -238,9 +238,6 @@ class AdapterSpec:
             ``bad-argument``: a value of another type.
     """
 
-    # lora: Hu et al., 2021. dora: Liu et al., 2024. ia3: Liu et al., 2022. bitfit: Ben Zaken et
-    # al., 2021. prompt: Lester et al., 2021.
-
     kind: AdapterKind = option(
         REQUIRED,
         "Train a small adapter and freeze the model: low-rank matrices beside layers (`lora`), "

@@ -17,7 +17,7 @@ import onnx
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import check_texts
 from odtpack.model.source import Source, open_model
-from odtpack.ort_training.in_place import ACCUMULATOR
+from odtpack.ort_training.backend import ACCUMULATOR
 from odtpack.package.training import RESET
 from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint

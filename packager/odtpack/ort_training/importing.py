@@ -24,8 +24,7 @@ from odtpack.model.loading import load_source
 from odtpack.model.source import Source, check_bytes
 from odtpack.optimizers import Clip, Optimizer
 from odtpack.ort_training.artifacts import Artifacts, open_artifacts
-from odtpack.ort_training.in_place import INTERNAL_BATCH_NORM
-from odtpack.ort_training.optimizer import carried_state, read_optimizer
+from odtpack.ort_training.backend import INTERNAL_BATCH_NORM, carried_state, read_optimizer
 from odtpack.package.optimizer_update import resolve_update
 from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs
