@@ -196,3 +196,9 @@ def test_constants_that_double_level_by_level() -> None:
     model = _model(body, mean=_random(3))
     model.graph.node[1].input[:] = ["mean", "mean"]
     assert set(candidates(load_model(model))) == {"w"}
+
+
+def test_a_constant_that_an_operator_of_one_input_reads_is_of_no_layer() -> None:
+    """As PyTorch's older exporter writes the angles of a rotary embedding."""
+    angles = "angles = Constant<value = float[2, 3] {1, 2, 3, 4, 5, 6}>()"
+    assert _candidates(f"{angles} turned = Cos(angles) y = Add(h, turned)") == {"w"}

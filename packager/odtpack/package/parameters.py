@@ -218,9 +218,8 @@ def _is_of_a_layer(value: ir.Value) -> bool:
         if node.op_type in ("Conv", "ConvTranspose", "Gemm"):
             pair = list(node.inputs[1:])
         else:
-            product = (
-                node if node.op_type == "MatMul" else producer(node.inputs[1 - index], "MatMul")
-            )
+            other = node.inputs[1 - index] if len(node.inputs) == 2 else None
+            product = node if node.op_type == "MatMul" else producer(other, "MatMul")
             uses = [] if product is None else list(product.outputs[0].uses())
             if product is None or len(uses) != 1 or uses[0].node.op_type != "Add":
                 return False
