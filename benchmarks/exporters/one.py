@@ -56,10 +56,11 @@ def compare(subject: Subject, exporter: Exporter, folder: Path, **build: Any) ->
     if (said := folder / "error.txt").exists():
         return {"kind": "not written", "said": said.read_text()}
     model, module = folder / "model.onnx", subject.module()
-    half = exporter.precision == "fp16"
+    proto = onnx.load(model)
+    half = proto.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
     if half:
         module = module.half().float()
-    take_over(module, matrices(onnx.load(model)))
+    take_over(module, matrices(proto))
     rounds = exporter.precision not in ("fp32", "fp16")  # data too, while ONNX Runtime computes
     if (off := unlike(model, module, subject)) > (ROUNDED if rounds else UNLIKE):
         return {"kind": "other", "said": f"the file's logits are {off:.1%} off the module's"}
@@ -81,7 +82,7 @@ def compare(subject: Subject, exporter: Exporter, folder: Path, **build: Any) ->
             missing = [name for name in names if f'"{name}"' not in manifest]
             assert not missing, f"{min(missing)} is not adapted"
     except OdtpackError as refusal:
-        return {"kind": "refused", "said": f"{refusal.code}: {refusal}"}
+        return {"kind": "refused", "said": f"{refusal.code}: {refusal.what}"}
     except Exception as problem:
         text = (str(problem).strip().splitlines() or [""])[0]
         return {"kind": "wrong", "said": f"{type(problem).__name__}: {text:.200}"}

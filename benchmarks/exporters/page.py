@@ -20,8 +20,9 @@ A figure is the largest distance of a parameter from PEFT's, after any step, as 
 that the parameter went: at most 3·10⁻⁴, for files in float16 at most 3·10⁻². The adapter is loaded
 by PEFT under its names. **{right} of {count} files are right, {refused} refused, {wrong} wrong**;
 {other} compute something else than the model that they were exported from, and {missing} times the
-exporter writes nothing (—). onnxruntime-genai, given the decoder of the package and its adapter as
-`og.Adapters`, draws the tokens that odtpack draws: for {tokens} files of genai 0.18 in int4.
+exporter writes nothing (—); an empty cell was not tried. onnxruntime-genai, given the decoder of
+the package and its adapter as `og.Adapters`, draws the tokens that odtpack draws:
+for {tokens} files of genai 0.18 in int4.
 
 | model | {head} |
 |---|{rule}|
@@ -48,7 +49,7 @@ def exporters_page() -> str:
 
     def cell(outcome: dict[str, Any] | None) -> str:
         if outcome is None or outcome["kind"] == "not written":
-            return "—"
+            return "" if outcome is None else "—"
         if outcome["kind"] == "right":
             return f"{outcome['error']:.0e}"
         return f"{outcome['kind']} ({notes.index(outcome['said']) + 1})"

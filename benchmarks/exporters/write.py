@@ -84,18 +84,18 @@ def torch(subject: Subject, model: Path, out: Path, exporter: Any) -> None:
 
     from tests.exported.export import export
 
-    class Logits(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = subject.module()
+    module = subject.module()
+    cache = {} if subject.loss == "cross_entropy" else {"use_cache": False}
 
-        def forward(self, *given: torch.Tensor) -> torch.Tensor:
-            cache = {} if subject.loss == "cross_entropy" else {"use_cache": False}
-            return self.inner(**dict(zip(subject.takes, given, strict=True)), **cache).logits
+    def forward(self: Any, *given: torch.Tensor) -> torch.Tensor:
+        named = dict(zip(subject.takes, given, strict=True))
+        return super(type(self), self).forward(**named, **cache).logits
 
+    # The layers keep their names: the module is no part of another.
+    module.__class__ = type(subject.name, (type(module),), {"forward": forward})
     batch = subject.batch()
     feeds = {name: torch.from_numpy(batch[name]) for name in subject.takes}
-    export(Logits(), feeds, out / "model.onnx", exporter, output="logits")
+    export(module, feeds, out / "model.onnx", exporter, output="logits")
 
 
 @dataclasses.dataclass(frozen=True)
