@@ -57,7 +57,7 @@ _HOMES = {
     "figures.suggest": ("suggest_budget",),
     "device.profile": ("DeviceProfile", "list_profiles", "load_profile"),
     "reports": ("write_report",),
-    "result.result": ("Policy", "SimulationResult", "load_result"),
+    "result": ("Policy", "SimulationResult", "load_result"),
     "simulation": ("simulate",),
     "values.figure": ("Figure",),
 }

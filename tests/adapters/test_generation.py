@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def exact(name: str, folder: Path) -> Path:
             if each.name == "accuracy_level":
                 each.i = 1
     onnx.save(proto, folder / "model.onnx")
+    for beside in (HERE / name).glob("*config.json"):  # which says what the layers are called
+        shutil.copy(beside, folder)
     return folder / "model.onnx"
 
 

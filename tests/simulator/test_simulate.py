@@ -601,14 +601,16 @@ def test_the_import_alone_loads_nothing_else() -> None:
     assert done.stdout == "['odtpack_simulator']\n['odtpack_simulator']\n"
 
 
-def test_an_overflow_of_mixed_precision_is_no_fault(case: Case, tmp_path: Path) -> None:
+def test_an_overflow_of_mixed_precision_is_no_fault(poisoned: Case, tmp_path: Path) -> None:
     with OVERFLOWS:
         build_package(
             zoo.mlp((4, 5, 3)), tmp_path / "mixed", loss="cross_entropy", precision="mixed",
             self_check=False,
         )  # fmt: skip
     result = judge(
-        simulate(tmp_path / "mixed", tmp_path / "data.npz", [], epochs=1, batch_size=8, seed=0)
+        simulate(
+            tmp_path / "mixed", poisoned.folder / "data.npz", [], epochs=1, batch_size=8, seed=0
+        )
     )
     assert (result.training.skipped_batches, result.training.overflows) == (0, 1)
     (check,) = [each for each in result.checks if each.metric == "finite_loss"]
