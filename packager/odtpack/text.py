@@ -124,7 +124,7 @@ def prepare(
         raise OdtpackError(
             "tokenizer-not-installed",
             "texts are encoded by tokenizers, which is not installed",
-            hint="pip install 'odtpack[text]'",
+            hint="pip install tokenizers",
         )
     if not path.is_file():
         raise OdtpackError("data-not-found", f"there is no data file {path}", where=str(path))

@@ -211,5 +211,7 @@ def test_without_tokenizers_the_error_names_the_extra(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     arguments = ("--tokenizer", made, "--length", 9, "--out", tmp_path / "data.npz")
     refused(
-        ("data", "prepare", tmp_path / "x", *arguments), "tokenizer-not-installed", "odtpack[text]"
+        ("data", "prepare", tmp_path / "x", *arguments),
+        "tokenizer-not-installed",
+        "pip install tokenizers",
     )

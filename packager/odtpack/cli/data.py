@@ -35,7 +35,7 @@ def prepare(
 
     Writes input_ids, attention_mask, position_ids and labels, each [samples, length]. Labels are
     -100 on prompts and padding, so that only answers are learned. Needs tokenizers: pip install
-    'odtpack[text]'.
+    tokenizers.
     """
     from odtpack.cli._files import check_not_input, check_writable
 
