@@ -96,12 +96,14 @@ def _below(value: ir.Value) -> list[ir.Node] | None:
 def _rewrite(op: Ops, found: _Attention) -> None:
     result = found.nodes[-1].outputs[0]
     rank = len(dims_of(result) or ())
+    keys = _same_keys(found)
+    block = op.fresh_name("queries")  # the name of a size, so that equal ones are known to be equal
     with op.before(found.nodes[-1]):
         rows = op.slice(op.Shape(found.rowwise[0]), [0], [-2], [-1])
         count = op.Max(op.Div(op.Add(rows, BLOCK - 1), BLOCK), 1)
         length = op.Div(op.Add(rows, op.Sub(count, 1)), count)
         wholes = [_blocks(op, value, rows, count, length) for value in found.rowwise]
-        parts = [_like(ir.Value(name=op.fresh_name(f"{value.name}.block")), value)
+        parts = [_like(ir.Value(name=op.fresh_name(f"{value.name}.block")), value, rows=block)
                  for value in found.rowwise]  # fmt: skip
         body = ir.Graph(parts, [], nodes=[], name=op.fresh_name("attention.block"))
         inside = dict(zip(found.rowwise, parts, strict=True))
@@ -111,7 +113,9 @@ def _rewrite(op: Ops, found: _Attention) -> None:
             for index, value in enumerate(copy.inputs):
                 if value in inside:
                     copy.replace_input_with(index, inside[value])
-            inside[node.outputs[0]] = _like(copy.outputs[0], node.outputs[0])
+            inside[node.outputs[0]] = each = _like(copy.outputs[0], node.outputs[0], rows=block)
+            if node is not found.nodes[-1]:
+                each.shape = ir.Shape([*(each.shape or ())[:-1], keys])
         body.outputs.append(inside[result])
         stacked = op.Scan(*wholes, body=ir.AttrGraph("body", body), num_scan_inputs=len(wholes))
         stacked = _like(stacked, result, 0)
@@ -144,11 +148,25 @@ def _sizes(op: Ops, value: ir.Value, lead: int, *rows: ir.Value) -> ir.Value:
     return op.Concat(first, *rows, last, axis=0)
 
 
-def _like(value: ir.Value, like: ir.Value, axis: int | None = None) -> ir.Value:
-    """Note the type and shape of a value whose number of queries is not said."""
+def _same_keys(found: _Attention) -> int | str | None:
+    """Let keys and values have one size, as the second product needs; return it."""
+    keys, values = found.nodes[0].inputs[1], found.nodes[-1].inputs[1]
+    of_keys, of_values = (None if value is None else dims_of(value) for value in (keys, values))
+    if of_keys is None or of_values is None or values is None:
+        return None
+    if isinstance(of_values[-2], int):
+        return of_values[-2]
+    values.shape = ir.Shape([*of_values[:-2], of_keys[-1], of_values[-1]])
+    return of_keys[-1]
+
+
+def _like(
+    value: ir.Value, like: ir.Value, axis: int | None = None, rows: str | None = None
+) -> ir.Value:
+    """Note the type and shape of a value with other queries: how many there are is not said."""
     # axis: One more, that of blocks.
     dims = dims_of(like) or ()
-    shape: list[int | str | None] = [*dims[:-2], None, dims[-1]]
+    shape: list[int | str | None] = [*dims[:-2], rows, dims[-1]]
     if axis is not None:
         shape.insert(axis, None)
     value.type, value.shape = like.type, ir.Shape(shape)

@@ -414,7 +414,8 @@ class _Planner:
                 if node.op_type == "Scan":  # what it stacks, a turn writes where it belongs
                     names = names[: len(graph.inputs) - node.attributes["num_scan_inputs"]]
                 returned = [graph.values[name] for name in names if name in graph.values]
-                around += 2 * [value.nbytes or 0 for value in returned]
+                buffers = min(self._turns(node, graph) - 1, 2) if node.op_type == "Scan" else 2
+                around += buffers * [value.nbytes or 0 for value in returned]
             if node.op_type == "Loop":
                 around += [self._values[name].nbytes or 0 for name in node.outputs if name]
             own = inner.peak + sum(map(allocated_size, around))
@@ -423,6 +424,12 @@ class _Planner:
                 inside = self._inside(node, graph, inner, pieces)
             outside = max(outside, *(use.outside for use in inner.uses), 0)
         return peak, outside, pieces, inside
+
+    def _turns(self, node: Node, graph: RuntimeGraph) -> int:
+        """How often a Scan runs its body; 3 if that is not known, as later turns are alike."""
+        states = len(graph.inputs) - node.attributes["num_scan_inputs"]
+        shape = self._values[node.inputs[states]].shape
+        return 3 if shape is None else shape[node.attributes.get("scan_input_axes", (0,))[0]]
 
     def _inside(
         self, node: Node, graph: RuntimeGraph, inner: Allocation, pieces: Sequence[int]
@@ -435,8 +442,7 @@ class _Planner:
         # Scan has two buffers for each state besides that of its result. Results of a size that is
         # not known are asked for by the first turn. From the second on all turns are alike.
         states = len(graph.inputs) - node.attributes["num_scan_inputs"]
-        shape = self._values[node.inputs[states]].shape
-        turns = 3 if shape is None else shape[node.attributes.get("scan_input_axes", (0,))[0]]
+        turns = self._turns(node, graph)
         kept = [
             ((name, i), graph.values[name].nbytes or 0)
             for name in graph.outputs[:states]

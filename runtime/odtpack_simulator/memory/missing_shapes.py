@@ -75,7 +75,10 @@ def fill_in(
             and all(name in constants or sizes.get(name) is None for name in node.input)
         ):
             continue  # ONNX Runtime knows no more from the same
-        results = _infer(node, opset, sizes, inputs)
+        if node.op_type == "Scan" and not node.domain and not as_planned:
+            results = _scan(node, opset, constants, found)
+        else:
+            results = _infer(node, opset, sizes, inputs)
         if node.op_type == "NonZero" and not node.domain:  # as many columns as the value has
             value = sizes.get(node.output[0])
             results = [] if value is None else [(TensorProto.INT64, value.shape)]
@@ -84,6 +87,54 @@ def fill_in(
             if name and not is_fixed(dims) and (dims is None or is_fixed(typed[1])):
                 found[name] = (kind or typed[0], typed[1])
                 added.add(name)
+
+
+def body_inputs(node: onnx.NodeProto, found: Mapping[str, Typed]) -> dict[str, Typed]:
+    """What the body of a Scan reads in a turn, where the shape of the whole is known."""
+    body, count = _body(node)
+    states = len(body.input) - count
+    axes = next((a.ints for a in node.attribute if a.name == "scan_input_axes"), [0] * count)
+    inputs: dict[str, Typed] = {}
+    for place, (value, name) in enumerate(zip(body.input, node.input, strict=True)):
+        kind, dims = found.get(name, (0, None))
+        if is_fixed(dims):
+            taken = axes[place - states] % len(dims) if place >= states else len(dims)
+            inputs[value.name] = kind, (*dims[:taken], *dims[taken + 1 :])
+    return inputs
+
+
+def _body(node: onnx.NodeProto) -> tuple[onnx.GraphProto, int]:
+    """The body of a Scan, and how many inputs it takes in slices."""
+    graph = next(a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
+    return graph, _attribute(node, "num_scan_inputs", 0)
+
+
+def _scan(
+    node: onnx.NodeProto,
+    opset: int,
+    constants: Mapping[str, onnx.TensorProto],
+    found: Mapping[str, Typed],
+) -> list[Typed]:
+    """Results of a Scan: its states, and what a turn gives, as often as there are turns."""
+    body, count = _body(node)
+    states = len(body.input) - count
+    inside = {**found, **{v.name: tensor_type(v.type) for v in (*body.input, *body.output)}}
+    inside |= {t.name: (t.data_type, tuple(t.dims)) for t in body.initializer}
+    inside |= body_inputs(node, found)
+    fill_in(body.node, opset, {**constants, **{t.name: t for t in body.initializer}}, inside, set())
+    whole = found.get(node.input[states], (0, None))[1]
+    axes = next((a.ints for a in node.attribute if a.name == "scan_input_axes"), [0])
+    length = whole[axes[0] % len(whole)] if whole else None
+    stacks = len(body.output) - states
+    where = next((a.ints for a in node.attribute if a.name == "scan_output_axes"), [0] * stacks)
+    results = [inside[value.name] for value in body.output[:states]]
+    for value, axis in zip(body.output[states:], where, strict=True):
+        kind, dims = inside[value.name]
+        if dims is not None:
+            place = axis % (len(dims) + 1)
+            dims = (*dims[:place], length, *dims[place:])
+        results.append((kind, dims))
+    return results
 
 
 def is_fixed(dims: Dims | None) -> TypeGuard[Shape]:

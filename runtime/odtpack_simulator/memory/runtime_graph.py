@@ -23,7 +23,14 @@ from odtpack_runtime.session.options import LEVELS
 from odtpack_runtime.session.session import open_session
 from odtpack_simulator.memory.execution_order import graphs, rename_casts, sort_saved_model
 from odtpack_simulator.memory.kernel_memory import Shape
-from odtpack_simulator.memory.missing_shapes import Dims, Typed, fill_in, is_fixed, tensor_type
+from odtpack_simulator.memory.missing_shapes import (
+    Dims,
+    Typed,
+    body_inputs,
+    fill_in,
+    is_fixed,
+    tensor_type,
+)
 from odtpack_simulator.memory.process_memory import memory_options
 
 # What a session of ONNX Runtime makes of a model, as a file.
@@ -344,6 +351,7 @@ def _convert(
     inferred: onnx.GraphProto,
     opset: int,
     outer: _Scope,
+    given: Mapping[str, Typed] = MappingProxyType({}),
 ) -> RuntimeGraph:
     """Convert a graph, with dimensions from it and shapes from its inferred twin."""
     constants = {**outer.constants, **{tensor.name: tensor for tensor in graph.initializer}}
@@ -354,7 +362,8 @@ def _convert(
         | stored
         for known, of in ((dict(outer.planned), graph), (dict(outer.found), inferred))
     )
-    added = set(outer.added[0]), set(outer.added[1])
+    found |= given  # inputs whose shapes the graph around it gives
+    added = set(outer.added[0]), {*outer.added[1], *given}
     fill_in(graph.node, opset, constants, planned, added[0], as_planned=True)
     fill_in(graph.node, opset, constants, found, added[1])
     scope = _Scope(planned, found, constants, added)
@@ -389,8 +398,9 @@ def _node(
     if graphs:
         twin = next((twins[name] for name in node.output if name in twins), node)
         inferred = {a.name: a.g for a in twin.attribute if a.type == onnx.AttributeProto.GRAPH}
+        given = body_inputs(node, scope.found) if node.op_type == "Scan" else {}
         subgraphs = {
-            name: _convert(graph, inferred.get(name, graph), opset, scope)
+            name: _convert(graph, inferred.get(name, graph), opset, scope, given)
             for name, graph in graphs.items()
         }
     attributes = {

@@ -171,6 +171,28 @@ def test_sizes_that_onnx_runtime_does_not_know() -> None:
     assert view.shape == (6, 8)
 
 
+def test_the_body_of_a_scan_has_the_shapes_of_its_slices() -> None:
+    """Names that its declared inputs have stand for sizes of the whole."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[6, 4, 2] x, float[2] s) => (float[a] t, float[6, b, c] y) {
+            t, y = Scan <num_scan_inputs = 1, body = turn (float[n] u, float[p, q] v)
+                => (float[n] w, float[p, q] z) { z = Exp(v) e = Add(z, u)
+                w = ReduceSum <keepdims = 0> (e, axis) }> (s, x)
+        }"""
+    )
+    body = model.graph.node[0].attribute[1].g
+    body = body if body.node else model.graph.node[0].attribute[0].g
+    body.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "axis"))
+    found: dict[str, Typed] = {"x": (TensorProto.FLOAT, (6, 4, 2)), "s": (TensorProto.FLOAT, (2,))}
+    fill_in(model.graph.node, 17, {}, found, set())
+    assert found["y"] == (TensorProto.FLOAT, (6, 4, 2))
+    loaded = load_model(model)
+    (scan,) = (node for node in loaded.nodes if node.op_type == "Scan")
+    (inside,) = scan.subgraphs.values()
+    assert [inside.values[name].shape for name in inside.inputs] == [(2,), (4, 2)]
+
+
 def test_a_window_whose_place_depends_on_data() -> None:
     """It has as many rows wherever it begins."""
     nodes = [
