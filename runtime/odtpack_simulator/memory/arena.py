@@ -414,7 +414,11 @@ class _Planner:
                 if node.op_type == "Scan":  # what it stacks, a turn writes where it belongs
                     names = names[: len(graph.inputs) - node.attributes["num_scan_inputs"]]
                 returned = [graph.values[name] for name in names if name in graph.values]
-                buffers = min(self._turns(node, graph) - 1, 2) if node.op_type == "Scan" else 2
+                buffers = 2
+                if node.op_type == "Scan":
+                    # The results are there from the beginning, but no turn writes them before its
+                    # peak: until then their pages stand for those of one buffer.
+                    buffers = max(min(self._turns(node, graph) - 1, 2) - 1, 0)
                 around += buffers * [value.nbytes or 0 for value in returned]
             if node.op_type == "Loop":
                 around += [self._values[name].nbytes or 0 for name in node.outputs if name]
