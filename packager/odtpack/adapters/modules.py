@@ -120,7 +120,7 @@ def merged(
     layer: Layer, pieces: Sequence[tuple[Share, Mapping[str, np.ndarray]]]
 ) -> Mapping[str, np.ndarray]:
     """The same of values."""
-    if len(pieces) == 1 and pieces[0][0].whole and pieces[0][0].first == 0:
+    if len(pieces) == 1 and pieces[0][0].whole:
         share, given = pieces[0]
         if B not in given or len(given[B]) == share.rows:
             return given

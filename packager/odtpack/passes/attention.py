@@ -53,6 +53,11 @@ def _attention(node: ir.Node) -> _Attention | None:
     queries, rows = above[0].inputs[0], dims[-2]
     if node.attributes.get_int("axis", -1) not in (-1, len(dims) - 1) or queries is None:
         return None
+    whole = (above[0].inputs[1], below[-1].inputs[1])  # every block reads all keys and values
+    if queries in whole or any(
+        v in whole for each in (*above[1:], *below[:-1]) for v in each.inputs
+    ):
+        return None
     if isinstance(rows, int) and rows < 2 * BLOCK:
         return None
     nodes = [*above, node, *below]
@@ -62,8 +67,8 @@ def _attention(node: ir.Node) -> _Attention | None:
         dims = None if value is None else dims_of(value)
         if value is None or dims is None:
             return None
-        if value in (above[0].inputs[1], below[-1].inputs[1]) or len(dims) < 2 or dims[-2] == 1:
-            continue  # every block reads all of it
+        if value in whole or len(dims) < 2 or dims[-2] == 1:
+            continue
         if value not in rowwise:
             rowwise.append(value)
     return _Attention(nodes, rowwise)
@@ -102,7 +107,10 @@ def _rewrite(op: Ops, found: _Attention) -> None:
         rows = op.slice(op.Shape(found.rowwise[0]), [0], [-2], [-1])
         count = op.Max(op.Div(op.Add(rows, BLOCK - 1), BLOCK), 1)
         length = op.Div(op.Add(rows, op.Sub(count, 1)), count)
-        wholes = [_blocks(op, value, rows, count, length) for value in found.rowwise]
+        wholes = [
+            _blocks(op, value, rows, count, length, _filling(found, value))
+            for value in found.rowwise
+        ]
         parts = [_like(ir.Value(name=op.fresh_name(f"{value.name}.block")), value, rows=block)
                  for value in found.rowwise]  # fmt: skip
         body = ir.Graph(parts, [], nodes=[], name=op.fresh_name("attention.block"))
@@ -126,17 +134,23 @@ def _rewrite(op: Ops, found: _Attention) -> None:
     graphs.replace(result, y, list(reversed(found.nodes)))
 
 
+def _filling(found: _Attention, value: ir.Value) -> str | None:
+    """How ``Pad`` fills the last block: by zeros, or by the last row where zeros may give NaN."""
+    readers = (node.op_type for node in found.nodes if value in node.inputs)
+    return None if {*readers} <= {"MatMul", "Add", "Sub", "Mul"} else "edge"
+
+
 def _blocks(
-    op: Ops, value: ir.Value, rows: ir.Value, count: ir.Value, length: ir.Value
+    op: Ops, value: ir.Value, rows: ir.Value, count: ir.Value, length: ir.Value, filling: str | None
 ) -> ir.Value:
-    """A value's blocks along a new first axis, the last one filled up with zeros."""
+    """A value's blocks of one length along a new first axis."""
     rank = len(dims_of(value) or ())
     # An axis of any length may be one of length 1, which every query reads.
     full = _like(op.Expand(value, op.Concat(op.ints(*[1] * (rank - 2)), rows, op.ints(1), axis=0)),
                  value)  # fmt: skip
     missing = op.Sub(op.Mul(count, length), rows)
     pads = op.Concat(op.ints(*[0] * (2 * rank - 2)), missing, op.ints(0), axis=0)
-    full = _like(op.Pad(full, pads), value)
+    full = _like(op.Pad(full, pads, mode=filling), value)
     cut = _like(op.Reshape(full, _sizes(op, value, rank - 2, count, length)), value, rank - 2)
     return _like(op.transpose(cut, rank - 2, *range(rank - 2), rank - 1, rank), value, 0)
 

@@ -17,7 +17,7 @@ from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.graph.graphs import drop_unused_constants, is_sorted, turn_dropout_off
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.passes import batch_norm, layout, mixed, patterns, precision
+from odtpack.passes import attention, batch_norm, layout, mixed, patterns, precision
 from odtpack.passes.compact import compact
 
 ALL = "*"  # every internal operator
@@ -48,6 +48,11 @@ def on_reading(model: ir.Model, newest_opset: int) -> None:
         apply(model, patterns.upgrade)
     apply(model, precision.refuse_bfloat16)
     apply(model, precision.widen)
+
+
+def in_segments(model: ir.Model) -> None:
+    """Rewrite a piece of a network that is trained segment by segment, in little memory."""
+    apply(model, attention.by_blocks, Ops(model.graph, "attention/"))
 
 
 def for_evaluation(model: ir.Model) -> None:

@@ -228,12 +228,13 @@ class _Sizes:
 
 
 def _infer(node: onnx.NodeProto, opset: int, sizes: _Sizes, inputs: Sequence[Typed]) -> list[Typed]:
-    if node.op_type == "Slice" and not node.domain and len(node.input) == 4:
-        # A window: where it begins may depend on data, or on the turn of a loop.
+    if node.op_type == "Slice" and len(node.input) == 4 and sizes.get(node.input[1]) is None:
+        # A window: where it begins depends on data, or on the turn of a loop.
         length, axes = sizes.between(*node.input[1:3]), sizes.get(node.input[3])
         kind, dims = inputs[0]
         if length is not None and axes is not None and dims is not None:
-            cut = dict(zip(axes.tolist(), np.atleast_1d(length).tolist(), strict=True))
+            places = (axes % len(dims)).tolist()
+            cut = dict(zip(places, np.atleast_1d(length).tolist(), strict=True))
             return [(kind, tuple(cut.get(axis, dim) for axis, dim in enumerate(dims)))]
     known = _KNOWN.get((node.domain, node.op_type))
     if known is not None:

@@ -193,7 +193,8 @@ def test_the_body_of_a_scan_has_the_shapes_of_its_slices() -> None:
     assert [inside.values[name].shape for name in inside.inputs] == [(2,), (4, 2)]
 
 
-def test_a_window_whose_place_depends_on_data() -> None:
+@pytest.mark.parametrize("axis", [0, -2])
+def test_a_window_whose_place_depends_on_data(axis: int) -> None:
     """It has as many rows wherever it begins."""
     nodes = [
         helper.make_node("Add", ["start", "length"], ["end"]),
@@ -201,11 +202,15 @@ def test_a_window_whose_place_depends_on_data() -> None:
     ]
     constants = {
         name: onnx.numpy_helper.from_array(np.array(value), name)
-        for name, value in (("length", [5]), ("axes", [0]))
+        for name, value in (("length", [5]), ("axes", [axis]))
     }
     found: dict[str, Typed] = {"x": (TensorProto.FLOAT, (9, 4)), "start": (TensorProto.INT64, (1,))}
     fill_in(nodes, 17, constants, found, set())
     assert found["y"] == (TensorProto.FLOAT, (5, 4))
+    constants["start"] = onnx.numpy_helper.from_array(np.array([6]), "start")
+    found = {"x": found["x"]} | dict.fromkeys(constants, (TensorProto.INT64, (1,)))
+    fill_in(nodes, 17, constants, found, set())
+    assert found["y"] == (TensorProto.FLOAT, (3, 4))  # what is left from there on
 
 
 def test_axes_that_were_broadcast() -> None:

@@ -31,7 +31,7 @@ from odtpack.package.segments.cut import (
 )
 from odtpack.package.task import Graphs, Segments, Task
 from odtpack.package.training import optimization_level
-from odtpack.passes import attention, pipeline
+from odtpack.passes import pipeline
 from odtpack_runtime.checkpoint.parameters import ALIGNMENT
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.package.manifest import (
@@ -357,7 +357,7 @@ class _Maker:
 
     def _model(self, graph: ir.Graph) -> ir.Model:
         model = ir.Model(graph.clone(), ir_version=self.source.ir_version)
-        pipeline.apply(model, attention.by_blocks, Ops(model.graph, "attention/"))
+        pipeline.in_segments(model)
         return model
 
     def _differentiate(self, model: ir.Model, seed: ir.Value, start: ir.Value | None) -> None:
