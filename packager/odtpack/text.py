@@ -1,4 +1,4 @@
-"""From text to samples: conversations become tokens, with labels for what is to be learned.
+"""Makes samples from texts: conversations become tokens, and only answers have labels.
 
 Labels are the tokens themselves, as Hugging Face's causal models and the loss ``next_token`` take
 them, and -100 where nothing is learned: on prompts and padding. Which tokens are an answer's is

@@ -138,7 +138,7 @@ def where(page: Browser) -> str:
 
 
 def steps_of(page: Browser, package: Path, tmp_path: Path) -> int:
-    """The steps of a checkpoint that the page offers, which Python goes on with."""
+    """Steps of the checkpoint that the page offers, from which Python resumes."""
     page.evaluate("document.getElementById('download').click()")
     saved = tmp_path / "trained.ckpt"
     until = time.monotonic() + 30

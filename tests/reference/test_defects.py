@@ -1,6 +1,6 @@
 """What is wrong in the reference (onnxruntime-training 1.19.2), and is not here.
 
-Each test names the defect that was measured there. Numbers are held to PyTorch in float64.
+Each test names the defect that was measured there. Numbers are compared with PyTorch in float64.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def test_11_external_data_behind_a_link_that_leaves_the_folder(tmp_path: Path) -
 
 # Gradients and losses that the reference (onnxruntime-training 1.19.2) gets wrong.
 #
-# Each test names the defect that was measured there. Numbers are held to PyTorch in float64.
+# Each test names the defect that was measured there. Numbers are compared with PyTorch in float64.
 
 # 3. Silently wrong gradients
 

@@ -472,7 +472,7 @@ def test_a_checkpoint_survives_a_kill_in_the_middle_of_a_save(
 def test_a_signal_while_the_file_is_made_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python raises it when the call returns: the file is there, and nobody has its number."""
+    """Python raises it when the call returns: the file exists, and its descriptor is lost."""
     make = os.open
 
     def interrupted(path: Path, flags: int, mode: int) -> int:

@@ -1,5 +1,5 @@
 /**
- * Writes flatbuffers, and reads those that nobody has verified: every offset and length is checked
+ * Writes flatbuffers, and reads unverified ones: every offset and length is checked
  * against the size before it is used, and no table counts twice, so a damaged or hostile file ends in an error
  * and never in a wild read, an endless loop or an allocation larger than the file. The format is
  * described at https://flatbuffers.dev/internals/.

@@ -291,7 +291,7 @@ def test_the_formula_of_the_documentation_holds_where_it_says() -> None:
         assert same(campaign(device, policy=policy, steps=steps).sessions) == -(-steps // kept)
 
 
-# What a campaign says of figures that nobody knows, and of trainings that never finish.
+# What a campaign says about unknown figures, and about trainings that never finish.
 
 
 @pytest.mark.parametrize(

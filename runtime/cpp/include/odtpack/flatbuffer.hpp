@@ -1,4 +1,4 @@
-// Flatbuffers that nobody has verified are read: every offset and length is checked before it is
+// Reads unverified flatbuffers: every offset and length is checked before it is
 // used, and what nothing asks for is not looked at (docs/formats/checkpoint.md). The library's own
 // verifier refuses what is not aligned and fields that are not read, and takes tables that overlap.
 #pragma once

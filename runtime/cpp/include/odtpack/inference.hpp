@@ -84,7 +84,7 @@ struct Fields {
 
  private:
   static void Require(bool good) {
-    if (!good) throw Error("model-not-loadable", "The inference template is no model.");
+    if (!good) throw Error("model-not-loadable", "The inference template is not a model.");
   }
   uint64_t Number() {
     uint64_t number = 0, byte = 0x80;
