@@ -248,7 +248,7 @@ def plan_arenas(
     parameters = list(planning.parameter_items(manifest.parameters))
     if manifest.segments is not None:
         ends = models.afresh.ends + models.held_out.ends
-        bindings = ends * session_memory.BYTES_PER_BINDING
+        bindings = session_memory.BYTES_OF_SEGMENT_RUNS + ends * session_memory.BYTES_PER_BINDING
         bindings += len(parameters) * session_memory.BYTES_PER_SEGMENTED_PARAMETER
         parameters.append(Item("bindings of segments", bindings, "session"))
     if weights_bytes:
