@@ -22,7 +22,7 @@ def measure(command: str, *, malloc: str, **job: Any) -> dict[str, Any]:
     """Run one job of the worker.
 
     Args:
-        command: ``train``, ``forward`` or ``build``.
+        command: ``train``, ``pytorch``, ``profile`` or ``forward``.
         malloc: Key of :data:`MALLOC`.
         **job: Arguments of the command.
 

@@ -1,4 +1,4 @@
-"""Measures one training run, one forward pass or one build, in a process of its own.
+"""Measures one training run or one forward pass, in a process of its own.
 
     python -m benchmarks.worker JOB.json
 
@@ -33,7 +33,6 @@ def train(
     warm_up: int,
     learning_rate: float = 1e-4,
     threads: int = 1,
-    options: dict[str, Any] | None = None,
     step_model: bool = True,
 ) -> dict[str, Any]:
     """Time training steps and take the peak of the resident set.
@@ -49,8 +48,6 @@ def train(
         warm_up: Number of steps before them.
         learning_rate: Learning rate.
         threads: Threads within an operator.
-        options: See :func:`session_options`; without it the sessions are opened as a user does
-            who only asks for a number of threads.
         step_model: Whether to train with the step model of a package that has one.
 
     Returns:
@@ -59,11 +56,9 @@ def train(
     """
     feeds = _load(inputs)
     root = Path(folder)
-    settings = session_options(**options, threads=threads) if options else None
-    if settings is None:
-        settings = default_session_options(root / "training_model.onnx", threads)
-        settings.inter_op_num_threads = 1
-        settings.log_severity_level = 3
+    settings = default_session_options(root / "training_model.onnx", threads)
+    settings.inter_op_num_threads = 1
+    settings.log_severity_level = 3
     before = _start_count()
 
     state = CheckpointState.load_checkpoint(root / "checkpoint")
@@ -192,9 +187,11 @@ def forward(
 ) -> dict[str, Any]:
     """Time the forward model, weights inside it: ``forward_ms``, one per pass."""
     feeds = _load(inputs)
-    session = onnxruntime.InferenceSession(
-        model, session_options(threads=threads), providers=["CPUExecutionProvider"]
-    )
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads
+    settings.inter_op_num_threads = 1
+    settings.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
     given = {node.name: feeds[node.name] for node in session.get_inputs()}
     times = []
     for _ in range(warm_up + steps):
@@ -202,53 +199,6 @@ def forward(
         session.run(None, given)
         times.append((time.perf_counter() - started) * 1e3)
     return {"forward_ms": times[warm_up:]}
-
-
-def build(*, model: str, folder: str, optimizer: str = "adamw") -> dict[str, Any]:
-    """Time the build of a package that trains every parameter, once, imports apart.
-
-    Returns:
-        ``seconds``; ``peak_bytes``: the highest resident set above that before the build.
-    """
-    import odtpack.contrib  # noqa: F401 - the build imports it on first use
-    from odtpack.build import build_package
-    from odtpack.optimizers import OPTIMIZERS
-
-    before = _start_count()
-    started = time.perf_counter()
-    build_package(model, folder, loss="cross_entropy", optimizer=OPTIMIZERS[optimizer]())
-    seconds = time.perf_counter() - started
-    return {"seconds": seconds, "peak_bytes": status_bytes("VmHWM") - before}
-
-
-def session_options(
-    *,
-    level: str | None = None,
-    arena: bool | None = None,
-    pattern: bool | None = None,
-    threads: int = 1,
-) -> onnxruntime.SessionOptions:
-    """A number of threads, and what else is given.
-
-    Args:
-        level: Name of a member of ``onnxruntime.GraphOptimizationLevel`` without ``ORT_``.
-        arena: Whether ONNX Runtime keeps freed memory for the next run.
-        pattern: Whether it plans one block for the activations of a run.
-        threads: Threads within an operator.
-    """
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    if level is not None:
-        options.graph_optimization_level = getattr(
-            onnxruntime.GraphOptimizationLevel, f"ORT_{level}"
-        )
-    if arena is not None:
-        options.enable_cpu_mem_arena = arena
-    if pattern is not None:
-        options.enable_mem_pattern = pattern
-    return options
 
 
 def _load(path: str) -> dict[str, np.ndarray]:
@@ -273,7 +223,6 @@ COMMANDS = {
     "pytorch": pytorch,
     "profile": profile,
     "forward": forward,
-    "build": build,
 }
 
 
