@@ -21,7 +21,7 @@ from odtpack import choices, losses, optimizers
 from odtpack.choices import OrtFormat
 from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError, check_type
 from odtpack.gc_pause import paused_collector
-from odtpack.graph.graphs import TRAINABLE_TYPES
+from odtpack.graph.graphs import TRAINABLE_TYPES, running_statistics
 from odtpack.model.cause import named_cause
 from odtpack.model.exporters import matching, module_names
 from odtpack.model.loading import ModelLike, is_lifted_constant, load_model
@@ -35,7 +35,6 @@ from odtpack.ort_training.backend import backend_for
 from odtpack.package.parameters import candidates, reached
 from odtpack.package.task import OptimizerStep, Task
 from odtpack.package.write import write_artifacts
-from odtpack.passes import batch_norm
 from odtpack.spec import BuildSpec
 
 __all__ = ["LossType", "OptimType", "generate_artifacts"]
@@ -223,7 +222,7 @@ def _those_that_learn(
     model: ir.Model, train: Sequence[str], read: Sequence[str]
 ) -> tuple[str, ...]:
     """Of every initializer those that a gradient can change; a warning names the others."""
-    values, state = model.graph.initializers, set(batch_norm.state_names(model.graph))
+    values, state = model.graph.initializers, set(running_statistics(model.graph))
     names = [n for n in train if n in values and values[n].dtype in TRAINABLE_TYPES]
     learn = set(reached(model, names, read or [str(model.graph.outputs[0].name)])) - state
     others = [name for name in train if name in values and name not in learn]

@@ -7,6 +7,7 @@ import torch
 
 from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
+from odtpack.graph import graphs
 from odtpack.graph.ops import Ops
 from odtpack.passes import batch_norm
 from tests.passes.tools import check, op_types, parse, run
@@ -94,7 +95,7 @@ def test_a_layer_used_twice_updates_twice() -> None:
         "y, m3, v3 = BatchNormalization <training_mode = 1> (n, scale, bias, mean, var)"
     )
     model = _model(body)
-    assert batch_norm.state_names(model.graph) == ["mean", "var"]
+    assert graphs.running_statistics(model.graph) == ["mean", "var"]
     results, feeds = run(_lowered(model), _feeds((2, 3, 4, 5))), _feeds((2, 3, 4, 5))
     layer = torch.nn.BatchNorm2d(3, momentum=0.1).double()
     for own, name in (("weight", "scale"), ("bias", "bias")):
@@ -156,7 +157,7 @@ def test_layers_of_one_size_share_their_count_and_one_update() -> None:
 def test_outputs_meant_training_before_opset_14(outputs: str) -> None:
     model = _model(f"{outputs} = BatchNormalization (x, scale, bias, mean, var)", opset=13)
     (node,) = model.graph
-    assert batch_norm.is_training(node)
+    assert graphs.is_training_batch_norm(node)
     assert [update.name for update in _updates(model)] == ["mean", "var"]
 
 
@@ -168,7 +169,7 @@ def _updates(model: ir.Model) -> list[batch_norm.RunningStatistic]:
 @pytest.mark.parametrize("opset", [9, 13, 14, 17])
 def test_inference_mode_is_left_alone(opset: int) -> None:
     model = _model("y = BatchNormalization (x, scale, bias, mean, var)", opset=opset)
-    assert batch_norm.state_names(model.graph) == []
+    assert graphs.running_statistics(model.graph) == []
     assert _updates(model) == []
     assert op_types(model.graph) == ["BatchNormalization"]
 

@@ -18,7 +18,16 @@ from odtpack.autodiff.context import (
     WithCaptured,
 )
 from odtpack.errors import OdtpackError, UnknownNameError, near_names
-from odtpack.graph.graphs import captures, dims_of, nodes_of, reads, replace, subgraphs, wider
+from odtpack.graph.graphs import (
+    ancestors,
+    captures,
+    dims_of,
+    nodes_of,
+    reads,
+    replace,
+    subgraphs,
+    wider,
+)
 from odtpack.graph.ops import Ops
 
 # The backward walk: reverse order, ask the registry, add up, un-broadcast.
@@ -66,19 +75,6 @@ def influences(
                 found.update(value for value in node.inputs[1:] if value is not None)
             elif rule is None or rule.differentiable:
                 found.update(reads(node))
-    return found
-
-
-def ancestors(outputs: Iterable[ir.Value], graph: ir.Graph) -> set[ir.Node]:
-    """Nodes of ``graph`` on which ``outputs`` depend."""
-    found: set[ir.Node] = set()
-    stack = [value.producer() for value in outputs]
-    while stack:
-        node = stack.pop()
-        if node is None or node.graph is not graph or node in found:
-            continue
-        found.add(node)
-        stack.extend(value.producer() for value in reads(node))
     return found
 
 

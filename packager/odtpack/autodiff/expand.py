@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from odtpack.autodiff.backward import ancestors, dependents, opset_of
+from odtpack.autodiff.backward import dependents, opset_of
 from odtpack.autodiff.context import REGISTRY, Registry
 from odtpack.errors import OdtpackError
 from odtpack.graph.fold import fold, share_constants
 from odtpack.graph.graphs import (
     InlinePass,
+    ancestors,
     captures,
     constant,
     dims_of,

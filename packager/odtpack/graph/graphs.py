@@ -89,6 +89,19 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
         yield from captures(subgraph)
 
 
+def ancestors(values: Iterable[ir.Value], graph: ir.Graph | None = None) -> set[ir.Node]:
+    """Nodes that some values need: those of ``graph``, if one is given."""
+    found: set[ir.Node] = set()
+    stack = [value.producer() for value in values]
+    while stack:
+        node = stack.pop()
+        if node is None or node in found or (graph is not None and node.graph is not graph):
+            continue
+        found.add(node)
+        stack += [value.producer() for value in reads(node)]
+    return found
+
+
 def defined(graph: ir.Graph) -> set[ir.Value]:
     """Inputs, initializers and node outputs of a graph, without those of its subgraphs."""
     outputs = (value for node in graph for value in node.outputs)
@@ -152,6 +165,26 @@ def is_setting(value: ir.Value) -> bool:
 
 CARRIED: Final = "odtpack.carried"
 """Metadata of the initializer that a state became: the output that takes its place."""
+
+
+def is_training_batch_norm(node: ir.Node) -> bool:
+    """Whether a BatchNormalization node uses the statistics of its batch."""
+    if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx"):
+        return False
+    # Before opset 14 training mode had no attribute: it was there if outputs were.
+    return (
+        bool(node.attributes.get_int("training_mode", 0))
+        or len([y for y in node.outputs if y.name]) > 1
+    )
+
+
+def running_statistics(graph: ir.Graph) -> list[str]:
+    """Initializers that training-mode nodes update: running means and variances."""
+    names = []
+    for node in graph:
+        if is_training_batch_norm(node):
+            names += [v.name for v in node.inputs[3:5] if v is not None and v.name is not None]
+    return list(dict.fromkeys(names))
 
 
 def carried(graph: ir.Graph) -> dict[str, str]:

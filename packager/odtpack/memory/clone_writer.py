@@ -11,11 +11,11 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
-from odtpack.graph.graphs import reads, subgraphs
+from odtpack.graph.graphs import ancestors, reads, subgraphs
 from odtpack.graph.ops import Ops
 from odtpack.memory.recompute import Choice
 from odtpack.memory.schedule import ControlEdge, SizeNames
-from odtpack.memory.timeline import AGAIN, OPTIONAL_OUTPUTS, Step, ancestors, named_values
+from odtpack.memory.timeline import AGAIN, OPTIONAL_OUTPUTS, Step, named_values
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX
 from odtpack_simulator.memory.runtime_graph import Node
 

@@ -19,13 +19,13 @@ import onnx_ir.passes.common as common_passes
 
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.graphs import Dims, dims_of
+from odtpack.graph.graphs import Dims, ancestors, dims_of
 from odtpack.graph.ops import Ops
 from odtpack.memory import clone_writer, early_masks, schedule
 from odtpack.memory.recompute import Choice, choose
 from odtpack.memory.schedule import SizeNames, arrange, places_of
 from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
-from odtpack.memory.timeline import Step, ancestors, nameable, take_ranks
+from odtpack.memory.timeline import Step, nameable, take_ranks
 from odtpack.passes.compact import inferred_left_out
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph, load_runtime_graph

@@ -17,10 +17,10 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.graph.graphs import dims_of
+from odtpack.graph.graphs import ancestors, dims_of
 from odtpack.graph.ops import Ops
 from odtpack.memory.spec import WORTH
-from odtpack.memory.timeline import Step, ancestors
+from odtpack.memory.timeline import Step
 from odtpack_simulator.memory.kernel_memory import ALIASES
 
 _LARGE: Final = 1 << 14

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.graph.graphs import dims_of, reads, subgraphs
+from odtpack.graph.graphs import ancestors, dims_of, reads, subgraphs
 from odtpack.graph.ops import Ops
-from odtpack.memory.timeline import Step, Timeline, ancestors
+from odtpack.memory.timeline import Step, Timeline
 from odtpack_runtime.session.graph_signature import RESET_NAME
 from odtpack_simulator.memory.kernel_memory import IN_PLACE
 

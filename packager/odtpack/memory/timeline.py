@@ -13,7 +13,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from odtpack.graph.graphs import RANDOM_OPERATORS, dims_of, reads
+from odtpack.graph.graphs import RANDOM_OPERATORS, ancestors, dims_of
 from odtpack_runtime.session.graph_signature import RESET_NAME, UPDATE_SUFFIX
 from odtpack_simulator.memory.arena import Allocation, Known, allocate
 from odtpack_simulator.memory.kernel_memory import ALIASES
@@ -44,19 +44,6 @@ def take_ranks(graph: ir.Graph, executed: RuntimeGraph) -> None:
             known = executed.values.get(value.name or "")
             if value.shape is None and known is not None and known.dims is not None:
                 value.shape = ir.Shape(d if isinstance(d, int) else None for d in known.dims)
-
-
-def ancestors(outputs: Iterable[ir.Value]) -> set[ir.Node]:
-    """Nodes that some values need; for the loss those are the forward pass."""
-    found: set[ir.Node] = set()
-    stack = [value.producer() for value in outputs]
-    while stack:
-        node = stack.pop()
-        if node is None or node in found:
-            continue
-        found.add(node)
-        stack += [value.producer() for value in reads(node)]
-    return found
 
 
 # How long an operator takes, to weigh what is computed again against what is kept.

@@ -15,12 +15,11 @@ import onnx_ir as ir
 from odtpack.autodiff.backward import influences
 from odtpack.choices import Storage
 from odtpack.errors import OdtpackError, UnknownNameError, some
-from odtpack.graph.graphs import TRAINABLE_TYPES, carried, is_setting, producer
+from odtpack.graph.graphs import TRAINABLE_TYPES, carried, is_setting, producer, running_statistics
 from odtpack.model.exporters import KIND, made_up, matching, module_names
 from odtpack.model.loading import is_lifted_constant
 from odtpack.package.buffers import by_looks
 from odtpack.package.like import said_by
-from odtpack.passes import batch_norm
 from odtpack.spec import BuildSpec
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
@@ -87,7 +86,7 @@ def sort_out(model: ir.Model) -> tuple[list[str], dict[str, str], dict[str, str]
     """Those of :func:`look_alikes`; buffers by their looks; and what may be one, and trains."""
     # It reads the values of all initializers, which may take gigabytes.
     graph = model.graph
-    state = {*batch_norm.state_names(graph), *carried(graph)}
+    state = {*running_statistics(graph), *carried(graph)}
     unnamed = made_up(graph)
     found = [
         value
@@ -474,7 +473,7 @@ def choose_parameters(
     graph: ir.Graph, train: Sequence[str], freeze: Sequence[str]
 ) -> tuple[Parameter, ...]:
     """Return the initializers that become inputs, with their roles, in initializer order."""
-    state = {*batch_norm.state_names(graph), *carried(graph)}
+    state = {*running_statistics(graph), *carried(graph)}
     for name in sorted(state - set(graph.initializers)):
         raise OdtpackError(
             "statistic-not-stored",

@@ -31,7 +31,7 @@ from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.autodiff.rules.norm import per_channel, sum_per_channel
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.graphs import dims_of, nodes_of, static_dims, wider
+from odtpack.graph.graphs import dims_of, is_training_batch_norm, nodes_of, static_dims, wider
 from odtpack.graph.ops import Ops
 
 OP_TYPE = "BatchNormTraining"
@@ -45,31 +45,11 @@ class RunningStatistic:
     update: ir.Value
 
 
-def is_training(node: ir.Node) -> bool:
-    """Whether a BatchNormalization node uses the statistics of its batch."""
-    if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx"):
-        return False
-    # Before opset 14 training mode had no attribute: it was there if outputs were.
-    return (
-        bool(node.attributes.get_int("training_mode", 0))
-        or len([y for y in node.outputs if y.name]) > 1
-    )
-
-
-def state_names(graph: ir.Graph) -> list[str]:
-    """Initializers that training-mode nodes update: running means and variances."""
-    names = []
-    for node in graph:
-        if is_training(node):
-            names += [v.name for v in node.inputs[3:5] if v is not None and v.name is not None]
-    return list(dict.fromkeys(names))
-
-
 def check(graph: ir.Graph) -> None:
     """Refuse what the update of running statistics does not bear."""
-    layers = [node for node in graph if is_training(node)]
+    layers = [node for node in graph if is_training_batch_norm(node)]
     for node in nodes_of(graph):
-        if is_training(node) and node not in layers:
+        if is_training_batch_norm(node) and node not in layers:
             raise OdtpackError(
                 "batch-norm-in-body",
                 f"node {node.name!r} (BatchNormalization) is in training mode inside the body of "
@@ -94,7 +74,7 @@ def check(graph: ir.Graph) -> None:
 def to_evaluation(graph: ir.Graph) -> None:
     """Turn every training-mode node into inference mode."""
     for node in graph:
-        if is_training(node):
+        if is_training_batch_norm(node):
             node.attributes.pop("training_mode", None)
             node.resize_outputs(1)
 
@@ -102,7 +82,7 @@ def to_evaluation(graph: ir.Graph) -> None:
 def mark(graph: ir.Graph) -> None:
     """Replace training-mode nodes by the internal operator."""
     check(graph)
-    layers = [node for node in graph if is_training(node)]
+    layers = [node for node in graph if is_training_batch_norm(node)]
     if not layers:
         return
     names = Ops(graph)

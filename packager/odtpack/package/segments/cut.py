@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.backward import FLOATS, ancestors, dependents, influences
+from odtpack.autodiff.backward import FLOATS, dependents, influences
 from odtpack.autodiff.expand import SMALLEST
 from odtpack.errors import OdtpackError
 from odtpack.graph import four_bits
-from odtpack.graph.graphs import dims_of, mark_constant, reads, static_dims, subgraphs
+from odtpack.graph.graphs import ancestors, dims_of, mark_constant, reads, static_dims, subgraphs
 from odtpack.graph.ops import Ops
 
 
