@@ -136,6 +136,13 @@ def test_devices_that_are_not_there_and_states_that_live_elsewhere(package: Pack
     with pytest.raises(OdtpackError, match="abacus") as caught:
         Training(package, "abacus")
     assert caught.value.code == "unsupported-device"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "get_ep_devices", list, raising=False)
+        patch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+        for _ in range(2):  # ONNX Runtime takes each plug-in once
+            with pytest.raises(OdtpackError, match="no device 'webgpu'") as caught:
+                Device("webgpu")
+            assert caught.value.code == "unsupported-device"
     training = Training(package, "cpu")
     with pytest.raises(OdtpackError, match="load the checkpoint again") as caught:
         Module(package.training_model, training.state, device="CPUExecutionProvider")

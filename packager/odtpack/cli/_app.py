@@ -22,7 +22,7 @@ import typer
 
 from odtpack.cli import _console
 from odtpack.cli._options import examples, flag
-from odtpack.cli._supervisor import supervised
+from odtpack.cli._supervisor import ENDED_BY, INTERRUPTED, TERMINATED, supervised
 from odtpack.cli.adapter import adapter
 from odtpack.cli.build import build, cache_key
 from odtpack.cli.data import data
@@ -41,9 +41,7 @@ from odtpack.cli.model import head, import_, init, ops
 from odtpack.cli.release import diff, install, sign, verify
 
 BAD_INPUT: Final = 2
-INTERRUPTED: Final = 130
 CLOSED_PIPE: Final = 141
-TERMINATED: Final = 143
 
 app = typer.Typer(
     name="odtpack",
@@ -233,7 +231,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # a process of its own, which a signal must end whatever it does
         _open_standard_streams()
         return supervised(lambda: _main(sys.argv[1:]), _ended_by)
-    return _main(arguments)
+    code = _main(arguments)
+    if code in ENDED_BY:
+        _ended_by(ENDED_BY[code])
+    return code
 
 
 @functools.cache
@@ -263,10 +264,8 @@ def _main(arguments: Sequence[str]) -> int:
         if code == INTERRUPTED:  # typer ends so on Ctrl-C, without a word
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
-        _ended_by(signal.SIGINT)
         return INTERRUPTED
     except _TerminatedError:
-        _ended_by(signal.SIGTERM)
         return TERMINATED
     except BrokenPipeError:
         return _closed_pipe()

@@ -29,13 +29,20 @@ from odtpack_simulator.values.text import clean
 
 GRACE_SECONDS: Final = 1.0
 _DRAIN_SECONDS: Final = 0.3
-_CODES: Final = {signal.SIGINT: 130, signal.SIGTERM: 143}
+INTERRUPTED: Final = 130  # exit code of a command that Ctrl-C ended
+TERMINATED: Final = 143  # and of one that SIGTERM ended
+ENDED_BY: Final = {INTERRUPTED: signal.SIGINT, TERMINATED: signal.SIGTERM}
 
 
 def supervised(command: Callable[[], int], ended: Callable[[int], None]) -> int:
     """Run a command in a child of this process, where the system can fork."""
+    # `ended`: Says which signal ended the command. The process that waits calls it, once: the child
+    # may be killed while it cleans up.
     if not hasattr(os, "fork") or threading.active_count() > 1:
-        return command()
+        code = command()
+        if code in ENDED_BY:
+            ended(ENDED_BY[code])
+        return code
     read, write = os.pipe()
     waiting = os.getpid()
     child = os.fork()
@@ -44,7 +51,7 @@ def supervised(command: Callable[[], int], ended: Callable[[int], None]) -> int:
         _claim_stderr(write)
         _die_with(waiting)
         code = command()
-        if code in _CODES.values():  # all is cleaned up, and to free a large graph takes seconds
+        if code in ENDED_BY:  # all is cleaned up, and to free a large graph takes seconds
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):
                     stream.flush()
@@ -63,7 +70,7 @@ class _Waiting:
         self._killed = False
         self._reader = threading.Thread(target=_show, args=(stream,), daemon=True)
         _adopt_orphans()
-        for number in _CODES:
+        for number in ENDED_BY.values():
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._pass_on)
         signal.signal(signal.SIGALRM, self._kill)
@@ -77,12 +84,13 @@ class _Waiting:
         self._reader.join(_DRAIN_SECONDS)
         code = os.waitstatus_to_exitcode(status)
         if self._killed and self._asked is not None:
-            self._ended(self._asked)
             _without_its_package("files/scratch.py").sweep()
-            return _CODES[signal.Signals(self._asked)]
+            code = -self._asked
         if code < 0:
-            self._ended(-code)
-            return 128 - code
+            code = 128 - code  # as a shell says it
+            self._ended(code - 128)
+        elif code in ENDED_BY:
+            self._ended(ENDED_BY[code])
         return code
 
     def _pass_on(self, number: int, _frame: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -38,13 +39,18 @@ def _registered(provider: str, module: str) -> list[Any]:
         ask = getattr(onnxruntime, "get_ep_devices", None)  # since 1.22
         return [] if ask is None else [each for each in ask() if each.ep_name == provider]
 
-    if module and not found():
-        try:
-            library = import_module(module).get_library_path()
-            onnxruntime.register_execution_provider_library(module, library)
-        except (ImportError, AttributeError):
-            return []
-    return found()
+    return found() or (found() if module and _register(module) else [])
+
+
+@cache
+def _register(module: str) -> bool:
+    """Register a plug-in with ONNX Runtime, which takes each once; whether it is installed."""
+    try:
+        library = import_module(module).get_library_path()
+        onnxruntime.register_execution_provider_library(module, library)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 class Device:
