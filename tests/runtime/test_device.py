@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 
@@ -21,7 +22,22 @@ from tests.software_gpu import reason_without
 
 WITHOUT = reason_without()
 webgpu = pytest.param("webgpu", marks=pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT))
-DEVICES = ["CPUExecutionProvider", webgpu]
+
+
+def _without_cuda() -> str:
+    """Why there is no CUDA here, or nothing."""
+    text = '<ir_version: 8, opset_import: ["": 13]> g (float[1] x) => (float[1] y) { y = Neg(x) }'
+    model = onnx.parser.parse_model(text).SerializeToString()
+    try:
+        Device("cuda").session(model, onnxruntime.SessionOptions())
+    except OdtpackError as error:
+        return f"CUDA: {error.what}"
+    return ""
+
+
+NO_CUDA = _without_cuda()
+cuda = pytest.param("cuda", marks=pytest.mark.skipif(bool(NO_CUDA), reason=NO_CUDA))
+DEVICES = ["CPUExecutionProvider", webgpu, cuda]
 X = np.random.default_rng(0).standard_normal((4, 6)).astype("f")
 BATCH = (X, np.array([0, 1, 2, 1]))
 
