@@ -267,7 +267,8 @@ def test_the_command_line_has_them(copy: Path) -> None:
     (copy / "budgets.toml").write_text("[budgets]\ntrainable_parameters = 7\n")
     out = subprocess.run(
         [sys.executable, "-m", "odtpack", "simulate", "package", "--data", "data.npz", "--device",
-         "pixel-8b", "--budget", "budgets.toml", "--report", "line:line.txt"],
+         "pixel-8b", "--budget", "budgets.toml", "--report", "line:line.txt",
+         "--epochs", "1", "--interruptions", "0"],
         cwd=copy, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": f"{copy}/packager{os.pathsep}{copy}/runtime"},
     )  # fmt: skip
