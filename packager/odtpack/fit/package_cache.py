@@ -20,9 +20,8 @@ from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.figures.limits import Budgets
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory, step_graphs
-from odtpack_simulator.memory.operator_work import Tensor, operator_work
 from odtpack_simulator.memory.planning import held_weights
-from odtpack_simulator.memory.runtime_graph import RuntimeGraph, Value
+from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
 from odtpack_simulator.values.units import format_bytes
 
 if TYPE_CHECKING:
@@ -40,8 +39,8 @@ _VECTORS: Final = 6.0
 def step_work(package: Package, shapes: Mapping[str, Sequence[int]]) -> float:
     """The work of an optimizer step, in bytes: moved ones, and arithmetic in their place.
 
-    Products count two operations for each multiplication and addition. The bodies of loops count
-    once.
+    Matrix products and convolutions count two operations for each multiplication and
+    addition. The bodies of loops count once.
 
     Args:
         package: The package; every optimizer step runs its training model, or all its segments,
@@ -58,23 +57,36 @@ def step_work(package: Package, shapes: Mapping[str, Sequence[int]]) -> float:
     return manifest.accumulation_steps * work + 4 * _VECTORS * trained
 
 
-def _graph_work(graph: RuntimeGraph, outer: Mapping[str, Value]) -> float:
-    """Bytes and operations of every node; ``outer`` are the values around the graph."""
-    known = {**outer, **graph.values}
+def _graph_work(graph: RuntimeGraph, outer: Mapping[str, tuple[tuple[int, ...], int]]) -> float:
+    """Bytes and operations of every node; ``outer`` are shapes and sizes around the graph."""
+    known = dict(outer)
+    for value in graph.values.values():
+        if value.shape is not None:
+            known[value.name] = value.shape, value.itemsize
     total = 0.0
     for node in graph.nodes:
-        inputs, outputs = (
-            [
-                Tensor(value.shape, value.itemsize)
-                for name in names
-                if (value := known.get(name)) is not None and value.shape is not None
-            ]
-            for names in (node.inputs, node.outputs)
-        )
-        work = operator_work(node.op_type, inputs, outputs)
-        total += work.moved_bytes + (work.flops or 0.0) / _FLOPS_PER_BYTE
+        names = [name for name in (*node.inputs, *node.outputs) if name in known]
+        moved = sum(math.prod(known[name][0]) * known[name][1] for name in names)
+        total += moved + _flops(node, known) / _FLOPS_PER_BYTE
         total += sum(_graph_work(inner, known) for inner in node.subgraphs.values())
     return total
+
+
+def _flops(node: Node, known: Mapping[str, tuple[tuple[int, ...], int]]) -> float:
+    """Operations of a product; 0 for other operators, and where a shape is unknown."""
+    used = [known.get(name, (None, 0))[0] for name in (*node.inputs[:2], *node.outputs[:1])]
+    if len(used) < 3 or any(shape is None for shape in used):
+        return 0.0
+    left, right, out = (tuple(shape or ()) for shape in used)
+    kind = node.op_type.removeprefix("Fused")
+    if kind in ("MatMul", "Gemm") and left:
+        transposed = node.attributes.get("transA", 0)
+        return 2.0 * math.prod(out) * (left[-2] if transposed and len(left) > 1 else left[-1])
+    if kind == "Conv" and right:
+        return 2.0 * math.prod(out) * math.prod(right[1:])
+    if kind == "ConvTranspose" and right:
+        return 2.0 * math.prod(left) * math.prod(right[1:])
+    return 0.0
 
 
 @dataclasses.dataclass(frozen=True)
