@@ -20,6 +20,8 @@ from onnx import numpy_helper
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.autodiff.recurrent_oracle import INPUTS, Recurrent
+
 Value = Tensor | None
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
 
@@ -553,70 +555,26 @@ def Resize(
 # Recurrent layers, by the formulas of the standard.
 
 
-def _recurrent(
-    call: Call, x: Tensor, w: Tensor, r: Tensor, b: Value, lengths: Value, states: list[Value],
-    step: Callable[..., tuple[Tensor, ...]], actual: Value = None,
-) -> list[Tensor]:  # fmt: skip
-    usual = {4: [b"Sigmoid", b"Tanh", b"Tanh"], 3: [b"Sigmoid", b"Tanh"]}[w.shape[1] // r.shape[2]]
-    assert call.get("activations", usual * w.shape[0]) == usual * w.shape[0]
-    assert lengths is None
-    assert not any(map(call.get, ("layout", "clip", "input_forget")))
-    hidden, direction = r.shape[2], call.get("direction", "forward")
-    outputs, finals = [], []
-    for d in range(w.shape[0]):
-        zero = torch.zeros(x.shape[1], hidden, dtype=x.dtype)
-        state = tuple(zero if each is None else each[d] for each in states)
-        order = list(range(x.shape[0]))
-        if d == 1 or direction == "reverse":
-            order.reverse()
-        wb, rb = torch.zeros(2, 1, dtype=x.dtype) if b is None else b[d].chunk(2)
-        rows: dict[int, Tensor] = {}
-        of_x = x @ w[d].T + wb
-        for t in order:
-            state = step(of_x[t], state, r[d], rb)
-            if actual is not None:  # what a kernel that rounds made of it
-                state = (state[0] + (actual[t, d] - state[0]).detach(), *state[1:])
-            rows[t] = state[0]
-        outputs.append(torch.stack([rows[t] for t in range(x.shape[0])]))
-        finals.append(state)
-    return [torch.stack(outputs, 1), *(torch.stack(each) for each in zip(*finals, strict=True))]
+def recurrent(op: str, call: Call, *given: Value, actual: Value = None) -> list[Tensor]:
+    assert not call.get("layout", 0)
+    attributes = dict(call.attributes)
+    if "activations" in attributes:
+        attributes["activations"] = [name.decode() for name in attributes["activations"]]
+    if "direction" in attributes:
+        attributes["direction"] = attributes["direction"].decode()
+    there = {name: v for name, v in zip(INPUTS, given, strict=False) if v is not None}
+    outputs = 2 if op == "GRU" else 3
+    return Recurrent(op, attributes, list(there), range(outputs), actual)(*there.values())
 
 
 @operator
-def LSTM(
-    call: Call, x: Tensor, w: Tensor, r: Tensor, b: Value = None, lengths: Value = None,
-    h0: Value = None, c0: Value = None, p: Value = None, actual: Value = None,
-) -> list[Tensor]:  # fmt: skip
-    assert p is None
-
-    def step(of_x: Tensor, state: tuple[Tensor, Tensor], r: Tensor, rb: Tensor) -> Any:
-        h, c = state
-        i, o, f, g = (of_x + h @ r.T + rb).chunk(4, 1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        return torch.sigmoid(o) * torch.tanh(c), c
-
-    return _recurrent(call, x, w, r, b, lengths, [h0, c0], step, actual)
+def LSTM(call: Call, *given: Value) -> list[Tensor]:
+    return recurrent("LSTM", call, *given)
 
 
 @operator
-def GRU(
-    call: Call, x: Tensor, w: Tensor, r: Tensor, b: Value = None, lengths: Value = None,
-    h0: Value = None,
-) -> list[Tensor]:  # fmt: skip
-    after = call.get("linear_before_reset", 0)
-
-    def step(of_x: Tensor, state: tuple[Tensor], r: Tensor, rb: Tensor) -> Any:
-        (h,) = state
-        size = h.shape[1]
-        rb = rb if rb.numel() > 1 else rb.expand(3 * size)
-        xz, xr, xn = of_x.chunk(3, 1)
-        z = torch.sigmoid(xz + h @ r[:size].T + rb[:size])
-        reset = torch.sigmoid(xr + h @ r[size : 2 * size].T + rb[size : 2 * size])
-        rn, rbn = r[2 * size :], rb[2 * size :]
-        inner = reset * (h @ rn.T + rbn) if after else (reset * h) @ rn.T + rbn
-        return ((1 - z) * torch.tanh(xn + inner) + z * h,)
-
-    return _recurrent(call, x, w, r, b, lengths, [h0], step)
+def GRU(call: Call, *given: Value) -> list[Tensor]:
+    return recurrent("GRU", call, *given)
 
 
 # Quantized layers: a gradient passes rounding as if it were not there.
@@ -686,5 +644,5 @@ def DynamicQuantizeLSTM(
         return ((codes.double() - zero) * scale).transpose(1, 2)
 
     weights = plain(w, w_scale, w_zero), plain(r, r_scale, r_zero)
-    exact = LSTM(call, x, *weights, b, lengths, h0, c0, None, tensor(values[0]))
+    exact = recurrent("LSTM", call, x, *weights, b, lengths, h0, c0, actual=tensor(values[0]))
     return [y + (tensor(v) - y).detach() for y, v in zip(exact, values, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -425,3 +426,10 @@ def test_what_its_kernels_refuse_is_named(run: Run, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "m.onnx")
     done = run("ops", "check", str(tmp_path / "m.onnx"), "--target", "webgpu")
     assert "Conv has no kernel for three axes on webgpu: the model is refused" in done.out
+
+
+def test_init_quotes_the_name_in_the_next_command(run: Run, shared: Shared, tmp_path: Path) -> None:
+    recipe = tmp_path / "my recipe.toml"
+    outcome = run("init", shared.model, "--out", recipe)
+    (line,) = [line for line in outcome.err.splitlines() if line.startswith("next: ")]
+    assert shlex.split(line.removeprefix("next: ")) == ["odtpack", "build", "--recipe", str(recipe)]

@@ -200,3 +200,14 @@ class TestImport:
         assert_refused(outcome, "measurements-invalid", "gemm_flops[0]", str(file))
         assert_refused(run("devices", "import", file, "--out", file), "profile-suffix")
         assert [path.name for path in tmp_path.iterdir()] == ["phone.json"]
+
+
+def test_all_errors_of_a_profile_are_shown(run: Run, tmp_path: Path) -> None:
+    profile = tmp_path / "mine.toml"
+    profile.write_text('schema_version = 1\nname = "Bad Name"\ntitle = "T"\nvendor = "V"\n'
+                       'os = "beos"\nvalidated = "perhaps"\ncolour = 1\n')  # fmt: skip
+    outcome = run("devices", "check", profile)
+    assert outcome.code == 2
+    for words in ("colour: unknown key", "name (line 2): ", "os (line 5): 'beos'",
+                  "validated (line 6): "):  # fmt: skip
+        assert words in outcome.err

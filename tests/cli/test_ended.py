@@ -1,6 +1,7 @@
 """SIGTERM and SIGINT end every command within two seconds, also while libraries compute.
 
 Seconds are those of the processor, which other work on the machine does not make longer.
+A command that is stopped says so, leaves nothing over, and keeps what it has trained.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +22,9 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.package import write
+from odtpack_runtime import CheckpointState
 from odtpack_runtime.files.scratch import scratch_folder, sweep
+from tests.cli.conftest import Shared
 from tests.trust.test_endless import loop, model
 
 LIMIT = 2.0
@@ -65,17 +68,35 @@ COMMANDS = {
 
 
 @contextmanager
-def running(command: str, files: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
-    words = [word.format(out=out / "out") for word in COMMANDS[command]]
-    environment = {**os.environ, "TMPDIR": str(out)}
+def running(
+    command: Sequence[object], temporary: Path, reached: Callable[[], bool], cwd: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A command that has reached something, and does not outlive the block."""
     with subprocess.Popen(
-        [sys.executable, "-m", "odtpack", *words], cwd=files, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, env=environment,
+        [sys.executable, "-m", "odtpack", *map(str, command)], cwd=cwd, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)},
     ) as process:  # fmt: skip
+        until = time.monotonic() + 300
         try:
+            while not reached():
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                assert time.monotonic() < until, "it does not begin"
+                time.sleep(0.05)
             yield process
         finally:
             process.kill()
+
+
+def ended(process: subprocess.Popen[str], number: signal.Signals, timeout: float = 120) -> str:
+    """Send a signal; return what the command says as it ends."""
+    process.send_signal(number)
+    _, text = process.communicate(timeout=timeout)  # returns when its children have ended, too
+    assert process.returncode == SIGNALS[number], text
+    word = "interrupted" if number == signal.SIGINT else "terminated"
+    assert text.count("error[") == 1
+    assert f"error[{word}]: stopped" in text
+    assert "Traceback" not in text
+    return text
 
 
 def processes(mark: Path) -> dict[str, float]:
@@ -103,18 +124,17 @@ def computed_by_children() -> float:
 def test_a_signal_ends_it(
     command: str, number: signal.Signals, files: Path, tmp_path: Path
 ) -> None:
-    before = computed_by_children()
-    with running(command, files, tmp_path) as process:
-        while (used := sum(processes(tmp_path).values())) < 5:  # two of them are imports
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            time.sleep(0.05)
-        process.send_signal(number)
-        _, text = process.communicate(timeout=60)
-    assert process.returncode == SIGNALS[number], text
+    words = [word.format(out=tmp_path / "out") for word in COMMANDS[command]]
+    before, used = computed_by_children(), 0.0
+
+    def computes() -> bool:  # two of the seconds are imports
+        nonlocal used
+        used = sum(processes(tmp_path).values())
+        return used > 5
+
+    with running(words, tmp_path, computes, files) as process:
+        ended(process, number)
     assert computed_by_children() - before - used < LIMIT
-    word = "interrupted" if number == signal.SIGINT else "terminated"
-    assert text.count(f"error[{word}]") == 1
-    assert "Traceback" not in text
     assert not processes(tmp_path)
     assert list(tmp_path.glob("odtpack-*")) == []
 
@@ -122,11 +142,10 @@ def test_a_signal_ends_it(
 def test_a_killed_simulation_leaves_nothing_behind_after_the_next_run(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running("simulate", files, tmp_path) as process:
-        until = time.monotonic() + 60
-        while not list(tmp_path.glob("odtpack-simulate-*/files/*")):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+    def begun() -> bool:
+        return bool(list(tmp_path.glob("odtpack-simulate-*/files/*")))
+
+    with running(COMMANDS["simulate"], tmp_path, begun, files) as process:
         process.kill()
         process.wait()
     until = time.monotonic() + 10
@@ -146,3 +165,35 @@ def test_a_killed_simulation_leaves_nothing_behind_after_the_next_run(
         sweep()
         assert Path(mine).is_dir()  # its owner lives
     assert {path.name for path in tmp_path.iterdir()} == {"odtpack-something"}
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_train_keeps_the_epochs_that_are_over(
+    shared: Shared, tmp_path: Path, number: signal.Signals
+) -> None:
+    out, temporary = tmp_path / "out.ckpt", tmp_path / "tmp"
+    temporary.mkdir()
+    command = ["train", shared.package, "--data", shared.data, "--epochs", 10**6, "--out", out]
+    with running(command, temporary, out.exists) as process:
+        ended(process, number)
+    state = CheckpointState.load_checkpoint(out)
+    assert dict(state.properties)["odtpack.epochs"] >= 1
+    started = CheckpointState.load_checkpoint(shared.package / "checkpoint")
+    name = next(name for name, _ in started.parameters)
+    assert not np.array_equal(state.parameters[name].data, started.parameters[name].data)
+    # That of the epoch before is there if there was one.
+    left = {path.name for path in tmp_path.iterdir() if path != temporary}
+    assert left - {"out.ckpt.previous"} == {"out.ckpt"}
+    assert list(temporary.glob("*odtpack*")) == []
+
+
+def test_a_simulation_that_is_terminated_leaves_nothing_over(
+    shared: Shared, tmp_path: Path
+) -> None:
+    command = ["simulate", shared.package, "--data", shared.data, "--device", "pixel-8a",
+               "--epochs", 10**5]  # fmt: skip
+    with running(
+        command, tmp_path, lambda: any(tmp_path.glob("odtpack-simulate-*/*"))
+    ) as process:  # fmt: skip
+        ended(process, signal.SIGTERM)
+    assert list(tmp_path.glob("*odtpack*")) == []

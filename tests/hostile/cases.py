@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 READERS = ("python", "cpp", "kotlin", "swift", "node", "browser", "js", "csharp")
@@ -42,19 +41,6 @@ class Case:
         found["codes"] = list(self.codes)
         found["stricter"] = dict(self.stricter)
         return found
-
-
-@dataclass(frozen=True)
-class Base:
-    """Whole packages and checkpoints that cases are made from.
-
-    Attributes:
-        package: A package with groups, a schedule and a self-check.
-        checkpoint: A checkpoint of every feature, which belongs to no package.
-    """
-
-    package: Path
-    checkpoint: bytes
 
 
 def everyone(why: str) -> dict[str, str]:

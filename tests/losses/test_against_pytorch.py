@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +19,7 @@ from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES
 from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime.training.loop import evaluate
-from tests.losses.cases import CASES, normal, probabilities
+from tests.losses.cases import CASES, SHAPES, normal, probabilities
 from tests.losses.harness import check, package, shifted
 from tests.packaging_tools import open_training
 from tests.sweep import split_rows
@@ -51,6 +52,43 @@ def test_every_opset_without_optimizations(name: str, opset: int, tmp_path: Path
         optimized=False,
         steps=1,
     )
+
+
+# The losses of the reference, in one step, to the last digits.
+PLAIN = {
+    "mse": "mse-mean", "l1": "l1-mean", "cross_entropy": "cross_entropy-plain",
+    "bce_with_logits": "bce_with_logits-plain",
+}  # fmt: skip
+EXACT: dict[str, Any] = {"steps": 1, "rtol": 1e-5, "atol": 1e-8, "loss_rtol": 1e-6}
+
+
+@pytest.mark.parametrize("opset", [12, 13, 17, 21])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", PLAIN)
+def test_one_step_agrees(name: str, shape: str, opset: int, tmp_path: Path) -> None:
+    case = CASES[f"{PLAIN[name]}-{shape}"]
+    check(tmp_path, name, {}, case.xs, case.targets, case.oracle, opset=opset, **EXACT)
+
+
+@pytest.mark.parametrize("magnitude", [1e2, 1e4, 1e30])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["cross_entropy", "bce_with_logits"])
+def test_one_step_of_large_logits(name: str, shape: str, magnitude: float, tmp_path: Path) -> None:
+    case = CASES[f"{PLAIN[name]}-{shape}"]
+    xs = [(x.astype(np.float64) * magnitude).astype(np.float32) for x in case.xs]
+    check(tmp_path, name, {}, xs, case.targets, case.oracle, **EXACT)
+
+
+def test_equal_large_logits(tmp_path: Path) -> None:
+    x, target = np.full((4, 3), 3e38, np.float32), np.array([0, 1, 2, 0])
+    check(tmp_path, "cross_entropy", {}, [x], [target], F.cross_entropy, **EXACT)
+
+
+def test_l1_has_no_slope_at_zero(tmp_path: Path) -> None:
+    x = normal(4, 3)
+    target = x + onnx.numpy_helper.to_array(shifted([x.shape]).graph.initializer[0])
+    target[2:] += 1
+    check(tmp_path, "l1", {}, [x], [target], F.l1_loss, **EXACT)
 
 
 def test_every_loss_has_a_case_and_every_option_another_value() -> None:

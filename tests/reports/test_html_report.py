@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import struct
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -18,46 +17,12 @@ from scripts.screenshots import DEVICES, IMAGES, PAGES, PICTURES, RECORD, ROOT, 
 from tests.reports.browser import CHROMIUM
 from tests.reports.demo import STORED, demo_result, stored_result
 from tests.reports.hostile import hostile_result
+from tests.reports.page import Page
 from tests.simulator.factory import make_result
 
 SECTIONS = ["devices", "learning", "memory", "latency", "checks", "provenance"]
 ALL_SECTIONS = [*SECTIONS[:4], "campaign", "interruptions", *SECTIONS[4:]]
 WORDS = {"pass": "Pass", "warn": "Warning", "fail": "Fail", "not judged": "Not judged"}
-VOID = {"meta", "link", "br", "img", "input", "hr"}
-
-
-class Page(HTMLParser):
-    """Tags, attributes, ids and text of a page; checks that tags nest."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        self.drawings: list[dict[str, str]] = []
-        self.text = ""
-        self.open: list[str] = []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "svg" and "svg" not in self.open:
-            self.drawings.append({name: value or "" for name, value in attrs})
-        self.tags.append((tag, {name: value or "" for name, value in attrs}))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, {name: value or "" for name, value in attrs}))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.text += data.replace("\N{NO-BREAK SPACE}", " ")
-
-    def ids(self) -> list[str]:
-        return [attributes["id"] for _, attributes in self.tags if "id" in attributes]
 
 
 @pytest.fixture(scope="module")

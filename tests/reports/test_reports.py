@@ -50,7 +50,7 @@ from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import format_interval
 from tests.reports.demo import stored_result
-from tests.reports.test_html_report import Page
+from tests.reports.page import Page
 from tests.simulator.factory import make_result
 
 FORMATS = sorted(

@@ -19,7 +19,7 @@ from odtpack.build import build_package
 from odtpack_runtime import Package
 from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS
 from odtpack_simulator.device.kits import Kit, kit_of
-from odtpack_simulator.device.profile import OsClass
+from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.latency import measure_host
 from odtpack_simulator.memory.arena import session_use
@@ -30,7 +30,7 @@ from odtpack_simulator.replay.limits import anonymous_bytes
 from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import key_figures, mapped_words
-from odtpack_simulator.result import Policy
+from odtpack_simulator.result import Policy, SimulationResult
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.memory_fit import MARGIN
 from tests.simulator.packages import make_profile
@@ -170,18 +170,25 @@ def test_layers_of_all_segments(folder: Path) -> None:
     assert len([name for name in outside if name.endswith("lora_A.weight")]) == 7 * SHAPE.blocks
 
 
-def test_a_simulation(folder: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data.npz"
-    ids = np.random.default_rng(0).integers(0, SHAPE.words, (20, 64))
+def simulated(
+    package: Path, folder: Path, samples: int, profiles: list[DeviceProfile], **more: Any
+) -> SimulationResult:
+    """An epoch of random tokens in batches of two, judged."""
+    data = folder / "data.npz"
+    ids = np.random.default_rng(0).integers(0, SHAPE.words, (samples, 64))
     np.savez(data, input_ids=ids, labels=ids)
+    options = {"batch_size": 2, "epochs": 1, "seed": 1} | more
+    return judge(simulate(package, data, profiles, **options), None)
+
+
+JUDGED = {"learning_rate": 0.001, "judge": lambda found: judge(found, None)}
+
+
+def test_a_simulation(folder: Path, tmp_path: Path) -> None:
     package = Package.open(folder / "int4")
     peak = plan_memory(package, shapes(2, 64)).peak.nbytes
     profiles = [make_profile("enough", int(1.2 * peak)), make_profile("tiny", int(0.7 * peak))]
-    result = simulate(
-        package.path, data, profiles, batch_size=2, epochs=1, learning_rate=0.001, seed=1,
-        interruptions=2, judge=lambda found: judge(found, None),
-    )  # fmt: skip
-    result = judge(result, None)
+    result = simulated(package.path, tmp_path, 20, profiles, interruptions=2, **JUDGED)
     enough, tiny = result.devices
     assert enough.verdict == "pass"
     assert enough.memory.outcome == "fits"
@@ -213,9 +220,6 @@ def test_apps_in_swift_are_held_to_the_limit_as_those_in_cpp(
     system: OsClass, folder: Path, tmp_path: Path
 ) -> None:
     """Apps of these systems train with the Swift kit unless the user names another."""
-    data = tmp_path / "data.npz"
-    ids = np.random.default_rng(0).integers(0, SHAPE.words, (8, 64))
-    np.savez(data, input_ids=ids, labels=ids)
     package = folder / "int4"
     peak = plan_memory(Package.open(package), shapes(2, 64)).peak.nbytes
     more = APP_FOOTPRINTS[system].nbytes - APP_FOOTPRINTS["linux"].nbytes
@@ -224,15 +228,7 @@ def test_apps_in_swift_are_held_to_the_limit_as_those_in_cpp(
         for name, share in (("enough", 1.2), ("tiny", 0.7))
     ]
     kits: list[Kit | None] = [None, "cpp"]
-    swift, cpp = (
-        judge(
-            simulate(
-                package, data, profiles, batch_size=2, epochs=1, seed=1, policy=Policy(kit=kit)
-            ),
-            None,
-        )
-        for kit in kits
-    )
+    swift, cpp = (simulated(package, tmp_path, 8, profiles, policy=Policy(kit=kit)) for kit in kits)
     for one, other in zip(swift.devices, cpp.devices, strict=True):
         assert (one.memory.kit, other.memory.kit) == ("swift", "cpp")
         assert one.memory.sharing == other.memory.sharing == "shared"
@@ -265,18 +261,11 @@ def test_of_a_kit_that_cannot_share_an_arena(
 
 
 def test_a_simulation_of_an_app_in_kotlin(folder: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data.npz"
-    ids = np.random.default_rng(0).integers(0, SHAPE.words, (4, 64))
-    np.savez(data, input_ids=ids, labels=ids)
     package = Package.open(folder / "int4")
     peak = plan_memory(package, shapes(2, 64), sharing="none").peak.nbytes
     limit = int(1.3 * peak) + 3 * 10**7  # with what the JVM takes besides
-    result = simulate(
-        package.path, data, [make_profile("phone", limit)], batch_size=2, epochs=1,
-        learning_rate=0.001, seed=1, policy=Policy(kit=kit_of("android")),
-        judge=lambda found: judge(found, None),
-    )  # fmt: skip
-    (phone,) = judge(result, None).devices
+    phones, policy = [make_profile("phone", limit)], Policy(kit=kit_of("android"))
+    (phone,) = simulated(package.path, tmp_path, 4, phones, policy=policy, **JUDGED).devices
     assert (phone.memory.kit, phone.memory.sharing) == ("kotlin", "none")
     assert phone.memory.outcome == "fits"
     assert phone.memory.held is not None
@@ -287,9 +276,6 @@ def test_a_simulation_of_an_app_in_javascript(
     system: OsClass, folder: Path, tmp_path: Path
 ) -> None:
     """Its kit reads the weights of a segment into memory; a page has all of them there too."""
-    data = tmp_path / "data.npz"
-    ids = np.random.default_rng(0).integers(0, SHAPE.words, (4, 64))
-    np.savez(data, input_ids=ids, labels=ids)
     package = Package.open(folder / "float32")
     assert package.manifest.segments is not None
     sizes = {each.name: each.nbytes for each in package.manifest.segments.tensors}
@@ -299,11 +285,9 @@ def test_a_simulation_of_an_app_in_javascript(
     mapped = plan_memory(package, shapes(2, 64), sharing="none").peak.nbytes
     limit = 2 * (mapped + held) + 10**8  # with what Node takes besides
     profile = make_profile("any", limit).model_copy(update={"os": system})
-    result = simulate(
-        package.path, data, [profile], batch_size=2, epochs=1, learning_rate=0.001, seed=1,
-        policy=Policy(kit="js"), judge=lambda found: judge(found, None),
-    )  # fmt: skip
-    (app,) = judge(result, None).devices
+    policy = Policy(kit="js")
+    result = simulated(package.path, tmp_path, 4, [profile], policy=policy, **JUDGED)
+    (app,) = result.devices
     assert (app.memory.kit, app.memory.sharing) == ("js", "none")
     assert app.memory.predicted_peak_bytes == mapped + held
     assert app.memory.outcome == "fits"

@@ -6,22 +6,21 @@ This module imports nothing large: names of losses and optimizers are those of t
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from odtpack.discovery import module_names
 
 if TYPE_CHECKING:  # which cannot follow names that are found when this is imported
-
-    class LossName(StrEnum):
-        """Losses of :data:`odtpack.losses.LOSSES`, and none."""
+    LossName = str
 
     class OptimizerName(StrEnum):
         """Optimizers of :data:`odtpack.optimizers.OPTIMIZERS`."""
 
 else:
-    LossName = StrEnum("LossName", [*module_names("odtpack.losses"), "none"])
+    LossName = Literal[(*module_names("odtpack.losses"), "none")]
+    # typer reads no list of a Literal.
     OptimizerName = StrEnum("OptimizerName", module_names("odtpack.optimizers"))
 
 

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.cli._options import LOSS, LOSS_OPTION, LossName, OptimizerName, flag, option
@@ -20,13 +20,8 @@ from odtpack.spec import BuildSpec, options
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
-class StyleChoice(StrEnum):
-    """:class:`odtpack.choices.Style`, or both."""
-
-    FIXED = "fixed"
-    RUNTIME = "runtime"
-    BOTH = "both"
-
+StyleChoice = Literal["fixed", "runtime", "both"]
+""":class:`odtpack.choices.Style`, or both."""
 
 ORT_STYLE = option("ORT format: how models are optimized.  [default: fixed]")
 ORT_PLATFORM = option(
@@ -108,8 +103,7 @@ def _kind(option: Option) -> Any:
     if option.many:
         return list[str]
     if option.choices and option.type is not bool:
-        make: Any = StrEnum
-        return make(option.name, {each: each for each in option.choices})
+        return Literal[tuple(option.choices)]
     return option.type if option.is_number or option.type is bool else str
 
 
@@ -209,5 +203,5 @@ def read_formats(
             "--ort-style and --ort-platform say how models in ORT format are made",
             hint="pass --ort-format too, or leave them out",
         )
-    styles = tuple(Style) if style is StyleChoice.BOTH else (Style(style or StyleChoice.FIXED),)
+    styles = tuple(Style) if style == "both" else (Style(style or "fixed"),)
     return OrtFormat(styles, tuple(dict.fromkeys(platforms or ())) or (None,))

@@ -223,7 +223,7 @@ def ort(
             "fixed: fully optimized. runtime: some optimizations are left to the app's "
             "session, for NNAPI and CoreML."
         ),
-    ] = StyleChoice.FIXED,
+    ] = "fixed",
     platform: Annotated[
         list[Platform] | None,
         option("Processors to optimize for. May be repeated. Default: models that run on all."),

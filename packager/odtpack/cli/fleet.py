@@ -199,7 +199,7 @@ def compare(
             max=1.0,
         ),
     ] = None,
-    form: Annotated[Format, COMPARISON_FORM] = Format.TEXT,
+    form: Annotated[Format, COMPARISON_FORM] = "text",
     out: Annotated[Path | None, COMPARISON_FILE] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
@@ -213,7 +213,7 @@ def compare(
 
     before, now = load_fleet_result(base), load_fleet_result(head)
     check_comparison_file(out, [base, head])
-    form = Format.JSON if as_json else form
+    form = "json" if as_json else form
     show_comparison(compare_fleets(before, now, accuracy), form, out)
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import shlex
 import textwrap
 import tomllib
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -27,20 +26,10 @@ from odtpack.cli._options import (
 )
 
 
-class Pooling(StrEnum):
-    """How the tokens of a sequence, or a feature map, become one vector."""
-
-    MEAN = "mean"
-    CLS = "cls"
-    NONE = "none"
-    GLOBAL = "global"
-    FLATTEN = "flatten"
-
-
 def head(
     model: Annotated[Path, MODEL],
     pool: Annotated[
-        Pooling,
+        Literal["mean", "cls", "none", "global", "flatten"],
         option(
             "Mean over the tokens (those of attention_mask), the first token, "
             "or none for an output [batch, width]. Of a feature map [batch, channels, ...], "
@@ -70,7 +59,7 @@ def head(
     from odtpack_runtime.files.atomic import atomic_write
 
     check_writable(out, "--out")
-    content = add_head(model, pool.value, classes, seed=seed, name=name)
+    content = add_head(model, pool, classes, seed=seed, name=name)
     with atomic_write(out) as stream:
         stream.write(content)
     _console.wrote(out)
@@ -174,16 +163,6 @@ ops = group("List the operators that can be differentiated.")
 _OBSTACLES = 1  # exit code, as for a budget that is not met
 
 
-class Way(StrEnum):
-    """How an operator is differentiated, as the support table has it."""
-
-    RULE = "rule"
-    EXPANSION = "expansion"
-    REWRITTEN = "rewritten"
-    NO_GRADIENT = "no gradient"
-    NONE = "none"
-
-
 @ops.command(
     epilog=examples(
         "odtpack ops coverage",
@@ -196,7 +175,8 @@ def coverage(
         list[str] | None, argument("[OPERATOR]...", "Operators to show. Default: all.")
     ] = None,
     how: Annotated[
-        Way | None, option("Show only operators that are differentiated in this way.")
+        Literal["rule", "expansion", "rewritten", "no gradient", "none"] | None,
+        option("Show only operators that are differentiated in this way."),
     ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
@@ -222,7 +202,7 @@ def coverage(
     shown = [
         row
         for row in rows
-        if (not operators or row.op_type in operators) and (how is None or row.how == how.value)
+        if (not operators or row.op_type in operators) and (how is None or row.how == how)
     ]
     cells = [
         (

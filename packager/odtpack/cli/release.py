@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from odtpack.cli import _console
 from odtpack.cli._options import AS_JSON, OLD_PACKAGE, PACKAGE, argument, destination, flag, option
@@ -13,18 +12,13 @@ if TYPE_CHECKING:
     from odtpack.update.install import Installed
 
 
-class Format(StrEnum):
-    """How the difference is shown."""
-
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
-
-
 def diff(
     old: Annotated[Path, OLD_PACKAGE],
     new: Annotated[Path, argument("NEW", "New package.")],
-    form: Annotated[Format, option("How to print the difference.", None, "--format")] = Format.TEXT,
+    form: Annotated[
+        Literal["text", "json", "markdown"],
+        option("How to print the difference.", None, "--format"),
+    ] = "text",
     out: Annotated[
         Path | None, destination("FILE", "File for the difference, instead of standard output.")
     ] = None,
@@ -43,10 +37,10 @@ def diff(
     if out is not None:
         check_writable(out, "--out")
     found = diff_packages(old, new)
-    if as_json or form is Format.JSON:
+    if as_json or form == "json":
         write_text(_console.json_text(found.model_dump(mode="json")), out)
-    elif form is Format.MARKDOWN or out is not None:
-        write_text(f"{markdown(found)}\n" if form is Format.MARKDOWN else plain(found), out)
+    elif form == "markdown" or out is not None:
+        write_text(f"{markdown(found)}\n" if form == "markdown" else plain(found), out)
     else:
         _console.results()
         _console.say(headline(found.verdict), style="bold")

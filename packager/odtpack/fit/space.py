@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import hashlib
 import itertools
-import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -213,12 +211,6 @@ class Candidate:
         schedule = base.schedule or ScheduleSpec("constant", {})
         schedule = dataclasses.replace(schedule, learning_rate=self.learning_rate)
         return dataclasses.replace(self.package_settings(base), schedule=schedule)
-
-    def cost_key(self, base: BuildSpec) -> str:
-        """What decides its memory and time: equal for candidates that differ in the rate only."""
-        text = self.package_settings(base).canonical_json()
-        content = json.dumps([text, self.batch_size, self.micro_batch])
-        return hashlib.sha256(content.encode()).hexdigest()
 
     def aspects(self) -> dict[str, Value]:
         """What it chose in each dimension, for the search."""

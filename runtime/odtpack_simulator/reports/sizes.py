@@ -173,7 +173,7 @@ def render_size_html(root: Piece) -> bytes:
     return render_page(
         "size.html.j2",
         root=root,
-        files=[(part, list(_rows(_shown(part), root.nbytes, 0))) for part in root.parts],
+        files=[(part, list(_rows(_shown(part)))) for part in root.parts],
         share=lambda part: f"{part.nbytes / root.nbytes:.1%}",
         bar=lambda part: charts.share_bar(part.nbytes / root.nbytes),
     )
@@ -183,8 +183,8 @@ def _shown(part: Piece) -> Piece:
     return part.collapsed(int(part.nbytes * _LEAST_SHARE), _MOST_PARTS, _DEPTH)
 
 
-def _rows(part: Piece, total: int, depth: int) -> Iterator[tuple[int, Piece, str]]:
+def _rows(part: Piece, depth: int = 0) -> Iterator[tuple[int, Piece, str]]:
     """Every part below one, with its depth and its share of the file."""
     for inner in part.parts:
         yield depth, inner, f"{inner.nbytes / part.nbytes:.1%}"
-        yield from _rows(inner, total, depth + 1)
+        yield from _rows(inner, depth + 1)

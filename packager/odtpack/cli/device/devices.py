@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,23 +13,6 @@ from odtpack.cli._options import AS_JSON, argument, destination, examples, group
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile import DeviceProfile, ProfileFigure
     from odtpack_simulator.device.profile_check import ProfileReport
-
-
-class System(StrEnum):
-    """Operating system of a device, as profiles name it."""
-
-    ANDROID = "android"
-    IOS = "ios"
-    LINUX = "linux"
-    MACOS = "macos"
-    WINDOWS = "windows"
-    WEB = "web"
-
-
-class Gpu(StrEnum):
-    """A GPU, as packages are built for it."""
-
-    WEBGPU = "webgpu"
 
 
 devices = group("List, show, check, measure and import device profiles.")
@@ -172,7 +154,8 @@ def measure_devices(
         int | None, option("Threads for training.  [default: one per performance core]", "N")
     ] = None,
     target: Annotated[
-        Gpu | None, option("GPU to measure as well, through its provider.", None, "--target")
+        Literal["webgpu"] | None,
+        option("GPU to measure as well, through its provider.", None, "--target"),
     ] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
@@ -216,7 +199,8 @@ def import_device(
     name: Annotated[str, option("Name of the profile.", "VENDOR/DEVICE")] = "local/device",
     title: Annotated[str | None, option("Display name.  [default: from the file]", "TEXT")] = None,
     system: Annotated[
-        System | None, option("Operating system, if the file does not name it.", None, "--os")
+        Literal["android", "ios", "linux", "macos", "windows", "web"] | None,
+        option("Operating system, if the file does not name it.", None, "--os"),
     ] = None,
     like: Annotated[
         str | None,
@@ -246,7 +230,7 @@ def import_device(
         content,
         name=name,
         title=title or content.device or "Measured device",
-        system=None if system is None else system.value,
+        system=system,
         like=None if like is None else load_profile(like),
     )
     _write(profile, out, "import", "the benchmark does not measure")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
@@ -113,13 +112,7 @@ def judge(
 # ``odtpack compare``: what changed from one result to another, for a pull request.
 
 
-class Format(StrEnum):
-    """How the comparison is shown."""
-
-    TEXT = "text"
-    MARKDOWN = "markdown"
-    JSON = "json"
-    HTML = "html"
+Format = Literal["text", "markdown", "json", "html"]
 
 
 def compare(
@@ -131,7 +124,7 @@ def compare(
             'Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.', "budgets.toml"
         ),
     ] = None,
-    form: Annotated[Format, COMPARISON_FORM] = Format.TEXT,
+    form: Annotated[Format, COMPARISON_FORM] = "text",
     out: Annotated[Path | None, COMPARISON_FILE] = None,
     as_json: Annotated[bool, AS_JSON] = False,
 ) -> None:
@@ -149,7 +142,7 @@ def compare(
     budgets = None if budget is None else read_budgets(budget)
     check_comparison_file(out, [base, head, budget])
     comparison = compare_results(before, now, budgets)
-    show_comparison(comparison, Format.JSON if as_json else form, out)
+    show_comparison(comparison, "json" if as_json else form, out)
     if comparison.over_budget:
         raise typer.Exit(OVER_BUDGET)
 
@@ -169,15 +162,15 @@ def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> N
     from odtpack_simulator.reports.comparison import render_comparison, render_markdown, render_text
 
     match form:
-        case Format.TEXT:
+        case "text":
             text = render_text(comparison)
-        case Format.MARKDOWN:
+        case "markdown":
             text = render_markdown(comparison)
-        case Format.JSON:
+        case "json":
             text = _console.json_text(comparison.model_dump(mode="json"))
-        case Format.HTML:
+        case "html":
             text = render_comparison(comparison).decode()
-    if form is Format.TEXT and out is None:
+    if form == "text" and out is None:
         _console.results()
         _console.lines(text.removesuffix("\n"))
     else:

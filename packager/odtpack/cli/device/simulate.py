@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,7 +21,7 @@ from odtpack.cli._options import (
     flag,
     option,
 )
-from odtpack_simulator.device.kits import Kit
+from odtpack_simulator.device.kits import Kit, Loop
 
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile import DeviceProfile
@@ -41,36 +40,6 @@ REPORT = option(
 STRICT = flag(
     "--strict", "Exit code 1 also if a check cannot be judged: unknown limit, or no baseline."
 )
-
-
-if TYPE_CHECKING:
-
-    class KitName(enum.StrEnum):
-        """Kits of :data:`odtpack_simulator.device.kits.Kit`."""
-
-else:
-    KitName = enum.StrEnum("KitName", {kit: kit for kit in get_args(Kit)})
-
-
-class LoopName(enum.StrEnum):
-    """How the app makes its steps, :data:`odtpack_simulator.device.kits.Loop`."""
-
-    step = "step"
-    train = "train"
-
-
-class OptionsName(enum.StrEnum):
-    """Whose session options an app uses."""
-
-    package = "package"
-    default = "default"
-
-
-class AppState(enum.Enum):
-    """Whether the user looks at the app while it trains."""
-
-    foreground = "foreground"
-    background = "background"
 
 
 def simulate(
@@ -116,8 +85,9 @@ def simulate(
         ),
     ] = None,
     state: Annotated[
-        AppState, option("Foreground or background; selects the limits of memory and time.")
-    ] = AppState.foreground,
+        Literal["foreground", "background"],
+        option("Foreground or background; selects the limits of memory and time."),
+    ] = "foreground",
     entitled: Annotated[
         bool,
         flag(
@@ -126,14 +96,14 @@ def simulate(
         ),
     ] = False,
     kit: Annotated[
-        KitName | None,
+        Kit | None,
         option(
             "Training kit of the app; its memory use is judged.  [default: the usual kit of "
             "each device's system]"
         ),
     ] = None,
     loop: Annotated[
-        LoopName | None,
+        Loop | None,
         option(
             "How the app makes its steps: with the step model where package and kit have one, or "
             "with the training model, and the optimizer model after it.  [default: the budgets', "
@@ -141,12 +111,12 @@ def simulate(
         ),
     ] = None,
     session_options: Annotated[
-        OptionsName,
+        Literal["package", "default"],
         option(
             "Session options of the app: the manifest's, as in every kit, or ONNX Runtime's "
             "defaults, with which a training takes 1.1 to 2.9 times the memory."
         ),
-    ] = OptionsName.package,
+    ] = "package",
     sessions_per_day: Annotated[
         float, option("Sessions, or background windows, in a day.", "X")
     ] = 1.0,
@@ -221,11 +191,11 @@ def simulate(
     )
     before = None if baseline is None else load_result(baseline)
     policy = make_policy(
-        state=state.value,
+        state=state,
         entitled=entitled,
-        kit=None if kit is None else cast("Kit", kit.value),
-        loop=loop.value if loop else "step" if budgets is None else budgets.defaults.loop,
-        session_options=session_options.value,
+        kit=kit,
+        loop=loop if loop else "step" if budgets is None else budgets.defaults.loop,
+        session_options=session_options,
         sessions_per_day=sessions_per_day,
         save_every=save_every,
         pieces=pieces,
