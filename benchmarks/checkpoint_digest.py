@@ -102,7 +102,7 @@ def spin() -> None:
 
 
 KITS: dict[str, tuple[Callable[[], str | None], Callable[[Path], list[str]]]] = {
-    "C++": (cpp_kit.unavailable, lambda path: [str(cpp_kit.built("trust")), "load", str(path)]),
+    "C++": (cpp_kit.unavailable, lambda path: cpp_kit.command("trust", "load", path)),
     "Kotlin": (
         kotlin_kit.unavailable,
         lambda path: kotlin_kit.command("load", path, options=("-XX:+UseSerialGC",)),
