@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Mono for ARM64, which the C++ kit's emulator runs: Debian's packages, unpacked into build/mono-arm64.
-# scripts/setup_cpp.sh comes first.
+# scripts/setup_cpp.sh comes first. Exits with 77 where they cannot be had.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -16,7 +16,7 @@ apt-get "${options[@]}" update
 # Mono's native half is linked to Kerberos.
 (cd "$target/apt" && apt-get "${options[@]}" download mono-runtime-common mono-runtime-sgen \
   libmono-corlib4.5-dll libmono-system4.0-cil libmono-system-core4.0-cil \
-  libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libcom-err2 libkeyutils1 libssl3)
+  libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libcom-err2 libkeyutils1 libssl3) || exit 77
 for package in "$target"/apt/*.deb; do dpkg -x "$package" "$target"; done
 # The rest are the cross compiler's libraries, and an ARM processor's /proc/cpuinfo.
 cp -r "$target/lib/aarch64-linux-gnu/." "$target/usr/lib/aarch64-linux-gnu/"
