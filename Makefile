@@ -92,7 +92,7 @@ stress: $(VENV)/.ready-full
 
 kits: $(VENV)/.ready-full
 	@scripts/setup_kits.sh
-	@$(PYTEST) --dist loadfile -m kits tests/kits
+	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m kits tests/kits
 
 kits-bench: kits
 	@$(BIN)/python -m benchmarks.kits --rounds 1

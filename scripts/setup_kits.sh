@@ -4,7 +4,7 @@
 # (make swift) gets the library of the environment as it is now: bits are compared with that.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-parts=(setup_cpp setup_conan setup_csharp setup_kits_js setup_kits_kotlin)
+parts=(setup_cpp setup_conan setup_csharp setup_csharp_arm64 setup_kits_js setup_kits_kotlin)
 if [[ -f ${ODTPACK_SWIFT:-../build/swift}/.ready ]]; then parts+=(setup_swift); fi
 for part in "${parts[@]}"; do
   code=0

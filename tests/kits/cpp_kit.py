@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import hashlib
 import json
 import os
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,9 @@ from tests.kits import harness
 ROOT = Path(__file__).parents[2]
 save_batch = harness.save_batch
 KIT = ROOT / "runtime" / "cpp"
+PROGRAMS = Path(__file__).parent / "cpp"
 DEPENDENCIES = ROOT / "build" / "cpp-deps"
-SANITIZE = "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+SANITIZE = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 # The library keeps what it made until the process ends; the kit's own memory is looked at.
 SANITIZERS = {
     "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -25,6 +30,7 @@ SANITIZERS = {
 }
 VARIANTS: dict[str, list[str]] = {
     "native": [],
+    "plain": ["-DCMAKE_CXX_FLAGS_RELEASE=-O0"],  # compiles in a third of the time
     "sanitized": [f"-DCMAKE_CXX_FLAGS={SANITIZE}", "-DCMAKE_BUILD_TYPE="],
     "libfuzzer": [
         f"-DCMAKE_CXX_FLAGS={SANITIZE}", "-DCMAKE_BUILD_TYPE=", "-DCMAKE_CXX_COMPILER=clang++",
@@ -63,49 +69,90 @@ def cmake_options(variant: str = "native") -> list[str]:
 
 
 @functools.cache
+def installed() -> Path:
+    """The kit as a release installs it."""
+    from scripts import release  # which builds the C# kit too, of this one's sources
+
+    folder = ROOT / "build" / "cpp"
+    target, stamp = folder / f"odtpack-cpp-{release.version()}", folder / "installed"
+    parts = [KIT / "CMakeLists.txt", *(KIT / "cmake").iterdir(), *(KIT / "include").rglob("*.*")]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(parts))).hexdigest()
+    with one_at_a_time(folder), tempfile.TemporaryDirectory() as scratch:
+        if not stamp.is_file() or stamp.read_text() != digest:
+            shutil.rmtree(target, ignore_errors=True)
+            release.cmake(Path(scratch) / "cmake")
+            (archive,) = Path(scratch, "cmake").iterdir()
+            shutil.unpack_archive(archive, folder, filter="data")
+            stamp.write_text(digest)
+    return target
+
+
+@functools.cache
 def built(program: str, variant: str = "native") -> Path:
-    """Build a program of the kit or of its tests; return its path."""
-    folder = ROOT / "build" / "cpp" / variant
-    make(KIT, folder, [*cmake_options(variant), "-DODTPACK_BUILD_TESTS=ON"], f"odtpack-{program}")
+    """Build a program of the kit, or one of the tests with the kit of a release; its path."""
+    source, folder, options = KIT, ROOT / "build" / "cpp" / variant, cmake_options(variant)
+    if program != "measure":
+        source, folder = PROGRAMS, folder.with_name(f"tests-{variant}")
+        options.append(f"-DCMAKE_PREFIX_PATH={installed()}")
+    make(source, folder, options, f"odtpack-{program}")
     return folder / f"odtpack-{program}"
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def make(source: Path, folder: Path, options: list[str], target: str) -> None:
     """Configure and build a target with CMake; one process at a time in each folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for command in (
+    with one_at_a_time(folder):
+        for words in (
             ["cmake", "-S", source, "-B", folder, *options],
             ["cmake", "--build", folder, "--target", target],
         ):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+
+
+def command(program: str, *arguments: object, variant: str = "native") -> list[str]:
+    """The words that start a program. Most are one file: the kit's headers take long to compile."""
+    apart = program in ("former", "soak")
+    words = [built(program, variant)] if apart else [built("programs", variant), program]
+    return [str(word) for word in (*words, *arguments)]
+
+
+def emulated(root: Path) -> list[str]:
+    """What runs a program for ARM64, with what it finds at / in a folder."""
+    emulator = shutil.which("qemu-aarch64-static")
+    assert emulator is not None
+    return [emulator, "-cpu", "cortex-a53", "-L", str(root)]
 
 
 def run(
     program: str, *arguments: object, variant: str = "native", **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, whatever that is."""
-    command = [str(built(program, variant)), *map(str, arguments)]
+    words = command(program, *arguments, variant=variant)
     if variant == "arm64":
-        emulator = shutil.which("qemu-aarch64-static")
-        assert emulator is not None
-        command = [emulator, "-cpu", "cortex-a53", "-L", str(DEPENDENCIES / "arm64"), *command]
+        words = [*emulated(DEPENDENCIES / "arm64"), *words]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=900, check=False,
+        words, capture_output=True, text=True, timeout=900, check=False,
         env={**os.environ, **SANITIZERS}, **{"input": "", **options},
     )  # fmt: skip
 
 
 def saving(path: Path, external_above: int, before: str) -> list[str]:
     """The program that saves until it is killed."""
-    return [str(built("saves")), str(path), str(external_above), before]
+    return command("saves", path, external_above, before)
 
 
 def measuring(job: Path) -> list[str]:
     """The command that runs a job of ``odtpack-measure``."""
-    return [str(built("measure")), str(job)]
+    return command("measure", job)
 
 
 def measure(job: dict[str, Any], folder: Path, variant: str = "native") -> dict[str, Any]:

@@ -6,8 +6,10 @@ in one thread.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import json
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -76,10 +78,24 @@ def program_of(layer: Any) -> Program:
     return lambda *words: layer.run("calls", *words)
 
 
-def write_job(case: Case, folder: Path) -> Path:
-    """Build a case's package and write its job, with one batch."""
+_BUILT: dict[object, Path] = {}
+"""Packages that this process built, by what they were built of."""
+
+
+def _built(case: Case) -> Path:
     options = {"loss": "cross_entropy", "self_check": False, **case.build}
-    build_package(case.model(), folder / "package", **options)
+    key = case.model, repr(options)
+    if key not in _BUILT:
+        folder = Path(tempfile.mkdtemp(prefix="odtpack-jobs-"))
+        atexit.register(shutil.rmtree, folder)
+        build_package(case.model(), folder / "package", **options)
+        _BUILT[key] = folder / "package"
+    return _BUILT[key]
+
+
+def write_job(case: Case, folder: Path) -> Path:
+    """Write a case's package and its job, with one batch."""
+    shutil.copytree(_built(case), folder / "package")
     inputs = json.loads((folder / "package" / "manifest.json").read_text())["inputs"]
     batch = case.data(np.random.default_rng(4), 8)
     job = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import json
@@ -19,6 +18,7 @@ KIT = ROOT / "runtime" / "csharp"
 SOURCES = KIT / "src"
 PROGRAM = ROOT / "tests" / "kits" / "csharp"
 BUILD = ROOT / "build" / "csharp"
+ARM64 = ROOT / "build" / "mono-arm64"
 WARNINGS = ("-langversion:7", "-unsafe", "-warn:4", "-warnaserror", "-nowarn:1591")
 
 
@@ -33,8 +33,7 @@ def unavailable() -> str | None:
 def core() -> Path:
     """The shared library of the C++ kit behind its C interface."""
     folder = ROOT / "build" / "cpp" / "native"
-    options = [*cpp_kit.cmake_options(), "-DODTPACK_BUILD_TESTS=ON"]
-    cpp_kit.make(cpp_kit.KIT, folder, options, "odtpack-native")
+    cpp_kit.make(cpp_kit.KIT, folder, cpp_kit.cmake_options(), "odtpack-native")
     return folder / "libodtpack.so"
 
 
@@ -53,8 +52,7 @@ def _cached(name: str, sources: list[Path], *words: str) -> Path:
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     target = BUILD / digest / name
     target.parent.mkdir(parents=True, exist_ok=True)
-    with (BUILD / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with cpp_kit.one_at_a_time(BUILD):
         if target.is_file():
             return target
         beside = [f"-doc:{target.with_suffix('.xml')}" if word == "-doc:" else word
@@ -79,6 +77,20 @@ def command(program: Path, *arguments: object, native: Path | None = None) -> li
     given = os.environ.get("LD_LIBRARY_PATH", "")
     libraries = f"LD_LIBRARY_PATH={folder}:{cpp_kit.DEPENDENCIES / 'lib'}:{given}".rstrip(":")
     return ["env", libraries, "mono", str(program), *map(str, arguments)]
+
+
+def arm64_command(*arguments: object) -> list[str]:
+    """The test program under Mono for ARM64, which is emulated."""
+    folder = ROOT / "build" / "cpp" / "arm64-plain"
+    options = [*cpp_kit.cmake_options("arm64"), *cpp_kit.VARIANTS["plain"]]
+    cpp_kit.make(cpp_kit.KIT, folder, options, "odtpack-native")
+    mono = ARM64 / "usr" / "lib"
+    libraries = (folder, cpp_kit.DEPENDENCIES / "lib-arm64", mono, mono / "aarch64-linux-gnu")
+    return [
+        "env", f"MONO_PATH={mono / 'mono' / '4.5'}", f"MONO_CFG_DIR={ARM64 / 'etc'}",
+        *cpp_kit.emulated(ARM64), "-E", f"LD_LIBRARY_PATH={':'.join(map(str, libraries))}",
+        str(ARM64 / "usr" / "bin" / "mono-sgen"), str(built()), *map(str, arguments),
+    ]  # fmt: skip
 
 
 def saving(path: Path, external_above: int, before: str) -> list[str]:

@@ -22,7 +22,7 @@ def cpp() -> list[str]:
     """The C++ kit's conformance program."""
     if reason := cpp_kit.unavailable():
         pytest.skip(reason)
-    return [str(cpp_kit.built("conformance"))]
+    return cpp_kit.command("conformance")
 
 
 def kotlin() -> list[str]:

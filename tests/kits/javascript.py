@@ -36,9 +36,24 @@ def runtime_version() -> str:
     return str(json.loads(RUNTIME.read_text())["version"])
 
 
-def node(script: str, *arguments: str | Path, options: tuple[str, ...] = ()) -> Any:
+def install(project: Path) -> None:
+    """Install the tarball of a release in a folder, and link ONNX Runtime, which the app brings."""
+    from scripts import release  # which builds the kits of this folder
+
+    release.npm(project / "npm")
+    (archive,) = (project / "npm").iterdir()
+    (project / "package.json").write_text('{"private": true, "type": "module"}')
+    words = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", str(archive)]
+    subprocess.run(words, cwd=project, env=release.environment(), check=True, capture_output=True)
+    for name in ("onnxruntime-node", "onnxruntime-common"):
+        (project / "node_modules" / name).symlink_to(KIT / "node_modules" / name)
+
+
+def node(
+    script: str, *arguments: str | Path, options: tuple[str, ...] = (), kit: Path = KIT
+) -> Any:
     """Run a script on the kit; return the JSON that it prints."""
-    command = [str(NODE), *options, str(SCRIPTS / script), str(KIT), *map(str, arguments)]
+    command = [str(NODE), *options, str(SCRIPTS / script), str(kit), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-1000:]
     return json.loads(done.stdout)

@@ -12,6 +12,7 @@ import pytest
 from odtpack.optimizers import make_optimizer
 from tests import zoo
 from tests.kits import harness, javascript
+from tests.kits.vectors import write_suite
 from tests.once import made_once
 from tests.packages.samples import build
 
@@ -29,10 +30,10 @@ packages, batch = harness.packages_of(OPTIONS), harness.batch
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The conformance suite, written by Python on the version of ONNX Runtime that Node has."""
+    built = made_once(tmp_path_factory, "suite", write_suite)
+    words = ("tests.kits.vectors", "--packages", built, "--out")
     folder = made_once(
-        tmp_path_factory,
-        "suite-of-node",
-        lambda folder: javascript.python("tests.kits.vectors", "--out", folder),
+        tmp_path_factory, "suite-of-node", lambda folder: javascript.python(*words, folder)
     )
     assert json.loads((folder / "index.json").read_text())["onnxruntime"] == (
         javascript.runtime_version()

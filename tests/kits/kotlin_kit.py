@@ -42,7 +42,8 @@ def runtime_version() -> str:
 
 
 def class_path(*first: Path) -> str:
-    return os.pathsep.join(map(str, [*first, CLASSES, KIT / "target" / "lib" / "*"]))
+    jars = sorted((KIT / "target").glob("odtpack-*[0-9].jar"))  # that of a release
+    return os.pathsep.join(map(str, [*first, *jars, KIT / "target" / "lib" / "*"]))
 
 
 def command(program: str, *arguments: object, options: tuple[str, ...] = OPTIONS) -> list[str]:

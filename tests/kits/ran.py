@@ -23,6 +23,7 @@ _PLATFORMS = (
     ("test_layers.py", "[cpp", "C++ on x86-64"),
     ("test_layers.py", "csharp", "C# under Mono"),
     ("test_layers.py", "", "Swift on Linux"),
+    ("test_csharp", "arm64", "C# on ARM64, emulated"),
     ("test_csharp", "", "C# under Mono"),
     ("test_swift", "", "Swift on Linux"),
     ("test_telemetry.py", "kotlin", "Kotlin and Java on the JVM"),

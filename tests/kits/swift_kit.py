@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.kits.cpp_kit import one_at_a_time
 
 ROOT = Path(__file__).parents[2]
 KIT = ROOT / "runtime" / "swift"
@@ -46,10 +48,8 @@ def _cached(kind: str, sources: list[Path], build: Callable[[Path], None]) -> Pa
     """What is built of sources as they are now, once for all tests."""
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     target = TOOLCHAIN / "bin" / f"{kind}-{digest}"
-    target.parent.mkdir(exist_ok=True)
-    with (target.parent / f"{kind}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.is_file():
+    with one_at_a_time(target.parent):
+        if not target.exists():
             build(target)
     return target
 
@@ -69,14 +69,22 @@ def core() -> Path:
     )  # fmt: skip
 
 
-def as_module(folder: Path) -> Path:
-    """The kit as a module and a static library in a folder, which it returns."""
-    in_toolchain(
-        "swiftc", "-emit-library", "-static", "-emit-module", "-module-name", "Odtpack", *IMPORTS,
-        *sorted((KIT / "Sources" / "Odtpack").glob("*.swift")), "-o", folder / "libOdtpack.a",
-        "-emit-module-path", folder / "Odtpack.swiftmodule",
-    )  # fmt: skip
-    return folder
+def as_module() -> Path:
+    """A folder with the kit as a module and a static library."""
+    sources = sorted((KIT / "Sources" / "Odtpack").glob("*.swift"))
+
+    def build(target: Path) -> None:
+        begun = target.with_name("begun")
+        shutil.rmtree(begun, ignore_errors=True)
+        begun.mkdir()
+        in_toolchain(
+            "swiftc", "-emit-library", "-static", "-emit-module", "-module-name", "Odtpack",
+            *IMPORTS, *sources, "-o", begun / "libOdtpack.a",
+            "-emit-module-path", begun / "Odtpack.swiftmodule",
+        )  # fmt: skip
+        begun.rename(target)
+
+    return _cached("module", [*sources, CORE / "include" / "odtpack.h"], build)
 
 
 def built() -> Path:

@@ -34,7 +34,7 @@ def run(*words: object) -> str:
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The object file of the interface, with sanitizers."""
     target = tmp_path_factory.mktemp("core") / "odtpack.o"
-    sanitize = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    sanitize = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     run("g++", "-std=c++17", *sanitize, "-Wall", "-Wextra", "-Werror", *FLAGS,
         "-c", KIT / "src" / "odtpack.cpp", "-o", target)  # fmt: skip
     return target

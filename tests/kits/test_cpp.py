@@ -22,6 +22,7 @@ from odtpack_simulator.measure.measurements import load_measurements
 from tests.kits import cpp_kit, fuzz_cpp, harness
 from tests.kits.cpp_kit import KIT, ROOT, make, measure, run
 from tests.kits.harness import (
+    ARM64_CASES,
     STEPS,
     contents,
     damaged_checkpoints,
@@ -119,11 +120,6 @@ def test_the_conformance_suite_passes_under_sanitizers(suite: Path) -> None:
     passes(suite, run("conformance", suite, variant="sanitized"))
 
 
-# Each start of the emulator takes seconds: those that say most about arithmetic.
-ARM64_CASES = ["cnn", "transformer", "recommender", "gru", "adafactor", "groups", "clip_norm",
-               "frozen_int8", "float16_model", "ort_format", "resume_adam", "nominal"]  # fmt: skip
-
-
 def test_the_conformance_suite_passes_on_arm64(suite: Path) -> None:
     done = run("conformance", suite, "--tolerance", *ARM64_CASES, variant="arm64")
     assert sorted(done.stdout.split("\n")) == sorted(["", *(f"passed {c}" for c in ARM64_CASES)])
@@ -153,7 +149,9 @@ def test_code_for_the_former_api_compiles_and_trains(
 ) -> None:
     for name, array in batches[0].items():
         array.tofile(tmp_path / f"{name}.bin")
-    done = run("former", packages["adamw"], packages["adamw"], *batches[0], tmp_path)
+    done = run(
+        "former", packages["adamw"], packages["adamw"], *batches[0], tmp_path, variant="plain"
+    )
     assert done.returncode == 0, done.stderr
     losses = [float(line) for line in done.stdout.split()]
     assert losses == train(packages["adamw"], batches[:1], len(losses), tmp_path / "python.ckpt")[0]
@@ -180,7 +178,7 @@ def test_the_guide_builds_and_trains(
     (shape,) = {batch[next(iter(batch))].shape[1:] for batch in batches}
     rng.standard_normal((320, *shape), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
     rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
-    make(tmp_path, tmp_path / "build", cpp_kit.cmake_options(), "app")
+    make(tmp_path, tmp_path / "build", cpp_kit.cmake_options("plain"), "app")
     for _ in range(2):  # the second time it goes on from the end
         done = subprocess.run(
             [tmp_path / "build" / "app"], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -157,8 +157,8 @@ def _traced(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[st
     log = folder.with_suffix(".strace")
     done = subprocess.run(
         ["strace", "-y", "-o", str(log), "-e", f"trace={','.join(CHANGES)}", *options,
-         str(cpp_kit.built("trust")), "keep", str(folder.parent / "three"),
-         str(folder / "trained"), folder.name],
+         *cpp_kit.command("trust", "keep", folder.parent / "three", folder / "trained",
+                          folder.name)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     return done, log.read_text().splitlines()

@@ -22,6 +22,7 @@ from tests import zoo
 from tests.kits import cpp_kit, csharp_kit
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
 from tests.kits.csharp_kit import run
+from tests.kits.harness import ARM64_CASES
 from tests.kits.measured import check_measurements
 from tests.packages.samples import build
 
@@ -36,6 +37,16 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small CNN's."""
     folder = tmp_path_factory.mktemp("packages") / "package"
     return build(folder, zoo.cnn(size=8, width=(4, 8), classes=3))
+
+
+@pytest.mark.skipif(
+    not (csharp_kit.ARM64 / ".ready").is_file(), reason="Mono for ARM64 is not set up"
+)
+def test_the_conformance_suite_passes_on_arm64(suite: Path) -> None:
+    words = csharp_kit.arm64_command("conformance", suite, "--tolerance", *ARM64_CASES)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    passed = sorted(f"passed {case}" for case in ARM64_CASES)
+    assert sorted(done.stdout.splitlines()) == passed, done.stderr[-4000:]
 
 
 # What the fragments of the guide speak of.

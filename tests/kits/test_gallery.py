@@ -77,18 +77,14 @@ def test_on_the_jvm(kotlin_loops: Path, project: Path, name: str) -> None:
     check(project)
 
 
-@pytest.fixture(scope="module")
-def swift_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return swift_kit.as_module(tmp_path_factory.mktemp("swift"))
-
-
 @each_example
 @pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable()))
-def test_in_swift(swift_module: Path, project: Path) -> None:
+def test_in_swift(project: Path) -> None:
+    module = swift_kit.as_module()
     (project / "main.swift").write_text((project / "Train.swift").read_text())
     swift_kit.in_toolchain(
-        "swiftc", *swift_kit.IMPORTS, "-I", swift_module, project / "main.swift",
-        "-L", swift_module, "-lOdtpack", swift_kit.core(), *swift_kit.LINKS, "-o", project / "run",
+        "swiftc", *swift_kit.IMPORTS, "-I", module, project / "main.swift",
+        "-L", module, "-lOdtpack", swift_kit.core(), *swift_kit.LINKS, "-o", project / "run",
     )  # fmt: skip
     words = swift_kit.command(project / "run", STEPS)
     done = subprocess.run(words, cwd=project, capture_output=True, text=True, check=False)

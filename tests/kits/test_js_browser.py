@@ -225,9 +225,10 @@ SUITE = """(async () => {
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_chromium_passes_the_conformance_suite(
-    threads: int, suite: Path, browsers: Browser
+    threads: int, suite: Path, npm: Path, browsers: Browser
 ) -> None:
-    with web.serve({**web.FOLDERS, "scripts": SCRIPTS, "suite": suite}) as address:
+    kit = {"odtpack": npm / "odtpack" / "dist", "flatbuffers": npm / "flatbuffers" / "mjs"}
+    with web.serve({**web.FOLDERS, **kit, "scripts": SCRIPTS, "suite": suite}) as address:
         web.open_kit(browsers, f"{address}?threads={threads}")
         browsers.evaluate(SUITE)
         until = time.monotonic() + 600

@@ -60,10 +60,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 packages, batch = packages_of(OPTIONS), harness.batch
 
 
-def test_the_conformance_suite_passes_to_the_bit(tmp_path: Path) -> None:
+def test_the_conformance_suite_passes_to_the_bit(suite: Path, tmp_path: Path) -> None:
     """Vectors of the same version of ONNX Runtime, run on the published jar."""
-    suite = tmp_path / "suite"
-    kotlin_kit.python("tests.kits.vectors", "--out", suite)
+    packages, suite = suite, tmp_path / "suite"
+    kotlin_kit.python("tests.kits.vectors", "--packages", packages, "--out", suite)
     index = json.loads((suite / "index.json").read_text())
     assert index["onnxruntime"] == kotlin_kit.runtime_version()
     lines = run("conformance", suite).splitlines()

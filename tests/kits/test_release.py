@@ -70,10 +70,10 @@ window.result = { losses, refused, steps, dims: output.dims };
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What make release builds, but for Python's part, which make distribution tests."""
+    """What make release builds of Kotlin and C++."""
 
     def build_all(folder: Path) -> None:
-        for make in (release.npm, release.maven, release.cmake):
+        for make in (release.maven, release.cmake):
             make(folder / make.__name__)
 
     return made_once(tmp_path_factory, "release", build_all)
@@ -116,7 +116,7 @@ def test_a_cmake_project(dist: Path, project: Path) -> None:
                              check=False)  # fmt: skip
     assert refused.returncode
     assert "ONNXRUNTIME_INCLUDE_DIR" in refused.stderr
-    finish([*words, "-B", str(project / "out"), *cpp_kit.cmake_options()])
+    finish([*words, "-B", str(project / "out"), *cpp_kit.cmake_options("plain")])
     finish(["cmake", "--build", str(project / "out")])
     finish([str(project / "out" / "app")], cwd=project)
     assert steps_trained(project) == 100
@@ -138,27 +138,22 @@ def test_a_conan_project(project: Path) -> None:
     (project / "main.cpp").write_text(guide("cpp.md", "main.cpp"))
     toolchain = next(project.rglob("conan_toolchain.cmake"))
     finish(["cmake", "-S", str(project), "-B", str(project / "out"), "-DCMAKE_BUILD_TYPE=Release",
-            f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", *cpp_kit.cmake_options()])  # fmt: skip
+            f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", *cpp_kit.cmake_options("plain")])  # fmt: skip
     finish(["cmake", "--build", str(project / "out")])
     finish([str(project / "out" / "app")], cwd=project)
     assert steps_trained(project) == 100
 
 
-def npm_project(dist: Path, project: Path, *symlinked: str) -> Path:
-    """Install the tarball, and link what an app has besides it; return node_modules."""
-    (archive,) = (dist / "npm").glob("*.tgz")
-    (project / "package.json").write_text('{"private": true, "type": "module"}')
-    npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", str(archive)]
-    finish(npm, cwd=project, env=release.environment())
-    installed = project / "node_modules"
-    for name in symlinked:
-        (installed / name).symlink_to(release.JS / "node_modules" / name)
-    return installed
+def npm_project(npm: Path, project: Path, *more: str) -> Path:
+    """Copy what npm installed, and link what an app has besides it; return node_modules."""
+    shutil.copytree(npm.parent, project, symlinks=True, dirs_exist_ok=True)
+    for name in more:
+        (project / "node_modules" / name).symlink_to(release.JS / "node_modules" / name)
+    return project / "node_modules"
 
 
-def test_an_npm_project(dist: Path, project: Path) -> None:
-    needed = ("onnxruntime-node", "onnxruntime-web", "onnxruntime-common", "typescript", "@types")
-    installed = npm_project(dist, project, *needed)
+def test_an_npm_project(npm: Path, project: Path) -> None:
+    installed = npm_project(npm, project, "onnxruntime-web", "typescript", "@types")
     assert {"LICENSE", "README.md", "package.json", "dist"} == {
         path.name for path in (installed / "odtpack").iterdir()
     }
@@ -179,8 +174,8 @@ def test_an_npm_project(dist: Path, project: Path) -> None:
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_an_npm_project_that_vite_bundles_for_chromium(dist: Path, project: Path) -> None:
-    installed = npm_project(dist, project, "onnxruntime-web", "onnxruntime-common", "vite")
+def test_an_npm_project_that_vite_bundles_for_chromium(npm: Path, project: Path) -> None:
+    installed = npm_project(npm, project, "onnxruntime-web", "vite")
     (project / "assets").rename(project / "public")
     code = guide("javascript.md", "main.js").replace("'assets/", "'public/")
     (project / "main.js").write_text(code + AFTER_THE_GUIDE)
@@ -230,15 +225,18 @@ def libraries(dist: Path, folder: Path, *wanted: str) -> list[Path]:
     return sorted((folder / "lib").iterdir())
 
 
-def kit_and_runtime(dist: Path, folder: Path) -> list[Path]:
+@pytest.fixture(scope="module")
+def jars(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The kit and ONNX Runtime, with what they need."""
     runtime = f"com.microsoft.onnxruntime:onnxruntime:{kotlin_kit.runtime_version()}"
+    folder = tmp_path_factory.mktemp("maven") / "app"
     found = libraries(dist, folder, f"org.odtpack:odtpack:{release.version()}", runtime)
     assert any(path.name.startswith("kotlin-stdlib-") for path in found)
     return found
 
 
-def test_a_maven_project_in_java_and_kotlin(dist: Path, project: Path) -> None:
-    path = os.pathsep.join(map(str, kit_and_runtime(dist, project / "maven")))
+def test_a_maven_project_in_java_and_kotlin(jars: list[Path], project: Path) -> None:
+    path = os.pathsep.join(map(str, jars))
     (project / "Train.java").write_text(guide("java.md", "Train.java"))
     finish(["javac", "-Xlint:all", "-Werror", "-cp", path, "-d", "java", "Train.java"], cwd=project)
     for trained in (20, 40):  # the second time it goes on
@@ -252,7 +250,7 @@ def test_a_maven_project_in_java_and_kotlin(dist: Path, project: Path) -> None:
     assert steps_trained(project) == 60
 
 
-def test_the_android_library(dist: Path, project: Path) -> None:
+def test_the_android_library(dist: Path, jars: list[Path], project: Path) -> None:
     """Its layout, and an app that ProGuard shrank with its rules."""
     folder = dist / "maven" / "org" / "odtpack" / "odtpack-android" / release.version()
     name = f"odtpack-android-{release.version()}"
@@ -263,13 +261,12 @@ def test_the_android_library(dist: Path, project: Path) -> None:
     assert 'android:minSdkVersion="24"' in (project / "aar" / "AndroidManifest.xml").read_text()
     assert "<packaging>aar</packaging>" in (folder / f"{name}.pom").read_text()
 
-    found = kit_and_runtime(dist, project / "maven")
-    path = os.pathsep.join(map(str, found))
+    path = os.pathsep.join(map(str, jars))
     (project / "Train.java").write_text(guide("java.md", "Train.java"))
     finish(["javac", "-cp", path, "-d", "java", "Train.java"], cwd=project)
     shrinker = libraries(dist, project / "shrinker", "com.guardsquare:proguard-base:7.6.1")
     rules = [
-        "-injars java", *(f"-injars {jar}(!META-INF/**)" for jar in found),
+        "-injars java", *(f"-injars {jar}(!META-INF/**)" for jar in jars),
         "-outjars small.jar",
         "-libraryjars <java.home>/jmods/java.base.jmod(!**.jar;!module-info.class)",
         "-keep class Train { public static void main(java.lang.String[]); }", "-dontwarn **",

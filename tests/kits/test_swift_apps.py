@@ -100,11 +100,11 @@ def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path
     sample = ROOT / "examples" / "ios"
     in_toolchain("swiftc", "-parse", *sorted(sample.glob("*.swift")))  # the rest needs Apple's
     include = swift_kit.IMPORTS
-    swift_kit.as_module(tmp_path)
+    module = swift_kit.as_module()
     (tmp_path / "main.swift").write_text(TRAIN)
     in_toolchain(
-        "swiftc", *include, "-I", tmp_path, sample / "Trainer.swift", tmp_path / "main.swift",
-        "-L", tmp_path, "-lOdtpack", swift_kit.core(), *swift_kit.LINKS, "-o", tmp_path / "train",
+        "swiftc", *include, "-I", module, sample / "Trainer.swift", tmp_path / "main.swift",
+        "-L", module, "-lOdtpack", swift_kit.core(), *swift_kit.LINKS, "-o", tmp_path / "train",
     )  # fmt: skip
     rng = np.random.default_rng(1)
 

@@ -38,15 +38,22 @@ KITS: dict[str, tuple[Callable[[], str | None], Callable[[dict[str, Any], Path],
 }
 
 
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packages") / "package"
+    build_package(zoo.mlp((8, 6, 10)), folder, loss="cross_entropy")
+    return folder
+
+
 @pytest.mark.parametrize("name", KITS)
 @pytest.mark.parametrize("chosen", [None, "0"])
 def test_off_unless_the_app_says_otherwise(
-    name: str, chosen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, chosen: str | None, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unavailable, train = KITS[name]
     if reason := unavailable():
         pytest.skip(reason)
-    build_package(zoo.mlp((8, 6, 10)), tmp_path / "package", loss="cross_entropy")
+    (tmp_path / "package").symlink_to(package)
     rng = np.random.default_rng(0)
     batch = {"input": rng.standard_normal((4, 8), np.float32), "labels": np.arange(4)}
     data = javascript.save_batch(tmp_path, **batch)

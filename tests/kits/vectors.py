@@ -162,10 +162,19 @@ def build(case: Case, folder: Path) -> Package:
     return Package.open(folder)
 
 
-def write_train(name: str, case: Case, out: Path) -> Iterator[dict[str, Any]]:
+def _once(case: Case, folder: Path, suite: Path | None) -> Package:
+    """The package of a case: that of another suite, unless it depends on ONNX Runtime's version."""
+    if suite is None or "ort_format" in case.build:
+        return build(case, folder)
+    return Package.open(shutil.copytree(suite / folder.parent.name / folder.name, folder))
+
+
+def write_train(
+    name: str, case: Case, out: Path, packages: Path | None = None
+) -> Iterator[dict[str, Any]]:
     """Write a run, and the same run cut in two."""
     folder = open_folder(out, name)
-    run = Run(case, build(case, folder.path / "package"))
+    run = Run(case, _once(case, folder.path / "package", packages))
     batches = list(_batches(case, case.steps + 1))
     folder.content = _head("not_finite" if case.spoilt else "train", case, "package/checkpoint")
     steps = []
@@ -179,10 +188,12 @@ def write_train(name: str, case: Case, out: Path) -> Iterator[dict[str, Any]]:
     yield folder.close()
 
 
-def write_resume(name: str, case: Case, out: Path) -> Iterator[dict[str, Any]]:
+def write_resume(
+    name: str, case: Case, out: Path, packages: Path | None = None
+) -> Iterator[dict[str, Any]]:
     """Write a run that begins with a checkpoint in the middle of another."""
     folder = open_folder(out, f"resume_{name}")
-    package = build(case, folder.path / "package")
+    package = _once(case, folder.path / "package", packages)
     first, batches = Run(case, package), list(_batches(case, case.steps + 1))
     for batch in batches[:3]:
         first.step(Folder(folder.path, {}), batch, update=True)
@@ -286,24 +297,27 @@ def open_folder(out: Path, name: str) -> Folder:
     return Folder(path, {})
 
 
-def write_suite(out: Path, names: Sequence[str] | None = None) -> None:
+def write_suite(
+    out: Path, names: Sequence[str] | None = None, packages: Path | None = None
+) -> None:
     """Write the suite into a folder, in place of one that is there.
 
     Args:
         out: The folder.
         names: Runs to write; all of them, and everything else, if None.
+        packages: A suite whose packages are trained, where they would be the same.
     """
     stage = out.with_name(f".{out.name}.new")
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir(parents=True)
     entries: list[Mapping[str, Any]] = []
     for name in names if names is not None else CASES:
-        entries += write_train(name, CASES[name], stage)
+        entries += write_train(name, CASES[name], stage, packages)
     if names is None:
         for name in ("adam", "groups", "adafactor", "schedule_cosine", "step_groups"):
-            entries += write_resume(name, CASES[name], stage)
+            entries += write_resume(name, CASES[name], stage, packages)
         for name, case in NOT_FINITE.items():
-            entries += write_train(name, case, stage)
+            entries += write_train(name, case, stage, packages)
         entries += write_nominal(stage)
         entries += write_self_checks(stage)
         entries += write_recoveries(stage)
@@ -348,8 +362,10 @@ def main() -> None:
     """Write the suite where the command line says."""
     parser = argparse.ArgumentParser(prog="python -m tests.kits.vectors")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--packages", type=Path, help="a suite whose packages are trained")
+    arguments = parser.parse_args()
     with kept():
-        write_suite(parser.parse_args().out)
+        write_suite(arguments.out, packages=arguments.packages)
 
 
 if __name__ == "__main__":

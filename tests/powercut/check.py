@@ -58,7 +58,7 @@ KIT_SAVES: dict[str, tuple[int, str]] = {
 SWAPS = ("Kotlin",)
 """Kits whose program knows ``swap``: the elements are in a data file at every second save."""
 EXPORTS: dict[str, Callable[[Path], Sequence[str]]] = {
-    "C++": lambda folder: [str(cpp_kit.built("saves")), "export", str(folder)],
+    "C++": lambda folder: cpp_kit.command("saves", "export", folder),
     "Swift": lambda folder: swift_kit.command(swift_kit.built(), "export", folder),
     "C#": lambda folder: csharp_kit.command(csharp_kit.built(), "export", folder),
     "Kotlin": lambda folder: kotlin_kit.command(

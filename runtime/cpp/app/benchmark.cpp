@@ -25,4 +25,5 @@ int main(int count, char** arguments) {
     std::cerr << "error: " << error.what() << "\n  code: " << error.Code() << "\n";
     return 2;
   }
+  return 0;
 }

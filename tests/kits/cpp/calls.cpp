@@ -371,6 +371,7 @@ int main(int count, char** words) try {
       {"nan", Nan},     {"gradient", Gradient}, {"fails", Fails},     {"rates", Rates}};
   commands.at(words[1])(Job(words[2]), std::atoi(words[3]));
   std::cout << "done" << std::endl;
+  return 0;
 } catch (const std::exception& error) {
   std::cerr << error.what() << std::endl;
   return 1;

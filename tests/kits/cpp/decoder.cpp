@@ -58,6 +58,7 @@ int main(int count, char** arguments) try {
       std::cout << logit << " ";
     std::cout << "\n";
   }
+  return 0;
 } catch (const odtpack::Error& error) {
   std::cerr << error.what() << "\n  code: " << error.Code() << std::endl;
   return 2;

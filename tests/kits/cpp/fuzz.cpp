@@ -88,5 +88,6 @@ int main(int count, char** arguments) {
     ReadInput({std::istreambuf_iterator<char>(stream), {}});
   }
   std::cout << count - 1 << " inputs" << std::endl;
+  return 0;
 }
 #endif

@@ -36,7 +36,7 @@ void UsePackage(const Ort::Env& env, const std::string& path) {
 
 }  // namespace
 
-int main() {
+int main(int, char**) {
   const Ort::Env env(ORT_LOGGING_LEVEL_FATAL, "hostile");
   for (std::string line; std::getline(std::cin, line);) {
     const size_t space = line.find(' ');
@@ -53,4 +53,5 @@ int main() {
       std::cout << "refused " << error.Code() << std::endl;
     }
   }
+  return 0;
 }

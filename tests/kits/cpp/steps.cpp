@@ -31,6 +31,7 @@ int main(int count, char** arguments) try {
   odtpack::CheckpointState::SaveCheckpoint(
       training.state, (folder / json.Get<std::string>("save")).string(), true);
   if (json["export"]) session.ExportModelForInferencing(json.Get<std::string>("export"), {});
+  return 0;
 } catch (const std::exception& error) {
   std::cerr << error.what() << std::endl;
   return 2;

@@ -28,4 +28,5 @@ int main(int count, char** words) {
     std::cout << error.Code() << "\n" << error.what();
     return 2;
   }
+  return 0;
 }

@@ -1,4 +1,5 @@
-// usage: node suite.mjs KIT FOLDER exact|near: the results of the suite in a folder as JSON.
+// usage: node suite.mjs KIT FOLDER exact|near: the results of the suite in a folder as JSON. The kit
+// is installed beside ONNX Runtime.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
@@ -7,7 +8,7 @@ import { runSuite } from './conformance.mjs';
 const [root, folder, mode] = process.argv.slice(2);
 const kit = await import(pathToFileURL(join(root, 'dist/index.js')));
 const { default: ort } = await import(
-  pathToFileURL(join(root, 'node_modules/onnxruntime-node/dist/index.js'))
+  pathToFileURL(join(root, '../onnxruntime-node/dist/index.js'))
 );
 const at = (path) => join(folder, path);
 const read = (path) => new Uint8Array(readFileSync(at(path)));
