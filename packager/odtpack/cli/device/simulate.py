@@ -59,6 +59,13 @@ class LoopName(enum.StrEnum):
     train = "train"
 
 
+class NativeName(enum.StrEnum):
+    """Whether the app registers native kernels."""
+
+    yes = "yes"
+    no = "no"
+
+
 class OptionsName(enum.StrEnum):
     """Whose session options an app uses."""
 
@@ -138,6 +145,14 @@ def simulate(
             "How the app makes its steps: with the step model where package and kit have one, or "
             "with the training model, and the optimizer model after it.  [default: the budgets', "
             "or step]"
+        ),
+    ] = None,
+    native: Annotated[
+        NativeName | None,
+        option(
+            "Whether the app registers native kernels, where the package has nodes for them. This "
+            "machine needs the library to simulate it (ODTPACK_NATIVE).  [default: yes for the "
+            "kit cpp, no for others]"
         ),
     ] = None,
     session_options: Annotated[
@@ -225,6 +240,7 @@ def simulate(
         entitled=entitled,
         kit=None if kit is None else cast("Kit", kit.value),
         loop=loop.value if loop else "step" if budgets is None else budgets.defaults.loop,
+        native=None if native is None else native is NativeName.yes,
         session_options=session_options.value,
         sessions_per_day=sessions_per_day,
         save_every=save_every,
