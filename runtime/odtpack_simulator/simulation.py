@@ -199,9 +199,9 @@ def simulate(
                 policy,
                 kit,
                 use,
-                use.native if has_native_nodes(manifest) else None,
                 footprint(profile),
                 plans[use].peak.nbytes,
+                use.native if has_native_nodes(manifest) else None,
             )
             for profile, kit, use in zip(profiles, kits, own, strict=True)
         ]
@@ -458,9 +458,9 @@ class _AppOnDevice:
     policy: Policy  # How the app trains
     kit: Kit  # What it trains with
     sessions: SessionUse  # How the kit's sessions allocate memory, and of which models they are
-    native: bool | None  # Whether sessions have native kernels; None for a package without such
     footprint: AppFootprint  # What the app holds besides the training
     peak_bytes: int  # Planned peak of the training
+    native: bool | None = None  # Whether native kernels run; None where the package has none
 
     @property
     def limit(self) -> int | None:
