@@ -2,6 +2,7 @@
 
     make bench
     python -m benchmarks.compare_peer --quick
+    make native && python -m benchmarks.compare_peer --loop step --loop native
     python -m benchmarks.compare_peer --workload cnn --optimizer sgd --threads 1 --json bench.json
 
 Both train the same model on the same batch, each measurement in a fresh process, ours and the
@@ -20,6 +21,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import os
 import platform
 import statistics
 import sys
@@ -42,7 +44,11 @@ from benchmarks.workloads import (
     WORKLOADS,
     Workload,
 )
+from odtpack.build import build_package
+from odtpack_runtime.session.native import VARIABLE
+from odtpack_simulator.measure.host import processor_name
 from tests import packaging_tools
+from tests.native_library import library
 from tests.peer import client
 
 _MEBIBYTE = 2**20
@@ -169,6 +175,11 @@ def measure(
     for optimizer in optimizers:
         ours, theirs = folder / f"ours-{optimizer}", folder / f"peer-{optimizer}"
         packaging_tools.generate(proto, ours, packaging_tools.OPTIMIZERS[optimizer])
+        if "native" in plan.loops:
+            build_package(
+                model, folder / f"native-{optimizer}", loss="cross_entropy", optimizer=optimizer,
+                native=True, train=tuple(packaging_tools.trainable_names(proto)),
+            )  # fmt: skip
         if workload.rival == PEER:
             client.generate(
                 model=model,
@@ -187,8 +198,10 @@ def measure(
                 floors.append(3 * statistics.median(answer["forward_ms"]))
                 for loop, mine in ours_by.items():
                     answer = processes.measure(
-                        "train", malloc=malloc, folder=ours, step_model=loop == "step", **count
-                    )
+                        "train", malloc=malloc,
+                        folder=folder / f"native-{optimizer}" if loop == "native" else ours,
+                        step_model=loop != "train", **count,
+                    )  # fmt: skip
                     mine.append(Sample.of(answer))
                 if workload.rival == PEER:
                     environment = processes.MALLOC[malloc]
@@ -281,9 +294,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--loop",
         action="append",
-        choices=("step", "train"),
-        help="repeatable; step_on with the step model (step), or module, optimizer.step and "
-        "lazy_reset_grad as the rival's (train)",
+        choices=("step", "train", "native"),
+        help="repeatable; step_on with the step model (step), module, optimizer.step and "
+        "lazy_reset_grad as the rival's (train), or step_on of a package that was built with "
+        "--native and the library of `make native` (native)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes for each (3)")
     parser.add_argument("--steps", type=int, default=30, help="timed steps per process (30)")
@@ -307,6 +321,8 @@ def main() -> int:
         return 2
     mallocs, threads = tuple(given.malloc or ("default",)), tuple(given.threads or (1, 2))
     loops = tuple(given.loop or ("step",))
+    if "native" in loops:
+        os.environ[VARIABLE] = str(library())
     plan = Plan(given.rounds, given.steps, given.warm_up, mallocs, threads, loops)
     optimizers = tuple(given.optimizer or OPTIMIZERS)
     if given.quick:
@@ -317,6 +333,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             rows += measure(WORKLOADS[name], optimizers, plan, Path(scratch))
     console = Console() if sys.stdout.isatty() else Console(width=150)
+    console.print(f"{processor_name()}, load {os.getloadavg()[0]:.0f}")
     console.print(table(rows, plan))
     if "step" in plan.loops and any(
         row.optimizer == "adamw" and row.malloc == "default" for row in rows

@@ -400,16 +400,16 @@ def measure_host(
 
 def measure_sessions(
     job: Job, package: Package, uses: Iterable[SessionUse], on_message: OnMessage | None
-) -> dict[bool, HostTiming]:
-    """Time the steps of a job with a step model and without, as far as ``uses`` have either."""
-    found: dict[bool, HostTiming] = {}
-    for step_model, use in {use.step_model: use for use in uses}.items():
+) -> dict[tuple[bool, bool], HostTiming]:
+    """Time the steps of a job in each way that ``uses`` have, by :attr:`SessionUse.work`."""
+    found: dict[tuple[bool, bool], HostTiming] = {}
+    for work, use in {use.work: use for use in uses}.items():
         timed = dataclasses.replace(with_sessions(job, package, use), task="time")
         for known in found.values():  # the machine is the same one
             timed = dataclasses.replace(timed, calibration=dataclasses.asdict(known.calibration))
         host = measure_host(timed, on_message=on_message)
         target = read_metadata(package.training_model).get("odtpack.target")
-        found[step_model] = dataclasses.replace(host, gpu=target is not None)
+        found[work] = dataclasses.replace(host, gpu=target is not None)
     return found
 
 

@@ -74,6 +74,8 @@ class Policy(Part):
     session_options: Literal["package", "default"] = "package"
     """Options of the app's sessions: the manifest's, which every kit uses, or `default`, those of
     ONNX Runtime, as an app has them that does not use the manifest's."""
+    native: bool | None = None
+    """Whether the app registers native kernels; null for what is usual with the kit."""
     sessions_per_day: float = Field(default=1.0, gt=0, le=1440)
     """Sessions (foreground) or windows (background) per day."""
     save_every: int | None = Field(default=None, ge=1, le=2**31)
@@ -334,6 +336,7 @@ class DeviceMemory(Part):
     ``runtime_bytes`` what ONNX Runtime's library and the kit's process do; both are null in
     results of earlier versions, which count neither. ``kit`` is what the app trains with,
     ``sharing`` whether its sessions share an arena, and ``loop`` how it makes its steps.
+    ``native`` is whether its sessions run native kernels; null where a package has no such nodes.
 
     ``outcome``: the planned peak, with its margin, ``fits`` the limit; it is ``close``, within the
     limit but not with the margin; or it is ``over``. ``killed``: it fits, and a replay under the
@@ -367,6 +370,7 @@ class DeviceMemory(Part):
     kit: Kit | None = None
     sharing: Sharing | None = None
     loop: Loop | None = None
+    native: bool | None = None
     detail: Text = ""
 
     @property

@@ -37,7 +37,7 @@ from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.judge import judge as judge_without_budgets
 from odtpack_simulator.latency import HostTiming, carry, measure_sessions
 from odtpack_simulator.measure.host import processor_name
-from odtpack_simulator.memory.arena import SessionUse, session_use
+from odtpack_simulator.memory.arena import SessionUse, has_native_nodes, session_use
 from odtpack_simulator.memory.execution_order import trained_layers
 from odtpack_simulator.memory.memory_phases import MemoryPlan
 from odtpack_simulator.memory.memory_plan import plan_memory
@@ -194,13 +194,21 @@ def simulate(
         uses = dict.fromkeys(own) or [session_use(manifest)]
         plans = {use: plan_memory(opened, shapes, threads=threads, **use._asdict()) for use in uses}
         apps = [
-            _AppOnDevice(profile, policy, kit, use, footprint(profile), plans[use].peak.nbytes)
+            _AppOnDevice(
+                profile,
+                policy,
+                kit,
+                use,
+                footprint(profile),
+                plans[use].peak.nbytes,
+                use.native if has_native_nodes(manifest) else None,
+            )
             for profile, kit, use in zip(profiles, kits, own, strict=True)
         ]
         most = max(plans, key=lambda use: plans[use].peak.nbytes)
         reporter.begin("timing")  # alone on the machine: nothing else of this runs beside it
         timings = measure_sessions(job, opened, uses, reporter.message)
-        timing = timings[most.step_model]
+        timing = timings[most.work]
         reporter.begin("measuring", steps=schedule.steps)
         # The end of an interrupted training is compared with the end of this one.
         whole = with_sessions(
@@ -266,7 +274,7 @@ def simulate(
                 measured if app.sessions == most else None,
                 free,
                 settled[app.sessions],
-                timings[app.sessions.step_model],
+                timings[app.sessions.work],
                 by_piece,
                 threads,
             )
@@ -309,12 +317,12 @@ def judge_again(
         return judged
     try:
         package = Package.open(result.package.path)
-    except OdtpackError:
+        if package.manifest_sha256 != result.package.manifest_sha256:
+            return judged
+        most = max(result.devices, key=lambda device: device.memory.predicted_peak_bytes)
+        use = _session_use(package, most.memory.kit or kit_of(most.os), most.os, result.policy)
+    except OdtpackError:  # or there is no library to plan with
         return judged
-    if package.manifest_sha256 != result.package.manifest_sha256:
-        return judged
-    most = max(result.devices, key=lambda device: device.memory.predicted_peak_bytes)
-    use = _session_use(package, most.memory.kit or kit_of(most.os), most.os, result.policy)
     return judge(_with_changes(result, package, use))
 
 
@@ -330,7 +338,8 @@ def _with_default_options(package: Package, folder: Path) -> Package:
 def _session_use(package: Package, kit: Kit, os_class: OsClass, policy: Policy) -> SessionUse:
     """How an app trains on a device."""
     held = held_weights(package, kit, fetched=os_class == "web")
-    return session_use(package.manifest, kit, policy.loop)._replace(weights_bytes=held)
+    use = session_use(package.manifest, kit, policy.loop, policy.native)
+    return use._replace(weights_bytes=held)
 
 
 def _check_arguments(
@@ -451,6 +460,7 @@ class _AppOnDevice:
     sessions: SessionUse  # How the kit's sessions allocate memory, and of which models they are
     footprint: AppFootprint  # What the app holds besides the training
     peak_bytes: int  # Planned peak of the training
+    native: bool | None = None  # Whether native kernels run; None where the package has none
 
     @property
     def limit(self) -> int | None:
@@ -544,6 +554,7 @@ def _memory(
         kit=app.kit,
         loop="step" if app.sessions.step_model else "train",
         sharing=app.sessions.sharing,
+        native=app.native,
         detail=_ending(held) if held is not None and killed else "",
     )
 

@@ -11,6 +11,8 @@ from typing import Final
 
 import onnxruntime
 
+from odtpack_runtime.errors import OdtpackError
+
 DOMAIN: Final = "odtpack.native"
 """Of the functions that the library has kernels for."""
 
@@ -54,6 +56,20 @@ def register_kernels(options: onnxruntime.SessionOptions, model: Path) -> bool:
         return False
     options.add_session_config_entry(ENTRY, "1")
     return True
+
+
+def choose_kernels(options: onnxruntime.SessionOptions, library: str | None) -> None:
+    """Let sessions run the kernels of a library, or none, whatever the environment says."""
+    options.add_session_config_entry(ENTRY, "0" if library is None else "1")
+    try:
+        if library is not None:
+            options.register_custom_ops_library(library)
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise OdtpackError(
+            "no-native-kernels",
+            f"The library of native kernels cannot be registered: {str(error).splitlines()[0]}",
+            where=library,
+        ) from error
 
 
 def _may_use(model: Path) -> bool:

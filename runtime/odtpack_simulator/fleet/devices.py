@@ -247,19 +247,18 @@ def measure_devices(
         job = make_job(package, files, plan, rate, threads, Path(folder))
         timings = measure_sessions(job, package, uses.values(), on_message)
     found = {
-        step_model: _disturbed(host.host_latency(), host.steady.note)
-        for step_model, host in timings.items()
+        work: _disturbed(host.host_latency(), host.steady.note) for work, host in timings.items()
     }
     return [
         carried_device(
             profile,
-            carry(timings[uses[profile.os].step_model].quiet(), profile, threads),
+            carry(timings[uses[profile.os].work].quiet(), profile, threads),
             peaks[uses[profile.os]],
             default_footprint(profile).nbytes
             + runtime_bytes(kit_of(profile.os), profile.os, peaks[uses[profile.os]]),
             device.share,
             fleet.population,
-            found[uses[profile.os].step_model],
+            found[uses[profile.os].work],
         )
         for profile, device in zip(profiles, fleet.population.devices, strict=True)
     ]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,6 +17,8 @@ import onnxruntime
 
 from odtpack_runtime.checkpoint.parameters import Array, address, allocate
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.session.native import DOMAIN
+from odtpack_simulator.memory.execution_order import graphs
 from odtpack_simulator.memory.operator_work import Tensor, Work, operator_work
 
 CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan"})
@@ -40,8 +44,26 @@ class NodeRun:
     work: Work  # From the shapes of this run
 
 
-def model_runs(file: Path) -> list[list[NodeRun]]:
+def kernel_names(model: str | os.PathLike[str]) -> dict[str, str]:
+    """What to call the native kernels of a model, by their operators."""
+    import onnx
+
+    graph = onnx.load(os.fspath(model), load_external_data=False).graph
+    return {
+        node.op_type: f"native {attribute.s.decode()}"
+        for each in graphs(graph)
+        for node in each.node
+        if node.domain == DOMAIN
+        for attribute in node.attribute
+        if attribute.name == "kernel"
+    }
+
+
+def model_runs(
+    file: Path, kernels: Mapping[str, str] = MappingProxyType({})
+) -> list[list[NodeRun]]:
     """The nodes of every run of the model, in order, without those that only run others."""
+    # `kernels`: What to call operators, if not as they are.
     try:
         events = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -56,7 +78,7 @@ def model_runs(file: Path) -> list[list[NodeRun]]:
         kind, name = event.get("cat"), event.get("name", "")
         if kind == "Node" and name.endswith("_kernel_time"):
             if event["args"]["op_name"] not in CONTROL_FLOW:
-                nodes.append(_run(event))
+                nodes.append(_run(event, kernels))
         elif kind == "Session" and name == "model_run":  # written when the run has ended
             runs.append(nodes)
             nodes = []
@@ -95,9 +117,9 @@ def _names(step: Sequence[NodeRun]) -> list[tuple[str, str, Work]]:
     return [(node.node, node.op_type, node.work) for node in step]
 
 
-def _run(event: Mapping[str, Any]) -> NodeRun:
+def _run(event: Mapping[str, Any], kernels: Mapping[str, str]) -> NodeRun:
     details = event["args"]
-    op_type = details["op_name"]
+    op_type = kernels.get(details["op_name"], details["op_name"])
     work = operator_work(
         op_type,
         _tensors(details.get("input_type_shape", ())),

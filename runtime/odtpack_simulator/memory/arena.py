@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple
 
+from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.records import SessionInfo
-from odtpack_simulator.device.kits import KITS, STEP_MODEL_KITS, Kit, Loop, Sharing
+from odtpack_runtime.session.native import DOMAIN, VARIABLE, native_library
+from odtpack_simulator.device.kits import KITS, NATIVE_KITS, STEP_MODEL_KITS, Kit, Loop, Sharing
 from odtpack_simulator.memory.kernel_memory import (
     ALIASES,
     BEFORE_OUTPUT,
@@ -318,11 +320,11 @@ class _Planner:
             self._buffers[root].tensors[name] = index
 
     def _shared_input(self, node: Node, position: int, name: str) -> str | None:
-        if position != 0 or not node.inputs:
+        if not node.inputs:
             return None
-        if node.op_type in ALIASES and node.domain in ("", "ai.onnx"):
+        if position == 0 and node.op_type in ALIASES and node.domain in ("", "ai.onnx"):
             return node.inputs[0] or None
-        index = in_place_input(node.op_type, node.domain)
+        index = in_place_input(node.op_type, node.domain, position)
         if index is None or index >= len(node.inputs) or not node.inputs[index]:
             return None
         source = node.inputs[index]
@@ -626,14 +628,44 @@ class SessionUse(NamedTuple):
 
     # `step_model`: the package's step model makes the steps, and no gradients are kept.
     # `weights_bytes`: Frozen weights that the kit holds in memory, as it cannot map their file.
+    # `native`: The sessions run native kernels, of the library that the environment names.
 
     sharing: Sharing
     step_model: bool
     weights_bytes: int = 0
+    native: bool = False
+
+    @property
+    def work(self) -> tuple[bool, bool]:
+        """What decides how long its steps take."""
+        return self.step_model, self.native
 
 
-def session_use(manifest: Manifest, kit: Kit = "python", loop: Loop = "step") -> SessionUse:
+def has_native_nodes(manifest: Manifest) -> bool:
+    """Whether a package has nodes that native kernels can run."""
+    return any(DOMAIN in domains for domains in manifest.operators.by_model().values())
+
+
+def session_use(
+    manifest: Manifest, kit: Kit = "python", loop: Loop = "step", native: bool | None = None
+) -> SessionUse:
     """What a kit does with a package; it steps with the step model where both have one."""
+    # `native`: Whether the app registers native kernels; None for what is usual with the kit.
+    if native and kit == "js":
+        raise OdtpackError(
+            "no-native-kernels",
+            "JavaScript has no way to register native kernels.",
+            hint="--native no, or another kit",
+        )
+    wanted = kit in NATIVE_KITS if native is None else native
+    native = wanted and has_native_nodes(manifest)
+    if native and native_library() is None:
+        raise OdtpackError(
+            "no-native-kernels",
+            f"An app of the {kit} kit registers native kernels, and there are none here to plan "
+            "and to measure its training with.",
+            hint=f"{VARIABLE}=FILE names the library; --native no is for an app without it",
+        )
     has = (
         loop == "step"
         and manifest.files.step_model is not None
@@ -642,7 +674,7 @@ def session_use(manifest: Manifest, kit: Kit = "python", loop: Loop = "step") ->
     sharing = sharing_of(manifest.session, kit)
     if sharing == "own" and manifest.segments is not None and not KITS[kit]:
         sharing = "none"  # an arena for each of so many sessions would hold their peaks at once
-    return SessionUse(sharing, has and kit in STEP_MODEL_KITS)
+    return SessionUse(sharing, has and kit in STEP_MODEL_KITS, native=native)
 
 
 class Arenas:

@@ -16,6 +16,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from odtpack_runtime.session.native import DOMAIN as NATIVE_DOMAIN
+
 Shape = tuple[int, ...]
 
 NCHWC_DOMAIN: Final = "com.microsoft.nchwc"
@@ -46,12 +48,19 @@ BEFORE_OUTPUT: Final = frozenset({"Where"})
 _SUM_INPUT: Final = 3
 """The input of a fused convolution that is added to its result, and may become it."""
 
+_NATIVE_IN_PLACE: Final = 8
+"""So many outputs of a native kernel may take the input of the same number (``library.cpp``)."""
+
 _CONV_BUFFER_PER_THREAD: Final = 64 * 1024
 """Bytes that a convolution unfolds its input into at a time, per thread (MLAS)."""
 
 
-def in_place_input(op_type: str, domain: str) -> int | None:
-    """Index of the input whose buffer output 0 may take; None if there is none."""
+def in_place_input(op_type: str, domain: str, output: int = 0) -> int | None:
+    """Index of the input whose buffer an output may take; None if there is none."""
+    if domain == NATIVE_DOMAIN:
+        return output if output < _NATIVE_IN_PLACE else None
+    if output:
+        return None
     if domain in ("", "ai.onnx") and op_type in IN_PLACE:
         return 0
     fused = (domain, op_type) in {(NCHWC_DOMAIN, "Conv"), ("com.microsoft", "FusedConv")}

@@ -48,6 +48,7 @@ def plan_memory(
     sharing: Sharing | None = None,
     step_model: bool = False,
     weights_bytes: int = 0,
+    native: bool = False,
     load: LoadGraph = load_runtime_graph,
 ) -> MemoryPlan:
     """Plan the memory of training a package. Nothing is run.
@@ -63,6 +64,7 @@ def plan_memory(
             :func:`~odtpack_simulator.memory.arena.session_use`.
         weights_bytes: Frozen weights of segments that the kit holds in memory:
             :func:`~odtpack_simulator.memory.planning.held_weights`.
+        native: Plan sessions with native kernels, of the library that the environment names.
         load: Reads the models, so that who plans many times may read each once.
 
     Raises:
@@ -70,7 +72,7 @@ def plan_memory(
     """
     plans = plan_arenas(
         package, shapes, threads=threads, sharing=sharing, step_model=step_model,
-        weights_bytes=weights_bytes, load=load,
+        weights_bytes=weights_bytes, native=native, load=load,
     )  # fmt: skip
     return plans.plan(package.manifest.session)
 
@@ -213,6 +215,7 @@ def plan_arenas(
     sharing: Sharing | None = None,
     step_model: bool = False,
     weights_bytes: int = 0,
+    native: bool = False,
     load: LoadGraph = load_runtime_graph,
 ) -> ArenaPlans:
     """Plan all but the arena. Arguments and errors as of :func:`plan_memory`."""
@@ -224,8 +227,9 @@ def plan_arenas(
     contract = planning.optimizer_contract(package)
 
     def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> planning.Session:
-        graph = load(path, sizes, threads=threads, level=level)
+        graph = load(path, sizes, threads=threads, level=level, native=native)
         nbytes = session_memory.session_bytes(path, graph, is_segment=manifest.segments is not None)
+        nbytes += native * session_memory.BYTES_OF_KERNELS
         return planning.Session(name, graph, nbytes, arena=sharing != "none")
 
     optimizer = opened("optimizer", package.optimizer_model, planning.vectors(contract, layout))

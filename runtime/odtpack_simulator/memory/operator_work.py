@@ -147,6 +147,13 @@ def _attention(inputs: Tensors, outputs: Tensors) -> float:
     return 2.0 * length * (inputs[0].size + outputs[0].size)
 
 
+def _depthwise(inputs: Tensors, outputs: Tensors) -> float:
+    """Each element of the smaller planes meets every tap; the weight is less than either."""
+    shaped = (tensor for tensor in (*inputs, *outputs) if len(tensor.shape) > 2)
+    weight, planes, _ = sorted(shaped, key=lambda tensor: tensor.size)
+    return 2.0 * planes.size * math.prod(weight.shape[1:])
+
+
 _FLOPS: Final[dict[str, Callable[[Tensors, Tensors], float]]] = {
     "Attention": lambda i, o: _packed_attention(i, o) if len(i[1].shape) == 2 else _attention(i, o),
     "Conv": _conv,
@@ -164,6 +171,7 @@ _FLOPS: Final[dict[str, Callable[[Tensors, Tensors], float]]] = {
     "QLinearConv": lambda i, o: _conv(i, o, weights=3),
     "QLinearMatMul": _matmul,
     "RNN": _recurrent,
+    "native depthwise": _depthwise,
     "TransposeMatMul": _fused_matmul,
 }
 

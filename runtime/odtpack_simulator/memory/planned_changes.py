@@ -53,6 +53,7 @@ def plan_changes(
     sharing: Sharing | None = None,
     step_model: bool = False,
     weights_bytes: int = 0,  # Frozen weights of segments that the kit holds in memory
+    native: bool = False,  # Whether sessions have native kernels
 ) -> list[PlannedChange]:
     """The peak of a package with each change that is open to it, and with several at once."""
     # What is frozen already is not among them, nor is a micro-batch where the models fix their
@@ -62,7 +63,12 @@ def plan_changes(
     # Returns: Single changes first, those of a kind from the least to the most; then combinations.
     # The last one is the most that can be done.
     with scratch_folder("changes") as folder:
-        settings = {"threads": threads, "sharing": sharing, "weights_bytes": weights_bytes}
+        settings = {
+            "threads": threads,
+            "sharing": sharing,
+            "weights_bytes": weights_bytes,
+            "native": native,
+        }
         variants = _Variants(package, shapes, Path(folder), step_model, settings)
         sizes: list[int | None] = [*_micro_batches(package.manifest, shapes)]
         # Whether the optimizer keeps something for each parameter.
@@ -93,7 +99,7 @@ class _Variants:
     shapes: Mapping[str, Sequence[int]]
     folder: Path
     step_model: bool
-    settings: Mapping[str, Any]  # Of the plans: threads, sharing, weights_bytes
+    settings: Mapping[str, Any]  # Of the plans: threads, sharing, weights_bytes, native
     graphs: dict[object, RuntimeGraph] = dataclasses.field(default_factory=dict)
     without: dict[frozenset[str], Path] = dataclasses.field(default_factory=dict)
 

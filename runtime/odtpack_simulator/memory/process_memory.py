@@ -27,7 +27,7 @@ import onnxruntime
 
 from odtpack_runtime.package.records import SESSION_CONFIG
 from odtpack_runtime.session.mapped_weights import give_back_freed_memory
-from odtpack_runtime.session.native import ENTRY as NATIVE_KERNELS
+from odtpack_runtime.session.native import choose_kernels
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -57,7 +57,7 @@ def child_environment() -> dict[str, str]:
     }
 
 
-def memory_options(threads: int) -> onnxruntime.SessionOptions:
+def memory_options(threads: int, kernels: str | None = None) -> onnxruntime.SessionOptions:
     """Options under which memory can be measured, predicted and limited."""
     # Arena and memory patterns are off: every tensor is one allocation that goes back to the system
     # when it is freed, so that the resident memory is what is alive, to the page.
@@ -69,7 +69,7 @@ def memory_options(threads: int) -> onnxruntime.SessionOptions:
     options.log_severity_level = 3
     for key, value in SESSION_CONFIG.items():
         options.add_session_config_entry(key, value)
-    options.add_session_config_entry(NATIVE_KERNELS, "0")  # bodies are what is planned
+    choose_kernels(options, kernels)
     return options
 
 

@@ -19,6 +19,7 @@ from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.records import OptimizationLevel
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX
+from odtpack_runtime.session.native import native_library
 from odtpack_runtime.session.options import LEVELS
 from odtpack_runtime.session.session import open_session
 from odtpack_simulator.memory.execution_order import graphs, rename_casts, sort_saved_model
@@ -37,10 +38,15 @@ from odtpack_simulator.memory.process_memory import memory_options
 
 
 def save_optimized(
-    model: str, out: str, threads: int, level: OptimizationLevel, sizes: Mapping[str, int] = {}
+    model: str,
+    out: str,
+    threads: int,
+    level: OptimizationLevel,
+    sizes: Mapping[str, int] = {},
+    kernels: str | None = None,
 ) -> None:
     """Write what a session makes of a model; to be called apart, as it computes constants."""
-    options = memory_options(threads)
+    options = memory_options(threads, kernels)
     options.graph_optimization_level = LEVELS[level]
     options.optimized_model_filepath = out
     for name, size in sizes.items():
@@ -233,12 +239,16 @@ def load_runtime_graph(
     *,
     threads: int = 1,
     level: OptimizationLevel = "all",
+    native: bool = False,
 ) -> RuntimeGraph:
     """Read a model as ONNX Runtime executes it."""
     # The result is shared with other callers, who do not change it.
+    # `native`: Whether it has the native kernels of the library that the environment names.
     sizes = tuple(sorted((name, tuple(shape)) for name, shape in shapes.items()))
-    key = file_sha256(Path(model)), sizes, threads, level
-    graph = _recent.pop(key, None) or _read(Path(model), shapes, threads, level)
+    library = native_library() if native else None
+    kernels = None if library is None else str(library.resolve())
+    key = file_sha256(Path(model)), sizes, threads, level, kernels
+    graph = _recent.pop(key, None) or _read(Path(model), shapes, threads, level, kernels)
     _recent[key] = graph
     if len(_recent) > _RECENT:
         _recent.pop(next(iter(_recent)), None)
@@ -246,7 +256,11 @@ def load_runtime_graph(
 
 
 def _read(
-    model: Path, shapes: Mapping[str, Sequence[int]], threads: int, level: OptimizationLevel
+    model: Path,
+    shapes: Mapping[str, Sequence[int]],
+    threads: int,
+    level: OptimizationLevel,
+    kernels: str | None,
 ) -> RuntimeGraph:
     limits = apart.Limits.of([model])
     with apart.worker(), scratch_folder("plan") as folder:
@@ -256,10 +270,12 @@ def _read(
         onnx.save(_typed(original), str(typed_path))
         apart.call(
             _SAVE, limits, model=str(typed_path), out=str(optimized_path), threads=threads,
-            level=level,
+            level=level, kernels=kernels,
         )  # fmt: skip
         optimized = onnx.load(str(optimized_path))
         sort_saved_model(optimized.graph, original.graph)
+        if kernels is not None:  # shapes are those of the bodies
+            optimized.functions.extend(original.functions)
         del original
         rename_casts(optimized.graph)
         sizes = _name_sizes(optimized.graph, shapes, str(model))

@@ -92,6 +92,8 @@ class Job:
     step_model: str | None = None
     # How sessions allocate memory, as in a kit; the package's choice if None.
     sharing: Sharing | None = None
+    # Path of the library whose native kernels the sessions run; None for none.
+    kernels: str | None = None
     weights_bytes: int = 0  # Memory that is taken for frozen weights, which the kit holds there
     # What this machine reached before with as many threads: the `calibration` of a message `timed`,
     # which another timing takes over. None to measure it.

@@ -26,6 +26,7 @@ from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.session.native import native_library
 from odtpack_runtime.training.optimizer import DEFAULT_LEARNING_RATE
 from odtpack_runtime.training.schedules import LearningRateSchedule, ScheduleSpec
 from odtpack_simulator.memory.arena import SessionUse
@@ -117,8 +118,10 @@ def write_data(arrays: Mapping[str, Array], folder: Path) -> dict[str, str]:
 def with_sessions(job: Job, package: Package, use: SessionUse) -> Job:
     """The job with sessions as a kit has them; the package says what is shared."""
     step = str(package.step_model) if use.step_model else None
+    library = native_library() if use.native else None
+    kernels = None if library is None else str(library.resolve())
     return dataclasses.replace(
-        job, sharing=use.sharing, step_model=step, weights_bytes=use.weights_bytes
+        job, sharing=use.sharing, step_model=step, weights_bytes=use.weights_bytes, kernels=kernels
     )
 
 

@@ -575,6 +575,7 @@ def mapped_words(result: SimulationResult) -> str:
 
 
 _LOOPS: Final = {"step": "steps with the step model", "train": "steps with the training model"}
+_NATIVE: Final = {None: "", True: ", native kernels", False: ", without native kernels"}
 
 
 def kit_words(memory: DeviceMemory, result: SimulationResult) -> str:
@@ -585,4 +586,5 @@ def kit_words(memory: DeviceMemory, result: SimulationResult) -> str:
     threads = result.host.threads
     count = f"{threads} thread" + ("" if threads == 1 else "s")
     options = ", ONNX Runtime's default options" * (result.policy.session_options == "default")
-    return f"{memory.kit} kit, {count}, {_SHARING[memory.sharing]}{loop}{options}"
+    how = f"{_SHARING[memory.sharing]}{loop}{_NATIVE[memory.native]}{options}"
+    return f"{memory.kit} kit, {count}, {how}"

@@ -22,13 +22,14 @@ from typing import Any, Final
 import onnxruntime
 
 from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.session.native import choose_kernels
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.session.session import open_session
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_simulator.measure import host
 from odtpack_simulator.measure.calibration import Calibration, calibrate, rates
-from odtpack_simulator.measure.operators import NodeRun, model_runs, typical_step
+from odtpack_simulator.measure.operators import NodeRun, kernel_names, model_runs, typical_step
 from odtpack_simulator.replay.child.training_run import Batches, Send, Trainer
 from odtpack_simulator.replay.job import Indices, Job
 
@@ -105,6 +106,7 @@ def _options(job: Job) -> onnxruntime.SessionOptions:
     options = default_session_options(job.training_model, job.threads)
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    choose_kernels(options, job.kernels)
     return options
 
 
@@ -172,10 +174,12 @@ def profiled_step(
     del trainer
     gc.collect()  # a session writes its profile when it goes
     nodes: list[NodeRun] = []
-    for prefix in ("training", "optimizer"):
+    steps = job.step_model or job.training_model
+    for prefix, model in (("training", steps), ("optimizer", job.optimizer_model)):
+        kernels = {} if job.kernels is None else kernel_names(model)
         for file in sorted(Path(job.folder).glob(f"{prefix}*.json")):  # one for each session
             if prefix == "training" or job.step_model is None:
-                nodes += typical_step(model_runs(file), made)
+                nodes += typical_step(model_runs(file, kernels), made)
             file.unlink()
     return made - 1, nodes
 

@@ -29,6 +29,7 @@ from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.session.mapped_weights import MappedWeights
+from odtpack_runtime.session.native import choose_kernels
 from odtpack_runtime.session.options import release_arena, session_info, session_options
 from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.lr_scheduler import LRScheduler
@@ -189,6 +190,7 @@ class _Training:
             self._weights = np.ones(job.weights_bytes, np.uint8)  # written: its pages are there
         options = session_options(session, job.threads)
         options.log_severity_level = 3
+        choose_kernels(options, job.kernels)
         module = Module(
             job.training_model,
             state,

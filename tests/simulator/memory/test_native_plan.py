@@ -1,0 +1,172 @@
+"""Plans, replays and times of a package with native kernels are those of the nodes that run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from odtpack.build import build_package
+from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.package import Package
+from odtpack_runtime.session.native import DOMAIN, VARIABLE, choose_kernels
+from odtpack_runtime.session.options import LEVELS
+from odtpack_simulator.device.profile import load_profile
+from odtpack_simulator.memory.arena import allocate, session_use
+from odtpack_simulator.memory.memory_plan import plan_memory
+from odtpack_simulator.memory.process_memory import memory_options
+from odtpack_simulator.memory.runtime_graph import load_runtime_graph
+from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.replay import hold, with_sessions
+from odtpack_simulator.reports.simulation import kit_words
+from odtpack_simulator.result import Policy
+from odtpack_simulator.simulation import simulate
+from tests import native_library, zoo
+from tests.packaging_tools import batch
+
+NETWORKS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
+    "mlp": (zoo.mlp, 64),
+    "cnn": (lambda: zoo.cnn(hidden=128), 32),
+    "mobilenet": (zoo.mobilenet_v2, 8),
+    "transformer": (zoo.transformer_encoder, 8),
+}
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library of native kernels, which the environment names."""
+    path = native_library.library()
+    monkeypatch.setenv(VARIABLE, str(path))
+    return path
+
+
+def packed(name: str, folder: Path) -> tuple[Package, Job, dict[str, tuple[int, ...]]]:
+    """A package with native nodes, and a training of it on random data."""
+    factory, size = NETWORKS[name]
+    model = factory()
+    build_package(model, folder / "p", loss="cross_entropy", optimizer="adamw", native=True)
+    package = Package.open(folder / "p")
+    inputs, labels = batch(model, 8 * size)
+    arrays = dict(
+        zip((each.name for each in package.manifest.inputs), (inputs, labels), strict=True)
+    )
+    for each, array in arrays.items():
+        np.save(folder / f"{each}.npy", array)
+    job = Job(
+        "train", str(package.training_model), str(package.eval_model),
+        str(package.optimizer_model), str(package.checkpoint), str(folder),
+        {each: str(folder / f"{each}.npy") for each in arrays}, len(inputs), size,
+        epochs=2, seed=0, full_batches=True, learning_rate=1e-3, threads=1,
+    )  # fmt: skip
+    return package, job, {each: (size, *array.shape[1:]) for each, array in arrays.items()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_plan_is_what_a_process_takes(name: str, tmp_path: Path) -> None:
+    package, job, shapes = packed(name, tmp_path)
+    use = session_use(package.manifest, "cpp")._replace(sharing="none")
+    assert use.native
+    plan = plan_memory(package, shapes, threads=1, **use._asdict())
+    measured = hold(with_sessions(job, package, use))
+    assert measured.outcome == "completed"
+    assert plan.peak.nbytes == pytest.approx(measured.peak_bytes, rel=0.03)
+    # It is another plan than that of the bodies.
+    bodies = plan_memory(package, shapes, threads=1, **use._replace(native=False)._asdict())
+    assert plan.peak.nbytes != bodies.peak.nbytes
+
+
+def test_planned_nodes_are_those_that_run(library: Path, tmp_path: Path) -> None:
+    package, _, shapes = packed("transformer", tmp_path)
+    path = package.step_model or package.training_model
+    options = memory_options(1, str(library))
+    options.graph_optimization_level = LEVELS["extended"]
+    options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "profile")
+    session = onnxruntime.InferenceSession(str(path), options)
+    graph = load_runtime_graph(path, shapes, level="extended", native=True)
+    feeds = {}
+    for value in session.get_inputs():
+        kind = {"float": np.float32, "int64": np.int64, "bool": np.bool_}[
+            value.type.split("(")[1][:-1]
+        ]
+        feeds[value.name] = np.zeros(graph.values[value.name].shape or (), kind)
+    session.run(None, feeds)
+    events = json.loads(Path(session.end_profiling()).read_text())
+    timed = [e for e in events if e["name"].endswith("_kernel_time")]
+    ran = [(e["args"]["op_name"], e["name"].removesuffix("_kernel_time")) for e in timed]
+    planned = [(node.op_type, node.name) for node in graph.nodes]
+    assert [each for each in ran if each in planned] == planned  # others are inside of branches
+    assert any(node.domain == DOMAIN for node in graph.nodes)
+    assert not any(node.domain == DOMAIN for node in load_runtime_graph(path, shapes).nodes)
+
+
+def test_a_kernel_writes_over_its_input(tmp_path: Path) -> None:
+    """Of two in a row, the second result takes the memory of the first; bodies copy."""
+    node = onnx.helper.make_node
+    model = native_library.kernel_model([node("Sqrt", ["a"], ["b"])], {"a": (4096,)}, ["b"])
+    first, *_ = model.graph.node
+    for before, after in (("b", "c"), ("c", "d")):
+        model.graph.node.append(onnx.NodeProto())
+        model.graph.node[-1].CopyFrom(first)
+        model.graph.node[-1].input[:] = [before]
+        model.graph.node[-1].output[:] = [after]
+    number = onnx.TensorProto.FLOAT
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("d", number, [4096]))
+    for name in "bc":
+        model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, number, [4096]))
+    onnx.save(model, tmp_path / "m.onnx")
+    kernels = allocate(load_runtime_graph(tmp_path / "m.onnx", {}, native=True))
+    bodies = allocate(load_runtime_graph(tmp_path / "m.onnx", {}))
+    assert [sorted(each.tensors) for each in kernels.buffers] == [["b", "c"]]
+    assert len(bodies.buffers) == 2
+
+
+def test_whether_kernels_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package, _, _ = packed("mlp", tmp_path)
+    manifest = package.manifest
+    assert session_use(manifest, "cpp").native
+    assert not session_use(manifest, "cpp", native=False).native
+    assert not session_use(manifest, "js").native
+    assert not session_use(manifest, "kotlin").native
+    assert session_use(manifest, "kotlin", native=True).native
+    with pytest.raises(OdtpackError, match="JavaScript") as refused:
+        session_use(manifest, "js", native=True)
+    assert refused.value.code == "no-native-kernels"
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(OdtpackError, match="there are none here"):
+        session_use(manifest, "cpp")
+    plain = dataclasses.replace(
+        manifest.operators, training_model={}, optimizer_model={}, step_model=None
+    )
+    assert not session_use(dataclasses.replace(manifest, operators=plain), "cpp").native
+
+
+def test_a_file_that_is_no_library_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "no.so").write_text("nothing")
+    with pytest.raises(OdtpackError, match="cannot be registered") as refused:
+        choose_kernels(onnxruntime.SessionOptions(), str(tmp_path / "no.so"))
+    assert refused.value.code == "no-native-kernels"
+
+
+def test_the_report_says_what_was_assumed(tmp_path: Path) -> None:
+    package, job, _ = packed("mlp", tmp_path)
+    np.savez(tmp_path / "data.npz", **{each: np.load(path) for each, path in job.data.items()})
+    said = {}
+    for native in (None, False):
+        result = simulate(
+            package.path, tmp_path / "data.npz", [load_profile("google/pixel-8a")],
+            batch_size=64, epochs=1, seed=0, policy=Policy(kit="cpp", native=native),
+        )  # fmt: skip
+        (device,) = result.devices
+        said[native] = device.memory.native, kit_words(device.memory, result).rpartition(", ")[2]
+        kinds = {each.op_type for each in result.latency_host.by_operator}
+        assert ("native elementwise" in kinds) == (native is None)
+    assert said == {None: (True, "native kernels"), False: (False, "without native kernels")}
