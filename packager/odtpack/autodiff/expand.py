@@ -365,6 +365,10 @@ SMALLEST = 256
 def rewrite(op: Ops, graph: ir.Graph) -> bool:
     """Give each reader of an unpacked weight its own chain; return whether there were any."""
     chains = find_chains(graph)
+    return _rewrite(op, graph, chains) if chains else False
+
+
+def _rewrite(op: Ops, graph: ir.Graph, chains: set[ir.Value]) -> bool:
     readers = [
         (node, index, value)
         for node in graph
@@ -372,6 +376,8 @@ def rewrite(op: Ops, graph: ir.Graph) -> bool:
         for index, value in enumerate(node.inputs)
         if value is not None and value in chains
     ]
+    inner = [(op.inside(body), body) for node in graph for body in subgraphs(node)]
+    changed = [_rewrite(each, body, chains) for each, body in inner]
     ones: dict[ir.Value, ir.Value] = {}
     made: dict[ir.Value, dict[ir.Value, ir.Value]] = {}  # by what they wait for
     for node, index, value in readers:
@@ -387,7 +393,7 @@ def rewrite(op: Ops, graph: ir.Graph) -> bool:
                 ones[late] = op.cast(count, ir.DataType.FLOAT)
             copy = _copy(op, value, chains, ones[late], made.setdefault(late, {}))
         node.replace_input_with(index, copy)
-    return bool(readers)
+    return bool(readers) or any(changed)
 
 
 def find_chains(graph: ir.Graph) -> set[ir.Value]:

@@ -44,6 +44,10 @@ def _attribute(name: str, value: Any) -> Any:
     return value
 
 
+SHAPE: Final = "odtpack.shape"
+"""Key of a value's ``meta``: the value with its shape, which is known without computing it."""
+
+
 class Ops:
     """A cursor in a graph; attribute access names the operator to write there."""
 
@@ -229,8 +233,11 @@ class Ops:
 
     def shape_of(self, value: ir.Value) -> ir.Value:
         """INT64 vector with the shape of ``value``, constant where it is known."""
-        static = static_dims(value)
-        return self.ints(*static) if static is not None else self.Shape(value)
+        static, noted = static_dims(value), value.meta.get(SHAPE)
+        if static is not None or noted is None:
+            return self.Shape(value) if static is None else self.ints(*static)
+        shape: ir.Value = noted
+        return shape
 
     def reshape(self, value: ir.Value, *dims: int) -> ir.Value:
         """Reshape to static dimensions, one of which may be -1."""
@@ -250,7 +257,7 @@ class Ops:
             and 0 not in dims
         ):
             return self.reshape(value, *(dim if isinstance(dim, int) else -1 for dim in dims))
-        return self.Reshape(value, self.Shape(like))
+        return self.Reshape(value, self.shape_of(like))
 
     def zeros(self, shape: ir.Value, dtype: ir.DataType) -> ir.Value:
         """Zeros of a shape that is given as an INT64 vector."""

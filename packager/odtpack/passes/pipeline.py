@@ -14,10 +14,24 @@ from onnx_ir.passes import PostconditionError, PreconditionError
 
 from odtpack.autodiff import backward, expand
 from odtpack.autodiff.context import INTERNAL_DOMAIN
-from odtpack.graph.graphs import drop_unused_constants, is_sorted, turn_dropout_off
+from odtpack.graph.graphs import (
+    drop_unused_constants,
+    is_sorted,
+    nodes_of,
+    subgraphs,
+    turn_dropout_off,
+)
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.passes import attention, batch_norm, layout, mixed, patterns, precision
+from odtpack.passes import (
+    attention,
+    batch_norm,
+    feed_forward,
+    layout,
+    mixed,
+    patterns,
+    precision,
+)
 from odtpack.passes.compact import compact
 
 ALL = "*"  # every internal operator
@@ -53,6 +67,7 @@ def on_reading(model: ir.Model, newest_opset: int) -> None:
 def in_segments(model: ir.Model) -> None:
     """Rewrite a piece of a network that is trained segment by segment, in little memory."""
     apply(model, attention.by_blocks, Ops(model.graph, "attention/"))
+    apply(model, feed_forward.by_blocks, Ops(model.graph, "feed_forward/"))
 
 
 def for_evaluation(model: ir.Model) -> None:
@@ -104,7 +119,14 @@ def after_gradient(
 
 def drop_unused(model: ir.Model) -> None:
     """Drop what no output needs."""
+    bodies = [(node, body) for node in model.graph for body in subgraphs(node)]
     common_passes.RemoveUnusedNodesPass()(model)
+    gone = [body for node, body in bodies if node.graph is None]
+    for inner in (node for body in gone for node in nodes_of(body)):
+        for index in range(len(inner.inputs)):  # or else what it captured would count as read
+            inner.replace_input_with(index, None)
+    if gone:
+        common_passes.RemoveUnusedNodesPass()(model)
 
 
 def finish(model: ir.Model) -> None:

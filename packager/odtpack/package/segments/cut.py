@@ -35,20 +35,22 @@ def unpack(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
         value.const_value, value.type = stored_as, ir.TensorType(ir.DataType.UINT8)
         value.shape = ir.Shape(stored_as.shape.numpy())
     for node in dict.fromkeys(node for value in stored for node, _ in value.uses()):
+        assert node.graph is not None  # noqa: S101 - it reads what a graph has
+        inner = op if node.graph is graph else op.inside(node.graph)
         codes, scale, *rest = [value for value in node.inputs if value is not None]
         offset = four_bits.TYPES[(stored.get(codes) or _tensor(codes)).dtype]
-        with op.before(node):
-            shift = _shift(op, scale)
-            found = [_unpacked(op, value, shift, stored) for value in (codes, *rest)]
+        with inner.before(node):
+            shift = _shift(inner, scale)
+            found = [_unpacked(inner, value, shift, stored) for value in (codes, *rest)]
             if not rest and offset:
-                zero = op.constant(np.full((), offset, np.uint8))
-                found.append(op.Expand(zero, op.Shape(scale)))
+                zero = inner.constant(np.full((), offset, np.uint8))
+                found.append(inner.Expand(zero, inner.Shape(scale)))
             attributes = {key: each.value for key, each in node.attributes.items()}
-            (result,) = op.emit("DequantizeLinear", [found[0], scale, *found[1:]], **attributes)
+            (result,) = inner.emit("DequantizeLinear", [found[0], scale, *found[1:]], **attributes)
         old = node.outputs[0]
         result.type, result.shape = old.type, old.shape
         old.replace_all_uses_with(result, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
+        node.graph.remove(node, safe=True)
 
 
 def _tensor(value: ir.Value) -> ir.TensorProtocol:
