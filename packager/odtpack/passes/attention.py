@@ -102,9 +102,8 @@ def _rewrite(op: Ops, found: _Attention) -> None:
     result = found.nodes[-1].outputs[0]
     rank = len(dims_of(result) or ())
     keys = _same_keys(found)
-    block = op.fresh_name(
-        "attention.queries"
-    )  # the name of a size, so that equal ones are known to be equal
+    # The name of a size, so that equal ones are known to be equal.
+    block = op.fresh_name("attention.queries")
     with op.before(found.nodes[-1]):
         rows = op.slice(op.Shape(found.rowwise[0]), [0], [-2], [-1])
         count = op.Max(op.Div(op.Add(rows, BLOCK - 1), BLOCK), 1)

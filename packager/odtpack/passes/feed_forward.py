@@ -167,9 +167,8 @@ class _Region:
 
 
 def _rewrite(op: Ops, layer: _Layer) -> None:
-    block = op.fresh_name(
-        "feed_forward.tokens"
-    )  # the name of a size, so that equal ones are known to be equal
+    # The name of a size, so that equal ones are known to be equal.
+    block = op.fresh_name("feed_forward.tokens")
     last = layer.nodes[-1]
     with op.before(last):
         flat = [_flat(op, value) for value in layer.entries]
