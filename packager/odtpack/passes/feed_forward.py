@@ -190,9 +190,9 @@ def _rewrite(op: Ops, layer: _Layer) -> None:
             if "axis" in copy.attributes:
                 copy.attributes["axis"] = ir.AttrInt64("axis", 1)
             body.append(copy)
-            for index, value in enumerate(copy.inputs):
-                if value in inside:
-                    copy.replace_input_with(index, inside[value])
+            for index, read in enumerate(copy.inputs):
+                if read in inside:
+                    copy.replace_input_with(index, inside[read])
             for old, new in zip(node.outputs, copy.outputs, strict=True):
                 inside[old] = _typed(new, old, block, _width(old))
         body.outputs.append(inside[layer.result])
