@@ -91,7 +91,9 @@ def torch_result(case: Case, x: np.ndarray, w: np.ndarray, y: np.ndarray) -> np.
     axes = (case.size, case.kernel, case.steps, case.apart, case.before, case.out)
     for n, k, s, d, b, o in reversed(list(zip(*axes, strict=True))):
         pads += [b, (o - 1) * s + (k - 1) * d + 1 - b - n]
-    padded = torch.nn.functional.pad(tensors[0], pads)
+    # Zeros first: what is cut off may be more than the plane has without them.
+    padded = torch.nn.functional.pad(tensors[0], [max(0, pad) for pad in pads])
+    padded = torch.nn.functional.pad(padded, [min(0, pad) for pad in pads])
     result = torch.nn.functional.conv2d(
         padded, tensors[1], stride=case.steps, dilation=case.apart, groups=case.channels
     )
@@ -113,6 +115,7 @@ def unaligned(array: np.ndarray) -> np.ndarray:
 @example(Case(0, 2, 3, [9, 7], [3, 3], [1, 1], [1, 1], [1, 1], [1, 1], (0, 0, 0), True), 0, False)
 @example(Case(1, 2, 3, [9, 8], [3, 3], [2, 2], [1, 1], [1, 1], [1, 0], (0, 0, 0), True), 0, True)
 @example(Case(2, 0, 3, [9, 7], [5, 5], [2, 1], [1, 1], [2, 2], [1, 1], (1, 1, 0), True), 0, True)
+@example(Case(0, 1, 1, [1, 1], [1, 2], [1, 3], [1, 1], [0, 3], [0, 0], (0, 0, 0), False), 0, False)
 def test_kernels_compute_what_pytorch_does(case: Case, seed: int, special: bool) -> None:
     """Any kernel, stride, dilation and padding; the bound is the one of docs/native.md."""
     random = np.random.default_rng(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 import statistics
 import sys
 import threading
@@ -23,6 +24,7 @@ from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.latency import measure_host
 from odtpack_simulator.memory.arena import session_use
+from odtpack_simulator.memory.execution_order import reads, trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planning import whole_graph
 from odtpack_simulator.replay.job import Job, Message, run_digest
@@ -166,11 +168,14 @@ def test_what_it_takes_for_another_run(folder: Path, tmp_path: Path) -> None:
 def test_layers_of_all_segments(folder: Path) -> None:
     graph = whole_graph(Package.open(folder / "int4"))
     made = {name for node in graph.node for name in node.output}
-    read = {name for node in graph.node for name in node.input if name}
+    read = {name for node in graph.node for name in reads(node) if name}
     outside = read - made
     weights = {w.name for w in Package.open(folder / "int4").manifest.segments.tensors}  # type: ignore[union-attr]
     assert weights - outside == set()
     assert len([name for name in outside if name.endswith("lora_A.weight")]) == 7 * SHAPE.blocks
+    layers = trained_layers(graph, Package.open(folder / "int4").manifest)
+    blocks = [re.findall(r"layers\.(\d)", each.name)[0] for layer in layers for each in layer]
+    assert blocks == sorted(blocks)
 
 
 def simulated(

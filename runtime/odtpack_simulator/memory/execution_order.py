@@ -110,8 +110,8 @@ def sort_saved_model(saved: onnx.GraphProto, original: onnx.GraphProto) -> None:
     originals = {name: node for node in original.node for name in node.output if name}
     for node in saved.node:
         twin = next((originals[name] for name in node.output if name in originals), None)
-        bodies = {} if twin is None else dict(_graphs(twin))
-        for name, graph in _graphs(node):
+        bodies = {} if twin is None else dict(subgraphs(twin))
+        for name, graph in subgraphs(node):
             if name in bodies:
                 sort_saved_model(graph, bodies[name])
     if [list(node.output) for node in saved.node] == [list(node.output) for node in original.node]:
@@ -168,7 +168,7 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str], outer: frozenset[s
         if names:
             for field in (node.input, node.output):
                 field[:] = [names.get(name, name) for name in field]
-        for _, body in _graphs(node):
+        for _, body in subgraphs(node):
             _rename(body, names, around)
 
 
@@ -176,11 +176,12 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """A graph and all that are inside it."""
     yield graph
     for node in graph.node:
-        for _, body in _graphs(node):
+        for _, body in subgraphs(node):
             yield from graphs(body)
 
 
-def _graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """Bodies of a node, by the names of its attributes."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.name, attribute.g
@@ -189,7 +190,7 @@ def _graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
 def reads(node: onnx.NodeProto) -> Iterator[str]:
     """Names that a node reads, in its subgraphs too; values inside those may be among them."""
     yield from node.input
-    for _, graph in _graphs(node):
+    for _, graph in subgraphs(node):
         for inner in graph.node:
             yield from reads(inner)
         for value in graph.output:
