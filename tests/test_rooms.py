@@ -39,3 +39,30 @@ def _imported(path: Path) -> Iterator[str]:
             assert node.module
             assert not node.level
             yield node.module.partition(".")[0]
+
+
+def test_what_benchmarks_and_scripts_import_of_each_other_is_there() -> None:
+    """Also what functions import; benchmarks are not run by other tests."""
+    rooms = ("benchmarks", "scripts", "tests")
+    missing = [
+        f"{path.relative_to(ROOT)} imports {node.module}.{alias.name}"
+        for room in rooms
+        for path in sorted((ROOT / room).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in rooms
+        for alias in node.names
+        if not _is_there(ROOT.joinpath(*str(node.module).split(".")), alias.name)
+    ]
+    assert missing == []
+
+
+def _is_there(module: Path, name: str) -> bool:
+    """Whether a module of this tree has a name, by its text."""
+    if module.is_dir():
+        inside = (module / f"{name}.py", module / name)
+        return any(path.exists() for path in inside) or _names(module / "__init__.py", name)
+    return _names(module.with_suffix(".py"), name)
+
+
+def _names(path: Path, name: str) -> bool:
+    return path.is_file() and name in path.read_text("utf-8")
