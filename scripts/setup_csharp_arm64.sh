@@ -7,12 +7,13 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 target=$root/build/mono-arm64
 [[ -e $target/.ready ]] && exit 0
 command -v apt-get >/dev/null || exit 77
+[[ -d $root/build/cpp-deps/arm64/proc && -d /usr/aarch64-linux-gnu/lib ]] || exit 77
 echo "C# kit: unpacking Mono for ARM64 into $target" >&2
 rm -rf "$target"
 mkdir -p "$target/apt/partial"
 options=(-qq -oAPT::Architecture=arm64 -oAPT::Architectures=arm64 "-oDir::State::Lists=$target/apt"
   -oDir::State::status=/dev/null "-oDir::Cache=$target/apt" -oAPT::Sandbox::User=)
-apt-get "${options[@]}" update
+apt-get "${options[@]}" update || exit 77
 # Mono's native half is linked to Kerberos.
 (cd "$target/apt" && apt-get "${options[@]}" download mono-runtime-common mono-runtime-sgen \
   libmono-corlib4.5-dll libmono-system4.0-cil libmono-system-core4.0-cil \
