@@ -24,7 +24,7 @@ from tests.trust.test_endless import EXTERNAL, functions, loop, options
 def of_checkpoints() -> list[bytes]:
     """Lengths and offsets that lie, tables that occur a million times."""
     refused = [data for _, data, codes in checkpoints() if codes]
-    return [*refused, shared_table(990_000), many_tensors(20_000)]
+    return [*refused, shared_table(990_000), many_tensors(50_000)]
 
 
 @cache

@@ -22,7 +22,7 @@ import typer
 
 from odtpack.cli import _console
 from odtpack.cli._options import examples, flag
-from odtpack.cli._supervisor import ENDED_BY, INTERRUPTED, TERMINATED, supervised
+from odtpack.cli._supervisor import INTERRUPTED, TERMINATED, supervised, told
 from odtpack.cli.adapter import adapter
 from odtpack.cli.build import build, cache_key
 from odtpack.cli.data import data
@@ -231,10 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # a process of its own, which a signal must end whatever it does
         _open_standard_streams()
         return supervised(lambda: _main(sys.argv[1:]), _ended_by)
-    code = _main(arguments)
-    if code in ENDED_BY:
-        _ended_by(ENDED_BY[code])
-    return code
+    return told(_main(arguments), _ended_by)
 
 
 @functools.cache

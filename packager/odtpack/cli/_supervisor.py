@@ -39,10 +39,7 @@ def supervised(command: Callable[[], int], ended: Callable[[int], None]) -> int:
     # `ended`: Says which signal ended the command. The process that waits calls it, once: the child
     # may be killed while it cleans up.
     if not hasattr(os, "fork") or threading.active_count() > 1:
-        code = command()
-        if code in ENDED_BY:
-            ended(ENDED_BY[code])
-        return code
+        return told(command(), ended)
     read, write = os.pipe()
     waiting = os.getpid()
     child = os.fork()
@@ -59,6 +56,13 @@ def supervised(command: Callable[[], int], ended: Callable[[int], None]) -> int:
         return code
     os.close(write)
     return _Waiting(child, read, ended).code()
+
+
+def told(code: int, ended: Callable[[int], None]) -> int:
+    """Say which signal ended a command, if one did; return its exit code."""
+    if code in ENDED_BY:
+        ended(ENDED_BY[code])
+    return code
 
 
 class _Waiting:
@@ -87,11 +91,9 @@ class _Waiting:
             _without_its_package("files/scratch.py").sweep()
             code = -self._asked
         if code < 0:
-            code = 128 - code  # as a shell says it
-            self._ended(code - 128)
-        elif code in ENDED_BY:
-            self._ended(ENDED_BY[code])
-        return code
+            self._ended(-code)
+            return 128 - code  # as a shell says it
+        return told(code, self._ended)
 
     def _pass_on(self, number: int, _frame: object) -> None:
         if self._asked is None:

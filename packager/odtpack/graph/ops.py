@@ -233,11 +233,11 @@ class Ops:
 
     def shape_of(self, value: ir.Value) -> ir.Value:
         """INT64 vector with the shape of ``value``, constant where it is known."""
-        static, noted = static_dims(value), value.meta.get(SHAPE)
-        if static is not None or noted is None:
-            return self.Shape(value) if static is None else self.ints(*static)
-        shape: ir.Value = noted
-        return shape
+        static = static_dims(value)
+        if static is not None:
+            return self.ints(*static)
+        noted: ir.Value | None = value.meta.get(SHAPE)
+        return self.Shape(value) if noted is None else noted
 
     def reshape(self, value: ir.Value, *dims: int) -> ir.Value:
         """Reshape to static dimensions, one of which may be -1."""

@@ -35,10 +35,6 @@ STEP_MODEL_KITS: Final = frozenset({"kotlin", "swift", "cpp", "python"})
 """Kits that train with a package's step model where it has one; JavaScript's reads the training and
 the optimizer model."""
 
-NATIVE_KITS: Final = frozenset({"cpp"})
-"""Kits whose apps are taken to register native kernels where a package has nodes for them. In
-another language they may; in JavaScript they cannot."""
-
 MAPPING_KITS: Final = frozenset({"kotlin", "swift", "cpp", "python"})
 """Kits that map the frozen weights of segments. JavaScript's reads those of a segment when it runs,
 in a browser from all of them in memory."""

@@ -142,10 +142,10 @@ def rename_casts(saved: onnx.GraphProto) -> None:
     names = {name: own for name, own in plain.items() if own not in given}
     for graph in graphs(saved):  # the types of what is gone
         _keep(graph.value_info, [v for v in graph.value_info if v.name in given])
-    _rename(saved, names, frozenset())
+    rename(saved, names, frozenset())
 
 
-def _rename(graph: onnx.GraphProto, names: Mapping[str, str], outer: frozenset[str]) -> None:
+def rename(graph: onnx.GraphProto, names: Mapping[str, str], outer: frozenset[str]) -> None:
     """Use new names for values of the graphs around, and for those of its own that clash."""
     own = {
         *(value.name for value in graph.input),
@@ -169,7 +169,7 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str], outer: frozenset[s
             for field in (node.input, node.output):
                 field[:] = [names.get(name, name) for name in field]
         for _, body in subgraphs(node):
-            _rename(body, names, around)
+            rename(body, names, around)
 
 
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

@@ -24,7 +24,7 @@ from odtpack_runtime.training.optimizer import state_layout
 from odtpack_runtime.training.optimizer_contract import OptimizerContract, matrix, read_contract
 from odtpack_simulator.device.kits import MAPPING_KITS, Kit
 from odtpack_simulator.memory.arena import Allocation, Arenas, allocate, allocated_size
-from odtpack_simulator.memory.execution_order import reads, subgraphs
+from odtpack_simulator.memory.execution_order import reads, rename
 from odtpack_simulator.memory.kernel_memory import Shape
 from odtpack_simulator.memory.memory_phases import Item, Phase
 from odtpack_simulator.memory.missing_shapes import Dims
@@ -536,20 +536,7 @@ def whole_graph(package: Package) -> onnx.GraphProto:
             for name in (*reads(node), *node.output)
             if name
         }
-        _rename(graph, names)
+        rename(graph, names, frozenset())
         whole.node.extend(graph.node)
     whole.node.extend(last.node)
     return whole
-
-
-def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename the values of nodes, and what their bodies take from around them."""
-    for node in graph.node:
-        for found in (node.input, node.output):
-            found[:] = [names.get(name, name) for name in found]
-        for _, body in subgraphs(node):
-            own = {value.name for value in (*body.input, *body.initializer)}
-            own.update(name for inner in body.node for name in inner.output)
-            _rename(body, {name: new for name, new in names.items() if name not in own})
-            for value in body.output:
-                value.name = value.name if value.name in own else names.get(value.name, value.name)

@@ -18,6 +18,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.native import DOMAIN, VARIABLE, choose_kernels
 from odtpack_runtime.session.options import LEVELS
+from odtpack_simulator.device.kits import Kit
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.memory.arena import allocate, session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
@@ -72,7 +73,7 @@ def packed(name: str, folder: Path) -> tuple[Package, Job, dict[str, tuple[int, 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_plan_is_what_a_process_takes(name: str, tmp_path: Path) -> None:
     package, job, shapes = packed(name, tmp_path)
-    use = session_use(package.manifest, "cpp")._replace(sharing="none")
+    use = session_use(package.manifest, "cpp", native=True)._replace(sharing="none")
     assert use.native
     plan = plan_memory(package, shapes, threads=1, **use._asdict())
     measured = hold(with_sessions(job, package, use))
@@ -132,21 +133,21 @@ def test_a_kernel_writes_over_its_input(tmp_path: Path) -> None:
 def test_whether_kernels_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package, _, _ = packed("mlp", tmp_path)
     manifest = package.manifest
-    assert session_use(manifest, "cpp").native
-    assert not session_use(manifest, "cpp", native=False).native
-    assert not session_use(manifest, "js").native
-    assert not session_use(manifest, "kotlin").native
-    assert session_use(manifest, "kotlin", native=True).native
+    kits: tuple[Kit, ...] = ("cpp", "kotlin", "swift", "python")
+    assert all(session_use(manifest, kit, native=True).native for kit in kits)
+    assert not any(session_use(manifest, kit).native for kit in (*kits, "js"))
     with pytest.raises(OdtpackError, match="JavaScript") as refused:
         session_use(manifest, "js", native=True)
     assert refused.value.code == "no-native-kernels"
     monkeypatch.delenv(VARIABLE)
-    with pytest.raises(OdtpackError, match="there are none here"):
-        session_use(manifest, "cpp")
+    with pytest.raises(OdtpackError, match="no native kernels here"):
+        session_use(manifest, "cpp", native=True)
     plain = dataclasses.replace(
         manifest.operators, training_model={}, optimizer_model={}, step_model=None
     )
-    assert not session_use(dataclasses.replace(manifest, operators=plain), "cpp").native
+    assert not session_use(
+        dataclasses.replace(manifest, operators=plain), "cpp", native=True
+    ).native
 
 
 def test_a_file_that_is_no_library_is_one_error(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_the_report_says_what_was_assumed(tmp_path: Path) -> None:
     package, job, _ = packed("mlp", tmp_path)
     np.savez(tmp_path / "data.npz", **{each: np.load(path) for each, path in job.data.items()})
     said = {}
-    for native in (None, False):
+    for native in (True, False):
         result = simulate(
             package.path, tmp_path / "data.npz", [load_profile("google/pixel-8a")],
             batch_size=64, epochs=1, seed=0, policy=Policy(kit="cpp", native=native),
@@ -168,5 +169,5 @@ def test_the_report_says_what_was_assumed(tmp_path: Path) -> None:
         (device,) = result.devices
         said[native] = device.memory.native, kit_words(device.memory, result).rpartition(", ")[2]
         kinds = {each.op_type for each in result.latency_host.by_operator}
-        assert ("native elementwise" in kinds) == (native is None)
-    assert said == {None: (True, "native kernels"), False: (False, "without native kernels")}
+        assert ("native elementwise" in kinds) == native
+    assert said == {True: (True, "native kernels"), False: (False, "without native kernels")}

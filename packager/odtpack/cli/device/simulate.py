@@ -111,13 +111,12 @@ def simulate(
         ),
     ] = None,
     native: Annotated[
-        Literal["yes", "no"] | None,
+        Literal["yes", "no"],
         option(
             "Whether the app registers native kernels, where the package has nodes for them. This "
-            "machine needs the library to simulate it (ODTPACK_NATIVE).  [default: yes for the "
-            "kit cpp, no for others]"
+            "machine needs the library to simulate it (ODTPACK_NATIVE)."
         ),
-    ] = None,
+    ] = "no",
     session_options: Annotated[
         Literal["package", "default"],
         option(
@@ -203,7 +202,7 @@ def simulate(
         entitled=entitled,
         kit=kit,
         loop=loop if loop else "step" if budgets is None else budgets.defaults.loop,
-        native=None if native is None else native == "yes",
+        native=native == "yes",
         session_options=session_options,
         sessions_per_day=sessions_per_day,
         save_every=save_every,
