@@ -149,9 +149,7 @@ def _rename_domain(data: bytearray) -> None:
     root = Source(io.BytesIO(bytes(data)), "model", "m").root(b"ORTM")
     graph = root.table(1).table(7)  # type: ignore[union-attr]
     node = next(graph.tables(2))  # type: ignore[union-attr]
-    domain, operator = node.field(2, 4), node.field(5, 4)
-    assert domain is not None
-    assert operator is not None
+    domain, operator = node.slot(2), node.slot(5)
     target = operator + struct.unpack_from("<I", data, operator)[0]
     struct.pack_into("<I", data, domain, target - domain)
 

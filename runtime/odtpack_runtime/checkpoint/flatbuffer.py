@@ -34,11 +34,12 @@ MAX_TABLES = 1_000_000
 
 _MAX_FIELDS = 32  # of a table; more exist only in files that are made to be slow to read
 
-_BLOCK = 2**16  # bytes that are read at once, for numbers and short texts
-_MOST_BLOCKS = 16
 _SHORT = 2**12
+_BLOCK = 2**16  # bytes; numbers and what is short are read in windows of a block and _SHORT more
+_MOST_WINDOWS = 16
+_MOST_VTABLES = 64  # that are kept: writers store equal ones once
 
-_FORMATS: dict[str, struct.Struct] = {code: struct.Struct("<" + code) for code in "Hi?Iqf"}
+_FORMATS: dict[str, struct.Struct] = {code: struct.Struct("<" + code) for code in "HiIqf"}
 
 
 class Vector(NamedTuple):
@@ -65,7 +66,10 @@ class Source:
         self._tables: set[int] = set()
         self._table_bytes = 0
         self._text = 0
-        self._blocks: dict[int, bytes] = {}
+        self._windows: dict[int, bytes] = {}
+        self._window = b""  # the one that was read last, and where it begins
+        self._begin = 0
+        self._vtables: dict[int, tuple[int, tuple[int, ...]]] = {}
         self.size = stream.seek(0, 2)
         if limit is not None and self.size > limit:
             self.fail(f"it has {self.size} bytes, and a flatbuffer has {limit} at most")
@@ -102,32 +106,33 @@ class Source:
 
     def read(self, position: int, length: int) -> bytes:
         """Return ``length`` bytes from ``position`` on."""
-        self.check(position, length)
         if length <= _SHORT:
-            block, start = self._around(position, length)
-            return block[start : start + length]
+            start = self._start(position, length)
+            return self._window[start : start + length]
+        self.check(position, length)
         self._stream.seek(position)
         data = self._stream.read(length)
         if len(data) != length:
             self.fail("it became shorter while it was read")
         return data
 
-    def _around(self, position: int, length: int) -> tuple[bytes, int]:
-        """Return bytes that hold those from ``position`` on, and where these begin."""
+    def _start(self, position: int, length: int) -> int:
+        """Return where ``length`` bytes, few, from ``position`` on begin in the window."""
+        start = position - self._begin
+        if start >= 0 and 0 <= length <= len(self._window) - start:
+            return start
+        self.check(position, length)
         index, start = divmod(position, _BLOCK)
-        block = self._blocks.get(index)
-        if block is None:
-            if len(self._blocks) == _MOST_BLOCKS:
-                del self._blocks[next(iter(self._blocks))]
+        window = self._windows.get(index)
+        if window is None:
+            if len(self._windows) == _MOST_WINDOWS:
+                del self._windows[next(iter(self._windows))]
             self._stream.seek(index * _BLOCK)
-            block = self._blocks[index] = self._stream.read(_BLOCK)
-        if start + length <= len(block):
-            return block, start
-        self._stream.seek(position)
-        data = self._stream.read(length)
-        if len(data) != length:
+            window = self._windows[index] = self._stream.read(_BLOCK + _SHORT)
+        if start + length > len(window):
             self.fail("it became shorter while it was read")
-        return data, 0
+        self._window, self._begin = window, index * _BLOCK
+        return start
 
     def read_into(self, position: int, target: memoryview) -> None:
         """Fill ``target``, a view of bytes, from ``position`` on."""
@@ -140,16 +145,27 @@ class Source:
                 self.fail("it became shorter while it was read")
             done += count
 
-    def number(self, code: Literal["H", "i", "?", "I", "q", "f"], position: int) -> int | float:
-        """Return the number of ``struct`` format ``code`` at ``position``."""
+    def number(self, code: Literal["H", "i", "I"], position: int) -> int:
+        """Return the integer of ``struct`` format ``code`` at ``position``."""
         parser = _FORMATS[code]
-        self.check(position, parser.size)
-        value: int | float = parser.unpack_from(*self._around(position, parser.size))[0]
+        start = self._start(position, parser.size)
+        value: int = parser.unpack_from(self._window, start)[0]
         return value
 
-    def integer(self, code: Literal["H", "i", "I", "q"], position: int) -> int:
-        """Return the integer of ``struct`` format ``code`` at ``position``."""
-        return int(self.number(code, position))
+    def vtable(self, position: int) -> tuple[int, tuple[int, ...]]:
+        """Return a table's bytes and its fields' offsets, 0 for one that is absent."""
+        found = self._vtables.get(position)
+        if found is None:
+            length, size = self.number("H", position), self.number("H", position + 2)
+            if length < 4 or length % 2 or size < 4:
+                self.fail(f"the vtable at {position} is malformed")
+            self.check(position, length)
+            count = min(length // 2 - 2, _MAX_FIELDS)
+            found = size, struct.unpack(f"<{count}H", self.read(position + 4, 2 * count))
+            if len(self._vtables) == _MOST_VTABLES:
+                self._vtables.clear()
+            self._vtables[position] = found
+        return found
 
     def root(self, identifier: bytes) -> Table:
         """Return the root table of a flatbuffer whose file identifier is ``identifier``."""
@@ -157,7 +173,7 @@ class Source:
             self.fail(f"it has {self.size} bytes")
         if self.read(4, 4) != identifier:
             self.fail(f"it does not carry the identifier {identifier.decode()}")
-        return self.table(self.integer("I", 0))
+        return self.table(self.number("I", 0))
 
     def table(self, position: int) -> Table:
         """Return a table that is referred to for the first time."""
@@ -181,78 +197,80 @@ class Table:
 
     # `size`: its bytes.
 
-    __slots__ = ("_fields", "_position", "_source", "size")
+    __slots__ = ("_data", "_fields", "_position", "_source", "size")
 
     def __init__(self, source: Source, position: int) -> None:
         self._source = source
         self._position = position
-        vtable = position - source.integer("i", position)
-        vtable_size = source.integer("H", vtable)
-        self.size = source.integer("H", vtable + 2)
-        if vtable_size < 4 or vtable_size % 2 or self.size < 4:
-            source.fail(f"the table at {position} has a malformed vtable")
-        source.check(position, self.size)
-        source.check(vtable, vtable_size)
-        count = min(vtable_size // 2 - 2, _MAX_FIELDS)
-        self._fields = struct.unpack(f"<{count}H", source.read(vtable + 4, 2 * count))
+        self.size, self._fields = source.vtable(position - source.number("i", position))
+        self._data = source.read(position, self.size)
 
-    def field(self, number: int, width: int) -> int | None:
-        """Return the position of a field of ``width`` bytes; None if it is absent."""
+    def _offset(self, number: int, width: int) -> int:
+        """Return where a field of ``width`` bytes begins in the table; 0 if it is absent."""
         offset = self._fields[number] if number < len(self._fields) else 0
-        if offset == 0:
-            return None
-        if offset < 4 or offset + width > self.size:
+        if offset and (offset < 4 or offset + width > self.size):
             self._source.fail(f"a field of the table at {self._position} lies outside the table")
-        return self._position + int(offset)
+        return offset
+
+    def slot(self, number: int) -> int:
+        """Return where a field of four bytes that is there stands."""
+        return self._position + self._offset(number, 4)
 
     def integer(self, number: int, code: Literal["i", "q"], default: int = 0) -> int:
         """Return an int32 (``i``) or int64 (``q``) field."""
-        position = self.field(number, _FORMATS[code].size)
-        return default if position is None else self._source.integer(code, position)
+        parser = _FORMATS[code]
+        offset = self._offset(number, parser.size)
+        value: int = parser.unpack_from(self._data, offset)[0] if offset else default
+        return value
 
     def real(self, number: int) -> float:
         """Return a float32 field; 0.0 if it is absent."""
-        position = self.field(number, 4)
-        return 0.0 if position is None else float(self._source.number("f", position))
+        offset = self._offset(number, 4)
+        value: float = _FORMATS["f"].unpack_from(self._data, offset)[0] if offset else 0.0
+        return value
 
     def boolean(self, number: int) -> bool:
         """Return a bool field; False if it is absent."""
-        position = self.field(number, 1)
-        return position is not None and bool(self._source.number("?", position))
+        offset = self._offset(number, 1)
+        return bool(offset and self._data[offset])
+
+    def _referred(self, number: int) -> int | None:
+        """Return the position that a field refers to; None if it is absent."""
+        offset = self._offset(number, 4)
+        if not offset:
+            return None
+        relative: int = _FORMATS["I"].unpack_from(self._data, offset)[0]
+        return self._position + offset + relative
 
     def vector(self, number: int, width: int) -> Vector | None:
         """Return where a vector of elements of ``width`` bytes lies; None if it is absent."""
-        slot = self.field(number, 4)
-        return None if slot is None else self._vector(slot, width)
+        position = self._referred(number)
+        return None if position is None else self._vector(position, width)
 
-    def _vector(self, slot: int, width: int) -> Vector:
-        position = slot + self._source.integer("I", slot)
-        count = self._source.integer("I", position)
+    def _vector(self, position: int, width: int) -> Vector:
+        count = self._source.number("I", position)
         self._source.check(position + 4, count * width)
         return Vector(position + 4, count)
 
     def string(self, number: int) -> str:
         """Return a string field; empty if it is absent."""
-        slot = self.field(number, 4)
-        return "" if slot is None else self._text(slot)
+        position = self._referred(number)
+        return "" if position is None else self._text(position)
 
     def strings(self, number: int) -> Iterator[str]:
         """Yield the strings of a vector; none if it is absent."""
-        vector = self.vector(number, 4)
-        if vector is not None:
-            for index in range(vector.length):
-                yield self._text(vector.position + 4 * index)
+        return map(self._text, self._elements(number))
 
-    def _text(self, slot: int) -> str:
-        vector = self._vector(slot, 1)
-        self._source.count_text(vector.length)
-        text = self._source.read(vector.position, vector.length + 1)
+    def _text(self, position: int) -> str:
+        position, length = self._vector(position, 1)
+        self._source.count_text(length)
+        text = self._source.read(position, length + 1)
         if text[-1]:
-            self._source.fail(f"the text at {vector.position} does not end with a zero byte")
+            self._source.fail(f"the text at {position} does not end with a zero byte")
         try:
             return text[:-1].decode()
         except UnicodeDecodeError:
-            self._source.fail(f"the text at {vector.position} is not UTF-8")
+            self._source.fail(f"the text at {position} is not UTF-8")
 
     def integers(self, number: int, limit: int) -> tuple[int, ...]:
         """Return a vector of int64; empty if it is absent. Fails above ``limit`` elements."""
@@ -266,20 +284,21 @@ class Table:
 
     def table(self, number: int) -> Table | None:
         """Return the table that a field refers to; None if it is absent."""
-        slot = self.field(number, 4)
-        return None if slot is None else self._follow(slot)
+        position = self._referred(number)
+        return None if position is None else self._source.table(position)
 
     def tables(self, number: int) -> Iterator[Table]:
         """Yield the tables of a vector, each when it is asked for; none if it is absent."""
+        return map(self._source.table, self._elements(number))
+
+    def _elements(self, number: int) -> Iterator[int]:
+        """Yield the positions that a vector's elements refer to; none if it is absent."""
         vector = self.vector(number, 4)
         if vector is not None:
-            for index in range(vector.length):
-                yield self._follow(vector.position + 4 * index)
+            for slot in range(vector.position, vector.position + 4 * vector.length, 4):
+                yield slot + self._source.number("I", slot)
 
     def count(self, number: int) -> int:
         """Return the length of a vector of tables; 0 if it is absent."""
         vector = self.vector(number, 4)
         return 0 if vector is None else vector.length
-
-    def _follow(self, slot: int) -> Table:
-        return self._source.table(slot + self._source.integer("I", slot))

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from odtpack_runtime.checkpoint.flatbuffer import Source, Table
+from odtpack_runtime.checkpoint.flatbuffer import Source, Table, Vector
 from odtpack_runtime.checkpoint.parameters import Array, allocate
 from odtpack_runtime.errors import OdtpackError, WrongTypeError, unreadable
 from odtpack_runtime.files.atomic import file_identity, locked
@@ -103,8 +103,8 @@ class Outline:
 
     def tensor(self, name: str, code: int, dims: tuple[int, ...], digest: Digest) -> None:
         """Add a tensor: its element type's number in ONNX, and its elements' digest."""
-        self.text(name)
-        self.numbers(f"iI{len(dims)}q", code, len(dims), *dims)
+        text, rank = name.encode(), len(dims)
+        self._add(struct.pack(f"<I{len(text)}siI{rank}q", len(text), text, code, rank, *dims))
         self._add(digest)
 
     def property(self, name: str, value: float | str) -> None:
@@ -207,6 +207,7 @@ IDENTIFIER = b"ODTC"
 VERSION = 2
 GROUP_NAME = "group{}"
 _NOTHING = np.empty(0, np.uint8)
+_NO_BYTES = Vector(0, 0)
 OPTIMIZER_PROPERTY = "odtpack.optimizer"
 """Property of a file, not of a state: kind of the optimizer whose state the file holds."""
 MAX_RANK = 32
@@ -423,46 +424,50 @@ class _Reader:
                 f"'{name}' has elements of ONNX type {code}, which are not supported.",
                 where=self._where,
             )
-        dims = table.integers(2, MAX_RANK)
-        if any(dim < 0 for dim in dims) or math.prod(max(dim, 1) for dim in dims) > MAX_ELEMENTS:
-            self._source.fail(f"'{name}' has the impossible shape {list(dims)}")
-        raw = table.vector(4, 1)
-        offset = table.integer(6, "q", default=-1)
+        dims = self._dims(name, table)
         if table.vector(5, 4) is not None:
             self._source.fail(f"'{name}' holds strings")
-        stored = raw.length if raw else 0
+        raw = table.vector(4, 1) or _NO_BYTES
+        offset = table.integer(6, "q", default=-1)
         if self._nominal:
-            if dims or stored or offset != -1:
+            if dims or raw.length or offset != -1:
                 self._source.fail(f"'{name}' has a value, and the state is marked as nominal")
             self._check.outline.tensor(name, code, (), hashlib.sha256().digest())
             return np.empty(0, dtype)
-        nbytes = math.prod(dims) * dtype.itemsize
+        flat = self._bytes(name, raw, offset, math.prod(dims) * dtype.itemsize)
+        if dtype == np.bool_ and flat.size and flat.max() > 1:
+            self._source.fail(f"'{name}' holds bools that are neither 0 nor 1")
+        digest = self._hasher.digest(flat.data)
+        self._check.outline.tensor(name, code, dims, digest)
+        self._check.tensor(f"{name} of {of}" if of else name, table.string(1), digest)
+        return flat.view(dtype).reshape(dims) if flat.size else np.empty(dims, dtype)
+
+    def _dims(self, name: str, table: Table) -> tuple[int, ...]:
+        dims = table.integers(2, MAX_RANK)
+        if min(dims, default=0) < 0 or math.prod([dim or 1 for dim in dims]) > MAX_ELEMENTS:
+            self._source.fail(f"'{name}' has the impossible shape {list(dims)}")
+        return dims
+
+    def _bytes(self, name: str, raw: Vector, offset: int, nbytes: int) -> Array:
+        """Read a tensor's bytes: those of ``raw``, or from ``offset`` on in the data file."""
         if offset == -1:
-            source, position = self._source, raw.position if raw else 0
-            if stored != nbytes:
-                self._source.fail(f"'{name}' has {stored} bytes and its shape asks for {nbytes}")
+            source, position = self._source, raw.position
+            if raw.length != nbytes:
+                source.fail(f"'{name}' has {raw.length} bytes and its shape asks for {nbytes}")
             self._inline_left -= nbytes
         else:
-            if self._data is None or stored:
+            if self._data is None or raw.length:
                 self._source.fail(f"'{name}' refers to a data file that the checkpoint rules out")
             source, position = self._data, offset
             self._external_left -= nbytes
         if min(self._inline_left, self._external_left) < 0:
             self._source.fail("its tensors overlap")
         source.check(position, nbytes)
-        # Aligned as a Module needs it, so that no copy is needed.
-        if nbytes:
-            flat = allocate(nbytes)
-            source.read_into(position, flat.data)
-            array = flat.view(dtype).reshape(dims)
-        else:
-            flat, array = _NOTHING, np.empty(dims, dtype)
-        if dtype == np.bool_ and flat.size and flat.max() > 1:
-            self._source.fail(f"'{name}' holds bools that are neither 0 nor 1")
-        digest = self._hasher.digest(flat.data)
-        self._check.outline.tensor(name, code, dims, digest)
-        self._check.tensor(f"{name} of {of}" if of else name, table.string(1), digest)
-        return array
+        if not nbytes:
+            return _NOTHING
+        flat = allocate(nbytes)  # aligned as a Module needs it, so that no copy is needed
+        source.read_into(position, flat.data)
+        return flat
 
     def _optimizer(self, root: Table, trainable: dict[str, Array]) -> OptimizerState | None:
         self._check.outline.numbers("I", root.count(2))

@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import BinaryIO, Literal
 
 import flatbuffers
 import numpy as np
@@ -366,7 +366,7 @@ class _Head:
         source = Source(io.BytesIO(self._bytes), "checkpoint", "checkpoint")
 
         def refer(table: int, field: int, position: int) -> None:
-            slot = cast(int, Table(source, len(self._bytes) - table).field(field, 4))
+            slot = Table(source, len(self._bytes) - table).slot(field)
             struct.pack_into("<I", self._bytes, slot, position - slot)
 
         end = len(self._bytes)
