@@ -111,6 +111,15 @@ def test_a_loss_that_teaches_nothing_is_told(name: str, tmp_path: Path) -> None:
     assert [TOLD.get(name, "") in note for note in found] == [True] * bool(name)
 
 
+def test_sequences_that_begin_alike_teach(tmp_path: Path) -> None:
+    """The made-up ones have two tokens: the first predicts the second, and is the same in both."""
+    notes: list[str] = []
+    nodes = "h = Gather(w, x)  y = Mul(h, h)"
+    forward = model(nodes, "int64[batch, length] x", "float[batch, length, 3] y")
+    build_package(forward, tmp_path / "p", loss="next_token", remark=notes.append)
+    assert not [note for note in notes if "nothing is learned" in note]
+
+
 @pytest.mark.parametrize(("layout", "told"), [("TNC", True), ("NTC", False)])
 def test_axes_that_are_confused_are_told_by_training(
     layout: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
