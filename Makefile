@@ -49,7 +49,7 @@ demo: $(VENV)/.ready-demo
 
 # What pytest makes of the tests' asserts is kept, also where the environment says that no bytecode
 # is: to make it takes each process ten seconds.
-PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal --durations 12 --durations-min 5
 
 test: $(VENV)/.ready-full
 	@$(PYTEST) -m "not runtimes and not sweep and not kits and not distribution and not docs and not federated and not tokenizers"
