@@ -13,6 +13,8 @@ import pytest
 from examples.web_demo.build import CLASSES, build
 from examples.web_demo.serve import serve
 from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_simulator.measure.measured_profile import imported_profile
+from odtpack_simulator.measure.measurements import load_measurements
 from tests.kits import javascript
 from tests.reports.browser import CHROMIUM, Browser
 
@@ -57,6 +59,13 @@ def wait(browser: Browser, condition: str) -> None:
     while not browser.evaluate(condition):
         assert time.monotonic() < until, (condition, browser.console)
         time.sleep(0.05)
+
+
+def wait_for(file: Path) -> None:
+    until = time.monotonic() + 30
+    while not file.exists():
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
 
 def draw(browser: Browser, letter: str, shift: int = 0) -> None:
@@ -141,25 +150,48 @@ def steps_of(page: Browser, package: Path, tmp_path: Path) -> int:
     """Steps of the checkpoint that the page offers, from which Python resumes."""
     page.evaluate("document.getElementById('download').click()")
     saved = tmp_path / "trained.ckpt"
-    until = time.monotonic() + 30
-    while not saved.exists():
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    wait_for(saved)
     state = CheckpointState.load_checkpoint(saved)
     module = Module(package / "training_model.onnx", state, package / "eval_model.onnx")
     return Optimizer(package / "optimizer_model.onnx", module).step_count
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+def test_it_measures_the_device(gpu: bool, demo: Path, tmp_path: Path) -> None:
+    """The file that the page offers becomes a profile, under which a training is simulated."""
+    options = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader") if gpu else ()
+    with serve(demo) as (address, _), Browser(tmp_path, served=True, options=options) as page:
+        downloads = {"behavior": "allow", "downloadPath": str(tmp_path)}
+        page.send("Page.setDownloadBehavior", downloads)
+        page.open(f"{address}measure.html")
+        page.evaluate("document.getElementById('measure').click()")
+        wait(page, "document.body.dataset.ended")
+        said = str(page.evaluate("document.getElementById('status').textContent"))
+        assert ("no WebGPU" in said) != gpu, said
+        page.evaluate("document.getElementById('download').click()")
+        file = tmp_path / "measurements.json"
+        wait_for(file)
+    measured = load_measurements(file)
+    assert (measured.gpu is not None) == gpu
+    made = imported_profile(measured, name="someone/phone", title="Phone")
+    assert made.os == "web"
+    assert made.cpu.fp32_gemm is not None
+    rates = made.gpu and (made.gpu.fp32_gemm, made.gpu.bandwidth, made.gpu.operator)
+    assert all(figure.value > 0 for figure in rates or ()) if gpu else rates is None
+
+
+@pytest.mark.parametrize("name", ["", "measure.html"])
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
-def test_it_fits_on_every_screen(width: int, demo: Path, tmp_path: Path) -> None:
+def test_it_fits_on_every_screen(width: int, name: str, demo: Path, tmp_path: Path) -> None:
     with serve(demo) as (address, _), Browser(tmp_path / "profile", served=True) as browser:
-        browser.open(address, width=width, phone=width < 700)
+        browser.open(f"{address}{name}", width=width, phone=width < 700)
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
-        assert browser.evaluate("document.querySelectorAll('#keys button').length") == CLASSES
+        keys = browser.evaluate("document.querySelectorAll('#keys button').length")
+        assert keys == (0 if name else CLASSES)
 
 
 def test_nothing_of_the_page_comes_from_elsewhere(demo: Path) -> None:
-    for path in ("index.html", "app.js", "style.css"):
+    for path in ("index.html", "app.js", "measure.html", "measure.js", "style.css"):
         text = (demo / path).read_text()
         assert "http:" not in text
         assert "https:" not in text

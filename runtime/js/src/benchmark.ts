@@ -24,6 +24,10 @@ export interface Measurements {
   readonly sync_seconds: readonly number[];
   readonly memory_bytes: number | null;
   readonly memory_limit_bytes: number | null;
+  readonly gpu: string | null;
+  readonly gpu_gemm_flops: readonly number[];
+  readonly gpu_copy_bytes_per_second: readonly number[];
+  readonly gpu_operator_seconds: readonly number[];
 }
 
 export interface BenchmarkOptions {
@@ -36,15 +40,18 @@ export interface BenchmarkOptions {
   fileBytes?: number;
   /** What the system grants the app in bytes, if it tells. */
   memoryLimit?: number;
+  /** In a browser with WebGPU: onnxruntime-web/webgpu, which measures the GPU as well. */
+  gpu?: OnnxRuntime;
 }
 
 /**
  * Measure matrix products, convolutions, copies and storage, each five times: about half a minute.
  *
- * @throws OdtpackError `file-not-written` if `folder` cannot be written to.
+ * @throws OdtpackError `file-not-written` if `folder` cannot be written to; `model-not-loadable` with
+ *   `gpu` where there is no WebGPU.
  */
 export async function benchmark(options: BenchmarkOptions = {}): Promise<Measurements> {
-  const { ort = await importRuntime(), folder, fileBytes = 2 ** 26, memoryLimit } = options;
+  const { ort = await importRuntime(), folder, fileBytes = 2 ** 26, memoryLimit, gpu } = options;
   const settable = writesInPlace(ort) || usualProvider(ort) !== 'wasm';
   const threads = settable ? (options.threads ?? 1) : (ort.env.wasm.numThreads || 1);
   const products = async (count: number): Promise<number> => {
@@ -59,7 +66,8 @@ export async function benchmark(options: BenchmarkOptions = {}): Promise<Measure
   const found = {
     gemm_flops: [] as number[], gemm_single_flops: [] as number[], convolution_flops: [] as number[],
     copy_bytes_per_second: [] as number[], write_bytes_per_second: [] as number[],
-    sync_seconds: [] as number[],
+    sync_seconds: [] as number[], gpu_gemm_flops: [] as number[],
+    gpu_copy_bytes_per_second: [] as number[], gpu_operator_seconds: [] as number[],
   };
   const time = folder === undefined ? undefined : platform.timeStorage;
   for (let round = 0; round < 5; round++) { // in turns: a slow minute shows in each
@@ -78,6 +86,12 @@ export async function benchmark(options: BenchmarkOptions = {}): Promise<Measure
       found.write_bytes_per_second.push(fileBytes / times.writeSeconds);
       found.sync_seconds.push(...times.syncSeconds);
     }
+    if (gpu) {
+      found.gpu_gemm_flops.push(await gpuProducts(gpu));
+      const moved = await gpuSeconds(gpu, 'Neg', [[2 ** 22], [2 ** 22]], [2, 6]);
+      found.gpu_copy_bytes_per_second.push(2 ** 24 / moved);
+      found.gpu_operator_seconds.push(await gpuSeconds(gpu, 'Neg', [[16], [16]], [20, 120]));
+    }
   }
   const { system, memoryBytes } = platform.describe();
   return {
@@ -85,7 +99,61 @@ export async function benchmark(options: BenchmarkOptions = {}): Promise<Measure
     ...found, file_bytes: time ? fileBytes : 0,
     read_bytes_per_second: [], // no call drops the pages of a file
     memory_bytes: memoryBytes, memory_limit_bytes: memoryLimit ?? null,
+    gpu: gpu ? await gpuName(gpu) : null,
   };
+}
+
+async function gpuName(ort: OnnxRuntime): Promise<string | null> {
+  const { description, vendor, architecture } = (await gpuOf(ort)).adapterInfo;
+  const name = [description, vendor, architecture].filter(Boolean).join(', ');
+  return name.replace(/[^\w .,:;+()/-]/g, ' ').slice(0, 64).trim() || null;
+}
+
+async function gpuOf(ort: OnnxRuntime): Promise<GPUDevice> {
+  return await ort.env.webgpu.device as unknown as GPUDevice;
+}
+
+/** FLOP/s of the best of three sizes; a larger one is left out where it would take seconds. */
+async function gpuProducts(ort: OnnxRuntime): Promise<number> {
+  let best = 0;
+  for (const size of [256, 1024, 4096]) {
+    const square = [size, size];
+    const seconds = await gpuSeconds(ort, 'MatMul', [square, square, square], [2, 6]);
+    best = Math.max(best, (2 * size ** 3) / seconds);
+    if (seconds > 0.5 / 64) break;
+  }
+  return best;
+}
+
+/** Seconds of one operator: what the longer of two chains takes more, until the GPU is done. */
+async function gpuSeconds(
+  ort: OnnxRuntime, kind: string, shapes: readonly Dims[], lengths: readonly [number, number],
+): Promise<number> {
+  const bests = [];
+  for (const length of lengths) {
+    const session = await openSession(ort, chain(kind, shapes, length), 'operator', {
+      executionProviders: ['webgpu'], preferredOutputLocation: 'gpu-buffer',
+      graphOptimizationLevel: 'disabled',
+    });
+    try {
+      const feeds = Object.fromEntries(shapes.slice(0, -1).map((dims, i) => {
+        const data = new Float32Array(product(dims)).fill(1 / dims[0]!);
+        return [`t${i}`, tensorOver(ort, 'float32', data, dims)] as const;
+      }));
+      const seconds = [];
+      for (let run = 0; run < 4; run++) {
+        const start = performance.now();
+        const results = await session.run(feeds);
+        await (await gpuOf(ort)).queue.onSubmittedWorkDone();
+        seconds.push((performance.now() - start) / 1000);
+        Object.values(results).forEach((each) => each.dispose());
+      }
+      bests.push(Math.min(...seconds.slice(1)));
+    } finally {
+      await session.release();
+    }
+  }
+  return Math.max(bests[1]! - bests[0]!, 1e-9) / (lengths[1] - lengths[0]);
 }
 
 /** Seconds of one run of an operator: the best of at least five in 0.3 seconds. */
@@ -95,7 +163,7 @@ async function operatorSeconds(
   const options: InferenceSession.SessionOptions = {
     executionProviders: [usualProvider(ort)], intraOpNumThreads: threads,
   };
-  const session = await openSession(ort, oneOperator(kind, shapes), 'operator', options);
+  const session = await openSession(ort, chain(kind, shapes), 'operator', options);
   try {
     const tensors = shapes.map((dims, i) => {
       const data = new Float32Array(platform.allocate(4 * product(dims)), 0, product(dims));
@@ -118,23 +186,27 @@ async function operatorSeconds(
   }
 }
 
-/** A model of one operator without attributes on float32 tensors, the last of which is its result. */
-function oneOperator(kind: string, shapes: readonly Dims[]): Uint8Array {
+/**
+ * A model of one operator without attributes on float32 tensors, the last of which is its result; in
+ * a longer chain it takes its result again, of the first tensor's shape, in place of that one.
+ */
+function chain(kind: string, shapes: readonly Dims[], length = 1): Uint8Array {
   const field = (number: number, content: Iterable<number>): number[] => {
     const bytes = [...content];
     return [number * 8 + 2, ...varint(bytes.length), ...bytes];
   };
   const text = (value: string) => new TextEncoder().encode(value);
-  const node: number[] = [];
-  const values: number[] = [];
-  shapes.forEach((shape, i) => {
-    const isResult = i === shapes.length - 1;
+  const last = shapes.length - 1;
+  const values = shapes.flatMap((shape, i) => {
     const dims = shape.flatMap((size) => field(1, [0x08, ...varint(size)]));
     const type = field(1, [0x08, 0x01, ...field(2, dims)]);
-    node.push(...field(isResult ? 2 : 1, text(`t${i}`)));
-    values.push(...field(isResult ? 12 : 11, [...field(1, text(`t${i}`)), ...field(2, type)]));
+    return field(i === last ? 12 : 11, [...field(1, text(`t${i}`)), ...field(2, type)]);
   });
-  const graph = [...field(1, [...node, ...field(4, text(kind))]), ...field(2, text('o')), ...values];
+  const nodes = Array.from({ length }, (_, at) => field(1, [
+    ...shapes.slice(0, -1).flatMap((__, i) => field(1, text(i || !at ? `t${i}` : `v${at}`))),
+    ...field(2, text(at === length - 1 ? `t${last}` : `v${at + 1}`)), ...field(4, text(kind)),
+  ]));
+  const graph = [...nodes.flat(), ...field(2, text('o')), ...values];
   // IR version 8, opset 17
   return Uint8Array.from([0x08, 0x08, ...field(8, [0x10, 0x11]), ...field(7, graph)]);
 }

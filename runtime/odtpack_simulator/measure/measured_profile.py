@@ -90,6 +90,8 @@ def imported_profile(
         ),
         **_throttling(measured.sustained, source),
     }
+    if measured.gpu_gemm_flops:
+        content["gpu"] = _imported_gpu(measured, source)
     if content["os"] is None:
         raise OdtpackError(
             "measurements-system",
@@ -104,6 +106,30 @@ def imported_profile(
         key, problem = first_problem(error, DeviceProfile)
         text = f"the measurements make no valid profile, at {key}: {problem}"
         raise OdtpackError("measurements-invalid", text) from error
+
+
+def _imported_gpu(
+    measured: measurements.DeviceMeasurements, source: str
+) -> dict[str, measurements.Figure]:
+    found = {
+        "fp32_gemm": (measured.gpu_gemm_flops, 1e9, "GFLOPS", "square matrix product"),
+        "bandwidth": (
+            measured.gpu_copy_bytes_per_second, 1e9, "GB/s", "elementwise operator, bytes written",
+        ),
+        "operator": (
+            measured.gpu_operator_seconds, 1e-6, "us", "elementwise operator on 16 numbers",
+        ),
+    }  # fmt: skip
+    device = f"{measured.gpu or 'GPU'}: {source}"
+    return {
+        key: measurements.repeated(values, factor, unit, f"{text}, {device}")
+        if values
+        else measurements.unknown("not measured")
+        for key, (values, factor, unit, text) in found.items()
+    } | {
+        "fp16_gemm": measurements.unknown("this benchmark measures float32"),
+        "own_memory": measurements.unknown("WebGPU does not say whether it has memory of its own"),
+    }
 
 
 def check_names(name: str, title: str) -> None:

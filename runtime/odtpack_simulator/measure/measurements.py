@@ -64,6 +64,8 @@ def _integral(value: object) -> object:
 
 _Rate = Annotated[float, Field(ge=1, le=1e17)]
 _Rates = Annotated[list[_Rate], Field(max_length=_MOST_VALUES)]
+_Seconds = Annotated[float, Field(gt=0, le=3600)]
+_Times = Annotated[list[_Seconds], Field(max_length=_MOST_VALUES)]
 _Bytes = Annotated[int, BeforeValidator(_integral), Field(ge=2**20, le=2**50)]
 _Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w .,:;+()/-]+$")]
 
@@ -113,6 +115,10 @@ class DeviceMeasurements(Part):
         sync_seconds: Of a write of 4 KiB with fsync.
         memory_bytes: Of the device; null where the system does not report it.
         memory_limit_bytes: What the system grants the app; null where it does not tell.
+        gpu: Name of the GPU for people; null where none was measured, or has none.
+        gpu_gemm_flops: FLOP/s of a float32 matrix product.
+        gpu_copy_bytes_per_second: Bytes that an elementwise operator writes.
+        gpu_operator_seconds: Of an elementwise operator on 16 numbers.
     """
 
     format: Literal[1]
@@ -129,11 +135,13 @@ class DeviceMeasurements(Part):
     file_bytes: int = Field(default=0, ge=0, le=2**50)
     write_bytes_per_second: _Rates = Field(default_factory=list)
     read_bytes_per_second: _Rates = Field(default_factory=list)
-    sync_seconds: Annotated[
-        list[Annotated[float, Field(gt=0, le=3600)]], Field(max_length=_MOST_VALUES)
-    ] = Field(default_factory=list)
+    sync_seconds: _Times = Field(default_factory=list)
     memory_bytes: _Bytes | None = None
     memory_limit_bytes: _Bytes | None = None
+    gpu: _Word | None = None
+    gpu_gemm_flops: _Rates = Field(default_factory=list)
+    gpu_copy_bytes_per_second: _Rates = Field(default_factory=list)
+    gpu_operator_seconds: _Times = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _limit_within_memory(self) -> DeviceMeasurements:

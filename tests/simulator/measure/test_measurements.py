@@ -50,6 +50,15 @@ def profile_of(folder: Path, *, like: str | None = None, **changes: Any) -> Any:
     return imported_profile(measured, name="acme/phone", title="Phone", like=base)
 
 
+def test_rates_of_a_gpu_are_those_that_were_measured(tmp_path: Path) -> None:
+    assert profile_of(tmp_path).gpu is None
+    found = profile_of(tmp_path, gpu_gemm_flops=[3e12, 2e12, 1e12], gpu_operator_seconds=[2e-5])
+    (rate, time), copy = (found.gpu.fp32_gemm, found.gpu.operator), found.gpu.bandwidth
+    assert (rate.low, rate.value, rate.high) == (1000, 2000, 3000)
+    assert time.value == 20
+    assert copy.unknown == "not measured"
+
+
 def test_figures_are_medians_between_the_extremes(tmp_path: Path) -> None:
     profile = profile_of(tmp_path)
     assert (profile.validated, profile.os) == (True, "android")
