@@ -17,6 +17,7 @@ from odtpack_runtime.session.native import VARIABLE
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import loss_of
 from tests import native_library, zoo
+from tests.kits import cpp_kit
 from tests.kits.harness import save_batch
 from tests.once import made_once
 from tests.packaging_tools import batch
@@ -84,6 +85,9 @@ def test_a_session_takes_kernels_by_itself(
         result = native.measure(job, tmp_path)
         assert result["kernels"] is (value == "1")
         found[value] = result["losses"]
+    if native is cpp_kit:  # an entry of the session options turns them off too
+        result = native.measure({**job, "kernels": False}, tmp_path)
+        assert (result["kernels"], result["losses"]) == (False, found["0"])
     assert found["0"] == expected["0"]
     assert found["0"][-1] < found["0"][0]
     np.testing.assert_allclose(found["1"], expected["1"], rtol=1e-6)
