@@ -9,11 +9,14 @@ Pod::Spec.new do |pod|
   pod.source = { git: 'https://odtpack.example/odtpack', tag: pod.version.to_s }
   pod.ios.deployment_target = '15.0'
   pod.osx.deployment_target = '12.0'
-  pod.source_files = 'runtime/cpp/src/odtpack.cpp', 'runtime/cpp/include/odtpack.h'
-  pod.preserve_paths = 'runtime/cpp/include/**/*'
+  kernels = %w[library elementwise elementwise_baseline depthwise depthwise_baseline]
+  pod.source_files = 'runtime/cpp/src/odtpack.cpp', 'runtime/cpp/include/odtpack.h',
+                     *kernels.map { |each| "runtime/native/src/#{each}.cpp" }
+  pod.preserve_paths = 'runtime/cpp/include/**/*', 'runtime/native/src/*'
   pod.module_map = 'runtime/cpp/include/module.modulemap'
   pod.pod_target_xcconfig = {
     'CLANG_CXX_LANGUAGE_STANDARD' => 'c++17',
+    'GCC_PREPROCESSOR_DEFINITIONS' => '$(inherited) ODTPACK_KERNELS=1',
     'HEADER_SEARCH_PATHS' => '"${PODS_TARGET_SRCROOT}/runtime/cpp/include" "${ODTPACK_FLATBUFFERS}"'
   }
   pod.dependency 'onnxruntime-c', '>= 1.23'

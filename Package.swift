@@ -12,14 +12,20 @@ let runtime: [Target] = []
 let library: [Target.Dependency] = []
 #endif
 
+// docs/native.md; without them and the definition of ODTPACK_KERNELS the bodies run.
+let kernels = [
+  "library", "elementwise", "elementwise_baseline", "depthwise", "depthwise_baseline",
+]
+
 let package = Package(
   name: "Odtpack",
   platforms: [.iOS(.v15), .macOS(.v12)],
   products: [.library(name: "Odtpack", targets: ["Odtpack"])],
   targets: runtime + [
     .target(
-      name: "COdtpack", dependencies: library, path: "runtime/cpp",
-      sources: ["src/odtpack.cpp"], publicHeadersPath: "include"),
+      name: "COdtpack", dependencies: library, path: "runtime",
+      sources: ["cpp/src/odtpack.cpp"] + kernels.map { "native/src/\($0).cpp" },
+      publicHeadersPath: "cpp/include", cxxSettings: [.define("ODTPACK_KERNELS")]),
     .target(
       name: "Odtpack", dependencies: ["COdtpack"], path: "runtime/swift/Sources/Odtpack",
       resources: [.copy("PrivacyInfo.xcprivacy")], linkerSettings: [.linkedLibrary("onnxruntime", .when(platforms: [.linux]))]),

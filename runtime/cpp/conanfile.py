@@ -20,8 +20,9 @@ class Odtpack(ConanFile):
     exports_sources = "CMakeLists.txt", "cmake/*", "include/*", "src/*"
 
     def export_sources(self):
-        """Export the licence too, which lies at the root of the repository."""
+        """Export the licence and the kernels too, which lie elsewhere in the repository."""
         root = Path(self.recipe_folder).parents[1]
+        copy(self, "native/*", src=str(root / "runtime"), dst=self.export_sources_folder)
         copy(self, "LICENSE", src=str(root), dst=self.export_sources_folder)
 
     def generate(self):

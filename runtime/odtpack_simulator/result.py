@@ -74,8 +74,8 @@ class Policy(Part):
     session_options: Literal["package", "default"] = "package"
     """Options of the app's sessions: the manifest's, which every kit uses, or `default`, those of
     ONNX Runtime, as an app has them that does not use the manifest's."""
-    native: bool = False
-    """Whether the app registers native kernels."""
+    native: bool | None = None
+    """Whether sessions run native kernels; null for what the kit does by itself."""
     sessions_per_day: float = Field(default=1.0, gt=0, le=1440)
     """Sessions (foreground) or windows (background) per day."""
     save_every: int | None = Field(default=None, ge=1, le=2**31)

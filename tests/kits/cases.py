@@ -169,6 +169,8 @@ CASES: dict[str, Case] = {
     "step_batch_norm": _step(Case(models.mobilenet, _pictures, {"optimizer": SGD()}, 0.001,
                                   steps=3, tolerance=0.1)),
     "step_frozen_int8": _step(_frozen("int8")),
+    "native_adamw": _step(_mlp(build={"native": True})),
+    "native_sgd": _step(_mlp(SGD(), learning_rate=0.1, build={"native": True})),
     "step_schedule": _step(_mlp(schedule=("cosine", {"warmup_steps": 1, "total_steps": 5}, 0.02))),
 }  # fmt: skip
 """Every run of the suite by its name."""

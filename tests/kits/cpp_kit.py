@@ -20,6 +20,7 @@ from tests.kits import harness
 ROOT = Path(__file__).parents[2]
 save_batch = harness.save_batch
 KIT = ROOT / "runtime" / "cpp"
+KERNELS = ROOT / "runtime" / "native"
 PROGRAMS = Path(__file__).parent / "cpp"
 DEPENDENCIES = ROOT / "build" / "cpp-deps"
 SANITIZE = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
@@ -76,6 +77,7 @@ def installed() -> Path:
     folder = ROOT / "build" / "cpp"
     target, stamp = folder / f"odtpack-cpp-{release.version()}", folder / "installed"
     parts = [KIT / "CMakeLists.txt", *(KIT / "cmake").iterdir(), *(KIT / "include").rglob("*.*")]
+    parts += [path for path in KERNELS.rglob("*") if path.is_file()]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(parts))).hexdigest()
     with one_at_a_time(folder), tempfile.TemporaryDirectory() as scratch:
         if not stamp.is_file() or stamp.read_text() != digest:

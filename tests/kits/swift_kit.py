@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -17,6 +18,7 @@ from tests.kits.cpp_kit import one_at_a_time
 ROOT = Path(__file__).parents[2]
 KIT = ROOT / "runtime" / "swift"
 CORE = ROOT / "runtime" / "cpp"  # the kit is a layer over it
+KERNELS = ROOT / "runtime" / "native" / "src"
 PROGRAM = ROOT / "tests" / "kits" / "swift"
 TOOLCHAIN = Path(os.environ.get("ODTPACK_SWIFT", ROOT / "build" / "swift"))
 SYSTEM = TOOLCHAIN / "root"
@@ -55,18 +57,26 @@ def _cached(kind: str, sources: list[Path], build: Callable[[Path], None]) -> Pa
 
 
 def core() -> Path:
-    """The object file of the C interface, with the C++ kit in it."""
-    source = CORE / "src" / "odtpack.cpp"
+    """The object file of the C interface, with the C++ kit and its native kernels in it."""
+    targets = (ROOT / "Package.swift").read_text()
+    names = re.findall(r'"(\w+)"', targets.split("let kernels = [")[1].split("]")[0])
+    kernels = [KERNELS / f"{name}.cpp" for name in names]
     headers = [path for path in (CORE / "include").rglob("*") if path.is_file()]
-    return _cached(
-        "core.o",
-        [source, *sorted(headers)],
-        lambda target: in_toolchain(
-            "/usr/libexec/swift/bin/clang++", "-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra",
-            "-Werror", "-I", CORE / "include", "-isystem", TOOLCHAIN / "include",
-            "-c", source, "-o", target,
-        ),
-    )  # fmt: skip
+    sources = [CORE / "src" / "odtpack.cpp", *kernels]
+
+    def build(target: Path) -> None:
+        parts = [target.with_suffix(f".{source.stem}") for source in sources]
+        for source, part in zip(sources, parts, strict=True):
+            in_toolchain(
+                "/usr/libexec/swift/bin/clang++", "-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra",
+                "-Werror", "-Wno-pass-failed", "-DODTPACK_KERNELS", "-I", CORE / "include",
+                "-isystem", TOOLCHAIN / "include", "-c", source, "-o", part,
+            )  # fmt: skip
+        in_toolchain("ld", "-r", *parts, "-o", target)
+        for part in parts:
+            part.unlink()
+
+    return _cached("core.o", [*sources, *sorted(headers), *sorted(KERNELS.glob("*.[hi]*"))], build)
 
 
 def as_module() -> Path:

@@ -11,9 +11,11 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.session.native import VARIABLE
+from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
-from tests import zoo
+from tests import native_library, zoo
 from tests.kits import cpp_kit
 from tests.packaging_tools import batch
 
@@ -47,6 +49,37 @@ def with_sizes(package: Path, *sizes: int | None) -> None:
     path.write_text(json.dumps(content))
 
 
+def need_and_plan(kit: Any, package: Path, data: dict[str, Any], folder: Path) -> tuple[int, int]:
+    """What the life of an app takes, and the plan for it."""
+    job = {
+        "package": package, "steps": [cpp_kit.save_batch(folder, data)], "count": 4,
+        "threads": 1, "learning_rate": 1e-3, "evaluation": True, "evaluate_first": True,
+        "resume": 2, "save": "saved",
+    }  # fmt: skip
+    found = kit.measure(job, folder)
+    peaks = [phase["peak_anonymous_bytes"] for phase in found["phases"].values()]
+    opened = Package.open(package)
+    use = session_use(opened.manifest, "cpp")
+    assert found["kernels"] is use.native
+    shapes = {name: array.shape for name, array in data.items()}
+    planned = plan_memory(opened, shapes, **use._asdict()).peak.nbytes
+    return max(peaks) - found["before_anonymous_bytes"], planned
+
+
+@pytest.mark.parametrize("network", [zoo.mlp, lambda: zoo.mobilenet_v2(size=64, width_mult=0.5)])
+def test_native_kernels_need_what_is_planned(
+    network: Any, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in child_environment().items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv(VARIABLE, str(native_library.library()))  # for the plan
+    model = network()
+    build_package(model, tmp_path / "package", loss="cross_entropy", native=True)
+    data = dict(zip(("input", "labels"), batch(model, 16), strict=True))
+    need, planned = need_and_plan(kit, tmp_path / "package", data, tmp_path)
+    assert planned == pytest.approx(need, rel=0.06)
+
+
 @pytest.mark.parametrize("sizes", ["fitted", (2**21, 2**12), (2**29, None)])
 def test_an_app_needs_what_is_planned_for_it(
     sizes: Any, kit: Any, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -59,20 +92,11 @@ def test_an_app_needs_what_is_planned_for_it(
         monkeypatch.setenv(variable, value)
     inputs, labels = batch(zoo.mobilenet_v2(size=64, width_mult=0.5), 8)
     data = {"input": inputs, "labels": labels}
-    job = {
-        "package": package, "steps": [cpp_kit.save_batch(tmp_path, data)], "count": 4,
-        "threads": 1, "learning_rate": 1e-3, "evaluation": True, "evaluate_first": True,
-        "resume": 2, "save": "saved",
-    }  # fmt: skip
 
     def above_the_plan() -> int:
-        found = kit.measure(job, tmp_path)
-        peaks = [phase["peak_anonymous_bytes"] for phase in found["phases"].values()]
-        need = max(peaks) - found["before_anonymous_bytes"]
-        shapes = {name: array.shape for name, array in data.items()}
-        planned = plan_memory(Package.open(package), shapes, step_model=True).peak.nbytes
+        need, planned = need_and_plan(kit, package, data, tmp_path)
         assert planned == pytest.approx(need, rel=0.06)
-        return int(need - planned)
+        return need - planned
 
     if sizes != "fitted":
         with_sizes(package, *sizes)

@@ -42,7 +42,7 @@ def test_the_guide_builds_and_trains(package: Path, tmp_path: Path) -> None:
     for name, content in blocks:
         (tmp_path / name).write_text(content)
     tagged = tmp_path / "odtpack"
-    for kit in (KIT, swift_kit.CORE):
+    for kit in (KIT, swift_kit.CORE, swift_kit.KERNELS.parent):
         shutil.copytree(kit, tagged / "runtime" / kit.name)
     shutil.copy(ROOT / "Package.swift", tagged)
     git = ["git", "-C", tagged, "-c", "user.name=test", "-c", "user.email=test@odtpack.example"]

@@ -32,6 +32,7 @@ from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.result import (
     DeviceResult,
     NotJudged,
+    Policy,
     SimulationResult,
     tool_version,
 )
@@ -67,6 +68,7 @@ def run(candidate: Candidate, request: FitRequest, folder: Path) -> SimulationRe
         footprint=request.budgets.footprint_of,
         evaluation=request.evaluation,
         holdout=request.holdout,
+        policy=Policy(native=False),
     )
     return judge(measured, request.budgets)
 

@@ -228,7 +228,7 @@ def build_and_plan(order: Order) -> Planned:
             build(order.settings, folder)
         package = Package.open(folder)
         uses = {
-            session_use(package.manifest, kit)._replace(
+            session_use(package.manifest, kit, native=False)._replace(
                 weights_bytes=held_weights(package, kit, fetched=kit == "js")  # a page's
             )
             for kit in order.kits

@@ -49,7 +49,7 @@ struct Batch {
 
 /// The session of a job: {"package", "models", "checkpoint", "learning_rate", "schedule",
 /// "device": {"library", "index"}}; paths are relative to `folder`. Models of one's own are used
-/// without a step model, and so is "step_model": false.
+/// without a step model, and so is "step_model": false; "kernels": false turns native kernels off.
 struct Training {
   Training(const Ort::Env& env, const Json& json, const fs::path& folder, int threads,
            const std::string& checkpoint = "")
@@ -58,7 +58,7 @@ struct Training {
             !checkpoint.empty()   ? checkpoint
             : !json["checkpoint"] ? package.Path("checkpoint")
                                   : (folder / json.Get<std::string>("checkpoint")).string())),
-        session(env, Options(env, json["device"], threads), state, package,
+        session(env, Options(env, json, threads), state, package,
                 Model(json, folder, "training_model"), Model(json, folder, "eval_model"),
                 Model(json, folder, "optimizer_model"),
                 json.Get<Json::Object>("models", {}).empty() && json.Get<bool>("step_model", true)
@@ -84,9 +84,10 @@ struct Training {
   bool scheduled = false;
 
  private:
-  Ort::SessionOptions Options(const Ort::Env& env, const Json& device, int threads) const {
+  Ort::SessionOptions Options(const Ort::Env& env, const Json& json, int threads) const {
     auto options = package.SessionOptions(env, threads);
-    if (device)
+    if (!json.Get<bool>("kernels", true)) options.AddConfigEntry("odtpack.native", "0");
+    if (const Json& device = json["device"])
       odtpack::AddDevice(env, options, device.Get<std::string>("library"),
                          static_cast<size_t>(device.Whole("index", 0)));
     return options;

@@ -204,6 +204,7 @@ int Measure(const std::string& path) {
   std::cout << "{\"before_anonymous_bytes\": " << before << ", \"phases\": {" << phases.Json()
             << "}, \"losses\": " << List(losses) << ", \"evaluation\": " << List(evaluation)
             << ", \"step_seconds\": " << List(seconds) << ", \"processor_seconds\": " << processor
+            << ", \"kernels\": " << (training->session.HasKernels() ? "true" : "false")
             << ", \"anonymous_bytes_by_tenth\": " << List(resident) << "}" << std::endl;
   if (json["wait"]) {
     std::ofstream(folder / json.Get<std::string>("wait")) << "saved\n";

@@ -1,4 +1,5 @@
 include("${CMAKE_CURRENT_LIST_DIR}/odtpackTargets.cmake")
+set(odtpack_kernels "${CMAKE_CURRENT_LIST_DIR}/kernels")
 include("${CMAKE_CURRENT_LIST_DIR}/odtpackDependencies.cmake")
 target_include_directories(odtpack::odtpack SYSTEM INTERFACE ${odtpack_include_dirs})
 target_link_libraries(odtpack::odtpack INTERFACE ${odtpack_libraries})

@@ -250,6 +250,9 @@ odtpack_error* odtpack_session_train_batch(odtpack_session* session, const OrtVa
 odtpack_error* odtpack_session_lazy_reset_grad(odtpack_session* session);
 odtpack_error* odtpack_session_optimizer_step(odtpack_session* session);
 bool odtpack_session_has_step_model(const odtpack_session* session);
+/* Whether native kernels compute nodes of its models (docs/native.md). The entry `odtpack.native` of
+ * the session options, set to 0, and the environment variable ODTPACK_NATIVE=0 turn them off. */
+bool odtpack_session_has_kernels(const odtpack_session* session);
 int64_t odtpack_session_accumulation_steps(const odtpack_session* session);
 /* Optimizer steps made, those before a resumed checkpoint included. */
 odtpack_error* odtpack_session_step_count(const odtpack_session* session, int64_t* count);

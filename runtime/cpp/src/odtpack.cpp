@@ -482,6 +482,11 @@ odtpack_error* odtpack_session_optimizer_step(odtpack_session* session) {
 bool odtpack_session_has_step_model(const odtpack_session* session) {
   return session->session.HasStepModel();
 }
+bool odtpack_session_has_kernels(const odtpack_session* session) {
+  bool has = false;
+  odtpack_error_release(Try([&] { has = session->session.HasKernels(); }));
+  return has;
+}
 int64_t odtpack_session_accumulation_steps(const odtpack_session* session) {
   return session->session.AccumulationSteps();
 }

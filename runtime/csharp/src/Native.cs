@@ -269,6 +269,9 @@ namespace Odtpack {
         [return: MarshalAs(Byte)]
         internal static extern bool odtpack_session_has_step_model(SessionHandle session);
         [DllImport(Library, CallingConvention = C)]
+        [return: MarshalAs(Byte)]
+        internal static extern bool odtpack_session_has_kernels(SessionHandle session);
+        [DllImport(Library, CallingConvention = C)]
         internal static extern long odtpack_session_accumulation_steps(SessionHandle session);
         [DllImport(Library, CallingConvention = C)]
         internal static extern IntPtr odtpack_session_step_count(

@@ -129,6 +129,8 @@ namespace Odtpack {
         /// <summary>Whether <see cref="StepOn"/> and <see cref="TrainBatch"/> make steps in the
         /// package's step model.</summary>
         public bool HasStepModel => Native.odtpack_session_has_step_model(handle);
+        /// <summary>Whether native kernels compute nodes of the session's models.</summary>
+        public bool HasKernels => Native.odtpack_session_has_kernels(handle);
         /// <summary>Optimizer steps made, those before a resumed checkpoint included.</summary>
         public long StepCount {
             get {

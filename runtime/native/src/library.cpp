@@ -3,13 +3,18 @@
 // Each operator "KernelN" of the domain odtpack.native is a function of the model that has it: its
 // body, in plain operators, is what a session computes that does not know this library. Names say
 // nothing else: which kernel it is, and of what, is in the attributes "kernel" and "program".
+#if __has_include(<onnxruntime_c_api.h>)
 #include <onnxruntime_c_api.h>
+#else
+#include <onnxruntime/onnxruntime_c_api.h>  // as the framework for Apple's systems has it
+#endif
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <new>
 
 #include "kernel.h"
@@ -194,14 +199,17 @@ void Fill(Slot& slot, size_t number, uint32_t version) {
 }  // namespace
 }  // namespace odtpack::native
 
-#if defined(_WIN32)
+#if defined(ODTPACK_KERNELS)  // inside of a kit's core, which calls it for each of its sessions
+#define ODTPACK_EXPORT extern "C"
+#define RegisterCustomOps odtpack_register_kernels
+ODTPACK_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions*, const OrtApiBase*);
+#elif defined(_WIN32)
 #define ODTPACK_EXPORT extern "C" __declspec(dllexport)
 #else
 #define ODTPACK_EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
-// Adds the kernels to the options of a session. The library is loaded once in a process, and what it
-// registers lives as long as the process.
+// Adds the kernels to the options of a session. What it registers lives as long as the process.
 ODTPACK_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* options,
                                                          const OrtApiBase* base) {
   using namespace odtpack::native;
@@ -214,7 +222,8 @@ ODTPACK_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* opti
     return found->CreateStatus(ORT_NOT_IMPLEMENTED,
                                "odtpack.native kernels need ONNX Runtime 1.17 or newer");
   }
-  api = found;
+  static std::once_flag once;  // apps open sessions on several threads
+  std::call_once(once, [found] { api = found; });
   return Guarded([&] {
     static Domain* const domain = [&] {
       auto made = std::make_unique<Domain>();

@@ -35,6 +35,9 @@ STEP_MODEL_KITS: Final = frozenset({"kotlin", "swift", "cpp", "python"})
 """Kits that train with a package's step model where it has one; JavaScript's reads the training and
 the optimizer model."""
 
+KERNEL_KITS: Final = frozenset({"swift", "cpp"})
+"""Kits with the native kernels inside: sessions of packages with nodes for them run them."""
+
 MAPPING_KITS: Final = frozenset({"kotlin", "swift", "cpp", "python"})
 """Kits that map the frozen weights of segments. JavaScript's reads those of a segment when it runs,
 in a browser from all of them in memory."""

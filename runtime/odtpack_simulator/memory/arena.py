@@ -14,7 +14,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.records import SessionInfo
 from odtpack_runtime.session.native import DOMAIN, VARIABLE, native_library
-from odtpack_simulator.device.kits import KITS, STEP_MODEL_KITS, Kit, Loop, Sharing
+from odtpack_simulator.device.kits import KERNEL_KITS, KITS, STEP_MODEL_KITS, Kit, Loop, Sharing
 from odtpack_simulator.memory.kernel_memory import (
     ALIASES,
     BEFORE_OUTPUT,
@@ -647,22 +647,23 @@ def has_native_nodes(manifest: Manifest) -> bool:
 
 
 def session_use(
-    manifest: Manifest, kit: Kit = "python", loop: Loop = "step", native: bool = False
+    manifest: Manifest, kit: Kit = "python", loop: Loop = "step", native: bool | None = None
 ) -> SessionUse:
     """What a kit does with a package; it steps with the step model where both have one."""
-    # `native`: Whether the app registers native kernels, which no kit does by itself.
+    # `native`: Whether sessions run native kernels; None for what the kit does by itself.
     if native and kit == "js":
         raise OdtpackError(
             "no-native-kernels",
             "JavaScript has no way to register native kernels.",
             hint="--native no, or another kit",
         )
-    native = native and has_native_nodes(manifest)
+    native = (kit in KERNEL_KITS if native is None else native) and has_native_nodes(manifest)
     if native and native_library() is None:
         raise OdtpackError(
             "no-native-kernels",
             "There are no native kernels here to plan and to measure the app's training with.",
-            hint=f"{VARIABLE}=FILE names the library; --native no is for an app without it",
+            hint=f"{VARIABLE}=FILE names the library (make native); --native no is for an app that "
+            "turns them off",
         )
     has = (
         loop == "step"

@@ -81,7 +81,8 @@ static class Measure {
                 $"{{\"losses\": {List(losses)}, \"evaluation\": {List(evaluated)}, "
                 + $"\"step_seconds\": {List(times)}, \"processor_seconds\": {processor:R}, "
                 + $"\"anonymous_bytes_by_tenth\": {List(memory)}, "
-                + $"\"step_model\": {(session.HasStepModel ? "true" : "false")}}}");
+                + $"\"step_model\": {(session.HasStepModel ? "true" : "false")}, "
+                + $"\"kernels\": {(session.HasKernels ? "true" : "false")}}}");
         }
     }
 }

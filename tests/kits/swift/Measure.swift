@@ -113,7 +113,7 @@ func measure(_ path: String) throws {
       "evaluate", isFirst ? batches[0] : readBatch(evaluation["inputs"], folder))
   }
   let save = try json["save"]
-  let hasStepModel = training.session.hasStepModel
+  let hasStepModel = training.session.hasStepModel, hasKernels = training.session.hasKernels
   if save.isPresent {
     let target = "\(folder)/\(try save.text())"
     try phases.run("save") {
@@ -132,7 +132,8 @@ func measure(_ path: String) throws {
     "{\"before_anonymous_bytes\": \(before), \"phases\": {\(phases.json.joined(separator: ", "))}, "
       + "\"losses\": \(losses), \"evaluation\": \(evaluated), "
       + "\"step_seconds\": \(times), \"processor_seconds\": \(processor), "
-      + "\"anonymous_bytes_by_tenth\": \(memory), \"step_model\": \(hasStepModel)}")
+      + "\"anonymous_bytes_by_tenth\": \(memory), \"step_model\": \(hasStepModel), "
+      + "\"kernels\": \(hasKernels)}")
   let wait = try json["wait"]
   if wait.isPresent {
     let path = "\(folder)/\(try wait.text())"

@@ -135,13 +135,16 @@ def test_whether_kernels_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     manifest = package.manifest
     kits: tuple[Kit, ...] = ("cpp", "kotlin", "swift", "python")
     assert all(session_use(manifest, kit, native=True).native for kit in kits)
-    assert not any(session_use(manifest, kit).native for kit in (*kits, "js"))
+    assert [session_use(manifest, kit).native for kit in kits] == [True, False, True, False]
+    assert not session_use(manifest, "js").native
+    assert not session_use(manifest, "cpp", native=False).native
     with pytest.raises(OdtpackError, match="JavaScript") as refused:
         session_use(manifest, "js", native=True)
     assert refused.value.code == "no-native-kernels"
     monkeypatch.delenv(VARIABLE)
-    with pytest.raises(OdtpackError, match="no native kernels here"):
-        session_use(manifest, "cpp", native=True)
+    for native in (True, None):
+        with pytest.raises(OdtpackError, match="no native kernels here"):
+            session_use(manifest, "cpp", native=native)
     plain = dataclasses.replace(
         manifest.operators, training_model={}, optimizer_model={}, step_model=None
     )
@@ -161,7 +164,7 @@ def test_the_report_says_what_was_assumed(tmp_path: Path) -> None:
     package, job, _ = packed("mlp", tmp_path)
     np.savez(tmp_path / "data.npz", **{each: np.load(path) for each, path in job.data.items()})
     said = {}
-    for native in (True, False):
+    for native in (None, False):
         result = simulate(
             package.path, tmp_path / "data.npz", [load_profile("google/pixel-8a")],
             batch_size=64, epochs=1, seed=0, policy=Policy(kit="cpp", native=native),
@@ -169,5 +172,5 @@ def test_the_report_says_what_was_assumed(tmp_path: Path) -> None:
         (device,) = result.devices
         said[native] = device.memory.native, kit_words(device.memory, result).rpartition(", ")[2]
         kinds = {each.op_type for each in result.latency_host.by_operator}
-        assert ("native elementwise" in kinds) == native
-    assert said == {True: (True, "native kernels"), False: (False, "without native kernels")}
+        assert ("native elementwise" in kinds) == (native is None)
+    assert said == {None: (True, "native kernels"), False: (False, "without native kernels")}

@@ -111,12 +111,13 @@ def simulate(
         ),
     ] = None,
     native: Annotated[
-        Literal["yes", "no"],
+        Literal["yes", "no"] | None,
         option(
-            "Whether the app registers native kernels, where the package has nodes for them. This "
-            "machine needs the library to simulate it (ODTPACK_NATIVE)."
+            "Whether sessions run native kernels, where the package has nodes for them. This "
+            "machine needs the library to simulate it (ODTPACK_NATIVE).  [default: yes for the "
+            "kits cpp and swift, which have them inside]"
         ),
-    ] = "no",
+    ] = None,
     session_options: Annotated[
         Literal["package", "default"],
         option(
@@ -202,7 +203,7 @@ def simulate(
         entitled=entitled,
         kit=kit,
         loop=loop if loop else "step" if budgets is None else budgets.defaults.loop,
-        native=native == "yes",
+        native=None if native is None else native == "yes",
         session_options=session_options,
         sessions_per_day=sessions_per_day,
         save_every=save_every,

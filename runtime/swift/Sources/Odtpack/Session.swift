@@ -110,6 +110,9 @@ public final class ORTTrainingSession {
   /// Whether stepOn and trainBatch make steps in the package's step model.
   public var hasStepModel: Bool { odtpack_session_has_step_model(handle) }
 
+  /// Whether native kernels compute nodes of the session's models (docs/native.md).
+  public var hasKernels: Bool { odtpack_session_has_kernels(handle) }
+
   /// Make an optimizer step on one batch: what trainStep, optimizerStep and lazyResetGrad do, and
   /// with less memory where the session has a step model. Returns the user's outputs, the loss
   /// before the step first.
