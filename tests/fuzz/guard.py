@@ -38,8 +38,8 @@ def deadline(seconds: int) -> Iterator[None]:
         signal.ITIMER_REAL: (signal.SIGALRM, 6 * seconds),
     }
     before = {number: signal.signal(number, stop) for number, _ in timers.values()}
-    for timer, (_, time) in timers.items():
-        signal.setitimer(timer, time)
+    for timer, (_, limit) in timers.items():
+        signal.setitimer(timer, limit)
     try:
         yield
     finally:

@@ -29,8 +29,9 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], Any, bool]] = {
     "adamw": (lambda: zoo.mlp((16, 32, 10)), AdamW(weight_decay=0.01), True),
     "sgd": (lambda: zoo.mlp((16, 32, 10)), SGD(), True),
     "depthwise": (lambda: zoo.mobilenet_v2(32, stages=3), AdamW(), False),
-    "transformer": (lambda: zoo.transformer_encoder(vocab=50, d=64, layers=2, T=32, ff=128), AdamW(),
-                    False),
+    "transformer": (
+        lambda: zoo.transformer_encoder(vocab=50, d=64, layers=2, T=32, ff=128), AdamW(), False,
+    ),
 }  # fmt: skip
 
 
