@@ -333,7 +333,13 @@ def _check(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
 def _extract(
     graph: ir.Graph, inputs: Sequence[ir.Value | str], outputs: Sequence[ir.Value]
 ) -> ir.Graph:
-    return ir.convenience.extract(graph, inputs, outputs)
+    found = ir.convenience.extract(graph, inputs, outputs)
+    order = {name: place for place, name in enumerate(graph.initializers)}  # it has none
+    kept = sorted(found.initializers.values(), key=lambda value: order[str(value.name)])
+    found.initializers.clear()
+    for value in kept:
+        found.register_initializer(value)
+    return found
 
 
 def _tensor(value: ir.Value) -> ir.TensorProtocol:
