@@ -1,15 +1,20 @@
-"""Memory and time of training a decoder of Qwen2.5's shape, segment by segment, in int4.
+"""Memory and time of training decoders of published shapes, segment by segment, in int4.
 
 Each figure comes from a process of its own. Memory is all that the process has, Python included:
-anonymous memory, which the system cannot drop, and what is resident. With ``--held`` a step's
-process is in a control group of the memory that MeBP was measured with, Python's included, and the
+anonymous memory, which the system cannot drop, and what is resident. With ``--held`` a step is made
+once more in a control group of 32 MB more than its anonymous memory, Python's included, where the
 files are read anew: more would end it. That takes Linux and root.
 
-    python -m benchmarks.language_model              the 0.5B shape, at four lengths
-    python -m benchmarks.language_model --shape 1.5B --tokens 256
+    python -m benchmarks.language_model              the shape of Qwen2.5-0.5B, at four lengths
+    python -m benchmarks.language_model --shape Qwen2.5-1.5B --tokens 256
     python -m benchmarks.language_model --activations build
     python -m benchmarks.language_model --tokens 256 --steps 10 --timeline build/memory.svg
     python -m benchmarks.language_model --kit cpp        as that kit trains it, once it is set up
+    python -m benchmarks.language_model --kit cpp --steps 1 --held --generate --record
+
+The last one keeps memory in ``benchmarks/decoder/record.json``, of which
+``scripts/generate_docs`` makes docs/decoders.md. ``--generate``: the process then saves the
+adapter, closes the training, and generates with the adapter.
 """
 
 from __future__ import annotations
@@ -31,27 +36,29 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.decoder.model import SHAPES, write_model
+from benchmarks.decoder import page
+from benchmarks.decoder.genai import DECODERS, GenaiWriter
+from benchmarks.decoder.model import write_model
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, ALPHA, WORDS = 8, 16.0, 1024
-PUBLISHED = {  # MB on iPhones: MeBP (Apple) and MeSP (2026), rank 8 on seven linears, int4, batch 1
-    "0.5B": {128: (253, 111), 256: (361, 136), 512: (582, 246), 1024: (1050, 514)},
-    "1.5B": {256: (516, 263)},
-}
+SPARE = 32  # MB that a control group has beside a step's anonymous memory
+PROMPT, FOLLOWING = 32, 2  # tokens
 MB = 1024  # kB, of which /proc counts
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=SHAPES, default="0.5B")
+    parser.add_argument("--shape", choices=DECODERS, default="Qwen2.5-0.5B")
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 256, 512, 1024])
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--folder", type=Path, default=Path("build/decoder"))
     parser.add_argument("--activations", type=Path, help="folder for values between segments")
-    parser.add_argument("--held", action="store_true", help="in a control group of MeBP's memory")
+    parser.add_argument("--held", action="store_true", help="in a control group, too")
     parser.add_argument("--kit", choices=("python", "cpp", "swift"), default="python")
+    parser.add_argument("--generate", action="store_true", help="in the C++ kit, after the steps")
+    parser.add_argument("--record", action="store_true", help="keep what the C++ kit takes")
     parser.add_argument("--timeline", type=Path, help="draw the memory of a length there, as SVG")
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -60,32 +67,42 @@ def main() -> None:
     folder = given.folder / given.shape
     if given.kit != "python" and (given.activations or given.timeline):
         parser.error("--activations and --timeline are for Python")
+    if given.kit != "cpp" and (given.generate or given.record):
+        parser.error("--generate and --record are for the C++ kit")
     if given.task:
         with _Memory("self") as memory:
             found = TASKS[given.task](folder, given)
         over_time = {"samples": memory.samples} if given.timeline else {}
         print(json.dumps({**found, **memory.figures(), **over_time}))
         return
-    write_model(SHAPES[given.shape], folder)
-    built = _apart("build", given)
-    print(
-        f"{given.shape}: built in {built['seconds']:.0f} s, anonymous {built['anonymous']:.0f} MB, "
-        f"resident {built['resident']:.0f} MB; {given.threads} threads", flush=True,
-    )  # fmt: skip
-    key = "core_seconds" if given.threads == 1 else "seconds"
-    print("| tokens | anonymous | resident | MeBP | MeSP | step | forward pass | ratio |")
-    print("|---|---|---|---|---|---|---|---|")
-    for tokens in given.tokens:
-        mebp, mesp = PUBLISHED.get(given.shape, {}).get(tokens, ("", ""))
-        with _group(mebp if given.held else "") as group:
-            train = _apart if given.kit == "python" else _in_kit
-            step = train("step", given, tokens, group)
-        forward = _apart("forward", given, tokens)
+    write_model(DECODERS[given.shape], folder, writer=GenaiWriter)
+    if not (folder / "package" / "manifest.json").exists():
+        built = _apart("build", given)
         print(
-            f"| {tokens} | {step['anonymous']:.0f} MB | {step['resident']:.0f} MB "
-            f"| {mebp} | {mesp} | {step[key]:.2f} s | {forward[key]:.2f} s "
-            f"| {step[key] / forward[key]:.2f} |", flush=True,
+            f"{given.shape}: built in {built['seconds']:.0f} s, anonymous "
+            f"{built['anonymous']:.0f} MB, resident {built['resident']:.0f} MB", flush=True,
         )  # fmt: skip
+    key = "core_seconds" if given.threads == 1 else "seconds"
+    train = _apart if given.kit == "python" else _in_kit
+    print(f"| tokens | {' | '.join(page.SHOWN)} | step | forward pass | ratio |")
+    print("|---" * (4 + len(page.SHOWN)) + "|")
+    for tokens in given.tokens:
+        step = train("step", given, tokens)
+        figures = {
+            key: step[key]
+            for key in ("anonymous", "resident", "generation", "in place")
+            if key in step
+        }
+        if given.held:
+            with _group(step["anonymous"] + SPARE) as group:
+                figures["held"] = train("step", given, tokens, group)["resident"]
+        if given.record:
+            page.keep(given.shape, tokens, figures)
+        shown = [f"{figures[key]:.0f} MB" if key in figures else "" for key in page.SHOWN]
+        forward = {} if given.record else _apart("forward", given, tokens)
+        times = [f"{each[key]:.2f} s" if each else "" for each in (step, forward)]
+        times.append(f"{step[key] / forward[key]:.2f}" if forward else "")
+        print(f"| {' | '.join([str(tokens), *shown, *times])} |", flush=True)
         if given.timeline:
             _draw(given, tokens, step)
 
@@ -94,11 +111,15 @@ def _draw(given: argparse.Namespace, tokens: int, step: dict[str, Any]) -> None:
     from benchmarks.decoder import timeline  # what it imports would count as the step's memory
 
     _, *losses = step["losses"]
-    published = zip(("MeBP", "MeSP"), PUBLISHED.get(given.shape, {}).get(tokens, ()), strict=False)
+    published = [
+        (each["system"], each["mb"])
+        for each in page.published()
+        if (each["shape"], each["tokens"]) == (given.shape, tokens)
+    ]
     title = f"{len(losses)} steps of the {given.shape} decoder, {tokens} tokens"
     samples = [timeline.Sample(*each) for each in step["samples"]]
     given.timeline.parent.mkdir(parents=True, exist_ok=True)
-    given.timeline.write_text(timeline.draw(samples, title, list(published)), "utf-8")
+    given.timeline.write_text(timeline.draw(samples, title, published), "utf-8")
     print(f"losses {', '.join(f'{loss:.3f}' for loss in losses)}; memory in {given.timeline}")
 
 
@@ -151,21 +172,30 @@ def _in_kit(
             "package": (given.folder / given.shape / "package").absolute(),
             "steps": [steps[0], *[steps[1]] * given.steps], "threads": given.threads,
         }  # fmt: skip
+        if given.generate and group is None:
+            content["generate"] = {
+                "adapter": "mine.onnx_adapter", "prompt": ids[0, :PROMPT].tolist(),
+                "max_tokens": FOLLOWING,
+            }  # fmt: skip
         job.write_text(json.dumps(content, default=str))
         join = _joining(group)
         child = subprocess.Popen(kit.measuring(job), stdout=subprocess.PIPE, preexec_fn=join)  # noqa: PLW1509
         with child, _Memory(str(child.pid)) as memory:
             found = json.loads(child.communicate()[0])
     seconds = statistics.median(found["step_seconds"][1:])
-    return {"seconds": seconds, "core_seconds": seconds, **memory.figures()}
+    trained = sum(found["phases"][name]["seconds"] for name in ("load", "train"))
+    memory.samples = [each for each in memory.samples if each[0] < trained] or memory.samples
+    figures = memory.figures()
+    if "generate" in found["phases"]:
+        peaks = {key: each["peak_anonymous_bytes"] / 2**20 for key, each in found["phases"].items()}
+        for key, phase in (("generation", "generate"), ("in place", "generate in place")):
+            figures[key] = max(peaks[phase], peaks["save adapter"])
+    return {"seconds": seconds, "core_seconds": seconds, **figures}
 
 
 @contextmanager
-def _group(megabytes: int | str) -> Iterator[Path | None]:
-    """A control group that holds its processes to so much memory; none without a number."""
-    if not megabytes:
-        yield None
-        return
+def _group(megabytes: float) -> Iterator[Path]:
+    """A control group that holds its processes to so much memory."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3")  # pages count for who read them first
     second = Path("/sys/fs/cgroup/cgroup.controllers").exists()
@@ -227,7 +257,7 @@ def _build(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     shutil.rmtree(folder / "package", ignore_errors=True)
     start = time.perf_counter()
     build_package(
-        folder / "model.onnx", folder / "package", loss="next_token", base="int4", segments=True,
+        folder / "model.onnx", folder / "package", loss="next_token", segments=True,
         loss_options={"words": WORDS},
         adapter=AdapterSpec("lora", tuple(f"*.{name}" for name in LINEARS), (), RANK, ALPHA),
     )  # fmt: skip
@@ -264,14 +294,18 @@ def _forward(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """The same model in int4 as ONNX Runtime infers with it, by its default options."""
     import onnxruntime
 
-    model = folder / "int4" / "model.onnx"
-    if not model.exists():
-        _write_int4(folder, model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = given.threads
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    feeds = {"input_ids": _tokens(given)}
-    session.run(["logits"], {"input_ids": feeds["input_ids"][:, :8]})
+    session = onnxruntime.InferenceSession(
+        folder / "model.onnx", options, providers=["CPUExecutionProvider"]
+    )
+    ids, shape = _tokens(given), DECODERS[given.shape]
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)} | {
+        node.name: np.zeros((1, shape.shared, 0, shape.size), np.float32)
+        for node in session.get_inputs()
+        if node.name.startswith("past")
+    }
+    session.run(["logits"], feeds)
     return _timed(lambda: session.run(["logits"], feeds), given.steps)
 
 
@@ -290,23 +324,9 @@ def _timed(run: Callable[[], object], times: int) -> dict[str, Any]:
     return {"seconds": statistics.median(seconds), "core_seconds": statistics.median(spent)}
 
 
-def _write_int4(folder: Path, path: Path) -> None:
-    import onnx_ir
-
-    from odtpack.model.loading import load_model
-    from odtpack.quantized import quantize_base
-
-    partial = path.parent.with_name("int4.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    model = quantize_base(load_model(folder / "model.onnx"), "int4")
-    onnx_ir.save(model, partial / path.name, external_data="model.data")
-    partial.rename(path.parent)
-
-
 def _tokens(given: argparse.Namespace) -> np.ndarray:
     random = np.random.default_rng(0)
-    return random.integers(0, SHAPES[given.shape].words, (1, given.tokens[0]))
+    return random.integers(0, DECODERS[given.shape].words, (1, given.tokens[0]))
 
 
 TASKS = {"build": _build, "step": _step, "forward": _forward}

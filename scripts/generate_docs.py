@@ -33,6 +33,7 @@ from scripts import manifest_schema as manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a file too
+from benchmarks.decoder.page import decoders_page  # noqa: E402
 from benchmarks.exporters.page import exporters_page  # noqa: E402
 from scripts.fleet_table import fleet_keys  # noqa: E402
 from scripts.kits_table import kits_page  # noqa: E402
@@ -413,6 +414,7 @@ PAGES = {
     ROOT / "docs" / "reports.md": reports_page,
     ROOT / "docs" / "errors.md": errors_page,
     ROOT / "docs" / "operators.md": operators_page,
+    ROOT / "docs" / "decoders.md": decoders_page,
     ROOT / "docs" / "published-phones.md": published_phones_page,
     ROOT / "docs" / "schemas" / "manifest.schema.json": manifest_schema,
     ROOT / "docs" / "schemas" / "diff.schema.json": diff_schema,

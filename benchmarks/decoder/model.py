@@ -1,12 +1,10 @@
-"""Decoders of the shape of Qwen2.5 with seeded random weights, as files that exporters would write.
-
-No weights of that family are needed to measure memory and time: neither hangs on their values.
-"""
+"""Decoders in float32 with seeded random weights, as files that exporters would write."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -41,7 +39,9 @@ SHAPES = {
 }
 
 
-def write_model(shape: Shape, folder: Path, seed: int = 0) -> Path:
+def write_model(
+    shape: Any, folder: Path, seed: int = 0, writer: type[Writer] | None = None
+) -> Path:
     """Write ``model.onnx`` and its weights in float32 into a folder, unless they lie there.
 
     Returns:
@@ -52,14 +52,16 @@ def write_model(shape: Shape, folder: Path, seed: int = 0) -> Path:
         return path
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "model.data").open("wb") as stream:
-        model = _Writer(shape, stream, np.random.default_rng(seed)).model()
+        model = (writer or Writer)(shape, stream, np.random.default_rng(seed)).model()
     partial = folder / "model.onnx.partial"
     partial.write_bytes(model.SerializeToString())
     partial.rename(path)
     return path
 
 
-class _Writer:
+class Writer:
+    """Writes weights to a stream, and the nodes that read them."""
+
     def __init__(self, shape: Shape, stream, random: np.random.Generator) -> None:
         self.shape, self.stream, self.random = shape, stream, random
         self.nodes: list[onnx.NodeProto] = []
@@ -113,13 +115,17 @@ class _Writer:
         else:
             values = self.random.standard_normal(dims, np.float32)
             values *= np.float32(0.5 / dims[0] ** 0.5 if dims[0] != self.shape.words else 0.02)
-        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=dims)
+        return self._stored(name, values)
+
+    def _stored(self, name: str, values: np.ndarray) -> str:
+        kind = helper.np_dtype_to_tensor_dtype(values.dtype)
+        tensor = TensorProto(name=name, data_type=kind, dims=values.shape)
         tensor.data_location = TensorProto.EXTERNAL
         self.stream.write(bytes(-self.stream.tell() % 4096))
         place = {"location": "model.data", "offset": self.stream.tell(), "length": values.nbytes}
         for key, value in place.items():
             tensor.external_data.add(key=key, value=str(value))
-        self.stream.write(values.data)
+        self.stream.write(np.ascontiguousarray(values).data)
         self.initializers.append(tensor)
         return name
 

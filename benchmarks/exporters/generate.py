@@ -43,7 +43,7 @@ def hand_over(written: Path, work: Path, interpreter: Path) -> str:
         [*generator.generate(PROMPT, adapter=name, max_tokens=COUNT, temperature=0)]
         for name in (None, "mine")
     ]
-    for name in ("decoder.onnx", "segments.weights"):
+    for name in ("decoder.onnx", "decoder.weights", "segments.weights"):
         shutil.copy(work / "package" / name, work)
     for path in written.glob("*.json"):
         shutil.copy(path, work)

@@ -17,6 +17,7 @@ import torch
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 import odtpack.build
+import odtpack.package.segments.build
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
@@ -132,9 +133,62 @@ def test_weights_are_stored_once(name: str, trained: Any) -> None:
     package, _ = trained(name)
     model = onnx.load(package.decoder, load_external_data=False)
     outside = {t.external_data[0].value for t in model.graph.initializer if t.external_data}
-    assert outside == {"segments.weights"}
+    assert outside == {"segments.weights", "decoder.weights"}
     kept = {node.op_type for node in model.graph.node}
     assert kept.issuperset({"GroupQueryAttention", "MatMulNBits"} if "int4" in name else {"MatMul"})
+
+
+def test_the_same_bytes_whatever_order_a_part_of_a_graph_has(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnx-ir keeps the initializers of a part in a set, whose order changes by chance."""
+    whole, _ = trained("genai-llama-tied-int4")
+    extract = ir.convenience.extract
+
+    def backwards(*args: Any) -> ir.Graph:
+        found = extract(*args)
+        values = [*found.initializers.values()]
+        found.initializers.clear()
+        for value in reversed(values):
+            found.register_initializer(value)
+        return found
+
+    monkeypatch.setattr(ir.convenience, "extract", backwards)
+    build_package(
+        exact("genai-llama-tied-int4", tmp_path), tmp_path / "package", loss="next_token",
+        segments=True, adapter=SPEC,
+    )  # fmt: skip
+    for path in (tmp_path / "package").iterdir():
+        assert path.read_bytes() == whole.decoder.with_name(path.name).read_bytes(), path.name
+
+
+def test_the_widest_matrices_are_read_in_parts(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of the vocabulary, 36 at a time: the same bytes of a file, and the same logits."""
+    whole, state = trained("genai-llama-tied-int4")
+    monkeypatch.setattr(odtpack.package.segments.build, "_WIDEST", 24 * 96)
+    build_package(
+        exact("genai-llama-tied-int4", tmp_path), tmp_path / "package", loss="next_token",
+        segments=True, adapter=SPEC,
+    )  # fmt: skip
+    package = Package.open(tmp_path / "package")
+    model = onnx.load(package.decoder, load_external_data=False)
+    head = [node for node in model.graph.node if node.op_type == "MatMulNBits"
+            and node.input[1].startswith("lm_head")]  # fmt: skip
+    rows = [onnx.helper.get_node_attr_value(node, "N") for node in head]
+    assert rows == [36, 36, 36, 20]
+    assert package.decoder.with_name("decoder.weights").stat().st_size == 4 * 96 * 4  # zeros alone
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    plain, parted, in_place = (
+        Generator(whole), Generator(package), Generator(package, options)
+    )  # fmt: skip
+    for generator in (plain, parted, in_place):
+        generator.add_adapter("mine", state)
+    wanted = plain.logits(PROMPT, "mine")
+    np.testing.assert_allclose(parted.logits(PROMPT, "mine"), wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(in_place.logits(PROMPT, "mine"), wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["genai-qwen2-int4", *OPTIMUM])

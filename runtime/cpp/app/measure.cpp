@@ -15,6 +15,10 @@
 //                                             the first batch
 //     "save": "trained.ckpt"                  saved with the optimizer's state, if given
 //     "export": "trained.onnx"                the model to predict with, if given, after the save
+//     "generate": {"adapter": "mine.onnx_adapter", "prompt": [3, 1, 4], "max_tokens": 8}
+//                                             the adapter is written, the training closed, and the
+//                                             decoder runs with it: with its weights read in place,
+//                                             then with weights that ONNX Runtime packed
 //     "wait": "saved"                         a file to make at last; then wait for the end, with
 //                                             everything still open
 //     "resume": 10                            steps to make from the saved file, in a new session
@@ -175,6 +179,7 @@ int Measure(const std::string& path) {
     });
   };
   phases.Run("load", [&] { training.emplace(env, json, folder, threads); });
+  const bool kernels = training->session.HasKernels();
   if (json.Get<bool>("evaluate_first", false)) evaluate("evaluate first", batches[0].values);
   phases.Run("train", [&] { train(count); });
   if (const Json& held_out = json["evaluation"]; std::holds_alternative<Json::Object>(held_out.value)) {
@@ -193,6 +198,26 @@ int Measure(const std::string& path) {
     const std::vector<std::string> outputs = training->package.Manifest()["inference"].Texts("outputs");
     phases.Run("export", [&] { training->session.ExportModelForInferencing(target, outputs); });
   }
+  std::vector<int64_t> tokens;
+  if (const Json& job = json["generate"]) {
+    const std::string adapter = (folder / job.Get<std::string>("adapter")).string();
+    phases.Run("save adapter",
+               [&] { odtpack::SaveAdapter(training->package, training->state, adapter); });
+    const odtpack::Package package = training->package;
+    training.reset();
+    for (const bool in_place : {true, false}) {
+      phases.Run(in_place ? "generate in place" : "generate", [&] {
+        auto options = package.SessionOptions(env, threads);
+        if (in_place) options.AddConfigEntry("session.disable_prepacking", "1");
+        odtpack::Generator generator(env, package, options);
+        generator.AddAdapter("mine", adapter);
+        odtpack::GenerateOptions choice;
+        choice.adapter = "mine";
+        choice.max_tokens = job.Whole("max_tokens", 8);
+        tokens = generator.Generate(job.Wholes("prompt"), choice);
+      });
+    }
+  }
   if (json["resume"] && !saved.empty()) {
     training.reset();
     phases.Run("resume", [&] {
@@ -204,7 +229,7 @@ int Measure(const std::string& path) {
   std::cout << "{\"before_anonymous_bytes\": " << before << ", \"phases\": {" << phases.Json()
             << "}, \"losses\": " << List(losses) << ", \"evaluation\": " << List(evaluation)
             << ", \"step_seconds\": " << List(seconds) << ", \"processor_seconds\": " << processor
-            << ", \"kernels\": " << (training->session.HasKernels() ? "true" : "false")
+            << ", \"kernels\": " << (kernels ? "true" : "false") << ", \"tokens\": " << List(tokens)
             << ", \"anonymous_bytes_by_tenth\": " << List(resident) << "}" << std::endl;
   if (json["wait"]) {
     std::ofstream(folder / json.Get<std::string>("wait")) << "saved\n";

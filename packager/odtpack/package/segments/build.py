@@ -14,7 +14,7 @@ from odtpack.autodiff import differentiate, expand
 from odtpack.autodiff.expand import SMALLEST
 from odtpack.errors import OdtpackError
 from odtpack.graph import four_bits
-from odtpack.graph.graphs import RANDOM_OPERATORS, nodes_of
+from odtpack.graph.graphs import RANDOM_OPERATORS, nodes_of, replace
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.package import training
@@ -120,32 +120,84 @@ def _stage_decoder(
     decoder: ir.Model, staged: StagedSegments, folder: Path, prefix: str
 ) -> Iterator[ExtraFile]:
     """Write the inference model; what training has of its weights is not written again."""
-    graph = decoder.graph
-    large = [
-        value
-        for value in graph.initializers.values()
-        if _tensor(value).nbytes >= _STORED_APART and not value.is_graph_input()
-    ]
+    large = [v for v in decoder.graph.initializers.values() if _tensor(v).nbytes >= _STORED_APART]
+    # An adapter's inputs are zero where a run names none: all of them are read from the same zeros.
+    zeros = [value for value in large if value.is_graph_input()]
     left = []
     for value in large:
+        if value.is_graph_input():
+            continue
         place = staged.places.get(hashlib.sha256(_tensor(value).tobytes()).digest())
         if place is None or staged.info.weights is None:
             left.append(value)
         else:
             _lies_in(value, staged.info.weights, place)
-    if left:
+    if left or zeros:
         own = folder / f"{prefix}decoder.weights"
         with atomic_write(own) as stream:
+            stream.write(bytes(max((_tensor(value).nbytes for value in zeros), default=0)))
+            for value in zeros:
+                _lies_in(value, own.name, 0)
             for value in left:
                 stream.write(bytes(-stream.tell() % ALIGNMENT))
                 place = stream.tell()
                 stream.write(_tensor(value).tobytes())
                 _lies_in(value, own.name, place)
         yield _listed(own, "decoder_weights")
+    _split_wide(decoder.graph)
     path = folder / f"{prefix}decoder.onnx"
     with atomic_write(path) as stream:
         stream.write(ir.to_proto(decoder).SerializeToString(deterministic=True))
     yield _listed(path, "decoder_model")
+
+
+_WIDEST = 1 << 24
+"""Elements of a matrix of few bits that one node of the decoder reads: 64 MiB where the kernel
+unpacks it whole, as it does without prepacking."""
+
+
+def _split_wide(graph: ir.Graph) -> None:
+    """Let several nodes read the rows of the largest matrices, such as a vocabulary's."""
+    op = Ops(graph, "rows/")
+    for node in [node for node in graph if node.op_type == "MatMulNBits"]:
+        rows, columns = (node.attributes.get_int(key, 0) for key in "NK")
+        x, *stored = node.inputs
+        given = [value for value in stored if value is not None]
+        if rows * columns <= _WIDEST or not all(
+            isinstance(value.const_value, ir.ExternalTensor)
+            and value.const_value.nbytes % rows == 0
+            for value in given
+        ):
+            continue
+        attributes = {key: each.value for key, each in node.attributes.items()}
+        step, parts = max(_WIDEST // columns, 1), list[ir.Value]()
+        with op.before(node):
+            for start in range(0, rows, step):
+                count = min(step, rows - start)
+                inputs = [v and _some_rows(graph, v, start, count, rows) for v in stored]
+                parts += op.emit(
+                    "MatMulNBits", [x, *inputs], domain=node.domain, **attributes | {"N": count}
+                )
+            result = op.Concat(*parts, axis=-1)
+        replace(node.outputs[0], result, [node])
+        for value in given:
+            if not value.uses():
+                graph.initializers.pop(str(value.name))
+
+
+def _some_rows(graph: ir.Graph, of: ir.Value, start: int, count: int, rows: int) -> ir.Value:
+    """An initializer that is some rows of another one, in the same file."""
+    whole = of.const_value
+    assert isinstance(whole, ir.ExternalTensor)  # noqa: S101 - as was asked before
+    name, row = f"{whole.name}.rows_{start}", whole.nbytes // rows
+    first, *rest = whole.shape.numpy()
+    shape = ir.Shape([first // rows * count, *rest])
+    value = ir.val(name, const_value=ir.ExternalTensor(
+        whole.location, (whole.offset or 0) + start * row, count * row, whole.dtype, shape=shape,
+        name=name,
+    ))  # fmt: skip
+    graph.register_initializer(value)
+    return value
 
 
 def _lies_in(value: ir.Value, file: str, place: int) -> None:
@@ -281,7 +333,13 @@ def _check(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
 def _extract(
     graph: ir.Graph, inputs: Sequence[ir.Value | str], outputs: Sequence[ir.Value]
 ) -> ir.Graph:
-    return ir.convenience.extract(graph, inputs, outputs)
+    found = ir.convenience.extract(graph, inputs, outputs)
+    order = {name: place for place, name in enumerate(graph.initializers)}  # it has none
+    kept = sorted(found.initializers.values(), key=lambda value: order[str(value.name)])
+    found.initializers.clear()
+    for value in kept:
+        found.register_initializer(value)
+    return found
 
 
 def _tensor(value: ir.Value) -> ir.TensorProtocol:

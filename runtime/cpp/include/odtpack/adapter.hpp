@@ -17,19 +17,19 @@ using Tensors = std::map<std::string, Tensor>;
 /// int32; model_version: int32; parameters: [Parameter]; }.
 constexpr flatbuffers::voffset_t kFirst = 4, kSecond = 6, kThird = 8, kFourth = 10;
 
+/// The tensors' bytes follow the tables, and are written from where they are.
 inline void WriteOnnxAdapter(const fs::path& path, const Tensors& tensors) {
   flatbuffers::FlatBufferBuilder to;
+  const auto later = to.CreateVector(std::vector<uint8_t>());
   std::vector<flatbuffers::Offset<void>> tables;
   for (const auto& [name, tensor] : tensors) {
-    to.ForceVectorAlignment(tensor.Bytes(), 1, 8);
-    const auto data = to.CreateVector(tensor.data.get(), tensor.Bytes());
     const auto dims = to.CreateVector(tensor.shape);
     const auto text = to.CreateString(name);
     const auto start = to.StartTable();
     to.AddOffset(kFirst, text);
     to.AddOffset(kSecond, dims);
     to.AddElement<int32_t>(kThird, tensor.type, 0);
-    to.AddOffset(kFourth, data);
+    to.AddOffset(kFourth, later);
     tables.emplace_back(to.EndTable(start));
   }
   const auto all = to.CreateVector(tables);
@@ -37,8 +37,26 @@ inline void WriteOnnxAdapter(const fs::path& path, const Tensors& tensors) {
   for (const auto version : {kFirst, kSecond, kThird}) to.AddElement<int32_t>(version, 1, 0);
   to.AddOffset(kFourth, all);
   to.Finish(flatbuffers::Offset<void>(to.EndTable(start)), "TORT");
-  WriteAtomically(path, [&to](const File& file) {
+  const auto place = [](size_t end) { return (end + 4 + 7) / 8 * 8; };  // after the length
+  size_t end = to.GetSize();
+  auto table = tables.begin();
+  for (const auto& item : tensors) {
+    Refer(to, (table++)->o, kFourth, place(end) - 4);
+    end = place(end) + item.second.Bytes();
+  }
+  WriteAtomically(path, [&](const File& file) {
+    const uint8_t zeros[8] = {};
     Write(file, to.GetBufferPointer(), to.GetSize());
+    size_t written = to.GetSize();
+    for (const auto& item : tensors) {
+      const Tensor& tensor = item.second;
+      const auto size = flatbuffers::EndianScalar(
+          static_cast<flatbuffers::uoffset_t>(tensor.Bytes()));
+      Write(file, zeros, place(written) - 4 - written);
+      Write(file, &size, sizeof size);
+      Write(file, tensor.data.get(), tensor.Bytes());
+      written = place(written) + tensor.Bytes();
+    }
   });
 }
 

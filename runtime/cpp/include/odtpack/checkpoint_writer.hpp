@@ -7,6 +7,15 @@
 
 namespace odtpack::detail {
 
+/// Let a field of a table lead to a position, which may lie after what the builder holds.
+inline void Refer(flatbuffers::FlatBufferBuilder& to, flatbuffers::uoffset_t table,
+                  flatbuffers::voffset_t field, size_t position) {
+  uint8_t* head = to.GetBufferPointer();
+  auto* fields = reinterpret_cast<flatbuffers::Table*>(head + to.GetSize() - table);
+  uint8_t* slot = fields->GetAddressOf(field);
+  flatbuffers::WriteScalar(slot, static_cast<flatbuffers::uoffset_t>(position - (slot - head)));
+}
+
 /// Everything of a file but the tensors' bytes, which follow it or lie in the data file. While
 /// they are written, a second thread hashes them.
 class CheckpointWriter {
@@ -150,20 +159,12 @@ class CheckpointWriter {
   /// Payload follows the head, each tensor at a multiple of 16, then the digests: offsets point
   /// forward.
   void PlaceWhatFollows() {
-    uint8_t* head = to_.GetBufferPointer();
     size_t end = to_.GetSize();
-    const auto refer = [this, head](flatbuffers::uoffset_t table, flatbuffers::voffset_t field,
-                                    size_t position) {
-      auto* fields = reinterpret_cast<flatbuffers::Table*>(head + to_.GetSize() - table);
-      uint8_t* slot = fields->GetAddressOf(field);
-      flatbuffers::WriteScalar(slot,
-                               static_cast<flatbuffers::uoffset_t>(position - (slot - head)));
-    };
     for (size_t i = 0; !external_ && i < payload_.size(); ++i) {
       const auto& [table, tensor] = payload_[i];
       const size_t position = (end + 4 + 15) / 16 * 16;
       gaps_.push_back(position - 4 - end);
-      refer(table, fbs::Tensor::VT_RAW_DATA, position - 4);
+      Refer(to_, table, fbs::Tensor::VT_RAW_DATA, position - 4);
       end = position + tensor->Bytes();
     }
     last_gap_ = (4 - end % 4) % 4;
@@ -172,7 +173,7 @@ class CheckpointWriter {
       const bool whole = &table == &digested_.back();
       const auto field = static_cast<flatbuffers::voffset_t>(
           whole ? int{fbs::Checkpoint::VT_DIGEST} : int{fbs::Tensor::VT_DOC_STRING});
-      refer(table, field, end);
+      Refer(to_, table, field, end);
       end += 4 + kDigestTextBytes + 1;
     }
   }
