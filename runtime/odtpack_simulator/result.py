@@ -313,7 +313,8 @@ class MemoryInfo(Part):
     ``sharing`` says how its sessions allocate memory; null in results of earlier versions.
     ``mapped_bytes`` are those of frozen weights in a file that is mapped: clean pages, which the
     system drops and reads again, and which no limit of memory is about. They are no part of
-    any other figure; null where all weights are in memory.
+    any other figure; null where all weights are in memory. ``gpu_bytes`` are planned for the GPU's
+    memory; null where the package is not built for one.
     ``changes`` are planned where a check about memory failed; null where none did. ``shapes`` are
     those of a batch, for planning them later.
     """
@@ -327,6 +328,7 @@ class MemoryInfo(Part):
     shapes: dict[Text, list[Count]] | None = None
     sharing: Sharing | None = None
     mapped_bytes: Bytes | None = None
+    gpu_bytes: Bytes | None = None
 
 
 class DeviceMemory(Part):

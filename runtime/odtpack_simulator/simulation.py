@@ -39,6 +39,7 @@ from odtpack_simulator.latency import HostTiming, carry, measure_sessions
 from odtpack_simulator.measure.host import processor_name
 from odtpack_simulator.memory.arena import SessionUse, has_native_nodes, session_use
 from odtpack_simulator.memory.execution_order import trained_layers
+from odtpack_simulator.memory.gpu_memory import plan_gpu_memory
 from odtpack_simulator.memory.memory_phases import MemoryPlan
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planned_changes import MEMORY_CHECKS, plan_changes
@@ -265,7 +266,12 @@ def simulate(
         interruption=done[-1].interruption if interruptions else None,
         latency_host=timing.host_latency(),
         memory=_memory_info(plans[most], measured, phases, most, manifest).model_copy(
-            update={"shapes": {name: list(shape) for name, shape in shapes.items()}}
+            update={
+                "shapes": {name: list(shape) for name, shape in shapes.items()},
+                "gpu_bytes": plan_gpu_memory(opened, shapes, step_model=most.step_model)
+                if timing.gpu and manifest.segments is None
+                else None,
+            }
         ),
         devices=[
             _device_result(

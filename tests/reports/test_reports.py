@@ -48,7 +48,7 @@ from odtpack_simulator.result import (
 )
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.figure import Check
-from odtpack_simulator.values.units import format_interval
+from odtpack_simulator.values.units import format_bytes, format_interval
 from tests.reports.demo import stored_result
 from tests.reports.page import Page
 from tests.simulator.factory import make_result
@@ -285,6 +285,10 @@ def test_the_figures_on_top_are_those_of_the_worst_device() -> None:
     figures = {name: (figure, remark) for name, figure, remark in key_figures(result)}
     limits = {d.memory.limit_bytes: d for d in result.devices if d.memory.limit_bytes}
     least = limits[min(limits)]
+    assert "GPU memory" not in figures
+    on_gpu = result.memory.model_copy(update={"gpu_bytes": 3_000_000})
+    for_gpu = result.model_copy(update={"memory": on_gpu})
+    assert ("GPU memory", format_bytes(3_000_000), "planned, WebGPU's buffers") in key_figures(for_gpu)
     share, remark = figures["Peak memory, worst device"]
     assert float(share.rstrip(" %")) == pytest.approx(
         100 * result.memory.predicted.peak_bytes / min(limits), abs=0.05

@@ -214,6 +214,7 @@ def allocate(
     fresh_outputs: Iterable[str] = (),
     conditions: Mapping[str, bool] | None = None,
     known: Known | None = None,
+    device: bool = False,
 ) -> Allocation:
     """Plan the buffers of a graph whose inputs lie in memory of the caller."""
     # `fresh_outputs`: Graph outputs that get memory of their own in every run; the others lie in
@@ -221,7 +222,8 @@ def allocate(
     # `conditions`: Values of Boolean graph inputs. An `If` on one of them takes that branch; of any
     # other `If` the more demanding branch counts.
     # `known`: What nodes work in, from earlier plans of the same nodes; it is added to.
-    planner = _Planner(graph, threads, {}, conditions or {}, {} if known is None else known)
+    # `device`: The kernels are those of a GPU: none works in place, and none asks for more.
+    planner = _Planner(graph, threads, {}, conditions or {}, {} if known is None else known, device)
     return planner.run(frozenset(fresh_outputs))
 
 
@@ -233,8 +235,10 @@ class _Planner:
         outer: Mapping[str, Value],
         conditions: Mapping[str, bool],
         known: Known,
+        device: bool = False,
     ) -> None:
         self._graph = graph
+        self._device = device
         self._known = known
         self._threads = threads
         self._outer = outer
@@ -324,7 +328,9 @@ class _Planner:
             return None
         if position == 0 and node.op_type in ALIASES and node.domain in ("", "ai.onnx"):
             return node.inputs[0] or None
-        index = in_place_input(node.op_type, node.domain, position)
+        index = None
+        if not self._device:
+            index = in_place_input(node.op_type, node.domain, position)
         if index is None or index >= len(node.inputs) or not node.inputs[index]:
             return None
         source = node.inputs[index]
@@ -374,6 +380,8 @@ class _Planner:
         return uses
 
     def _working(self, node: Node) -> Working:
+        if self._device:
+            return 0, 0, (), ()
         if node.subgraphs:  # which count what their allocations add already
             return self._subgraphs(node)
         scratch = self._scratch(node)

@@ -189,13 +189,14 @@ class RuntimeGraph:
     """A graph in the order of execution."""
 
     # `values` covers this graph only; a subgraph's nodes may name values of the graphs around it.
-    # `initializers` maps names to bytes.
+    # `initializers` maps names to bytes; of those in `packed`, ONNX Runtime keeps two in one.
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...]
     values: Mapping[str, Value]
     initializers: Mapping[str, int]
+    packed: frozenset[str] = frozenset()
 
     def bodies(self) -> Iterator[RuntimeGraph]:
         """The subgraphs of its nodes, not those inside them."""
@@ -400,6 +401,11 @@ def _convert(
         tuple(nodes),
         values,
         initializers,
+        frozenset(
+            tensor.name
+            for tensor in graph.initializer
+            if tensor.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
+        ),
     )
 
 

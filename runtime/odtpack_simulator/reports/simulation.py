@@ -120,7 +120,10 @@ def key_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
     # Memory and time are those of the device that they are worst on; those of this machine stand in
     # the remark, or alone where no device has the figure.
     figures = [("Package", format_bytes(result.package.package_bytes), _parameters(result))]
-    figures += [_peak_figure(result), *_step_figures(result)]
+    figures.append(_peak_figure(result))
+    if (on_gpu := result.memory.gpu_bytes) is not None:
+        figures.append(("GPU memory", format_bytes(on_gpu), "planned, WebGPU's buffers"))
+    figures += _step_figures(result)
     return [*figures, *_learned(result)]
 
 

@@ -1,0 +1,125 @@
+"""Planned GPU memory against what the provider's allocator holds, on a driver in software."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu
+from odtpack_runtime import CheckpointState, Module, Optimizer, Package
+from odtpack_runtime.training import first_step
+from odtpack_simulator.memory.gpu_memory import Buffers, plan_gpu_memory
+from tests.software_gpu import CHROMIUM, reason_without
+
+STEPS = 3
+SOURCE = Path(__file__).parents[2] / "vulkan_buffers.c"
+
+
+def trained(folder: Path, counter: str, step_model: bool, size: int) -> int:
+    """Bytes of storage buffers after some steps, an evaluation and one more step."""
+    first_step.compare_step = lambda *_: None
+    package = Package.open(folder)
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(
+        package.training_model, state, package.eval_model, device="webgpu",
+        step_model_uri=package.step_model if step_model else None,
+    )  # fmt: skip
+    optimizer = Optimizer(package.optimizer_model, module)
+    batch = gpu.batch_of(package, size, other=8)
+    for _ in range(STEPS):
+        optimizer.step_on(*batch)
+    module.eval()(*batch)
+    module.train()
+    optimizer.step_on(*batch)
+    count = ctypes.CDLL(counter).storage_bytes
+    count.restype = ctypes.c_uint64
+    return int(count())
+
+
+@pytest.fixture(scope="module")
+def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A driver that counts, before Chromium's."""
+    if reason := reason_without() or ("" if shutil.which("gcc") else "no C compiler"):
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("driver")
+    built = folder / "libcounted.so"
+    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", built, SOURCE, "-ldl"], check=True)
+    driver = {"library_path": str(built), "api_version": "1.0.5"}
+    (folder / "driver.json").write_text(json.dumps({"file_format_version": "1.0.0", "ICD": driver}))
+    return built
+
+
+def planned_and_held(
+    network: str, step_model: bool, size: int, counter: Path, folder: Path
+) -> tuple[int, int]:
+    """Bytes of the plan, and of the provider in a process of its own."""
+    gpu.build(folder, small=True, names=[network], targets=["webgpu"])
+    built = folder / network / "webgpu"
+    known = {
+        "VK_ICD_FILENAMES": str(counter.with_name("driver.json")),
+        "DRIVER": str(CHROMIUM / "libvk_swiftshader.so"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, built, counter, str(int(step_model)), str(size)],
+        env=os.environ | known, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    package = Package.open(built)
+    batch = gpu.batch_of(package, size, other=8)
+    shapes = {i.name: a.shape for i, a in zip(package.manifest.inputs, batch, strict=True)}
+    planned = plan_gpu_memory(package, shapes, step_model=step_model)
+    print(network, step_model, planned, done.stdout)
+    return planned, int(done.stdout)
+
+
+@pytest.mark.parametrize("network", ["big-mlp", "cnn"])
+def test_planned_is_what_the_allocator_holds(network: str, counter: Path, tmp_path: Path) -> None:
+    planned, held = planned_and_held(network, True, 16, counter, tmp_path)
+    assert planned == pytest.approx(held, rel=0.1)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("network", "size", "step_model"),
+    [
+        *(("big-mlp", 16, False), ("cnn", 16, False)),
+        *(
+            (network, 2, step_model)
+            for network in ("mobilenet", "transformer", "decoder")
+            for step_model in (False, True)
+        ),
+    ],
+)
+def test_planned_is_within_a_tenth_of_the_allocator(
+    network: str, size: int, step_model: bool, counter: Path, tmp_path: Path
+) -> None:
+    planned, held = planned_and_held(network, step_model, size, counter, tmp_path)
+    assert planned == pytest.approx(held, rel=0.1)
+
+
+def test_buffers_are_rounded_and_taken_again_and_so_many_are_kept() -> None:
+    buffers = Buffers()
+    assert [buffers.take(each) for each in (1, 600, 2**28 + 1)] == [64, 2048, 2**28 + 16]
+    assert buffers.most == 64 + 2048 + 2**28 + 16
+    for size in (64, 2048, 2**28 + 16):
+        buffers.give_back(size)
+    buffers.take(2000)  # that of 2048, and none of the largest size is kept
+    assert buffers.take(2**28 - 15) == 2**28
+    assert buffers.most == 64 + 2048 + 2**28 + 16
+    three = [buffers.take(44236800) for _ in range(3)]
+    peak = buffers.most
+    for size in three:
+        buffers.give_back(size)
+    buffers.take(26214400)  # in the place of the third, of which two are kept
+    assert buffers.most == peak
+
+
+if __name__ == "__main__":
+    reason_without()
+    print(trained(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "1", int(sys.argv[4])))
