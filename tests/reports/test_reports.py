@@ -287,8 +287,8 @@ def test_the_figures_on_top_are_those_of_the_worst_device() -> None:
     least = limits[min(limits)]
     assert "GPU memory" not in figures
     on_gpu = result.memory.model_copy(update={"gpu_bytes": 3_000_000})
-    for_gpu = result.model_copy(update={"memory": on_gpu})
-    assert ("GPU memory", format_bytes(3_000_000), "planned, WebGPU's buffers") in key_figures(for_gpu)
+    shown = key_figures(result.model_copy(update={"memory": on_gpu}))
+    assert ("GPU memory", format_bytes(3_000_000), "planned, WebGPU's buffers") in shown
     share, remark = figures["Peak memory, worst device"]
     assert float(share.rstrip(" %")) == pytest.approx(
         100 * result.memory.predicted.peak_bytes / min(limits), abs=0.05
