@@ -267,7 +267,7 @@ def _notes(base: SimulationResult, head: SimulationResult) -> list[str]:
         ("steps between saves", lambda r: r.policy.save_every),
         ("pieces of data", lambda r: r.policy.pieces),
         ("kit", lambda r: r.policy.kit or "the usual"),
-        ("native kernels", lambda r: {None: "the kit's"}.get(r.policy.native, r.policy.native)),
+        ("native kernels", lambda r: "the kit's" if r.policy.native is None else r.policy.native),
         ("arenas of the sessions", lambda r: r.memory.sharing or "not said"),
     )
     notes += differences((name, read(base), read(head)) for name, read in rows)
