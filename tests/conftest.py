@@ -15,6 +15,7 @@ import pytest
 from tests.sweep import Asked
 
 NODE_CASES = "node cases "
+LONGEST = ("tests/test_additions.py", "tests/fuzz/test_fuzz.py::test_many")
 SWEEPS = ("test_gradient_is_that_of_both_oracles", "test_gradient_of_the_body_is_that_of_both")
 
 
@@ -50,8 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=[*left_out])
         items[:] = [item for item in items if item not in left_out]
-    # One of them runs for minutes: as the last one it would run alone.
-    items.sort(key=lambda item: "test_additions" not in item.nodeid)
+    # They run for minutes: as the last ones they would run alone.
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 def pytest_collection_finish() -> None:

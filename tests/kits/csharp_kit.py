@@ -1,4 +1,4 @@
-"""Builds the C# kit, its native library and its test program once, and runs them under Mono."""
+"""Packs the C# kit, and builds a test program that uses the package, once; runs it under Mono."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def compiled(target: Path, *words: object) -> Path:
 
 def _cached(name: str, sources: list[Path], *words: str) -> Path:
     """What is compiled of sources as they are now, once for all tests."""
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    given = [*(path.read_bytes() for path in sources), *map(str.encode, words)]
+    digest = hashlib.sha256(b"".join(given)).hexdigest()[:16]
     target = BUILD / digest / name
     target.parent.mkdir(parents=True, exist_ok=True)
     with cpp_kit.one_at_a_time(BUILD):
@@ -65,18 +67,41 @@ def assembly() -> Path:
     return _cached("Odtpack.dll", sorted(SOURCES.glob("*.cs")), "-target:library", "-doc:")
 
 
+@functools.cache
+def installed() -> Path:
+    """The NuGet package of a release, unpacked."""
+    from scripts import nupkg  # which packs what this file builds
+
+    digest = hashlib.sha256(assembly().read_bytes() + core().read_bytes()).hexdigest()[:16]
+    target = BUILD / "nuget" / digest
+    with cpp_kit.one_at_a_time(target.parent), tempfile.TemporaryDirectory() as scratch:
+        if not target.is_dir():
+            begun = target.with_name("begun")
+            shutil.rmtree(begun, ignore_errors=True)
+            shutil.unpack_archive(nupkg.write_nupkg(Path(scratch)), begun, "zip")
+            begun.rename(target)
+    return target
+
+
+def library() -> Path:
+    """The assembly of the NuGet package."""
+    (found,) = installed().glob("lib/*/Odtpack.dll")
+    return found
+
+
 def built() -> Path:
-    """The test program, with the kit's sources in it."""
-    sources = [*sorted(SOURCES.glob("*.cs")), *sorted(PROGRAM.glob("*.cs"))]
-    return _cached("kit.exe", sources, "-r:System.Core.dll")
+    """The test program, which refers to the assembly of the NuGet package."""
+    words = ("-r:System.Core.dll", f"-r:{library()}")
+    return _cached("OdtpackTests.exe", sorted(PROGRAM.glob("*.cs")), *words)
 
 
-def command(program: Path, *arguments: object, native: Path | None = None) -> list[str]:
+def command(program: Path, *arguments: object) -> list[str]:
     """A program with the native library and ONNX Runtime where Mono finds them."""
-    folder = native or core().parent
+    folder = installed() / "runtimes" / "linux-x64" / "native"
     given = os.environ.get("LD_LIBRARY_PATH", "")
     libraries = f"LD_LIBRARY_PATH={folder}:{cpp_kit.DEPENDENCIES / 'lib'}:{given}".rstrip(":")
-    return ["env", libraries, "mono", str(program), *map(str, arguments)]
+    found = f"MONO_PATH={library().parent}"
+    return ["env", libraries, found, "mono", str(program), *map(str, arguments)]
 
 
 def arm64_command(*arguments: object) -> list[str]:
@@ -87,7 +112,8 @@ def arm64_command(*arguments: object) -> list[str]:
     mono = ARM64 / "usr" / "lib"
     libraries = (folder, cpp_kit.DEPENDENCIES / "lib-arm64", mono, mono / "aarch64-linux-gnu")
     return [
-        "env", f"MONO_PATH={mono / 'mono' / '4.5'}", f"MONO_CFG_DIR={ARM64 / 'etc'}",
+        "env", f"MONO_PATH={mono / 'mono' / '4.5'}:{library().parent}",
+        f"MONO_CFG_DIR={ARM64 / 'etc'}",
         *cpp_kit.emulated(ARM64), "-E", f"LD_LIBRARY_PATH={':'.join(map(str, libraries))}",
         str(ARM64 / "usr" / "bin" / "mono-sgen"), str(built()), *map(str, arguments),
     ]  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from odtpack.build import build_package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.package.package import Package
-from scripts.nupkg import FRAMEWORK, write_nupkg
 from tests import zoo
 from tests.kits import cpp_kit, csharp_kit
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
@@ -84,18 +82,7 @@ class Guide {{
 """
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The NuGet package, unpacked into an empty folder."""
-    folder = tmp_path_factory.mktemp("nuget")
-    with zipfile.ZipFile(write_nupkg(folder)) as archive:
-        archive.extractall(folder / "Odtpack")
-    return folder / "Odtpack"
-
-
-def test_the_guide_trains_with_the_nuget_package(
-    package: Path, installed: Path, tmp_path: Path
-) -> None:
+def test_the_guide_trains_with_the_nuget_package(package: Path, tmp_path: Path) -> None:
     """What the guide shows, as it stands there."""
     text = (csharp_kit.ROOT / "docs" / "guides" / "csharp.md").read_text()
     program, *fragments = re.findall(r"^```csharp\n(.*?)^```$", text, re.M | re.S)
@@ -105,16 +92,14 @@ def test_the_guide_trains_with_the_nuget_package(
     (tmp_path / "Guide.cs").write_text(
         FRAGMENTS.format(use=use, generate=generate, sign=sign, update=update)
     )
-    library = shutil.copy(installed / "lib" / FRAMEWORK / "Odtpack.dll", tmp_path)
-    app = csharp_kit.compiled(tmp_path / "app.exe", f"-r:{library}", tmp_path / "Program.cs",
-                              tmp_path / "Guide.cs")  # fmt: skip
+    app = csharp_kit.compiled(tmp_path / "app.exe", f"-r:{csharp_kit.library()}",
+                              tmp_path / "Program.cs", tmp_path / "Guide.cs")  # fmt: skip
     shutil.copytree(package, tmp_path / "assets" / "package")
     rng = np.random.default_rng(1)
     rng.standard_normal((320, 1, 8, 8), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
     rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
-    native = installed / "runtimes" / "linux-x64" / "native"
     for _ in range(2):  # the second time there is nothing left to do
-        subprocess.run(csharp_kit.command(app, native=native), cwd=tmp_path, check=True)
+        subprocess.run(csharp_kit.command(app), cwd=tmp_path, check=True)
         optimizer = read_checkpoint(tmp_path / "trained.ckpt").optimizer
         assert optimizer is not None
         assert optimizer.step == 100
@@ -133,7 +118,7 @@ static class Validate {
 """
 
 
-def test_the_nuspec_is_as_its_schema_says(installed: Path, tmp_path: Path) -> None:
+def test_the_nuspec_is_as_its_schema_says(tmp_path: Path) -> None:
     (tmp_path / "Validate.cs").write_text(VALIDATE)
     program = csharp_kit.compiled(tmp_path / "validate.exe", "-r:System.Xml.dll",
                                   tmp_path / "Validate.cs")  # fmt: skip
@@ -143,6 +128,7 @@ def test_the_nuspec_is_as_its_schema_says(installed: Path, tmp_path: Path) -> No
         words = ["mono", program, csharp_kit.KIT / "nuspec.xsd", tmp_path / "nuspec"]
         return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
+    installed = csharp_kit.installed()
     nuspec = (installed / "Odtpack.nuspec").read_text()
     assert is_valid(nuspec)
     assert not is_valid(nuspec.replace("authors", "author"))

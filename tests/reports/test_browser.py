@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
 ]
-WIDTHS = [320, 360, 390, 600, 768, 920, 1121, 1280]
+WIDTHS = [320, 360, 390, 600, 768, 920, 1040, 1121, 1280]
 LEAST_CONTRAST = 4.5  # WCAG 2.2, 1.4.3, for text
 LEAST_GRAPHIC_CONTRAST = 3.0  # 1.4.11, for what one must see to understand a drawing
 

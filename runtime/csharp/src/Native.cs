@@ -1,9 +1,13 @@
 // The C interface of the C++ kit (odtpack.h).
 using System;
 using System.Collections.Generic;
+using System.Runtime.CompilerServices;
 using System.Runtime.InteropServices;
 using System.Text;
 using Microsoft.Win32.SafeHandles;
+
+// The tests use the assembly of the NuGet package, and compare all of a state.
+[assembly: InternalsVisibleTo("OdtpackTests")]
 
 namespace Odtpack {
     /// <summary>IL2CPP finds by this name what native code may call.</summary>

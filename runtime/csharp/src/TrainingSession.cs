@@ -263,12 +263,12 @@ namespace Odtpack {
         }
         /// <summary>The schedule that the package proposes, over so many steps if it does not say,
         /// with its rate; null if it proposes none.</summary>
-        public (Schedule Schedule, double Rate)? ProposedSchedule(long totalSteps) {
+        public Schedule ProposedSchedule(long totalSteps, out double rate) {
             Native.Call(Native.odtpack_session_proposed_schedule(
-                handle, totalSteps, out var found, out var schedule, out var rate));
+                handle, totalSteps, out var found, out var schedule, out rate));
             if (found == 0) return null;
             try {
-                return (new Schedule(schedule), rate);
+                return new Schedule(schedule);
             } finally {
                 Native.odtpack_free(schedule.Milestones);
             }

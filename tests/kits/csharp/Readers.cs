@@ -88,8 +88,8 @@ static class Readers {
             }).ToArray();
             session.TrainStep(batch).Dispose();
             session.OptimizerStep();
-            var proposed = session.ProposedSchedule(10);
-            if (proposed != null) session.SetSchedule(proposed.Value.Schedule, proposed.Value.Rate);
+            var proposed = session.ProposedSchedule(10, out var rate);
+            if (proposed != null) session.SetSchedule(proposed, rate);
             using (var buffer = session.ToBuffer(true)) session.FromBuffer(buffer);
             try {
                 package.SelfCheck();
