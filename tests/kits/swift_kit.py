@@ -18,7 +18,7 @@ from tests.kits.cpp_kit import one_at_a_time
 ROOT = Path(__file__).parents[2]
 KIT = ROOT / "runtime" / "swift"
 CORE = ROOT / "runtime" / "cpp"  # the kit is a layer over it
-KERNELS = ROOT / "runtime" / "native" / "src"
+KERNELS = ROOT / "runtime" / "native"
 PROGRAM = ROOT / "tests" / "kits" / "swift"
 TOOLCHAIN = Path(os.environ.get("ODTPACK_SWIFT", ROOT / "build" / "swift"))
 SYSTEM = TOOLCHAIN / "root"
@@ -26,7 +26,6 @@ LIBRARIES = (SYSTEM / "usr/lib/x86_64-linux-gnu", SYSTEM / "usr/libexec/swift/li
              TOOLCHAIN / "lib")  # fmt: skip
 RUNTIME = ["-Xcc", f"-I{TOOLCHAIN / 'include'}", "-Xcxx", f"-I{TOOLCHAIN / 'include'}"]
 IMPORTS = ["-I", str(CORE / "include"), *RUNTIME[:2]]
-LINKS = ["-L", str(TOOLCHAIN / "lib"), "-lonnxruntime", "-lstdc++"]
 
 
 def unavailable() -> str | None:
@@ -50,65 +49,71 @@ def _cached(kind: str, sources: list[Path], build: Callable[[Path], None]) -> Pa
     """What is built of sources as they are now, once for all tests."""
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     target = TOOLCHAIN / "bin" / f"{kind}-{digest}"
-    with one_at_a_time(target.parent):
-        if not target.exists():
-            build(target)
+    if not target.exists():
+        with one_at_a_time(target.parent):
+            if not target.exists():
+                build(target)
     return target
 
 
-def core() -> Path:
-    """The object file of the C interface, with the C++ kit and its native kernels in it."""
-    targets = (ROOT / "Package.swift").read_text()
-    names = re.findall(r'"(\w+)"', targets.split("let kernels = [")[1].split("]")[0])
-    kernels = [KERNELS / f"{name}.cpp" for name in names]
-    headers = [path for path in (CORE / "include").rglob("*") if path.is_file()]
-    sources = [CORE / "src" / "odtpack.cpp", *kernels]
-
-    def build(target: Path) -> None:
-        parts = [target.with_suffix(f".{source.stem}") for source in sources]
-        for source, part in zip(sources, parts, strict=True):
-            in_toolchain(
-                "/usr/libexec/swift/bin/clang++", "-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra",
-                "-Werror", "-Wno-pass-failed", "-DODTPACK_KERNELS", "-I", CORE / "include",
-                "-isystem", TOOLCHAIN / "include", "-c", source, "-o", part,
-            )  # fmt: skip
-        in_toolchain("ld", "-r", *parts, "-o", target)
-        for part in parts:
-            part.unlink()
-
-    return _cached("core.o", [*sources, *sorted(headers), *sorted(KERNELS.glob("*.[hi]*"))], build)
+def guide(name: str) -> str:
+    """A file that the guide shows."""
+    text = (ROOT / "docs" / "guides" / "swift.md").read_text()
+    (found,) = re.findall(rf"^`{name}`[^\n]*:\n\n```swift\n(.*?)```", text, re.M | re.S)
+    return str(found)
 
 
-def as_module() -> Path:
-    """A folder with the kit as a module and a static library."""
-    sources = sorted((KIT / "Sources" / "Odtpack").glob("*.swift"))
+def _repository() -> Path:
+    """A repository with the kit and its tag, as an app's package names it."""
+    parts = [ROOT / "Package.swift", *KIT.rglob("*.*"), *CORE.rglob("*.*"), *KERNELS.rglob("*.*")]
 
-    def build(target: Path) -> None:
+    def commit(target: Path) -> None:
         begun = target.with_name("begun")
         shutil.rmtree(begun, ignore_errors=True)
-        begun.mkdir()
-        in_toolchain(
-            "swiftc", "-emit-library", "-static", "-emit-module", "-module-name", "Odtpack",
-            *IMPORTS, *sources, "-o", begun / "libOdtpack.a",
-            "-emit-module-path", begun / "Odtpack.swiftmodule",
-        )  # fmt: skip
+        for part in (KIT, CORE, KERNELS):
+            shutil.copytree(part, begun / "odtpack" / "runtime" / part.name)
+        shutil.copy(ROOT / "Package.swift", begun / "odtpack")
+        # SwiftPM remembers which commit a tag was: the same files are the same commit.
+        fixed = {f"GIT_{who}_DATE": "2026-01-01T00:00:00Z" for who in ("AUTHOR", "COMMITTER")}
+        git = ["git", "-c", "user.name=test", "-c", "user.email=test@odtpack.example"]
+        for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "kit"], ["tag", "0.1.0"]):
+            subprocess.run([*git, *words], check=True, cwd=begun / "odtpack",
+                           env={**os.environ, **fixed})  # fmt: skip
         begun.rename(target)
 
-    return _cached("module", [*sources, CORE / "include" / "odtpack.h"], build)
+    return _cached("repository", sorted(filter(Path.is_file, parts)), commit) / "odtpack"
+
+
+def apps(folder: Path, programs: dict[str, dict[str, str]]) -> None:
+    """Build programs, each of its files and the tagged kit, by Swift's own package manager."""
+    package = TOOLCHAIN / "app"
+    manifest = guide("Package.swift")
+    manifest = manifest.replace("https://odtpack.example/odtpack", str(_repository()))
+    (target,) = (line for line in manifest.splitlines() if ".executableTarget(" in line)
+    targets = [target.replace('"App"', f'"{name}"') for name in programs]
+    texts = {"Package.swift": manifest.replace(target, ",\n".join(targets))}
+    for name, files in programs.items():
+        texts |= {f"Sources/{name}/{file}": text for file, text in files.items()}
+    with one_at_a_time(package):
+        shutil.rmtree(package / "Sources", ignore_errors=True)
+        for file, text in texts.items():
+            (package / file).parent.mkdir(parents=True, exist_ok=True)
+            (package / file).write_text(text)
+        in_toolchain(
+            "swift", "build", "-c", "release", "--disable-sandbox", "-Xswiftc", "-enable-testing",
+            *RUNTIME, "-Xlinker", f"-L{TOOLCHAIN / 'lib'}", cwd=package,
+        )  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in programs:
+            shutil.copy(package / ".build" / "release" / name, folder)
 
 
 def built() -> Path:
     """The test program, of the sources as they are now."""
-    sources = [*sorted((KIT / "Sources" / "Odtpack").glob("*.swift")), *PROGRAM.glob("*.swift")]
-    native = core()
-    return _cached(
-        "kit",
-        [native, *sources],
-        lambda target: in_toolchain(
-            "swiftc", "-O", "-whole-module-optimization", "-module-name", "kit", *IMPORTS,
-            *sources, native, *LINKS, "-o", target,
-        ),
-    )  # fmt: skip
+    sources = sorted(PROGRAM.glob("*.swift"))
+    files = {path.name: path.read_text() for path in sources}
+    name = f"kit-of-{_repository().parent.name}"
+    return _cached(name, sources, lambda target: apps(target, {"kit": files})) / "kit"
 
 
 def command(program: Path, *arguments: object) -> list[str]:

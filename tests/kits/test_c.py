@@ -13,7 +13,7 @@ from odtpack_runtime import CheckpointState, Module, Optimizer, default_session_
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.training.loop import loss_of
 from tests import zoo
-from tests.kits.cpp_kit import DEPENDENCIES, KIT, ROOT, unavailable
+from tests.kits.cpp_kit import DEPENDENCIES, KIT, ROOT, SANITIZE, unavailable
 from tests.packages.samples import build
 
 pytestmark = [
@@ -34,8 +34,7 @@ def run(*words: object) -> str:
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The object file of the interface, with sanitizers."""
     target = tmp_path_factory.mktemp("core") / "odtpack.o"
-    sanitize = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-    run("g++", "-std=c++17", *sanitize, "-Wall", "-Wextra", "-Werror", *FLAGS,
+    run("g++", "-std=c++17", "-O0", *SANITIZE.split(), "-Wall", "-Wextra", "-Werror", *FLAGS,
         "-c", KIT / "src" / "odtpack.cpp", "-o", target)  # fmt: skip
     return target
 

@@ -77,16 +77,22 @@ def test_on_the_jvm(kotlin_loops: Path, project: Path, name: str) -> None:
     check(project)
 
 
+@pytest.fixture(scope="module")
+def swift_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The loops of all projects, built at once."""
+    folder = tmp_path_factory.mktemp("swift")
+    programs = {}
+    for name in EXAMPLES:
+        model.write_example(name, folder / name)
+        programs[f"run-{name}"] = {"main.swift": (folder / name / "Train.swift").read_text()}
+    swift_kit.apps(folder, programs)
+    return folder
+
+
 @each_example
 @pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable()))
-def test_in_swift(project: Path) -> None:
-    module = swift_kit.as_module()
-    (project / "main.swift").write_text((project / "Train.swift").read_text())
-    swift_kit.in_toolchain(
-        "swiftc", *swift_kit.IMPORTS, "-I", module, project / "main.swift",
-        "-L", module, "-lOdtpack", swift_kit.core(), *swift_kit.LINKS, "-o", project / "run",
-    )  # fmt: skip
-    words = swift_kit.command(project / "run", STEPS)
+def test_in_swift(swift_loops: Path, project: Path, name: str) -> None:
+    words = swift_kit.command(swift_loops / f"run-{name}", STEPS)
     done = subprocess.run(words, cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     check(project)

@@ -16,7 +16,7 @@ from tests import zoo
 from tests.kits import swift_kit
 from tests.kits.harness import contents
 from tests.kits.measured import check_measurements
-from tests.kits.swift_kit import KIT, ROOT, command, in_toolchain, run
+from tests.kits.swift_kit import ROOT, command, in_toolchain, run
 from tests.packages.samples import build
 
 pytestmark = [
@@ -35,34 +35,15 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_guide_builds_and_trains(package: Path, tmp_path: Path) -> None:
     """What the guide shows, with Swift's own package manager and a tag of this repository."""
-    text = (ROOT / "docs" / "guides" / "swift.md").read_text()
-    blocks = re.findall(r"^`([\w/]+\.swift)`[^\n]*:\n\n```swift\n(.*?)```", text, re.M | re.S)
-    assert [name for name, _ in blocks] == ["Package.swift", "Sources/App/main.swift"]
-    (tmp_path / "Sources" / "App").mkdir(parents=True)
-    for name, content in blocks:
-        (tmp_path / name).write_text(content)
-    tagged = tmp_path / "odtpack"
-    for kit in (KIT, swift_kit.CORE, swift_kit.KERNELS.parent):
-        shutil.copytree(kit, tagged / "runtime" / kit.name)
-    shutil.copy(ROOT / "Package.swift", tagged)
-    git = ["git", "-C", tagged, "-c", "user.name=test", "-c", "user.email=test@odtpack.example"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "kit"], ["tag", "0.1.0"]):
-        subprocess.run([*git, *words], check=True)
-    manifest = tmp_path / "Package.swift"
-    manifest.write_text(
-        manifest.read_text().replace("https://odtpack.example/odtpack", str(tagged))
-    )
+    main = swift_kit.guide("Sources/App/main.swift")
+    swift_kit.apps(tmp_path, {"app": {"main.swift": main}})
     shutil.copytree(package, tmp_path / "assets" / "package")
     rng = np.random.default_rng(1)
     rng.standard_normal((320, *SHAPE), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
     rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
-    in_toolchain(
-        "swift", "build", "--disable-sandbox", *swift_kit.RUNTIME,
-        "-Xlinker", f"-L{swift_kit.TOOLCHAIN / 'lib'}", cwd=tmp_path,
-    )  # fmt: skip
     for _ in range(2):  # the second time it goes on from the end
         done = subprocess.run(
-            command(tmp_path / ".build" / "debug" / "App"), cwd=tmp_path, capture_output=True,
+            command(tmp_path / "app"), cwd=tmp_path, capture_output=True,
             text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -99,13 +80,8 @@ print(isDone)
 def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path: Path) -> None:
     sample = ROOT / "examples" / "ios"
     in_toolchain("swiftc", "-parse", *sorted(sample.glob("*.swift")))  # the rest needs Apple's
-    include = swift_kit.IMPORTS
-    module = swift_kit.as_module()
-    (tmp_path / "main.swift").write_text(TRAIN)
-    in_toolchain(
-        "swiftc", *include, "-I", module, sample / "Trainer.swift", tmp_path / "main.swift",
-        "-L", module, "-lOdtpack", swift_kit.core(), *swift_kit.LINKS, "-o", tmp_path / "train",
-    )  # fmt: skip
+    trainer = (sample / "Trainer.swift").read_text()
+    swift_kit.apps(tmp_path, {"train": {"Trainer.swift": trainer, "main.swift": TRAIN}})
     rng = np.random.default_rng(1)
 
     def run_trainer(files: Path, *arguments: object) -> str:

@@ -8,6 +8,7 @@
 //     kit calls nan JOB.json TIMES        a batch with a NaN among others
 //     kit calls gradient JOB.json TIMES   parameters with which a gradient overflows
 import Foundation
+@testable import Odtpack
 
 private func code(_ body: () throws -> Void) -> String {
   do { try body() } catch let error as OdtpackError { return error.code } catch { return "\(error)" }

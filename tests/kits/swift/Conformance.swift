@@ -1,6 +1,7 @@
 // Runs the cases of a folder of conformance vectors and prints one line for each: "passed NAME"
 // or "FAILED NAME: why".
 import Foundation
+@testable import Odtpack
 
 struct Failure: Error, CustomStringConvertible {
   let description: String

@@ -1,4 +1,5 @@
 // Tokens of a decoder's package.
+@testable import Odtpack
 
 /// A line for each adapter, for the state and for no adapter: tokens of a prompt such as 3,4,5,
 /// greedily, drawn, drawn of a few, and before the fourth; then the logits of the first.

@@ -2,6 +2,7 @@
 //
 //     kit former PACKAGE IMAGES LABELS FOLDER SHAPE...
 import Foundation
+@testable import Odtpack
 
 func trainFormerly(
   _ package: String, _ images: String, _ labels: String, _ folder: String, _ shape: [NSNumber]

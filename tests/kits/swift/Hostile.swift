@@ -1,6 +1,7 @@
 // Reads from standard input lines "checkpoint PATH" or "package PATH", tries what an app would do
 // with that, and prints for each "accepted" or "refused CODE". Nothing else may happen.
 import Foundation
+@testable import Odtpack
 
 func readHostile() throws {
   let env = try ORTEnv()

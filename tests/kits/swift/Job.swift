@@ -1,5 +1,6 @@
 // What the programs of this folder share: tensors and settings from JSON files.
 import Foundation
+@testable import Odtpack
 
 func content(_ path: String) throws -> Data { try Data(contentsOf: URL(fileURLWithPath: path)) }
 func readJson(_ path: String) throws -> Json { try Json(data: content(path)) }

@@ -1,5 +1,6 @@
 // Documents of JSON, whose mistakes are errors.
 import Foundation
+@testable import Odtpack
 
 func invalid(_ problem: String) -> OdtpackError {
   OdtpackError("manifest-invalid", "The document is not valid: \(problem).")

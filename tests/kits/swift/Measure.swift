@@ -16,6 +16,7 @@
 //     "wait": "done"                          a file to make at last; then wait for the end, with
 //                                             everything still open
 import Foundation
+@testable import Odtpack
 
 /// Anonymous memory of this process in bytes: the kernel counts pages, which takes its time.
 private func anonymousBytes() throws -> Int {

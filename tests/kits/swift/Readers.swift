@@ -4,6 +4,7 @@
 // takes every *.ckpt, with a digest of what it holds, and every *.json as a manifest.
 import COdtpack
 import Foundation
+@testable import Odtpack
 
 /// Print a name and what an action gave, or the code of the error that it threw.
 private func report(_ name: String, _ action: () throws -> String) {

@@ -1,6 +1,7 @@
 // Saves without a pause. Every save writes its number into a property and into every element of
 // every parameter: a file that is whole holds one number.
 import Foundation
+@testable import Odtpack
 
 /// What loading a checkpoint says.
 func printLoaded(_ path: String) throws {

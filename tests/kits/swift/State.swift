@@ -1,6 +1,7 @@
 // All that a state holds, through the calls of odtpack.h that an app does not need.
 import COdtpack
 import Foundation
+@testable import Odtpack
 
 struct State {
   struct Moment {

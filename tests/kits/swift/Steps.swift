@@ -2,6 +2,7 @@
 // at gradients does, in turn, and prints the losses and whether the step model is open after each.
 // Then it saves, and exports if the job says where to.
 import Foundation
+@testable import Odtpack
 
 func makeSteps(_ path: String) throws {
   let json = try readJson(path), folder = (path as NSString).deletingLastPathComponent

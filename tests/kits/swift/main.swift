@@ -1,4 +1,4 @@
-// The kit's test program, compiled together with the kit's sources:
+// The kit's test program, an app of the kit's package:
 //
 //     kit conformance VECTORS [NAME...]    runs conformance vectors
 //     kit measure JOB.json                 trains, and prints losses and memory as JSON
@@ -16,6 +16,7 @@
 //     kit signature PACKAGE                opens a package that must be signed
 //     kit benchmark FOLDER THREADS [MEMORY_LIMIT_BYTES]
 import Foundation
+@testable import Odtpack
 
 setvbuf(stdout, nil, _IOLBF, 0)
 let arguments = Array(CommandLine.arguments.dropFirst())
