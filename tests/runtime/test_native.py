@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import warnings
 from pathlib import Path
@@ -21,7 +22,9 @@ from odtpack.optimizers.common.model import optimizer_model
 from odtpack.passes import native as wrapping
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 from odtpack_runtime.package.native import ELEMENTWISE_OPERATORS, OPERATORS, check_functions
+from odtpack_runtime.package.onnx_files import graphs_of
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.self_check import self_check
 from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.native import DOMAIN, ENTRY, VARIABLE
@@ -243,6 +246,31 @@ def test_a_library_that_cannot_be_registered_is_said_once(
         losses, _ = trained(packages[True], options_for(packages[True]))
     assert np.isfinite(losses).all()
     assert len([each for each in caught if "Native kernels are not used" in str(each.message)]) == 1
+
+
+def test_the_self_check_compares_kernels_with_their_bodies(
+    packages: dict[bool, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = Package.open(packages[True])
+    assert package.step_model is not None
+    model = onnx.load(package.step_model)
+    changed = 0
+    for _, nodes in graphs_of(model):
+        for program in (a for n in nodes if n.domain == DOMAIN for a in n.attribute if a.ints):
+            if program.ints[-4] == OPERATORS.index("Gemm"):  # k x + y, where y is the parameter
+                program.ints[-1] = program.ints[-2]
+                changed += 1
+    assert changed
+    onnx.save(model, tmp_path / "step_model.onnx")
+    wrong = dataclasses.replace(package, step_model=tmp_path / "step_model.onnx")
+    for library in ("0", str(native_library.library())):
+        monkeypatch.setenv(VARIABLE, library)
+        assert self_check(package).largest_part <= 1
+        if library == "0":
+            assert self_check(wrong).largest_part <= 1
+    with pytest.raises(OdtpackError, match="otherwise than their bodies") as caught:
+        self_check(wrong)
+    assert caught.value.code == "self-check-failed"
 
 
 @pytest.mark.parametrize("change", ["nothing", "body", "program", "kernel", "no body", "attribute"])
