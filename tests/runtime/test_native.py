@@ -6,6 +6,7 @@ import dataclasses
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -105,17 +106,42 @@ def test_programs_compute_what_their_bodies_do(seed: int) -> None:
         assert same_bits(one, other), onnx.printer.to_text(model)
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        AdamW(), AdamW(weight_decay=0.1), AdamW(weight_decay=0.1, formula="pytorch"), Adam(),
-        Adam(weight_decay=0.1), SGD(), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), Lion(),
-    ],
-    ids=lambda each: json.dumps(each.settings())[1:-1],
-)  # fmt: skip
-def test_updates_in_place_are_those_of_the_plain_optimizer_model(optimizer: object) -> None:
+def case_name(optimizer: Any) -> str:
+    """Settings of an optimizer, as the name of a case."""
+    return json.dumps(optimizer.settings())[1:-1]
+
+
+OPTIMIZERS = [
+    AdamW(), AdamW(weight_decay=0.1), AdamW(weight_decay=0.1, formula="pytorch"), Adam(),
+    Adam(weight_decay=0.1), SGD(), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), Lion(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=case_name)
+@pytest.mark.parametrize("length", [0, 1, 511, 513, 100_003])
+def test_updates_compute_what_their_bodies_do(optimizer: Any, length: int) -> None:
+    """A single node of each, which also runs apart from ONNX Runtime."""
+    wrapped = ir.to_proto(wrapping.wrap(optimizer_model(optimizer, native_library.OPSET)))
+    call = next(node for node in wrapped.graph.node if node.domain == DOMAIN)
+    (body,) = (each for each in wrapped.functions if each.name == call.op_type)
+    vectors = {v.name for v in wrapped.graph.input} - {"learning_rate", "step"}
+    shapes = {
+        own: (length,) if name in vectors else ()
+        for own, name in zip(body.input, call.input, strict=True)
+    }
+    model = kernel_model(list(body.node), shapes, list(body.output))
+    random = np.random.default_rng(length)
+    feeds = {name: np.asarray(random.random(dims), "f") for name, dims in shapes.items()}
+    wanted, found = (session(model, native=each).run(None, feeds) for each in (False, True))
+    for one, other in zip(wanted, found, strict=True):
+        assert same_bits(one, other)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=case_name)
+@pytest.mark.skipif(bool(native_library.APART), reason="it is about ONNX Runtime's memory")
+def test_updates_in_place_are_those_of_the_plain_optimizer_model(optimizer: Any) -> None:
     """Each vector is bound as input and output; three steps, of lengths around those of blocks."""
-    plain = optimizer_model(optimizer, native_library.OPSET)  # type: ignore[arg-type]
+    plain = optimizer_model(optimizer, native_library.OPSET)
     model = ir.to_proto(wrapping.wrap(plain))
     large = [node for node in model.graph.node if node.domain == DOMAIN]
     assert len(large) == (2 if isinstance(optimizer, Lion) else 1)  # a moment that nothing reads
