@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo gpu test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench native tokenizers release models swift web-demo distribution federated exporters fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
+.PHONY: help setup demo gpu test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench native native-check tokenizers release models swift web-demo distribution federated exporters fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,8 @@ help:
 	@echo "make kits    set up, then build and test the training kits of other languages; make kits-bench:"
 	@echo "             their step times beside Python's as well"
 	@echo "make native  the library of native kernels, in build/native (docs/native.md)"
+	@echo "make native-check  their cases with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer,"
+	@echo "             and on ARM64, emulated"
 	@echo "make tokenizers  texts become the same tokens in every language (docs/guides/text.md)"
 	@echo "make swift   a Swift toolchain, with which make kits tests the Swift kit as well"
 	@echo "make release all artifacts in dist/: Python, npm, Maven, CMake, NuGet, with digests and a bill of materials"
@@ -104,6 +106,13 @@ native:
 	@cmake -S runtime/native -B $(NATIVE) -DONNXRUNTIME_INCLUDE_DIR=$(CURDIR)/build/cpp-deps/include \
 		-DCMAKE_CXX_FLAGS="$(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)" >$(NATIVE).log
 	@cmake --build $(NATIVE) >>$(NATIVE).log && echo $(NATIVE)
+
+# The cases of single kernels in a program of their own: with sanitizers, and for ARM64, emulated.
+native-check: $(VENV)/.ready-full
+	@for build in address,undefined thread aarch64; do echo $$build; \
+		ODTPACK_KERNELS_APART=$$build $(PYTEST) tests/runtime/test_native.py tests/runtime/test_native_conv.py \
+		tests/runtime/test_native_rows.py -k "compute or close or infinities or within_two or error or not_valid" || exit 1; \
+	done
 
 # What make kits and make swift set up is used where it is there.
 tokenizers: $(VENV)/.ready-full

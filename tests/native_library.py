@@ -1,12 +1,23 @@
-"""The library of native kernels, built once, and models of its kernels."""
+"""The library of native kernels, built once, and models of its kernels.
+
+With ``ODTPACK_KERNELS_APART=address,undefined``, ``thread`` or ``aarch64`` in the environment,
+tests of single kernels run them in a program of their own (``runtime/native_case``): built with
+these sanitizers, or for ARM64 and emulated. ``make native-check`` does all three.
+"""
 
 from __future__ import annotations
 
+import atexit
 import functools
+import math
+import os
 import shutil
+import struct
 import subprocess
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -21,6 +32,7 @@ from odtpack_runtime.session.native import DOMAIN
 ROOT = Path(__file__).parents[1]
 INCLUDE = ROOT / "build/cpp-deps/include"
 OPSET = 17
+APART: Final = os.environ.get("ODTPACK_KERNELS_APART", "")
 
 
 @functools.cache
@@ -49,9 +61,84 @@ def options(*, native: bool) -> onnxruntime.SessionOptions:
     return chosen
 
 
-def session(model: onnx.ModelProto, *, native: bool) -> onnxruntime.InferenceSession:
+def session(model: onnx.ModelProto, *, native: bool) -> Any:
     """A session with the library or without."""
+    if native and APART:
+        return Apart(model)
     return onnxruntime.InferenceSession(model.SerializeToString(), options(native=native))
+
+
+@functools.cache
+def program_apart(build: str) -> list[str]:
+    """The command that runs a kernel apart; built once for each process of tests."""
+    emulator, flags = shutil.which("qemu-aarch64-static"), f"-fsanitize={build}"
+    options = [f"-DCMAKE_CXX_FLAGS={flags} -fno-sanitize-recover=all -g -O1"]
+    if build == "aarch64":
+        if emulator is None or shutil.which("aarch64-linux-gnu-g++") is None:
+            pytest.skip("there is no compiler or no emulator for ARM64")
+        options = [
+            "-DCMAKE_SYSTEM_NAME=Linux",
+            "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+            "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
+            "-DCMAKE_EXE_LINKER_FLAGS=-static",
+        ]
+    folder = Path(tempfile.mkdtemp(prefix="odtpack-kernels-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    source = ROOT / "tests/runtime/native_case"
+    prepare = [
+        "cmake",
+        "-S",
+        source,
+        "-B",
+        folder,
+        f"-DONNXRUNTIME_INCLUDE_DIR={INCLUDE}",
+        *options,
+    ]
+    subprocess.run(prepare, check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", folder], check=True, capture_output=True)
+    return [*([str(emulator)] if build == "aarch64" else []), str(folder / "native_case")]
+
+
+class Apart:
+    """What a session of one native node computes, in a program of its own."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        *fresh, self._call = model.graph.node
+        self._fresh = {each.output[0]: each.input[0] for each in fresh}
+        assert all(each.op_type == "Abs" for each in fresh)
+        self._found = {each.name: each for each in self._call.attribute}
+
+    def run(self, _: None, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Compute all outputs; what the kernel refuses is an error."""
+        inputs = [
+            np.abs(feeds[self._fresh[name]]) if name in self._fresh else feeds[name]
+            for name in self._call.input
+        ]
+
+        def listed(numbers: Iterable[int]) -> bytes:
+            whole = [*numbers]
+            return struct.pack(f"<{len(whole) + 1}q", len(whole), *whole)
+
+        case = [listed(self._found["program"].ints), struct.pack("<q", len(inputs))]
+        for each in inputs:
+            case += [listed(each.shape), np.ascontiguousarray(each, "<f4").tobytes()]
+        case.append(struct.pack("<2q", len(self._call.output), bool(self._fresh)))
+        ran = subprocess.run(
+            [*program_apart(APART), self._found["kernel"].s.decode()],
+            input=b"".join(case), capture_output=True, check=False,
+        )  # fmt: skip
+        if ran.returncode == 3:
+            raise ValueError(ran.stderr.decode())
+        assert ran.returncode == 0, ran.stderr.decode()
+        results, rest = [], ran.stdout
+        for _ in self._call.output:
+            (rank,) = struct.unpack_from("<q", rest)
+            dims = struct.unpack_from(f"<{rank}q", rest, 8)
+            at, size = 8 + 8 * rank, math.prod(dims)
+            results.append(np.frombuffer(rest, "<f4", size, at).reshape(dims))
+            rest = rest[at + 4 * size :]
+        assert not rest
+        return results
 
 
 def kernel_model(

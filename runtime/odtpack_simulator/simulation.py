@@ -23,6 +23,7 @@ import onnxruntime
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.native import has_native_nodes
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SessionInfo
 from odtpack_simulator.campaign import run_campaign
@@ -37,7 +38,7 @@ from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.judge import judge as judge_without_budgets
 from odtpack_simulator.latency import HostTiming, carry, measure_sessions
 from odtpack_simulator.measure.host import processor_name
-from odtpack_simulator.memory.arena import SessionUse, has_native_nodes, session_use
+from odtpack_simulator.memory.arena import SessionUse, session_use
 from odtpack_simulator.memory.execution_order import trained_layers
 from odtpack_simulator.memory.gpu_memory import plan_gpu_memory
 from odtpack_simulator.memory.memory_phases import MemoryPlan

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,7 +23,9 @@ from odtpack.optimizers.common.model import optimizer_model
 from odtpack.passes import native as wrapping
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 from odtpack_runtime.package.native import ELEMENTWISE_OPERATORS, OPERATORS, check_functions
+from odtpack_runtime.package.onnx_files import graphs_of
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.self_check import self_check
 from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.native import DOMAIN, ENTRY, VARIABLE
@@ -102,17 +106,42 @@ def test_programs_compute_what_their_bodies_do(seed: int) -> None:
         assert same_bits(one, other), onnx.printer.to_text(model)
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        AdamW(), AdamW(weight_decay=0.1), AdamW(weight_decay=0.1, formula="pytorch"), Adam(),
-        Adam(weight_decay=0.1), SGD(), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), Lion(),
-    ],
-    ids=lambda each: json.dumps(each.settings())[1:-1],
-)  # fmt: skip
-def test_updates_in_place_are_those_of_the_plain_optimizer_model(optimizer: object) -> None:
+def case_name(optimizer: Any) -> str:
+    """Settings of an optimizer, as the name of a case."""
+    return json.dumps(optimizer.settings())[1:-1]
+
+
+OPTIMIZERS = [
+    AdamW(), AdamW(weight_decay=0.1), AdamW(weight_decay=0.1, formula="pytorch"), Adam(),
+    Adam(weight_decay=0.1), SGD(), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), Lion(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=case_name)
+@pytest.mark.parametrize("length", [0, 1, 511, 513, 100_003])
+def test_updates_compute_what_their_bodies_do(optimizer: Any, length: int) -> None:
+    """A single node of each, which also runs apart from ONNX Runtime."""
+    wrapped = ir.to_proto(wrapping.wrap(optimizer_model(optimizer, native_library.OPSET)))
+    call = next(node for node in wrapped.graph.node if node.domain == DOMAIN)
+    (body,) = (each for each in wrapped.functions if each.name == call.op_type)
+    vectors = {v.name for v in wrapped.graph.input} - {"learning_rate", "step"}
+    shapes = {
+        own: (length,) if name in vectors else ()
+        for own, name in zip(body.input, call.input, strict=True)
+    }
+    model = kernel_model(list(body.node), shapes, list(body.output))
+    random = np.random.default_rng(length)
+    feeds = {name: np.asarray(random.random(dims), "f") for name, dims in shapes.items()}
+    wanted, found = (session(model, native=each).run(None, feeds) for each in (False, True))
+    for one, other in zip(wanted, found, strict=True):
+        assert same_bits(one, other)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=case_name)
+@pytest.mark.skipif(bool(native_library.APART), reason="it is about ONNX Runtime's memory")
+def test_updates_in_place_are_those_of_the_plain_optimizer_model(optimizer: Any) -> None:
     """Each vector is bound as input and output; three steps, of lengths around those of blocks."""
-    plain = optimizer_model(optimizer, native_library.OPSET)  # type: ignore[arg-type]
+    plain = optimizer_model(optimizer, native_library.OPSET)
     model = ir.to_proto(wrapping.wrap(plain))
     large = [node for node in model.graph.node if node.domain == DOMAIN]
     assert len(large) == (2 if isinstance(optimizer, Lion) else 1)  # a moment that nothing reads
@@ -243,6 +272,31 @@ def test_a_library_that_cannot_be_registered_is_said_once(
         losses, _ = trained(packages[True], options_for(packages[True]))
     assert np.isfinite(losses).all()
     assert len([each for each in caught if "Native kernels are not used" in str(each.message)]) == 1
+
+
+def test_the_self_check_compares_kernels_with_their_bodies(
+    packages: dict[bool, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = Package.open(packages[True])
+    assert package.step_model is not None
+    model = onnx.load(package.step_model)
+    changed = 0
+    for _, nodes in graphs_of(model):
+        for program in (a for n in nodes if n.domain == DOMAIN for a in n.attribute if a.ints):
+            if program.ints[-4] == OPERATORS.index("Gemm"):  # k x + y, where y is the parameter
+                program.ints[-1] = program.ints[-2]
+                changed += 1
+    assert changed
+    onnx.save(model, tmp_path / "step_model.onnx")
+    wrong = dataclasses.replace(package, step_model=tmp_path / "step_model.onnx")
+    for library in ("0", str(native_library.library())):
+        monkeypatch.setenv(VARIABLE, library)
+        assert self_check(package).largest_part <= 1
+        if library == "0":
+            assert self_check(wrong).largest_part <= 1
+    with pytest.raises(OdtpackError, match="otherwise than their bodies") as caught:
+        self_check(wrong)
+    assert caught.value.code == "self-check-failed"
 
 
 @pytest.mark.parametrize("change", ["nothing", "body", "program", "kernel", "no body", "attribute"])

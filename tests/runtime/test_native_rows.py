@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -200,26 +199,3 @@ def test_a_transformer_trains_as_without(tmp_path: Path, monkeypatch: pytest.Mon
         losses.append([float(optimizer.step_on(*batch)) for _ in range(5)])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     assert losses[0][-1] < losses[0][0]
-
-
-@pytest.mark.sweep
-def test_threads_give_the_same_bits_without_a_race(tmp_path: Path) -> None:
-    """ONNX Runtime's threads are not instrumented: the kernels run on others."""
-    sources = [native_library.ROOT / "runtime/native/src" / f"elementwise{each}.cpp"
-               for each in ("", "_baseline")]  # fmt: skip
-    made = subprocess.run(
-        ["c++", "-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fsanitize=thread", "-pthread",
-         f"-I{sources[0].parent}", Path(__file__).with_name("native_threads.cpp"), *sources,
-         "-o", tmp_path / "threads"],
-        check=False,
-    )  # fmt: skip
-    if made.returncode:
-        pytest.skip("there is no compiler with ThreadSanitizer")
-    for name, (_, inputs, _) in PROGRAMS.items():
-        kinds = [{"k": "s", "n": "s", "w": "v", "mean": "r", "scale": "r"}.get(each, "w")
-                 for each in inputs]  # fmt: skip
-        (call,) = row_model(name, (3001, 100), fresh=False).graph.node
-        (program,) = (each.ints for each in call.attribute if each.name == "program")
-        command = [tmp_path / "threads", "elementwise", "".join(kinds), *map(str, program)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, name + ran.stdout + ran.stderr

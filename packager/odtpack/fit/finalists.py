@@ -32,7 +32,6 @@ from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.result import (
     DeviceResult,
     NotJudged,
-    Policy,
     SimulationResult,
     tool_version,
 )
@@ -68,7 +67,6 @@ def run(candidate: Candidate, request: FitRequest, folder: Path) -> SimulationRe
         footprint=request.budgets.footprint_of,
         evaluation=request.evaluation,
         holdout=request.holdout,
-        policy=Policy(native=False),
     )
     return judge(measured, request.budgets)
 

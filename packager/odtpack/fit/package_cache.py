@@ -228,7 +228,7 @@ def build_and_plan(order: Order) -> Planned:
             build(order.settings, folder)
         package = Package.open(folder)
         uses = {
-            session_use(package.manifest, kit, native=False)._replace(
+            session_use(package.manifest, kit)._replace(
                 weights_bytes=held_weights(package, kit, fetched=kit == "js")  # a page's
             )
             for kit in order.kits
@@ -236,6 +236,8 @@ def build_and_plan(order: Order) -> Planned:
         peak = max(plan_memory(package, shapes, **use._asdict()).peak.nbytes for use in uses)
         work = step_work(package, shapes)
     except OdtpackError as error:
+        if error.code == "no-native-kernels":  # it is this machine that lacks something
+            raise
         return Planned(order.folder, problem=f"{error.code}: {error.what}")
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     return Planned(order.folder, peak, size, work)

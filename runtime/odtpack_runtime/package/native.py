@@ -14,6 +14,8 @@ from odtpack_runtime.session.native import DOMAIN
 if TYPE_CHECKING:
     import onnx
 
+    from odtpack_runtime.package.manifest import Manifest
+
 SLOTS: Final = 64
 """Operators ``Kernel0``, ``Kernel1``, ... of the library; a model has one for each body."""
 ELEMENTWISE: Final = "elementwise"
@@ -39,6 +41,11 @@ _UNARY = {
 _TERNARY = {"Where", "Clip", "Gemm"}
 _TRUTH = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Not", "And", "Or"}
 _OF_TRUTH = {"Not", "And", "Or"}
+
+
+def has_native_nodes(manifest: Manifest) -> bool:
+    """Whether a package has nodes that native kernels can run."""
+    return any(DOMAIN in domains for domains in manifest.operators.by_model().values())
 
 
 class NotAProgramError(ValueError):

@@ -18,8 +18,10 @@ from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.manifest import InputInfo
+from odtpack_runtime.package.native import has_native_nodes
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SELF_CHECK_STEPS, SelfCheckInput
+from odtpack_runtime.session.native import native_library
 from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
@@ -97,10 +99,13 @@ class SelfCheckResult:
 def self_check(package: Package) -> SelfCheckResult:
     """Make the steps of a package's self-check, from its own checkpoint.
 
+    With native kernels the first step is also compared with one without them: what it makes of
+    parameters, moments and the loss.
+
     Raises:
         OdtpackError: ``self-check-failed`` if a loss is not the one that was seen when the
-            package was built, within its tolerance; ``no-self-check`` if the package has
-            none; and whatever a step raises.
+            package was built, within its tolerance, or if kernels compute something else than
+            their bodies; ``no-self-check`` if the package has none; and whatever a step raises.
     """
     info = package.manifest.self_check
     if info is None or info.learning_rate is None or info.evaluation_loss is None:
@@ -113,7 +118,13 @@ def self_check(package: Package) -> SelfCheckResult:
         )
     batch = made_up_batch(package.manifest.inputs, info.inputs)
     state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state, package.eval_model)
+    kernels = native_library() is not None and has_native_nodes(package.manifest)
+    module = Module(
+        package.training_model, state, package.eval_model,
+        step_model_uri=package.step_model if kernels else None,
+    )  # fmt: skip
+    if kernels:
+        module.check_kernels()
     optimizer = Optimizer(package.optimizer_model, module)
     found = first_losses(module, optimizer, batch, info.learning_rate)
     expected = (*info.losses, info.evaluation_loss)

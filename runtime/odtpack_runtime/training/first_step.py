@@ -1,4 +1,4 @@
-"""Compare one step on another device with the processor's, before a training begins there."""
+"""Compare one step on another device, or in native kernels, with that of plain nodes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from odtpack_runtime.session.graph_signature import (
     RATE_NAME,
     UPDATE_SUFFIX,
 )
+from odtpack_runtime.session.native import VARIABLE
 from odtpack_runtime.session.session import run_failed
 from odtpack_runtime.training.optimizer_contract import MOMENT_NAMES
 
@@ -35,16 +36,18 @@ _WRONG = 1e-2  # of the largest element of what one node computes
 
 
 def compare_step(
-    device: Device,
+    device: Device | None,
     session: onnxruntime.InferenceSession,
     path: Path,
     options: onnxruntime.SessionOptions,
     feeds: Mapping[str, Array],
 ) -> None:
     """Run a training or step model on a device and on the processor; nothing is changed."""
+    # `device`: None for native kernels, which are compared with the bodies of their nodes.
     # `session`: the model on the device. `options`: those of a session on the processor.
-    # Raises OdtpackError: `device-wrong`. What was right once is not run again.
-    mark = _mark(device, path)
+    # Raises OdtpackError: `device-wrong`, of kernels `self-check-failed`. What was right once on a
+    # device is not run again.
+    mark = None if device is None else _mark(device, path)
     if mark is not None and mark.exists():
         return
     _compare_step(device, session, path, options, feeds)
@@ -70,7 +73,7 @@ def _mark(device: Device, path: Path) -> Path | None:
 
 
 def _compare_step(
-    device: Device,
+    device: Device | None,
     session: onnxruntime.InferenceSession,
     path: Path,
     options: onnxruntime.SessionOptions,
@@ -101,11 +104,16 @@ def _compare_step(
         allowed += _NOISE * largest if name != names[0] else 0.0
         off = _distance(right, wrong)
         if off > allowed:
-            where = _first_wrong(device, path, feeds)
+            by = f"by {off:.2g} where the largest element is {_largest(right):.2g}"
+            if device is None:
+                what = f"Native kernels compute {name!r:.80} otherwise than their bodies, {by}."
+                raise OdtpackError(
+                    "self-check-failed", what, where=str(path), hint=f"{VARIABLE}=0 turns them off"
+                )
             raise OdtpackError(
                 "device-wrong",
-                f"{device.name} computes {name!r:.80} otherwise than the processor, by {off:.2g} "
-                f"where the largest element is {_largest(right):.2g}{where}.",
+                f"{device.name} computes {name!r:.80} otherwise than the processor, {by}"
+                f"{_first_wrong(device, path, feeds)}.",
                 where=str(path),
             )
 

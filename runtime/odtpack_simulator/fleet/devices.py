@@ -234,7 +234,7 @@ def measure_devices(
     )
     shapes = {name: (plan.largest_batch, *a.shape[1:]) for name, a in data.arrays.items()}
     on_stage("predict the memory")
-    uses = {p.os: session_use(package.manifest, kit_of(p.os), native=False) for p in profiles}
+    uses = {p.os: session_use(package.manifest, kit_of(p.os)) for p in profiles}
     peaks = {
         each: plan_memory(package, shapes, **each._asdict()).peak.nbytes
         for each in dict.fromkeys(uses.values())

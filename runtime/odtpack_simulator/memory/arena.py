@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.native import has_native_nodes
 from odtpack_runtime.package.records import SessionInfo
-from odtpack_runtime.session.native import DOMAIN, VARIABLE, native_library
+from odtpack_runtime.session.native import VARIABLE, native_library
 from odtpack_simulator.device.kits import KERNEL_KITS, KITS, STEP_MODEL_KITS, Kit, Loop, Sharing
 from odtpack_simulator.memory.kernel_memory import (
     ALIASES,
@@ -647,11 +648,6 @@ class SessionUse(NamedTuple):
     def work(self) -> tuple[bool, bool]:
         """What decides how long its steps take."""
         return self.step_model, self.native
-
-
-def has_native_nodes(manifest: Manifest) -> bool:
-    """Whether a package has nodes that native kernels can run."""
-    return any(DOMAIN in domains for domains in manifest.operators.by_model().values())
 
 
 def session_use(

@@ -14,12 +14,17 @@ import onnxruntime
 import pytest
 
 from odtpack.build import build_package
+from odtpack.fit.package_cache import Order, build_and_plan
+from odtpack.recipe import BuildSpec
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.native import DOMAIN, VARIABLE, choose_kernels
 from odtpack_runtime.session.options import LEVELS
 from odtpack_simulator.device.kits import Kit
 from odtpack_simulator.device.profile import load_profile
+from odtpack_simulator.fleet.devices import measure_devices
+from odtpack_simulator.fleet.fleet_file import parse_fleet
+from odtpack_simulator.fleet.population import split_data
 from odtpack_simulator.memory.arena import allocate, session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import memory_options
@@ -38,6 +43,15 @@ NETWORKS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
     "mobilenet": (zoo.mobilenet_v2, 8),
     "transformer": (zoo.transformer_encoder, 8),
 }
+
+FLEET = b"""[population]
+clients = 10
+devices = [
+    { profile = "apple/iphone-11", share = 0.5 }, { profile = "google/pixel-8a", share = 0.5 },
+]
+[federation]
+clients = 2
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +165,32 @@ def test_whether_kernels_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert not session_use(
         dataclasses.replace(manifest, operators=plain), "cpp", native=True
     ).native
+
+
+def test_fit_and_fleets_follow_the_kit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An app on Swift runs kernels, and one on Kotlin none, as ``simulate`` has it."""
+    package, job, shapes = packed("mlp", tmp_path)
+    size = next(iter(shapes.values()))[0]
+    one = {name: shape[1:] for name, shape in shapes.items()}
+    settings = BuildSpec(package.path / "unused.onnx", "cross_entropy")
+    peaks = {
+        kit: build_and_plan(Order(settings, str(package.path), size, one, (kit,))).peak_bytes
+        for kit in ("swift", "kotlin")
+    }
+    for kit in ("swift", "kotlin"):
+        use = session_use(package.manifest, kit)
+        assert use.native == (kit == "swift")
+        assert peaks[kit] == plan_memory(package, shapes, **use._asdict()).peak.nbytes
+    assert peaks["swift"] != peaks["kotlin"]
+    fleet = parse_fleet(FLEET)
+    data = split_data({name: np.load(path) for name, path in job.data.items()}, 0)
+    found = measure_devices(package, data, fleet, size)
+    assert [each.peak_bytes for each in found] == [peaks["swift"], peaks["kotlin"]]
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(OdtpackError, match="no native kernels here"):
+        build_and_plan(Order(settings, str(package.path), size, one, ("swift",)))
+    with pytest.raises(OdtpackError, match="no native kernels here"):
+        measure_devices(package, data, fleet, size)
 
 
 def test_a_file_that_is_no_library_is_one_error(tmp_path: Path) -> None:

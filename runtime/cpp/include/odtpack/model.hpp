@@ -19,34 +19,30 @@ namespace odtpack::detail {
 
 constexpr const char* kKernels = "odtpack.native";  // the domain; of session options: "0" for none
 
-/// Options with which a model's nodes of the domain odtpack.native run as kernels; none where it has no
-/// such nodes, or is to run without. The first failure is said, as bodies compute the same.
-inline std::optional<Ort::SessionOptions> WithKernels(const std::string& path,
-                                                      const Ort::SessionOptions& options) {
+/// Register the kernels of the domain with options, unless those or the environment say otherwise.
+/// Returns whether they are; the first failure is said, as bodies compute the same.
+inline bool AddKernels(Ort::SessionOptions& options) {
 #if defined(ODTPACK_KERNELS)
   const char* const wanted = std::getenv("ODTPACK_NATIVE");
-  if (options.HasConfigEntry(kKernels) || (wanted != nullptr && std::string(wanted) == "0")) return {};
-  if (Map(path)->find(kKernels) == std::string_view::npos) return {};
-  Ort::SessionOptions chosen = options.Clone();
-  const Ort::Status status(odtpack_register_kernels(chosen, OrtGetApiBase()));
-  if (status.IsOK()) return chosen;
+  if (options.HasConfigEntry(kKernels) || (wanted != nullptr && std::string(wanted) == "0")) return false;
+  const Ort::Status status(odtpack_register_kernels(options, OrtGetApiBase()));
+  if (status.IsOK()) return true;
   static std::once_flag said;
   std::call_once(said, [&status] {
     std::fprintf(stderr, "odtpack: native kernels are not used: %s\n",
                  status.GetErrorMessage().c_str());
   });
 #else
-  static_cast<void>(path), static_cast<void>(options);
+  static_cast<void>(options);
 #endif
-  return {};
+  return false;
 }
 
 inline Ort::Session OpenSession(const Ort::Env& env, const std::string& path,
                                 const Ort::SessionOptions& options) {
   if (!fs::is_regular_file(path)) throw Error("model-not-found", "There is no model " + path + ".");
   try {
-    const auto kernels = WithKernels(path, options);
-    return Ort::Session(env, path.c_str(), kernels ? *kernels : options);
+    return Ort::Session(env, path.c_str(), options);
   } catch (const Ort::Exception& error) {
     throw Error("model-not-loadable",
                 "ONNX Runtime " + Ort::GetVersionString() + " cannot load it: " + error.what(),

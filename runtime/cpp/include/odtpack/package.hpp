@@ -73,6 +73,13 @@ class Package {
     if (!has || manifest_.Whole("accumulation_steps", 1) != 1) return {};
     return Path("step_model");
   }
+  /// Whether one of its models has nodes of a domain.
+  bool HasNodesOf(const std::string& domain) const {
+    for (const auto& [model, domains] : manifest_.Get<Json::Object>("operators", {})) {
+      if (domains && domains[domain.c_str()]) return true;
+    }
+    return false;
+  }
   /// The path of the model that a Generator runs.
   std::string Decoder() const {
     for (const Json& file : manifest_["files"].Get<Json::List>("extra", {})) {

@@ -127,10 +127,7 @@ class TrainingSession {
   /// Whether StepOn makes its steps in a step model.
   bool HasStepModel() const { return own_->has_step_model; }
   /// Whether native kernels compute its models' nodes of the domain odtpack.native (docs/native.md).
-  bool HasKernels() const {
-    return detail::WithKernels(own_->training_model, own_->options) ||
-           (own_->optimizer_model && detail::WithKernels(*own_->optimizer_model, own_->options));
-  }
+  bool HasKernels() const { return own_->has_kernels; }
 
   /// Compute loss and gradients of a batch, which are added to those that are accumulated.
   /// Returns the user's outputs, the loss first. The first call closes the step model, if there is
@@ -624,6 +621,7 @@ class TrainingSession {
     Ort::SessionOptions options;
     std::string training_model;
     std::optional<std::string> eval_model, optimizer_model;
+    const bool has_kernels = package.HasNodesOf(detail::kKernels) && detail::AddKernels(options);
 
     const std::vector<detail::Spec>& specs = package.Parameters();
     std::vector<const detail::Spec*> trainable{};
