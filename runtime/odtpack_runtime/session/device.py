@@ -82,6 +82,11 @@ class Device:
         self.ran = self._asked = False  # whether twins, or arrays, may be newer than the others
 
     @property
+    def place(self) -> tuple[str, int]:
+        """Its memory as bindings of ONNX Runtime name it."""
+        return self._memory, self._index
+
+    @property
     def identity(self) -> str:
         """What is known of a plug-in and its device; nothing of providers without memory."""
         found = [
