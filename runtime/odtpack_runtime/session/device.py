@@ -156,6 +156,14 @@ class Device:
         for array in arrays:
             self._twin(array).update_inplace(array)
 
+    def copied(self, value: Any) -> Any:
+        """A copy of a value that lies there already."""
+        new = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+            value.shape(), value.element_type(), *self.place
+        )
+        self._copy([value], [new])
+        return new
+
     def before_run(self) -> None:
         """Bring twins up to date with what may have been written to arrays."""
         if self._asked:

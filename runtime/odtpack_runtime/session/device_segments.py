@@ -114,7 +114,9 @@ class DeviceSegmentedGraph(UserInputs):
                 part.session.run_with_iobinding(binding)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             raise run_failed(error) from error
-        given.update(zip(made, binding.get_outputs(), strict=False))
+        # A result keeps its binding, and with it the weights: a copy does not.
+        for name, value in zip(made, binding.get_outputs(), strict=False):
+            given[name] = value if name in returned else self._device.copied(value)
 
     def _bind_input(self, binding: Any, name: str, own: str, given: Mapping[str, Any]) -> None:
         if name in self._weights:

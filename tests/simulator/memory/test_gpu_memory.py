@@ -126,7 +126,7 @@ def test_one_segment_of_weights_is_held_at_a_time(counter: Path, tmp_path: Path)
         held.append(held_by(folder / "package", False, 2, counter))
     print(held, stored)
     assert stored[1] - stored[0] > 2e6
-    assert held[1] - held[0] < (stored[1] - stored[0]) / 10
+    assert held[1] - held[0] < (stored[1] - stored[0]) / 4  # values, parameters and moments
 
 
 def test_buffers_are_rounded_and_taken_again_and_so_many_are_kept() -> None:
