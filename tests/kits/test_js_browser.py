@@ -28,6 +28,7 @@ from tests.kits.measured import check_measurements
 from tests.kits.test_decoder import built as built_decoder
 from tests.kits.test_js_segments import three_lengths
 from tests.kits.test_kotlin_segments import built
+from tests.reports import browser
 from tests.reports.browser import CHROMIUM, Browser
 from tests.software_gpu import NETWORKS, TRIED, package_of
 
@@ -389,8 +390,11 @@ STEPS_THERE = """(async () => {
 
 
 @pytest.mark.parametrize("network", TRIED)
-def test_webgpu_trains_all_networks(network: str, browsers: Browser, tmp_path: Path) -> None:
+def test_webgpu_trains_all_networks(
+    network: str, browsers: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Gradients as a step of SGD at a large rate leaves them, then steps of both optimizers."""
+    monkeypatch.setattr(browser, "_PATIENCE_SECONDS", 900)  # shaders are compiled in software
     gradients: dict[str, np.ndarray] = {}
     for target in ("webgpu-sgd", "webgpu"):
         folder, scratch = package_of(network, target, tmp_path), tmp_path / f"files-{target}"
