@@ -62,11 +62,12 @@ def _tensor(value: ir.Value) -> ir.TensorProtocol:
 
 def _shift(op: Ops, scale: ir.Value, bits: bool) -> ir.Value:
     """4, or 1/16 without shifts, which is there when the scales are."""
-    number = np.full((), 4, np.uint8) if bits else np.full((), 1 / 16, np.float32)
     if scale.producer() is None:
-        return op.constant(number)
-    one = op.cast(op.Min(op.Size(scale), 1), ir.DataType(ir.tensor(number).dtype))
-    shift: ir.Value = op.Mul(one, op.constant(number))
+        return op.constant(np.full((), 4, np.uint8) if bits else np.full((), 1 / 16, np.float32))
+    one = op.Min(op.Size(scale), 1)
+    if bits:
+        return op.cast(op.Mul(one, 4), ir.DataType.UINT8)
+    shift: ir.Value = op.Mul(op.cast(one, ir.DataType.FLOAT), 1 / 16)
     return shift
 
 
