@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo gpu test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench native native-check tokenizers release models swift web-demo distribution federated exporters fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
+.PHONY: help setup demo gpu gpu-kits test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench native native-check tokenizers release models swift web-demo distribution federated exporters fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,7 +28,8 @@ help:
 	@echo "make swift   a Swift toolchain, with which make kits tests the Swift kit as well"
 	@echo "make release all artifacts in dist/: Python, npm, Maven, CMake, NuGet, with digests and a bill of materials"
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
-	@echo "make gpu     networks and gradient rules on WebGPU, on a driver in software (Chromium's)"
+	@echo "make gpu     networks and gradient rules on WebGPU, on a driver in software (Chromium's), from"
+	@echo "             Python, C++ and a browser"
 	@echo "make federated  train with Flower, in a virtual environment of its own"
 	@echo "make fleet-demo  a week of 500 phones that learn the digits together, and a report"
 	@echo "make llm-demo  a sentence encoder learns intents in 8 bits, a decoder of 0.5 billion weights trains in 4"
@@ -130,10 +131,17 @@ release: $(VENV)/.ready-full
 distribution: $(VENV)/.ready-full
 	@$(BIN)/python -m pytest -m distribution tests/runtime/test_distribution.py
 
-gpu: $(VENV)/.ready-full
+# On a driver in software. Kits: C++ and JavaScript in Chromium.
+gpu: export ODTPACK_GPU_PACKAGES = $(CURDIR)/build/gpu
+gpu: $(VENV)/.ready-full gpu-kits
 	@$(BIN)/python -m benchmarks.gpu build build/gpu --small
 	@$(BIN)/python -m benchmarks.gpu run build/gpu --software --check-only --devices webgpu
-	@$(BIN)/python -m pytest tests/autodiff/test_backward.py tests/runtime/test_device.py
+	@$(PYTEST) -k "webgpu or device" tests/autodiff/test_backward.py tests/runtime/test_device.py \
+		tests/runtime/test_device_segments.py tests/kits/test_kit_device.py tests/kits/test_js_browser.py
+
+gpu-kits: $(VENV)/.ready-full
+	@scripts/setup_cpp.sh
+	@scripts/setup_kits_js.sh $(BIN)/python
 
 federated: $(VENV)/.ready-full
 	@scripts/setup_federated.sh

@@ -49,6 +49,7 @@ STEPS = 5
 SETTLED = 0.1
 """Of a parameter's largest gradient: AdamW divides each element by its own size, and makes a whole
 step of one that is only rounding."""
+LARGE_RATE = 1000.0  # at which the rounding of parameters does not show in a step of SGD
 EXACT = "float64.npz"
 TARGETS = ("onnxruntime", "webgpu", "webgpu-sgd")
 Batch = Sequence[np.ndarray]
@@ -188,6 +189,7 @@ class Subject:
         self.module = Module(
             package.training_model,
             self.state,
+            package.eval_model,
             device=device,
             session_options=default_session_options(package.training_model, threads),
             step_model_uri=package.step_model if step_model else None,
@@ -240,10 +242,36 @@ def steps(folder: Path, device: str, batch: Batch, gradients: Mapping[str, np.nd
         worst = max(worst, abs(losses[1] / losses[0] - 1))
     for name, gradient in gradients.items():
         right, found = (each.state.parameters[name].data for each in (here, there))
-        settled = np.abs(gradient) > SETTLED * np.abs(gradient).max(initial=0)
-        largest = float(np.abs(right).max(initial=0)) or 1.0
-        worst = max(worst, distance(right[settled], found[settled]) / largest)
+        worst = max(worst, settled(right, found, gradient))
     return worst
+
+
+def settled(right: np.ndarray, found: np.ndarray, gradient: np.ndarray) -> float:
+    """How far a parameter is off, of its largest element, where its gradient is large."""
+    chosen = np.abs(gradient) > SETTLED * np.abs(gradient).max(initial=0)
+    return distance(right[chosen], found[chosen]) / (float(np.abs(right).max(initial=0)) or 1.0)
+
+
+def is_known(gradient: np.ndarray, exact: np.ndarray) -> bool:
+    """Whether the processor's gradient is more than rounding."""
+    return distance(gradient, exact) <= 1e-2 * float(np.abs(exact).max(initial=0))
+
+
+def compared(
+    expected: Mapping[str, np.ndarray],
+    found: Mapping[str, np.ndarray],
+    exact: Mapping[str, np.ndarray],
+) -> tuple[dict[str, float], list[str]]:
+    """How far gradients are off, of each one's largest element, and the names of wrong ones."""
+    largest = max(float(np.abs(g).max(initial=0)) for g in expected.values())
+    off, bad = {}, []
+    for name, gradient in expected.items():
+        own = float(np.abs(gradient).max(initial=0))
+        off[name] = distance(gradient, found[name]) / (own or 1)
+        allowed = 2 * distance(gradient, exact[name]) + NOISE * largest
+        if off[name] > BAR and distance(found[name], exact[name]) > allowed:
+            bad.append(name)
+    return off, bad
 
 
 def check(folder: Path, device: str, batch: Batch, *, thorough: bool = True) -> dict[str, Any]:
@@ -251,20 +279,9 @@ def check(folder: Path, device: str, batch: Batch, *, thorough: bool = True) -> 
     right, wrong = (Subject(folder, each, step_model=False) for each in ("cpu", device))
     expected, found = right.gradients(batch), wrong.gradients(batch)
     exact = np.load(folder.parent / EXACT)
-    largest = max(float(np.abs(g).max(initial=0)) for g in expected[1].values())
-    off, bad_gradients = {}, []
-    for name, gradient in expected[1].items():
-        own = float(np.abs(gradient).max(initial=0))
-        off[name] = distance(gradient, found[1][name]) / (own or 1)
-        allowed = 2 * distance(gradient, exact[name]) + NOISE * largest
-        if off[name] > BAR and distance(found[1][name], exact[name]) > allowed:
-            bad_gradients.append(name)
+    off, bad_gradients = compared(expected[1], found[1], exact)
     worst = max(off, key=lambda name: off[name])
-    known = {
-        name: gradient
-        for name, gradient in expected[1].items()  # others are 0 but for rounding
-        if distance(gradient, exact[name]) <= 1e-2 * np.abs(exact[name]).max(initial=0)
-    }
+    known = {n: g for n, g in expected[1].items() if is_known(g, exact[n])}
     stepped = {
         name: steps(each, device, batch, known)
         for name, each in (("adamw", folder), ("sgd", folder.with_name("webgpu-sgd")))

@@ -8,6 +8,13 @@ from pathlib import Path
 
 import onnxruntime
 
+NETWORKS = (
+    *("mlp", "cnn", "decoder"),
+    *("big-mlp", "mobilenet", "mobilenet-bn", "transformer", "vit"),
+)
+"""Of `benchmarks.gpu`; CI trains the first three."""
+MADE = os.environ.get("ODTPACK_GPU_PACKAGES")  # where make gpu has built them
+TRIED = NETWORKS if MADE else NETWORKS[:1]
 CHROMIUM = Path("/usr/lib/chromium")
 
 
@@ -34,3 +41,13 @@ def reason_without() -> str:
     except OdtpackError as error:
         return error.what
     return "" if driver.exists() else "Chromium, whose Vulkan driver is used, is not installed"
+
+
+def package_of(network: str, target: str, folder: Path) -> Path:
+    """A small package of a network: that of make gpu, or one that is built into a folder."""
+    from benchmarks import gpu
+
+    root = Path(MADE or folder)
+    if not (root / network / target / "manifest.json").is_file():
+        gpu.build(root, small=True, names=[network], targets=[gpu.TARGETS[0], target])
+    return root / network / target

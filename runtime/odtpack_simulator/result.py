@@ -348,7 +348,8 @@ class DeviceMemory(Part):
     the plan does not fit, is far below the limit, or a lower limit was kept; and ``held_bytes`` to
     how much: what the limit leaves a training. ``limit_entitled``: the limit is that of an
     app with the entitlement for more memory. From ``warning_bytes`` on the system warns the
-    app that memory is low. ``phase`` is the first part that needs the peak.
+    app that memory is low. ``phase`` is the first part that needs the peak. ``gpu_own_bytes`` is
+    the memory that a GPU has of its own; null where it shares the app's, or is not known.
     """
 
     limit_bytes: Bytes | None
@@ -364,6 +365,7 @@ class DeviceMemory(Part):
     held: LimitMethod | None = None
     held_bytes: Bytes | None = None
     warning_bytes: Bytes | None = None
+    gpu_own_bytes: Bytes | None = None
     phase: Text | None = None
     app_bytes: Bytes | None = None
     app_kind: SourceKind | None = None

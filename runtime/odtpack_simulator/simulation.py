@@ -553,6 +553,7 @@ def _memory(
         held=held.run.limit_method if held is not None and held.exact else None,
         held_bytes=held.run.limit_bytes if held is not None else None,
         warning_bytes=profile.warning_bytes(policy.state, entitled=policy.entitled),
+        gpu_own_bytes=int(own.low) if (own := profile.gpu_memory()) else None,
         phase=plan.highest_phase,
         app_bytes=app.footprint.nbytes,
         app_kind=app.footprint.kind,

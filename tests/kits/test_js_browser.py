@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from benchmarks import gpu
@@ -27,7 +28,9 @@ from tests.kits.measured import check_measurements
 from tests.kits.test_decoder import built as built_decoder
 from tests.kits.test_js_segments import three_lengths
 from tests.kits.test_kotlin_segments import built
+from tests.reports import browser
 from tests.reports.browser import CHROMIUM, Browser
+from tests.software_gpu import NETWORKS, TRIED, package_of
 
 pytestmark = [
     pytest.mark.kits,
@@ -329,10 +332,9 @@ RESIDENT = """(async () => {
 })().catch((error) => ({ code: error.code, what: String(error) + (error.cause?.stack ?? '') }))"""
 
 
-@pytest.mark.parametrize("network", ["mlp", "cnn", "decoder"])
+@pytest.mark.parametrize("network", NETWORKS[:3])
 def test_webgpu_holds_a_training(network: str, browsers: Browser, tmp_path: Path) -> None:
-    gpu.build(tmp_path, small=True, names=[network], targets=["webgpu"])
-    folder = tmp_path / network / "webgpu"
+    folder = package_of(network, "webgpu", tmp_path)
     package = Package.open(folder)
     arrays = gpu.batch_of(package, 2, other=4)
     names = [each.name for each in package.manifest.inputs]
@@ -361,6 +363,83 @@ def test_webgpu_holds_a_training(network: str, browsers: Browser, tmp_path: Path
     # The check of the device opened three models more, once; its result is kept.
     assert found["checks"] == [6, 3]
     assert found["after"]
+
+
+STEPS_THERE = """(async () => {
+  const task = %s;
+  const arrays = { float32: Float32Array, int64: BigInt64Array };
+  const batch = {};
+  for (const [name, { dtype, shape }] of Object.entries(task.data)) {
+    const bytes = await (await fetch(`/files/0-${name}.bin`)).arrayBuffer();
+    batch[name] = new ort.Tensor(dtype, new arrays[dtype](bytes), shape);
+  }
+  const found = [];
+  for (const [rate, steps] of task.runs) {
+    const options = { ort, executionProviders: ['webgpu'], loss: 'every' };
+    const session = await kit.TrainingSession.create({ package: '/files/package' }, options);
+    session.setLearningRate(rate);
+    const losses = [];
+    for (let step = 0; step < steps; step++) losses.push(await session.trainBatch(batch));
+    const vector = [...(await session.getContiguousParameters()).data];
+    const model = [...await session.inferenceModel()];
+    await session.release();
+    found.push({ losses, vector, model });
+  }
+  return { found };
+})().catch((error) => ({ code: error.code, what: String(error) + (error.cause?.stack ?? '') }))"""
+
+
+@pytest.mark.parametrize("network", TRIED)
+def test_webgpu_trains_all_networks(
+    network: str, browsers: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients as a step of SGD at a large rate leaves them, then steps of both optimizers."""
+    monkeypatch.setattr(browser, "_PATIENCE_SECONDS", 900)  # shaders are compiled in software
+    gradients: dict[str, np.ndarray] = {}
+    for target in ("webgpu-sgd", "webgpu"):
+        folder, scratch = package_of(network, target, tmp_path), tmp_path / f"files-{target}"
+        package, arrays = Package.open(folder), gpu.first_batch(folder.parent)
+        here = gpu.Subject(folder, "cpu", step_model=False)
+        exact = np.load(folder.parent / gpu.EXACT)
+        is_conditioned = all(each.role != "state" for each in package.manifest.parameters)
+        runs = [(1e-3, 5 if is_conditioned else 1)]
+        gradients = gradients or here.gradients(arrays)[1]
+        start = {n: p.data.copy() for n, p in here.state.parameters if p.requires_grad}
+        if target == "webgpu-sgd":
+            runs.append((gpu.LARGE_RATE, 1))
+        names = [each.name for each in package.manifest.inputs]
+        data = javascript.save_batch(scratch, **dict(zip(names, arrays, strict=True)))
+        task = {"package": folder, "data": data, "runs": runs}
+        done = in_browser(browsers, task, scratch, module="ort.webgpu.min.mjs", code=STEPS_THERE)
+        assert "code" not in done, done
+        here.optimizer.set_learning_rate(1e-3)
+        losses = [float(here.optimizer.step_on(*arrays)) for _ in range(runs[0][1])]
+        np.testing.assert_allclose(done["found"][0]["losses"], losses, rtol=1e-5)
+        order = [p.name for p in package.manifest.parameters if p.name in gradients]
+        ends = np.cumsum([start[name].size for name in order])[:-1]
+        there = [
+            {
+                name: part.reshape(start[name].shape)
+                for name, part in zip(order, np.split(np.array(each["vector"]), ends), strict=True)
+            }
+            for each in done["found"]
+        ]
+        for name, gradient in gradients.items():
+            if gpu.is_known(gradient, exact[name]):
+                right = here.state.parameters[name].data
+                assert gpu.settled(right, there[0][name], gradient) <= gpu.BAR, name
+        if target == "webgpu-sgd":
+            made = {n: (start[n] - after) / gpu.LARGE_RATE for n, after in there[1].items()}
+            off, bad = gpu.compared(gradients, made, exact)
+            assert not bad, (bad, off)
+        exported = onnxruntime.InferenceSession(bytes(done["found"][0]["model"]))
+        outputs = [each.name for each in exported.get_outputs()]
+        here.module.export_model_for_inferencing(scratch / "model.onnx", outputs)
+        feeds = dict(zip(names, arrays, strict=True))
+        feeds = {each.name: feeds[each.name] for each in exported.get_inputs()}
+        expected = onnxruntime.InferenceSession(scratch / "model.onnx").run(None, feeds)[0]
+        found = exported.run(None, feeds)[0]
+        assert np.abs(found - expected).max() <= 1e-3 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("provider", ["wasm", "webgpu"])

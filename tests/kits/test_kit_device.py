@@ -14,10 +14,9 @@ import pytest
 from benchmarks import gpu
 from odtpack_runtime import CheckpointState, Module, Package
 from tests.kits import cpp_kit, csharp_kit, harness, swift_kit
-from tests.software_gpu import CHROMIUM, reason_without
+from tests.software_gpu import CHROMIUM, TRIED, package_of, reason_without
 
 WITHOUT = reason_without()
-NETWORKS = ("mlp", "cnn", "decoder")
 KITS = {"cpp": cpp_kit, "csharp": csharp_kit, "swift": swift_kit}
 pytestmark = [
     pytest.mark.kits,
@@ -28,9 +27,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("packages")
-    gpu.build(folder, small=True, names=NETWORKS, targets=["webgpu"])
-    return folder
+    return tmp_path_factory.mktemp("packages")
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +53,7 @@ def test_trains_on_the_device_as_on_the_processor(
 ) -> None:
     if KITS[kit].unavailable() is not None:
         pytest.skip(str(KITS[kit].unavailable()))
-    folder = packages / network / "webgpu"
+    folder = package_of(network, "webgpu", packages)
     package = Package.open(folder)
     names = [each.name for each in package.manifest.inputs]
     good = gpu.batch_of(package, 2, other=4)
@@ -96,8 +93,52 @@ def test_trains_on_the_device_as_on_the_processor(
         np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("network", TRIED)
+def test_gradients_and_steps_of_all_networks(network: str, packages: Path, tmp_path: Path) -> None:
+    """Gradients as a step of SGD at a large rate leaves them, then steps of both optimizers."""
+    folder = package_of(network, "webgpu-sgd", packages)
+    package, good = Package.open(folder), gpu.first_batch(folder.parent)
+    names = [each.name for each in package.manifest.inputs]
+    steps = [harness.save_batch(tmp_path, dict(zip(names, good, strict=True)))]
+    is_conditioned = all(each.role != "state" for each in package.manifest.parameters)
+    devices: list[dict[str, Any]] = [{}, {"device": {"library": library()}}]
+
+    def trained(target: str, rate: float, count: int) -> tuple[list[Any], list[Any]]:
+        """Losses, and parameters by name, of the processor and of the device."""
+        losses, parameters = [], []
+        for index, device in enumerate(devices):
+            job = {
+                "package": package_of(network, target, packages), "steps": steps, "count": count,
+                "learning_rate": rate, "save": f"{index}.ckpt", "threads": 1,
+            }  # fmt: skip
+            losses.append(np.array(cpp_kit.measure({**job, **device}, tmp_path)["losses"]))
+            state = CheckpointState.load_checkpoint(tmp_path / f"{index}.ckpt")
+            parameters.append({n: p.data for n, p in state.parameters if p.requires_grad})
+        return losses, parameters
+
+    start = CheckpointState.load_checkpoint(package.checkpoint).parameters
+    _, after = trained("webgpu-sgd", gpu.LARGE_RATE, 1)
+    gradients = [
+        {name: (start[name].data - data) / gpu.LARGE_RATE for name, data in each.items()}
+        for each in after
+    ]
+    exact = np.load(folder.parent / gpu.EXACT)
+    off, bad = gpu.compared(*gradients, exact)
+    assert not bad, (bad, off)
+    for target in ("webgpu", "webgpu-sgd"):
+        losses, after = trained(target, 1e-3, 5 if is_conditioned else 1)
+        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+        for name, gradient in gradients[0].items():
+            if gpu.is_known(gradient, exact[name]):
+                assert gpu.settled(after[0][name], after[1][name], gradient) <= gpu.BAR, name
+
+
 def test_what_is_no_plug_in_is_refused(packages: Path, tmp_path: Path) -> None:
-    job = {"package": packages / "mlp" / "webgpu", "device": {"library": __file__}, "steps": []}
+    job = {
+        "package": package_of("mlp", "webgpu", packages),
+        "device": {"library": __file__},
+        "steps": [],
+    }
     path = tmp_path / "job.json"
     path.write_text(json.dumps(job, default=str))
     done = cpp_kit.run("measure", path)

@@ -18,7 +18,7 @@ from odtpack_runtime.session.device import Device
 from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_runtime.training import first_step
 from tests import zoo
-from tests.software_gpu import reason_without
+from tests.software_gpu import package_of, reason_without
 
 WITHOUT = reason_without()
 webgpu = pytest.param("webgpu", marks=pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT))
@@ -185,9 +185,8 @@ def test_what_a_plug_in_computed_right_is_not_compared_again(
 def test_networks_on_webgpu(network: str, tmp_path: Path) -> None:
     from benchmarks import gpu
 
-    gpu.build(tmp_path, small=True, names=[network])
-    batch = gpu.first_batch(tmp_path / network)
-    found = gpu.check(tmp_path / network / "webgpu", "webgpu", batch, thorough=False)
+    folder = package_of(network, "webgpu", tmp_path)
+    found = gpu.check(folder, "webgpu", gpu.first_batch(folder.parent), thorough=False)
     assert found["passed"], found
 
 

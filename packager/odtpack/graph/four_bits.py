@@ -36,13 +36,19 @@ def packed(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def unpack(op: Ops, value: ir.Value, shift: ir.Value, shape: Sequence[int]) -> ir.Value:
-    """Write what makes numbers from 0 on of packed ones; ``shift`` is 4."""
-    all_bits = op.constant(np.full((), 255, np.uint8))
-    low = op.BitwiseAnd(value, op.BitShift(all_bits, shift, direction="RIGHT"))
-    high = op.BitShift(value, shift, direction="RIGHT")
+    """Write what makes numbers from 0 on of packed ones; ``shift`` is 4, or 1/16 as FLOAT."""
+    if shift.dtype == ir.DataType.FLOAT:  # where there are no kernels for bits
+        both = op.cast(value, ir.DataType.FLOAT)
+        high = op.Floor(op.Mul(both, shift))
+        low = op.Sub(both, op.Mul(high, 16.0))
+    else:
+        all_bits = op.constant(np.full((), 255, np.uint8))
+        low = op.BitwiseAnd(value, op.BitShift(all_bits, shift, direction="RIGHT"))
+        high = op.BitShift(value, shift, direction="RIGHT")
     # A Transpose puts them in turn faster than a Concat of columns does.
     rows = op.Concat(op.unsqueeze(low, 0), op.unsqueeze(high, 0), axis=0)
     both = op.reshape(op.transpose(rows, 1, 0), -1)
     if math.prod(shape) % 2:
         both = op.slice(both, [0], [0], [math.prod(shape)])
-    return op.reshape(both, *shape)
+    found = op.reshape(both, *shape)
+    return op.cast(found, ir.DataType.UINT8) if shift.dtype == ir.DataType.FLOAT else found

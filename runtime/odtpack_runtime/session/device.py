@@ -82,6 +82,11 @@ class Device:
         self.ran = self._asked = False  # whether twins, or arrays, may be newer than the others
 
     @property
+    def place(self) -> tuple[str, int]:
+        """Its memory as bindings of ONNX Runtime name it."""
+        return self._memory, self._index
+
+    @property
     def identity(self) -> str:
         """What is known of a plug-in and its device; nothing of providers without memory."""
         found = [
@@ -150,6 +155,14 @@ class Device:
         """Bring the twins of some arrays up to date."""
         for array in arrays:
             self._twin(array).update_inplace(array)
+
+    def copied(self, value: Any) -> Any:
+        """A copy of a value that lies there already."""
+        new = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+            value.shape(), value.element_type(), *self.place
+        )
+        self._copy([value], [new])
+        return new
 
     def before_run(self) -> None:
         """Bring twins up to date with what may have been written to arrays."""

@@ -15,6 +15,7 @@ import onnxruntime
 from odtpack_runtime.checkpoint.parameters import Array, address, allocate
 from odtpack_runtime.files.records import InvalidRecordError
 from odtpack_runtime.package.records import SegmentInfo, SegmentsInfo
+from odtpack_runtime.session.device import Device
 from odtpack_runtime.session.graph_signature import (
     BUFFER_SUFFIX,
     COTANGENT_SUFFIX,
@@ -42,6 +43,7 @@ class Segments:
         options: onnxruntime.SessionOptions,
         evaluation: Path | None,
         inputs: Sequence[str],
+        device: Device | None = None,
     ) -> None:
         self.where = str(training)
         folder = training.parent
@@ -54,7 +56,7 @@ class Segments:
         def opened(model: Path) -> onnxruntime.InferenceSession:
             if options.enable_profiling:  # sessions of one second would share a file
                 options.profile_file_prefix = f"{prefix}.{model.stem}"
-            return open_session(model, options)
+            return open_session(model, options, device)
 
         sessions = {name: opened(folder / name) for name in names}
         self.training = opened(training)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +35,32 @@ _AMPLIFIED = 30.0  # times what the last digit of each number changes
 _WRONG = 1e-2  # of the largest element of what one node computes
 
 
+Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+"""Makes a step of some values and returns all results by name, the loss first."""
+
+
+def run_of(session: onnxruntime.InferenceSession) -> Run:
+    """Steps of a training or step model."""
+    names = [n.name for n in session.get_outputs() if not n.name.startswith(ORDER_PREFIX)]
+    return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
 def compare_step(
     device: Device | None,
-    session: onnxruntime.InferenceSession,
     path: Path,
-    options: onnxruntime.SessionOptions,
     feeds: Mapping[str, Array],
+    there: Run,
+    here: Callable[[], Run],
 ) -> None:
     """Run a training or step model on a device and on the processor; nothing is changed."""
     # `device`: None for native kernels, which are compared with the bodies of their nodes.
-    # `session`: the model on the device. `options`: those of a session on the processor.
+    # `here`: opens the model on the processor, with the bodies.
     # Raises OdtpackError: `device-wrong`, of kernels `self-check-failed`. What was right once on a
     # device is not run again.
     mark = None if device is None else _mark(device, path)
     if mark is not None and mark.exists():
         return
-    _compare_step(device, session, path, options, feeds)
+    _compare_step(device, path, feeds, there, here())
     if mark is not None:
         with contextlib.suppress(OSError):
             mark.parent.mkdir(parents=True, exist_ok=True)
@@ -73,25 +83,17 @@ def _mark(device: Device, path: Path) -> Path | None:
 
 
 def _compare_step(
-    device: Device | None,
-    session: onnxruntime.InferenceSession,
-    path: Path,
-    options: onnxruntime.SessionOptions,
-    feeds: Mapping[str, Array],
+    device: Device | None, path: Path, feeds: Mapping[str, Array], there: Run, here: Run
 ) -> None:
     share, scale = _OFF, LOSS_SCALE_NAMES[0]
     if scale in feeds:
         share, feeds = _OFF_IN_HALF, {**feeds, scale: np.full_like(feeds[scale], _MODEST)}
-    names = [n.name for n in session.get_outputs() if not n.name.startswith(ORDER_PREFIX)]
-    processor = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     try:
-        expected, again, shaken = (
-            dict(zip(names, processor.run(names, each), strict=True))
-            for each in (dict(feeds), dict(feeds), _rounded(feeds))
-        )
-        found = dict(zip(names, session.run(names, dict(feeds)), strict=True))
+        expected, again, shaken = (here(each) for each in (feeds, feeds, _rounded(feeds)))
+        found = there(feeds)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise run_failed(error) from error
+    names = list(expected)
     if any(not np.array_equal(expected[n], again[n], equal_nan=True) for n in names):
         return  # dropout, or another operator that draws numbers
     both = {n: (e, found[n]) for n, e in expected.items() if e.dtype.kind == "f"}

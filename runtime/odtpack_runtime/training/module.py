@@ -15,6 +15,7 @@ from odtpack_runtime.checkpoint.parameters import Array, nominal_error, view
 from odtpack_runtime.checkpoint.state import CheckpointState, FlatState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
 from odtpack_runtime.session.device import Device
+from odtpack_runtime.session.device_segments import DeviceSegmentedGraph
 from odtpack_runtime.session.graph_signature import (
     BUFFER_SUFFIX,
     GRADIENT_SUFFIX,
@@ -39,6 +40,8 @@ from odtpack_runtime.training.parameter_vector import (
     scatter,
 )
 from odtpack_runtime.training.step_graph import StepGraph, nominal_shapes, read_signature, roles
+
+Graph = BoundGraph | SegmentedGraph | DeviceSegmentedGraph
 
 
 class Module:
@@ -118,11 +121,11 @@ class Module:
         # Sessions opened with the same options share an arena, where the package asks for it.
         self.session_options = session_options or make_options(session_of(manifest, path))
         beside = segments_of(manifest, path)
-        if self._device is not None and beside is not None:
+        if self._device is not None and activations is not None:
             raise OdtpackError(
                 "unsupported-device",
-                "A package of segments is trained on the processor.",
-                hint="build it without --segments",
+                "A file of activations goes with training on the processor.",
+                hint="leave activations out",
             )
         self._in_segments = beside is not None  # such a network has no step model
         self._step_path = whole = (
@@ -132,9 +135,8 @@ class Module:
         models: list[tuple[str, list[Any], list[Any]]] = []
         self._segments: Segments | None = None
         if beside is not None:
-            self._segments = Segments(
-                self._train_path, beside[0], self.session_options, self._eval_path, beside[1]
-            )
+            ends = self._eval_path, beside[1]
+            self._segments = Segments(path, beside[0], self.session_options, *ends, self._device)
             session, evaluation = self._segments.training, self._segments.evaluation
             models.append((str(first), *self._segments.nodes(training=True)))
             if evaluation is not None:
@@ -183,17 +185,18 @@ class Module:
         self._skipped_steps = self._overflows = 0
         self._last_not_finite: NotFinite | None = None
         self._nothing_to_step = False
-        self._train: BoundGraph | SegmentedGraph | None = None
+        self._train: Graph | None = None
         self._step: StepGraph | None = None
         if step is None:
             self._train = self._bind_training(session, signature, metadata)
         else:
             graph = self._bound(session, signature, metadata)
+            assert isinstance(graph, BoundGraph)  # noqa: S101 - segments have no step model
             self._step = StepGraph(graph, step)
             for name in trained:
                 self._step.bind_updated(name, state.parameters.items[name].data)
             self._bind_updates(graph, signature)
-        self._eval: BoundGraph | SegmentedGraph | None = None
+        self._eval: Graph | None = None
         if eval_signature is not None:
             self._eval = self._bound(evaluation, eval_signature, metadata)
         self._checked = self._device is None
@@ -483,16 +486,28 @@ class Module:
         """
         if self._checked:
             return
-        from odtpack_runtime.training.first_step import compare_step
+        from odtpack_runtime.training.first_step import Run, compare_step, run_of
 
-        options = make_options(session_of(manifest_beside(self._train_path), self._train_path))
+        content = manifest_beside(self._train_path)
+        options = make_options(session_of(content, self._train_path))
         if step is None:
             path, graph = self._train_path, self._graph()
         else:
             path, graph = self._step_path or self._train_path, step.graph
-        assert isinstance(graph, BoundGraph)  # noqa: S101 - segments are not for devices
+        assert not isinstance(graph, SegmentedGraph)  # noqa: S101 - that is the processor's
         feeds = graph.feeds(user_inputs)
-        compare_step(self._device, graph.session, path, options, feeds)
+
+        def here() -> Run:
+            if isinstance(graph, BoundGraph):
+                providers = ["CPUExecutionProvider"]
+                return run_of(onnxruntime.InferenceSession(str(path), options, providers=providers))
+            found = segments_of(content, path)
+            assert found is not None  # noqa: S101 - the graph has been made of them
+            segments = Segments(path, found[0], options, None, found[1])
+            return lambda values: graph.once(values, segments)
+
+        there = run_of(graph.session) if isinstance(graph, BoundGraph) else graph.once
+        compare_step(self._device, path, feeds, there, here)
         self._checked = True
 
     @property
@@ -517,7 +532,7 @@ class Module:
             raise _no_eval_model("Evaluation mode works only")
         return self._eval_signature
 
-    def _graph(self) -> BoundGraph | SegmentedGraph:
+    def _graph(self) -> Graph:
         if self.training:
             if self._train is None:
                 self._train = self._open_training()
@@ -526,7 +541,7 @@ class Module:
             raise _no_eval_model("Evaluation mode works only")
         return self._eval
 
-    def _open_training(self) -> BoundGraph | SegmentedGraph:
+    def _open_training(self) -> Graph:
         """The training model, beside a step model."""
         where = str(self._train_path)
         session = open_session(self._train_path, self.session_options, self._device)
@@ -541,7 +556,7 @@ class Module:
         session: onnxruntime.InferenceSession,
         signature: GraphSignature,
         metadata: ModelMetadata,
-    ) -> BoundGraph | SegmentedGraph:
+    ) -> Graph:
         graph = self._bound(session, signature, metadata)
         for slot in self._flat.trainable.slots:
             gradient = view(self._flat.gradients, slot)
@@ -552,7 +567,7 @@ class Module:
             graph.bind_input(RESET_NAME, self._reset)
         return graph
 
-    def _bind_updates(self, graph: BoundGraph | SegmentedGraph, signature: GraphSignature) -> None:
+    def _bind_updates(self, graph: Graph, signature: GraphSignature) -> None:
         """Let running statistics be updated where they lie."""
         for name in signature.updates:
             graph.bind_output(name + UPDATE_SUFFIX, self.state.parameters.items[name].data)
@@ -575,20 +590,24 @@ class Module:
         session: onnxruntime.InferenceSession,
         signature: GraphSignature,
         metadata: ModelMetadata,
-    ) -> BoundGraph | SegmentedGraph:
+    ) -> Graph:
         """A model, or a list of them, that reads the parameters where they lie."""
         ends = signature.inputs, signature.outputs
         labels: dict[str, Any] = {
             "class_count": metadata.class_count,
             "ignored_label": metadata.ignored_label,
         }
-        graph: BoundGraph | SegmentedGraph
+        graph: Graph
         if self._segments is None:
             graph = BoundGraph(session, *ends, **labels, device=self._device)
         else:
-            training = session is self._segments.training
-            labels["activations"] = self._activations
-            graph = SegmentedGraph(self._segments, *ends, training=training, **labels)
+            labels["training"] = session is self._segments.training
+            if self._device is None:
+                graph = SegmentedGraph(
+                    self._segments, *ends, activations=self._activations, **labels
+                )
+            else:
+                graph = DeviceSegmentedGraph(self._segments, *ends, self._device, **labels)
         for name in signature.parameters:
             graph.bind_input(name, self.state.parameters.items[name].data)
         return graph

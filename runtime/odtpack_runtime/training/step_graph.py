@@ -18,7 +18,6 @@ from odtpack_runtime.session.graph_signature import (
     StepSignature,
     model_mismatch,
 )
-from odtpack_runtime.session.segments import SegmentedGraph
 from odtpack_runtime.session.session import BoundGraph
 
 # What models take and give, read against the parameters of a state.
@@ -70,7 +69,7 @@ class StepGraph:
     # `kept`: after a step, whether each trainable parameter and its state kept their values because
     # the loss or its gradient was not finite; in the order of the model's inputs.
 
-    def __init__(self, graph: BoundGraph | SegmentedGraph, signature: StepSignature) -> None:
+    def __init__(self, graph: BoundGraph, signature: StepSignature) -> None:
         self.graph = graph
         self._signature = signature
         self.kept = np.zeros(signature.kept, np.bool_)

@@ -249,6 +249,10 @@ class DeviceProfile(Strict):
         limit = self.memory_limit(state, entitled=entitled)
         return None if limit is None else int(limit.interval("bytes").typical)
 
+    def gpu_memory(self) -> Interval | None:
+        """Bytes of memory that its GPU has of its own; None where it has none, or is unknown."""
+        return None if self.gpu is None else bounds(self.gpu.own_memory, "bytes")
+
     @property
     def has_entitled_limit(self) -> bool:
         """Whether it is known what an app with the entitlement for more memory may hold."""

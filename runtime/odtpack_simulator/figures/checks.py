@@ -62,6 +62,8 @@ def device_checks(
         )
     if device.memory.outcome == "fits" and device.memory.warning_bytes is not None:
         checks.append(_low_memory_warning(result, device, device.memory.warning_bytes))
+    if result.memory.gpu_bytes is not None:
+        checks.append(_gpu_memory(device.memory, result.memory.gpu_bytes))
     if device.campaign is not None and device.campaign.endless is not None:
         checks.append(_finishes(result, device, device.campaign))
     return checks, device
@@ -238,6 +240,34 @@ def _low_memory_warning(result: SimulationResult, device: DeviceResult, warning:
             "which the system warns the app that memory is low"
         ),
         advice=advice.for_memory(result, device, warning - memory.others_bytes) if warned else None,
+    )
+
+
+def _gpu_memory(memory: DeviceMemory, on_gpu: int) -> Check:
+    """A GPU's own memory is a limit by itself; a shared one is that of the app."""
+    need, limit, what = on_gpu, memory.gpu_own_bytes, "of the GPU's own memory"
+    message = f"{format_bytes(on_gpu)} are planned for the GPU"
+    if limit is None:
+        need, limit = on_gpu + memory.need_bytes, memory.limit_bytes
+        what = f"that an app gets {_where(memory)}"
+        message += f", with the {format_bytes(memory.need_bytes)} of a training on the processor"
+        message += f" {format_bytes(need)}, as the memory is shared"
+    if limit is None:
+        status: CheckStatus = "not judged"
+        message += ": the limit is unknown"
+    else:
+        status = "pass" if need <= limit else "fail"
+        message += f"; the limit is the {format_bytes(limit)} {what}"
+    # On a GPU the processor's share is less, by how much is not planned.
+    over = limit is not None and on_gpu > limit
+    return Check(
+        metric="gpu_memory",
+        limit=limit,
+        actual=need,
+        unit="B",
+        level="error" if over else "warn",
+        status=status,
+        message=message,
     )
 
 

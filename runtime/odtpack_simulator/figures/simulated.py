@@ -414,6 +414,7 @@ ALWAYS: Final = MappingProxyType(
         "steps_done": CheckKind(title="Replay completed", topic="Sessions"),
         "finishes": CheckKind(title="Training comes to its end", topic="Finish"),
         "interruption": CheckKind(title="Interruption", topic="Interruptions"),
+        "gpu_memory": CheckKind(title="GPU memory", topic="Memory"),
         "low_memory_warning": CheckKind(title="Low memory warning", topic="Memory"),
         "small_data": CheckKind(title="Small data", topic="Metric", better="higher"),
     }

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.campaign import run_campaign
-from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
+from odtpack_simulator.device.profile import DeviceProfile, GpuFigures, list_profiles, load_profile
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.result import DeviceCampaign, NotJudged, Policy, SimulationResult
@@ -446,6 +446,37 @@ def test_what_a_figure_leaves_out_is_said() -> None:
     assert "without subtracting idle power and saving checkpoints, which are" in energy.message
     assert "without saving checkpoints, which is unknown, allowed" in time.message
     assert (energy.status, time.status) == ("pass", "pass")
+
+
+@pytest.mark.parametrize(
+    ("own", "app", "on_gpu", "status", "level"),
+    [
+        (900, 1000, 900, "pass", "warn"),  # what the processor needs is elsewhere
+        (900, 1000, 901, "fail", "error"),
+        (None, 1000, 400, "pass", "warn"),  # beside 600 of the app
+        (None, 1000, 401, "fail", "warn"),
+        (None, 1000, 1001, "fail", "error"),
+        (None, None, 1001, "not judged", "warn"),
+    ],
+)
+def test_memory_of_a_gpu(
+    own: int | None, app: int | None, on_gpu: int, status: str, level: str
+) -> None:
+    result = one_device(gpu_own_bytes=own, limit_bytes=app, predicted_peak_bytes=600)
+    assert "gpu_memory" not in [c.metric for c in judge(result).devices[0].checks]
+    memory = result.memory.model_copy(update={"gpu_bytes": on_gpu})
+    found = check(judge(result.model_copy(update={"memory": memory})), "gpu_memory")
+    assert (found.status, found.level) == (status, level)
+    assert found.actual == (on_gpu if own is not None else on_gpu + 600)
+
+
+def test_own_memory_of_a_gpu_is_read_of_a_profile() -> None:
+    profile = load_profile("pixel-8a")
+    assert profile.gpu_memory() is None
+    gpu = GpuFigures(own_memory=quantity(2, "GiB"))
+    own = profile.model_copy(update={"gpu": gpu}).gpu_memory()
+    assert own is not None
+    assert own.low == 2**31
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu
+from benchmarks.decoder.model import Shape, write_model
+from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 from odtpack_runtime.training import first_step
 from odtpack_simulator.memory.gpu_memory import Buffers, plan_gpu_memory
@@ -56,12 +58,8 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def planned_and_held(
-    network: str, step_model: bool, size: int, counter: Path, folder: Path
-) -> tuple[int, int]:
-    """Bytes of the plan, and of the provider in a process of its own."""
-    gpu.build(folder, small=True, names=[network], targets=["webgpu"])
-    built = folder / network / "webgpu"
+def held_by(built: Path, step_model: bool, size: int, counter: Path) -> int:
+    """Bytes that the provider holds in a process of its own."""
     known = {
         "VK_ICD_FILENAMES": str(counter.with_name("driver.json")),
         "DRIVER": str(CHROMIUM / "libvk_swiftshader.so"),
@@ -70,12 +68,22 @@ def planned_and_held(
         [sys.executable, "-m", __name__, built, counter, str(int(step_model)), str(size)],
         env=os.environ | known, capture_output=True, text=True, check=True,
     )  # fmt: skip
+    return int(done.stdout)
+
+
+def planned_and_held(
+    network: str, step_model: bool, size: int, counter: Path, folder: Path
+) -> tuple[int, int]:
+    """Bytes of the plan, and of the provider."""
+    gpu.build(folder, small=True, names=[network], targets=["webgpu"])
+    built = folder / network / "webgpu"
+    held = held_by(built, step_model, size, counter)
     package = Package.open(built)
     batch = gpu.batch_of(package, size, other=8)
     shapes = {i.name: a.shape for i, a in zip(package.manifest.inputs, batch, strict=True)}
     planned = plan_gpu_memory(package, shapes, step_model=step_model)
-    print(network, step_model, planned, done.stdout)
-    return planned, int(done.stdout)
+    print(network, step_model, planned, held)
+    return planned, held
 
 
 @pytest.mark.parametrize("network", ["big-mlp", "cnn"])
@@ -101,6 +109,24 @@ def test_planned_is_within_a_tenth_of_the_allocator(
 ) -> None:
     planned, held = planned_and_held(network, step_model, size, counter, tmp_path)
     assert planned == pytest.approx(held, rel=0.1)
+
+
+@pytest.mark.sweep
+def test_one_segment_of_weights_is_held_at_a_time(counter: Path, tmp_path: Path) -> None:
+    held, stored = [], []
+    for layers in (2, 6):
+        folder = tmp_path / str(layers)
+        folder.mkdir()
+        model = write_model(Shape("wide", layers, 256, 4, 2, 512, 50), folder)
+        build_package(
+            model, folder / "package", loss="next_token", adapter="lora",
+            adapter_on=("*v_proj*",), base="int8", segments=True, runtime="webgpu",
+        )  # fmt: skip
+        stored.append((folder / "package" / "segments.weights").stat().st_size)
+        held.append(held_by(folder / "package", False, 2, counter))
+    print(held, stored)
+    assert stored[1] - stored[0] > 2e6
+    assert held[1] - held[0] < (stored[1] - stored[0]) / 4  # values, parameters and moments
 
 
 def test_buffers_are_rounded_and_taken_again_and_so_many_are_kept() -> None:

@@ -369,6 +369,11 @@ class _Maker:
     task: Task
     unread: Collection[str | None]
 
+    @property
+    def bits(self) -> bool:
+        """Whether there are kernels that shift bits."""
+        return not self.task.backend.lowers
+
     def forward(
         self,
         graph: ir.Graph,
@@ -378,7 +383,7 @@ class _Maker:
     ) -> ir.Model:
         """The model that computes a piece."""
         model = self._model(graph)
-        _lift(model.graph, apart, early=True)
+        _lift(model.graph, apart, early=True, bits=self.bits)
         pipeline.for_evaluation(model)
         return self._finished(model, apart, name, properties or {})
 
@@ -391,7 +396,7 @@ class _Maker:
         seed = ir.val(f"{end.name}{COTANGENT_SUFFIX}", dtype=result.dtype, shape=result.shape)
         model.graph.inputs.append(seed)
         model.graph.outputs[:] = [result]
-        _lift(model.graph, apart, early=True)
+        _lift(model.graph, apart, early=True, bits=self.bits)
         pipeline.before_gradient(model)
         self._differentiate(model, seed, start)
         model.graph.outputs.remove(result)
@@ -406,7 +411,7 @@ class _Maker:
     ) -> ir.Model:
         """The model of the loss and of the gradients of what it follows from."""
         model = self._model(graph)
-        _lift(model.graph, apart, early=True)
+        _lift(model.graph, apart, early=True, bits=self.bits)
         pipeline.before_gradient(model)
         dtype = (model.graph.outputs[0].dtype or ir.DataType.FLOAT).numpy()
         share = np.full((), 1 / self.task.spec.accumulation_steps, dtype)
@@ -415,7 +420,8 @@ class _Maker:
 
     def _model(self, graph: ir.Graph) -> ir.Model:
         model = ir.Model(graph.clone(), ir_version=self.source.ir_version)
-        pipeline.in_segments(model)
+        if self.task.backend.branches:
+            pipeline.in_segments(model)
         return model
 
     def _differentiate(self, model: ir.Model, seed: ir.Value, start: ir.Value | None) -> None:
@@ -442,17 +448,20 @@ class _Maker:
     ) -> ir.Model:
         training.finish({name: (model, properties)})
         graph = model.graph
-        _lift(graph, apart, early=False)
+        _lift(graph, apart, early=False, bits=self.bits)
         graph.inputs[:] = [v for v in graph.inputs if v.uses() or v.name in self.unread]
-        return pipeline.on_writing(model, keep_names=False)
+        backend = self.task.backend
+        return pipeline.on_writing(
+            backend.lower(model) if backend.lowers else model, keep_names=False
+        )
 
 
-def _lift(graph: ir.Graph, names: Sequence[str], *, early: bool) -> None:
+def _lift(graph: ir.Graph, names: Sequence[str], *, early: bool, bits: bool) -> None:
     """Make inputs of weights, so that one model serves pieces with different ones."""
     late = expand.find_chains(graph) if early else set()
     values = [graph.initializers[name] for name in names if name in graph.initializers]
     values = [v for v in values if late.isdisjoint(y for node, _ in v.uses() for y in node.outputs)]
-    unpack(graph, values)
+    unpack(graph, values, bits=bits)
     for value in values:
         graph.initializers.pop(str(value.name))
         value.const_value = None

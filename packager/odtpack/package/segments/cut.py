@@ -26,8 +26,9 @@ def can_be_lifted(value: ir.Value) -> bool:
     return value.dtype not in four_bits.TYPES or all(readers)
 
 
-def unpack(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
+def unpack(graph: ir.Graph, values: Sequence[ir.Value], *, bits: bool = True) -> None:
     """Let a graph take initializers of 4 bits apart, which become packed bytes."""
+    # `bits`: whether there are kernels that shift them.
     op = Ops(graph, "packed/")
     stored = {value: _tensor(value) for value in values if value.dtype in four_bits.TYPES}
     for value, tensor in stored.items():
@@ -40,11 +41,12 @@ def unpack(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
         codes, scale, *rest = [value for value in node.inputs if value is not None]
         offset = four_bits.TYPES[(stored.get(codes) or _tensor(codes)).dtype]
         with inner.before(node):
-            shift = _shift(inner, scale)
+            shift = _shift(inner, scale, bits)
             found = [_unpacked(inner, value, shift, stored) for value in (codes, *rest)]
             if not rest and offset:
-                zero = inner.constant(np.full((), offset, np.uint8))
-                found.append(inner.Expand(zero, inner.Shape(scale)))
+                zero = inner.constant(np.full((), offset, np.uint8 if bits else np.float32))
+                zeros = inner.Expand(zero, inner.Shape(scale))
+                found.append(zeros if bits else inner.cast(zeros, ir.DataType.UINT8))
             attributes = {key: each.value for key, each in node.attributes.items()}
             (result,) = inner.emit("DequantizeLinear", [found[0], scale, *found[1:]], **attributes)
         old = node.outputs[0]
@@ -58,11 +60,15 @@ def _tensor(value: ir.Value) -> ir.TensorProtocol:
     return value.const_value
 
 
-def _shift(op: Ops, scale: ir.Value) -> ir.Value:
-    """4, which is there when the scales are."""
+def _shift(op: Ops, scale: ir.Value, bits: bool) -> ir.Value:
+    """4, or 1/16 without shifts, which is there when the scales are."""
     if scale.producer() is None:
-        return op.constant(np.full((), 4, np.uint8))
-    return op.cast(op.Mul(op.Min(op.Size(scale), 1), 4), ir.DataType.UINT8)
+        return op.constant(np.full((), 4, np.uint8) if bits else np.full((), 1 / 16, np.float32))
+    one = op.Min(op.Size(scale), 1)
+    if bits:
+        return op.cast(op.Mul(one, 4), ir.DataType.UINT8)
+    shift: ir.Value = op.Mul(op.cast(one, ir.DataType.FLOAT), 1 / 16)
+    return shift
 
 
 def _unpacked(
