@@ -63,6 +63,7 @@ class Subject:
             "input_ids": ids,
             "decoder_input_ids": ids[::-1].copy(),
             "attention_mask": np.ones_like(ids),
+            "decoder_attention_mask": np.ones_like(ids),
             "position_ids": np.broadcast_to(places, ids.shape).copy(),
             "token_type_ids": np.zeros_like(ids),
             "pixel_values": random.normal(size=(BATCH, 3, 8, 8)).astype(np.float32),
@@ -81,7 +82,7 @@ class Subject:
             return ("pixel_values",)
         if self.head == "ForConditionalGeneration":
             first = "input_features" if self.name == "Whisper" else "input_ids"
-            return (first, "decoder_input_ids")
+            return (first, "decoder_input_ids", "decoder_attention_mask")
         return ("input_ids", "attention_mask")
 
 
