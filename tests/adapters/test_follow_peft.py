@@ -60,8 +60,8 @@ def follow(
     """Losses, and every parameter of the adapter after every step, agree with PEFT's.
 
     Data by name may have more than the model takes. `epsilon` is AdamW's, of both: it is well above
-    the rounding of a gradient, whose sign would otherwise be a whole first step. Returns the largest share of the way that a
-    parameter went by which it is off; at most the one that is given.
+    the rounding of a gradient, whose sign would otherwise be a whole first step. Returns the
+    largest share of the way that a parameter went by which it is off; at most the one given.
     """
     import peft
 

@@ -28,11 +28,15 @@ TEXT = """
     }
 """
 # The same with the first product in parts, the first of them wide by itself, as of codes.
-PARTS = TEXT.replace("k = {24, 16}", "k = {24, 16}, int64[2] n = {32, 8}").replace(
-    "p = MatMul(xx, w)",
-    "w1, w2 = Split <axis = 1> (w, n) p1 = MatMul(xx, w1) p2 = MatMul(xx, w2) "
-    "p = Concat <axis = -1> (p1, p2)",
-).replace("n = Mul(m, s) y = Add(y3, n)", "o = Mul(m, s) y = Add(y3, o)")
+PARTS = (
+    TEXT.replace("k = {24, 16}", "k = {24, 16}, int64[2] n = {32, 8}")
+    .replace(
+        "p = MatMul(xx, w)",
+        "w1, w2 = Split <axis = 1> (w, n) p1 = MatMul(xx, w1) p2 = MatMul(xx, w2) "
+        "p = Concat <axis = -1> (p1, p2)",
+    )
+    .replace("n = Mul(m, s) y = Add(y3, n)", "o = Mul(m, s) y = Add(y3, o)")
+)
 SHAPES = {"w": (8, 40), "v": (8, 40), "d": (40, 8), "a": (2, 8), "b": (40, 2), "e": (2, 40),
           "f": (8, 2), "c": (40,)}  # fmt: skip
 
