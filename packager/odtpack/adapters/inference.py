@@ -90,6 +90,7 @@ def decoder_with_adapter(
         model: The decoder, which is not changed.
         adapter: Of kind ``lora``. Its parameters become inputs of their names, in float32, that
             may be left out: they are zero then, which changes nothing.
+        any_inputs: Take a model that is no decoder, too.
 
     Raises:
         OdtpackError: ``decoder-unsupported``: the model has inputs that generation does not know,
