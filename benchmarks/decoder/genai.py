@@ -124,9 +124,9 @@ class GenaiWriter(Writer):
         self._describe(y, width)
         return y
 
-    def _describe(self, value: str, width: int) -> None:
+    def _describe(self, value: str, width: int, rows: str | None = "sequence_length") -> None:
         described = helper.make_tensor_value_info(
-            value, TensorProto.FLOAT, ["batch_size", None, width]
+            value, TensorProto.FLOAT, ["batch_size", rows, width]
         )
         self.described.append(described)
 
@@ -144,10 +144,11 @@ class GenaiWriter(Writer):
         return self("Add", [y, self._drawn(f"{name}.Add.bias", outputs)]) if bias else y
 
     def _norm(self, x: str, name: str, width: int = 0) -> str:
+        rows = None if width else "sequence_length"  # those of a width are heads
         width = width or self.shape.width
         given = [x, self._drawn(f"{name}.weight", width)]
         y = self("SimplifiedLayerNormalization", given, epsilon=1e-6, axis=-1, stash_type=1)
-        self._describe(y, width)
+        self._describe(y, width, rows)
         return y
 
     def _skip(self, x: str, y: str, name: str) -> tuple[str, str]:

@@ -52,9 +52,9 @@ class Subject:
         config = getattr(transformers, f"{self.name}Config")(**self.config)
         return seeded(kind(config))
 
-    def batch(self) -> dict[str, np.ndarray]:
+    def batch(self, seed: int = 4) -> dict[str, np.ndarray]:
         """Everything that an export of it may take, and labels."""
-        random = np.random.default_rng(4)
+        random = np.random.default_rng(seed)
         ids = random.integers(3, VOCABULARY, (BATCH, TOKENS))
         counts = (places := np.arange(TOKENS)) >= 3
         counts = counts & (places < TOKENS - np.arange(BATCH)[:, None])
@@ -63,6 +63,7 @@ class Subject:
             "input_ids": ids,
             "decoder_input_ids": ids[::-1].copy(),
             "attention_mask": np.ones_like(ids),
+            "decoder_attention_mask": np.ones_like(ids),
             "position_ids": np.broadcast_to(places, ids.shape).copy(),
             "token_type_ids": np.zeros_like(ids),
             "pixel_values": random.normal(size=(BATCH, 3, 8, 8)).astype(np.float32),
@@ -81,7 +82,7 @@ class Subject:
             return ("pixel_values",)
         if self.head == "ForConditionalGeneration":
             first = "input_features" if self.name == "Whisper" else "input_ids"
-            return (first, "decoder_input_ids")
+            return (first, "decoder_input_ids", "decoder_attention_mask")
         return ("input_ids", "attention_mask")
 
 
@@ -133,7 +134,9 @@ SUBJECTS = {
                 ("vit.layers.*_proj", "vit.layers.*.fc?")),
         Subject("T5", "ForConditionalGeneration",
                 {"vocab_size": VOCABULARY, "d_model": WIDTH, "d_kv": SIZE, "d_ff": 96,
-                 "num_layers": 2, "num_heads": HEADS, "decoder_start_token_id": 0, **_SPECIAL},
+                 "num_layers": 2, "num_heads": HEADS, "decoder_start_token_id": 0,
+                 "attn_implementation": "eager",  # another takes no view of dynamo's
+                 **_SPECIAL},
                 ("*coder.*.[qkvo]", "*coder.*.wi", "*coder.*.wo")),
         Subject("Whisper", "ForConditionalGeneration",
                 {"vocab_size": VOCABULARY, "d_model": WIDTH, "num_mel_bins": 8,

@@ -319,15 +319,14 @@ def _decoder(
         if inserted.spec.kind != "lora" or {*trained} != {*inserted.parameters} or spec.base:
             raise OdtpackError(
                 "decoder-unsupported",
-                "the model is not kept for generation: that takes LoRA alone, on weights as they "
-                "are in the file",
+                "that takes LoRA alone, on weights as they are in the file",
             )
         return decoder_with_adapter(spec.model, _adapter_info(inserted))
     except OdtpackError as error:
         if error.code != "decoder-unsupported":
             raise
         if remark is not None:
-            remark(error.what)
+            remark(f"the model is not kept for generation: {error.what}")
         return None
 
 

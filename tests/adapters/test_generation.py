@@ -230,6 +230,54 @@ def test_export_is_the_decoder_with_the_adapter_inside(
     np.testing.assert_allclose(found[0], generator.logits(PROMPT, "it"), rtol=1e-5, atol=1e-5)
 
 
+@needs_peft
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_export_into_the_model_that_was_built(run: Run, tmp_path: Path) -> None:
+    """A package of one model has no decoder; what it was built of keeps its cache."""
+    import peft
+
+    name, package = "genai-qwen2-int4", tmp_path / "package"
+    model = exact(name, tmp_path)
+    build_package(model, package, loss="next_token", adapter=SPEC)
+    opened, random = Package.open(package), np.random.default_rng(1)
+    state = CheckpointState.load_checkpoint(opened.checkpoint)
+    for array in state.arrays(trainable=True).values():
+        np.add(array, 0.1 * random.normal(size=array.shape), out=array, casting="same_kind")
+    CheckpointState.save_checkpoint(state, tmp_path / "it.ckpt")
+    save_adapter(opened, state, tmp_path / "peft")
+    out = tmp_path / "m.onnx"
+    asked = ("--checkpoint", tmp_path / "it.ckpt", "--out", out)
+    plain = run("export", package, *asked)
+    assert "--model" in plain.out + plain.err
+    for more in ("--ort-format",), ("--outputs", "logits"):
+        assert "option-not-used" in run("export", package, *asked, "--model", model, *more).err
+    other = run("export", package, *asked, "--model", HERE / "genai-phi3-int4" / "model.onnx")
+    assert "decoder-unsupported" in other.err
+    assert run("export", package, *asked, "--model", model).code == 0
+    kept = {"GroupQueryAttention", "MatMulNBits", "SkipSimplifiedLayerNormalization"}
+    before, after = (
+        [node.op_type for node in onnx.load(path).graph.node if node.op_type in kept]
+        for path in (model, out)
+    )
+    assert before == after
+    session = onnxruntime.InferenceSession(out)
+    feeds = {
+        node.name: np.zeros((1, node.shape[1], 0, 16), np.float32)
+        for node in session.get_inputs()
+        if node.name.startswith("past")
+    }
+    ids = np.array([PROMPT])
+    (found,) = session.run(
+        ["logits"], feeds | {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    )
+    theirs = peft.PeftModel.from_pretrained(twin(name), str(tmp_path / "peft")).eval()
+    with torch.no_grad():
+        wanted = theirs(torch.from_numpy(ids)).logits
+        base = twin(name)(torch.from_numpy(ids)).logits
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert (wanted - base).abs().max() > 0.01
+
+
 def test_onnx_runtime_s_own_adapters(trained: Any, run: Run, tmp_path: Path) -> None:
     """The decoder and the command's file are what RunOptions.add_active_adapter takes."""
     package, state = trained("genai-qwen2-int4")

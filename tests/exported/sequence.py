@@ -185,3 +185,21 @@ class Recommender(nn.Module):
         u, i, t = self.users(user), self.items(item), self.tags(tags).mean(dim=1)
         wide = (u * i).sum(dim=1, keepdim=True) + self.user_bias(user) + self.item_bias(item)
         return (wide + self.deep(torch.cat([u, i, t], dim=1))).squeeze(1)
+
+
+def pretrained(name: str, **settings: int | str) -> nn.Module:
+    """An encoder and decoder of Hugging Face's transformers, which returns logits [N, word, T]."""
+    import transformers
+
+    own = getattr(transformers, f"{name}ForConditionalGeneration")
+
+    class Whole(own):  # type: ignore[misc, valid-type]
+        def forward(self, source: Tensor, target: Tensor) -> Tensor:
+            named = {"decoder_input_ids": target, "decoder_attention_mask": torch.ones_like(target)}
+            return super().forward(source, **named, use_cache=False).logits.transpose(1, 2)
+
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=20, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+        attn_implementation="eager", **settings,
+    )  # fmt: skip
+    return Whole(config).requires_grad_()

@@ -147,6 +147,21 @@ SUBJECTS = {
         sequence.Translator, lambda: {"source": _tokens(20, 7), "target": _tokens(20, 5)},
         target=_labels(20, 4, 5), dynamic={"source": BATCH, "target": BATCH}, rate=0.5,
     ),
+    "t5": Subject(
+        lambda: sequence.pretrained("T5", d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4,
+                                    feed_forward_proj="gated-gelu"),
+        lambda: {"source": _tokens(20, 7), "target": _tokens(20, 5)}, target=_labels(20, 4, 5),
+        dynamic={"source": BATCH | {1: "read"}, "target": BATCH | {1: "written"}},
+    ),
+    "whisper": Subject(
+        lambda: sequence.pretrained(
+            "Whisper", d_model=16, num_mel_bins=6, max_source_positions=8, max_target_positions=9,
+            **{f"{half}_{what}": count for half in ("encoder", "decoder")
+               for what, count in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 24))},
+        ),
+        lambda: {"source": torch.randn(4, 6, 16), "target": _tokens(20, 5)},
+        target=_labels(20, 4, 5), dynamic={"source": BATCH, "target": BATCH | {1: "written"}},
+    ),
     "window-transformer": Subject(
         vision.WindowTransformer, _images(3, 16), target=_labels(5, 4), dynamic={"x": BATCH}
     ),

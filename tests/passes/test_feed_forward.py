@@ -27,6 +27,16 @@ TEXT = """
         m = MatMul(l, ft) n = Mul(m, s) y = Add(y3, n) z = Add(x, y)
     }
 """
+# The same with the first product in parts, the first of them wide by itself, as of codes.
+PARTS = (
+    TEXT.replace("k = {24, 16}", "k = {24, 16}, int64[2] n = {32, 8}")
+    .replace(
+        "p = MatMul(xx, w)",
+        "w1, w2 = Split <axis = 1> (w, n) p1 = MatMul(xx, w1) p2 = MatMul(xx, w2) "
+        "p = Concat <axis = -1> (p1, p2)",
+    )
+    .replace("n = Mul(m, s) y = Add(y3, n)", "o = Mul(m, s) y = Add(y3, o)")
+)
 SHAPES = {"w": (8, 40), "v": (8, 40), "d": (40, 8), "a": (2, 8), "b": (40, 2), "e": (2, 40),
           "f": (8, 2), "c": (40,)}  # fmt: skip
 
@@ -47,10 +57,11 @@ def _expected(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"z": z.detach().numpy(), **{f"d{n}": t.grad.numpy() for n, t in x.items()}}
 
 
+@pytest.mark.parametrize("text", [TEXT, PARTS], ids=["whole", "parts"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("length", [1, 255, 256, 257, 600])
-def test_blocks_give_the_whole(batch: int, length: int) -> None:
-    model, changed = _rewritten()
+def test_blocks_give_the_whole(batch: int, length: int, text: str) -> None:
+    model, changed = _rewritten(text)
     assert changed
     (scan,) = (node for node in model.graph if node.op_type == "Scan")
     assert len(scan.inputs) == len(scan.outputs) == 1  # what lies inside is read there alone

@@ -54,12 +54,20 @@ def with_adapter_inputs(model: Path, defaults: Mapping[str, np.ndarray]) -> None
         stream.write(proto.SerializeToString(deterministic=True))
 
 
-def export_decoder(package: Package, state: CheckpointState, out: Path) -> list[Path]:
-    """Write the decoder of a package with the adapter of a state inside; return its files."""
+def export_decoder(
+    package: Package, state: CheckpointState, out: Path, model: Path | None = None
+) -> list[Path]:
+    """Write a decoder with the adapter of a state inside; return its files."""
     # It stays a pair of factors: nothing is rounded, and packed weights are as they were.
-    decoder = ir.load(package.decoder)
-    arrays = state.arrays(trainable=True)
-    for name in adapter_of(package).parameters:
+    # model: what the package was built of, where its decoder is not meant; any model.
+    adapter, arrays = adapter_of(package), state.arrays(trainable=True)
+    if model is None:
+        decoder = ir.load(package.decoder)
+    else:
+        if adapter.kind != "lora" or {*arrays} != {*adapter.parameters}:
+            raise _unsupported("--model takes LoRA alone, and nothing that is trained beside it")
+        decoder = decoder_with_adapter(model, adapter, any_inputs=True)
+    for name in adapter.parameters:
         value = decoder.graph.initializers[name]
         value.const_value = ir.tensor(arrays[name], name=name)
         decoder.graph.inputs.remove(value)
@@ -73,13 +81,16 @@ def export_decoder(package: Package, state: CheckpointState, out: Path) -> list[
 # added to the layers that training adapts.
 
 
-def decoder_with_adapter(model: ModelLike, adapter: AdapterInfo) -> ir.Model:
+def decoder_with_adapter(
+    model: ModelLike, adapter: AdapterInfo, any_inputs: bool = False
+) -> ir.Model:
     """A decoder with a key-value cache whose adapted layers take a LoRA adapter as inputs.
 
     Args:
         model: The decoder, which is not changed.
         adapter: Of kind ``lora``. Its parameters become inputs of their names, in float32, that
             may be left out: they are zero then, which changes nothing.
+        any_inputs: Take a model that is no decoder, too.
 
     Raises:
         OdtpackError: ``decoder-unsupported``: the model has inputs that generation does not know,
@@ -94,7 +105,7 @@ def decoder_with_adapter(model: ModelLike, adapter: AdapterInfo) -> ir.Model:
     modules = {module.name: module for module in layers}
     known = {name for name in CACHE_INPUTS if name in {v.name for v in graph.inputs}}
     for value in graph.inputs:
-        if value.name not in known and not str(value.name).startswith(PAST):
+        if not (any_inputs or value.name in known or str(value.name).startswith(PAST)):
             raise _unsupported(f"it has the input {value.name!r}")
     _state_sizes(graph)
     op = Ops(graph, "adapter/")
@@ -130,7 +141,7 @@ def decoder_with_adapter(model: ModelLike, adapter: AdapterInfo) -> ir.Model:
 
 
 def _unsupported(problem: str) -> OdtpackError:
-    return OdtpackError("decoder-unsupported", f"the model is not kept for generation: {problem}")
+    return OdtpackError("decoder-unsupported", problem)
 
 
 def _computes_in(node: ir.Node) -> ir.DataType:

@@ -37,6 +37,14 @@ def export(
         ),
     ] = None,
     checkpoint: Annotated[Path | None, TRAINED] = None,
+    model: Annotated[
+        Path | None,
+        option(
+            "Put a LoRA adapter into this model, of which the package was built: its operators, "
+            "cache and packed weights stay as they are.",
+            "MODEL.onnx",
+        ),
+    ] = None,
     ort_format: Annotated[bool, flag("--ort-format", "Also write ORT format, M.ort.")] = False,
     ort_style: Annotated[StyleChoice | None, ORT_STYLE] = None,
     ort_platform: Annotated[list[Platform] | None, ORT_PLATFORM] = None,
@@ -45,32 +53,44 @@ def export(
     """Write an inference model with the parameters of a checkpoint.
 
     Of a package of segments that is its decoder, as it was exported, with the adapter inside:
-    operators, cache and packed weights stay as they are. Weights go to M.onnx.data.
+    operators, cache and packed weights stay as they are. Weights go to M.onnx.data. Of another
+    package --model does the same; without it, products with weights of few bits are standard
+    operators, and a decoder has no cache.
     """
     from odtpack.cli._files import check_writable
+    from odtpack.errors import OdtpackError
     from odtpack_runtime.export.inference_model import export_inference_model
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.values.units import format_bytes
 
     opened = Package.open(package)
     formats = read_formats(ort_format, ort_style, ort_platform)
-    if opened.manifest.segments is not None:
+    if opened.manifest.segments is not None or model is not None:
         if formats is not None:
             opened.require_one_model("The ORT format")
-        _decoder(opened, out, outputs, checkpoint, as_json)
+            raise OdtpackError(
+                "option-not-used", "the ORT format is not written of --model", hint="leave one out"
+            )
+        _decoder(opened, out, outputs, checkpoint, as_json, model)
         return
     variants = formats.names(out.stem) if formats is not None else []
     for path in (out, *(out.with_name(name) for name in variants)):
         check_writable(path, "--out", outside=opened)
-    model = inference_of(opened, outputs or [], checkpoint)
-    names = list(model.outputs)
+    found = inference_of(opened, outputs or [], checkpoint)
+    names = list(found.outputs)
     written: list[Path] = []
     if formats is None:
-        taken = export_inference_model(opened.eval_model, model.parameters, out, names, apart=True)
+        taken = export_inference_model(opened.eval_model, found.parameters, out, names, apart=True)
     else:
-        taken, written = _write_with_ort(opened, model, out, formats)
+        taken, written = _write_with_ort(opened, found, out, formats)
     size = format_bytes(out.stat().st_size)
     _console.say(f"wrote {out} ({size}): {', '.join(names)}, from {', '.join(taken)}")
+    adapter = opened.manifest.adapter
+    if adapter and adapter.kind == "lora" and _unpacks(opened):
+        _console.say(
+            "note: weights of few bits are unpacked before each product; --model MODEL.onnx puts "
+            "the adapter into the file that was built instead, whose operators and cache stay"
+        )
     stale = out.with_suffix(".ort")
     if formats is None and stale != out and stale.is_file():
         _console.say(f"{stale} is an older file of another model: add --ort-format to replace it")
@@ -85,9 +105,16 @@ def export(
     _console.json_result(as_json, {**content, **ort})
 
 
+def _unpacks(package: Package) -> bool:
+    """Whether weights of few bits are unpacked in the evaluation model."""
+    by_domain = package.manifest.operators.eval_model.values()
+    return any("DequantizeLinear" in names for names in by_domain)
+
+
 def _decoder(
-    package: Package, out: Path, outputs: list[str] | None, checkpoint: Path | None, as_json: bool
-) -> None:
+    package: Package, out: Path, outputs: list[str] | None, checkpoint: Path | None, as_json: bool,
+    model: Path | None,
+) -> None:  # fmt: skip
     from odtpack.adapters.inference import export_decoder
     from odtpack.cli._files import check_writable
     from odtpack.errors import OdtpackError
@@ -99,13 +126,14 @@ def _decoder(
             "--outputs names outputs of a training model, and a decoder keeps its own",
             hint="leave it out",
         )
-    _ = package.decoder
+    if model is None:
+        _ = package.decoder
     source = checkpoint or package.checkpoint
     state = CheckpointState.load_checkpoint(source)
     check_state(package, state, source)
     for path in (out, out.with_name(f"{out.name}.data")):
         check_writable(path, "--out", outside=package)
-    written = export_decoder(package, state, out)
+    written = export_decoder(package, state, out, model)
     _console.wrote(*written)
     _console.say("the adapter is beside the layers that it is on: no weight is rounded again")
     content = {"path": str(out), "files": [each.name for each in written]}

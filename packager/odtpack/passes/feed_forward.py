@@ -59,12 +59,17 @@ def _widens(node: ir.Node) -> tuple[int | str | None, ...] | None:
     if node.op_type != "MatMul" or node.domain or node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
     weight, dims = node.inputs[1], dims_of(node.outputs[0])
+    readers = [*node.outputs[0].consumers()]
+    if len(readers) == 1 and readers[0].op_type == "Concat":  # a part of a product
+        dims = dims_of(readers[0].outputs[0])
     shape = None if weight is None else static_dims(weight)
     if shape is None or dims is None or len(shape) != 2 or len(dims) < 2 or None in dims:
         return None
-    rows = [size for size in dims[:-1] if isinstance(size, int)]
+    rows, width = [size for size in dims[:-1] if isinstance(size, int)], dims[-1]
     few = len(rows) == len(dims) - 1 and math.prod(rows) <= BLOCK
-    return None if few or shape[1] <= shape[0] or shape[0] * shape[1] < SMALLEST else tuple(dims)
+    if few or not isinstance(width, int) or width <= shape[0] or shape[0] * width < SMALLEST:
+        return None
+    return tuple(dims)
 
 
 class _Region:
