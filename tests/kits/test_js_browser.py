@@ -403,7 +403,9 @@ def test_webgpu_trains_all_networks(
         exact = np.load(folder.parent / gpu.EXACT)
         is_conditioned = all(each.role != "state" for each in package.manifest.parameters)
         runs = [(1e-3, 5 if is_conditioned else 1)]
-        gradients = gradients or here.gradients(arrays)[1]
+        # Of a training apart: a step in training mode changes running statistics.
+        apart = gpu.Subject(folder, "cpu", step_model=False)
+        gradients = gradients or apart.gradients(arrays)[1]
         start = {n: p.data.copy() for n, p in here.state.parameters if p.requires_grad}
         if target == "webgpu-sgd":
             runs.append((gpu.LARGE_RATE, 1))
