@@ -111,8 +111,7 @@ native:
 # The cases of single kernels in a program of their own: with sanitizers, and for ARM64, emulated.
 native-check: $(VENV)/.ready-full
 	@for build in address,undefined thread aarch64; do echo $$build; \
-		ODTPACK_KERNELS_APART=$$build $(PYTEST) tests/runtime/test_native.py tests/runtime/test_native_conv.py \
-		tests/runtime/test_native_rows.py -k "compute or close or infinities or within_two or error or not_valid" || exit 1; \
+		ODTPACK_KERNELS_APART=$$build $(PYTEST) -m kernels tests/runtime || exit 1; \
 	done
 
 # What make kits and make swift set up is used where it is there.

@@ -77,25 +77,19 @@ def program_apart(build: str) -> list[str]:
         if emulator is None or shutil.which("aarch64-linux-gnu-g++") is None:
             pytest.skip("there is no compiler or no emulator for ARM64")
         options = [
-            "-DCMAKE_SYSTEM_NAME=Linux",
-            "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-            "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
-            "-DCMAKE_EXE_LINKER_FLAGS=-static",
-        ]
+            "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+            "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", "-DCMAKE_EXE_LINKER_FLAGS=-static",
+        ]  # fmt: skip
     folder = Path(tempfile.mkdtemp(prefix="odtpack-kernels-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     source = ROOT / "tests/runtime/native_case"
-    prepare = [
-        "cmake",
-        "-S",
-        source,
-        "-B",
-        folder,
-        f"-DONNXRUNTIME_INCLUDE_DIR={INCLUDE}",
-        *options,
-    ]
-    subprocess.run(prepare, check=True, capture_output=True)
+    prepare = ["cmake", "-S", source, "-B", folder, f"-DONNXRUNTIME_INCLUDE_DIR={INCLUDE}"]
+    subprocess.run([*prepare, *options], check=True, capture_output=True)
     subprocess.run(["cmake", "--build", folder], check=True, capture_output=True)
+    if build == "thread":
+        begun = subprocess.run([folder / "native_case"], capture_output=True, check=False)
+        if b"unexpected memory mapping" in begun.stderr:
+            pytest.skip("ThreadSanitizer cannot run with this kernel's layout of addresses")
     return [*([str(emulator)] if build == "aarch64" else []), str(folder / "native_case")]
 
 

@@ -73,6 +73,7 @@ def random_nodes(
     return nodes, [name for name in numbers if name not in inputs]
 
 
+@pytest.mark.kernels
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 @example(0)
@@ -117,6 +118,7 @@ OPTIMIZERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=case_name)
 @pytest.mark.parametrize("length", [0, 1, 511, 513, 100_003])
 def test_updates_compute_what_their_bodies_do(optimizer: Any, length: int) -> None:
@@ -138,7 +140,6 @@ def test_updates_compute_what_their_bodies_do(optimizer: Any, length: int) -> No
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=case_name)
-@pytest.mark.skipif(bool(native_library.APART), reason="it is about ONNX Runtime's memory")
 def test_updates_in_place_are_those_of_the_plain_optimizer_model(optimizer: Any) -> None:
     """Each vector is bound as input and output; three steps, of lengths around those of blocks."""
     plain = optimizer_model(optimizer, native_library.OPSET)
@@ -174,6 +175,7 @@ def test_updates_in_place_are_those_of_the_plain_optimizer_model(optimizer: Any)
             assert same_bits(wanted, results[1][name]), (length, name)
 
 
+@pytest.mark.kernels
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(-3, 40), max_size=24), st.integers(1, 3))
 def test_a_program_that_is_not_valid_is_refused(program: list[int], outputs: int) -> None:

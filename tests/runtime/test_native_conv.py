@@ -110,6 +110,7 @@ def unaligned(array: np.ndarray) -> np.ndarray:
     return wide[1:].reshape(array.shape)
 
 
+@pytest.mark.kernels
 @settings(max_examples=80, deadline=None)
 @given(CASES, st.integers(0, 2**32 - 1), st.booleans())
 @example(Case(0, 2, 3, [9, 7], [3, 3], [1, 1], [1, 1], [1, 1], [1, 1], (0, 0, 0), True), 0, False)
@@ -161,6 +162,7 @@ def test_kernels_compute_what_pytorch_does(case: Case, seed: int, special: bool)
     assert (near | (found == wanted) | (np.isnan(found) & np.isnan(wanted))).all()
 
 
+@pytest.mark.kernels
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-2, 5), min_size=15, max_size=19), st.integers(0, 2), st.integers(2, 3))
 @example([0, 0, 0, 0, 2, 65536, 64, 1, 64, 9, 65536, 65536, 64, 1, 64, 9, 65536, 0], 0, 2)

@@ -94,6 +94,7 @@ def unaligned(array: np.ndarray) -> np.ndarray:
     return memory
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("name", PROGRAMS)
 @settings(max_examples=8, deadline=None)
 @given(
@@ -126,6 +127,7 @@ def test_results_are_close_to_those_in_float64(
         )
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_infinities_and_nan_are_those_of_the_body(name: str) -> None:
     """Where the body has a number, the kernel has one close to it; else the same."""
@@ -143,6 +145,7 @@ def test_infinities_and_nan_are_those_of_the_body(name: str) -> None:
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("operator", "exact", "low", "high"),
     [
@@ -164,6 +167,7 @@ def test_functions_are_within_two_units_in_the_last_place(
     assert (np.abs(found - wanted) / unit).max() < 2.1
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("other", [(1, 16), (8, 1, 16), (1, 1)])
 def test_what_is_repeated_where_the_model_does_not_say_so_is_an_error(other: tuple[int]) -> None:
     """Results would have another shape than those of the body."""
@@ -199,3 +203,17 @@ def test_a_transformer_trains_as_without(tmp_path: Path, monkeypatch: pytest.Mon
         losses.append([float(optimizer.step_on(*batch)) for _ in range(5)])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     assert losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.sweep
+def test_threads_give_the_same_bits_without_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime's threads are not instrumented: the kernels run on others."""
+    monkeypatch.setattr(native_library, "APART", "thread")
+    for name in PROGRAMS:
+        model = row_model(name, (3001, 100), fresh=False)
+        feeds = {}
+        for value in model.graph.input:
+            dims = [each.dim_value for each in value.type.tensor_type.shape.dim]
+            counted = np.arange(np.prod(dims, dtype=int)).reshape(dims)
+            feeds[value.name] = (0.25 + counted * 7 % 31 / 16).astype(np.float32)
+        session(model, native=True).run(None, feeds)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from odtpack.autodiff import windows
 from odtpack.autodiff.backward import add_at
 from odtpack.autodiff.context import Context, Cotangents, vjp
+from odtpack.autodiff.rules.index import REDUCTION_SINCE
 from odtpack.autodiff.sampling import length, numbers
 from odtpack.autodiff.windows import (
     Windows,
@@ -27,7 +28,6 @@ from odtpack.graph.ops import Ops
 MANY_TAPS = 16
 """Kernel elements beyond which MaxPool's indices are quicker than comparing with each."""
 TOO_MANY_TAPS = 1024  # to write nodes for each
-_ADDING_SINCE = 16  # ScatterElements
 
 
 @vjp("MaxPool", since=8)
@@ -37,11 +37,11 @@ def max_pool(ctx: Context) -> Cotangents:
     # platforms that have a vectorized MaxPool. But the nodes that compare the output with each tap
     # of the input, as before opset 16, take twice as long as that, and several times the memory.
     kernel = ctx.ints("kernel_shape", ())
-    if math.prod(kernel) > MANY_TAPS and ctx.op.opset >= _ADDING_SINCE:
+    if math.prod(kernel) > MANY_TAPS and ctx.op.opset >= REDUCTION_SINCE:
         return _scatter_by_index(ctx)
     if math.prod(kernel) > TOO_MANY_TAPS:
         raise ctx.unsupported(
-            f"before opset {_ADDING_SINCE} a window of {math.prod(kernel)} elements is too large "
+            f"before opset {REDUCTION_SINCE} a window of {math.prod(kernel)} elements is too large "
             "(export the model with opset 17 or newer)"
         )
     if windows.is_open(ctx, ctx.x()):
@@ -51,7 +51,7 @@ def max_pool(ctx: Context) -> Cotangents:
     exact = win.size[0] * win.size[-1] < 1 << 24  # positions in a plane, as float32
     if tiled and exact and ctx.x().dtype == ir.DataType.FLOAT:
         return _unpool(ctx, win)
-    return _scatter_by_index(ctx) if ctx.op.opset >= _ADDING_SINCE else _scatter_taps(ctx, win)
+    return _scatter_by_index(ctx) if ctx.op.opset >= REDUCTION_SINCE else _scatter_taps(ctx, win)
 
 
 def _unpool(ctx: Context, win: Windows) -> ir.Value:
@@ -263,8 +263,6 @@ def col_to_im(ctx: Context) -> Cotangents:
 #
 # The regions receive no gradient, as in PyTorch: detectors train them by losses of their own.
 
-_REDUCTION_SINCE = 16  # opset from which ScatterElements adds
-
 
 @vjp("RoiAlign", since=10)
 def roi_align(ctx: Context) -> Cotangents:
@@ -286,7 +284,7 @@ class _Samples:
     def __init__(self, ctx: Context, axis: int, bins: int) -> None:
         op, rois, dtype = ctx.op, ctx.x(1), ctx.dtype(ctx.x())
         corners = op.Mul(op.cast(rois, dtype), ctx.float("spatial_scale", 1.0))
-        default = "half_pixel" if op.opset >= _REDUCTION_SINCE else "output_half_pixel"
+        default = "half_pixel" if op.opset >= 16 else "output_half_pixel"  # RoiAlign's default
         half = ctx.string("coordinate_transformation_mode", default) == "half_pixel"
         if half:
             corners = op.Sub(corners, 0.5)
@@ -395,7 +393,7 @@ def _maximum(ctx: Context, rows: _Samples, columns: _Samples) -> ir.Value:
 def _put(ctx: Context, place: ir.Value, updates: ir.Value, batch: ir.Value) -> ir.Value:
     """Zeros like x, plus ``updates`` [R, C, P] at ``place`` in the planes of sample ``batch``."""
     op, x = ctx.op, ctx.x()
-    if op.opset < _REDUCTION_SINCE:
+    if op.opset < REDUCTION_SINCE:
         raise ctx.unsupported("before opset 16 no operator adds at repeated indices")
     channels = length(op, x, 1)
     plane = op.Mul(length(op, x, 2), length(op, x, 3))
