@@ -2,7 +2,8 @@
 
     python -m scripts.release [--out dist]
 
-    python/   wheels and source distributions of odtpack and odtpack-runtime
+    python/   wheels and source distributions of odtpack and odtpack-runtime, and the wheel of
+              odtpack-native, the kernels, for this platform
     npm/      the tarball of the JavaScript kit
     maven/    a repository with the Kotlin kit: odtpack (jar) and odtpack-android (AAR)
     cmake/    the C++ kit, as cmake --install writes it
@@ -46,8 +47,9 @@ def version() -> str:
 
 
 def environment() -> dict[str, str]:
-    """The environment with the Node.js of scripts/setup_kits_js.sh, where that installed one."""
-    return {**os.environ, "PATH": f"{ROOT / 'build/node/bin'}{os.pathsep}{os.environ['PATH']}"}
+    """The environment with the Node.js of scripts/setup_kits_js.sh, and tools of this Python."""
+    folders = (ROOT / "build/node/bin", Path(sys.executable).parent, os.environ["PATH"])
+    return {**os.environ, "PATH": os.pathsep.join(map(str, folders))}
 
 
 def _run(*command: str | Path, cwd: Path = ROOT) -> None:
@@ -61,6 +63,20 @@ def _run(*command: str | Path, cwd: Path = ROOT) -> None:
 def python(out: Path) -> None:
     for source in (ROOT / "runtime", ROOT):
         _run(sys.executable, "-m", "build", "--outdir", out, source)
+    native(out)
+
+
+def native(out: Path) -> None:
+    """The wheel of native kernels, with the tag of the oldest Linux that it runs on."""
+    header = f"-Ccmake.define.ONNXRUNTIME_INCLUDE_DIR={ROOT / 'build/cpp-deps/include'}"
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["build", "--wheel", "--outdir", folder, header, ROOT / "runtime/native"]
+        _run(sys.executable, "-m", *command)
+        (wheel,) = Path(folder).glob("*.whl")
+        if sys.platform == "linux":
+            _run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", out, wheel)
+        else:
+            shutil.copy(wheel, out)
 
 
 def npm(out: Path) -> None:
@@ -152,9 +168,9 @@ def nuget(out: Path) -> None:
 def dependencies() -> dict[str, list[str]]:
     """What each artifact declares to need at run time, as package URLs."""
     found: dict[str, list[str]] = {}
-    for path in (ROOT / "pyproject.toml", ROOT / "runtime/pyproject.toml"):
-        project = tomllib.loads(path.read_text())["project"]
-        names = [re.split(r"[<>=]", each)[0] for each in project["dependencies"]]
+    for folder in (ROOT, ROOT / "runtime", ROOT / "runtime/native"):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        names = [re.split(r"[<>=]", each)[0] for each in project.get("dependencies", ())]
         found[f"pkg:pypi/{project['name']}@{version()}"] = [f"pkg:pypi/{each}" for each in names]
     package = json.loads((JS / "package.json").read_text())
     needed = [f"pkg:npm/{each}" for each in package["dependencies"]]

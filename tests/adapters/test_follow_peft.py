@@ -54,20 +54,18 @@ def follow(
     loss: tuple[str, Loss],
     data: tuple[np.ndarray, ...] | dict[str, np.ndarray],
     share: float = 3e-4,
-    epsilon: float = EPSILON,
     **build: Any,
 ) -> float:
     """Losses, and every parameter of the adapter after every step, agree with PEFT's.
 
-    Data by name may have more than the model takes. `epsilon` is AdamW's, of both: it is well above
-    the rounding of a gradient, whose sign would otherwise be a whole first step. Returns the
-    largest share of the way that a parameter went by which it is off; at most the one given.
+    Data by name may have more than the model takes. Returns the largest share of the way that a
+    parameter went by which it is off; at most the one given.
     """
     import peft
 
     manifest = build_package(
         model, folder, loss=loss[0], optimizer=optimizers.AdamW(
-            epsilon=epsilon, weight_decay=0.01, formula="pytorch"
+            epsilon=EPSILON, weight_decay=0.01, formula="pytorch"
         ),
         adapter=spec, **build,
     )  # fmt: skip
@@ -84,7 +82,7 @@ def follow(
     trained = [p for p in theirs.parameters() if p.requires_grad]
     assert sum(p.numel() for p in trained) == sum(v.size for v in start.values())
     rate = RATES[spec.kind]
-    torch_optimizer = torch.optim.AdamW(trained, rate, eps=epsilon, weight_decay=0.01)
+    torch_optimizer = torch.optim.AdamW(trained, rate, eps=EPSILON, weight_decay=0.01)
     optimizer.set_learning_rate(rate)
     taken = trainer.input_names()
     given, data = data, tuple(data[n] for n in taken) if isinstance(data, dict) else data

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
+from odtpack_runtime.session.native import VARIABLE
 from scripts import release
 from tests import zoo
 from tests.kits import cpp_kit, javascript, kotlin_kit, web
@@ -293,6 +296,7 @@ def test_the_bill_of_materials_and_the_pom(dist: Path) -> None:
     assert {"pkg:pypi/odtpack-runtime", "pkg:pypi/onnxruntime"} <= set(needed)
     declared = {
         "runtime/pyproject.toml": f'version = "{release.version()}"',
+        "runtime/native/pyproject.toml": f'version = "{release.version()}"',
         "runtime/js/package.json": f'"version": "{release.version()}"',
         "runtime/kotlin/pom.xml": f"<version>{release.version()}</version>\n  <name>",
         "runtime/cpp/CMakeLists.txt": f"VERSION {release.version()} ",
@@ -318,3 +322,54 @@ def test_the_bill_of_materials_and_the_pom(dist: Path) -> None:
     assert "org/odtpack/OrtTrainingSession.kt" in finish(["jar", "tf", str(jar)])
     digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in dist.rglob("*.jar")}
     assert len(digests) == 3  # jar, sources and Javadoc; the AAR shares the last two
+
+
+STEPS_OF_A_WHEEL = """
+import json, sys
+import numpy as np, onnxruntime
+from odtpack_runtime import CheckpointState, Module, Optimizer, Package
+from odtpack_runtime.session.native import native_library
+
+package = Package.open(sys.argv[1])
+options = onnxruntime.SessionOptions()
+options.enable_profiling, options.profile_file_prefix = True, sys.argv[2]
+state = CheckpointState.load_checkpoint(package.checkpoint)
+module = Module(package.training_model, state, step_model_uri=package.step_model,
+                session_options=options)
+optimizer = Optimizer(package.optimizer_model, module)
+data = np.random.default_rng(0).random((16, 6), np.float32), np.arange(16) % 3
+print(json.dumps([str(native_library()), [float(optimizer.step_on(*data)) for _ in range(5)]]))
+"""
+
+
+def test_the_wheel_of_native_kernels(tmp_path: Path) -> None:
+    """Installed, it is used by itself; a package is simulated and trained with its kernels."""
+    release.native(tmp_path)
+    (wheel,) = tmp_path.glob("odtpack_native-*.whl")
+    assert re.fullmatch(r"odtpack_native-.*-py3-none-manylinux_\d+_\d+_\w+\.whl", wheel.name)
+    site = tmp_path / "site"
+    install = ["pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
+    finish([sys.executable, "-m", *install, str(wheel)])
+    folder = build(tmp_path / "package", zoo.mlp((6, 5, 3)), optimizer="adamw", native=True)
+    random = np.random.default_rng(0)
+    data = {"input": random.random((64, 6), np.float32), "labels": random.integers(0, 3, 64)}
+    np.savez(tmp_path / "data.npz", **data)
+    clean = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    simulate = ["-m", "odtpack", "simulate", str(folder), "--data", str(tmp_path / "data.npz"),
+                "--device", "google/pixel-8a", "--kit", "cpp"]  # fmt: skip
+    losses = []
+    for more, taken in (({}, True), ({VARIABLE: "0"}, False)):
+        env = {**clean, "PYTHONPATH": path, **more}
+        given = [sys.executable, "-c", STEPS_OF_A_WHEEL, str(folder), str(tmp_path / f"{taken}-")]
+        library, found = json.loads(finish(given, env=env))
+        losses.append(found)
+        assert (library == str(*site.rglob("*odtpack-kernels.so"))) is taken
+        profile = "".join(each.read_text() for each in tmp_path.glob(f"{taken}-*.json"))
+        assert ('"op_name" : "Kernel0"' in profile) is taken
+        judged = subprocess.run(
+            [sys.executable, *simulate], env=env, capture_output=True, text=True, check=False
+        )
+        assert judged.returncode == (0 if taken else 2), judged.stderr
+        assert ("pip install 'odtpack[native]'" in judged.stderr) is not taken
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)

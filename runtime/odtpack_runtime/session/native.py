@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import mmap
 import os
 import warnings
@@ -24,9 +26,20 @@ ENTRY: Final = DOMAIN
 
 
 def native_library() -> Path | None:
-    """The library of native kernels that :data:`VARIABLE` names; None if it names none."""
-    wanted = os.environ.get(VARIABLE, "0")
+    """The library of native kernels that :data:`VARIABLE` names, or an installed one; or None."""
+    wanted = os.environ.get(VARIABLE)
+    if wanted is None:
+        return _installed()
     return None if wanted in ("", "0") else Path(wanted)
+
+
+@functools.cache
+def _installed() -> Path | None:
+    """The library of the distribution ``odtpack-native``, which an extra brings."""
+    try:
+        return Path(importlib.import_module("odtpack_native").LIBRARY)
+    except ImportError:
+        return None
 
 
 def register_kernels(options: onnxruntime.SessionOptions, model: Path) -> bool:

@@ -666,8 +666,8 @@ def session_use(
         raise OdtpackError(
             "no-native-kernels",
             "There are no native kernels here to plan and to measure the app's training with.",
-            hint=f"{VARIABLE}=FILE names the library (make native); --native no is for an app that "
-            "turns them off",
+            hint="pip install 'odtpack[native]' brings the library, --native no is for an app that "
+            f"turns them off, and {VARIABLE}=0 must not be in the environment",
         )
     has = (
         loop == "step"
