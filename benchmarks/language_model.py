@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=DECODERS, default="Qwen2.5-0.5B")
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 256, 512, 1024])
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1, help="of both, in turns")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--folder", type=Path, default=Path("build/decoder"))
     parser.add_argument("--activations", type=Path, help="folder for values between segments")
@@ -87,21 +88,22 @@ def main() -> None:
     print(f"| tokens | {' | '.join(page.SHOWN)} | step | forward pass | ratio |")
     print("|---" * (4 + len(page.SHOWN)) + "|")
     for tokens in given.tokens:
-        step = train("step", given, tokens)
-        figures = {
-            key: step[key]
-            for key in ("anonymous", "resident", "generation", "in place")
-            if key in step
-        }
+        steps, forwards = [], []
+        for _ in range(given.rounds):
+            steps.append(train("step", given, tokens))
+            forwards += [] if given.record else [_apart("forward", given, tokens)]
+        step = steps[0]
+        figures = {key: step[key] for key in page.SHOWN if key in step}
         if given.held:
             with _group(step["anonymous"] + SPARE) as group:
                 figures["held"] = train("step", given, tokens, group)["resident"]
         if given.record:
             page.keep(given.shape, tokens, figures)
         shown = [f"{figures[key]:.0f} MB" if key in figures else "" for key in page.SHOWN]
-        forward = {} if given.record else _apart("forward", given, tokens)
-        times = [f"{each[key]:.2f} s" if each else "" for each in (step, forward)]
-        times.append(f"{step[key] / forward[key]:.2f}" if forward else "")
+        taken = [statistics.median(e[key] for e in each) if each else None
+                 for each in (steps, forwards)]  # fmt: skip
+        times = [f"{each:.2f} s" if each else "" for each in taken]
+        times.append(f"{taken[0] / taken[1]:.2f}" if taken[0] and taken[1] else "")
         print(f"| {' | '.join([str(tokens), *shown, *times])} |", flush=True)
         if given.timeline:
             _draw(given, tokens, step)
@@ -188,8 +190,9 @@ def _in_kit(
     figures = memory.figures()
     if "generate" in found["phases"]:
         peaks = {key: each["peak_anonymous_bytes"] / 2**20 for key, each in found["phases"].items()}
-        for key, phase in (("generation", "generate"), ("in place", "generate in place")):
-            figures[key] = max(peaks[phase], peaks["save adapter"])
+        named = {"generation": "", "from a file": " packed", "in place": " in place"}
+        for key, way in named.items():
+            figures[key] = max(peaks[f"generate{way}"], peaks["save adapter"])
     return {"seconds": seconds, "core_seconds": seconds, **figures}
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-SHOWN = ("anonymous", "resident", "held", "generation", "in place")
+SHOWN = ("anonymous", "resident", "held", "generation", "from a file", "in place")
 RECORD = Path(__file__).with_name("record.json")
 PUBLISHED = Path(__file__).with_name("published.json")
 
@@ -27,13 +27,16 @@ x86-64, one thread, and looks at the memory of the process each 5 ms. MB are 2^2
 - **generation**: anonymous memory while the adapter is saved and, the training closed, the decoder
   reads 32 tokens and 2 more follow. ONNX Runtime packs the weights of `MatMulNBits` when it loads
   them, which takes most of it.
+- **from a file**: the same with the option `odtpack.packed_weights`, once the packed weights are
+  in their file, from which they are mapped. A token takes as long as without it. To write the file
+  takes the memory of **generation** once, and the disk holds the weights a second time, and packed.
 - **in place**: the same with the option `session.disable_prepacking`: weights are read where they
   are mapped. A token then takes many times as long.
 
 What was not measured has no row, or an empty cell. Times are not in the table yet.
 
-| shape | tokens | anonymous | resident | held | generation | in place | MeBP | MeSP |
-|---|--:|--:|--:|--:|--:|--:|--:|--:|
+| shape | tokens | anonymous | resident | held | generation | from a file | in place | MeBP | MeSP |
+|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|
 {rows}
 
 The last two columns: published for an {device}, LoRA of rank 8 on seven linear layers, int4,

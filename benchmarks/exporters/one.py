@@ -85,7 +85,10 @@ def compare(subject: Subject, exporter: Exporter, folder: Path, **build: Any) ->
     if half:
         in_half(module, proto)
     tables = [(each, each.weight.detach().clone()) for each in tables_of(module, proto)]
-    take_over(module, matrices(proto))
+    try:
+        take_over(module, matrices(proto))
+    except AssertionError as problem:
+        return {"kind": "wrong", "said": str(problem)}
     for each, rows in tables:
         each.weight = nn.Parameter(rows)  # not tied to the product's, which are of few bits
     # MatMulNBits rounds data while ONNX Runtime infers, and the module does not.

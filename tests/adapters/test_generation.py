@@ -191,6 +191,57 @@ def test_the_widest_matrices_are_read_in_parts(
     np.testing.assert_allclose(in_place.logits(PROMPT, "mine"), wanted, rtol=1e-4, atol=1e-4)
 
 
+def keeping(folder: Path) -> onnxruntime.SessionOptions:
+    """Options that keep packed weights in a folder."""
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("odtpack.packed_weights", str(folder))
+    return options
+
+
+@pytest.mark.parametrize("name", ["genai-qwen2-int4", "genai-llama-tied-int4", *OPTIMUM])
+def test_packed_weights_are_written_once_and_mapped(
+    name: str, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, state = trained(name)
+    kept = tmp_path / "new" / "kept"
+    options = keeping(kept)
+    found = []
+    for generator in (Generator(package), Generator(package, options), Generator(package, options)):
+        generator.add_adapter("mine", state)
+        found.append(generator.logits(PROMPT, "mine").tobytes())
+        found.append(bytes(generator.generate(PROMPT, adapter="mine", max_tokens=6)))
+    assert found == 3 * found[:2]
+    (first,) = kept.iterdir()
+    assert {each.name for each in first.iterdir()} == {"decoder.onnx", "decoder.weights"}
+    before = (first / "decoder.weights").stat()
+    Generator(package, keeping(kept))
+    assert (first / "decoder.weights").stat() == before
+
+    # What a killed process left, and what another ONNX Runtime packed, gives way.
+    (kept / "odtpack-packed-0.part").mkdir()
+    monkeypatch.setattr(onnxruntime, "__version__", "1.99.0")
+    Generator(package, keeping(kept))
+    (second,) = kept.iterdir()
+    assert second != first
+
+
+def test_packed_weights_that_cannot_be_kept_are_an_error(trained: Any, tmp_path: Path) -> None:
+    package, _ = trained("genai-qwen2-int4")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OdtpackError) as refused:
+        Generator(package, keeping(tmp_path / "file"))
+    assert refused.value.code == "packed-not-written"
+    options = keeping(tmp_path / "kept")
+    shutil.copytree(package.path, tmp_path / "package")
+    broken = Package.open(tmp_path / "package")
+    broken.decoder.write_bytes(b"\x08\x08")
+    with pytest.raises(OdtpackError) as refused:
+        Generator(broken, options)
+    assert refused.value.code == "packed-not-written"
+    assert not [*(tmp_path / "kept").iterdir()]  # nothing is left that would be taken
+    Generator(package, options)
+
+
 @pytest.mark.parametrize("name", ["genai-qwen2-int4", *OPTIMUM])
 def test_export_is_the_decoder_with_the_adapter_inside(
     name: str, trained: Any, run: Run, tmp_path: Path

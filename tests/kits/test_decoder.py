@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -66,6 +67,14 @@ def test_cpp(
     }  # fmt: skip
     prompt = [*range(3, 9)]
     lines = run({**job, "prompt": prompt}, tmp_path, variant).splitlines()
+    for _ in range(2):  # packed weights are written, and then read
+        packed = {**job, "prompt": prompt, "packed": tmp_path / "kept"}
+        assert run(packed, tmp_path, variant).splitlines() == lines
+        (kept,) = (tmp_path / "kept").iterdir()
+        assert {each.name for each in kept.iterdir()} == {"decoder.onnx", "decoder.weights"}
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(AssertionError, match="code: packed-not-written"):
+        run({**packed, "packed": tmp_path / "file"}, tmp_path, variant)
     generator = Generator(package)
     generator.add_adapter("it", state)
     for line, adapter in zip(lines, ("it", "it", "it", None), strict=True):
@@ -127,6 +136,12 @@ def test_generation(
         assert [int(each) for each in line.split()[: len(wanted)]] == wanted
         logits = [float(each) for each in line.split()[len(wanted) :]]
         np.testing.assert_allclose(logits, generator.logits(prompt, adapter)[-1], atol=1e-5)
+    if kit is not kotlin_kit:
+        kept = {**os.environ, "ODTPACK_TEST_PACKED": str(tmp_path / "kept")}
+        for _ in range(2):  # packed weights are written, and then read
+            again = kit.run("decoder", package.path, trained, *words, env=kept)
+            assert again.stdout == done.stdout
+        assert len([*(tmp_path / "kept").rglob("decoder.weights")]) == 1
 
 
 @pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable()))

@@ -60,7 +60,10 @@ def _expected(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("text", [TEXT, PARTS], ids=["whole", "parts"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("length", [1, 255, 256, 257, 600])
-def test_blocks_give_the_whole(batch: int, length: int, text: str) -> None:
+def test_blocks_give_the_whole(
+    batch: int, length: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_forward, "BLOCK", 256 * 40)
     model, changed = _rewritten(text)
     assert changed
     (scan,) = (node for node in model.graph if node.op_type == "Scan")

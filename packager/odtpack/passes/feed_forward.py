@@ -2,7 +2,7 @@
 
     g = MatMul(x, W);  u = MatMul(x, V);  h = Mul(act(g), u);  y = MatMul(h, D)
 
-becomes a Scan over blocks of at most :data:`BLOCK` rows of x, a row being a token. As of attention
+becomes a Scan over blocks of rows of x, a row being a token. As of attention
 (:mod:`odtpack.passes.attention`), its gradient computes the wide values of a block again. Adapters
 beside the products, and products that were taken apart, belong to it.
 """
@@ -22,8 +22,9 @@ from odtpack.graph import graphs
 from odtpack.graph.graphs import dims_of, reads, static_dims
 from odtpack.graph.ops import SHAPE, Ops
 
-BLOCK: Final = 256
-"""Tokens of a block: each unpacks the weights of the layer once more."""
+BLOCK: Final = 5 << 18
+"""Numbers in a wide value of a block: 269 tokens of a width of 4,864. In the backward model some ten
+such values live at once, and each block unpacks the weights of the layer once more."""
 
 # What keeps rows of zeros finite, and their gradients too: the last block may be filled with them.
 _ELEMENTWISE = {
@@ -34,6 +35,7 @@ _ELEMENTWISE = {
 
 @dataclasses.dataclass(frozen=True)
 class _Layer:
+    tokens: int  # of a block, at most
     nodes: Sequence[ir.Node]  # in order
     entries: Sequence[ir.Value]  # rows that it reads
     result: ir.Value
@@ -45,7 +47,7 @@ def by_blocks(op: Ops, graph: ir.Graph) -> bool:
     found = []
     for node in graph:
         if node not in seen and (dims := _widens(node)):
-            region = _Region(dims)
+            region = _Region(*dims)
             layer = region.layer(graph, node)
             seen |= region.nodes
             found += [layer] if layer else []
@@ -54,8 +56,8 @@ def by_blocks(op: Ops, graph: ir.Graph) -> bool:
     return bool(found)
 
 
-def _widens(node: ir.Node) -> tuple[int | str | None, ...] | None:
-    """The shape that a product with a wide matrix gives; None of anything else."""
+def _widens(node: ir.Node) -> tuple[tuple[int | str | None, ...], int] | None:
+    """The sizes and the width that a product with a wide matrix gives; None of anything else."""
     if node.op_type != "MatMul" or node.domain or node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
     weight, dims = node.inputs[1], dims_of(node.outputs[0])
@@ -66,17 +68,18 @@ def _widens(node: ir.Node) -> tuple[int | str | None, ...] | None:
     if shape is None or dims is None or len(shape) != 2 or len(dims) < 2 or None in dims:
         return None
     rows, width = [size for size in dims[:-1] if isinstance(size, int)], dims[-1]
-    few = len(rows) == len(dims) - 1 and math.prod(rows) <= BLOCK
-    if few or not isinstance(width, int) or width <= shape[0] or shape[0] * width < SMALLEST:
+    if not isinstance(width, int) or width <= shape[0] or shape[0] * width < SMALLEST:
         return None
-    return tuple(dims)
+    if len(rows) == len(dims) - 1 and math.prod(rows) <= max(BLOCK // width, 1):
+        return None
+    return tuple(dims[:-1]), width
 
 
 class _Region:
     """The nodes around values of one width."""
 
-    def __init__(self, dims: tuple[int | str | None, ...]) -> None:
-        self.lead, self.width = dims[:-1], dims[-1]
+    def __init__(self, lead: tuple[int | str | None, ...], width: int) -> None:
+        self.lead, self.width = lead, width
         self.nodes: set[ir.Node] = set()
 
     def layer(self, graph: ir.Graph, first: ir.Node) -> _Layer | None:
@@ -105,7 +108,7 @@ class _Region:
                     return None
             elif not after.isdisjoint(reads(node)):
                 after.update(node.outputs)
-        return _Layer(nodes, [*entries], results[0])
+        return _Layer(max(BLOCK // self.width, 1), nodes, [*entries], results[0])
 
     def _flood(self, first: ir.Node) -> bool:
         """Take every node that gives or reads a wide value, or a part of one."""
@@ -178,7 +181,7 @@ def _rewrite(op: Ops, layer: _Layer) -> None:
     with op.before(last):
         flat = [_flat(op, value) for value in layer.entries]
         rows = op.slice(op.Shape(flat[0]), [0], [0], [1])
-        count = op.Max(op.Div(op.Add(rows, BLOCK - 1), BLOCK), 1)
+        count = op.Max(op.Div(op.Add(rows, layer.tokens - 1), layer.tokens), 1)
         length = op.Div(op.Add(rows, op.Sub(count, 1)), count)
         pads = op.Concat(op.ints(0, 0), op.Sub(op.Mul(count, length), rows), op.ints(0), axis=0)
         wholes = []

@@ -17,13 +17,14 @@
 //     "export": "trained.onnx"                the model to predict with, if given, after the save
 //     "generate": {"adapter": "mine.onnx_adapter", "prompt": [3, 1, 4], "max_tokens": 8}
 //                                             the adapter is written, the training closed, and the
-//                                             decoder runs with it: with its weights read in place,
-//                                             then with weights that ONNX Runtime packed
+//                                             decoder runs with it: with its weights from a file of
+//                                             packed ones, read in place, and packed anew
 //     "wait": "saved"                         a file to make at last; then wait for the end, with
 //                                             everything still open
 //     "resume": 10                            steps to make from the saved file, in a new session
 //     "limit_bytes": 50000000                 end with exit code 3 as soon as memory stands so far
 //                                             above where it stood at first
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <ctime>
@@ -205,10 +206,16 @@ int Measure(const std::string& path) {
                [&] { odtpack::SaveAdapter(training->package, training->state, adapter); });
     const odtpack::Package package = training->package;
     training.reset();
-    for (const bool in_place : {true, false}) {
-      phases.Run(in_place ? "generate in place" : "generate", [&] {
+    const std::string packed = (folder / "packed").string();
+    const std::vector<std::array<std::string, 3>> ways = {
+        {"pack", "odtpack.packed_weights", packed},  // they are written
+        {"generate packed", "odtpack.packed_weights", packed},
+        {"generate in place", "session.disable_prepacking", "1"},
+        {"generate", "session.disable_prepacking", "0"}};
+    for (const auto& way : ways) {
+      phases.Run(way[0], [&] {
         auto options = package.SessionOptions(env, threads);
-        if (in_place) options.AddConfigEntry("session.disable_prepacking", "1");
+        options.AddConfigEntry(way[1].c_str(), way[2].c_str());
         odtpack::Generator generator(env, package, options);
         generator.AddAdapter("mine", adapter);
         odtpack::GenerateOptions choice;

@@ -18,7 +18,8 @@ from odtpack_runtime.package.adapter import adapter_of, read_adapter
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.options import session_of
 from odtpack_runtime.session.options import session_options as make_options
-from odtpack_runtime.session.session import first_line, open_session
+from odtpack_runtime.session.packed import open_decoder
+from odtpack_runtime.session.session import first_line
 
 _PAST, _PRESENT = "past_key_values.", "present."
 _AT_ONCE = 32  # tokens of a prompt: the logits of each take as many numbers as there are words
@@ -46,10 +47,13 @@ class Generator:
     Args:
         package: A package with a decoder: one of segments that trains LoRA, built of a decoder
             that was exported with its key-value cache.
-        session_options: Options of ONNX Runtime; the package's if None.
+        session_options: Options of ONNX Runtime; the package's if None. Their entry
+            ``odtpack.packed_weights`` names a folder for the weights as ONNX Runtime packs them:
+            they are written once, and mapped from then on.
 
     Raises:
-        OdtpackError: The package has no decoder (``no-decoder``), or it does not load.
+        OdtpackError: The package has no decoder (``no-decoder``), or it does not load, or packed
+            weights cannot be kept (``packed-not-written``).
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class Generator:
         roles = ("segment_weights", "decoder_weights")
         files = package.manifest.files.extra
         weights = {each.path for each in files if each.role in roles}
-        self._session = open_session(package.decoder, options, beside=weights)
+        self._session = open_decoder(package.decoder, options, weights, package.manifest_sha256)
         inputs = {node.name: node for node in self._session.get_inputs()}
         self._given = {*inputs} & {"input_ids", "attention_mask", "position_ids"}
         self._states = {}

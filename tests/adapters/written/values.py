@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx
 import torch
@@ -13,8 +15,17 @@ from tests.adapters import genai
 LINEAR = ("Conv1D", "Linear")
 
 
-def matrices(proto: onnx.ModelProto) -> list[tuple[torch.Tensor, bool]]:
-    """What codes of few bits stand for, [out, in] or rows, and whether data are rounded too."""
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """What codes of few bits stand for, [out, in] or rows."""
+
+    values: torch.Tensor
+    rounds: bool = False  # data are rounded too
+    table: bool = False  # rows are taken from it, and no product reads it
+
+
+def matrices(proto: onnx.ModelProto) -> list[Matrix]:
+    """The matrices that a file stores in codes of few bits."""
     stored = {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer}
     found = []
 
@@ -27,24 +38,24 @@ def matrices(proto: onnx.ModelProto) -> list[tuple[torch.Tensor, bool]]:
     for node in proto.graph.node:
         first, *others = *node.input, ""
         if node.op_type == "MatMulNBits":
-            found.append((genai.numbers(proto, node), False))
+            found.append(Matrix(genai.numbers(proto, node)))
         elif node.op_type == "GatherBlockQuantized" and first in stored:  # not tied
             codes, scales = stored[first], stored[others[1]]
             rows = np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1) - 8.0
             wide = scales.repeat(-(-rows.shape[1] // scales.shape[1]), 1)[:, : rows.shape[1]]
-            found.append((torch.from_numpy((rows * wide).astype(np.float32)), False))
+            found.append(Matrix(torch.from_numpy((rows * wide).astype(np.float32)), table=True))
         elif node.op_type == "DequantizeLinear" and first in stored:
             codes, scales, *zero = (stored[name].astype(np.float32) for name in node.input)
             if codes.ndim == 2 and scales.ndim == 2:  # by blocks of rows
                 scales = np.repeat(scales, len(codes) // len(scales), 0)
                 zeros = np.repeat(zero[0], len(codes) // len(zero[0]), 0) if zero else 0
-                found.append((torch.from_numpy(((codes - zeros) * scales).T.copy()), False))
+                found.append(Matrix(torch.from_numpy(((codes - zeros) * scales).T.copy())))
         elif node.op_type == "MatMulInteger" and others[0] in stored:
             values = by_tensor(others[0].removesuffix("_quantized"), others[0])
-            found.append((torch.from_numpy(values.T.copy()), True))
+            found.append(Matrix(torch.from_numpy(values.T.copy()), rounds=True))
         elif node.op_type == "Gather" and first.endswith("_quantized") and first in stored:
             values = by_tensor(first.removesuffix("_quantized"), first)
-            found.append((torch.from_numpy(values), False))
+            found.append(Matrix(torch.from_numpy(values), table=True))
     return found
 
 
@@ -58,12 +69,18 @@ def in_bytes(_: nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
     return (given[0] + (rounded - x),)
 
 
-def take_over(module: nn.Module, weights: list[tuple[torch.Tensor, bool]]) -> None:
+def take_over(module: nn.Module, weights: list[Matrix]) -> None:
     """Give a module's layers the values of the rows that are nearest, by value and not by name."""
-    layers = [each for each in module.modules() if type(each).__name__ in (*LINEAR, "Embedding")]
-    for values, rounds in weights:
-        count = 0
-        for layer in layers:
+    products = [each for each in module.modules() if type(each).__name__ in LINEAR]
+    tables = [each for each in module.modules() if isinstance(each, nn.Embedding)]
+    both = [*products, *tables]
+    if any(each.table for each in weights):  # it is not tied to the product's
+        both = products
+        for layer in products:
+            layer.weight = nn.Parameter(layer.weight.detach().clone())
+    for matrix in weights:
+        values, count = matrix.values, 0
+        for layer in tables if matrix.table else both:
             weight = layer.weight.T if type(layer).__name__ == "Conv1D" else layer.weight
             if weight.shape[1] != values.shape[1]:
                 continue
@@ -76,6 +93,6 @@ def take_over(module: nn.Module, weights: list[tuple[torch.Tensor, bool]]) -> No
                     continue
                 (weight if whole else rows).copy_(rows if whole else values)
                 count += 1
-            if rounds and not layer._forward_pre_hooks:
+            if matrix.rounds and not layer._forward_pre_hooks:
                 layer.register_forward_pre_hook(in_bytes)
         assert count, f"the {tuple(values.shape)} of a quantized tensor are no layer's"

@@ -8,6 +8,7 @@
 //     "save": CHECKPOINT         saved at last
 //     "prompt": [tokens]         what follows is printed, a line for each saved adapter, for
 //                                the state and for no adapter: greedily, and then drawn
+//     "packed": FOLDER           keeps the decoder's weights as ONNX Runtime packs them
 #include <iostream>
 
 #include "job.hpp"
@@ -32,7 +33,10 @@ int main(int count, char** arguments) try {
   if (json["save"])
     odtpack::CheckpointState::SaveCheckpoint(training.state, json.Get<std::string>("save"));
   if (!json["prompt"]) return 0;
-  odtpack::Generator generator(env, training.package, 1);
+  auto choice = training.package.SessionOptions(env, 1);
+  if (json["packed"])
+    choice.AddConfigEntry("odtpack.packed_weights", json.Get<std::string>("packed").c_str());
+  odtpack::Generator generator(env, training.package, choice);
   std::vector<std::string> names;
   for (const Json& path : json.Get<Json::List>("adapters")) {
     names.push_back(path.As<std::string>());

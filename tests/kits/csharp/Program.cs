@@ -110,7 +110,16 @@ static class Program {
         var prompt = words.Last().Split(',').Select(int.Parse).ToArray();
         using (var package = TrainingPackage.Open(words[0]))
         using (var state = CheckpointState.LoadCheckpoint(words[1]))
-        using (var generator = new Generator(package, 1)) {
+        using (var options = package.SessionOptions(1)) {
+            var kept = Environment.GetEnvironmentVariable("ODTPACK_TEST_PACKED");
+            if (kept != null) options.AddSessionConfigEntry("odtpack.packed_weights", kept);
+            Generate(words, prompt, state, new Generator(package, 1, kept == null ? null : options));
+        }
+    }
+
+    static void Generate(
+        string[] words, int[] prompt, CheckpointState state, Generator generator) {
+        using (generator) {
             var names = words.Skip(2).Take(words.Length - 3).ToList();
             foreach (var name in names) generator.AddAdapter(name, name);
             generator.AddAdapter("state", state);

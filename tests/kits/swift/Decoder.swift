@@ -1,4 +1,5 @@
 // Tokens of a decoder's package.
+import Foundation
 @testable import Odtpack
 
 /// A line for each adapter, for the state and for no adapter: tokens of a prompt such as 3,4,5,
@@ -7,7 +8,13 @@ func generate(_ words: [String]) async throws {
   let prompt = words.last!.split(separator: ",").map { Int($0)! }
   let package = try TrainingPackage(path: words[0])
   let state = try ORTCheckpoint(path: words[1])
-  let generator = try Generator(env: ORTEnv(), package: package, threads: 1)
+  var options: ORTSessionOptions?
+  if let kept = ProcessInfo.processInfo.environment["ODTPACK_TEST_PACKED"] {
+    options = try package.sessionOptions(threads: 1)
+    try options?.addConfigEntry(withKey: "odtpack.packed_weights", value: kept)
+  }
+  let generator = try Generator(
+    env: ORTEnv(), package: package, threads: 1, sessionOptions: options)
   func all(_ tokens: Tokens) async throws -> [Int] {
     try await tokens.reduce(into: []) { $0.append($1) }
   }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "odtpack/adapter.hpp"
-#include "odtpack/model.hpp"
+#include "odtpack/packed.hpp"
 
 namespace odtpack {
 
@@ -96,9 +96,11 @@ class Generator {
  public:
   Generator(const Ort::Env& env, const Package& package, int threads = 0)
       : Generator(env, package, Options(env, package, threads)) {}
-  /// With options of the caller's choice, such as those of a device.
+  /// With options of the caller's choice, such as those of a device. Their entry
+  /// "odtpack.packed_weights" names a folder for the weights as ONNX Runtime packs them: they are
+  /// written once, and mapped from then on.
   Generator(const Ort::Env& env, const Package& package, const Ort::SessionOptions& options)
-      : package_(package), session_(detail::OpenSession(env, package.Decoder(), options)) {
+      : package_(package), session_(detail::OpenDecoder(env, package, options)) {
     const Ort::AllocatorWithDefaultOptions allocator;
     outputs_.push_back("logits");
     for (size_t i = 0; i < session_.GetInputCount(); ++i) {
