@@ -23,8 +23,8 @@ from odtpack.graph.graphs import dims_of, reads, static_dims
 from odtpack.graph.ops import SHAPE, Ops
 
 BLOCK: Final = 5 << 18
-"""Numbers in a wide value of a block: 269 tokens of a width of 4,864. In the backward model some ten
-such values live at once, and each block unpacks the weights of the layer once more."""
+"""Numbers in a wide value of a block: 269 tokens of a width of 4,864. In the backward model about
+ten such values live at once, and each block unpacks the weights of the layer once more."""
 
 # What keeps rows of zeros finite, and their gradients too: the last block may be filled with them.
 _ELEMENTWISE = {
