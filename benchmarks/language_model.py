@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=DECODERS, default="Qwen2.5-0.5B")
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 256, 512, 1024])
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=1, help="of both, in turns")
+    parser.add_argument("--rounds", type=int, default=1, help="steps and forward passes in turns")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--folder", type=Path, default=Path("build/decoder"))
     parser.add_argument("--activations", type=Path, help="folder for values between segments")

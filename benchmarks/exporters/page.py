@@ -17,9 +17,9 @@ adapts all linear layers of their blocks with LoRA, and ten steps of AdamW are m
 in float64, on the model that was exported, with what the codes of a quantized file stand for.
 
 A figure is the largest distance of a parameter from PEFT's, after any step, as a share of the way
-that the parameter went: at most 3·10⁻⁴, for files in float16
-at most 3·10⁻². PEFT's model has what a file in float16 stores: weights and rotations in float16,
-norms often in float32. The adapter is loaded by PEFT under its names.
+that the parameter went: at most 3·10⁻⁴, and 3·10⁻² for files in float16.
+PEFT's model has what a file in float16 stores: weights and rotations in float16, norms often in
+float32. PEFT loads the adapter under its names.
 **{right} of {count} files are right, {refused} refused, {wrong} wrong**;
 {other} compute something else than the model that they were exported from, and {missing} times the
 exporter writes nothing (—); an empty cell was not tried. onnxruntime-genai, given the decoder of

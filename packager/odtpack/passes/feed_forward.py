@@ -70,9 +70,14 @@ def _widens(node: ir.Node) -> tuple[tuple[int | str | None, ...], int] | None:
     rows, width = [size for size in dims[:-1] if isinstance(size, int)], dims[-1]
     if not isinstance(width, int) or width <= shape[0] or shape[0] * width < SMALLEST:
         return None
-    if len(rows) == len(dims) - 1 and math.prod(rows) <= max(BLOCK // width, 1):
+    if len(rows) == len(dims) - 1 and math.prod(rows) <= _tokens(width):
         return None
     return tuple(dims[:-1]), width
+
+
+def _tokens(width: int) -> int:
+    """How many tokens a block has at most."""
+    return max(BLOCK // width, 1)
 
 
 class _Region:
@@ -108,7 +113,7 @@ class _Region:
                     return None
             elif not after.isdisjoint(reads(node)):
                 after.update(node.outputs)
-        return _Layer(max(BLOCK // self.width, 1), nodes, [*entries], results[0])
+        return _Layer(_tokens(self.width), nodes, [*entries], results[0])
 
     def _flood(self, first: ir.Node) -> bool:
         """Take every node that gives or reads a wide value, or a part of one."""

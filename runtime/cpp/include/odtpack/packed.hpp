@@ -62,6 +62,8 @@ inline Ort::Session OpenDecoder(const Ort::Env& env, const Package& package,
   try {
     if (!fs::is_directory(target)) PackDecoder(env, package, options, target);
   } catch (const std::exception& error) {
+    std::error_code ignored;
+    fs::remove_all(target.string() + ".part", ignored);  // it may have filled the disk
     throw Error("packed-not-written",
                 std::string("Packed weights cannot be written: ") + error.what(), folder.string(),
                 "name a folder with room for the decoder's weights twice");
