@@ -213,6 +213,7 @@ int Measure(const std::string& path) {
         {"generate in place", "session.disable_prepacking", "1"},
         {"generate", "session.disable_prepacking", "0"}};
     for (const auto& way : ways) {
+      odtpack::detail::GiveBackFreed();  // what the way before left
       phases.Run(way[0], [&] {
         auto options = package.SessionOptions(env, threads);
         options.AddConfigEntry(way[1].c_str(), way[2].c_str());
