@@ -54,10 +54,15 @@ demo: $(VENV)/.ready-demo
 # is: to make it takes each process ten seconds.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal --durations 12 --durations-min 5
 
+# Tests of native kernels need a compiler and ONNX Runtime's header.
+HEADERS = scripts/setup_cpp.sh || echo "no headers of ONNX Runtime here: tests of native kernels are skipped"
+
 test: $(VENV)/.ready-full
+	@$(HEADERS)
 	@$(PYTEST) -m "not runtimes and not sweep and not kits and not distribution and not docs and not federated and not tokenizers"
 
 sweep: $(VENV)/.ready-full
+	@$(HEADERS)
 	@$(PYTEST) -m "sweep and not runtimes and not kits and not federated"
 
 sweep-sample: export ODTPACK_SWEEP_EVERY = 5
@@ -100,7 +105,7 @@ kits: $(VENV)/.ready-full
 kits-bench: kits
 	@$(BIN)/python -m benchmarks.kits --rounds 1
 
-# The library of native kernels, with the header of the C interface that make kits sets up.
+# The library of native kernels, with the header of the C interface that scripts/setup_cpp.sh sets up.
 # SANITIZE=address,undefined builds it with these sanitizers, in a folder of its own.
 NATIVE = build/native$(if $(SANITIZE),-sanitized)
 native:
@@ -110,6 +115,7 @@ native:
 
 # The cases of single kernels in a program of their own: with sanitizers, and for ARM64, emulated.
 native-check: $(VENV)/.ready-full
+	@scripts/setup_cpp.sh
 	@for build in address,undefined thread aarch64; do echo $$build; \
 		ODTPACK_KERNELS_APART=$$build $(PYTEST) -m kernels tests/runtime || exit 1; \
 	done

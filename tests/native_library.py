@@ -35,14 +35,19 @@ OPSET = 17
 APART: Final = os.environ.get("ODTPACK_KERNELS_APART", "")
 
 
-@functools.cache
-def library() -> Path:
-    """The library; the test is skipped where it cannot be built."""
+def _need_tools() -> None:
+    """Skip the test where kernels cannot be built."""
     missing = [tool for tool in ("cmake", "c++") if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"there is no {missing[0]}")
     if not (INCLUDE / "onnxruntime_c_api.h").is_file():
-        pytest.skip("make kits sets up ONNX Runtime's header")
+        pytest.skip("scripts/setup_cpp.sh sets up ONNX Runtime's header")
+
+
+@functools.cache
+def library() -> Path:
+    """The library; the test is skipped where it cannot be built."""
+    _need_tools()
     lock = ROOT / "build/native.lock"
     lock.touch()
     with locked(lock):  # other test processes build it too
@@ -71,6 +76,7 @@ def session(model: onnx.ModelProto, *, native: bool) -> Any:
 @functools.cache
 def program_apart(build: str) -> list[str]:
     """The command that runs a kernel apart; built once for each process of tests."""
+    _need_tools()
     emulator, flags = shutil.which("qemu-aarch64-static"), f"-fsanitize={build}"
     options = [f"-DCMAKE_CXX_FLAGS={flags} -fno-sanitize-recover=all -g -O1"]
     if build == "aarch64":
