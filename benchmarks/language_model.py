@@ -10,6 +10,7 @@ files are read anew: more would end it. That takes Linux and root.
     python -m benchmarks.language_model --activations build
     python -m benchmarks.language_model --tokens 256 --steps 10 --timeline build/memory.svg
     python -m benchmarks.language_model --kit cpp        as that kit trains it, once it is set up
+    python -m benchmarks.language_model --kit cpp --native   with native kernels
     python -m benchmarks.language_model --kit cpp --steps 1 --held --generate --record
 
 The last one keeps memory in ``benchmarks/decoder/record.json``, of which
@@ -59,6 +60,8 @@ def main() -> None:
     parser.add_argument("--held", action="store_true", help="in a control group, too")
     parser.add_argument("--kit", choices=("python", "cpp", "swift"), default="python")
     parser.add_argument("--generate", action="store_true", help="in the C++ kit, after the steps")
+    parser.add_argument("--native", action="store_true", help="with native kernels; Python takes "
+                        "those of ODTPACK_NATIVE or of the wheel")  # fmt: skip
     parser.add_argument("--record", action="store_true", help="keep what the C++ kit takes")
     parser.add_argument("--timeline", type=Path, help="draw the memory of a length there, as SVG")
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
@@ -77,7 +80,7 @@ def main() -> None:
         print(json.dumps({**found, **memory.figures(), **over_time}))
         return
     write_model(DECODERS[given.shape], folder, writer=GenaiWriter)
-    if not (folder / "package" / "manifest.json").exists():
+    if not (_package(given) / "manifest.json").exists():
         built = _apart("build", given)
         print(
             f"{given.shape}: built in {built['seconds']:.0f} s, anonymous "
@@ -138,6 +141,7 @@ def _apart(
     for name, value in options.items():
         if value is not None:
             command += [f"--{name}", str(value)]
+    command += ["--native"] if given.native else []
     done = subprocess.run(
         command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=_joining(group)
     )
@@ -171,7 +175,7 @@ def _in_kit(
             steps.append(cpp_kit.save_batch(place, {"input_ids": part, "labels": part}))
         job = Path(scratch) / "job.json"
         content = {
-            "package": (given.folder / given.shape / "package").absolute(),
+            "package": _package(given).absolute(),
             "steps": [steps[0], *[steps[1]] * given.steps], "threads": given.threads,
         }  # fmt: skip
         if given.generate and group is None:
@@ -253,15 +257,20 @@ class _Memory:
         }
 
 
+def _package(given: argparse.Namespace) -> Path:
+    name = "package-native" if given.native else "package"
+    return Path(given.folder / given.shape / name)
+
+
 def _build(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     from odtpack.adapters import AdapterSpec
     from odtpack.build import build_package
 
-    shutil.rmtree(folder / "package", ignore_errors=True)
+    shutil.rmtree(_package(given), ignore_errors=True)
     start = time.perf_counter()
     build_package(
-        folder / "model.onnx", folder / "package", loss="next_token", segments=True,
-        loss_options={"words": WORDS},
+        folder / "model.onnx", _package(given), loss="next_token", segments=True,
+        loss_options={"words": WORDS}, native=given.native,
         adapter=AdapterSpec("lora", tuple(f"*.{name}" for name in LINEARS), (), RANK, ALPHA),
     )  # fmt: skip
     return {"seconds": time.perf_counter() - start}
@@ -271,7 +280,7 @@ def _step(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     from odtpack_runtime import CheckpointState, Module, Optimizer
     from odtpack_runtime.session.options import default_session_options
 
-    package = folder / "package"
+    package = _package(given)
     state = CheckpointState.load_checkpoint(package / "checkpoint")
     options = default_session_options(package / "training_model.onnx", given.threads)
     module = Module(

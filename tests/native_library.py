@@ -15,7 +15,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,7 +121,9 @@ class Apart:
 
         case = [listed(self._found["program"].ints), struct.pack("<q", len(inputs))]
         for each in inputs:
-            case += [listed(each.shape), np.ascontiguousarray(each, "<f4").tobytes()]
+            kind = {np.dtype(np.uint8): 1, np.dtype(np.int8): 2}.get(each.dtype, 0)
+            case += [struct.pack("<q", kind), listed(each.shape)]
+            case.append(np.ascontiguousarray(each, None if kind else "<f4").tobytes())
         case.append(struct.pack("<2q", len(self._call.output), bool(self._fresh)))
         ran = subprocess.run(
             [*program_apart(APART), self._found["kernel"].s.decode()],
@@ -148,8 +150,12 @@ def kernel_model(
     *,
     kernel: str = "elementwise",
     program: list[int] | None = None,
+    of_bytes: Sequence[np.dtype] = (),
 ) -> onnx.ModelProto:
-    """A model of one native node, whose body is ``nodes``; the program is theirs if not given."""
+    """A model of one native node, whose body is ``nodes``; the program is theirs if not given.
+
+    Its first inputs are of the types of ``of_bytes``, the others float32.
+    """
     opsets = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, 1)]
     code = program_of(nodes, list(inputs), outputs) if program is None else program
     function = onnx.helper.make_function(
@@ -160,10 +166,15 @@ def kernel_model(
         onnx.helper.make_attribute("program", code, attr_type=onnx.AttributeProto.INTS)
     )
     number = onnx.TensorProto.FLOAT
+    types = [onnx.helper.np_dtype_to_tensor_dtype(each) for each in of_bytes]
+    types += [number] * (len(inputs) - len(types))
     graph = onnx.helper.make_graph(
         [call],
         "native",
-        [onnx.helper.make_tensor_value_info(name, number, dims) for name, dims in inputs.items()],
+        [
+            onnx.helper.make_tensor_value_info(name, dtype, dims)
+            for dtype, (name, dims) in zip(types, inputs.items(), strict=True)
+        ],
         [onnx.helper.make_tensor_value_info(name, number, None) for name in outputs],
     )
     return onnx.ModelProto(ir_version=8, graph=graph, functions=[function], opset_import=opsets)

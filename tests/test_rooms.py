@@ -16,6 +16,8 @@ WHERE_INSTALLED = {
     "manifest_signature.py": {"cryptography"},
     "native.py": {"onnx"},  # a type only
     "native_conv.py": {"onnx"},  # bodies are run by verify
+    "native_product.py": {"onnx"},
+    "native_trial.py": {"onnx"},
     "onnx_files.py": {"onnx"},
     "verify_models.py": {"onnx"},
 }

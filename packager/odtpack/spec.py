@@ -537,9 +537,10 @@ class BuildSpec:
         key="memory.step_model", flag="--step-model",
     )  # fmt: skip
     native: bool = option(
-        False, "Write updates, depthwise convolutions and the backward passes of normalizations, "
-        "softmax and GELU as functions whose kernels the library of native kernels has. ONNX "
-        "Runtime 1.12 and newer trains with them without the library too.",
+        False, "Write updates, depthwise convolutions, products with matrices of 4 and 8 bits, and "
+        "the backward passes of normalizations, softmax and GELU as functions whose kernels the "
+        "library of native kernels has. ONNX Runtime 1.12 and newer trains with them without the "
+        "library too.",
         key="formats.native", flag="--native/--no-native",
     )  # fmt: skip
     memory_batch: int | None = option(

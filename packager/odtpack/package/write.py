@@ -159,6 +159,10 @@ def write_package(
         if task.spec.native and stock:
             models = {key: model if key == "eval_model" else native.wrap(model)
                       for key, model in models.items()}  # fmt: skip
+            if graphs.segments is not None:
+                wrapped = {n: native.wrap(model) for n, model in graphs.segments.models.items()}
+                segments_native = dataclasses.replace(graphs.segments, models=wrapped)
+                graphs = dataclasses.replace(graphs, segments=segments_native)
         if graphs.inference is not None and stock:
             models[_TEMPLATE] = graphs.inference.model
     name = f"{prefix}{MANIFEST_NAME}"
@@ -462,7 +466,7 @@ def _operators(graphs: Graphs, models: dict[str, ir.Model]) -> dict[str, dict[st
         if key != _TEMPLATE
     }
     for name, model in () if graphs.segments is None else graphs.segments.models.items():
-        for domain, versions in operators(model.graph).items():
+        for domain, versions in operators(model.graph, model.functions.values()).items():
             for key in ("training_model", *(() if "backward" in name else ("eval_model",))):
                 known = found[key].get(domain, {}) | versions
                 found[key][domain] = dict(sorted(known.items()))

@@ -26,9 +26,10 @@ import onnx_ir.passes.common as common_passes
 from odtpack.graph.graphs import Dims, dims_of, reads, subgraphs
 from odtpack.graph.inference import NodeInference, type_initializers
 from odtpack.graph.ops import Ops
-from odtpack.passes import aliases, native_conv
+from odtpack.passes import aliases, native_conv, native_product
 from odtpack.passes.compact import all_graphs, drop_types
 from odtpack.passes.row_groups import axes_of, row_groups, trial_sizes
+from odtpack_runtime.package import native_product as kernels
 from odtpack_runtime.package.native import (
     ELEMENTWISE,
     ELEMENTWISE_OPERATORS,
@@ -61,10 +62,14 @@ def wrap(model: ir.Model) -> ir.Model:
     _complete_types(model, graphs)
     sizes = trial_sizes(model)
     bodies: dict[tuple[object, ...], ir.Function] = {}
+    products: dict[tuple[bytes, str], list[int] | None] = {}
     for graph in graphs:
         for ways in native_conv.groups(Ops(model.graph), graph):
             _wrap_convolution(model, graph, ways, bodies)
-    common_passes.RemoveUnusedNodesPass()(model)
+        for product in native_product.groups(graph):
+            _wrap_product(model, graph, product, bodies, products)
+    while common_passes.RemoveUnusedNodesPass()(model).modified:
+        pass  # what only a branch's nodes read goes after them
     for graph in graphs:
         for group in _groups(graph):
             _wrap_group(model, graph, group, bodies, dims_of)
@@ -222,6 +227,26 @@ def _wrap_convolution(
         if computes(ir.to_proto(body), way.program, list(map(native_conv.value_of, way.fixed))):
             _replace(model, graph, end, body, (DEPTHWISE, way.program, read), end.outputs, bodies)
             return
+
+
+def _wrap_product(
+    model: ir.Model,
+    graph: ir.Graph,
+    group: native_product.Group,
+    bodies: dict[tuple[object, ...], ir.Function],
+    known: dict[tuple[bytes, str], list[int] | None],
+) -> None:
+    """Replace a product, and what unpacks its matrix, by a node that computes the same."""
+    end = group.nodes[-1]
+    body = _body(group.nodes, group.read, end.outputs, model.graph.opset_imports[""], group.fixed)
+    proto = ir.to_proto(body)
+    key = proto.SerializeToString(deterministic=True), str(group.programs)
+    if key not in known:
+        known[key] = next((p for p in group.programs if kernels.computes(proto, p)), None)
+    program = known[key]
+    if program is not None:
+        call = (kernels.PRODUCT, program, group.read)
+        _replace(model, graph, end, body, call, end.outputs, bodies)
 
 
 def _body(

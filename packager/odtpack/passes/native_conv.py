@@ -24,9 +24,9 @@ from odtpack_runtime.package.native_conv import (
     FORWARD,
     INPUT_GRADIENT,
     WEIGHT_GRADIENT,
-    unpacked,
     weight_dims,
 )
+from odtpack_runtime.package.native_trial import unpacked
 
 _KINDS = {
     "forward": FORWARD, "input gradient": INPUT_GRADIENT, "weight gradient": WEIGHT_GRADIENT,

@@ -10,27 +10,13 @@
 #include <cmath>
 #include <limits>
 
+#include "widest.h"
+
 namespace odtpack::native {
 
-extern const DepthwiseLoops kDepthwise_baseline;
-#if defined(ODTPACK_X86)
-extern const DepthwiseLoops kDepthwise_avx2;
-extern const DepthwiseLoops kDepthwise_avx512;
-#endif
+ODTPACK_DECLARE(DepthwiseLoops, kDepthwise);
 
 namespace {
-
-const DepthwiseLoops& Choose() {
-#if defined(ODTPACK_X86)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq")) {
-    return kDepthwise_avx512;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return kDepthwise_avx2;
-#endif
-  return kDepthwise_baseline;
-}
 
 constexpr int64_t kTask = 1 << 16;        // elements that are worth a task of their own
 constexpr int64_t kMostSize = 1 << 16;    // of an axis
@@ -60,7 +46,7 @@ class Depthwise final : public Kernel {
   // tensor, or [N, C, H, W]; how the weight lies, [C, 1, kh, kw], [C, kh kw] or [C kh, kw]; C; for
   // both axes size, kernel, step of windows, distance of taps, zeros before, windows; and whether
   // there is a bias. Inputs that are constants of the body follow, and are not read.
-  explicit Depthwise(const std::vector<int64_t>& program) : loops_(Choose()) {
+  explicit Depthwise(const std::vector<int64_t>& program) : loops_(ODTPACK_WIDEST(kDepthwise)) {
     Require(program.size() == 18, "a program of a depthwise convolution has 18 numbers");
     const auto number = [&](size_t i, int64_t least, int64_t most) {
       Require(program[i] >= least && program[i] <= most, "a number of a program is out of range");

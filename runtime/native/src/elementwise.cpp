@@ -1,5 +1,4 @@
 // Elementwise programs: reading them, and running them block by block.
-#include "depthwise.h"
 #include "elementwise.h"
 
 #include <algorithm>
@@ -7,24 +6,16 @@
 #include <cstdint>
 #include <cstring>
 
+#include "depthwise.h"
+#include "product.h"
+#include "widest.h"
+
 namespace odtpack::native {
 
-extern const Loops kLoops_baseline;
-#if defined(ODTPACK_X86)
-extern const Loops kLoops_avx2;
-extern const Loops kLoops_avx512;
-#endif
+ODTPACK_DECLARE(Loops, kLoops);
 
 const Loops& ChooseLoops() {
-#if defined(ODTPACK_X86)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq")) {
-    return kLoops_avx512;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return kLoops_avx2;
-#endif
-  return kLoops_baseline;
+  return ODTPACK_WIDEST(kLoops);
 }
 
 namespace {
@@ -544,6 +535,7 @@ std::unique_ptr<Kernel> MakeElementwise(const std::vector<int64_t>& program) {
 std::unique_ptr<Kernel> MakeKernel(const std::string& name, const std::vector<int64_t>& program) {
   if (name == "elementwise") return MakeElementwise(program);
   if (name == "depthwise") return MakeDepthwise(program);
+  if (name == "product") return MakeProduct(program);
   throw std::invalid_argument("this library has no kernel '" + name + "'");
 }
 

@@ -79,7 +79,9 @@ class OrtCall final : public Call {
           info, api->ReleaseTensorTypeAndShapeInfo);
       ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
       Check(api->GetTensorElementType(info, &type));
-      Require(type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, "an input is not float32");
+      inputs_[i].is_signed = type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+      const bool bytes = inputs_[i].is_signed || type == ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+      Require(bytes || type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, "an input has another type");
       size_t rank = 0;
       Check(api->GetDimensionsCount(info, &rank));
       inputs_[i].dims.resize(rank);
@@ -89,7 +91,8 @@ class OrtCall final : public Call {
       inputs_[i].size = static_cast<int64_t>(size);
       void* data = nullptr;
       Check(api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
-      inputs_[i].data = static_cast<const float*>(data);
+      if (bytes) inputs_[i].bytes = static_cast<const uint8_t*>(data);
+      else inputs_[i].data = static_cast<const float*>(data);
     }
     Check(api->KernelContext_GetOutputCount(context, &outputs_));
     Require(outputs_ >= 1 && outputs_ <= kMaxTensors, "too many or no outputs");
@@ -155,7 +158,7 @@ OrtStatusPtr ORT_API_CALL Create(const OrtCustomOp*, const OrtApi*, const OrtKer
 OrtStatusPtr ORT_API_CALL Compute(void* kernel, OrtKernelContext* context) {
   return Guarded([&] {
     OrtCall call(context);
-    static_cast<const Kernel*>(kernel)->Run(call);
+    RunChecked(*static_cast<const Kernel*>(kernel), call);
   });
 }
 
@@ -179,16 +182,17 @@ void Fill(Slot& slot, size_t number, uint32_t version) {
   slot.GetName = [](const OrtCustomOp* op) { return static_cast<const char*>(static_cast<const Slot*>(op)->name); };
   slot.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
   slot.GetInputTypeCount = slot.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
-  slot.GetInputType = slot.GetOutputType = [](const OrtCustomOp*, size_t) {
-    return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  slot.GetInputType = [](const OrtCustomOp*, size_t) {
+    return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;  // float32 or bytes: kernels check it
   };
+  slot.GetOutputType = [](const OrtCustomOp*, size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT; };
   slot.GetInputCharacteristic = slot.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) {
     return INPUT_OUTPUT_VARIADIC;
   };
   slot.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
   slot.GetVariadicInputMinArity = slot.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
-  slot.GetVariadicInputHomogeneity = slot.GetVariadicOutputHomogeneity =
-      [](const OrtCustomOp*) { return 1; };
+  slot.GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 0; };
+  slot.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
   slot.CreateKernelV2 = Create;
   slot.KernelComputeV2 = Compute;
   slot.KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package import native_conv
+from odtpack_runtime.package import native_conv, native_product, native_trial
 from odtpack_runtime.session.native import DOMAIN
 
 if TYPE_CHECKING:
@@ -222,17 +222,25 @@ def _says(node: onnx.NodeProto, body: onnx.FunctionProto, values: _Constants) ->
     try:
         if kernel == ELEMENTWISE:
             return program == program_of(body.node, body.input, body.output)
-        if kernel != native_conv.DEPTHWISE or len(body.output) != 1:
+        if len(body.output) != 1 or kernel not in (native_conv.DEPTHWISE, native_product.PRODUCT):
             return False
-        read = node.input[native_conv.inputs_of(program) :]
-        if (node.op_type, *program, *read) in values.known:
+        others = (
+            node.input[native_conv.inputs_of(program) :] if kernel == native_conv.DEPTHWISE else []
+        )
+        key = (kernel, node.op_type, *program, *others)
+        if key in values.known:
             return True
-        others = [native_conv.unpacked(each, values.tensors, values.writers) for each in read]
-        if not native_conv.computes(body, program, others):
-            return False
-        values.known.add((node.op_type, *program, *read))
-        return True
-    except (NotAProgramError, native_conv.RefusedError):
+        if kernel == native_product.PRODUCT:
+            computes = native_product.computes(body, program)
+        else:
+            tensors = [
+                native_trial.unpacked(each, values.tensors, values.writers) for each in others
+            ]
+            computes = native_conv.computes(body, program, tensors)
+        if computes:
+            values.known.add(key)
+        return computes
+    except (NotAProgramError, native_trial.RefusedError):
         return False
 
 

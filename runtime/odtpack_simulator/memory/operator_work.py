@@ -154,6 +154,11 @@ def _depthwise(inputs: Tensors, outputs: Tensors) -> float:
     return 2.0 * planes.size * math.prod(weight.shape[1:])
 
 
+def _product(inputs: Tensors, outputs: Tensors) -> float:
+    """Codes, scales, and x, each row of which meets a matrix."""
+    return 2.0 * outputs[0].size * inputs[2].shape[-1]
+
+
 _FLOPS: Final[dict[str, Callable[[Tensors, Tensors], float]]] = {
     "Attention": lambda i, o: _packed_attention(i, o) if len(i[1].shape) == 2 else _attention(i, o),
     "Conv": _conv,
@@ -172,6 +177,7 @@ _FLOPS: Final[dict[str, Callable[[Tensors, Tensors], float]]] = {
     "QLinearMatMul": _matmul,
     "RNN": _recurrent,
     "native depthwise": _depthwise,
+    "native product": _product,
     "TransposeMatMul": _fused_matmul,
 }
 
@@ -191,7 +197,7 @@ COMPUTE_BOUND: Final = frozenset(
         *("Conv", "ConvInteger", "ConvTranspose", "FusedConv", "Gemm", "FusedGemm", "MatMul"),
         *("FusedMatMul", "TransposeMatMul", "MatMulInteger", "Einsum", "Attention"),
         *("MultiHeadAttention", "GRU", "LSTM", "RNN", "QLinearConv", "QLinearMatMul"),
-        *("GroupQueryAttention", "DeformConv"),
+        *("GroupQueryAttention", "DeformConv", "native product"),
     }
 )
 """Operators that are matrix products in one form or another, whatever their shapes."""

@@ -55,6 +55,14 @@ class Head:
         """Whether a word has several scales."""
         return self.codes is not None and "block_size" in self.codes.attributes
 
+    @property
+    def whole_rows(self) -> bool:
+        """Whether the numbers of a word are a row of whole blocks, and of whole bytes."""
+        if self.codes is None or not self.words_first:
+            return False
+        columns, block = _size(self.weight)[1], self.codes.attributes.get_int("block_size", 1)
+        return columns % 2 == columns % block == 0
+
 
 def head_of(logits: ir.Value, loss: str) -> Head:
     """The product that gives the logits."""
@@ -103,9 +111,16 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
     zero = op.Mul(op.reduce_sum(rows, [2]), 0.0)
     lowest = float(np.finfo(op.type_of(hidden).numpy()).min)
     nothing = op.Mul(rows, 0.0)
-    states = [op.Add(zero, lowest), zero, nothing, *([nothing] if head.blocks else [])]
-    most, total, mixed, *found = _over_parts(op, head, rows, labels, words, lowest, states)
-    chosen = found[0] if found else _chosen(op, head, labels)
+    # Blocks may lie across the words: then the labels' columns are found part by part.
+    in_parts = head.blocks and not head.whole_rows
+    states = [op.Add(zero, lowest), zero, nothing, *([nothing] if in_parts else [])]
+    tables = [_bytes(op, each) for each in head.codes.inputs] if head.codes and head.blocks else []
+    most, total, mixed, *found = _over_parts(op, head, tables, rows, labels, words, lowest, states)
+    if in_parts:
+        (chosen,) = found
+    else:
+        find = _chosen_row if head.blocks else _chosen
+        chosen = find(op, head, tables, labels)
     shape = dims(hidden)
     value = op.Sub(op.Add(most, op.Log(total)), op.reduce_sum(op.Mul(rows, chosen), [2]))
     value = shaped(value, (*shape[:2], 1))
@@ -120,6 +135,7 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
 def _over_parts(
     op: Ops,
     head: Head,
+    tables: Sequence[ir.Value | None],
     rows: ir.Value,
     labels: ir.Value,
     words: int,
@@ -142,7 +158,7 @@ def _over_parts(
     inner = op.inside(body)
     first = inner.Mul(turn, words)
     start = inner.Min(first, head.words - words)  # the last part has words of the one before
-    part, scales = _part(op, inner, head, inner.reshape(start, 1), words)
+    part, scales = _part(inner, head, tables, inner.reshape(start, 1), words)
     across = inner.transpose(part, 1, 0)
     logits = inner.MatMul(rows, across if head.words_first else part)
     if scales is not None:
@@ -180,7 +196,7 @@ def _over_parts(
 
 
 def _part(
-    op: Ops, inner: Ops, head: Head, start: ir.Value, words: int
+    inner: Ops, head: Head, tables: Sequence[ir.Value | None], start: ir.Value, words: int
 ) -> tuple[ir.Value, ir.Value | None]:
     """A part of the weight's words as floats or whole numbers, and the scale of each, if any."""
     # Codes become floats by a Cast. After a DequantizeLinear, ONNX Runtime quantizes once more what
@@ -196,11 +212,10 @@ def _part(
 
     assert head.codes is not None  # noqa: S101 - which has the blocks
     codes, scales, *points = [
-        inner.Slice(each, *bounds, inner.ints(head.axis)) if index == 1
-        else _stored(op, inner, each, head.axis, bounds, words)
-        for index, each in enumerate(head.codes.inputs)
-        if each is not None
-    ]  # fmt: skip
+        _cut(inner, table, value, head.axis, bounds, words)
+        for table, value in zip(tables, head.codes.inputs, strict=True)
+        if table is not None and value is not None
+    ]
     offset = four_bits.TYPES.get(head.weight.dtype or inner.FLOAT)
     if not points and offset:
         zero = inner.constant(np.full((), offset, np.uint8))
@@ -211,19 +226,22 @@ def _part(
     return part, None
 
 
-def _stored(
-    op: Ops, inner: Ops, value: ir.Value, axis: int, bounds: Sequence[ir.Value], words: int
-) -> ir.Value:
-    """Some rows or columns of a matrix of codes; those of 4 bits are stored as bytes."""
+def _size(matrix: ir.Value) -> tuple[int, int]:
+    """Rows and columns of a matrix that is stored."""
+    rows, columns = (each if isinstance(each, int) else 0 for each in dims(matrix))
+    return rows, columns
+
+
+def _bytes(op: Ops, value: ir.Value | None) -> ir.Value | None:
+    """A matrix; codes of 4 bits are stored as bytes, two in one where a row has an even number."""
     import onnx_ir as ir
 
     from odtpack.graph import four_bits
     from odtpack.graph.graphs import mark_constant
 
-    tensor = value.const_value
-    assert tensor is not None  # noqa: S101 - head_of looks
-    if tensor.dtype not in four_bits.TYPES:
-        return inner.Slice(value, *bounds, inner.ints(axis))
+    tensor = None if value is None else value.const_value
+    if value is None or tensor is None or tensor.dtype not in four_bits.TYPES:
+        return value
     rows, columns = tensor.shape.numpy()
     paired = columns % 2 == 0
 
@@ -237,17 +255,60 @@ def _stored(
     stored = ir.val(name, const_value=lazy, type=ir.TensorType(lazy.dtype), shape=shape)
     op.graph.register_initializer(stored)
     mark_constant(stored)
-    if paired and axis == 1:
+    return stored
+
+
+def _cut(
+    inner: Ops,
+    table: ir.Value,
+    value: ir.Value,
+    axis: int,
+    bounds: Sequence[ir.Value],
+    words: int,
+) -> ir.Value:
+    """Some rows or columns of a matrix that is stored as a table."""
+    from odtpack.graph import four_bits
+
+    rows, columns = _size(value)
+    if _size(table) == (rows, columns):
+        return inner.Slice(table, *bounds, inner.ints(axis))
+    if axis == 1:
         half = inner.Div(bounds[0], 2)
         bounds = half, inner.Add(half, words // 2)
-    part = inner.Slice(stored, *bounds, inner.ints(axis))
-    if not paired:
-        return part
+    part = inner.Slice(table, *bounds, inner.ints(axis))
     four = inner.constant(np.full((), 4, np.uint8))
     size = (words, columns) if axis == 0 else (rows, words)
     part = four_bits.unpack(inner, inner.reshape(part, -1), four, size)
-    part.type = stored.type
+    part.type = table.type
     return part
+
+
+def _chosen_row(
+    op: Ops, head: Head, tables: Sequence[ir.Value | None], labels: ir.Value
+) -> ir.Value:
+    """The weight's row of each token's word, [B, T, K], of codes in whole blocks."""
+    from odtpack.graph import four_bits
+
+    assert head.codes is not None  # noqa: S101 - which has the blocks
+    found = []
+    for table, value in zip(tables, head.codes.inputs, strict=True):
+        if table is not None and value is not None:
+            row = op.emit("Gather", [table, labels], axis=0)[0]
+            if _size(table) != _size(value):  # two codes in a byte
+                low = op.BitwiseAnd(row, op.constant(np.full((), 15, np.uint8)))
+                four = op.constant(np.full((), 4, np.uint8))
+                high = op.BitShift(row, four, direction="RIGHT")
+                both = op.Concat(op.unsqueeze(low, 3), op.unsqueeze(high, 3), axis=3)
+                row = op.reshape(both, 0, 0, _size(value)[1])
+            found.append(row)
+    codes, scales, *points = found
+    shape = 0, 0, -1, head.codes.attributes.get_int("block_size")
+    numbers = op.reshape(op.cast(codes, op.type_of(scales)), *shape)
+    zero: ir.Value | float = float(four_bits.TYPES.get(head.weight.dtype or op.FLOAT) or 0)
+    if points:
+        zero = op.unsqueeze(op.cast(points[0], op.type_of(scales)), 3)
+    numbers = op.Mul(op.Sub(numbers, zero), op.unsqueeze(scales, 3))
+    return op.reshape(numbers, 0, 0, _size(head.weight)[1])
 
 
 def _chosen_of(
@@ -268,7 +329,7 @@ def _chosen_of(
     return op.Mul(found, op.unsqueeze(op.cast(inside, op.type_of(part)), 2))
 
 
-def _chosen(op: Ops, head: Head, labels: ir.Value) -> ir.Value:
+def _chosen(op: Ops, head: Head, _tables: Sequence[ir.Value | None], labels: ir.Value) -> ir.Value:
     """The weight's column of each token's word, [B, T, K]."""
     found = op.emit("Gather", [head.weight, labels], axis=0 if head.words_first else 1)[0]
     if not head.words_first:  # [K, B, T]

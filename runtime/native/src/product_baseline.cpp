@@ -1,0 +1,3 @@
+#define ODTPACK_LOOPS kProduct_baseline
+#define ODTPACK_WIDTH 4
+#include "product_execute.inc"

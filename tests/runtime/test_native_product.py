@@ -1,0 +1,308 @@
+"""Native kernels of products with matrices of few bits, against numpy in float64 and bodies."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
+from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
+from odtpack_runtime.package.native import check_functions
+from odtpack_runtime.package.native_product import PRODUCT
+from odtpack_runtime.package.onnx_files import graphs_of
+from odtpack_runtime.package.trust import Limits
+from odtpack_runtime.package.verify import verify_package
+from odtpack_runtime.session.native import DOMAIN, ENTRY, VARIABLE
+from odtpack_runtime.session.options import default_session_options
+from tests import native_library
+from tests.adapters import llama
+from tests.adapters.conftest import llama_file
+from tests.adapters.written.models import HERE
+from tests.native_library import kernel_model, session
+from tests.runtime.test_native_conv import unaligned
+
+__all__ = ["llama_file"]
+
+UNIT = 2.0**-24
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A program of the kernel, and how many rows meet the matrix."""
+
+    transposed: bool
+    rows: int
+    columns: int
+    block: int
+    axis: int  # that blocks lie along
+    bits: int
+    samples: tuple[int, ...]
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Rows and columns that share a scale."""
+        return (1, self.block) if self.axis else (self.block, 1)
+
+    def program(self, signed: bool, zero: int) -> list[int]:
+        """The attribute of the call."""
+        matrix = [int(self.transposed), self.rows, self.columns, *self.blocks]
+        return [*matrix, self.bits, int(signed), zero]
+
+
+def cases(bits: int) -> st.SearchStrategy[Case]:
+    """Matrices of some bits; rows of 4 bits are whole bytes."""
+    step = 8 // bits
+    return st.builds(
+        Case, st.booleans(), st.integers(1, 80), st.integers(1, 80).map(lambda n: n * step),
+        st.sampled_from([1, 3, 16, 32, 64, 200]), st.integers(0, 1), st.just(bits),
+        st.lists(st.integers(0, 9), min_size=0, max_size=3).map(tuple),
+    )  # fmt: skip
+
+
+@pytest.mark.kernels
+@settings(max_examples=120, deadline=None)
+@given(cases(4) | cases(8), st.integers(0, 2**32 - 1), st.booleans())
+@example(Case(True, 130, 992, 32, 1, 4, (25,)), 0, False)
+@example(Case(False, 992, 160, 32, 1, 4, (257,)), 1, False)
+@example(Case(True, 64, 512, 128, 1, 8, (2, 7)), 2, True)
+@example(Case(False, 48, 96, 96, 0, 8, ()), 3, True)
+@example(Case(True, 32, 64, 32, 0, 4, (0,)), 4, False)
+def test_kernels_compute_what_numpy_does(case: Case, seed: int, special: bool) -> None:
+    random = np.random.default_rng(seed)
+    zero = int(random.integers(0, 1 << case.bits))
+    signed = case.bits == 8 and bool(random.integers(0, 2))
+    codes = random.integers(0, 1 << case.bits, (case.rows, case.columns), np.uint8)
+    high, wide = case.blocks
+    scales = random.standard_normal((-(-case.rows // high), -(-case.columns // wide)))
+    scales = scales.astype(np.float32)
+    depth = case.columns if case.transposed else case.rows
+    x = random.standard_normal((*case.samples, depth)).astype(np.float32)
+    if special:
+        places = random.random(x.shape) < 0.02
+        x[places] = random.choice([np.inf, -np.inf, np.nan, 1e-42, 0], places.sum())
+    wider = scales.repeat(high, 0)[: case.rows].repeat(wide, 1)[:, : case.columns]
+    w = (codes.astype(np.float32) - zero) * wider
+    w = (w.T if case.transposed else w).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        wanted, total = x.astype(np.float64) @ w, np.abs(x).astype(np.float64) @ np.abs(w)
+    packed = (codes ^ 0x80).view(np.int8) if signed else codes
+    if case.bits == 4:
+        packed = codes.reshape(-1)[::2] | codes.reshape(-1)[1::2] << 4
+    feeds = {"i0": packed, "i1": unaligned(scales), "i2": unaligned(x)}
+    model = kernel_model(
+        [onnx.helper.make_node("Identity", ["i2"], ["o"])],
+        {name: each.shape for name, each in feeds.items()}, ["o"], kernel=PRODUCT,
+        program=case.program(signed, zero), of_bytes=[packed.dtype],
+    )  # fmt: skip
+    (found,) = session(model, native=True).run(None, feeds)
+    assert found.shape == wanted.shape
+    with np.errstate(invalid="ignore"):
+        near = np.abs(found - wanted) <= (depth + 1) * UNIT * total + 1e-37
+    assert (near | (found == wanted) | (np.isnan(found) & np.isnan(wanted))).all()
+
+
+@pytest.mark.kernels
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(-1, 9), min_size=7, max_size=9), st.integers(2, 4), st.booleans())
+@example([1, 4, 4, 1, 4, 4, 0, 8], 3, True)
+@example([1, 1 << 24, 1 << 24, 1, 1, 8, 0, 0], 3, True)
+@example([1, 1 << 62, 1 << 62, 1, 1, 8, 0, 0], 3, True)
+@example([1, 4, 4, 1, 4, 8, 1, 8], 3, True)
+def test_a_program_that_is_not_valid_is_refused(
+    program: list[int], inputs: int, of_bytes: bool
+) -> None:
+    """Whatever stands in the attribute and whatever the inputs, there is an answer."""
+    shapes = [(8,), (4, 1), (2, 4), (2,)][:inputs]
+    types = [np.dtype(np.uint8 if of_bytes else np.float32)] + [np.dtype(np.float32)] * 3
+    feeds = {f"i{i}": np.ones(*each) for i, each in enumerate(zip(shapes, types, strict=False))}
+    model = kernel_model(
+        [onnx.helper.make_node("Abs", [f"i{inputs - 1}"], ["o"])],
+        {name: each.shape for name, each in feeds.items()}, ["o"], kernel=PRODUCT,
+        program=program, of_bytes=types[:1],
+    )  # fmt: skip
+    problem = "program"
+    try:
+        session(model, native=True).run(None, feeds)
+    except Exception as error:
+        problem = str(error)
+    words = ("program", "inputs", "codes", "scales", "rows", "type")
+    assert any(word in problem for word in words)
+
+
+# A decoder that onnxruntime-genai's builder wrote in 4 bits, and training.
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """Packages in segments, with native nodes and without."""
+    found = {}
+    for native in (True, False):
+        found[native] = tmp_path_factory.mktemp("package") / "package"
+        build_package(
+            HERE / "genai-qwen2-int4" / "model.onnx", found[native], loss="next_token",
+            adapter=AdapterSpec("lora", ("model.*_proj",), (), 4, 8.0), native=native,
+            segments=True, loss_options={"words": 16},
+        )  # fmt: skip
+    return found
+
+
+def products(path: Path) -> tuple[int, int]:
+    """Native products of a model, and nodes outside of their bodies that unpack a matrix."""
+    model = onnx.load(path)
+    del model.functions[:]
+    nodes = [node for _, each in graphs_of(model) for node in each]
+    taken = sum(a.s == PRODUCT.encode() for n in nodes if n.domain == DOMAIN for a in n.attribute)
+    return taken, sum(node.op_type == "DequantizeLinear" for node in nodes)
+
+
+def test_every_product_with_codes_is_native(built: dict[bool, Path]) -> None:
+    """Forward, recomputed, and of the input's gradient; in branches and loops, too."""
+    for name in ("training_model", "segment_1_forward", "segment_1_backward"):
+        (none, unpacked), (taken, left) = (
+            products(built[native] / f"{name}.onnx") for native in (False, True)
+        )
+        # What unpacks a part of the vocabulary's matrix serves two products, any other one.
+        assert (none, taken, left) == (0, unpacked + (name == "training_model"), 0)
+        assert unpacked > 0
+
+
+def train(package: Path, prefix: Path, *, native: bool) -> tuple[list[float], list[np.ndarray]]:
+    """Losses of three steps, and parameters."""
+    options = default_session_options(package / "training_model.onnx", 1)
+    options.enable_profiling = True
+    options.profile_file_prefix = str(prefix)
+    if not native:
+        options.add_session_config_entry(ENTRY, "0")
+    state = CheckpointState.load_checkpoint(package / "checkpoint")
+    module = Module(package / "training_model.onnx", state, session_options=options)
+    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(0.05)
+    ids, labels = llama.batch()
+    losses = []
+    for _ in range(3):
+        losses.append(float(module(ids, labels)))
+        optimizer.step()
+        module.lazy_reset_grad()
+    return losses, [np.array(value.data) for _, value in state.parameters]
+
+
+def test_a_package_trains_alike_with_kernels_and_without(
+    built: dict[bool, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With bodies to the bit as the plain package, with kernels within rounding."""
+    monkeypatch.setenv(VARIABLE, str(native_library.library()))
+    plain = train(built[False], tmp_path / "plain-", native=False)
+    bodies = train(built[True], tmp_path / "bodies-", native=False)
+    kernels = train(built[True], tmp_path / "kernels-", native=True)
+    profiles = {
+        name: "".join(path.read_text() for path in tmp_path.glob(f"{name}-*"))
+        for name in ("bodies", "kernels")
+    }
+    assert '"op_name" : "DequantizeLinear"' in profiles["bodies"]
+    assert '"op_name" : "DequantizeLinear"' not in profiles["kernels"]
+    assert bodies[0] == plain[0]
+    for one, other in zip(bodies[1], plain[1], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert kernels[0][-1] < kernels[0][0]
+    np.testing.assert_allclose(kernels[0], plain[0], rtol=1e-5)
+    for one, other in zip(kernels[1], plain[1], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)  # a step is 0.05
+
+
+@pytest.fixture(scope="module", params=["int4", "int8"])
+def rounded(request: pytest.FixtureRequest, llama_file: Path, tmp_path_factory: Any) -> Path:
+    """A package with a base that odtpack rounded: 4 bits in segments, 8 bits in one model."""
+    folder: Path = tmp_path_factory.mktemp("rounded") / "package"
+    build_package(
+        llama_file, folder, loss="next_token", base=request.param, native=True,
+        adapter=AdapterSpec("lora", ("*_proj",), (), 4, 8.0), segments=request.param == "int4",
+    )  # fmt: skip
+    return folder
+
+
+def test_a_base_that_odtpack_rounded_is_native(
+    rounded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(native_library.library()))
+    name = "segment_1_backward" if (rounded / "segments.weights").exists() else "training_model"
+    taken, left = products(rounded / f"{name}.onnx")
+    assert taken > left == 0
+    bodies = train(rounded, tmp_path / "bodies-", native=False)
+    kernels = train(rounded, tmp_path / "kernels-", native=True)
+    np.testing.assert_allclose(kernels[0], bodies[0], rtol=1e-5)
+
+
+def test_a_stranger_s_package_is_verified(rounded: Path) -> None:
+    """Each body is run and compared."""
+    assert verify_package(rounded, limits=Limits()).steps
+
+
+def body_of(model: onnx.ModelProto) -> tuple[onnx.FunctionProto, onnx.NodeProto]:
+    """The first native function that unpacks a matrix, and a call of it."""
+    body = next(f for f in model.functions if any(n.op_type == "BitShift" for n in f.node))
+    nodes = [node for _, each in graphs_of(model) for node in each]
+    return body, next(n for n in nodes if n.op_type == body.name and n.domain == DOMAIN)
+
+
+def changed(body: onnx.FunctionProto, old: int, new: int) -> None:
+    """Make the first constant of one value another one."""
+    for node in body.node:
+        if node.op_type == "Constant":
+            array = onnx.numpy_helper.to_array(node.attribute[0].t)
+            if array.size == 1 and array.item() == old:
+                node.attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.full_like(array, new)))
+                return
+    raise AssertionError(f"no constant is {old}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["nothing", "zero", "shift", "one", "turned", "product", "size", "program", "length", "many",
+     "type"],
+)  # fmt: skip
+def test_a_body_that_computes_something_else_is_refused(
+    built: dict[bool, Path], change: str
+) -> None:
+    """A package that would compute one thing with the library and another without."""
+    model = onnx.load(built[True] / "segment_1_backward.onnx")
+    body, call = body_of(model)
+    program = next(each for each in call.attribute if each.name == "program").ints
+    if change == "zero":
+        changed(body, 8, 7)
+    elif change == "shift":
+        changed(body, 4, 3)
+    elif change == "one":  # more than one token would scale the weights
+        changed(body, 1, 2)
+    elif change == "turned":
+        turned = next(n for n in body.node if n.op_type == "Transpose")
+        turned.attribute[0].ints[:] = [0, 1]
+    elif change == "product":
+        body.node.append(onnx.helper.make_node("Mul", [body.output[0]] * 2, ["squared"]))
+        body.output[0] = "squared"
+    elif change == "size":  # of x itself, not only whether it is empty
+        least = next(n for n in body.node if n.op_type == "Min")
+        least.op_type, least.input[1] = "Mul", least.input[0]
+    elif change == "program":
+        program[-1] -= 1
+    elif change == "length":
+        del program[-1]
+    elif change == "many":
+        program[1] = 1 << 24
+    elif change == "type":
+        program[5] = 8
+    if change == "nothing":
+        check_functions(model, "here")
+        return
+    with pytest.raises(OdtpackError, match="no body, or another one") as caught:
+        check_functions(model, "here")
+    assert caught.value.code == "package-limits"
