@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from hypothesis import strategies as st
 
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
-from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
+from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer, Package
 from odtpack_runtime.package.native import check_functions
 from odtpack_runtime.package.native_product import PRODUCT
 from odtpack_runtime.package.onnx_files import graphs_of
-from odtpack_runtime.package.trust import Limits
+from odtpack_runtime.package.trust import Limits, check_operators
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.native import DOMAIN, ENTRY, VARIABLE
 from odtpack_runtime.session.options import default_session_options
@@ -242,9 +243,23 @@ def test_a_base_that_odtpack_rounded_is_native(
     np.testing.assert_allclose(kernels[0], bodies[0], rtol=1e-5)
 
 
-def test_a_stranger_s_package_is_verified(rounded: Path) -> None:
-    """Each body is run and compared."""
+def test_a_stranger_s_package_is_verified(rounded: Path, built: dict[bool, Path]) -> None:
+    """Each body is run and compared; a decoder's weights lie beside it."""
     assert verify_package(rounded, limits=Limits()).steps
+    assert verify_package(built[True], limits=Limits()).steps
+
+
+def test_a_stranger_s_decoder_reads_no_other_file(built: dict[bool, Path], tmp_path: Path) -> None:
+    shutil.copytree(built[False], tmp_path / "package")
+    package = Package.open(tmp_path / "package")
+    model = onnx.load(package.decoder, load_external_data=False)
+    outside = next(each for each in model.graph.initializer if each.external_data)
+    place = next(each for each in outside.external_data if each.key == "location")
+    place.value = package.checkpoint.name
+    onnx.save(model, package.decoder)
+    with pytest.raises(OdtpackError) as caught:
+        check_operators(package, Limits().domains)
+    assert caught.value.code == "model-external-data"
 
 
 def body_of(model: onnx.ModelProto) -> tuple[onnx.FunctionProto, onnx.NodeProto]:

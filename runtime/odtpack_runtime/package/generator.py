@@ -65,10 +65,9 @@ class Generator:
             manifest = package.manifest
             options = make_options(manifest.session or session_of(None, package.decoder))
             options.log_severity_level = 3  # an adapter's inputs have values, which is meant
-        roles = ("segment_weights", "decoder_weights")
-        files = package.manifest.files.extra
-        weights = {each.path for each in files if each.role in roles}
-        self._session = open_decoder(package.decoder, options, weights, package.manifest_sha256)
+        self._session = open_decoder(
+            package.decoder, options, package.decoder_weights, package.manifest_sha256
+        )
         inputs = {node.name: node for node in self._session.get_inputs()}
         self._given = {*inputs} & {"input_ids", "attention_mask", "position_ids"}
         self._states = {}

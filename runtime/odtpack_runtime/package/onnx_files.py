@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,8 @@ Tensor = tuple[str, str, tuple[int | str | None, ...]]
 """Name, element type as numpy has it, and shape."""
 
 
-def load_model(path: Path) -> onnx.ModelProto:
-    """Read a model that holds all that it needs."""
+def load_model(path: Path, beside: Collection[str] = ()) -> onnx.ModelProto:
+    """Read a model that holds all that it needs, but for tensors in these files of its folder."""
     try:
         import onnx
     except ImportError as error:
@@ -35,13 +35,15 @@ def load_model(path: Path) -> onnx.ModelProto:
         raise OdtpackError(
             "model-not-readable", f"{path.name} is not an ONNX model.", where=str(path)
         ) from error
-    check_model_file(path)
+    check_model_file(path, beside)
     if any(not isinstance(text, str) for text in _texts(model)):  # bytes: not UTF-8
         raise OdtpackError(
             "model-not-readable", f"{path.name} holds a name that is not text.", where=str(path)
         )
     for tensor in _tensors(model):
-        if tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL:
+        outside = tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL
+        places = {each.value for each in tensor.external_data if each.key == "location"}
+        if outside and not (places and places.issubset(beside)):
             raise outside_tensor(path, tensor.name)
     return model
 

@@ -286,6 +286,12 @@ class Package:
             )
 
     @property
+    def decoder_weights(self) -> set[str]:
+        """Files of the folder that the decoder's tensors may lie in."""
+        roles = ("segment_weights", "decoder_weights")
+        return {file.path for file in self.manifest.files.extra if file.role in roles}
+
+    @property
     def decoder(self) -> Path:
         """The model that :class:`~odtpack_runtime.Generator` runs.
 

@@ -123,7 +123,8 @@ def check_operators(package: Package, domains: Collection[str]) -> None:
         # A file in ORT format has no bodies that its native nodes could be held against.
         allowed = {*domains} - {NATIVE} | {*_WRITTEN_BY_OPTIMIZERS} if in_ort_format else {*domains}
         allowed |= {"com.microsoft"} if path in decoders else set()
-        found = ort_operators(file) if in_ort_format else _onnx_operators(file)
+        beside = package.decoder_weights if path in decoders else ()
+        found = ort_operators(file) if in_ort_format else _onnx_operators(file, beside)
         for domain, operator in sorted(found):
             if domain not in allowed:
                 raise OdtpackError(
@@ -134,8 +135,8 @@ def check_operators(package: Package, domains: Collection[str]) -> None:
                 )
 
 
-def _onnx_operators(path: Path) -> set[tuple[str, str]]:
-    model = load_model(path)
+def _onnx_operators(path: Path, beside: Collection[str]) -> set[tuple[str, str]]:
+    model = load_model(path, beside)
     check_functions(model, str(path))
     graphs = graphs_of(model)
     return {(node.domain or "ai.onnx", node.op_type) for _, nodes in graphs for node in nodes}
