@@ -282,8 +282,8 @@ def changed(body: onnx.FunctionProto, old: int, new: int) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    ["nothing", "zero", "shift", "one", "turned", "product", "size", "program", "length", "many",
-     "type"],
+    ["nothing", "zero", "shift", "one", "turned", "product", "size", "rounded", "program",
+     "length", "many", "type"],
 )  # fmt: skip
 def test_a_body_that_computes_something_else_is_refused(
     built: dict[bool, Path], change: str
@@ -307,6 +307,17 @@ def test_a_body_that_computes_something_else_is_refused(
     elif change == "size":  # of x itself, not only whether it is empty
         least = next(n for n in body.node if n.op_type == "Min")
         least.op_type, least.input[1] = "Mul", least.input[0]
+    elif change == "rounded":  # scales to 16 bits, which small numbers are not changed by
+        reader = next(n for n in body.node if n.op_type == "DequantizeLinear")
+        casts = [
+            onnx.helper.make_node("Cast", [reader.input[1]], ["half"], to=10),
+            onnx.helper.make_node("Cast", ["half"], ["single"], to=1),
+        ]
+        reader.input[1] = "single"
+        place = [*body.node].index(reader)
+        nodes = [*body.node[:place], *casts, *body.node[place:]]
+        del body.node[:]
+        body.node.extend(nodes)
     elif change == "program":
         program[-1] -= 1
     elif change == "length":

@@ -20,10 +20,12 @@ from typing import Final
 
 import onnx
 import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
 
 from odtpack.graph.graphs import constant, dims_of, reads, static_dims
 from odtpack.graph.inference import inferred_proto
 from odtpack.passes.aliases import VIEWS
+from odtpack.passes.compact import all_graphs
 from odtpack_runtime.package.native import (
     ELEMENTWISE_OPERATORS,
     MOST_NODES,
@@ -47,6 +49,8 @@ def trial_sizes(model: ir.Model) -> Sizes:
     if _WORTH.isdisjoint(node.op_type for node in model.graph):
         return {}
     trial = model.clone()
+    inputs = [*trial.graph.inputs]
+    _cut_unpacking(trial)
     named: dict[object, int] = {}
     for value in trial.graph.inputs:
         dims = dims_of(value)
@@ -87,7 +91,7 @@ def trial_sizes(model: ir.Model) -> Sizes:
                 waiting = True
     known = (
         *((value, values.get(str(value.name))) for node in model.graph for value in node.outputs),
-        *zip(model.graph.inputs, trial.graph.inputs, strict=True),
+        *zip(model.graph.inputs, inputs, strict=True),
         *((value, value) for value in model.graph.initializers.values()),
     )
     pairs = ((value, None if twin is None else static_dims(twin)) for value, twin in known)
@@ -96,6 +100,19 @@ def trial_sizes(model: ir.Model) -> Sizes:
 
 def _is_view(node: ir.Node) -> bool:
     return node.op_type == "Reshape" and not node.domain
+
+
+def _cut_unpacking(model: ir.Model) -> None:
+    """Make inputs of matrices that nodes unpack: inference would follow each of their codes."""
+    for graph in list(all_graphs(model.graph)):
+        for node in list(graph):
+            if node.op_type == "DequantizeLinear" and static_dims(node.outputs[0]) is not None:
+                (old,) = node.outputs
+                new = ir.Value(name=f"{old.name}/whole", type=old.type, shape=old.shape)
+                model.graph.inputs.append(new)
+                old.replace_all_uses_with(new, replace_graph_outputs=True)
+    while common_passes.RemoveUnusedNodesPass()(model).modified:
+        pass
 
 
 def row_groups(graph: ir.Graph, sizes: Sizes) -> Iterator[list[ir.Node]]:

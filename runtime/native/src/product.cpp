@@ -1,7 +1,7 @@
 // Products y = x W^T and their gradients dx = dy W, where W [N, K] is frozen and has few bits.
 //
-// W is unpacked a panel at a time: some columns of the second operand, as deep as fit the first cache,
-// which all rows of x then meet. So no part of W exists in float32 but that panel.
+// W is unpacked a panel at a time: some columns of the second operand, as deep as fit the first caches,
+// which many rows of x then meet. So no part of W exists in float32 but that panel.
 #include "product.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ ODTPACK_DECLARE(ProductLoops, kProduct);
 
 namespace {
 
-constexpr int64_t kDepth = 448;        // of a panel
+constexpr int64_t kPanel = 14336;     // numbers: 896 rows with AVX2
 constexpr int64_t kRows = 256;         // of x, which stay in the second cache
 constexpr int64_t kPanels = 8;         // of a task
 constexpr int64_t kMostSize = 1 << 24;
@@ -36,6 +36,7 @@ class Product final : public Kernel {
     w_.columns = number(2, 1, kMostSize);
     w_.high = number(3, 1, kMostSize);
     w_.wide = number(4, 1, kMostSize);
+    w_.across = (w_.columns + w_.wide - 1) / w_.wide;
     w_.bits = number(5, 4, 8);
     Require(w_.high == 1 || w_.wide == 1, "a program's scales are those of parts of rows or columns");
     Require(w_.bits == 8 || (w_.bits == 4 && w_.columns % 2 == 0), "a program has 4 or 8 bits");
@@ -54,8 +55,7 @@ class Product final : public Kernel {
     Require(inputs[0].size == w_.rows * w_.columns * w_.bits / 8, "not as many codes as W has");
     Require(inputs[0].is_signed == (w_.flipped != 0), "codes have another type");
     const int64_t high = (w_.rows + w_.high - 1) / w_.high;
-    const int64_t wide = (w_.columns + w_.wide - 1) / w_.wide;
-    Require(inputs[1].size == high * wide, "not as many scales as W has blocks");
+    Require(inputs[1].size == high * w_.across, "not as many scales as W has blocks");
     Require(!x.dims.empty() && x.dims.back() == depth, "rows of x do not fit W");
     Codes w = w_;
     w.codes = inputs[0].bytes;
@@ -66,13 +66,13 @@ class Product final : public Kernel {
     float* const out = call.Output(0, dims);
     const float* const end = out + rows * width;
     Require(x.size == 0 || out >= x.data + x.size || end <= x.data, "a product is not made in place");
-    const int64_t strip = kPanels * loops_.width;
+    const int64_t strip = kPanels * loops_.width, most = kPanel / loops_.width;
     call.Parallel(static_cast<size_t>((width + strip - 1) / strip), [&](size_t task) {
       const int64_t first = static_cast<int64_t>(task) * strip, last = std::min(width, first + strip);
-      const std::unique_ptr<float[]> panel(new float[std::min(kDepth, depth) * loops_.width]);
+      const std::unique_ptr<float[]> panel(new float[std::min(most, depth) * loops_.width]);
       for (int64_t row = 0; row < rows; row += kRows) {
-        for (int64_t start = 0; start < depth; start += kDepth) {
-          const int64_t deep = std::min(kDepth, depth - start);
+        for (int64_t start = 0; start < depth; start += most) {
+          const int64_t deep = std::min(most, depth - start);
           for (int64_t from = first; from < last; from += loops_.width) {
             const int64_t count = std::min(loops_.width, last - from);
             loops_.unpack(w, transposed_, from, count, start, deep, panel.get());

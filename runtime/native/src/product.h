@@ -16,12 +16,12 @@ namespace odtpack::native {
 struct Codes {
   const uint8_t* codes;
   const float* scales;
-  int64_t rows, columns, high, wide, bits;
+  int64_t rows, columns, high, wide, across, bits;  // `across` scales for a row
   uint8_t flipped;  // bits that differ from those of a code from 0 on: the sign of 8 bits
   float zero;
 
   const float* scales_of(int64_t row) const {
-    return scales + row / high * ((columns + wide - 1) / wide);
+    return scales + (high == 1 ? row : row / high) * across;
   }
 };
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from odtpack_runtime.package import native_trial
-from odtpack_runtime.package.native_trial import MOST_ELEMENTS, ONES, RefusedError
+from odtpack_runtime.package.native_trial import ONES, RefusedError
 
 if TYPE_CHECKING:
     import onnx
@@ -31,6 +31,8 @@ UNPACKING: Final = {
     "Reshape", "Shape", "Size", "Transpose", "Unsqueeze",
 }  # fmt: skip
 """Operators that unpack W."""
+_MOST_ELEMENTS = 1 << 24
+"""Of a W whose body is run: as many as 8,192 columns of 2,048 rows have."""
 
 
 def computes(function: onnx.FunctionProto, program: Sequence[int]) -> bool:
@@ -41,19 +43,22 @@ def computes(function: onnx.FunctionProto, program: Sequence[int]) -> bool:
     *before, end = nodes
     x, sized = function.input[2], {*function.input[2:]}
     constants = {each.output[0]: each for each in before if each.op_type == "Constant"}
-    sizes = {each.output[0] for each in before if each.op_type == "Size"}
-    for node in before:  # of these only the size is read, and that only to be 1
-        if node.op_type in END or (sized & {*node.input} and node.op_type != "Size"):
+    sizes, ones = set[str](), set[str]()  # and what follows from 1 and constants
+    for node in before:
+        kind, read = node.op_type, [*node.input]
+        used = {*read}
+        if kind in END or (sized & used and kind != "Size") or (sizes & used and kind != "Min"):
             return False
-        if node.op_type != "Min":
-            if sizes & {*node.input}:
+        if kind == "Size":
+            sizes.update(node.output)
+        elif kind == "Min":  # of a size no more is read than that it is not 0
+            if len(read) != 2 or read[0] not in sizes or not _is_one(constants.get(read[1])):
                 return False
-        elif (
-            len(node.input) != 2
-            or node.input[0] not in sizes
-            or not _is_one(constants.get(node.input[1]))
-        ):
+            ones.update(node.output)
+        elif kind == "Cast" and not used <= ones:  # which would round
             return False
+        elif kind in ("Cast", "Mul") and used <= ones | constants.keys():
+            ones.update(node.output)
     if len(end.input) != 2 or end.input[0] != x:
         return False
     operators = UNPACKING | END | {"Constant"}
@@ -96,7 +101,7 @@ class Product:
             raise RefusedError
         if bits not in (4, 8) or signed > (bits == 8) or zero >= 1 << bits:
             raise RefusedError
-        if rows * columns > MOST_ELEMENTS or columns * bits % 8:
+        if rows * columns > _MOST_ELEMENTS or columns * bits % 8:
             raise RefusedError
         random = np.random.default_rng(secrets.randbits(64))
         codes = random.integers(0, 1 << bits, (rows, columns), np.uint8)
