@@ -158,10 +158,12 @@ def kernel_model(
     """
     opsets = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, 1)]
     code = program_of(nodes, list(inputs), outputs) if program is None else program
+    kinds = {np.dtype(np.uint8): "Codes0", np.dtype(np.int8): "SignedCodes0"}
+    name = kinds.get(of_bytes[0], "Kernel0") if of_bytes else "Kernel0"
     function = onnx.helper.make_function(
-        DOMAIN, "Kernel0", list(inputs), outputs, nodes, opsets[:1], ["kernel", "program"]
+        DOMAIN, name, list(inputs), outputs, nodes, opsets[:1], ["kernel", "program"]
     )
-    call = onnx.helper.make_node("Kernel0", list(inputs), outputs, domain=DOMAIN, kernel=kernel)
+    call = onnx.helper.make_node(name, list(inputs), outputs, domain=DOMAIN, kernel=kernel)
     call.attribute.append(
         onnx.helper.make_attribute("program", code, attr_type=onnx.AttributeProto.INTS)
     )

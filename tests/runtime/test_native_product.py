@@ -136,7 +136,7 @@ def test_a_program_that_is_not_valid_is_refused(
         session(model, native=True).run(None, feeds)
     except Exception as error:
         problem = str(error)
-    words = ("program", "inputs", "codes", "scales", "rows", "type")
+    words = ("program", "input", "codes", "scales", "rows", "type")
     assert any(word in problem for word in words)
 
 

@@ -52,6 +52,7 @@ _FUNCTION_IR: Final = 8
 """The first IR version that has functions."""
 _EXACT: Final = {*ELEMENTWISE_OPERATORS} - {"Exp", "Erf", "Tanh", "Sigmoid", "Log"}
 """Operators of updates, which are those of the nodes to the bit."""
+_KINDS = {ir.DataType.UINT8: "Codes", ir.DataType.INT8: "SignedCodes"}
 _NUMBERS = (ir.DataType.FLOAT, ir.DataType.BOOL)
 
 
@@ -199,9 +200,11 @@ def _replace(
     kernel, program, read = call
     key = (kernel, ir.to_proto(body).SerializeToString(deterministic=True))
     if key not in bodies:
-        if len(bodies) == SLOTS:
+        kind = _KINDS.get(read[0].dtype or ir.DataType.FLOAT, "Kernel")
+        taken = sum(each.name.rstrip("0123456789") == kind for each in bodies.values())
+        if taken == SLOTS[kind]:
             return False
-        body.name = f"Kernel{len(bodies)}"
+        body.name = f"{kind}{taken}"
         bodies[key] = model.functions[body.identifier()] = body
     node = ir.node(
         bodies[key].name, read, {"kernel": kernel, "program": program}, domain=DOMAIN,

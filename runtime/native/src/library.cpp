@@ -1,6 +1,7 @@
 // The library as ONNX Runtime sees it: RegisterCustomOps, on the C API alone.
 //
-// Each operator "KernelN" of the domain odtpack.native is a function of the model that has it: its
+// Each operator "KernelN" of the domain odtpack.native, or "CodesN" or "SignedCodesN" where its first
+// input is uint8 or int8, is a function of the model that has it: its
 // body, in plain operators, is what a session computes that does not know this library. Names say
 // nothing else: which kernel it is, and of what, is in the attributes "kernel" and "program".
 #if __has_include(<onnxruntime_c_api.h>)
@@ -24,18 +25,19 @@ namespace {
 
 // Since which KernelContext_ParallelFor and callbacks that return a status are there.
 constexpr uint32_t kOldestApi = 17;
-constexpr size_t kSlots = 64;
+constexpr size_t kSlots = 64, kCodesSlots = 20, kSignedCodesSlots = 4;
 constexpr size_t kInPlace = 8;  // inputs whose memory the output of the same number may take over
 constexpr size_t kMaxTensors = 64;
 constexpr size_t kMaxProgram = 4096;
 
 struct Slot : OrtCustomOp {
   char name[16];
+  ONNXTensorElementDataType codes;  // of the first input, where it is not float32
 };
 
 struct Domain {
   OrtCustomOpDomain* handle = nullptr;
-  std::array<Slot, kSlots> slots;
+  std::array<Slot, kSlots + kCodesSlots + kSignedCodesSlots> slots;
 };
 
 const OrtApi* api = nullptr;
@@ -175,29 +177,48 @@ void ORT_API_CALL ReleaseInPlace(int* inputs, int* outputs) {
   delete[] outputs;
 }
 
-void Fill(Slot& slot, size_t number, uint32_t version) {
+void Fill(Slot& slot, const char* kind, size_t number, uint32_t version) {
   static_cast<OrtCustomOp&>(slot) = OrtCustomOp{};
-  std::snprintf(slot.name, sizeof slot.name, "Kernel%zu", number);
+  std::snprintf(slot.name, sizeof slot.name, "%s%zu", kind, number);
   slot.version = version;
   slot.GetName = [](const OrtCustomOp* op) { return static_cast<const char*>(static_cast<const Slot*>(op)->name); };
   slot.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
   slot.GetInputTypeCount = slot.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 1; };
-  slot.GetInputType = [](const OrtCustomOp*, size_t) {
-    return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;  // float32 or bytes: kernels check it
+  slot.GetInputType = slot.GetOutputType = [](const OrtCustomOp*, size_t) {
+    return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   };
-  slot.GetOutputType = [](const OrtCustomOp*, size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT; };
   slot.GetInputCharacteristic = slot.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) {
     return INPUT_OUTPUT_VARIADIC;
   };
   slot.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
   slot.GetVariadicInputMinArity = slot.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
-  slot.GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 0; };
-  slot.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
+  slot.GetVariadicInputHomogeneity = slot.GetVariadicOutputHomogeneity =
+      [](const OrtCustomOp*) { return 1; };
   slot.CreateKernelV2 = Create;
   slot.KernelComputeV2 = Compute;
   slot.KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
   slot.GetMayInplace = InPlace;
   slot.ReleaseMayInplace = ReleaseInPlace;
+}
+
+// An operator whose first input are codes, and others float32. A session keeps more for each input of
+// its own than for one that is variadic.
+void FillOfCodes(Slot& slot, const char* kind, size_t number, ONNXTensorElementDataType codes,
+                 uint32_t version) {
+  Fill(slot, kind, number, version);
+  slot.codes = codes;
+  slot.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 2; };
+  slot.GetInputType = [](const OrtCustomOp* op, size_t index) {
+    return index == 0 ? static_cast<const Slot*>(op)->codes : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  };
+  slot.GetInputCharacteristic = [](const OrtCustomOp*, size_t index) {
+    return index == 0 ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_VARIADIC;
+  };
+  slot.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
+  slot.GetMayInplace = [](int** inputs, int** outputs) -> size_t {
+    *inputs = *outputs = nullptr;
+    return 0;
+  };
 }
 
 }  // namespace
@@ -232,10 +253,15 @@ ODTPACK_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* opti
     static Domain* const domain = [&] {
       auto made = std::make_unique<Domain>();
       Check(api->CreateCustomOpDomain("odtpack.native", &made->handle));
-      for (size_t i = 0; i < kSlots; ++i) {
-        Fill(made->slots[i], i, version);
-        Check(api->CustomOpDomain_Add(made->handle, &made->slots[i]));
+      Slot* slot = made->slots.data();
+      for (size_t i = 0; i < kSlots; ++i) Fill(*slot++, "Kernel", i, version);
+      for (size_t i = 0; i < kCodesSlots; ++i) {
+        FillOfCodes(*slot++, "Codes", i, ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8, version);
       }
+      for (size_t i = 0; i < kSignedCodesSlots; ++i) {
+        FillOfCodes(*slot++, "SignedCodes", i, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8, version);
+      }
+      for (Slot& each : made->slots) Check(api->CustomOpDomain_Add(made->handle, &each));
       return made.release();
     }();
     Check(api->AddCustomOpDomain(options, domain->handle));

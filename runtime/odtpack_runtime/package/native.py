@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from odtpack_runtime.package.manifest import Manifest
 
-SLOTS: Final = 64
-"""Operators ``Kernel0``, ``Kernel1``, ... of the library; a model has one for each body."""
+SLOTS: Final = {"Kernel": 64, "Codes": 20, "SignedCodes": 4}
+"""Operators ``Kernel0``, ``Kernel1``, ... of the library; a model has one for each body. The first
+input of the others is uint8 and int8."""
 ELEMENTWISE: Final = "elementwise"
 
 MOST_INPUTS: Final = 32
