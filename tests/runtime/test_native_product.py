@@ -78,6 +78,8 @@ def cases(bits: int) -> st.SearchStrategy[Case]:
 @example(Case(True, 64, 512, 128, 1, 8, (2, 7)), 2, True)
 @example(Case(False, 48, 96, 96, 0, 8, ()), 3, True)
 @example(Case(True, 32, 64, 32, 0, 4, (0,)), 4, False)
+@example(Case(True, 64, 90, 32, 0, 4, (7,)), 5, False)
+@example(Case(True, 50, 75, 50, 0, 8, (7,)), 6, True)
 def test_kernels_compute_what_numpy_does(case: Case, seed: int, special: bool) -> None:
     random = np.random.default_rng(seed)
     zero = int(random.integers(0, 1 << case.bits))

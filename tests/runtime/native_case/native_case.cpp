@@ -3,9 +3,10 @@
 //     native_case KERNEL <CASE >RESULT
 //
 // A case is: the program; for each input whether it has floats, bytes or bytes with a sign (0 to 2), its
-// dims and its numbers; how many outputs; whether an output may lie in the memory of the input of the same number, as ONNX Runtime may place it. The result is dims and
-// numbers of each output. Lists are int64 lengths and what they count. The kernel runs on one thread and on
-// four: results that differ are exit code 1, and what it refuses is a message and exit code 3.
+// dims and its numbers; how many outputs; whether an output may lie in the memory of the input of the
+// same number, as ONNX Runtime may place it. The result is dims and numbers of each output. Lists are
+// int64 lengths and what they count. The kernel runs on one thread and on four: results that differ are
+// exit code 1, and what it refuses is a message and exit code 3.
 #include <atomic>
 #include <cstdio>
 #include <cstring>
