@@ -5,13 +5,13 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo gpu gpu-kits test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-bench native native-check tokenizers release models swift web-demo distribution federated exporters fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
+.PHONY: help setup demo gpu gpu-kits test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-sample kits-bench native native-check tokenizers release models swift web-demo distribution federated exporters fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
 	@echo "make test    set up, then run the tests"
-	@echo "make sweep   the many cases of which make test runs representatives; make sweep-sample: a fifth"
+	@echo "make sweep   the many cases of which make test runs representatives; make sweep-sample: a tenth"
 	@echo "             of them, as CI does"
 	@echo "make fuzz    hostile inputs for every reader, for MINUTES=5, and 20,000 files that each kit reads"
 	@echo "             as Python does; make fuzz-kit: inputs for the C++ kit's readers"
@@ -19,8 +19,9 @@ help:
 	@echo "make powercut  what a power cut may leave of each save, in two models of a file system"
 	@echo "make soak    200,000 steps with saves, evaluations and package updates: nothing grows"
 	@echo "make stress  what an app may do with a session, 200 times in each kit: close, two threads, a NaN"
-	@echo "make kits    set up, then build and test the training kits of other languages; make kits-bench:"
-	@echo "             their step times beside Python's as well"
+	@echo "make kits    set up, then build and test the training kits of other languages; make kits-sample:"
+	@echo "             without the slowest tests, as CI does; make kits-bench: their step times beside"
+	@echo "             Python's as well"
 	@echo "make native  the library of native kernels, in build/native (docs/native.md)"
 	@echo "make native-check  their cases with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer,"
 	@echo "             and on ARM64, emulated"
@@ -65,7 +66,7 @@ sweep: $(VENV)/.ready-full
 	@$(HEADERS)
 	@$(PYTEST) -m "sweep and not runtimes and not kits and not federated"
 
-sweep-sample: export ODTPACK_SWEEP_EVERY = 5
+sweep-sample: export ODTPACK_SWEEP_EVERY = 10
 sweep-sample: sweep
 
 # Where atheris is installed (pip install atheris), coverage guides it.
@@ -98,9 +99,9 @@ stress: $(VENV)/.ready-full
 	@scripts/setup_kits.sh
 	@$(BIN)/python -m tests.kits.stress
 
-kits: $(VENV)/.ready-full
+kits kits-sample: $(VENV)/.ready-full
 	@scripts/setup_kits.sh
-	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m kits tests/kits
+	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "kits$(if $(filter %-sample,$@), and not sweep)" tests/kits
 
 kits-bench: kits
 	@$(BIN)/python -m benchmarks.kits --rounds 1

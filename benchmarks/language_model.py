@@ -12,10 +12,11 @@ files are read anew: more would end it. That takes Linux and root.
     python -m benchmarks.language_model --kit cpp        as that kit trains it, once it is set up
     python -m benchmarks.language_model --kit cpp --native   with native kernels
     python -m benchmarks.language_model --kit cpp --steps 1 --held --generate --record
+    python -m benchmarks.language_model --kit cpp --threads 1 --rounds 2 --record [--native]
 
-The last one keeps memory in ``benchmarks/decoder/record.json``, of which
+The last two keep memory, and times, in ``benchmarks/decoder/record.json``, of which
 ``scripts/generate_docs`` makes docs/decoders.md. ``--generate``: the process then saves the
-adapter, closes the training, and generates with the adapter.
+adapter, closes the training, and generates with the adapter; times are not kept then.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ import numpy as np
 from benchmarks.decoder import page
 from benchmarks.decoder.genai import DECODERS, GenaiWriter
 from benchmarks.decoder.model import write_model
+from odtpack_simulator.measure.host import processor_name
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, ALPHA, WORDS = 8, 16.0, 1024
@@ -91,20 +93,25 @@ def main() -> None:
     print(f"| tokens | {' | '.join(page.SHOWN)} | step | forward pass | ratio |")
     print("|---" * (4 + len(page.SHOWN)) + "|")
     for tokens in given.tokens:
-        steps, forwards = [], []
+        steps, forwards, rates = [], [], []
         for _ in range(given.rounds):
             steps.append(train("step", given, tokens))
-            forwards += [] if given.record else [_apart("forward", given, tokens)]
+            forwards += [] if given.generate else [_apart("forward", given, tokens)]
+            rates += [] if given.generate else [_apart("speed", given)["gflops"]]
         step = steps[0]
         figures = {key: step[key] for key in page.SHOWN if key in step}
         if given.held:
             with _group(step["anonymous"] + SPARE) as group:
                 figures["held"] = train("step", given, tokens, group)["resident"]
-        if given.record:
-            page.keep(given.shape, tokens, figures)
         shown = [f"{figures[key]:.0f} MB" if key in figures else "" for key in page.SHOWN]
         taken = [statistics.median(e[key] for e in each) if each else None
                  for each in (steps, forwards)]  # fmt: skip
+        if given.record:
+            kept = {"kernels": figures["anonymous"]} if given.native else figures
+            page.keep(given.shape, tokens, kept)
+        if given.record and forwards:
+            way = "kernels" if given.native else "plain"
+            page.keep_times(given.shape, tokens, way, *taken, max(rates), processor_name())
         times = [f"{each:.2f} s" if each else "" for each in taken]
         times.append(f"{taken[0] / taken[1]:.2f}" if taken[0] and taken[1] else "")
         print(f"| {' | '.join([str(tokens), *shown, *times])} |", flush=True)
@@ -341,7 +348,27 @@ def _tokens(given: argparse.Namespace) -> np.ndarray:
     return random.integers(0, DECODERS[given.shape].words, (1, given.tokens[0]))
 
 
-TASKS = {"build": _build, "step": _step, "forward": _forward}
+def _speed(_: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """What ONNX Runtime's products of float32 run at here, in GFLOP/s."""
+    import onnx
+    import onnxruntime
+
+    size = 1024
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g (float[{size}, {size}] a) => (float y) '
+        "{ b = MatMul(a, a) y = ReduceMax<keepdims=0>(b) }"
+    )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = given.threads
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    feeds = {"a": np.ones((size, size), np.float32)}
+    best = min(_timed(lambda: session.run(None, feeds), 1)["seconds"] for _ in range(10))
+    return {"gflops": 2 * size**3 / best / 1e9}
+
+
+TASKS = {"build": _build, "step": _step, "forward": _forward, "speed": _speed}
 
 if __name__ == "__main__":
     main()

@@ -31,10 +31,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slowest tests to make sweep: ``scripts/slow_tests.py`` chooses them.
+    """Leave the slowest tests to make sweep, and those of kits to make kits.
 
-    With ODTPACK_SWEEP_EVERY=5 each test function of the sweep keeps every fifth of its cases, and
-    each file every fifth of its slowest tests.
+    ``scripts/slow_tests.py`` chooses them. With ODTPACK_SWEEP_EVERY=10 each test function of the
+    sweep keeps every tenth of its cases, and each file every tenth of its slowest tests.
     """
     slow = set(Path(__file__).with_name("slow_tests.txt").read_text("utf-8").splitlines())
     every = int(os.environ.get("ODTPACK_SWEEP_EVERY", "1"))

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 SHOWN = ("anonymous", "resident", "held", "generation", "from a file", "in place")
+HEAD = (*SHOWN, "kernels", "MeBP", "MeSP")
+WAYS = {"plain": "plain", "kernels": "native kernels"}
 RECORD = Path(__file__).with_name("record.json")
 PUBLISHED = Path(__file__).with_name("published.json")
 
 _PAGE = """# Decoders beside published figures
 
 Generated from the record of `python -m benchmarks.language_model --shape NAME --kit cpp --steps 1
---threads 1 --held --generate --record`. It writes a decoder of the named shape as
-onnxruntime-genai's builder does, in int4 with seeded random codes, trains LoRA of rank 8 on all
+--threads 1 --held --generate --record`, and of `--rounds 2 --steps 2 [--native] --record` for
+times. It writes a decoder of the named shape as onnxruntime-genai's
+builder does, in int4 with seeded random codes, trains LoRA of rank 8 on all
 linear layers of its blocks (batch 1, AdamW, segments, a vocabulary in 1,024 parts) by the C++ kit,
 x86-64, one thread, and looks at the memory of the process each 5 ms. MB are 2^20 bytes.
 
@@ -32,12 +35,22 @@ x86-64, one thread, and looks at the memory of the process each 5 ms. MB are 2^2
   takes the memory of **generation** once, and the disk holds the weights a second time, and packed.
 - **in place**: the same with the option `session.disable_prepacking`: weights are read where they
   are mapped. A token then takes many times as long.
+- **kernels**: as anonymous, with [native kernels](native.md).
 
-What was not measured has no row, or an empty cell. Times are not in the table yet.
+What was not measured has no row, or an empty cell.
 
-| shape | tokens | anonymous | resident | held | generation | from a file | in place | MeBP | MeSP |
-|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|
+| shape | tokens | {head} |
+|---|--:{rule}|
 {rows}
+
+Times, each step in turns with a forward pass of the same int4 file in ONNX Runtime, by its default
+options; plain packages, and packages with [native kernels](native.md). The rate is that of ONNX
+Runtime's products of float32 in the same turns, which tells how fast the processor was. A forward
+pass multiplies bytes, as `accuracy_level` 4 allows.
+
+| shape | tokens | nodes | step, s | tokens/s | forward passes of a step | GFLOP/s | processor |
+|---|--:|---|--:|--:|--:|--:|---|
+{times}
 
 The last two columns: published for an {device}, LoRA of rank 8 on seven linear layers, int4,
 batch 1, with SGD, which has no moments ({source}).
@@ -68,19 +81,42 @@ def keep(shape: str, tokens: int, figures: dict[str, float]) -> None:
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 
+def keep_times(
+    shape: str, tokens: int, way: str, step: float, forward: float, gflops: float, on: str | None
+) -> None:
+    """Keep the seconds of a step and of a forward pass, and where they were taken."""
+    record = json.loads(RECORD.read_text())
+    known = record.setdefault(shape, {}).setdefault(str(tokens), {})
+    known.setdefault("times", {})[way] = {
+        "step": round(step, 2), "forward": round(forward, 2), "gflops": round(gflops), "on": on,
+    }  # fmt: skip
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+
+
 def decoders_page() -> str:
     """The page of the documentation."""
-    record: dict[str, dict[str, dict[str, int]]] = json.loads(RECORD.read_text())
+    record: dict[str, dict[str, dict[str, Any]]] = json.loads(RECORD.read_text())
     others = published()
     same = {(e["system"], e["shape"], str(e["tokens"])): e for e in others if e["tokens"]}
-    rows = []
+    rows, times = [], []
     for shape, lengths in record.items():
         for tokens, figures in lengths.items():
-            near = [same.get((system, shape, tokens), {}) for system in ("MeBP", "MeSP")]
-            cells = [figures.get(key, "") for key in SHOWN] + [each.get("mb", "") for each in near]
-            rows.append(f"| {shape} | {int(tokens):,} | {' | '.join(map(str, cells))} |")
+            near = [same.get((system, shape, tokens), {}) for system in HEAD[-2:]]
+            cells = [figures.get(key, "") for key in HEAD[:-2]] + [e.get("mb", "") for e in near]
+            start = f"| {shape} | {int(tokens):,} |"
+            rows.append(f"{start} {' | '.join(map(str, cells))} |")
+            for way, name in WAYS.items():
+                if taken := figures.get("times", {}).get(way):
+                    times.append(
+                        f"{start} {name} | {taken['step']} | {int(tokens) / taken['step']:.1f} | "
+                        f"{taken['step'] / taken['forward']:.2f} | {taken['gflops']} | "
+                        f"{taken['on']} |"
+                    )
     return _PAGE.format(
+        head=" | ".join(HEAD),
+        rule="|--:" * len(HEAD),
         rows="\n".join(rows),
+        times="\n".join(times),
         device=" and ".join({each["device"] for each in same.values()}),
         source=" and ".join({each["source"] for each in same.values()}),
         others="\n".join(

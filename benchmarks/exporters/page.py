@@ -49,16 +49,15 @@ def exporters_page() -> str:
     models = [*dict.fromkeys(name for cells in record.values() for name in cells)]
     outcomes = [outcome for cells in record.values() for outcome in cells.values()]
     kinds = [outcome["kind"] for outcome in outcomes]
-    notes = [
-        *dict.fromkeys(o["said"] for o in outcomes if o["kind"] not in ("right", "not written"))
-    ]
+    said = [o.get("beside") or o.get("said") for o in outcomes if o["kind"] != "not written"]
+    notes = [*dict.fromkeys(each for each in said if each)]
 
     def cell(outcome: dict[str, Any] | None) -> str:
         if outcome is None or outcome["kind"] == "not written":
             return "" if outcome is None else "—"
-        if outcome["kind"] == "right":
-            return f"{outcome['error']:.0e}"
-        return f"{outcome['kind']} ({notes.index(outcome['said']) + 1})"
+        found = f"{outcome['error']:.0e}" if outcome["kind"] == "right" else outcome["kind"]
+        note = outcome.get("beside") or outcome.get("said")
+        return f"{found} ({notes.index(note) + 1})" if note else found
 
     rows = [
         f"| {model} | {' | '.join(cell(cells.get(model)) for cells in record.values())} |"

@@ -52,9 +52,9 @@ class Subject:
         config = getattr(transformers, f"{self.name}Config")(**self.config)
         return seeded(kind(config))
 
-    def batch(self) -> dict[str, np.ndarray]:
+    def batch(self, seed: int = 4) -> dict[str, np.ndarray]:
         """Everything that an export of it may take, and labels."""
-        random = np.random.default_rng(4)
+        random = np.random.default_rng(seed)
         ids = random.integers(3, VOCABULARY, (BATCH, TOKENS))
         counts = (places := np.arange(TOKENS)) >= 3
         counts = counts & (places < TOKENS - np.arange(BATCH)[:, None])

@@ -71,6 +71,8 @@ def _arguments() -> argparse.Namespace:
                         help="memory: how the app makes its steps")  # fmt: skip
     parser.add_argument("--sessions", default="package", choices=list(memory.SESSIONS),
                         help="memory: session options of the app")  # fmt: skip
+    parser.add_argument("--native", action="store_true",
+                        help="memory: kernels of ODTPACK_NATIVE's library")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="one batch size, one thread")
     parser.add_argument("--threads", type=int, nargs="+", metavar="N", help="memory: only so many")
     parser.add_argument("--jobs", type=int, default=2, help="memory: trainings at once")
@@ -93,7 +95,8 @@ def _memory(
         say: Callable[[str], None] = status.update
         for row in memory.measure(
             cases, limits=limits, quick=arguments.quick, threads=arguments.threads,
-            jobs=arguments.jobs, sessions=arguments.sessions, loops=arguments.loops, say=say,
+            jobs=arguments.jobs, sessions=arguments.sessions, loops=arguments.loops,
+            native=arguments.native, say=say,
         ):  # fmt: skip
             rows.append(row)
             table.add_row(*_memory_cells(row))

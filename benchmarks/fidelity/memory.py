@@ -126,6 +126,7 @@ def measure(
     jobs: int = 2,
     sessions: str = "package",
     loops: Sequence[Loop] = ("step", "train"),
+    native: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Row]:
     """Plan and measure cases, and hold them to limits; rows come in order.
@@ -138,13 +139,14 @@ def measure(
         jobs: Trainings at once.
         loops: How the app makes its steps; packages without a step model have one way.
         sessions: A key of :data:`SESSIONS`.
+        native: With native kernels; ``ODTPACK_NATIVE`` names the library that the plan takes.
         say: Called with what begins.
     """
     tasks = []
     with tempfile.TemporaryDirectory(prefix="odtpack-own-") as folder:
         for case in cases:
             say(f"building {case.name}")
-            built = build(case)
+            built = build(case, native=native)
             if sessions != "package":
                 built = built.with_session(Path(folder) / case.name, **SESSIONS[sessions])
             counts: Sequence[int] = (1,) if quick else threads or case.threads

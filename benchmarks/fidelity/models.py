@@ -155,19 +155,21 @@ class Built:
         return Job(**(arguments | changes))  # type: ignore[arg-type]
 
 
-def build(case: Case, root: Path | None = None) -> Built:
+def build(case: Case, root: Path | None = None, *, native: bool = False) -> Built:
     """Build the package of a case and random data for it, unless that was done before.
 
     Args:
         case: The case.
         root: Where all of them are kept; ``build/fidelity`` of the repository if None.
+        native: With native nodes.
     """
-    folder = (root or ROOT / "build" / "fidelity") / f"{case.name}-{_version()}"
+    name = f"{case.name}-native" if native else case.name
+    folder = (root or ROOT / "build" / "fidelity") / f"{name}-{_version()}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix="new-", dir=folder.parent))
         try:
-            _fill(case, scratch)
+            _fill(case, scratch, native)
             with contextlib.suppress(OSError):  # another process was first
                 scratch.rename(folder)
         finally:
@@ -175,7 +177,7 @@ def build(case: Case, root: Path | None = None) -> Built:
     return Built(case, folder)
 
 
-def _fill(case: Case, folder: Path) -> None:
+def _fill(case: Case, folder: Path, native: bool) -> None:
     manifest = build_package(
         case.model(),
         folder / "package",
@@ -185,6 +187,7 @@ def _fill(case: Case, folder: Path) -> None:
         accumulation_steps=case.accumulation_steps,
         freeze=case.freeze,
         frozen_storage=case.storage,
+        native=native,
     )
     random = np.random.default_rng(5)
     count = _samples(case, max(case.batches))

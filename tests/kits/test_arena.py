@@ -12,6 +12,7 @@ import pytest
 from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.native import VARIABLE
+from odtpack_simulator.device.kits import Loop
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
@@ -49,26 +50,29 @@ def with_sizes(package: Path, *sizes: int | None) -> None:
     path.write_text(json.dumps(content))
 
 
-def need_and_plan(kit: Any, package: Path, data: dict[str, Any], folder: Path) -> tuple[int, int]:
+def need_and_plan(
+    kit: Any, package: Path, data: dict[str, Any], folder: Path, loop: Loop = "step"
+) -> tuple[int, int]:
     """What the life of an app takes, and the plan for it."""
     job = {
         "package": package, "steps": [cpp_kit.save_batch(folder, data)], "count": 4,
         "threads": 1, "learning_rate": 1e-3, "evaluation": True, "evaluate_first": True,
-        "resume": 2, "save": "saved",
+        "resume": 2, "save": "saved", "plain": loop == "train",
     }  # fmt: skip
     found = kit.measure(job, folder)
     peaks = [phase["peak_anonymous_bytes"] for phase in found["phases"].values()]
     opened = Package.open(package)
-    use = session_use(opened.manifest, "cpp")
+    use = session_use(opened.manifest, "cpp", loop)
     assert found["kernels"] is use.native
     shapes = {name: array.shape for name, array in data.items()}
     planned = plan_memory(opened, shapes, **use._asdict()).peak.nbytes
     return max(peaks) - found["before_anonymous_bytes"], planned
 
 
+@pytest.mark.parametrize("loop", ["step", "train"])
 @pytest.mark.parametrize("network", [zoo.mlp, lambda: zoo.mobilenet_v2(size=64, width_mult=0.5)])
 def test_native_kernels_need_what_is_planned(
-    network: Any, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    network: Any, loop: Loop, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable, value in child_environment().items():
         monkeypatch.setenv(variable, value)
@@ -76,7 +80,7 @@ def test_native_kernels_need_what_is_planned(
     model = network()
     build_package(model, tmp_path / "package", loss="cross_entropy", native=True)
     data = dict(zip(("input", "labels"), batch(model, 16), strict=True))
-    need, planned = need_and_plan(kit, tmp_path / "package", data, tmp_path)
+    need, planned = need_and_plan(kit, tmp_path / "package", data, tmp_path, loop)
     assert planned == pytest.approx(need, rel=0.06)
 
 

@@ -23,7 +23,8 @@ from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
 from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from tests import zoo
+from odtpack_runtime.session.native import VARIABLE
+from tests import native_library, zoo
 from tests.hostile.checkpoints import many_tensors
 from tests.kits import harness, kotlin_kit
 from tests.kits.harness import (
@@ -41,6 +42,8 @@ from tests.kits.harness import (
 from tests.kits.kills import KITS, loses_nothing
 from tests.kits.kotlin_kit import KIT, ROOT, SOURCES, finish, run, save_batch, train
 from tests.kits.measured import check_measurements
+from tests.kits.test_kernels import CASES as KERNELS
+from tests.packaging_tools import batch as packaged_batch
 
 pytestmark = [
     pytest.mark.kits,
@@ -120,6 +123,26 @@ def test_gradients_take_no_memory_with_a_step_model(tmp_path: Path) -> None:
     task = {"package": package, "data": save_batch(tmp_path, **arrays), "steps": 20}
     whole, apart = (train({**task, "whole_steps": n}, "kotlin")["resident"][-1] for n in (20, 0))
     assert apart - whole > 0.7 * 4 * widths[0] * widths[1]
+
+
+@pytest.mark.parametrize("name", ["transformer", "product"])
+def test_native_kernels_are_those_of_python(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = native_library.library()
+    factory, options, _ = KERNELS[name]
+    model, package = factory(), tmp_path / "package"
+    manifest = build_package(model, package, loss="cross_entropy", native=True, **options)
+    names = [each.name for each in manifest.inputs]
+    data = save_batch(tmp_path, **dict(zip(names, packaged_batch(model, 8), strict=True)))
+    task = {"package": package, "data": data, "steps": 6, "rate": 0.003, "step_model": True}
+    plain = train(task, "kotlin")["losses"]
+    found = train({**task, "kernels": library}, "kotlin")["losses"]
+    monkeypatch.setenv(VARIABLE, str(library))
+    assert found == train(task, "python")["losses"] != plain
+    np.testing.assert_allclose(found, plain, rtol=1e-5)
+    monkeypatch.setenv(VARIABLE, "0")
+    assert train({**task, "kernels": library}, "kotlin")["losses"] == plain
 
 
 @pytest.mark.parametrize("order", [("kotlin", "python"), ("python", "kotlin")])

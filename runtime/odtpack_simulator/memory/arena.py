@@ -638,11 +638,13 @@ class SessionUse(NamedTuple):
     # `step_model`: the package's step model makes the steps, and no gradients are kept.
     # `weights_bytes`: Frozen weights that the kit holds in memory, as it cannot map their file.
     # `native`: The sessions run native kernels, of the library that the environment names.
+    # `switches`: The step model is loaded first, and the other two when gradients are asked for.
 
     sharing: Sharing
     step_model: bool
     weights_bytes: int = 0
     native: bool = False
+    switches: bool = False
 
     @property
     def work(self) -> tuple[bool, bool]:
@@ -670,14 +672,15 @@ def session_use(
             f"turns them off, and {VARIABLE}=0 must not be in the environment",
         )
     has = (
-        loop == "step"
+        kit in STEP_MODEL_KITS
         and manifest.files.step_model is not None
         and manifest.accumulation_steps == 1
     )
+    steps, switches = has and loop == "step", has and loop == "train" and kit != "python"
     sharing = sharing_of(manifest.session, kit)
     if sharing == "own" and manifest.segments is not None and not KITS[kit]:
         sharing = "none"  # an arena for each of so many sessions would hold their peaks at once
-    return SessionUse(sharing, has and kit in STEP_MODEL_KITS, native=native)
+    return SessionUse(sharing, steps, native=native, switches=switches)
 
 
 class Arenas:

@@ -49,6 +49,7 @@ def plan_memory(
     step_model: bool = False,
     weights_bytes: int = 0,
     native: bool = False,
+    switches: bool = False,
     load: LoadGraph = load_runtime_graph,
 ) -> MemoryPlan:
     """Plan the memory of training a package. Nothing is run.
@@ -65,6 +66,8 @@ def plan_memory(
         weights_bytes: Frozen weights of segments that the kit holds in memory:
             :func:`~odtpack_simulator.memory.planning.held_weights`.
         native: Plan sessions with native kernels, of the library that the environment names.
+        switches: The kit loads the step model first, though the steps are those of the other two
+            models: it opens these when the app asks for gradients.
         load: Reads the models, so that who plans many times may read each once.
 
     Raises:
@@ -72,7 +75,7 @@ def plan_memory(
     """
     plans = plan_arenas(
         package, shapes, threads=threads, sharing=sharing, step_model=step_model,
-        weights_bytes=weights_bytes, native=native, load=load,
+        weights_bytes=weights_bytes, native=native, switches=switches, load=load,
     )  # fmt: skip
     return plans.plan(package.manifest.session)
 
@@ -85,6 +88,7 @@ class ArenaPlans:
     layout: Layout  # Where parameters lie in the flat vectors
     sharing: Sharing  # How sessions allocate memory
     models: planning.Models  # Sessions and passes of the network
+    first: Sequence[planning.Session]  # What is loaded in the place of its training sessions
     optimizer: planning.Session  # The session of the optimizer model
     update: planning.Pass | None  # Its pass; None where a step model updates the parameters
     heap: int | None  # Most bytes of small buffers at once, where there is no arena
@@ -134,11 +138,11 @@ class ArenaPlans:
                 *(i for session in each for i in session.items),
             ]
             for each in itertools.accumulate(
-                (models.training, models.evaluation, (self.optimizer,)), operator.add
+                ((*self.first,), (*models.evaluation,), (self.optimizer,)), operator.add
             )
         )
         life.load(models.training)
-        yield life.add("loading the training model", [*loaded, _loading(models.training)])
+        yield life.add("loading the training model", [*loaded, _loading(self.first)])
         life.load(models.evaluation)
         yield life.add("loading the evaluation model", [*placed, _loading(models.evaluation)])
         yield life.add("placing the parameters", [*placed, *planning.moved(self.layout, 1)])
@@ -216,6 +220,7 @@ def plan_arenas(
     step_model: bool = False,
     weights_bytes: int = 0,
     native: bool = False,
+    switches: bool = False,
     load: LoadGraph = load_runtime_graph,
 ) -> ArenaPlans:
     """Plan all but the arena. Arguments and errors as of :func:`plan_memory`."""
@@ -244,6 +249,9 @@ def plan_arenas(
         models = _one_model(manifest, training, evaluation, threads)
     else:
         models = planning.plan_segments(package, manifest.segments, shapes, threads, opened)
+    first = models.training
+    if switches and package.step_model is not None:
+        first = (opened("training", package.step_model, shapes),)
     sessions = [*models.training, *models.evaluation, optimizer]
     ran = sessions if not is_whole else sessions[:-1]
     # With one thread there is no other that could wake.
@@ -263,6 +271,7 @@ def plan_arenas(
         layout=layout,
         sharing=sharing,
         models=models,
+        first=first,
         optimizer=optimizer,
         update=None if is_whole else update,
         heap=max(each.heap for each in work) if sharing == "none" else None,

@@ -54,6 +54,7 @@ def plan_changes(
     step_model: bool = False,
     weights_bytes: int = 0,  # Frozen weights of segments that the kit holds in memory
     native: bool = False,  # Whether sessions have native kernels
+    switches: bool = False,  # Whether the kit loads the step model before the other two
 ) -> list[PlannedChange]:
     """The peak of a package with each change that is open to it, and with several at once."""
     # What is frozen already is not among them, nor is a micro-batch where the models fix their
@@ -68,6 +69,7 @@ def plan_changes(
             "sharing": sharing,
             "weights_bytes": weights_bytes,
             "native": native,
+            "switches": switches,
         }
         variants = _Variants(package, shapes, Path(folder), step_model, settings)
         sizes: list[int | None] = [*_micro_batches(package.manifest, shapes)]

@@ -59,13 +59,29 @@ def matrices(proto: onnx.ModelProto) -> list[Matrix]:
     return found
 
 
+class Undecided(Exception):
+    """A value lies so near the middle of two codes that float32 may take the other one."""
+
+
+NEAR = 1e-5
+"""How near in codes: what float32 is off at codes of 255."""
+
+
 def in_bytes(_: nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-    """Round what a layer reads as DynamicQuantizeLinear does; gradients pass."""
+    """Round what a layer reads as DynamicQuantizeLinear does; gradients pass.
+
+    Raises:
+        Undecided: If the values are in float64, and one of them may be rounded otherwise.
+    """
     x = given[0].detach()
     least, most = x.amin().clamp(max=0), x.amax().clamp(min=0)
     scale = (most - least) / 255
-    zero = (-least / scale).round()
-    rounded = ((x / scale).round() + zero).clamp(0, 255).sub(zero).mul(scale)
+    zero, codes = -least / scale, x / scale
+    both = torch.cat([codes.flatten(), zero.reshape(1)])
+    if x.dtype == torch.float64 and (both - both.floor() - 0.5).abs().min() < NEAR:
+        raise Undecided
+    zero = zero.round()
+    rounded = (codes.round() + zero).clamp(0, 255).sub(zero).mul(scale)
     return (given[0] + (rounded - x),)
 
 

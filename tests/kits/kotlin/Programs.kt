@@ -28,7 +28,9 @@ private fun anonymous(): Long = File("/proc/self/smaps_rollup").readLines()
     .first { it.startsWith("Anonymous:") }.filter(Char::isDigit).toLong() * 1024
 
 internal class Task(val json: Json) {
-    val pack = TrainingPackage.open(json["package"].text())
+    val pack = TrainingPackage.open(json["package"].text()).apply {
+        kernels = json["kernels"].text("").ifEmpty { null }
+    }
     val session: OrtTrainingSession
     val batches: List<Map<String, OnnxTensor>>
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from odtpack_runtime import CheckpointState
+from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.kernel_memory import workspaces
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
@@ -142,6 +143,22 @@ def test_resuming(case: Callable[[str], Case], tmp_path: Path) -> None:
     assert planned["resuming"] == pytest.approx(peak, rel=0.12)
     # The moments are what it takes beyond a start from the package's own checkpoint.
     assert peak > 1.3 * planned["loading the evaluation model"]
+
+
+def test_a_kit_loads_the_step_model_before_gradients_are_asked_for(
+    case: Callable[[str], Case],
+) -> None:
+    """In C++ (tests/kits/test_arena.py measures it), and not in Python."""
+    package, shapes = case("mlp").package, case("mlp").shapes
+    uses = [session_use(package.manifest, "cpp", loop) for loop in ("step", "train")]
+    assert [(use.step_model, use.switches) for use in uses] == [(True, False), (False, True)]
+    assert not session_use(package.manifest, "python", "train").switches
+    stepping, switching, plain = (
+        {each.name: each.nbytes for each in plan_memory(package, shapes, **use._asdict()).phases}
+        for use in (*uses, uses[1]._replace(switches=False))
+    )
+    assert switching["resuming"] == stepping["resuming"] > plain["resuming"]
+    assert switching["training step"] == plain["training step"]
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,12 @@ class TrainingPackage private constructor(val folder: String, internal val manif
                 "key-value cache",
         ))["path"].text()
 
+    /**
+     * The path of a library of native kernels, which sessions of the package take from then on; none
+     * by default. It needs ONNX Runtime 1.17; `ODTPACK_NATIVE=0` in the environment turns it off.
+     */
+    var kernels: String? = null
+
     /** The session options that the package asks for; [threads] of 0 leave the choice to it. */
     @JvmOverloads
     @Throws(OrtException::class)
@@ -169,6 +175,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
         options.setIntraOpNumThreads(wanted.coerceIn(0, 1024).toInt())
         val config = session["config"]
         if (!config.absent && SPINNING in config) options.addConfigEntry(SPINNING, "1")
+        if (System.getenv("ODTPACK_NATIVE") != "0") kernels?.let(options::registerCustomOpLibrary)
         return options
     }
 
