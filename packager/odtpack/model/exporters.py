@@ -211,7 +211,7 @@ def _path(node: ir.Node) -> str:
 
 def beside(node: ir.Node) -> str | None:
     """``layer.weight`` where ``layer.bias`` is added to the product."""
-    if node.op_type != "MatMul":
+    if node.op_type not in ("MatMul", "MatMulNBits"):
         return None
     for add in node.outputs[0].consumers():
         for other in add.inputs if add.op_type == "Add" else ():
