@@ -39,6 +39,7 @@ class Subject:
     head: str  # and ends with it
     config: Mapping[str, Any]
     on: tuple[str, ...] = ("model.*_proj",)
+    without: tuple[str, ...] = ()  # exporters whose transformers names the layers otherwise
 
     @property
     def loss(self) -> str:
@@ -131,7 +132,7 @@ SUBJECTS = {
                 ("*.?_lin", "*.lin?", "*.out_lin")),
         Subject("ViT", "ForImageClassification",
                 {**_BERT, "image_size": 8, "patch_size": 4},
-                ("vit.layers.*_proj", "vit.layers.*.fc?")),
+                ("vit.layers.*_proj", "vit.layers.*.fc?"), ("optimum",)),
         Subject("T5", "ForConditionalGeneration",
                 {"vocab_size": VOCABULARY, "d_model": WIDTH, "d_kv": SIZE, "d_ff": 96,
                  "num_layers": 2, "num_heads": HEADS, "decoder_start_token_id": 0,

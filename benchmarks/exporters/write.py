@@ -144,6 +144,8 @@ def main() -> None:
     for name in sys.argv[3:]:
         if exporter.only and SUBJECTS[name].head != exporter.only:
             continue
+        if label in SUBJECTS[name].without:
+            continue
         subject, out, model = SUBJECTS[name], root / label / name, root / "models" / name
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
