@@ -11,7 +11,7 @@ JOBS ?= auto
 help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
 	@echo "make test    set up, then run the tests"
-	@echo "make sweep   the many cases of which make test runs representatives; make sweep-sample: a tenth"
+	@echo "make sweep   the many cases of which make test runs representatives; make sweep-sample: one in 15"
 	@echo "             of them, as CI does"
 	@echo "make fuzz    hostile inputs for every reader, for MINUTES=5, and 20,000 files that each kit reads"
 	@echo "             as Python does; make fuzz-kit: inputs for the C++ kit's readers"
@@ -66,7 +66,7 @@ sweep: $(VENV)/.ready-full
 	@$(HEADERS)
 	@$(PYTEST) -m "sweep and not runtimes and not kits and not federated"
 
-sweep-sample: export ODTPACK_SWEEP_EVERY = 10
+sweep-sample: export ODTPACK_SWEEP_EVERY = 15
 sweep-sample: sweep
 
 # Where atheris is installed (pip install atheris), coverage guides it.

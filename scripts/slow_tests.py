@@ -5,7 +5,8 @@
 
 writes ``tests/slow_tests.txt``, by which ``tests/conftest.py`` marks them. The fastest case of a
 test function stays in make test, and so does the fastest test of a file, if they are fast enough.
-Tests that are in the list and were not timed stay in it.
+Tests that are in the list and were not timed stay in it; those of ``tests/kits``, which
+make kits-sample leaves out, were chosen by hand.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the slowest tests to make sweep, and those of kits to make kits.
 
-    ``scripts/slow_tests.py`` chooses them. With ODTPACK_SWEEP_EVERY=10 each test function of the
-    sweep keeps every tenth of its cases, and each file every tenth of its slowest tests.
+    ``scripts/slow_tests.py`` chooses them. With ODTPACK_SWEEP_EVERY=15 each test function of the
+    sweep keeps one in 15 of its cases, and each file one in 15 of its slowest tests.
     """
     slow = set(Path(__file__).with_name("slow_tests.txt").read_text("utf-8").splitlines())
     every = int(os.environ.get("ODTPACK_SWEEP_EVERY", "1"))
