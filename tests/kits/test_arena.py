@@ -69,10 +69,9 @@ def need_and_plan(
     return max(peaks) - found["before_anonymous_bytes"], planned
 
 
-@pytest.mark.parametrize("loop", ["step", "train"])
 @pytest.mark.parametrize("network", [zoo.mlp, lambda: zoo.mobilenet_v2(size=64, width_mult=0.5)])
 def test_native_kernels_need_what_is_planned(
-    network: Any, loop: Loop, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    network: Any, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable, value in child_environment().items():
         monkeypatch.setenv(variable, value)
@@ -80,8 +79,10 @@ def test_native_kernels_need_what_is_planned(
     model = network()
     build_package(model, tmp_path / "package", loss="cross_entropy", native=True)
     data = dict(zip(("input", "labels"), batch(model, 16), strict=True))
-    need, planned = need_and_plan(kit, tmp_path / "package", data, tmp_path, loop)
-    assert planned == pytest.approx(need, rel=0.06)
+    loops: tuple[Loop, ...] = ("step", "train")
+    for loop in loops if kit is cpp_kit else loops[:1]:  # Swift's program has one loop
+        need, planned = need_and_plan(kit, tmp_path / "package", data, tmp_path, loop)
+        assert planned == pytest.approx(need, rel=0.06)
 
 
 @pytest.mark.parametrize("sizes", ["fitted", (2**21, 2**12), (2**29, None)])

@@ -157,6 +157,15 @@ class TrainingPackage private constructor(val folder: String, internal val manif
      * by default. It needs ONNX Runtime 1.17; `ODTPACK_NATIVE=0` in the environment turns it off.
      */
     var kernels: String? = null
+        set(path) {
+            // ONNX Runtime unloads it when the options are closed, which sessions outlive.
+            try {
+                path?.let { System.load(File(it).absolutePath) }
+            } catch (error: UnsatisfiedLinkError) {
+                fail("no-native-kernels", "The library cannot be loaded: ${error.message}.", path!!)
+            }
+            field = path
+        }
 
     /** The session options that the package asks for; [threads] of 0 leave the choice to it. */
     @JvmOverloads
