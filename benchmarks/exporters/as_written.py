@@ -33,6 +33,7 @@ _DIFFERENT: dict[tuple[str, str], tuple[str, Callable[[nn.Module], None]]] = {
     ("genai-*", "olmo"): ("genai's builder writes RMSNorm for OLMo's LayerNorm", _root_mean_square),
     ("optimum*", "gemma2"): (_OPTIMUM, _uncapped),
     ("olive-*", "gemma2"): (_OPTIMUM, _uncapped),
+    ("ort-*", "gemma2"): (_OPTIMUM, _uncapped),
 }
 """By patterns of the exporter and the model: what it writes, and what makes the module the same."""
 

@@ -144,7 +144,7 @@ def main() -> None:
     for name in sys.argv[3:]:
         if exporter.only and SUBJECTS[name].head != exporter.only:
             continue
-        if label in SUBJECTS[name].without:
+        if {label, exporter.over} & {*SUBJECTS[name].without}:
             continue
         subject, out, model = SUBJECTS[name], root / label / name, root / "models" / name
         shutil.rmtree(out, ignore_errors=True)

@@ -52,19 +52,35 @@ def test_beside_a_bias(bias: str, weight: str) -> None:
     assert _names(body, **{"val_1": (3, 2), bias: (2,)}) == {"val_1": weight}
 
 
-def test_beside_a_bias_of_a_product_of_few_bits() -> None:
+@pytest.mark.parametrize(
+    ("product", "codes"),
+    [
+        ('com.microsoft.MatMulNBits<N=2, K=32, bits=4, block_size=32>(x, "C", s)', (2, 1, 16)),
+        ('MatMul(x, w) ', (32, 2)),
+        ("Mul(c, s)", (32, 2)),
+    ],
+)  # fmt: skip
+def test_beside_a_bias_of_a_product_of_few_bits(product: str, codes: tuple[int, ...]) -> None:
     """Olive keeps optimum's bias, whose name is the module's; the node's is a part of it."""
+    ways = {
+        "MatMul(": 'w = DequantizeLinear("C", z)',
+        "Mul(c": "q, t, u = DynamicQuantizeLinear(x) "
+        'i = MatMulInteger(q, "C", u) c = Cast<to=1>(i)',
+    }
+    before = next((text for start, text in ways.items() if product.startswith(start)), "")
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[4, 32] x) => (y) {'
-        '["/head/MatMul_Q4"] h = com.microsoft.MatMulNBits<N=2, K=32, bits=4, block_size=32>'
-        '(x, "onnx::MatMul_5_Q4", s) y = Add(h, "model.head.bias") }'
+        f'{before} ["/head/MatMul_Q4"] h = {product} y = Add(h, "model.head.bias") }}'.replace(
+            '"C"', '"onnx::MatMul_5_Q4"'
+        )
     )
     for name, array in {
-        "onnx::MatMul_5_Q4": np.zeros((2, 1, 16), np.uint8),
+        "onnx::MatMul_5_Q4": np.zeros(codes, np.uint8),
         "s": np.ones(2, np.float32),
+        "z": np.float32(1),
         "model.head.bias": np.zeros(2, np.float32),
     }.items():
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
     assert module_names(ir.from_proto(model).graph) == {"onnx::MatMul_5_Q4": "model.head.weight"}
 
 

@@ -43,7 +43,7 @@ _INTEGERS = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL}
 
 
 def fold(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
-    """Replace integer nodes with known results by Constant nodes of the same names."""
+    """Replace integer nodes with known results by Constant nodes; drop casts to the same type."""
     # Shapes that depend on the results may then be inferred, and be folded in their turn. Subgraphs
     # are folded, too.
     # graph: In topological order, with types and shapes inferred; changed in place. keep: Names of
@@ -64,8 +64,16 @@ def _fold(graph: ir.Graph, root: ir.Graph, keep: Collection[str]) -> bool:
             continue
         if node.domain != "" or len(node.outputs) != 1:
             continue
-        output = node.outputs[0]
-        if output.is_graph_output() or output.dtype not in _INTEGERS:
+        output, read = node.outputs[0], node.inputs[0] if node.inputs else None
+        if output.is_graph_output():
+            continue
+        if node.op_type == "Cast" and read is not None and read.dtype == output.dtype is not None:
+            # ONNX Runtime 1.32 may remove it while it fuses Div and Mul, and leave a reader without.
+            ir.convenience.replace_all_uses_with(output, read)
+            graph.remove(node, safe=True)
+            changed = True
+            continue
+        if output.dtype not in _INTEGERS:
             continue
         array = None
         dims = _read_dims(node) if node.op_type in ("Shape", "Size") else None

@@ -211,8 +211,14 @@ def _path(node: ir.Node) -> str:
 
 def beside(node: ir.Node) -> str | None:
     """``layer.weight`` where ``layer.bias`` is added to the product."""
-    if node.op_type not in ("MatMul", "MatMulNBits"):
+    ways = {"DequantizeLinear": ["MatMul"], "MatMulInteger": ["Cast", "Mul"]}
+    if node.op_type not in ("MatMul", "MatMulNBits", *ways):
         return None
+    for following in ways.get(node.op_type, ()):
+        readers = [*node.outputs[0].consumers()]
+        if len(readers) != 1 or readers[0].op_type != following:
+            return None
+        (node,) = readers
     for add in node.outputs[0].consumers():
         for other in add.inputs if add.op_type == "Add" else ():
             name = "" if other is None or not other.is_initializer() else other.name or ""

@@ -98,6 +98,7 @@ class ArenaPlans:
     gradients: Sequence[Item]  # Gradients of parameters
     moments: Sequence[Item]  # What the optimizer keeps
     threads: int  # Intra-operator threads of a session
+    native: bool  # Whether sessions have native kernels
 
     @property
     def running(self) -> list[Item]:
@@ -152,6 +153,9 @@ class ArenaPlans:
             *planning.moved(self.layout, len(moments)),
         ]
         life.load([self.optimizer])
+        if self.native:
+            nbytes = session_memory.BYTES_OF_LOADING_KERNELS
+            resumed.append(Item("loading native kernels", nbytes, "session"))
         yield life.add("resuming", resumed)
         if evaluates:
             # Training then keeps what an evaluation keeps.
@@ -287,6 +291,7 @@ def plan_arenas(
         gradients=[] if is_whole else list(planning.gradient_items(manifest.parameters)),
         moments=list(planning.state_items(contract, layout)),
         threads=threads,
+        native=native,
     )
 
 

@@ -93,10 +93,12 @@ _PACKERS: Final = {
 """Operators that keep a rearranged copy of constant inputs, by the index of those inputs."""
 
 
-BYTES_OF_KERNELS: Final = 715 * 1024
+BYTES_OF_KERNELS: Final = 655 * 1024
 """Of a session with whose options native kernels are registered: the schemas of 88 operators.
-Measured from session to session, of one model: 680 to 700 KiB. While an app's three sessions are
-loaded they take 730 KiB each."""
+Three sessions of the smallest networks take 650 KiB each more than with the nodes' bodies."""
+
+BYTES_OF_LOADING_KERNELS: Final = 250 * 1024
+"""Beside them, while sessions are loaded with the parameters and moments of an app that resumes."""
 
 _PRODUCTS: Final = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
 """Operators that rearrange a matrix, and only a matrix, into panels of :data:`_PANEL` columns."""
