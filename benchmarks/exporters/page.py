@@ -29,8 +29,9 @@ for {tokens} files of genai 0.18 in int4.
 ONNX Runtime's products of 8-bit weights and data (`ort-dynamic`) add pairs in 16 bits where an x86
 processor has no VNNI, and saturate: the record was made on one with AVX2 alone. They are exact in
 `ort-dynamic-7`, whose weights have 7 bits (`quantize_dynamic(..., reduce_range=True)`). Both
-round data, and float32 may round a value between two codes otherwise than float64: the batch is the
-first on which PEFT's side meets none within 10⁻⁵ of the middle.
+round data, and float32 may round a value between two codes otherwise than float64: a cell is of
+the first of at most 60 batches of one row on which all ten steps agree. Batches on which PEFT's
+side meets a value within 10⁻⁵ of the middle are not compared.
 
 Where an exporter writes something else than its model, and it is known what, the cell is beside a
 module that computes what the file says, and has a note. So has a file in float16 that is further

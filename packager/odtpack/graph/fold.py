@@ -68,7 +68,7 @@ def _fold(graph: ir.Graph, root: ir.Graph, keep: Collection[str]) -> bool:
         if output.is_graph_output():
             continue
         if node.op_type == "Cast" and read is not None and read.dtype == output.dtype is not None:
-            # ONNX Runtime 1.32 may remove it while it fuses Div and Mul, and leave a reader without.
+            # ONNX Runtime 1.32 may remove it beside a fusion of Div and Mul, and leave its reader.
             ir.convenience.replace_all_uses_with(output, read)
             graph.remove(node, safe=True)
             changed = True
