@@ -43,16 +43,7 @@ What was not measured has no row, or an empty cell.
 |---|--:{rule}|
 {rows}
 
-Times, each step in turns with a forward pass of the same int4 file in ONNX Runtime, by its default
-options; plain packages, and packages with [native kernels](native.md). The rate is that of ONNX
-Runtime's products of float32 in the same turns, which tells how fast the processor was. A forward
-pass multiplies bytes, as `accuracy_level` 4 allows.
-
-| shape | tokens | nodes | step, s | tokens/s | forward passes of a step | GFLOP/s | processor |
-|---|--:|---|--:|--:|--:|--:|---|
-{times}
-
-The last two columns: published for an {device}, LoRA of rank 8 on seven linear layers, int4,
+{times}The last two columns: published for an {device}, LoRA of rank 8 on seven linear layers, int4,
 batch 1, with SGD, which has no moments ({source}).
 
 Others publish no length, or another model:
@@ -64,6 +55,17 @@ Others publish no length, or another model:
 QVAC Fabric fine-tunes a BitNet of a billion parameters on 18,000 tokens in 78 minutes on the GPU of
 a Galaxy S25, 3.8 tokens a second (huggingface.co/blog/qvac/fabric-llm-finetune-bitnet). Systems
 whose tables could not be read are left out: MobileFineTuner, nntrainer and ExecuTorch.
+"""
+
+_TIMES = """Times, each step in turns with a forward pass of the same int4 file in ONNX Runtime, by its
+default options; plain packages, and packages with [native kernels](native.md). The rate is that of ONNX
+Runtime's products of float32 in the same turns, which tells how fast the processor was. A forward
+pass multiplies bytes, as `accuracy_level` 4 allows.
+
+| shape | tokens | nodes | step, s | tokens/s | forward passes of a step | GFLOP/s | processor |
+|---|--:|---|--:|--:|--:|--:|---|
+{rows}
+
 """
 
 
@@ -116,7 +118,7 @@ def decoders_page() -> str:
         head=" | ".join(HEAD),
         rule="|--:" * len(HEAD),
         rows="\n".join(rows),
-        times="\n".join(times),
+        times=_TIMES.format(rows="\n".join(times)) if times else "",
         device=" and ".join({each["device"] for each in same.values()}),
         source=" and ".join({each["source"] for each in same.values()}),
         others="\n".join(
