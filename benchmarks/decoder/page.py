@@ -57,10 +57,10 @@ a Galaxy S25, 3.8 tokens a second (huggingface.co/blog/qvac/fabric-llm-finetune-
 whose tables could not be read are left out: MobileFineTuner, nntrainer and ExecuTorch.
 """
 
-_TIMES = """Times, each step in turns with a forward pass of the same int4 file in ONNX Runtime, by its
-default options; plain packages, and packages with [native kernels](native.md). The rate is that of ONNX
-Runtime's products of float32 in the same turns, which tells how fast the processor was. A forward
-pass multiplies bytes, as `accuracy_level` 4 allows.
+_TIMES = """Times, each step in turns with a forward pass of the same int4 file in ONNX Runtime,
+by its default options; plain packages, and packages with [native kernels](native.md). The rate is
+that of ONNX Runtime's products of float32 in the same turns, which tells how fast the processor
+was. A forward pass multiplies bytes, as `accuracy_level` 4 allows.
 
 | shape | tokens | nodes | step, s | tokens/s | forward passes of a step | GFLOP/s | processor |
 |---|--:|---|--:|--:|--:|--:|---|
