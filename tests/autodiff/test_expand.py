@@ -378,3 +378,17 @@ def test_folding_makes_no_large_values(shape: list[int] | None) -> None:
         wide.shape = None if shape is None else ir.Shape(shape)
         op.Neg(wide)
     assert not fold(graph)
+
+
+def test_a_cast_to_the_same_type_is_dropped() -> None:
+    """Of float32 too; a cast that changes the type stays, and so does the name of an output."""
+    model = parse(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { '
+        "a = Cast<to=1>(x) b = Cast<to=10>(a) c = Neg(b) d = Cast<to=1>(c) e = Abs(d) "
+        "y = Cast<to=1>(e) }"
+    )
+    assert fold(model.graph)
+    assert [(node.op_type, node.inputs[0].name) for node in model.graph if node.inputs[0]] == [
+        ("Cast", "x"), ("Neg", "b"), ("Cast", "c"), ("Abs", "d"), ("Cast", "e"),
+    ]  # fmt: skip
+    assert not fold(model.graph)

@@ -55,33 +55,25 @@ def test_beside_a_bias(bias: str, weight: str) -> None:
 @pytest.mark.parametrize(
     ("product", "codes"),
     [
-        ('com.microsoft.MatMulNBits<N=2, K=32, bits=4, block_size=32>(x, "C", s)', (2, 1, 16)),
-        ('MatMul(x, w) ', (32, 2)),
-        ("Mul(c, s)", (32, 2)),
+        ("h = com.microsoft.MatMulNBits<N=2,K=32,bits=4,block_size=32>(x, CODES, s)", (2, 1, 16)),
+        ("w = DequantizeLinear(CODES, z) h = MatMul(x, w)", (32, 2)),
+        ("q, t, u = DynamicQuantizeLinear(x) i = MatMulInteger(q, CODES, u) c = Cast<to=1>(i) "
+         "h = Mul(c, s)", (32, 2)),
     ],
 )  # fmt: skip
 def test_beside_a_bias_of_a_product_of_few_bits(product: str, codes: tuple[int, ...]) -> None:
     """Olive keeps optimum's bias, whose name is the module's; the node's is a part of it."""
-    ways = {
-        "MatMul(": 'w = DequantizeLinear("C", z)',
-        "Mul(c": "q, t, u = DynamicQuantizeLinear(x) "
-        'i = MatMulInteger(q, "C", u) c = Cast<to=1>(i)',
-    }
-    before = next((text for start, text in ways.items() if product.startswith(start)), "")
+    name = "onnx::MatMul_5_Q4"
+    product = product.replace("CODES", f'"{name}"')
     model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[4, 32] x) => (y) {'
-        f'{before} ["/head/MatMul_Q4"] h = {product} y = Add(h, "model.head.bias") }}'.replace(
-            '"C"', '"onnx::MatMul_5_Q4"'
-        )
+        '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[4, 32] x) => (y) '
+        f'{{ {product} y = Add(h, "model.head.bias") }}'
     )
-    for name, array in {
-        "onnx::MatMul_5_Q4": np.zeros(codes, np.uint8),
-        "s": np.ones(2, np.float32),
-        "z": np.float32(1),
-        "model.head.bias": np.zeros(2, np.float32),
-    }.items():
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
-    assert module_names(ir.from_proto(model).graph) == {"onnx::MatMul_5_Q4": "model.head.weight"}
+    stored = {name: np.zeros(codes, np.uint8), "s": np.ones(2, np.float32),
+              "z": np.ones((), np.float32), "model.head.bias": np.zeros(2, np.float32)}  # fmt: skip
+    for each, array in stored.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, each))
+    assert module_names(ir.from_proto(model).graph) == {name: "model.head.weight"}
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,8 @@ def plan_changes(
             "sharing": sharing,
             "weights_bytes": weights_bytes,
             "native": native,
-            "switches": switches,
         }
-        variants = _Variants(package, shapes, Path(folder), step_model, settings)
+        variants = _Variants(package, shapes, Path(folder), step_model, switches, settings)
         sizes: list[int | None] = [*_micro_batches(package.manifest, shapes)]
         # Whether the optimizer keeps something for each parameter.
         model = onnx.load(str(package.optimizer_model), load_external_data=False)
@@ -101,6 +100,7 @@ class _Variants:
     shapes: Mapping[str, Sequence[int]]
     folder: Path
     step_model: bool
+    switches: bool
     settings: Mapping[str, Any]  # Of the plans: threads, sharing, weights_bytes, native
     graphs: dict[object, RuntimeGraph] = dataclasses.field(default_factory=dict)
     without: dict[frozenset[str], Path] = dataclasses.field(default_factory=dict)
@@ -158,13 +158,12 @@ class _Variants:
             package = dataclasses.replace(package, training_model=self.without[freeze.names])
         if stateless:
             package = dataclasses.replace(package, optimizer_model=self._plain_sgd(manifest))
+        same = freeze is None and not stateless and manifest.accumulation_steps == 1
         plan = plan_memory(
             dataclasses.replace(package, manifest=manifest),
             shapes,
-            step_model=self.step_model
-            and freeze is None
-            and not stateless
-            and manifest.accumulation_steps == 1,
+            step_model=self.step_model and same,
+            switches=self.switches and same,
             load=self._load,
             **self.settings,
         )
