@@ -59,6 +59,9 @@ def test_beside_a_bias(bias: str, weight: str) -> None:
         ("w = DequantizeLinear(CODES, z) h = MatMul(x, w)", (32, 2)),
         ("q, t, u = DynamicQuantizeLinear(x) i = MatMulInteger(q, CODES, u) c = Cast<to=1>(i) "
          "h = Mul(c, s)", (32, 2)),
+        ("q, t, u = DynamicQuantizeLinear(x) i = MatMulInteger(q, CODES, u) c = Cast<to=1>(i) "
+         "r = Mul(c, s) w = DequantizeLinear(CODES, z) e = MatMul(x, w) "
+         "h = odtpack.StraightThrough(r, e)", (32, 2)),
     ],
 )  # fmt: skip
 def test_beside_a_bias_of_a_product_of_few_bits(product: str, codes: tuple[int, ...]) -> None:
@@ -66,7 +69,8 @@ def test_beside_a_bias_of_a_product_of_few_bits(product: str, codes: tuple[int, 
     name = "onnx::MatMul_5_Q4"
     product = product.replace("CODES", f'"{name}"')
     model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[4, 32] x) => (y) '
+        '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "odtpack": 1]> '
+        "g (float[4, 32] x) => (y) "
         f'{{ {product} y = Add(h, "model.head.bias") }}'
     )
     stored = {name: np.zeros(codes, np.uint8), "s": np.ones(2, np.float32),

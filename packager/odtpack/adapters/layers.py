@@ -24,7 +24,7 @@ _LOOKED_UP = (*_VIEWS, "Div", "Gather", "Mul", "Reshape", "Sub")
 _CODES = (ir.DataType.INT4, ir.DataType.INT8, ir.DataType.UINT4, ir.DataType.UINT8)
 
 # What exporters and quantizers append to the name of a layer.
-_ENDINGS = re.compile(r"(_quantized|_bytes|_DQ_Q\d+|_Q\d+(G\d+)?|_fp16)*$")
+_ENDINGS = re.compile(r"(_Transposed|_quantized|_bytes|_DQ_Q\d+|_Q\d+(G\d+)?|_fp16)*$")
 _WEIGHT = re.compile(r"(\.MatMul(NBits|4Bits)?)?\.(q?weight|kernel)$")
 
 # How onnxruntime-genai's builder shortens the name of Hugging Face's attention modules.

@@ -219,6 +219,9 @@ def beside(node: ir.Node) -> str | None:
         if len(readers) != 1 or readers[0].op_type != following:
             return None
         (node,) = readers
+    # Where data are rounded, the rounded product and its twin have one result.
+    readers = [each for each in node.outputs[0].consumers() if each.op_type == "StraightThrough"]
+    node = readers[0] if readers else node
     for add in node.outputs[0].consumers():
         for other in add.inputs if add.op_type == "Add" else ():
             name = "" if other is None or not other.is_initializer() else other.name or ""

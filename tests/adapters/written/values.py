@@ -17,7 +17,7 @@ LINEAR = ("Conv1D", "Linear")
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """What codes of few bits stand for, [out, in] or rows."""
+    """What codes of few bits stand for: [out, in], [out, in, width] of a convolution, or rows."""
 
     values: torch.Tensor
     rounds: bool = False  # data are rounded too
@@ -53,6 +53,9 @@ def matrices(proto: onnx.ModelProto) -> list[Matrix]:
         elif node.op_type == "MatMulInteger" and others[0] in stored:
             values = by_tensor(others[0].removesuffix("_quantized"), others[0])
             found.append(Matrix(torch.from_numpy(values.T.copy()), rounds=True))
+        elif node.op_type == "ConvInteger" and others[0] in stored:
+            values = by_tensor(others[0].removesuffix("_quantized"), others[0])
+            found.append(Matrix(torch.from_numpy(values), rounds=True))
         elif node.op_type == "Gather" and first.endswith("_quantized") and first in stored:
             values = by_tensor(first.removesuffix("_quantized"), first)
             found.append(Matrix(torch.from_numpy(values), table=True))
@@ -94,8 +97,19 @@ def take_over(module: nn.Module, weights: list[Matrix]) -> None:
         both = products
         for layer in products:
             layer.weight = nn.Parameter(layer.weight.detach().clone())
+    convolutions = [each for each in module.modules() if isinstance(each, nn.Conv1d)]
     for matrix in weights:
         values, count = matrix.values, 0
+        for layer in convolutions if values.ndim > 2 else ():
+            if layer.weight.shape == values.shape:
+                off = (layer.weight - values).norm() / values.norm()
+                if off < 0.2:
+                    layer.weight = nn.Parameter(values)
+                    layer.register_forward_pre_hook(in_bytes)
+                    count += 1
+        if values.ndim > 2:
+            assert count == 1, f"the {tuple(values.shape)} of a convolution are no layer's"
+            continue
         for layer in tables if matrix.table else both:
             weight = layer.weight.T if type(layer).__name__ == "Conv1D" else layer.weight
             if weight.shape[1] != values.shape[1]:
