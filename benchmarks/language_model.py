@@ -111,7 +111,7 @@ def main() -> None:
             page.keep(given.shape, tokens, kept)
         if given.record and forwards:
             way = "kernels" if given.native else "plain"
-            page.keep_times(given.shape, tokens, way, *taken, max(rates), processor_name())
+            page.keep_times(given.shape, tokens, way, *taken, max(rates), processor())
         times = [f"{each:.2f} s" if each else "" for each in taken]
         times.append(f"{taken[0] / taken[1]:.2f}" if taken[0] and taken[1] else "")
         print(f"| {' | '.join([str(tokens), *shown, *times])} |", flush=True)
@@ -326,6 +326,14 @@ def _forward(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     }
     session.run(["logits"], feeds)
     return _timed(lambda: session.run(["logits"], feeds), given.steps)
+
+
+def processor() -> str:
+    """Its name, and the widest of the instruction sets that products use."""
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    known = {"avx512_vnni": "AVX-512 with VNNI", "avx512f": "AVX-512", "avx2": "AVX2"}
+    widest = next((name for flag, name in known.items() if f" {flag} " in flags), "")
+    return ", ".join(filter(None, [processor_name(), widest])) or "unknown"
 
 
 def _timed(run: Callable[[], object], times: int) -> dict[str, Any]:

@@ -76,9 +76,14 @@ class Channels final : public Kernel {
     job.full = Check(inputs, dims);
     job.samples = dims[0];
     job.channels = dims[1];
-    for (size_t axis = 2; axis < dims.size(); ++axis) job.plane *= dims[axis];
+    // Also of a value without elements, whose other axes may be of any length.
+    const auto fits = [](int64_t a, int64_t b) { return b == 0 || a <= INT32_MAX / b; };
+    for (size_t axis = 2; axis < dims.size(); ++axis) {
+      Require(fits(job.plane, dims[axis]), "channels are too long");
+      job.plane *= dims[axis];
+    }
+    Require(fits(job.samples, job.plane) && job.channels <= INT32_MAX, "channels are too long");
     const int64_t width = job.samples * job.plane;
-    Require(width <= INT32_MAX && job.channels <= INT32_MAX, "channels are too long");
     for (size_t i = 0; i < results_.size(); ++i) {
       Dims own = IsWhole(results_[i]) ? dims : Dims{job.channels};
       if (IsSpread(results_[i])) own.resize(dims.size() - 1, 1);
