@@ -27,7 +27,7 @@ the package and its adapter as `og.Adapters`, draws the tokens that odtpack draw
 for {tokens} files of genai 0.18 in int4.
 
 ONNX Runtime's products of 8-bit weights and data (`ort-dynamic`) add pairs in 16 bits where an x86
-processor has no VNNI, and saturate: the record was made on one with AVX2 alone. They are exact in
+processor has no VNNI, and saturate; the record is of one that has it. They are exact everywhere in
 `ort-dynamic-7`, whose weights have 7 bits (`quantize_dynamic(..., reduce_range=True)`). Both
 round data, and float32 may round a value between two codes otherwise than float64: a cell is of
 the first of at most 60 batches of one row on which all ten steps agree. Batches on which PEFT's

@@ -73,34 +73,3 @@ def test_an_alias_that_does_not_hold_is_refused() -> None:
     text = MOMENTUM.replace("=> (", "=> (float[n] late, ").replace("kept =", "late = Neg(p) kept =")
     with pytest.raises(UnsafeAliasError, match="after"):
         wrap(parse(text))
-
-
-NORMALIZED = """m (float[n, 6, 5, 5] x, float[6] scale, float[6] bias, float[6] zeros, float count)
-    => (float[n, 6, 5, 5] y, float[6] mean) <int64[2] space = {2, 3}, int64[1] samples = {0},
-    int64[3] spread = {-1, 1, 1}, float low = {0}, float high = {6}> {
-    before = Conv<kernel_shape = [1, 1]>(x, w)
-    a = ReduceSum<keepdims = 0>(before, space) b = ReduceSum<keepdims = 0>(a, samples)
-    mean = Div(b, count) m = Reshape(mean, spread) c = Sub(before, m) q = Mul(c, c)
-    d = ReduceSum<keepdims = 0>(q, space) e = ReduceSum<keepdims = 0>(d, samples)
-    variance = Div(e, count) r = BatchNormalization(c, scale, bias, zeros, variance)
-    s = Clip(r, low, high) y = Conv<kernel_shape = [1, 1]>(s, w)
-}""".replace("float count)", "float count, float[6, 6, 1, 1] w)")
-
-
-@pytest.mark.parametrize(
-    ("changed", "left"),
-    [
-        (("", ""), ["Conv", "Kernel0", "Conv"]),
-        # A number for all is not also one for each channel; the sums come later, by themselves.
-        (("Sub(before, m)", "Sub(before, count)"),
-         ["Conv", "Kernel0", "Sub", "Mul", "ReduceSum", "ReduceSum", "Div", "BatchNormalization",
-          "Clip", "Conv"]),
-        # Sums over space alone are of no kernel.
-        (("=> (", "=> (float[n, 6] a, "),
-         ["Conv", "ReduceSum", "ReduceSum", "Div", "Reshape", "Kernel0", "Conv"]),
-        # Another operator ends a group.
-        (("Clip(r, low, high)", "Softmax(r)"), ["Conv", "Kernel0", "Softmax", "Conv"]),
-    ],
-)  # fmt: skip
-def test_groups_of_channels(changed: tuple[str, str], left: list[str]) -> None:
-    assert op_types(wrap(parse(NORMALIZED.replace(*changed))).graph) == left

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from odtpack.graph.graphs import dims_of, reads, static_dims, subgraphs
-from odtpack_runtime.package.native import CHANNELS, ELEMENTWISE
+from odtpack_runtime.package.native import ELEMENTWISE
 from odtpack_runtime.session.native import DOMAIN
 
 # Operators that compute element i of the output from element i of equally shaped inputs.
@@ -100,7 +100,7 @@ def _is_in_place(writer: ir.Node, read: list[ir.Value]) -> bool:
     if writer.domain:
         # A kernel reads what has the shape of its results at the places that it writes.
         kernel = writer.attributes.get_string("kernel", "")
-        return writer.domain == DOMAIN and kernel in (CHANNELS, ELEMENTWISE)
+        return writer.domain == DOMAIN and kernel == ELEMENTWISE
     if writer.op_type == "Scan":
         return True  # its body decides
     if writer.op_type == "ScatterElements":

@@ -1,4 +1,4 @@
-"""Wraps updates, and groups of rows and of channels, into functions that may have kernels.
+"""Wraps updates, and groups of rows, into functions that a library may have kernels for.
 
 The last stage before a model is written: everything else sees the plain nodes. A function's body is
 these nodes, in their order: it is what a session runs that does not know the library, and what the
@@ -28,17 +28,15 @@ from odtpack.graph.inference import NodeInference, type_initializers
 from odtpack.graph.ops import Ops
 from odtpack.passes import aliases, native_conv, native_product
 from odtpack.passes.compact import all_graphs, drop_types
-from odtpack.passes.row_groups import axes_of, channel_groups, row_groups, trial_sizes
+from odtpack.passes.row_groups import axes_of, row_groups, trial_sizes
 from odtpack_runtime.package import native_product as kernels
 from odtpack_runtime.package.native import (
-    CHANNELS,
     ELEMENTWISE,
     ELEMENTWISE_OPERATORS,
     MOST_INPUTS,
     MOST_NODES,
     SLOTS,
     NotAProgramError,
-    channels_program_of,
     program_of,
 )
 from odtpack_runtime.package.native_conv import DEPTHWISE, computes
@@ -76,12 +74,11 @@ def wrap(model: ir.Model) -> ir.Model:
     for graph in graphs:
         for group in _groups(graph):
             _wrap_group(model, graph, group, bodies, dims_of)
-    for kernel, find in ((ELEMENTWISE, row_groups), (CHANNELS, channel_groups)):
-        found = list(find(model.graph, sizes)) if sizes else []
-        for group in found:
-            _wrap_group(model, model.graph, group, bodies, sizes.get, kernel)
-        if found:
-            model.graph.sort()
+    rows = list(row_groups(model.graph, sizes)) if sizes else []
+    for group in rows:
+        _wrap_group(model, model.graph, group, bodies, sizes.get)
+    if rows:
+        model.graph.sort()
     inputs = {str(value.name): value for value in model.graph.inputs}
     for value in model.graph.outputs if bodies else ():
         for suffix in (UPDATE_SUFFIX, ".out"):
@@ -157,7 +154,6 @@ def _wrap_group(
     group: Sequence[ir.Node],
     bodies: dict[tuple[object, ...], ir.Function],
     dims_of: Callable[[ir.Value], Dims | None],
-    kernel: str = ELEMENTWISE,
 ) -> None:
     """Replace a group by a node, where it has the form of a program."""
     own = {node.outputs[0]: node for node in group}
@@ -180,17 +176,13 @@ def _wrap_group(
     types = {value.dtype for value in (*read, *kept)}
     if len(read) > MOST_INPUTS or types != {ir.DataType.FLOAT}:
         return
-    spread = (*dims[1:2], *[1] * (len(dims) - 2))
-    if kernel == CHANNELS and any(dims_of(v) not in (dims, dims[1:2], spread) for v in kept):
-        return
     body = _body(group, read, kept, model.graph.opset_imports[""], axes)
     proto = ir.to_proto(body)
     try:
-        read_body = channels_program_of if kernel == CHANNELS else program_of
-        program = read_body(proto.node, proto.input, proto.output)
+        program = program_of(proto.node, proto.input, proto.output)
     except NotAProgramError:
         return
-    if _replace(model, graph, group[-1], body, (kernel, program, read), kept, bodies):
+    if _replace(model, graph, group[-1], body, (ELEMENTWISE, program, read), kept, bodies):
         for each in reversed(group):
             graph.remove(each, safe=True)
 

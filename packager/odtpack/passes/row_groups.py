@@ -1,15 +1,13 @@
-"""Groups of nodes that a native kernel computes row by row, or channel by channel.
+"""Groups of nodes that a native kernel computes row by row; :mod:`native` wraps them.
 
-:mod:`native` wraps them. Groups of rows are elementwise nodes and reductions of the last axis, or
-of all others, over values of one shape. Groups of channels are elementwise nodes and sums over all
-axes but the second, as batch normalization has them, with what is computed for each channel
-between them. A group is a stretch of the order of execution: its inputs are there before its first
-node runs, and nothing but views runs between its nodes. So no value lives longer for it, and what
-lived only inside it needs no memory.
+Elementwise nodes and reductions of the last axis, or of all others, over values of one shape. A
+group is a stretch of the order of execution: its inputs are there before its first node runs, and
+nothing but views runs between its nodes. So no value lives longer for it, and what lived only
+inside it needs no memory.
 
-1. A group has a reduction, an exponential or a normalization, as backward passes have: for others a
-   single pass saves little, and ONNX Runtime fuses them, activations among them, with what is
-   before them. Its LayerNormalization, Softmax and Gelu are as fast as a group would be.
+1. A group has a reduction or an exponential, as backward passes have: for others a single pass
+   saves little, and ONNX Runtime fuses them, activations among them, with what is before them.
+   Its LayerNormalization, Softmax and Gelu are as fast as a group would be.
 2. Shapes are compared at one size of each axis that has a name: two such axes are then the same
    where their sizes are. A kernel refuses a value that is another one's repetition after all.
 """
@@ -17,14 +15,14 @@ lived only inside it needs no memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack.graph.graphs import constant, dims_of, reads, static_dims, subgraphs
+from odtpack.graph.graphs import constant, dims_of, reads, static_dims
 from odtpack.graph.inference import inferred_proto
 from odtpack.passes.aliases import VIEWS
 from odtpack.passes.compact import all_graphs
@@ -35,6 +33,7 @@ from odtpack_runtime.package.native import (
 )
 from odtpack_simulator.memory.execution_order import execution_order
 
+_WORTH: Final = {"Exp", "Log", *REDUCTIONS}
 _WIDTHS: Final = range(16, (1 << 14) + 1)
 """Of rows that are worth a kernel and whose registers fit a cache."""
 _TRIAL: Final = 64
@@ -47,7 +46,7 @@ _NUMBERS: Final = (ir.DataType.FLOAT, ir.DataType.BOOL)
 
 def trial_sizes(model: ir.Model) -> Sizes:
     """The shapes of a graph's values where named axes have sizes; only those that follow."""
-    if (_Rows.worth | _Channels.worth).isdisjoint(node.op_type for node in model.graph):
+    if _WORTH.isdisjoint(node.op_type for node in model.graph):
         return {}
     trial = model.clone()
     inputs = [*trial.graph.inputs]
@@ -116,146 +115,32 @@ def _cut_unpacking(model: ir.Model) -> None:
         pass
 
 
-class _Rows:
-    """Groups of rows."""
-
-    worth: Final = {"Exp", "Log", *REDUCTIONS}
-    takes_others: Final = False  # nodes that read nothing of what a group reads or computes
-
-    def __init__(self, sizes: Sizes) -> None:
-        self._sizes = sizes
-
-    def whole(self, node: ir.Node) -> tuple[int, ...] | None:
-        """The shape that a group would have whose first node is this one; None if there is none."""
-        values = node.inputs if node.op_type in REDUCTIONS else node.outputs
-        dims = self._sizes.get(values[0]) if values and values[0] is not None else None
-        return dims if dims and dims[-1] in _WIDTHS else None
-
-    def is_small(self, node: ir.Node, whole: tuple[int, ...]) -> bool:
-        """Whether a node may as well run before a group, as it gives no more than a channel has."""
-        del node, whole
-        return False
-
-    def fits(self, node: ir.Node, whole: tuple[int, ...]) -> bool:
-        """Whether a node computes something of a shape, of its rows, or of its columns."""
-        rows, reduces = (*whole[:-1], 1), node.op_type in REDUCTIONS
-        shapes = _shapes(node, self._sizes)
-        if shapes is None:
-            return False
-        if reduces:
-            columns = node.op_type == "ReduceSum" and shapes[-1] == whole[-1:] and len(whole) > 1
-            return shapes[0] == whole and (columns or shapes[-1] == rows)
-        if node.op_type not in ELEMENTWISE_OPERATORS or node.op_type == "Gemm":
-            return False
-        return shapes[-1] in (whole, rows) and all(
-            dims in (whole, rows)
-            or (dims is not None and len(dims) < len(whole) and math.prod(dims) in (1, *dims[-1:]))
-            for dims in shapes
-        )
-
-
-class _Channels:
-    """Groups of channels."""
-
-    worth: Final = {"ReduceSum", "BatchNormalization"}
-    takes_others: Final = True
-
-    def __init__(self, sizes: Sizes) -> None:
-        self._sizes = sizes
-
-    def whole(self, node: ir.Node) -> tuple[int, ...] | None:
-        """The shape that a group would have whose first node is this one; None if there is none."""
-        values = node.inputs if node.op_type == "ReduceSum" else node.outputs
-        dims = self._sizes.get(values[0]) if values and values[0] is not None else None
-        return dims if dims and len(dims) > 2 and math.prod(dims) else None
-
-    def is_small(self, node: ir.Node, whole: tuple[int, ...]) -> bool:
-        """Whether a node may as well run before a group: it gives a number for each channel."""
-        dims = [self._sizes.get(value) for value in node.outputs]
-        return (
-            bool(whole)
-            and not (node.domain or any(subgraphs(node)))
-            and all(each is not None and math.prod(each) <= whole[1] for each in dims)
-        )
-
-    def fits(self, node: ir.Node, whole: tuple[int, ...]) -> bool:
-        """Whether a node computes something of a shape, or of its channels."""
-        channel, spread = whole[1:2], (whole[1], *[1] * (len(whole) - 2))
-        shapes = _shapes(node, self._sizes)
-        if shapes is None:
-            return False
-        if node.op_type == "ReduceSum":
-            return (shapes[0], shapes[-1]) in ((whole, whole[:2]), (whole[:2], channel))
-        if node.op_type == "Reshape":
-            return shapes == [channel, spread]
-        if node.op_type == "BatchNormalization":
-            return shapes == [whole, *[channel] * 4, whole]
-        if node.op_type not in ELEMENTWISE_OPERATORS or node.op_type == "Gemm":
-            return False
-        return shapes[-1] in (whole, channel) and all(
-            dims is not None and (dims in (whole, channel, spread) or math.prod(dims) == 1)
-            for dims in shapes
-        )
-
-
-def _shapes(node: ir.Node, sizes: Sizes) -> list[tuple[int, ...] | None] | None:
-    """Shapes of the numbers that a node reads and of its result; None for another node."""
-    first = node.op_type in (*REDUCTIONS, "Reshape")  # what else it reads are axes or sizes
-    numbers = [*(node.inputs[:1] if first else node.inputs), *node.outputs]
-    if node.domain or len(node.outputs) != 1:
-        return None
-    if any(value is None or value.dtype not in _NUMBERS for value in numbers):
-        return None
-    return [sizes.get(value) for value in numbers if value is not None]
-
-
-def channel_groups(graph: ir.Graph, sizes: Sizes) -> Iterator[list[ir.Node]]:
-    """Groups of channels of two or more nodes of a graph, each in the order of the file."""
-    return _groups(graph, _Channels(sizes))
-
-
 def row_groups(graph: ir.Graph, sizes: Sizes) -> Iterator[list[ir.Node]]:
-    """Groups of rows of two or more nodes of a graph, each in the order of the file."""
-    return _groups(graph, _Rows(sizes))
-
-
-def _groups(graph: ir.Graph, kind: _Rows | _Channels) -> Iterator[list[ir.Node]]:
+    """Groups of two or more nodes of a graph, each in the order of the file."""
     places = {node: place for place, node in enumerate(graph)}
     group: list[ir.Node] = []
     whole: tuple[int, ...] = ()
     known: set[ir.Value] = set()  # what the group reads and computes
     late: set[ir.Value] = set()  # what was computed since it began
     for node in [*_in_order(graph), None]:
-        if node is not None and group and len(group) < MOST_NODES // 2:
-            values = {value for value in node.inputs if value is not None}
-            joins = kind.takes_others or not values.isdisjoint(known)
-            if joins and values.isdisjoint(late) and _reads(node, group) and kind.fits(node, whole):
-                group.append(node)
-                known |= {*values, node.outputs[0]}
-                continue
-        if node is not None and (_is_free(node) or kind.is_small(node, whole)):
+        if node is not None and node.op_type in _FREE and not node.domain:
             made = {each.outputs[0] for each in group}
             if not (late | made).isdisjoint(reads(node)):  # others may as well run before the group
                 late.update(node.outputs)
             continue
-        if len(group) > 1 and not kind.worth.isdisjoint(each.op_type for each in group):
+        if node is not None and group and len(group) < MOST_NODES // 2:
+            values = {value for value in node.inputs if value is not None}
+            if values & known and not values & late and _fits(node, whole, sizes):
+                group.append(node)
+                known |= {*values, node.outputs[0]}
+                continue
+        if len(group) > 1 and not _WORTH.isdisjoint(each.op_type for each in group):
             yield sorted(group, key=places.__getitem__)
         group, late = [], set()
-        found = None if node is None else kind.whole(node)
-        if node is not None and found and _reads(node, []) and kind.fits(node, found):
+        found = None if node is None else _whole(node, sizes)
+        if node is not None and found and _fits(node, found, sizes):
             group, whole = [node], found
             known = {value for value in (*node.inputs, *node.outputs) if value is not None}
-
-
-def _reads(node: ir.Node, group: Sequence[ir.Node]) -> bool:
-    """Whether a kernel could give a node what it reads: truth values are of the same kernel."""
-    truths = (value for value in node.inputs if value and value.dtype == ir.DataType.BOOL)
-    return all(value.producer() in group for value in truths)
-
-
-def _is_free(node: ir.Node) -> bool:
-    """Whether a node takes no time, wherever it runs."""
-    return node.op_type in _FREE and not node.domain
 
 
 def _in_order(graph: ir.Graph) -> list[ir.Node]:
@@ -272,9 +157,37 @@ def _in_order(graph: ir.Graph) -> list[ir.Node]:
     return [nodes[place] for place in execution_order(names)]
 
 
+def _whole(node: ir.Node, sizes: Sizes) -> tuple[int, ...] | None:
+    """The shape that a group would have whose first node is this one; None if there is none."""
+    values = node.inputs if node.op_type in REDUCTIONS else node.outputs
+    dims = sizes.get(values[0]) if values and values[0] is not None else None
+    return dims if dims and dims[-1] in _WIDTHS else None
+
+
+def _fits(node: ir.Node, whole: tuple[int, ...], sizes: Sizes) -> bool:
+    """Whether a node computes something of a shape, of its rows, or of its columns."""
+    rows, reduces = (*whole[:-1], 1), node.op_type in REDUCTIONS
+    numbers = [*node.inputs[:1], *node.outputs] if reduces else [*node.inputs, *node.outputs]
+    if node.domain or len(node.outputs) != 1:
+        return False
+    if any(v is None or v.dtype not in _NUMBERS for v in numbers):
+        return False
+    shapes = [sizes.get(value) for value in numbers if value is not None]
+    if reduces:
+        columns = node.op_type == "ReduceSum" and shapes[1] == whole[-1:] and len(whole) > 1
+        return shapes[0] == whole and (columns or shapes[1] == rows)
+    if node.op_type not in ELEMENTWISE_OPERATORS or node.op_type == "Gemm":
+        return False
+    return shapes[-1] in (whole, rows) and all(
+        dims in (whole, rows)
+        or (dims is not None and len(dims) < len(whole) and math.prod(dims) in (1, *dims[-1:]))
+        for dims in shapes
+    )
+
+
 def axes_of(node: ir.Node) -> ir.Value | None:
-    """The input of a node that says its axes, or its shape, if it has one."""
-    if node.op_type not in (*REDUCTIONS, "Reshape") or len(node.inputs) < 2:
+    """The input of a reduction that says its axes, if it has one."""
+    if node.op_type not in REDUCTIONS or len(node.inputs) < 2:
         return None
     value = node.inputs[1]
     return value if constant(value, 8) is not None else None

@@ -18,13 +18,21 @@ const Loops& ChooseLoops() {
   return ODTPACK_WIDEST(kLoops);
 }
 
+namespace {
+
+constexpr int kMaxInputs = 32, kMaxInstructions = 256;
+constexpr int64_t kTask = 1 << 15;  // elements that are worth a task of their own
+constexpr int64_t kWidest = 1 << 14;   // of rows that are taken as a whole where they need not be
+constexpr size_t kColumnTasks = 16;    // that each have sums of their own
+constexpr int kMaxAxes = 8, kPad = 80;
+constexpr int kFields = 4;          // of an instruction: operator, three operands
+
 int Operands(Op op) {
   switch (op) {
     case Op::kSqrt: case Op::kNeg: case Op::kAbs: case Op::kRelu: case Op::kNot: case Op::kCast:
     case Op::kReciprocal: case Op::kHardSigmoid: case Op::kIdentity: case Op::kSign: case Op::kExp:
     case Op::kErf: case Op::kTanh: case Op::kSigmoid: case Op::kLog:
     case Op::kRowSum: case Op::kRowMean: case Op::kRowMax: case Op::kColumnSum:
-    case Op::kChannelSum: case Op::kSpread: case Op::kShift:
       return 1;
     case Op::kWhere: case Op::kClip: case Op::kGemm:
       return 3;
@@ -33,73 +41,7 @@ int Operands(Op op) {
   }
 }
 
-int Number(int64_t value, int least, int most) {
-  Require(value >= least && value <= most, "a number of a program is out of range");
-  return static_cast<int>(value);
-}
-
-float* Aligned(float* memory) {
-  const auto address = reinterpret_cast<uintptr_t>(memory);
-  return memory + (64 - address % 64) % 64 / sizeof(float);
-}
-
-namespace {
-
-constexpr int kMaxAxes = 8;
-
-float Bits(int64_t value) {
-  Require(value >= 0 && value <= UINT32_MAX, "a number of a program is out of range");
-  const auto bits = static_cast<uint32_t>(value);
-  float number;
-  std::memcpy(&number, &bits, sizeof number);
-  return number;
-}
-
 bool OfRows(Op op) { return op == Op::kRowSum || op == Op::kRowMean || op == Op::kRowMax; }
-
-}  // namespace
-
-std::vector<Instruction> ReadCode(const std::vector<int64_t>& program, size_t start, int inputs) {
-  Require(program.size() > start && (program.size() - start) % kFields == 0, "a program is cut");
-  const size_t count = (program.size() - start) / kFields;
-  Require(count <= kMaxInstructions, "a program is too long");
-  std::vector<Instruction> code;
-  for (size_t i = 0; i < count; ++i) {
-    const int64_t* const field = program.data() + start + i * kFields;
-    const int known = inputs + static_cast<int>(i);
-    Instruction each{};
-    each.op = static_cast<Op>(Number(field[0], 0, static_cast<int>(Op::kCount) - 1));
-    const int operands = Operands(each.op);
-    each.a = Number(field[1], 0, known - 1);
-    each.b = operands > 1 ? Number(field[2], 0, known - 1) : each.a;
-    each.c = operands > 2 ? Number(field[3], 0, known - 1) : each.a;
-    if (each.op == Op::kHardSigmoid || each.op == Op::kShift) each.alpha = Bits(field[2]);
-    if (each.op == Op::kHardSigmoid) each.beta = Bits(field[3]);
-    if (OfRows(each.op)) each.axis = Number(field[2], 0, kMaxAxes);
-    if (each.op == Op::kColumnSum) each.axis = Number(field[2], 1, kMaxAxes);
-    each.result = known;
-    code.push_back(each);
-  }
-  return code;
-}
-
-std::vector<int> ReadResults(const std::vector<int64_t>& program, size_t start, int outputs,
-                             int inputs, size_t instructions) {
-  std::vector<int> results;
-  for (int i = 0; i < outputs; ++i) {
-    const int last = inputs + static_cast<int>(instructions) - 1;
-    const int value = Number(program[start + i], inputs, last);
-    Require(std::find(results.begin(), results.end(), value) == results.end(),
-            "two outputs are the same value");
-    results.push_back(value);
-  }
-  return results;
-}
-
-namespace {
-
-constexpr int64_t kWidest = 1 << 14;   // of rows that are taken as a whole where they need not be
-constexpr size_t kColumnTasks = 16;    // that each have sums of their own
 
 // What a value has: one number, one for each row, all of the whole shape, or one for each column.
 enum class Kind { kScalar, kRow, kFull, kColumn };
@@ -128,17 +70,39 @@ class Elementwise final : public Kernel {
     inputs_ = Number(program[0], 1, kMaxInputs);
     const int outputs = Number(program[1], 1, kMaxInputs);
     const size_t start = 2 + static_cast<size_t>(outputs);
-    code_ = ReadCode(program, start, inputs_);
-    for (const Instruction& each : code_) {
-      Require(each.op < Op::kChannelSum, "an operator is of channels");
+    Require(program.size() > start && (program.size() - start) % kFields == 0, "a program is cut");
+    const size_t count = (program.size() - start) / kFields;
+    Require(count <= kMaxInstructions, "a program is too long");
+    for (size_t i = 0; i < count; ++i) {
+      const int64_t* const field = program.data() + start + i * kFields;
+      const int known = inputs_ + static_cast<int>(i);
+      Instruction each{};
+      each.op = static_cast<Op>(Number(field[0], 0, static_cast<int>(Op::kCount) - 1));
+      const int operands = Operands(each.op);
+      each.a = Number(field[1], 0, known - 1);
+      each.b = operands > 1 ? Number(field[2], 0, known - 1) : each.a;
+      each.c = operands > 2 ? Number(field[3], 0, known - 1) : each.a;
+      if (each.op == Op::kHardSigmoid) {
+        each.alpha = Bits(field[2]);
+        each.beta = Bits(field[3]);
+      }
+      if (OfRows(each.op)) each.axis = Number(field[2], 0, kMaxAxes);
+      if (each.op == Op::kColumnSum) each.axis = Number(field[2], 1, kMaxAxes);
       of_rows_ = of_rows_ || each.op >= Op::kExp;
       reduces_ = reduces_ || OfRows(each.op) || each.op == Op::kColumnSum;
       for (const int read : {each.a, each.b, each.c}) {
         Require(read < inputs_ || code_[read - inputs_].op != Op::kColumnSum,
                 "a sum over rows is read by its own program");
       }
+      each.result = known;
+      code_.push_back(each);
     }
-    results_ = ReadResults(program, 2, outputs, inputs_, code_.size());
+    for (int i = 0; i < outputs; ++i) {
+      const int value = Number(program[2 + i], inputs_, inputs_ + static_cast<int>(count) - 1);
+      Require(std::find(results_.begin(), results_.end(), value) == results_.end(),
+              "two outputs are the same value");
+      results_.push_back(value);
+    }
     last_.assign(inputs_ + code_.size(), -1);
     for (size_t i = 0; i < code_.size(); ++i) {
       const Instruction& each = code_[i];
@@ -314,6 +278,24 @@ class Elementwise final : public Kernel {
   }
 
  private:
+  static int Number(int64_t value, int least, int most) {
+    Require(value >= least && value <= most, "a number of a program is out of range");
+    return static_cast<int>(value);
+  }
+
+  static float Bits(int64_t value) {
+    Require(value >= 0 && value <= UINT32_MAX, "a number of a program is out of range");
+    const auto bits = static_cast<uint32_t>(value);
+    float number;
+    std::memcpy(&number, &bits, sizeof number);
+    return number;
+  }
+
+  static float* Aligned(float* memory) {
+    const auto address = reinterpret_cast<uintptr_t>(memory);
+    return memory + (64 - address % 64) % 64 / sizeof(float);
+  }
+
   // Gives each value that an instruction computes a buffer; one that is no longer read is free.
   // Outputs keep theirs to the end of a block.
   void Allocate() {
@@ -552,7 +534,6 @@ std::unique_ptr<Kernel> MakeElementwise(const std::vector<int64_t>& program) {
 
 std::unique_ptr<Kernel> MakeKernel(const std::string& name, const std::vector<int64_t>& program) {
   if (name == "elementwise") return MakeElementwise(program);
-  if (name == "channels") return MakeChannels(program);
   if (name == "depthwise") return MakeDepthwise(program);
   if (name == "product") return MakeProduct(program);
   throw std::invalid_argument("this library has no kernel '" + name + "'");

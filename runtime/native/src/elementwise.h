@@ -16,7 +16,7 @@ enum class Op : int64_t {
   kAdd, kSub, kMul, kDiv, kSqrt, kNeg, kAbs, kMin, kMax, kRelu, kLess, kLessOrEqual, kGreater,
   kGreaterOrEqual, kEqual, kNot, kAnd, kOr, kWhere, kCast, kClip, kReciprocal, kGemm,
   kHardSigmoid, kIdentity, kSign, kExp, kErf, kTanh, kSigmoid, kLog, kRowSum, kRowMean, kRowMax,
-  kColumnSum, kChannelSum, kSpread, kShift,
+  kColumnSum,
   kCount,
 };
 
@@ -26,26 +26,10 @@ struct Instruction {
   Op op;
   int a, b, c;         // what it reads: registers
   int result;          // register
-  float alpha, beta;   // of HardSigmoid; alpha of Shift
+  float alpha, beta;   // of HardSigmoid
   bool merged;         // a product that only the reduction behind it reads, which then has both factors
   int axis;            // a row's, from 1 on, where 0 is the last; the axes that a column is summed over
 };
-
-constexpr int kMaxInputs = 32, kMaxInstructions = 256;
-constexpr int kFields = 4;           // of an instruction: operator, three operands
-constexpr int64_t kTask = 1 << 15;   // elements that are worth a task of their own
-constexpr int kPad = 80;  // between buffers: 4096 bytes apart they would share few places of the first cache
-
-int Operands(Op op);
-int Number(int64_t value, int least, int most);  // throws where it is out of range
-float* Aligned(float* memory);                   // the first place that is a cache line's
-
-// The instructions of a program from a place on. Values are numbered: the inputs, then what each
-// instruction computes.
-std::vector<Instruction> ReadCode(const std::vector<int64_t>& program, size_t start, int inputs);
-// The value of each output: no two are the same, and none is an input.
-std::vector<int> ReadResults(const std::vector<int64_t>& program, size_t start, int outputs,
-                             int inputs, size_t instructions);
 
 // A known program on the values that it numbers; alpha and beta are those of its HardSigmoid.
 using KnownLoop = void (*)(float* const* registers, int count, float alpha, float beta);
@@ -69,7 +53,6 @@ struct Loops {
 const Loops& ChooseLoops();
 
 std::unique_ptr<Kernel> MakeElementwise(const std::vector<int64_t>& program);
-std::unique_ptr<Kernel> MakeChannels(const std::vector<int64_t>& program);
 
 }  // namespace odtpack::native
 
