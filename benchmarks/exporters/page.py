@@ -21,7 +21,7 @@ that the parameter went: at most 3·10⁻⁴, and 3·10⁻² for files in float1
 PEFT's model has what a file in float16 stores: weights and rotations in float16, norms often in
 float32. PEFT loads the adapter under its names.
 **{right} of {count} files are right, {refused} refused, {wrong} wrong**;
-{other} compute something else than the model that they were exported from, and {missing} times the
+{other} are neither, for the reason in their note, and {missing} times the
 exporter writes nothing (—); an empty cell was not tried. onnxruntime-genai, given the decoder of
 the package and its adapter as `og.Adapters`, draws the tokens that odtpack draws:
 for {tokens} files of genai 0.18 in int4.

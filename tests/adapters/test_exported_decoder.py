@@ -167,6 +167,23 @@ def test_what_is_not_read_is_one_clear_error(
     assert why in caught.value.what
 
 
+def test_norms_of_queries_alone_are_refused(tmp_path: Path) -> None:
+    """The kernels take a weight for the keys with one for the queries."""
+    genai.decoder(tmp_path / "model.onnx")
+    proto = onnx.load(tmp_path / "model.onnx")
+    for node in proto.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            size = genai.SHAPE.inner // genai.SHAPE.heads
+            weight = onnx.numpy_helper.from_array(np.ones(size, np.float32), f"{node.name}.norm")
+            proto.graph.initializer.append(weight)
+            node.input.extend([""] * (14 - len(node.input)) + [weight.name])
+    with pytest.raises(OdtpackError, match="queries or keys, and not both"):
+        build_package(
+            proto, tmp_path / "package", loss="next_token",
+            adapter=AdapterSpec("lora", ("*.q_proj",)),
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("smooth", [0, 1])  # in standard operators, and as a kernel
 def test_an_empty_cache_that_slides_is_a_window(smooth: int, tmp_path: Path) -> None:
     """As genai writes Gemma 2."""

@@ -312,6 +312,12 @@ def grouped(label: str, *, m: int = 2, g: int = 2, size: int = 8, half: int = 0,
     bias = more.pop("bias", None)
     if bias is not None:
         inputs |= {n: inputs.get(n) for n in ("cos", "sin", "p")} | {"bias": bias}
+    norms = more.pop("norms", None)
+    if norms is not None:
+        between = ("cos", "sin", "p", "bias", "sink", "ks", "vs")
+        inputs |= {n: inputs.get(n) for n in between}
+        inputs |= {n: 1 + normal(size, seed=i) / 4 for i, n in enumerate(("qn", "kn"), 8)}
+        more |= {f"{n}_epsilon": each for n, each in norms.items()}
     window, softcap = more.get("local_window_size", -1), more.get("softcap", 0.0)
     interleaved = more.get("rotary_interleaved", 0)
 
@@ -329,6 +335,12 @@ def grouped(label: str, *, m: int = 2, g: int = 2, size: int = 8, half: int = 0,
         widths = [g * m * size, m * size, m * size]
         parts = q.split(widths, -1) if packed else (q, named["k"], named["v"])
         q, k, v = (part.unflatten(-1, (-1, size)).transpose(1, 2) for part in parts)
+        if norms is not None:
+            usual = norms.get("qk_norm", 1e-6)
+            q, k = (
+                x * torch.rsqrt(x.square().mean(-1, True) + norms.get(n, usual)) * named[weight]
+                for x, n, weight in ((q, "q_norm", "qn"), (k, "k_norm", "kn"))
+            )
         if half:
             q, k = (turned(each, named["cos"], named["sin"]) for each in (q, k))
         keys, values = (each.repeat_interleave(g, 1) for each in (k, v))
@@ -345,7 +357,14 @@ def grouped(label: str, *, m: int = 2, g: int = 2, size: int = 8, half: int = 0,
                    label=label, **more)  # fmt: skip
 
 
+# ONNX Runtime has kernels of these for CUDA and WebGPU alone.
+NORMALIZED: list[Case] = [
+    *grouped("norms", norms={}),
+    *grouped("norms-rotary-packed", half=8, size=16, packed=True, norms={"qk_norm": 0.01}),
+    *grouped("norms-of-their-own", norms={"q_norm": 0.1, "k_norm": 0.2}, bias=normal(1, 1, T, T)),
+]
 GROUPED: list[Case] = [
+    *NORMALIZED,
     *grouped("plain"),
     *grouped("one-group", m=2, g=1),
     *grouped("one-key", m=1, g=3, scale=0.3),

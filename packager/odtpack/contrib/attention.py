@@ -17,8 +17,9 @@ from odtpack.contrib.table import (
     known_size,
     layer_norm,
     not_covered,
+    rms_norm,
 )
-from odtpack.graph.graphs import dims_of, mark_constant
+from odtpack.graph.graphs import dims_of, mark_constant, wider
 from odtpack.graph.ops import Ops
 
 # Attention with its projections, masks and caches, as ONNX Runtime's CPU kernels read them.
@@ -178,8 +179,6 @@ _UNREAD = {  # inputs, and what they make of the operator
     11: "a sink of each head takes part in its softmax (head_sink)",
     12: "its cache is quantized",
     13: "its cache is quantized",
-    14: "it normalizes queries and keys itself",
-    15: "it normalizes queries and keys itself",
     16: "it takes numbers of queries (query_seqlens)",
 }
 
@@ -187,7 +186,8 @@ _UNREAD = {  # inputs, and what they make of the operator
 @decomposition("GroupQueryAttention")
 def group_query_attention(ctx: Context) -> Outputs | None:
     """Inputs: query, key, value, past keys and values, lengths, cosines, sines, positions, bias."""
-    # Query, key and value are [B, S, heads H] each, or all in the first.
+    # Query, key and value are [B, S, heads H] each, or all in the first. Inputs 14 and 15 are
+    # weights [H], with which queries and keys of each head are normalized before they are turned.
     op, count, shared = ctx.op, ctx.int("num_heads", 0), ctx.int("kv_num_heads", 0)
     why = _why_not(ctx)
     width = known_size(ctx.x(), 2)
@@ -210,6 +210,7 @@ def group_query_attention(ctx: Context) -> Outputs | None:
     else:
         q, k, v = ctx.x(), ctx.x(1), ctx.x(2)
     q, k, v = heads_first(op, q, count), heads_first(op, k, shared), heads_first(op, v, shared)
+    q, k = _normal(ctx, q, 14, "q"), _normal(ctx, k, 15, "k")
     if ctx.int("do_rotary", 0):
         cos, sin = _angles(ctx, q)
         q, k = (_turned(ctx, each, cos, sin, size) for each in (q, k))
@@ -240,6 +241,8 @@ def _why_not(ctx: Context) -> str | None:
     for index, why in _UNREAD.items():
         if ctx.maybe_x(index) is not None:
             return why
+    if (ctx.maybe_x(14) is None) != (ctx.maybe_x(15) is None):
+        return "it normalizes queries or keys, and not both (q_norm_weight, k_norm_weight)"
     if ctx.int("smooth_softmax", 0):
         return "its softmax is smooth (smooth_softmax)"
     if not ctx.int("causal", 1):
@@ -252,6 +255,17 @@ def _why_not(ctx: Context) -> str | None:
     if bias is not None and (known_rank(bias) != 4 or known_size(bias, 1) is None):
         return "the heads of what is added to its scores are not known (attention_bias)"
     return None
+
+
+def _normal(ctx: Context, x: ir.Value, place: int, of: str) -> ir.Value:
+    """[B, heads, S, H], each row by its root mean square, where there is a weight for it."""
+    op, weight = ctx.op, ctx.maybe_x(place)
+    if weight is None:
+        return x
+    epsilon = ctx.float(f"{of}_norm_epsilon", 0.0) or ctx.float("qk_norm_epsilon", 1e-6)
+    dtype = op.type_of(x)
+    wide = wider(dtype)
+    return op.cast(rms_norm(op, op.cast(x, wide), op.cast(weight, wide), [-1], epsilon), dtype)
 
 
 def _length(op: Ops, q: ir.Value) -> ir.Value:
