@@ -196,3 +196,26 @@ def test_bytecode_that_nobody_stored(
     assert compiled == pytest.approx(stored, abs=400_000)
     assert plan.peak.nbytes == pytest.approx(stored, rel=0.1)
     assert plan.peak.nbytes == pytest.approx(compiled, rel=0.1)
+
+
+MAPPED = """
+import re
+from pathlib import Path
+import onnxruntime
+from odtpack_simulator.memory.process_memory import MemoryMeter
+MemoryMeter().close()
+text = Path("/proc/self/smaps").read_text()
+head = r"r-xp [^\\n]*onnxruntime_pybind11_state[^\\n]*\\n"
+parts = re.findall(head + r"Size: +(\\d+) kB.*?\\nRss: +(\\d+)", text, re.S)
+assert parts
+print(sum(int(size) - int(resident) for size, resident in parts))
+"""
+
+
+def test_no_page_of_a_library_comes_later() -> None:
+    """It would be subtracted from the highest moment before it."""
+    found = subprocess.run(
+        [sys.executable, "-c", MAPPED], env={**os.environ, **child_environment()},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert int(found.stdout) == 0
