@@ -100,15 +100,15 @@ def take_over(module: nn.Module, weights: list[Matrix]) -> None:
     convolutions = [each for each in module.modules() if isinstance(each, nn.Conv1d)]
     for matrix in weights:
         values, count = matrix.values, 0
-        for layer in convolutions if values.ndim > 2 else ():
-            if layer.weight.shape == values.shape:
-                off = (layer.weight - values).norm() / values.norm()
-                if off < 0.2:
-                    layer.weight = nn.Parameter(values)
-                    layer.register_forward_pre_hook(in_bytes)
-                    count += 1
         if values.ndim > 2:
-            assert count == 1, f"the {tuple(values.shape)} of a convolution are no layer's"
+            (layer,) = (
+                each
+                for each in convolutions
+                if each.weight.shape == values.shape
+                and (each.weight - values).norm() < 0.2 * values.norm()
+            )
+            layer.weight = nn.Parameter(values)
+            layer.register_forward_pre_hook(in_bytes)
             continue
         for layer in tables if matrix.table else both:
             weight = layer.weight.T if type(layer).__name__ == "Conv1D" else layer.weight
