@@ -97,7 +97,7 @@ BYTES_OF_KERNELS: Final = 655 * 1024
 """Of a session with whose options native kernels are registered: the schemas of 88 operators.
 Three sessions of the smallest networks take 650 KiB each more than with the nodes' bodies."""
 
-BYTES_OF_LOADING_KERNELS: Final = 64 * 1024
+BYTES_OF_LOADING_KERNELS: Final = 128 * 1024
 """Beside them, while sessions are loaded with the parameters and moments of an app that resumes."""
 
 _PRODUCTS: Final = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
