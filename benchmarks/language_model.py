@@ -201,9 +201,13 @@ def _in_kit(
     figures = memory.figures()
     if "generate" in found["phases"]:
         peaks = {key: each["peak_anonymous_bytes"] / 2**20 for key, each in found["phases"].items()}
-        named = {"generation": "", "from a file": " packed", "in place": " in place"}
-        for key, way in named.items():
-            figures[key] = max(peaks[f"generate{way}"], peaks["save adapter"])
+        named = {
+            "generation": ["generate"], "from a file": ["pack", "generate packed"],
+            "in place": ["generate in place"],
+        }  # fmt: skip
+        for key, phases in named.items():
+            figures[key] = max(peaks[phase] for phase in (*phases, "save adapter"))
+        figures["packing"] = peaks["pack"]
     return {"seconds": seconds, "core_seconds": seconds, **figures}
 
 

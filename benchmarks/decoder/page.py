@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-SHOWN = ("anonymous", "resident", "held", "generation", "from a file", "in place")
+SHOWN = ("anonymous", "resident", "held", "generation", "from a file", "packing", "in place")
 HEAD = (*SHOWN, "kernels", "MeBP", "MeSP")
 WAYS = {"plain": "plain", "kernels": "native kernels"}
 RECORD = Path(__file__).with_name("record.json")
@@ -30,9 +30,10 @@ x86-64, one thread, and looks at the memory of the process each 5 ms. MB are 2^2
 - **generation**: anonymous memory while the adapter is saved and, the training closed, the decoder
   reads 32 tokens and 2 more follow. ONNX Runtime packs the weights of `MatMulNBits` when it loads
   them, which takes most of it.
-- **from a file**: the same with the option `odtpack.packed_weights`, once the packed weights are
-  in their file, from which they are mapped. A token takes as long as without it. To write the file
-  takes the memory of **generation** once, and the disk holds the weights a second time, and packed.
+- **from a file**: the same with the option `odtpack.packed_weights`: the packed weights are written
+  into a file, part by part, and mapped from there. A token takes as long as without it. The disk
+  holds the weights a second time, and packed.
+- **packing**: the part of that in which the file is written, once.
 - **in place**: the same with the option `session.disable_prepacking`: weights are read where they
   are mapped. A token then takes many times as long.
 - **kernels**: as anonymous, with [native kernels](native.md).

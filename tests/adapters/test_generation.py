@@ -23,12 +23,14 @@ from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack_runtime import CheckpointState, Generator, Package, save_adapter
 from odtpack_runtime.package import generator as generator_module
+from odtpack_runtime.package import packed
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_written_by_tools import twin
 from tests.adapters.written.models import GENAI, HERE, OPTIMUM, causal
 from tests.cli.conftest import Run, run
 from tests.packaging_tools import open_training
+from tests.packed_weights import packed_by_onnxruntime, packed_in
 
 __all__ = ["run"]
 
@@ -204,6 +206,9 @@ def test_packed_weights_are_written_once_and_mapped(
 ) -> None:
     package, state = trained(name)
     kept = tmp_path / "new" / "kept"
+    monkeypatch.setattr(packed, "_AT_ONCE", 16384)  # some products at a time
+    save, parts = packed._save, []
+    monkeypatch.setattr(packed, "_save", lambda *a, **k: (parts.append(a), save(*a, **k)))
     options = keeping(kept)
     found = []
     for generator in (Generator(package), Generator(package, options), Generator(package, options)):
@@ -213,6 +218,8 @@ def test_packed_weights_are_written_once_and_mapped(
     assert found == 3 * found[:2]
     (first,) = kept.iterdir()
     assert {each.name for each in first.iterdir()} == {"decoder.onnx", "decoder.weights"}
+    assert packed_in(first) == packed_by_onnxruntime(package.decoder, tmp_path / "whole")
+    assert len(parts) > 2
     before = (first / "decoder.weights").stat()
     Generator(package, keeping(kept))
     assert (first / "decoder.weights").stat() == before

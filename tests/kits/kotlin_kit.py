@@ -52,9 +52,9 @@ def command(program: str, *arguments: object, options: tuple[str, ...] = OPTIONS
     return ["java", *options, "-cp", path, "JobKt", program, *map(str, arguments)]
 
 
-def run(program: str, *arguments: object, options: tuple[str, ...] = OPTIONS) -> str:
+def run(program: str, *arguments: object, options: tuple[str, ...] = OPTIONS, **more: Any) -> str:
     """Run a program to its end; return what it prints."""
-    return finish(command(program, *arguments, options=options))
+    return finish(command(program, *arguments, options=options), **more)
 
 
 def finish(words: list[str], **options: Any) -> str:

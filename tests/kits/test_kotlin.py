@@ -303,8 +303,9 @@ SNIPPETS = {
     "assets.open(": "fun Context.loop(batches: Batches)",
     "TrainingActivity": "fun inTheApp()",
     "withContext(": "suspend fun stop(session: OrtTrainingSession, batches: Batches)",
-    "Generator(": "fun generate(env: OrtEnvironment, session: OrtTrainingSession, "
+    "generator.generate(": "fun generate(env: OrtEnvironment, session: OrtTrainingSession, "
     "pack: TrainingPackage, batches: Batches)",
+    "odtpack.packed_weights": "fun keep(env: OrtEnvironment, pack: TrainingPackage, folder: File)",
     "newer.path(": "fun goOn(env: OrtEnvironment, newer: TrainingPackage)",
     '"package-2"': "fun update(publicKey: ByteArray)",
 }

@@ -27,7 +27,8 @@ MODEL_IR_VERSION, MODEL_VERSION, MODEL_GRAPH, MODEL_OPSETS, MODEL_METADATA = 1, 
 NODES, GRAPH_NAME, INITIALIZERS, INPUTS, OUTPUTS, VALUE_INFO, SPARSE = 1, 2, 5, 11, 12, 13, 15
 NODE_INPUT, NODE_OUTPUT, NODE_TYPE, NODE_ATTRIBUTE, NODE_DOMAIN = 1, 2, 4, 5, 7
 ATTRIBUTE_NAME, ATTRIBUTE_INT, ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS = 1, 3, 6, 11
-_TENSOR_DIMS, _TENSOR_TYPE, TENSOR_NAME, _TENSOR_RAW, TENSOR_LOCATION = 1, 2, 8, 9, 14
+_TENSOR_DIMS, TENSOR_TYPE, TENSOR_NAME, _TENSOR_RAW = 1, 2, 8, 9
+TENSOR_EXTERNAL, TENSOR_LOCATION = 13, 14
 _VALUE_NAME, _SPARSE_VALUES = 1, 1
 
 ONNX_TYPES: dict[np.dtype[np.generic], int] = {
@@ -149,7 +150,7 @@ def _renamed_attribute(attribute: memoryview, names: Mapping[str, str]) -> list[
 def tensor_proto(name: str, array: Array) -> list[Piece]:
     """Return the pieces of a ``TensorProto`` with raw data; the last one views the array."""
     head = b"".join(number_field(_TENSOR_DIMS, dim) for dim in array.shape)
-    head += number_field(_TENSOR_TYPE, ONNX_TYPES[array.dtype])
+    head += number_field(TENSOR_TYPE, ONNX_TYPES[array.dtype])
     flat = np.ascontiguousarray(array).reshape(-1)
     raw = flat.view(np.uint8).data if flat.size else b""
     label = bytes_field(TENSOR_NAME, [name.encode()])

@@ -16,9 +16,9 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_runtime.package.adapter import adapter_of, read_adapter
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.packed import open_decoder
 from odtpack_runtime.session.options import session_of
 from odtpack_runtime.session.options import session_options as make_options
-from odtpack_runtime.session.packed import open_decoder
 from odtpack_runtime.session.session import first_line
 
 _PAST, _PRESENT = "past_key_values.", "present."

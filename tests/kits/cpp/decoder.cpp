@@ -9,6 +9,7 @@
 //     "prompt": [tokens]         what follows is printed, a line for each saved adapter, for
 //                                the state and for no adapter: greedily, and then drawn
 //     "packed": FOLDER           keeps the decoder's weights as ONNX Runtime packs them
+//     "packed_at_once": BYTES    packs no more of them together
 #include <iostream>
 
 #include "job.hpp"
@@ -34,6 +35,7 @@ int main(int count, char** arguments) try {
     odtpack::CheckpointState::SaveCheckpoint(training.state, json.Get<std::string>("save"));
   if (!json["prompt"]) return 0;
   auto choice = training.package.SessionOptions(env, 1);
+  odtpack::detail::packed_at_once = json.Whole("packed_at_once", 32 << 20);
   if (json["packed"])
     choice.AddConfigEntry("odtpack.packed_weights", json.Get<std::string>("packed").c_str());
   odtpack::Generator generator(env, training.package, choice);

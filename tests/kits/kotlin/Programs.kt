@@ -13,6 +13,7 @@ import org.odtpack.Tensor
 import org.odtpack.Tokens
 import org.odtpack.TrainingPackage
 import org.odtpack.Type
+import org.odtpack.packedAtOnce
 import org.odtpack.readCheckpoint
 import org.odtpack.writeCheckpoint
 import org.odtpack.zeros
@@ -117,12 +118,16 @@ fun exports(folder: String, checkpoint: String, path: String) {
 /**
  * PACKAGE TRAINED ADAPTER... PROMPT: a line for each adapter, for the state and for no adapter:
  * tokens of a prompt such as 3,4,5, greedily, drawn, drawn of a few, and before the fourth; then the
- * logits of the first.
+ * logits of the first. ODTPACK_TEST_PACKED: a folder for packed weights, which are packed in parts.
  */
 fun decoder(words: List<String>) {
     val prompt = words.last().split(",").map(String::toInt).toIntArray()
     val state = OrtCheckpointState.loadCheckpoint(words[1])
-    Generator(env, TrainingPackage.open(words[0]), 1).use { generator ->
+    val pack = TrainingPackage.open(words[0])
+    val options = pack.sessionOptions(1)
+    packedAtOnce = 16384
+    System.getenv("ODTPACK_TEST_PACKED")?.let { options.addConfigEntry("odtpack.packed_weights", it) }
+    Generator(env, pack, 1, options).use { generator ->
         val names = words.drop(2).dropLast(1)
         for (name in names) generator.addAdapter(name, name)
         for (name in listOf("state", "gone")) generator.addAdapter(name, state)

@@ -40,7 +40,7 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
         session = pack.sessionOptions(threads).use { own ->
             // An adapter's inputs have values, which is meant.
             own.setSessionLogLevel(OrtLoggingLevel.ORT_LOGGING_LEVEL_ERROR)
-            openSession(env, pack.decoder, options ?: own)
+            openDecoder(env, pack, options ?: own)
         }
     }
 

@@ -80,7 +80,7 @@ internal fun ByteArrayOutputStream.field(tag: Int, value: Long) {
 }
 
 /** The fields of a protobuf message: tag, the field with tag and length, and without. */
-private fun fields(message: ByteBuffer): List<Triple<Long, ByteBuffer, ByteBuffer>> {
+internal fun fields(message: ByteBuffer): List<Triple<Long, ByteBuffer, ByteBuffer>> {
     val bad = { fail("model-not-loadable", "The inference template is not a model.") }
     val part = { start: Int, end: Int ->
         message.duplicate().apply {
