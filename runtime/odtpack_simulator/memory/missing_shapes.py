@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeGuard
 
 import numpy as np
@@ -28,6 +29,9 @@ Dim = int | str | None  # A size, the name of a size, or None for an unknown one
 Dims = tuple[Dim, ...]
 Typed = tuple[int, Dims | None]
 """ONNX element type (0 if unknown) and dimensions (None if not even their number is known)."""
+
+Functions = Mapping[tuple[str, str], onnx.FunctionProto]
+"""Functions of a model by domain and name."""
 
 MICROSOFT_DOMAIN = "com.microsoft"
 
@@ -55,6 +59,7 @@ def fill_in(
     added: set[str],  # What this added to ``found``, here or in a graph around this one
     *,
     as_planned: bool = False,  # Leave out what ONNX Runtime does not know when it plans memory
+    functions: Functions = MappingProxyType({}),  # Those that nodes call, kernels' bodies
 ) -> None:
     """Add types and shapes of node outputs that ``found`` lacks, where rules give them."""
     if as_planned:
@@ -77,6 +82,8 @@ def fill_in(
             continue  # ONNX Runtime knows no more from the same
         if node.op_type == "Scan" and not node.domain and not as_planned:
             results = _scan(node, opset, constants, found)
+        elif function := functions.get((node.domain, node.op_type)):
+            results = _called(node, function, opset, constants, inputs)
         else:
             results = _infer(node, opset, sizes, inputs)
         if node.op_type == "NonZero" and not node.domain:  # as many columns as the value has
@@ -135,6 +142,23 @@ def _scan(
             dims = (*dims[:place], length, *dims[place:])
         results.append((kind, dims))
     return results
+
+
+def _called(
+    node: onnx.NodeProto,
+    function: onnx.FunctionProto,
+    opset: int,
+    constants: Mapping[str, onnx.TensorProto],
+    inputs: Sequence[Typed],
+) -> list[Typed]:
+    """Results of a function, by the nodes of its body."""
+    formal = dict(zip(function.input, node.input, strict=False))
+    given = {inner: constants[name] for inner, name in formal.items() if name in constants}
+    given |= {each.output[0]: each.attribute[0].t for each in function.node
+              if each.op_type == "Constant" and each.attribute[0].name == "value"}  # fmt: skip
+    inside = dict(zip(function.input, inputs, strict=False))
+    fill_in(function.node, opset, given, inside, set())
+    return [inside.get(name, (0, None)) for name in function.output]
 
 
 def is_fixed(dims: Dims | None) -> TypeGuard[Shape]:

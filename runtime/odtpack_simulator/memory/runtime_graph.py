@@ -26,6 +26,7 @@ from odtpack_simulator.memory.execution_order import graphs, rename_casts, sort_
 from odtpack_simulator.memory.kernel_memory import Shape
 from odtpack_simulator.memory.missing_shapes import (
     Dims,
+    Functions,
     Typed,
     body_inputs,
     fill_in,
@@ -290,7 +291,9 @@ def _read(
         inferred = onnx.load(str(inferred_path))
     _set_sizes(inferred.graph, sizes)
     opset = next((o.version for o in optimized.opset_import if o.domain in ("", "ai.onnx")), 1)
-    return _convert(optimized.graph, inferred.graph, opset, _Scope({}, {}, {}))
+    functions = {(each.domain, each.name): each for each in optimized.functions}
+    scope = _Scope({}, {}, {}, functions=functions)
+    return _convert(optimized.graph, inferred.graph, opset, scope)
 
 
 def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -361,6 +364,7 @@ class _Scope:
     constants: Mapping[str, onnx.TensorProto]
     # Names of those whose shape is not ONNX Runtime's, of either
     added: tuple[Collection[str], Collection[str]] = ((), ())
+    functions: Functions = field(default_factory=dict)
 
 
 def _convert(
@@ -382,8 +386,8 @@ def _convert(
     found |= given  # inputs whose shapes the graph around it gives
     added = set(outer.added[0]), {*outer.added[1], *given}
     fill_in(graph.node, opset, constants, planned, added[0], as_planned=True)
-    fill_in(graph.node, opset, constants, found, added[1])
-    scope = _Scope(planned, found, constants, added)
+    fill_in(graph.node, opset, constants, found, added[1], functions=outer.functions)
+    scope = _Scope(planned, found, constants, added, outer.functions)
     twins = {name: node for node in inferred.node for name in node.output if name}
     nodes = [_node(node, twins, opset, scope) for node in graph.node]
     names = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]

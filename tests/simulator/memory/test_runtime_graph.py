@@ -15,6 +15,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from odtpack.build import build_package
 from odtpack_runtime.errors import OdtpackError
@@ -191,6 +192,33 @@ def test_the_body_of_a_scan_has_the_shapes_of_its_slices() -> None:
     (scan,) = (node for node in loaded.nodes if node.op_type == "Scan")
     (inside,) = scan.subgraphs.values()
     assert [inside.values[name].shape for name in inside.inputs] == [(2,), (4, 2)]
+
+
+def test_results_of_a_function_have_the_shapes_that_its_body_gives() -> None:
+    """A native kernel's, behind a value whose shape ONNX Runtime does not know."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "odtpack.native": 1]>
+        g (float[2, 3, 8] x, float[2, 3, 8] y) => (float[a, b, c] scale, float[d, e] product) {
+            scale, product = odtpack.native.Kernel0 (x, y)
+        }
+        <domain: "odtpack.native", opset_import: ["": 17]>
+        Kernel0 (a, b) => (root, sum) {
+            mean = ReduceMean <axes = [-1]> (a)
+            root = Sqrt (mean)
+            scaled = Mul (b, root)
+            sum = ReduceSum <keepdims = 0> (scaled, axis)
+        }"""
+    )
+    axis = onnx.numpy_helper.from_array(np.array([1]))
+    model.functions[0].node.insert(0, helper.make_node("Constant", [], ["axis"], value=axis))
+    functions = {(each.domain, each.name): each for each in model.functions}
+    found: dict[str, Typed] = dict.fromkeys(("x", "y"), (TensorProto.FLOAT, (2, 3, 8)))
+    fill_in(model.graph.node, 17, {}, found, set(), functions=functions)
+    feeds = dict.fromkeys(("x", "y"), np.ones((2, 3, 8), np.float32))
+    for name, array in zip(
+        ("scale", "product"), ReferenceEvaluator(model).run(None, feeds), strict=True
+    ):
+        assert found[name] == (TensorProto.FLOAT, np.shape(array))
 
 
 @pytest.mark.parametrize("axis", [0, -2])
