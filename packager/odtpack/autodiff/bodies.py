@@ -580,8 +580,7 @@ def _multiply(
             op.Concat(op.constant(np.zeros((1, size), dtype.numpy())), value, axis=0)
             for value, size in ((left, rows), (right, columns))
         )
-    y: ir.Value = op.Gemm(left, right, transA=1)
-    return _typed(y, weight)
+    return _typed(op.Gemm(left, right, transA=1), weight)
 
 
 def _carried(ctx: Context, turns: Turns) -> list[State]:

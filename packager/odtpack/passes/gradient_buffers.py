@@ -154,10 +154,7 @@ class Scatter:
             indices = _input(self.node, 1)
         else:  # made where they are needed: they are twice as large as the updates
             indices = op.Expand(self.column.outputs[0], op.Shape(self.updates))
-        y: ir.Value = op.ScatterElements(
-            data, indices, self.updates, axis=self.axis, reduction="add"
-        )
-        return y
+        return op.ScatterElements(data, indices, self.updates, axis=self.axis, reduction="add")
 
     def fresh(self, op: Ops, dims: tuple[int, ...], reset: ir.Value) -> ir.Value:
         """Add the updates to zeros."""
@@ -185,8 +182,7 @@ class Scatter:
         indices = op.Expand(rows, op.Shape(self.updates))
         none = op.Expand(zero, op.Concat(end, op.ints(*dims[1:]), axis=0))
         summed = op.ScatterElements(none, indices, self.updates, axis=0, reduction="add")
-        y: ir.Value = op.Gather(summed, slots, axis=0)
-        return y
+        return op.Gather(summed, slots, axis=0)
 
     def remove(self) -> None:
         """Take the node, which is not read, out of its graph, and what only it needed."""
@@ -275,8 +271,7 @@ def _together(op: Ops, scatters: list[Scatter], axis: int, data: ir.Value) -> ir
     # A view of the same shape, by which :func:`read` knows a column.
     column = op.Reshape(numbers, columns[0].inputs[1])
     indices = op.Expand(column, op.Shape(updates))
-    y: ir.Value = op.ScatterElements(data, indices, updates, axis=axis, reduction="add")
-    return y
+    return op.ScatterElements(data, indices, updates, axis=axis, reduction="add")
 
 
 def _terms(total: ir.Value) -> tuple[list[ir.Node], list[ir.Value]]:

@@ -128,8 +128,7 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
     # Its value is that of the terms, its gradient the slope.
     along = op.reduce_sum(shaped(op.Mul(hidden, slope), shape), [2])
     along = shaped(along, (*shape[:2], 1))
-    terms: ir.Value = op.squeeze(op.Add(op.Sub(along, stop(op, along)), stop(op, value)), 2)
-    return terms
+    return op.squeeze(op.Add(op.Sub(along, stop(op, along)), stop(op, value)), 2)
 
 
 def _over_parts(
