@@ -30,8 +30,6 @@ from odtpack.graph.graphs import (
 )
 from odtpack.graph.ops import Ops
 
-# The backward walk: reverse order, ask the registry, add up, un-broadcast.
-#
 # It knows no operators. A rule gives the cotangents of a node's inputs, and of what its
 # subgraphs read from around them, from those of its outputs; the walk decides which are
 # needed and sums the contributions of every use.
@@ -244,9 +242,6 @@ def _no_gradient(
         hint=f"freeze {'it' if len(reaching) == 1 else 'them'} "
         f"(--freeze {reaching[0] if reaching else 'GLOB'!r}), or replace the operator in the model",
     )
-
-
-# Adds values at indices, which may repeat.
 
 
 def add_at(

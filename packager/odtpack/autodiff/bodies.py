@@ -28,8 +28,6 @@ from odtpack.graph.graphs import (
 )
 from odtpack.graph.ops import Ops
 
-# Differentiates the body of a control-flow operator into a body of its own.
-#
 # The backward nodes of a body read values of the forward body, which they cannot see from
 # where they end up. Each such value is either handed over, as one more output of the forward
 # body, or computed again from others that are:

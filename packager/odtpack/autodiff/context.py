@@ -14,8 +14,6 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import Dims, constant, dims_of
 from odtpack.graph.ops import Ops
 
-# What a gradient rule sees of its node.
-
 Differentiate = Callable[
     [ir.Graph, Mapping[ir.Value, ir.Value], Iterable[ir.Value], Ops], dict[ir.Value, ir.Value]
 ]

@@ -28,8 +28,6 @@ from odtpack.graph.graphs import (
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 
-# Replaces operators that have no gradient rule by what they are defined as.
-#
 # The ONNX specification defines many operators as functions of others (Celu, Mish,
 # GroupNormalization, Attention, ...), and a model may bring functions of its own. A body in
 # place of its call is differentiated like any other part of the graph, so that such an

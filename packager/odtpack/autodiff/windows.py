@@ -16,8 +16,6 @@ from odtpack.autodiff.context import Context
 from odtpack.graph.graphs import Dims
 from odtpack.graph.ops import Ops
 
-# The spatial side of convolutions and pools: where each window and each tap lies.
-
 
 class _Taps:
     kernel: tuple[int, ...]
@@ -192,9 +190,9 @@ def transposed_convolution(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> 
 
 # Windows on a plane whose size is known only when the model runs.
 #
-# The counterpart of :mod:`odtpack.autodiff.windows`: the arithmetic on sizes that is done
-# there before the model runs is written into the graph here, on INT64 vectors of one number for
-# each spatial axis. It needs neither the number of samples nor that of channels.
+# The arithmetic on sizes that is done above before the model runs is written into the graph here,
+# on INT64 vectors of one number for each spatial axis. It needs neither the number of samples nor
+# that of channels.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,9 +320,6 @@ def _same_total(op: Ops, size: ir.Value, kernel: Sequence[int], strides: Sequenc
 def _same_before(op: Ops, total: ir.Value, mode: str) -> ir.Value:
     half = op.Div(total, 2)
     return half if mode == "SAME_UPPER" else op.Sub(total, half)
-
-
-# Convolutions
 
 
 def weight_gradient(

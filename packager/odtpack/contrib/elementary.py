@@ -18,8 +18,6 @@ from odtpack.contrib.table import (
     written_norm,
 )
 
-# Activations with a bias or a gate.
-
 
 @decomposition("Gelu", "BiasGelu", "FastGelu")
 def gelus(ctx: Context) -> Outputs:
@@ -34,9 +32,6 @@ def quick(ctx: Context) -> Outputs:
     """x sigmoid(alpha x)."""
     op, x = ctx.op, ctx.x()
     return op.Mul(x, op.Sigmoid(op.Mul(x, ctx.float("alpha", 1.702))))
-
-
-# Matrix products and convolutions with transposition or activation.
 
 
 @decomposition("FusedMatMul", "TransposeMatMul")

@@ -10,14 +10,10 @@ import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 from onnx_ir.passes.common import inliner
 
-# Element types in which a parameter may be stored and trained.
-
 TRAINABLE_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 """Kept in float32, or in float64 as soon as one parameter is of that type."""
 
 
-# Reads a graph: dimensions of values, what nodes and subgraphs hold and take, names.
-#
 # Nothing is written here: :mod:`odtpack.graph.ops` does that.
 
 Dims = tuple[int | str | None, ...]
@@ -223,9 +219,6 @@ def is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
     return True
 
 
-# Small questions that several passes ask of a graph.
-
-
 def constant(value: ir.Value | None, largest: int | None = None) -> np.ndarray | None:
     """What a value holds that is known before the model runs, of so many elements at most."""
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
@@ -334,9 +327,6 @@ def _key(node: ir.Node) -> Hashable:
         tuple(bool(value.name) for value in node.outputs),
         tuple((name, str(attribute.value)) for name, attribute in attributes),
     )
-
-
-# Inlines the functions of a model, in time proportional to what that makes.
 
 
 class InlinePass(common_passes.InlinePass):

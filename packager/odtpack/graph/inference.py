@@ -24,8 +24,6 @@ from odtpack.graph.graphs import (
     subgraphs,
 )
 
-# Types and shapes of a model's values, by the onnx library.
-#
 # ``onnx_ir``'s own pass does the same by way of a second model, built from the result and then
 # thrown away; most of a build was spent there.
 

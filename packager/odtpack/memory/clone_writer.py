@@ -1,8 +1,8 @@
 """Writes into a training model what is computed again for the backward pass.
 
 Each node that computes again is a copy whose inputs are other copies, or views of what is kept
-(:mod:`.control_edge`), so that ONNX Runtime neither merges it with the original nor executes it
-before the backward pass has come so far.
+(:class:`.schedule.ControlEdge`), so that ONNX Runtime neither merges it with the original nor
+executes it before the backward pass has come so far.
 """
 
 from __future__ import annotations

@@ -35,8 +35,6 @@ from odtpack.model.inputs import fix_sizes
 from odtpack.model.source import ModelLike
 from odtpack.passes import patterns
 
-# Reads the user's model; everything about it is checked here, before anything uses it.
-
 __all__ = [
     "CACHE",
     "CONVERTED_FROM",
@@ -419,8 +417,7 @@ def _constant(value: ir.Value) -> int | None:
 # What inlining a model's functions will produce: counted before it is done.
 #
 # A function that calls another twice doubles it, level by level: forty levels in four kilobytes
-#   make
-# 10^12 nodes.
+# make 10^12 nodes.
 
 _ALWAYS_ALLOWED: Final = 10_000
 _TIMES_STORED: Final = 100

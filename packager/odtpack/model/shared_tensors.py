@@ -26,8 +26,6 @@ from odtpack.model.exporters import (
     place,
 )
 
-# Tensors that several places of a model read, and that therefore train as one.
-
 
 @dataclasses.dataclass(frozen=True)
 class SharedTensor:

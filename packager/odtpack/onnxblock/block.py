@@ -18,8 +18,6 @@ from odtpack.errors import OdtpackError
 from odtpack.model import external_data, source
 from odtpack.onnxblock.accessor import Equation, ModelAccessor
 
-# Which model blocks write into: ``with onnxblock.base(model):``.
-
 _CURRENT: ContextVar[ModelAccessor | None] = ContextVar("onnxblock base", default=None)
 _LIBRARY: ContextVar[Path | None] = ContextVar("onnxblock custom_op_library", default=None)
 

@@ -31,10 +31,10 @@ from odtpack_runtime.checkpoint.parameters import Array
 # Two of its operators write where a plain one cannot, since its runtime reads no other outputs of a
 # step than the user's:
 #
-# - ``InPlaceAccumulatorV2(buffer, gradient, reset) -> BOOL[1]`` adds a gradient to its buffer; -
-# ``BatchNormInternal(x, scale, bias, mean, variance) -> y, mean, variance, batch mean, batch 1 /
-# std`` replaces the running statistics. Its running variance takes the biased variance of the
-# batch, as the ONNX text has it.
+# - ``InPlaceAccumulatorV2(buffer, gradient, reset) -> BOOL[1]`` adds a gradient to its buffer;
+# - ``BatchNormInternal(x, scale, bias, mean, variance) -> y, mean, variance, batch mean, batch 1 /
+#   std`` replaces the running statistics. Its running variance takes the biased variance of the
+#   batch, as the ONNX text has it.
 #
 # Everything else, the gradients above all, stays plain.
 

@@ -206,7 +206,7 @@ def _ints(value: ir.Value | None) -> list[int]:
     return [] if array is None else [int(i) for i in array.reshape(-1)]
 
 
-# Rewrites forward convolutions on small planes as matrix products (autodiff.planes).
+# Rewrites forward convolutions on small planes as matrix products (autodiff.windows).
 #
 # Runs after differentiation, whose rule for Conv takes the same form there. Convolutions
 # whose weight is a constant are left alone: the runtime repacks those for its own kernels.

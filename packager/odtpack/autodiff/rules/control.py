@@ -1,7 +1,6 @@
 """Control flow: If, Loop and Scan, whose bodies are differentiated (autodiff.bodies).
 
-The gradient of an If is an If on the same condition, that of a loop a loop backwards
-(autodiff.loops).
+The gradient of an If is an If on the same condition, that of a loop a loop backwards.
 """
 
 from __future__ import annotations

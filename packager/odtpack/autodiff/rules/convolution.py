@@ -15,8 +15,6 @@ from odtpack.autodiff.rules.norm import sum_per_channel
 from odtpack.autodiff.windows import Windows, conv_windows, transposed_convolution
 from odtpack.graph.ops import Ops
 
-# Convolutions.
-#
 # ONNX has no operator for a convolution's weight gradient, and writing it as a convolution
 # with swapped axes runs at a third of the speed of a matrix product. So it is written as
 # matrix products over shifted slices ("taps") of the padded input; which of the three

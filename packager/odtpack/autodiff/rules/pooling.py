@@ -234,9 +234,6 @@ def _share(ctx: Context) -> ir.Value:
     return op.Where(zero, 0, share)
 
 
-# Operators that put elements or patches onto a plane: MaxUnpool and Col2Im.
-
-
 @vjp("MaxUnpool", since=9)
 def max_unpool(ctx: Context) -> Cotangents:
     """Each element reads the cotangent of where it was put, as in PyTorch."""

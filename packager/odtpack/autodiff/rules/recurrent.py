@@ -323,10 +323,8 @@ def value_and_slope(op: Ops, f: GateFunction, a: ir.Value) -> tuple[ir.Value, ir
 _I, _O, _FORGET, _G = range(4)  # order of the gates
 
 
-# The LSTM cell, differentiated; symbols as in ``recurrent_cells``.
-#
-# c = forget before + i g and h = o k(c), where the gates i, o and forget may look at the cell
-# through peepholes: at the state before the step, and o at that after it.
+# In an LSTM c = forget before + i g and h = o k(c), where the gates i, o and forget may look at the
+# cell through peepholes: at the state before the step, and o at that after it.
 
 
 def lstm_cell(direction: Direction, functions: Functions) -> Found:

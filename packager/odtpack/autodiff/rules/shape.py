@@ -24,9 +24,6 @@ non_differentiable(
 )  # fmt: skip
 
 
-# Operators that move, cut, join or repeat elements.
-
-
 @vjp("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def reshape(ctx: Context) -> Cotangents:
     return ctx.op.reshape_like(ctx.dy(), ctx.x())
@@ -97,9 +94,6 @@ def space_to_depth(ctx: Context) -> Cotangents:
 @vjp("Trilu")
 def trilu(ctx: Context) -> Cotangents:
     return [ctx.op.Trilu(ctx.dy(), ctx.maybe_x(1), upper=ctx.int("upper", 1)), None]
-
-
-# Operators that cut out, pad or repeat: Slice, Pad and Tile.
 
 
 @vjp("Slice", since=10)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from odtpack.graph.ops import Ops
 
 
-# What every loss shares: options as fields, targets, reduction.
-#
 # Losses import what writes graphs where they write: recipes read the declarations, and whether a
 # package has to be built again is to be known without loading onnx_ir.
 
