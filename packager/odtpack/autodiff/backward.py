@@ -245,17 +245,23 @@ def _no_gradient(
 
 
 def add_at(
-    op: Ops, shape: ir.Value, indices: ir.Value, updates: ir.Value, axis: int = 0
+    op: Ops,
+    shape: ir.Value,
+    indices: ir.Value,
+    updates: ir.Value,
+    axis: int = 0,
+    reduction: str | None = "add",
 ) -> ir.Value:
     """Zeros, plus each of ``updates`` at its index along ``axis``."""
     # ONNX Runtime adds no float16, so such sums run in float32, and are rounded once.
-    # op: Writes the nodes; of opset 16 or later. shape: INT64 vector: shape of the result. indices:
+    # op: Writes the nodes. shape: INT64 vector: shape of the result. indices:
     # Indices of the shape of ``updates``. updates: Values to add; the result is of their type.
-    # axis: Axis of the result that the indices count along.
+    # axis: Axis of the result that the indices count along. reduction: None before opset 16, where
+    # the last update of an index counts.
     dtype = updates.dtype or ir.DataType.FLOAT
     wide = wider(dtype)
     summed = op.ScatterElements(
-        op.zeros(shape, wide), indices, op.cast(updates, wide), axis=axis, reduction="add"
+        op.zeros(shape, wide), indices, op.cast(updates, wide), axis=axis, reduction=reduction
     )
     return op.cast(summed, dtype)
 

@@ -21,7 +21,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.rules.pooling import TOO_MANY_TAPS
+from odtpack.autodiff.rules.pooling import TOO_MANY_TAPS, enlarged
 from odtpack.autodiff.rules.reduce import reduced_axes
 from odtpack.autodiff.windows import pool_windows
 from odtpack.errors import OdtpackError
@@ -175,17 +175,8 @@ def _max_unpool(op: Ops, ctx: Context) -> ir.Value | None:
             reader.replace_input_with(0, distance.inputs[0])
     strides = ctx.ints("strides", (1, 1))
     plane = np.arange(sizes[0] * sizes[1], 0, -1, dtype=np.float32).reshape(1, 1, *sizes)
-    found = _enlarged(op, distance.inputs[0], strides)
-    return op.Where(op.Equal(found, op.constant(plane)), _enlarged(op, ctx.x(), strides), 0.0)
-
-
-def _enlarged(op: Ops, value: ir.Value | None, strides: tuple[int, ...]) -> ir.Value:
-    scales = op.constant(np.array([1, 1, *strides], np.float32))
-    region = op.constant(np.zeros(0, np.float32)) if op.opset < 13 else None
-    return op.Resize(
-        value, region, scales,
-        mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
-    )  # fmt: skip
+    found = enlarged(op, distance.inputs[0], strides)
+    return op.Where(op.Equal(found, op.constant(plane)), enlarged(op, ctx.x(), strides), 0.0)
 
 
 def _constant_of_shape(op: Ops, ctx: Context) -> ir.Value | None:

@@ -479,8 +479,7 @@ class Layer:
 
     def join(self, values: Sequence[ir.Value]) -> ir.Value:
         """Put what the directions have side by side along a new axis 0."""
-        parts = [self.op.unsqueeze(value, 0) for value in values]
-        return parts[0] if len(parts) == 1 else self.op.Concat(*parts, axis=0)
+        return self.op.join([self.op.unsqueeze(value, 0) for value in values], 0)
 
     def by_step(self, rows: ir.Value, width: int) -> ir.Value:
         """View [T B, width] as [T, B, width]."""
