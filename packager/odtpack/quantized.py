@@ -15,11 +15,10 @@ from odtpack.autodiff.expand import SMALLEST
 from odtpack.choices import BaseKind
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.graphs import LOOK_UP
+from odtpack.graph.graphs import LOOK_UP, mark_constant
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import matching, module_names
-from odtpack.model.loading import mark_constant
 from odtpack.model.source import release_pages
 from odtpack.passes.patterns import to_blocks
 

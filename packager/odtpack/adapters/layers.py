@@ -122,7 +122,7 @@ def packed_layers(graph: ir.Graph) -> list[Layer]:
 
 def _weight(node: ir.Node) -> ir.Value | None:
     """What a node reads as its weight, if it is a linear layer's."""
-    if node.domain not in ("", "ai.onnx") or len(node.inputs) < 2:
+    if node.domain or len(node.inputs) < 2:
         return None
     attributes = node.attributes
     if node.op_type == "Gemm":
@@ -139,7 +139,7 @@ def _source(weight: ir.Value) -> tuple[ir.Value | None, bool]:
     swaps, passed = False, set[str]()
     while value is not None and not value.is_initializer():
         node = value.producer()
-        if node is None or node.op_type not in _LOOKED_UP or node.domain not in ("", "ai.onnx"):
+        if node is None or node.op_type not in _LOOKED_UP or node.domain:
             return None, False
         passed.add(node.op_type)
         swaps ^= node.op_type == "Transpose"

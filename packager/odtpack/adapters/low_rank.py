@@ -179,7 +179,7 @@ def _gather(node: ir.Node) -> ir.Node | None:
     end: ir.Node | None = node
     while marked and end is not None and end.op_type != "Gather":
         end = None if end.inputs[0] is None else end.inputs[0].producer()
-    if end is None or end.op_type != "Gather" or end.domain not in ("", "ai.onnx"):
+    if end is None or end.op_type != "Gather" or end.domain:
         return None
     source = end.inputs[0]
     if source is None or not source.is_initializer() or len(dims_of(source) or ()) != 2:

@@ -222,7 +222,7 @@ def add_output(ctx: Context, index: int, stem: str, like: ir.Value, dims: Dims |
 
 def _is_unrepeatable(node: ir.Node) -> bool:
     """Whether a second run may give another result: random draws, unknown operators."""
-    if node.op_type in RANDOM_OPERATORS or node.domain not in ("", "ai.onnx"):
+    if node.op_type in RANDOM_OPERATORS or node.domain:
         return True
     return any(_is_unrepeatable(inner) for body in subgraphs(node) for inner in body)
 

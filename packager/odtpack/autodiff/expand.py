@@ -105,7 +105,7 @@ def _without_rule(
 def _body(node: ir.Node, graph: ir.Graph) -> ir.Function | None:
     """The function that the specification defines a node as, written in the graph's opset."""
     opset = opset_of(node, graph)
-    if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, opset, ""):
+    if node.domain or not onnx.defs.has(node.op_type, opset, ""):
         return None
     schema: Any = onnx.defs.get_schema(node.op_type, opset, "")  # its stubs lack functions
     proto = onnx.FunctionProto()
@@ -162,7 +162,7 @@ def _same_meaning(function: ir.Function, written: int, opset: int) -> bool:
     return all(
         _is_legal(node, opset) and not older < CHANGED_MEANING.get(node.op_type, 0) <= newer
         for node in function.all_nodes()
-        if node.domain in ("", "ai.onnx")
+        if not node.domain
     )
 
 
@@ -400,7 +400,7 @@ def find_chains(graph: ir.Graph) -> set[ir.Value]:
     constants = {v for v in graph.initializers.values() if not v.is_graph_input()}
     for node in graph:
         inputs = [value for value in node.inputs if value is not None]
-        if not inputs or node.domain not in ("", "ai.onnx") or not constants.issuperset(inputs):
+        if not inputs or node.domain or not constants.issuperset(inputs):
             continue
         constants.update(node.outputs)
         codes = inputs[0].const_value

@@ -165,7 +165,7 @@ CARRIED: Final = "odtpack.carried"
 
 def is_training_batch_norm(node: ir.Node) -> bool:
     """Whether a BatchNormalization node uses the statistics of its batch."""
-    if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx"):
+    if node.op_type != "BatchNormalization" or node.domain:
         return False
     # Before opset 14 training mode had no attribute: it was there if outputs were.
     return (
@@ -242,9 +242,7 @@ def is_scalar(value: ir.Value | None, wanted: float) -> bool:
 def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     """The node that computes ``value``, if it is a standard operator of one of the types."""
     node = None if value is None else value.producer()
-    if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in op_types:
-        return None
-    return node
+    return None if node is None or node.domain or node.op_type not in op_types else node
 
 
 def split_scalar(node: ir.Node | None, wanted: float) -> ir.Value | None:

@@ -448,7 +448,7 @@ def _restore(shapes: Mapping[ir.Value, ir.Shape | None]) -> None:
 
 def _states(model: ir.Model) -> Iterator[_State]:
     for node in nodes_of(model.graph):
-        if node.op_type != "Loop" or node.domain not in ("", "ai.onnx"):
+        if node.op_type != "Loop" or node.domain:
             continue
         body = node.attributes["body"].as_graph()
         rows = zip(node.inputs[2:], body.inputs[2:], body.outputs[1:], node.outputs, strict=False)

@@ -15,12 +15,13 @@ import onnx_ir.passes.common as common_passes
 
 from odtpack import targets
 from odtpack.autodiff import backward
-from odtpack.contrib import DOMAIN
+from odtpack.contrib import DOMAIN, decompose, needs_blocks, rename_misplaced
 from odtpack.errors import OdtpackError
 from odtpack.graph.fold import fold, share_constants, take_squeeze
 from odtpack.graph.graphs import (
     TRAINABLE_TYPES,
     InlinePass,
+    Names,
     constant,
     defined,
     dims_of,
@@ -35,19 +36,6 @@ from odtpack.model.inputs import fix_sizes
 from odtpack.model.source import ModelLike
 from odtpack.passes import patterns
 
-__all__ = [
-    "CACHE",
-    "CONVERTED_FROM",
-    "SQUEEZED",
-    "UNREACHED",
-    "ModelLike",
-    "check_texts",
-    "infer_shapes",
-    "is_lifted_constant",
-    "load_model",
-    "load_source",
-    "mark_constant",
-]
 CACHE = "odtpack.cache"
 """Metadata of a loaded model: the inputs that were left out with its key-value cache."""
 _NO_NAMES: Final = {"", "?", "-1", "None"}
@@ -102,8 +90,6 @@ def load_source(
 ) -> ir.Model:
     """:func:`load_model` of a model that is open already."""
     # as_stored: Whether equal parameters that were stored once stay one.
-    from odtpack.contrib import decompose, needs_blocks, rename_misplaced
-
     rename_misplaced(given.proto)
     _open_axes(given.proto.graph)
     if sizes:
@@ -128,7 +114,7 @@ def load_source(
     # The passes that make initializers of Constant nodes leave a trace of it.
     bodies = (n for f in loaded.functions.values() for n in f.all_nodes())
     for node in (*nodes_of(loaded.graph), *bodies):
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        if node.op_type == "Constant" and not node.domain:
             mark_constant(node.outputs[0])
     name_nodes(loaded.graph)
     for transform in (
@@ -149,7 +135,9 @@ def load_source(
     shared_tensors.tie(loaded.graph, named)
     shared_tensors.untie(loaded.graph, untie)
     _open_declared_sizes(loaded.graph)
-    loaded = _stopped(_decide_branches(_infer_anew(loaded)), stop)
+    loaded = _decide_branches(_infer_anew(loaded))
+    if stop:
+        backward.stop_at(loaded.graph, stop)
     inputs = [value for value in loaded.graph.inputs if value.uses()]
     cache = () if as_stored else drop(loaded.graph)
     if needs_blocks(loaded.graph):
@@ -248,13 +236,6 @@ def _decide_branches(model: ir.Model) -> ir.Model:
     return model
 
 
-def _stopped(model: ir.Model, wanted: Sequence[str]) -> ir.Model:
-    """The model, changed in place so that no gradient passes some of its values."""
-    if wanted:
-        backward.stop_at(model.graph, wanted)
-    return model
-
-
 def _name_standard_domain(imports: dict[str, int]) -> None:
     """The standard operators' domain has two names; here it is ""."""
     if "ai.onnx" in imports:
@@ -264,18 +245,14 @@ def _name_standard_domain(imports: dict[str, int]) -> None:
 def _lift_parameters(graph: ir.Graph) -> None:
     """Move what may be a parameter from subgraphs to the main graph, where it can be trained."""
     # Constants of other types stay: shape inference reads axes and sizes only where they are.
-    names = {value.name for value in defined(graph)}
+    names = Names(str(value.name) for value in defined(graph))
     for subgraph in list(graph.subgraphs()):
         for name, value in list(subgraph.initializers.items()):
             kept = value.is_graph_input() or value.is_graph_output()
             if kept or value.dtype not in TRAINABLE_TYPES or not value.shape:
                 continue
             subgraph.initializers.pop(name)
-            count = 1
-            while value.name in names:
-                count += 1
-                value.name = f"{name}_{count}"
-            names.add(value.name)
+            value.name = names.fresh(name)
             graph.register_initializer(value)
 
 
@@ -293,7 +270,7 @@ def _write_conditions(graph: ir.Graph) -> None:
     # Its place is lost as soon as a pass removes absent inputs at the end of nodes.
     true: ir.Value | None = None
     for node in nodes_of(graph):
-        if node.op_type == "Loop" and node.domain in ("", "ai.onnx") and not any(node.inputs[1:]):
+        if node.op_type == "Loop" and not node.domain and not any(node.inputs[1:]):
             if true is None:
                 true = ir.val("loop.condition", const_value=ir.tensor(np.array(True)))
                 while true.name in graph.initializers:
@@ -376,7 +353,7 @@ def check_loops(graph: ir.Graph, where: str) -> None:
     # A trip count that is only a bound, as exporters write 2^63 - 1 for ``while``, is fine where
     # the condition is computed.
     for node in nodes_of(graph):
-        if node.op_type != "Loop" or node.domain not in ("", "ai.onnx") or len(node.inputs) < 2:
+        if node.op_type != "Loop" or node.domain or len(node.inputs) < 2:
             continue
         trips, condition = node.inputs[0], node.inputs[1]
         if condition is not None and not _constant(condition):
@@ -523,12 +500,11 @@ def drop(graph: ir.Graph) -> tuple[str, ...]:
 
 def _present(node: ir.Node, index: int) -> tuple[ir.Value, ...] | None:
     """The values that hold the past and new tokens, if a node reads its input as the past."""
-    if node.op_type == "Concat" and node.domain in ("", "ai.onnx"):
+    if node.op_type == "Concat" and not node.domain:
         ahead = index == 0 and len(node.inputs) == 2
         along = node.attributes.get_int("axis", 0) % 4 == _TOKENS
         return (node.outputs[0],) if ahead and along and node.outputs[0].is_graph_output() else None
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    inputs, outputs = _PAST.get((domain, node.op_type), ((), ()))
+    inputs, outputs = _PAST.get((node.domain, node.op_type), ((), ()))
     if index not in inputs:
         return None
     return tuple(node.outputs[i] for i in outputs if i < len(node.outputs))

@@ -118,7 +118,7 @@ def _is_of_shapes(node: ir.Node) -> bool:
 
 def _why(node: ir.Node, opsets: Mapping[str, int]) -> str:
     """What the provider lacks of a node; nothing if it has a kernel."""
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain:
         return ""  # not asked for
     opset = opsets[""]
     if not onnx.defs.has(node.op_type, opset):
