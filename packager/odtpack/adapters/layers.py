@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 import onnx_ir as ir
 
 from odtpack.autodiff.backward import STRAIGHT_THROUGH
-from odtpack.graph.graphs import dims_of
+from odtpack.graph.graphs import dims_of, operand
 from odtpack.model.exporters import module_names
 
 # What stands between a stored weight and the product that reads it; the weight is its first input.
@@ -51,9 +51,7 @@ class Use:
     @property
     def data(self) -> ir.Value:
         """What the layer is applied to."""
-        value = self.node.inputs[0]
-        assert value is not None  # noqa: S101 - that of all three operators
-        return value
+        return operand(self.node, 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from odtpack.adapters.layers import Layer, Use, layer_name
 from odtpack.autodiff.backward import stop
-from odtpack.graph.graphs import LOOK_UP, dims_of, is_lifted_constant
+from odtpack.graph.graphs import LOOK_UP, dims_of, is_lifted_constant, maker, typed
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import module_names
 from odtpack.spec import AdapterSpec
@@ -114,13 +114,12 @@ def _scaled(op: Ops, use: Use, added: ir.Value, factor: ir.Value) -> ir.Value:
 
 def take_place(old: ir.Value, new: ir.Value, readers: Iterable[tuple[ir.Node, int]]) -> None:
     """Let readers of a value, and the graph's outputs, have another under its name."""
-    new.type, new.shape = old.type, old.shape
+    typed(new, old)
     for reader, index in readers:
         reader.replace_input_with(index, new)
     graph = old.graph
     if graph is not None and old.is_graph_output():
-        outputs = [new if value is old else value for value in graph.outputs]
-        graph.outputs[:] = outputs
+        graph.outputs[:] = [new if value is old else value for value in graph.outputs]
     name = old.name
     old.name = f"{name}.base"
     new.name = name
@@ -192,10 +191,8 @@ def _gather(node: ir.Node) -> ir.Node | None:
 def apply_to_table(op: Ops, table: Table, given: Mapping[str, ir.Value], spec: AdapterSpec) -> None:
     """Let the nodes that read rows of the table read the sum."""
     for ids, rows in table.uses:
-        last = rows.producer()
-        assert last is not None  # noqa: S101 - a look-up
         readers = [*rows.uses()]
-        with op.after(last):
+        with op.after(maker(rows)):
             through = op.Gather(op.transpose(given[TABLE_A], 1, 0), ids, axis=0)
             added = op.MatMul(through, op.transpose(given[TABLE_B], 1, 0))
             total = op.Add(rows, op.Mul(added, spec.scaling))

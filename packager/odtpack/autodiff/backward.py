@@ -22,10 +22,12 @@ from odtpack.graph.graphs import (
     ancestors,
     captures,
     dims_of,
+    maker,
     nodes_of,
     reads,
     replace,
     subgraphs,
+    typed,
     wider,
 )
 from odtpack.graph.ops import Ops
@@ -181,10 +183,8 @@ def _walk(
 
 
 def _add(ops: Ops, left: ir.Value, right: ir.Value) -> ir.Value:
-    total: ir.Value = ops.Add(left, right)
-    node = total.producer()
-    if node is not None:
-        node.meta[SUM_OF_COTANGENTS] = True
+    total = ops.Add(left, right)
+    maker(total).meta[SUM_OF_COTANGENTS] = True
     return total
 
 
@@ -277,16 +277,12 @@ STRAIGHT_THROUGH = "StraightThrough"
 
 def stop(op: Ops, value: ir.Value) -> ir.Value:
     """The same value, a constant to differentiation."""
-    (held,) = op.emit(_OP_TYPE, [value], domain=INTERNAL_DOMAIN)
-    held.type, held.shape = value.type, value.shape
-    return held
+    return typed(op.emit(_OP_TYPE, [value], domain=INTERNAL_DOMAIN)[0], value)
 
 
 def stand_in(op: Ops, actual: ir.Value, exact: ir.Value) -> ir.Value:
     """The first value, with the gradient of the second, which is not computed."""
-    (result,) = op.emit(STRAIGHT_THROUGH, [actual, exact], domain=INTERNAL_DOMAIN)
-    result.type, result.shape = exact.type, exact.shape
-    return result
+    return typed(op.emit(STRAIGHT_THROUGH, [actual, exact], domain=INTERNAL_DOMAIN)[0], exact)
 
 
 def has_stand_in(node: ir.Node) -> bool:

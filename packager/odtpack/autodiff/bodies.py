@@ -25,6 +25,7 @@ from odtpack.graph.graphs import (
     reads,
     static_dims,
     subgraphs,
+    typed,
 )
 from odtpack.graph.ops import Ops
 
@@ -91,8 +92,7 @@ class BackwardBody:
         node = value.producer()
         if node is None or node.graph is not self.graph or value in self.graph.outputs:
             value = self.op.Identity(value)
-        value.type, value.shape = like.type, like.shape
-        self.graph.outputs.append(value)
+        self.graph.outputs.append(typed(value, like))
 
     def zeros_like(self, value: ir.Value) -> ir.Value:
         """Zeros of the shape of a value that the backward body sees."""
@@ -102,8 +102,7 @@ class BackwardBody:
         """Make a value one more output of the forward body; return which."""
         node, result = value.producer(), value
         if node is None or node.graph is not self.body or value in self.body.outputs:
-            result = self._forward.Identity(value)
-            result.type, result.shape = value.type, value.shape
+            result = typed(self._forward.Identity(value), value)
         self.body.outputs.append(result)
         return len(self.body.outputs) - 1
 
@@ -246,8 +245,7 @@ def copy_node(node: ir.Node, op: Ops) -> ir.Node:
         name=op.fresh_name(node.name or node.op_type),
     )
     for old, new in zip(node.outputs, copy.outputs, strict=True):
-        new.name = op.fresh_name(old.name) if old.name else old.name
-        new.type, new.shape = old.type, old.shape
+        typed(new, old).name = op.fresh_name(old.name) if old.name else old.name
     return copy
 
 
@@ -443,9 +441,7 @@ class LoopTurns(Turns):
         if self._count is None or self._position is None:
             self._count = self._count_turns(slices)
             self._position = self.back.op.Sub(op.Sub(self._count, 1), self._turn)
-        value: ir.Value = self.back.op.Gather(slices.whole, self._position, axis=0)
-        value.type, value.shape = slices.part.type, slices.part.shape
-        return value
+        return typed(self.back.op.Gather(slices.whole, self._position, axis=0), slices.part)
 
     def _count_turns(self, slices: Slices) -> ir.Value:
         op, zero = self.ctx.op, self.ctx.op.constant(np.array(0))
@@ -523,20 +519,15 @@ def reverse(ctx: Context, turns: Turns) -> Cotangents:
     results = iter(turns.write(initial, [*scanned, *stacks]))
     inputs: list[ir.Value | None] = [None] * len(ctx.node.inputs)
     for state in carried:
-        inputs[state.index] = _typed(next(results), state.first)
-    sums = {value: [_typed(next(results), value)] for value in summed}
+        inputs[state.index] = typed(next(results), state.first)
+    sums = {value: [typed(next(results), value)] for value in summed}
     for slices in scanned:
-        inputs[slices.index] = _typed(next(results), slices.whole)
-    wholes = {v: turns.in_order(_typed(next(results), like)) for v, like in rows.items()}
+        inputs[slices.index] = typed(next(results), slices.whole)
+    wholes = {v: turns.in_order(typed(next(results), like)) for v, like in rows.items()}
     for value, each in products.items():
         sums.setdefault(value, []).extend(_multiply(turns, p, wholes, value) for p in each)
     totals = {value: functools.reduce(op.Add, sums[value]) for value in captured}
     return WithCaptured(inputs, totals)
-
-
-def _typed(cotangent: ir.Value, like: ir.Value) -> ir.Value:
-    cotangent.type, cotangent.shape = like.type, like.shape
-    return cotangent
 
 
 def _take_products(
@@ -578,7 +569,7 @@ def _multiply(
             op.Concat(op.constant(np.zeros((1, size), dtype.numpy())), value, axis=0)
             for value, size in ((left, rows), (right, columns))
         )
-    return _typed(op.Gemm(left, right, transA=1), weight)
+    return typed(op.Gemm(left, right, transA=1), weight)
 
 
 def _carried(ctx: Context, turns: Turns) -> list[State]:

@@ -19,11 +19,13 @@ from odtpack.graph.graphs import (
     captures,
     constant,
     dims_of,
+    maker,
     nodes_of,
     producer,
     reads,
     replace,
     subgraphs,
+    typed,
 )
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
@@ -422,8 +424,7 @@ def _copy(
     if value not in chains:
         return value
     if value not in made:
-        node = value.producer()
-        assert node is not None  # noqa: S101 - chains are of nodes
+        node = maker(value)
         inputs = [
             None if each is None else _copy(op, each, chains, one, made) for each in node.inputs
         ]
@@ -432,6 +433,5 @@ def _copy(
         attributes = {key: each.value for key, each in node.attributes.items()}
         outputs = op.emit(node.op_type, inputs, outputs=len(node.outputs), **attributes)
         for old, new in zip(node.outputs, outputs, strict=True):
-            new.type, new.shape = old.type, old.shape
-            made[old] = new
+            made[old] = typed(new, old)
     return made[value]

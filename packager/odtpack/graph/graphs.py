@@ -245,6 +245,20 @@ def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     return None if node is None or node.domain or node.op_type not in op_types else node
 
 
+def maker(value: ir.Value) -> ir.Node:
+    """The node that computes a value of which it is known that one does."""
+    node = value.producer()
+    assert node is not None  # noqa: S101 - the caller knows
+    return node
+
+
+def operand(node: ir.Node, index: int) -> ir.Value:
+    """An input of a node that is known to be there."""
+    value = node.inputs[index]
+    assert value is not None  # noqa: S101 - the caller knows
+    return value
+
+
 def split_scalar(node: ir.Node | None, wanted: float) -> ir.Value | None:
     """The other operand of a commutative node one of whose operands is the constant ``wanted``."""
     if node is None or len(node.inputs) != 2:
@@ -274,11 +288,16 @@ def private(nodes: Iterable[ir.Node], last: ir.Node) -> bool:
     )
 
 
+def typed(value: ir.Value, like: ir.Value) -> ir.Value:
+    """Give a value the type and shape of another; return it."""
+    value.type, value.shape = like.type, like.shape
+    return value
+
+
 def replace(old: ir.Value, new: ir.Value, nodes: Iterable[ir.Node]) -> None:
     """Let ``new`` take the name and the place of ``old``, and remove ``nodes``, last first."""
-    new.type, new.shape = old.type, old.shape
     name, old.name = old.name, None
-    new.name = name
+    typed(new, old).name = name
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     for node in nodes:
         if node.graph is not None:

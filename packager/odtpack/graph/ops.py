@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import Dims, Names, dims_of, static_dims, used_names
+from odtpack.graph.graphs import Dims, Names, dims_of, static_dims, typed, used_names
 
 Scalar = int | float
 Operand = ir.Value | Scalar | None
@@ -201,8 +201,7 @@ class Ops:
         # reads is computed there, and what it is computed from stays in memory until then. Both
         # values must have the same shape at run time: the readers get a view of ``late`` whose
         # shape is taken from ``early``, at no cost.
-        view = self.Reshape(late, self.Shape(early))
-        view.type, view.shape = late.type, late.shape
+        view = typed(self.Reshape(late, self.Shape(early)), late)
         for node in readers:
             for index, value in enumerate(node.inputs):
                 if value is late:
@@ -238,6 +237,11 @@ class Ops:
             return self.ints(*static)
         noted: ir.Value | None = value.meta.get(SHAPE)
         return self.Shape(value) if noted is None else noted
+
+    def places(self, value: ir.Value, axis: int) -> ir.Value:
+        """INT64 vector 0, 1, ... with a number for each element along an axis."""
+        length = self.squeeze(self.slice(self.Shape(value), [0], [axis], [axis + 1]), 0)
+        return self.Range(0, length, 1)
 
     def reshape(self, value: ir.Value, *dims: int) -> ir.Value:
         """Reshape to static dimensions, one of which may be -1."""

@@ -176,11 +176,6 @@ class CTC(Loss):
         return shaped(op.GatherElements(log_p, index, axis=2), shape)
 
 
-def _range_like(op: Ops, value: ir.Value, axis: int) -> ir.Value:
-    count = op.squeeze(op.slice(op.Shape(value), [0], [axis], [axis + 1]), 0)
-    return op.Range(0, count, 1)
-
-
 def _log(op: Ops, condition: ir.Value, dtype: ir.DataType) -> ir.Value:
     """0 where a condition holds, else the logarithm of 0."""
     zero, never = (op.constant(np.asarray(v, dtype.numpy())) for v in (0, _LOG_ZERO))
@@ -189,13 +184,13 @@ def _log(op: Ops, condition: ir.Value, dtype: ir.DataType) -> ir.Value:
 
 def _active(op: Ops, prediction: ir.Value, lengths: ir.Value) -> ir.Value:
     """Which steps count: BOOL [T, N, 1]."""
-    step = op.unsqueeze(_range_like(op, prediction, 0), 1)
+    step = op.unsqueeze(op.places(prediction, 0), 1)
     return op.unsqueeze(op.Less(step, op.unsqueeze(lengths, 0)), 2)
 
 
 def _ends(op: Ops, places: ir.Value, lengths: ir.Value) -> ir.Value:
     """Where an alignment may end: at the last label or the blank after it, [N, 2 S + 1]."""
-    place = op.unsqueeze(_range_like(op, places, 1), 0)
+    place = op.unsqueeze(op.places(places, 1), 0)
     last = op.unsqueeze(op.Mul(lengths, 2), 1)
     either = op.Or(op.Equal(place, last), op.Equal(place, op.Sub(last, 1)))
     return _log(op, either, op.FLOAT)
@@ -203,7 +198,7 @@ def _ends(op: Ops, places: ir.Value, lengths: ir.Value) -> ir.Value:
 
 def _starts(op: Ops, ends: ir.Value) -> ir.Value:
     """Before the first step an alignment is at place 0."""
-    first = op.Equal(op.unsqueeze(_range_like(op, ends, 1), 0), 0)
+    first = op.Equal(op.unsqueeze(op.places(ends, 1), 0), 0)
     return op.Expand(_log(op, first, op.FLOAT), op.Shape(ends))
 
 

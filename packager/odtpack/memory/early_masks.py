@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.graph.graphs import ancestors, dims_of
+from odtpack.graph.graphs import ancestors, dims_of, typed
 from odtpack.graph.ops import Ops
 from odtpack.memory.spec import WORTH
 from odtpack.memory.timeline import Step
@@ -74,8 +74,7 @@ def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
     early = ancestors(graph.outputs[:1]) - ancestors(graph.outputs[1:])
     early.update(*map(search.on_the_way, masks))
     zeros = op.constant(np.zeros(len(dims_of(loss) or ()), np.int64))
-    view = op.Reshape(loss, op.Mul(op.Max(*map(op.Size, masks)), zeros))
-    view.type, view.shape = loss.type, loss.shape
+    view = typed(op.Reshape(loss, op.Mul(op.Max(*map(op.Size, masks)), zeros)), loss)
     loss.name, view.name = view.name, loss.name
     graph.outputs[0] = view
     return frozenset(v.name for node in early for v in node.outputs if v.name)

@@ -16,6 +16,7 @@ from odtpack.graph.graphs import (
     mark_constant,
     reads,
     static_dims,
+    typed,
 )
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
@@ -152,7 +153,7 @@ def _fix(op: Ops, value: ir.Value, array: np.ndarray, text: str) -> None:
                     hint="give the axis the name of another input's axis in the export",
                 )
         full = op.Expand(op.constant(array.reshape(())), op.Concat(*parts, axis=0))
-    full.type, full.shape = value.type, value.shape
+    typed(full, value)
     for node, index in readers:
         node.replace_input_with(index, full)
 
@@ -199,6 +200,6 @@ def _turn(op: Ops, value: ir.Value, axis: int) -> None:
     readers = [*value.uses()]
     with op.before(graph[0]):
         turned = op.transpose(given, *range(1, axis + 1), 0, *range(axis + 1, len(dims)))
-    turned.type, turned.shape = value.type, value.shape
+    typed(turned, value)
     for node, index in readers:
         node.replace_input_with(index, turned)

@@ -28,6 +28,7 @@ from odtpack.graph.graphs import (
     is_lifted_constant,
     mark_constant,
     nodes_of,
+    operand,
 )
 from odtpack.graph.inference import infer_shapes, is_known
 from odtpack.graph.ops import Ops
@@ -519,10 +520,8 @@ def _take_out(past: ir.Value) -> set[ir.Value]:
             continue
         presents.update(held)
         if node.op_type == "Concat":
-            new = node.inputs[1]
-            assert new is not None  # noqa: S101 - a Concat has no absent inputs
-            new_readers = [*node.outputs[0].uses()]
-            for reader, place in new_readers:
+            new = operand(node, 1)
+            for reader, place in [*node.outputs[0].uses()]:
                 reader.replace_input_with(place, new)
             node.replace_input_with(0, new)
         else:

@@ -90,7 +90,7 @@ def _below(value: ir.Value) -> list[ir.Node] | None:
     if value.is_graph_output() or len(value.uses()) != 1:
         return None
     ((node, index),) = value.uses()
-    if node.domain or node.graph is not value.producer().graph:  # type: ignore[union-attr]
+    if node.domain or node.graph is not graphs.maker(value).graph:
         return None
     if node.op_type == "MatMul":
         return [node] if index == 0 else None
@@ -131,7 +131,6 @@ def _rewrite(op: Ops, found: _Attention) -> None:
         y = _like(op.transpose(stacked, *range(1, rank - 1), 0, rank - 1, rank), result, rank - 2)
         y = _like(op.Reshape(y, _sizes(op, y, rank - 2, op.Mul(count, length))), result)
         y = op.Slice(y, op.ints(0), rows, op.ints(rank - 2))
-        y.type, y.shape = result.type, result.shape
     graphs.replace(result, y, list(reversed(found.nodes)))
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import SUM_OF_COTANGENTS
 from odtpack.graph import graphs
-from odtpack.graph.graphs import nodes_of, static_dims
+from odtpack.graph.graphs import nodes_of, operand, static_dims
 from odtpack.graph.ops import Ops
 
 # Elements from which on entering an If is cheaper than Where. For a matrix that is soon:
@@ -88,8 +88,7 @@ def _scattered(
     added = ir.Graph([], [], nodes=[], name=f"{buffer.name}.added")
     outputs = scatter.fresh(op.inside(fresh), dims, reset), scatter.onto(op.inside(added), buffer)
     for graph, output in zip((fresh, added), outputs, strict=True):
-        output.type, output.shape = buffer.type, buffer.shape
-        graph.outputs.append(output)
+        graph.outputs.append(graphs.typed(output, buffer))
     scatter.remove()
     out: ir.Value = op.If(reset, then_branch=fresh, else_branch=added)
     out.type = buffer.type
@@ -141,17 +140,17 @@ class Scatter:
     @property
     def zeros(self) -> ir.Value:
         """The data of the node: zeros of the table's shape."""
-        return _input(self.node, 0)
+        return operand(self.node, 0)
 
     @property
     def updates(self) -> ir.Value:
         """What is added."""
-        return _input(self.node, 2)
+        return operand(self.node, 2)
 
     def onto(self, op: Ops, data: ir.Value) -> ir.Value:
         """Add the updates to ``data``, of the shape of the table."""
         if self.column is None:
-            indices = _input(self.node, 1)
+            indices = operand(self.node, 1)
         else:  # made where they are needed: they are twice as large as the updates
             indices = op.Expand(self.column.outputs[0], op.Shape(self.updates))
         return op.ScatterElements(data, indices, self.updates, axis=self.axis, reduction="add")
@@ -196,7 +195,7 @@ def read(value: ir.Value) -> Scatter | None:
     node = graphs.producer(value, "ScatterElements")
     if node is None or value.is_graph_output() or len(value.uses()) > 1:
         return None
-    if node.attributes.get_string("reduction", "none") != "add" or not _zeros(_input(node, 0)):
+    if node.attributes.get_string("reduction", "none") != "add" or not _zeros(operand(node, 0)):
         return None
     axis = node.attributes.get_int("axis", 0)
     return None if axis < 0 else Scatter(node, axis, _column(node, axis))
@@ -211,7 +210,7 @@ def unrounded(gradient: ir.Value) -> ir.Value:
     inner = None if outer is None else graphs.producer(outer.inputs[0], "Cast")
     if inner is None or len(inner.outputs[0].uses()) > 1:
         return gradient
-    value = _input(inner, 0)
+    value = operand(inner, 0)
     return value if value.dtype == gradient.dtype == ir.DataType.FLOAT else gradient
 
 
@@ -287,7 +286,7 @@ def _terms(total: ir.Value) -> tuple[list[ir.Node], list[ir.Value]]:
             terms.append(value)
         else:
             adds.append(node)
-            stack += [_input(node, 1), _input(node, 0)]
+            stack += [operand(node, 1), operand(node, 0)]
     return adds, terms
 
 
@@ -308,7 +307,7 @@ def _origin(node: ir.Node) -> ir.Node | None:
     """The node that writes the zeros that a scatter starts from."""
     if node.op_type != "ScatterElements" or node.domain:
         return None
-    value: ir.Value | None = _input(node, 0)
+    value: ir.Value | None = operand(node, 0)
     while (view := graphs.producer(value, "Reshape")) is not None:
         value = view.inputs[0]
     return _zeros(value)
@@ -324,10 +323,3 @@ def _zeros(value: ir.Value | None) -> ir.Node | None:
 def _fill_type(zeros: ir.Node | None) -> ir.DataType:
     fill = None if zeros is None else zeros.attributes.get_tensor("value", None)
     return ir.DataType.FLOAT if fill is None else fill.dtype
-
-
-def _input(node: ir.Node, index: int) -> ir.Value:
-    value = node.inputs[index]
-    if value is None:
-        raise TypeError(f"{node.op_type} without input {index}")
-    return value

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.graph import graphs
-from odtpack.graph.graphs import reads, static_dims
+from odtpack.graph.graphs import operand, reads, static_dims
 from odtpack.graph.ops import Ops
 from odtpack.passes import aliases
 from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
@@ -211,8 +211,7 @@ def _rows_of_product(
     node = product_of(gradient)
     if node is None:
         return None
-    left, right = node.inputs[:2]
-    assert left is not None  # noqa: S101 - a Gemm has two factors
+    left, right = operand(node, 0), node.inputs[1]
     dtype = op.type_of(gradient)
     left.type = ir.TensorType(dtype)
     depth = op.fresh_name("depth")  # known when the model runs
@@ -383,9 +382,7 @@ def _gradient(accumulated: ir.Value, flags: set[ir.Value]) -> ir.Value:
     kept = None if add is None else graphs.producer(add.inputs[0], "Where")
     if add is None or kept is None or kept.inputs[0] not in flags:
         return accumulated
-    gradient = add.inputs[1]
-    assert gradient is not None  # noqa: S101 - an Add has two inputs
-    return gradient
+    return operand(add, 1)
 
 
 def _remove_unread(node: ir.Node) -> None:

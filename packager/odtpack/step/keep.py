@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.graph.graphs import typed
 from odtpack.graph.ops import Ops
 
 
@@ -87,9 +88,7 @@ class Keeper:
         for key, value in results.items():
             value.shape = vectors[key].shape
             then.outputs.append(value)
-            kept = inner.Identity(vectors[key])
-            kept.type, kept.shape = value.type, vectors[key].shape
-            other.outputs.append(kept)
+            other.outputs.append(typed(inner.Identity(vectors[key]), value))
         self._updated.append(([name], good))
         return dict(zip(results, self._choose(good, then, other), strict=True))
 
@@ -157,9 +156,7 @@ class Keeper:
         results = self._op.emit("If", [good], outputs=len(then.outputs),
             then_branch=ir.AttrGraph("then_branch", then),
             else_branch=ir.AttrGraph("else_branch", other))  # fmt: skip
-        for result, value in zip(results, then.outputs, strict=True):
-            result.type, result.shape = value.type, value.shape
-        return results
+        return tuple(map(typed, results, then.outputs))
 
     def _mask(self, op: Ops, gradient: ir.Value, sizes: Sequence[int]) -> tuple[ir.Value, ir.Value]:
         """Whether each element's parameter is updated, and whether each parameter is."""

@@ -22,7 +22,7 @@ from odtpack.autodiff.bodies import (
     reverse,
 )
 from odtpack.autodiff.context import Context, Cotangents, WithCaptured, vjp
-from odtpack.graph.graphs import dims_of
+from odtpack.graph.graphs import dims_of, typed
 
 _LISTS = ("axes", "directions")
 
@@ -54,9 +54,8 @@ def if_(ctx: Context) -> Cotangents:
         back.complete(results.__getitem__)
     graphs: dict[str, Any] = {n: ir.AttrGraph(n, back.graph) for n, back in branches.items()}
     cotangents = ctx.op.emit("If", [ctx.node.inputs[0]], outputs=len(reached), **graphs)
-    for value, cotangent in zip(reached, cotangents, strict=True):
-        cotangent.type, cotangent.shape = value.type, value.shape
-    return WithCaptured([], dict(zip(reached, cotangents, strict=True)))
+    pairs = zip(reached, cotangents, strict=True)
+    return WithCaptured([], {value: typed(cotangent, value) for value, cotangent in pairs})
 
 
 def _branch_result(
