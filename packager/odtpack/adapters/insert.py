@@ -23,38 +23,20 @@ from odtpack_runtime.package.adapter import PREFIX
 
 @dataclasses.dataclass(frozen=True)
 class Inserted:
-    """A model with its adapter.
-
-    Attributes:
-        spec: The adapter.
-        model: The model.
-        parameters: Names of the initializers that are the adapter's.
-        layers: Names of the layers that it is on.
-        feedforward: Of those, the ones whose input is scaled.
-    """
+    """A model with its adapter."""
 
     spec: AdapterSpec
     model: ir.Model
-    parameters: tuple[str, ...]
-    layers: tuple[str, ...]
-    feedforward: tuple[str, ...]
+    parameters: tuple[str, ...]  # names of the initializers that are the adapter's
+    layers: tuple[str, ...]  # names of the layers that it is on
+    feedforward: tuple[str, ...]  # of those, the ones whose input is scaled
 
 
 def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
-    """Put an adapter beside layers of a model.
-
-    Its parameters become initializers, in the type of the layer's data, under the names that
-    they have in a file of PEFT: ``base_model.model.<layer>.lora_A.weight``. ``bitfit`` adds none:
-    the biases of the layers are its parameters. ``prompt`` adds one, before the tokens.
-
-    Args:
-        model: As :func:`odtpack.model.loading.load_model` returns it; changed in place.
-        spec: The adapter.
-
-    Raises:
-        OdtpackError: A pattern matches no layer (``unknown-layer``), the layers have no
-            biases to train (``nothing-to-train``), or the model takes no prompt (``no-tokens``).
-    """
+    """Put an adapter beside layers of a model, which is changed in place."""
+    # Its parameters become initializers, in the type of the layer's data, under the names that
+    # they have in a file of PEFT: ``base_model.model.<layer>.lora_A.weight``. ``bitfit`` adds none:
+    # the biases of the layers are its parameters. ``prompt`` adds one, before the tokens.
     if spec.kind == "prompt":
         name, embedding = insert_prompt(model, spec)
         return Inserted(spec, model, (name,), (embedding,), ())

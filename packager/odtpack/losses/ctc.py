@@ -13,6 +13,7 @@ from odtpack.losses.common.base import (
     Loss,
     Target,
     dims,
+    label_metadata,
     reduce,
     require_rank,
     shape_text,
@@ -103,8 +104,7 @@ class CTC(Loss):
 
     def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
         """Number of classes, where it is known."""
-        classes = dims(predictions[0])[2]
-        return {"odtpack.class_count": str(classes)} if isinstance(classes, int) else {}
+        return label_metadata(predictions[0], 2, None)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
         prediction, labels, input_lengths, target_lengths = values

@@ -23,19 +23,11 @@ from odtpack.graph.ops import Ops
 
 
 def settle(model: ir.Model, settings: Sequence[str]) -> ir.Model | None:
-    """Write into a model what is said of its inputs, so that whoever feeds it need not know it.
-
-    Args:
-        model: Changed in place. A constant input is one no longer; one whose samples lie on another
-            axis takes them on the first.
-        settings: ``NAME=NUMBERS``, ``NAME=zeros``, ``NAME=carry:OUTPUT`` or ``NAME=axis:K`` each.
-
-    Returns:
-        The model as it was; None without settings.
-
-    Raises:
-        OdtpackError: ``unknown-value``, ``bad-input-setting``.
-    """
+    """Write into a model what is said of its inputs, so that whoever feeds it need not know it."""
+    # model: Changed in place. A constant input is one no longer; one whose samples lie on another
+    # axis takes them on the first. settings: ``NAME=NUMBERS``, ``NAME=zeros``, ``NAME=axis:K`` or
+    # ``NAME=carry:OUTPUT`` each.
+    # Returns the model as it was; None without settings.
     if not settings:
         return None
     before, graph = model.clone(), model.graph
@@ -68,11 +60,7 @@ def settle(model: ir.Model, settings: Sequence[str]) -> ir.Model | None:
 
 
 def fix_sizes(graph: onnx.GraphProto, settings: Sequence[str]) -> None:
-    """Fix axes of inputs, and what has their names: ``AXIS=N``, or all of one: ``INPUT=N,N,...``.
-
-    Raises:
-        OdtpackError: ``bad-input-setting``.
-    """
+    """Fix axes of inputs, and what has their names, by ``AXIS=N``, or ``INPUT=N,N,...`` for all."""
     inputs = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
     named = {dim.dim_param for dims in inputs.values() for dim in dims if dim.dim_param}
     fixed: dict[str, int] = {}

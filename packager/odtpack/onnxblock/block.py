@@ -25,11 +25,7 @@ _USUAL_OPSET = 17
 
 
 def current(who: str) -> ModelAccessor:
-    """The model that blocks write into.
-
-    Raises:
-        OdtpackError: There is none.
-    """
+    """The model that blocks write into."""
     accessor = _CURRENT.get()
     if accessor is None:
         raise OdtpackError("no-base", f"{who} is called without a model to write into")

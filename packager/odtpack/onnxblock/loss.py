@@ -7,7 +7,6 @@ from typing import Any
 
 from odtpack import losses
 from odtpack.errors import OdtpackError
-from odtpack.onnxblock.accessor import ModelAccessor
 from odtpack.onnxblock.block import Block, current
 
 __all__ = ["BCEWithLogitsLoss", "CrossEntropyLoss", "L1Loss", "Loss", "MSELoss"]
@@ -65,17 +64,11 @@ class Loss(Block):
             if not accessor.knows(name):
                 accessor.add_input(target.value(name))
             if any(info.name == name for info in accessor.model.graph.input):
-                self._record(accessor, name, target.role, loss.metadata(predictions))
+                accessor.targets[name] = target.role
+                if target.role == "labels":
+                    accessor.label_metadata[name] = loss.metadata(predictions)
         read = [*names[:count], *given]
         return accessor.write(who, read, lambda op, values: [loss.write(op, *values)])[0]
-
-    @staticmethod
-    def _record(
-        accessor: ModelAccessor, name: str, role: losses.TargetRole, metadata: dict[str, str]
-    ) -> None:
-        accessor.targets[name] = role
-        if role == "labels":
-            accessor.label_metadata[name] = metadata
 
 
 class MSELoss(Loss):

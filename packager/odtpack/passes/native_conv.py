@@ -36,21 +36,13 @@ _VIEWS = {"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Nodes, in order, of which the last computes a result; and what a kernel would read.
-
-    Attributes:
-        nodes: The nodes.
-        read: Tensors of the kernel.
-        fixed: Constant tensors that nodes read besides.
-        places: Whole numbers that say where nodes move elements.
-        program: Of the kernel.
-    """
+    """Nodes, in order, of which the last computes a result; and what a kernel would read."""
 
     nodes: list[ir.Node]
-    read: list[ir.Value]
-    fixed: list[ir.Value]
-    places: list[ir.Value]
-    program: list[int]
+    read: list[ir.Value]  # tensors of the kernel
+    fixed: list[ir.Value]  # constant tensors that nodes read besides
+    places: list[ir.Value]  # whole numbers that say where nodes move elements
+    program: list[int]  # of the kernel
 
 
 def groups(op: Ops, graph: ir.Graph) -> Iterator[list[Group]]:

@@ -96,14 +96,9 @@ def head_of(logits: ir.Value, loss: str) -> Head:
 
 
 def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
-    """-log softmax(logits)[labels] of every token, [B, T], with its gradient by the hidden states.
-
-    Args:
-        op: Where to write.
-        head: The last product.
-        labels: Number of the word of each token, [B, T]; all of them from 0 to V - 1.
-        words: Words of a part.
-    """
+    """-log softmax(logits)[labels] of each token, [B, T], with its gradient by hidden states."""
+    # labels: Number of the word of each token, [B, T]; all of them from 0 to V - 1. words: Words of
+    # a part.
     from odtpack.autodiff.backward import stop
 
     hidden = head.hidden
