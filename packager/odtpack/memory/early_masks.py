@@ -120,7 +120,7 @@ class _Search:
         owner: dict[ir.Value, _Group] = {}
         groups: list[_Group] = []
         for root, masks in self._roots():
-            group = _Group(list(masks), self._nbytes(root))
+            group = _Group(list(masks), self._step.nbytes(root.name))
             for other in {id(owner[m]): owner[m] for m in masks if m in owner}.values():
                 group.freed += other.freed
                 group.masks = list(dict.fromkeys([*other.masks, *group.masks]))
@@ -129,7 +129,8 @@ class _Search:
             groups.append(group)
         for group in groups:
             group.kept = sum(
-                self._nbytes(v) // int((v.dtype or ir.DataType.BOOL).itemsize) for v in group.masks
+                self._step.nbytes(v.name) // int((v.dtype or ir.DataType.BOOL).itemsize)
+                for v in group.masks
             )
             if _SHARE * group.kept <= group.freed:
                 yield group
@@ -153,7 +154,7 @@ class _Search:
                 for value in node.outputs:
                     families[self._root(value)].append(value)
         for root, family in families.items():
-            if self._nbytes(root) >= _LARGE and root.producer() is not None:
+            if self._step.nbytes(root.name) >= _LARGE and root.producer() is not None:
                 masks = self._masks(family)
                 if masks:
                     yield root, masks
@@ -198,7 +199,3 @@ class _Search:
             return any(each.op_type not in _BOOLEAN for each in value.consumers())
         is_step = node.op_type == "HardSigmoid" and value.dtype == ir.DataType.FLOAT
         return is_step and abs(node.attributes.get_float("alpha", 0.0)) >= _STEEP
-
-    def _nbytes(self, value: ir.Value) -> int:
-        known = self._step.graph.values.get(value.name or "")
-        return 0 if known is None else known.nbytes or 0

@@ -196,11 +196,11 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> None
             renamed.update(node.outputs)
             _own_sizes(node, step, names)
             continue
-        large = any(_nbytes(step, value) >= _LARGE for value in node.outputs)
+        large = any(step.nbytes(value.name) >= _LARGE for value in node.outputs)
         # What it reads that is no constant, the largest first.
         source = max(
             (v for v in node.inputs if v is not None and _dims(v, step) and not v.is_initializer()),
-            key=lambda value: _nbytes(step, value),
+            key=lambda value: step.nbytes(value.name),
             default=None,
         )
         if not large or source is None:
@@ -249,8 +249,3 @@ def _dims(value: ir.Value, step: Step) -> tuple[int | str | None, ...]:
     """Sizes of the axes: what the graph says, or else ONNX Runtime; none where neither does."""
     known = step.graph.values.get(value.name or "")
     return dims_of(value) or (known.dims if known is not None else None) or ()
-
-
-def _nbytes(step: Step, value: ir.Value) -> int:
-    known = step.graph.values.get(value.name or "")
-    return 0 if known is None else known.nbytes or 0

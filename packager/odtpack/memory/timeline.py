@@ -160,9 +160,10 @@ class Step:
         """The value whose memory this one is a view of; itself if it has its own."""
         return self._root.get(name, name)
 
-    def nbytes(self, name: str) -> int:
-        """Its size; 0 where it depends on data."""
-        return self.graph.values[name].nbytes or 0
+    def nbytes(self, name: str | None) -> int:
+        """Its size; 0 where it depends on data, or is not known."""
+        known = self.graph.values.get(name or "")
+        return 0 if known is None else known.nbytes or 0
 
     def can_repeat(self, index: int) -> bool:
         """Whether a node of the forward pass gives the same when it runs again."""

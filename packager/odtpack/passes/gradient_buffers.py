@@ -51,48 +51,44 @@ def accumulate(
         return op.Add(op.Where(reset, 0, buffer), gradient)
     scatter = read(unrounded(gradient))
     if scatter is not None and not gradient.uses():
-        return _scattered(op, scatter, buffer, dims, reset)
-    product = gradient.producer()
-    # Branches may not share value names with each other or with the main graph.
-    if (
-        product is not None
-        and product.op_type == "Gemm"
-        and not product.domain
-        and all(v is None for v in product.inputs[2:])
-        and not gradient.uses()
-        and not gradient.is_graph_output()
-    ):
-        first, copy = (
-            ir.node("Gemm", product.inputs[:2], dict(product.attributes)) for _ in range(2)
-        )
-        total = [copy, ir.node("Add", [buffer, copy.outputs[0]])]
-        op.graph.remove(product)
+        fresh, added = _scattered(op, scatter, buffer, dims, reset)
     else:
-        first, total = ir.node("Identity", [gradient]), [ir.node("Add", [buffer, gradient])]
-    fresh = _branch(op, f"{buffer.name}.fresh", gradient, [first])
-    added = _branch(op, f"{buffer.name}.added", gradient, total)
-    out: ir.Value = op.If(reset, then_branch=fresh, else_branch=added)
+        product = product_of(gradient)
+        if product is None or gradient.is_graph_output():
+            first, total = ir.node("Identity", [gradient]), [ir.node("Add", [buffer, gradient])]
+        else:
+            first, copy = (
+                ir.node("Gemm", product.inputs[:2], dict(product.attributes)) for _ in range(2)
+            )
+            total = [copy, ir.node("Add", [buffer, copy.outputs[0]])]
+            op.graph.remove(product)
+        # Branches may not share value names with each other or with the main graph.
+        fresh = _branch(op, f"{buffer.name}.fresh", gradient, [first])
+        added = _branch(op, f"{buffer.name}.added", gradient, total)
+    out = op.If(reset, then_branch=fresh, else_branch=added)
     out.type = buffer.type
     return out
 
 
+def product_of(gradient: ir.Value) -> ir.Node | None:
+    """The one product that computes a gradient which nothing reads."""
+    node = graphs.producer(gradient, "Gemm")
+    if node is None or gradient.uses() or any(node.inputs[2:]):
+        return None
+    return node
+
+
 def _scattered(
-    op: Ops,
-    scatter: Scatter,
-    buffer: ir.Value,
-    dims: tuple[int, ...],
-    reset: ir.Value,
-) -> ir.Value:
-    """The updates of a scatter added to zeros or to the buffer."""
+    op: Ops, scatter: Scatter, buffer: ir.Value, dims: tuple[int, ...], reset: ir.Value
+) -> tuple[ir.Graph, ir.Graph]:
+    """The updates of a scatter added to zeros, and to the buffer."""
     fresh = ir.Graph([], [], nodes=[], name=f"{buffer.name}.fresh")
     added = ir.Graph([], [], nodes=[], name=f"{buffer.name}.added")
     outputs = scatter.fresh(op.inside(fresh), dims, reset), scatter.onto(op.inside(added), buffer)
     for graph, output in zip((fresh, added), outputs, strict=True):
         graph.outputs.append(graphs.typed(output, buffer))
     scatter.remove()
-    out: ir.Value = op.If(reset, then_branch=fresh, else_branch=added)
-    out.type = buffer.type
-    return out
+    return fresh, added
 
 
 def _branch(op: Ops, name: str, gradient: ir.Value, nodes: list[ir.Node]) -> ir.Graph:

@@ -17,7 +17,7 @@ from odtpack.graph import graphs
 from odtpack.graph.graphs import operand, reads, static_dims
 from odtpack.graph.ops import Ops
 from odtpack.passes import aliases
-from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
+from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX, product_of
 from odtpack.step.keep import hoist
 
 # Writes k x + y, with a scalar k, in one node: ``Gemm([[k]], x, y)``, one pass over memory.
@@ -231,14 +231,6 @@ def _rows_of_product(
     assert node.graph is not None  # noqa: S101 - it was found there
     node.graph.remove(node, safe=True)
     return flat, rows
-
-
-def product_of(gradient: ir.Value) -> ir.Node | None:
-    """The one product that computes a gradient, whose rows can be computed part by part."""
-    node = graphs.producer(gradient, "Gemm")
-    if node is None or len(gradient.uses()) or any(v is not None for v in node.inputs[2:]):
-        return None
-    return node
 
 
 # Who still reads a parameter when its gradient is complete.
