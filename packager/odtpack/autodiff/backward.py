@@ -63,14 +63,12 @@ def dependents(
     return reached
 
 
-def influences(
-    graph: ir.Graph, outputs: Iterable[ir.Value], registry: Registry = REGISTRY
-) -> set[ir.Value]:
+def influences(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:
     """Values on which ``outputs`` depend through differentiable operators."""
     found = set(outputs)
     for node in reversed(graph):
         if any(value in found for value in node.outputs):
-            rule = registry.lookup(node.domain, node.op_type, opset_of(node, graph))
+            rule = REGISTRY.lookup(node.domain, node.op_type, opset_of(node, graph))
             if node.op_type == STRAIGHT_THROUGH and node.domain == context.INTERNAL_DOMAIN:
                 found.update(value for value in node.inputs[1:] if value is not None)
             elif rule is None or rule.differentiable:

@@ -430,8 +430,6 @@ def _copy(
         ]
         if node.op_type == "DequantizeLinear" and inputs[1] is not None:
             inputs[1] = op.Mul(inputs[1], op.cast(one, op.type_of(inputs[1])))
-        attributes = {key: each.value for key, each in node.attributes.items()}
-        outputs = op.emit(node.op_type, inputs, outputs=len(node.outputs), **attributes)
-        for old, new in zip(node.outputs, outputs, strict=True):
+        for old, new in zip(node.outputs, op.again(node, inputs), strict=True):
             made[old] = typed(new, old)
     return made[value]

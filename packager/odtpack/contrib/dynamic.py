@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import has_stand_in, stand_in
 from odtpack.autodiff.context import Context
-from odtpack.contrib.table import DOMAIN, Outputs, decomposition, known_rank, not_covered
+from odtpack.contrib.table import Outputs, decomposition, known_rank, not_covered
 from odtpack.graph.graphs import constant, dims_of, maker, mark_constant, producer, replace, typed
 from odtpack.graph.ops import Ops
 
@@ -40,10 +40,9 @@ def dynamic_quantize_lstm(ctx: Context) -> Outputs | None:
     while operands[-1] is None:
         operands.pop()
     settings = {key: each.value for key, each in node.attributes.items()}
-    count, kept = len(node.outputs), [*node.inputs]
-    actual = op.emit(node.op_type, kept, domain=DOMAIN, outputs=count, **settings)
+    actual = op.again(node, node.inputs)
     maker(actual[0]).name = node.name
-    exact = op.emit("LSTM", operands, outputs=count, **settings)
+    exact = op.emit("LSTM", operands, outputs=len(node.outputs), **settings)
     steps, batch, *_ = dims_of(x) or ()
     directions, hidden = (dims_of(ctx.x(2)) or ())[:2]
     state = (directions, batch, hidden)

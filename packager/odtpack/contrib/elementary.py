@@ -65,7 +65,7 @@ def fused_gemm(ctx: Context) -> Outputs | None:
     ]
     if not covers_activation(name, len(parameters)):
         return None
-    (y,) = ctx.op.emit("Gemm", ctx.node.inputs, **_without(ctx, "activation"))
+    (y,) = ctx.op.emit("Gemm", ctx.node.inputs, **_without_activation(ctx))
     return activate(ctx.op, y, name, parameters)
 
 
@@ -79,16 +79,16 @@ def fused_conv(ctx: Context) -> Outputs | None:
     operands = list(ctx.node.inputs[:3])
     while operands[-1] is None:
         operands.pop()
-    (y,) = op.emit("Conv", operands, **_without(ctx, "activation"))
+    (y,) = op.emit("Conv", operands, **_without_activation(ctx))
     added = ctx.maybe_x(3)
     y = y if added is None else op.Add(y, added)
     return activate(op, y, name, parameters) if name else y
 
 
-def _without(ctx: Context, prefix: str) -> dict[str, Any]:
-    """Attributes that do not begin with ``prefix``."""
+def _without_activation(ctx: Context) -> dict[str, Any]:
+    """Attributes of the operator that the activation is fused into."""
     found = ctx.node.attributes.items()
-    return {key: value.value for key, value in found if not key.startswith(prefix)}
+    return {key: value.value for key, value in found if not key.startswith("activation")}
 
 
 # Normalizations with a skip connection or without a mean.

@@ -141,6 +141,12 @@ class Ops:
         self._place(node)
         return tuple(node.outputs)
 
+    def again(self, node: ir.Node, inputs: Sequence[Operand]) -> tuple[ir.Value, ...]:
+        """Write a node that does the same with other inputs; return its outputs."""
+        settings = {key: each.value for key, each in node.attributes.items()}
+        count = len(node.outputs)
+        return self.emit(node.op_type, inputs, outputs=count, domain=node.domain, **settings)
+
     @staticmethod
     def _result_type(
         op_type: str, dtype: ir.DataType | None, attributes: dict[str, Any]
@@ -300,9 +306,9 @@ class Ops:
         """Maximum over ``axes``, which stay as axes of length one."""
         return self._axes("ReduceMax", 18, value, axes)
 
-    def reduce_prod(self, value: ir.Value, axes: Sequence[int], keepdims: bool = True) -> ir.Value:
-        """Product over ``axes``."""
-        return self._axes("ReduceProd", 18, value, axes, keepdims=int(keepdims))
+    def reduce_prod(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """Product over ``axes``, which stay as axes of length one."""
+        return self._axes("ReduceProd", 18, value, axes, keepdims=1)
 
     def unsqueeze(self, value: ir.Value, *axes: int) -> ir.Value:
         """Insert axes of length one."""

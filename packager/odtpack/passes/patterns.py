@@ -320,7 +320,7 @@ def pool_before_relu(op: Ops, graph: ir.Graph) -> bool:
             continue
         x, pooled = relu.inputs[0], pool.outputs[0]
         with op.before(pool):
-            y = op.emit("MaxPool", [x], **{k: a.value for k, a in pool.attributes.items()})[0]
+            y = op.again(pool, [x])[0]
             y.shape = pooled.shape
             new = op.Relu(y)
         graphs.replace(pooled, new, [pool, relu])

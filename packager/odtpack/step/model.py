@@ -263,7 +263,7 @@ class _Writer:
             )
         results = self._formula(index)(op, vectors)
         names = [str(parameter.name) for parameter in parameters]
-        pieces = self._keeper.together(names, sizes, vectors, vectors["gradients"], results)
+        pieces = self._keeper.together(names, sizes, vectors, results)
         for key, values in pieces.items():
             for name, parameter, piece in zip(names, parameters, values, strict=True):
                 piece.type = parameter.type

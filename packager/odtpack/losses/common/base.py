@@ -215,9 +215,9 @@ def _is_half(dtype: ir.DataType | None) -> bool:
     return dtype is not None and dtype.name in ("FLOAT16", "BFLOAT16")
 
 
-def target_like(prediction: ir.Value, name: str = "target") -> Target:
+def target_like(prediction: ir.Value) -> Target:
     """A target of the prediction's shape."""
-    return Target(name, "target", target_dtype(prediction), dims(prediction))
+    return Target("target", "target", target_dtype(prediction), dims(prediction))
 
 
 def whole_numbers(name: str, role: TargetRole, shape: Dims) -> Target:
