@@ -55,13 +55,22 @@ class Use:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
-    """A linear layer; its uses share the weight."""
+class Stored:
+    """A layer or an embedding, whose weight is stored."""
 
     name: str  # that of the weight in the exported module, without ``.weight``
-    source: ir.Value  # the initializer that stores the weight
+    source: ir.Value  # the initializer with the weight, or with its codes
+
+    def matches(self, patterns: Iterable[str]) -> bool:
+        """Whether a pattern matches its name, or that of the stored weight."""
+        names = (self.name, str(self.source.name))
+        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+class Linear:
+    """What has the shape of a linear layer."""
+
     shape: tuple[int, ...]  # [out, in], of a convolution [out, in, *kernel]
-    uses: tuple[Use, ...]  # where it is applied
 
     @property
     def outputs(self) -> int:
@@ -73,10 +82,13 @@ class Layer:
         """Width of what it takes."""
         return self.shape[1]
 
-    def matches(self, patterns: Iterable[str]) -> bool:
-        """Whether a pattern matches its name, or that of the stored weight."""
-        names = (self.name, str(self.source.name))
-        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+@dataclasses.dataclass(frozen=True)
+class Layer(Stored, Linear):
+    """A linear layer; its uses share the weight."""
+
+    shape: tuple[int, ...]
+    uses: tuple[Use, ...]  # where it is applied
 
 
 def find_layers(graph: ir.Graph) -> list[Layer]:

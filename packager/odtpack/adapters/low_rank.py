@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.adapters.layers import Layer, Use, layer_name
+from odtpack.adapters.layers import Layer, Stored, Use, layer_name
 from odtpack.autodiff.backward import stop
 from odtpack.graph.graphs import LOOK_UP, dims_of, is_lifted_constant, maker, typed
 from odtpack.graph.ops import Ops
@@ -137,19 +136,12 @@ TABLE_A, TABLE_B = "lora_embedding_A", "lora_embedding_B"
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class Table(Stored):
     """An embedding; its uses share the table."""
 
-    name: str  # that of the table in the exported module, without ``.weight``
-    source: ir.Value  # the initializer with the table, or with its codes
     rows: int  # how many there are
     width: int  # numbers in a row
     uses: tuple[tuple[ir.Value, ir.Value], ...]  # what is looked up, and the rows that are found
-
-    def matches(self, patterns: Iterable[str]) -> bool:
-        """Whether a pattern matches its name, or that of the stored table."""
-        names = (self.name, str(self.source.name))
-        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def find_tables(graph: ir.Graph) -> list[Table]:

@@ -108,10 +108,8 @@ class BackwardBody:
 
     def append_dummy(self, like: ir.Value) -> int:
         """Give the forward body an output that is not read, of the type of ``like``."""
-        dtype, dims = self._ctx.dtype(like), dims_of(like)
-        known = dims is not None and all(isinstance(dim, int) for dim in dims)
-        sizes = [dim if known and isinstance(dim, int) else 0 for dim in dims or ()]
-        dummy = self._forward.zeros(self._forward.ints(*sizes), dtype)
+        sizes = static_dims(like) or (0,) * len(dims_of(like) or ())
+        dummy = self._forward.zeros(self._forward.ints(*sizes), self._ctx.dtype(like))
         dummy.shape = ir.Shape(sizes)
         self.body.outputs.append(dummy)
         return len(self.body.outputs) - 1

@@ -430,6 +430,11 @@ def channels_first(op: Ops, value: ir.Value, channels: int, pixels: int) -> ir.V
     return op.transpose(op.reshape(value, -1, channels, pixels), 1, 0, 2)
 
 
+def by_channel(op: Ops, value: ir.Value, channels: int, pixels: int) -> ir.Value:
+    """View [N, C, p...] as [C, N P]."""
+    return op.reshape(channels_first(op, value, channels, pixels), channels, -1)
+
+
 def samples_first(op: Ops, value: ir.Value, channels: int, size: tuple[int, ...]) -> ir.Value:
     """View [C, N, P] as [N, C, p...]."""
     return op.reshape(op.transpose(value, 1, 0, 2), -1, channels, *size)
@@ -437,23 +442,22 @@ def samples_first(op: Ops, value: ir.Value, channels: int, size: tuple[int, ...]
 
 def pointwise(op: Ops, win: Windows, x: ir.Value, w: ir.Value) -> ir.Value:
     """Y [O, N, P] of a 1x1 convolution."""
-    flat = op.reshape(channels_first(op, x, win.channels, win.pixels), win.channels, -1)
+    flat = by_channel(op, x, win.channels, win.pixels)
     y = op.Gemm(op.reshape(w, win.features, win.channels), flat)
     return op.reshape(y, win.features, -1, win.pixels)
 
 
 def pointwise_input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
     """DX [N, C, p...] of a 1x1 convolution."""
-    flat = op.reshape(channels_first(op, dy, win.features, win.pixels), win.features, -1)
+    flat = by_channel(op, dy, win.features, win.pixels)
     dx = op.Gemm(op.reshape(w, win.features, win.channels), flat, transA=1)
     return samples_first(op, op.reshape(dx, win.channels, -1, win.pixels), win.channels, win.size)
 
 
 def pointwise_weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     """DW [O, C, 1...] of a 1x1 convolution."""
-    left = op.reshape(channels_first(op, dy, win.features, win.pixels), win.features, -1)
-    right = op.reshape(channels_first(op, x, win.channels, win.pixels), win.channels, -1)
-    dw = op.Gemm(left, right, transB=1)
+    left = by_channel(op, dy, win.features, win.pixels)
+    dw = op.Gemm(left, by_channel(op, x, win.channels, win.pixels), transB=1)
     return op.reshape(dw, win.features, win.channels, *win.kernel)
 
 

@@ -71,7 +71,13 @@ class Loss(Block):
         return accessor.write(who, read, lambda op, values: [loss.write(op, *values)])[0]
 
 
-class MSELoss(Loss):
+class _OfTarget(Loss):
+    def build(self, loss_input_name: str, target_name: str = "target") -> str:  # type: ignore[override]
+        """Write the loss."""
+        return self._build([loss_input_name, target_name])
+
+
+class MSELoss(_OfTarget):
     """Mean of (prediction - target)^2.
 
     Args:
@@ -81,12 +87,8 @@ class MSELoss(Loss):
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__("mse", reduction=reduction)
 
-    def build(self, loss_input_name: str, target_name: str = "target") -> str:  # type: ignore[override]
-        """Write the loss."""
-        return self._build([loss_input_name, target_name])
 
-
-class L1Loss(Loss):
+class L1Loss(_OfTarget):
     """Mean of |prediction - target|.
 
     Args:
@@ -95,10 +97,6 @@ class L1Loss(Loss):
 
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__("l1", reduction=reduction)
-
-    def build(self, loss_input_name: str, target_name: str = "target") -> str:  # type: ignore[override]
-        """Write the loss."""
-        return self._build([loss_input_name, target_name])
 
 
 class CrossEntropyLoss(Loss):
@@ -131,7 +129,7 @@ class CrossEntropyLoss(Loss):
         return self._build([scores_input_name, labels_name])
 
 
-class BCEWithLogitsLoss(Loss):
+class BCEWithLogitsLoss(_OfTarget):
     """Mean of -w (p t log s(x) + (1 - t) log(1 - s(x))), s the sigmoid.
 
     Args:
@@ -144,7 +142,3 @@ class BCEWithLogitsLoss(Loss):
         super().__init__(
             "bce_with_logits", weight=weight, reduction=reduction, pos_weight=pos_weight
         )
-
-    def build(self, loss_input_name: str, target_name: str = "target") -> str:  # type: ignore[override]
-        """Write the loss."""
-        return self._build([loss_input_name, target_name])

@@ -184,7 +184,7 @@ def _rewrite(op: Ops, layer: _Layer) -> None:
     block = op.fresh_name("feed_forward.tokens")
     last = layer.nodes[-1]
     with op.before(last):
-        flat = [_flat(op, value) for value in layer.entries]
+        flat = [_typed(op.reshape(v, -1, _width(v)), v, None, _width(v)) for v in layer.entries]
         rows = op.slice(op.Shape(flat[0]), [0], [0], [1])
         count = op.Max(op.Div(op.Add(rows, layer.tokens - 1), layer.tokens), 1)
         length = op.Div(op.Add(rows, op.Sub(count, 1)), count)
@@ -219,11 +219,6 @@ def _rewrite(op: Ops, layer: _Layer) -> None:
         lead = op.slice(op.Shape(layer.entries[0]), [0], [0], [-1])
         y = op.Reshape(y, op.Concat(lead, op.ints(width), axis=0))
     graphs.replace(layer.result, y, reversed(layer.nodes))
-
-
-def _flat(op: Ops, value: ir.Value) -> ir.Value:
-    """A value's rows as those of a matrix."""
-    return _typed(op.reshape(value, -1, _width(value)), value, None, _width(value))
 
 
 def _width(value: ir.Value) -> int:

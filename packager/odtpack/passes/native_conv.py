@@ -97,7 +97,7 @@ def _group(end: ir.Node, region: Region, order: dict[ir.Node, int]) -> list[Grou
         inside = marked and writer is not None and not _is_end(writer, region)
         if _is_constant(value) and end.meta.get(MARK) is region:
             (fixed if value.dtype == ir.DataType.FLOAT else places).append(value)
-        elif not inside and _role(win, value) is not None:
+        elif not inside and any(_fits(win, value, role) for role in "wbxy"):
             read.append(value)
         elif writer is not None and writer in order and (inside or writer.op_type in _VIEWS):
             nodes.add(writer)
@@ -124,10 +124,6 @@ def _group(end: ir.Node, region: Region, order: dict[ir.Node, int]) -> list[Grou
             group = sorted(nodes, key=order.__getitem__)
             found.append(Group(group, list(some), fixed, places, [int(n) for n in program]))
     return found
-
-
-def _role(win: Windows, value: ir.Value) -> str | None:
-    return next((role for role in "wbxy" if _fits(win, value, role)), None)
 
 
 def _fits(win: Windows, value: ir.Value, role: str) -> bool:

@@ -22,7 +22,7 @@ from odtpack.autodiff.bodies import (
     reverse,
 )
 from odtpack.autodiff.context import Context, Cotangents, WithCaptured, vjp
-from odtpack.graph.graphs import dims_of, typed
+from odtpack.graph.graphs import dims_of, static_dims, typed
 
 _LISTS = ("axes", "directions")
 
@@ -66,12 +66,10 @@ def _branch_result(
         raise ctx.unsupported(f"its gradient reads {value.name!r}, which is not a tensor")
     if value in back.body.outputs:
         return ctx.node.outputs[back.body.outputs.index(value)]
-    index = back.append(value)
-    dims = dims_of(value)
+    index, dims = back.append(value), static_dims(value)
     for other in others:
         other.append_dummy(value)
-    fixed = dims is not None and all(isinstance(dim, int) for dim in dims)
-    return add_output(ctx, index, f"{value.name}.kept", value, dims if fixed else None)
+    return add_output(ctx, index, f"{value.name}.kept", value, dims)
 
 
 def _check(ctx: Context, holds: bool) -> None:
