@@ -13,7 +13,7 @@ from odtpack.adapters.layers import Layer, Use, find_layers
 from odtpack.adapters.low_rank import Table, find_tables, take_place
 from odtpack.adapters.modules import Module, Share, by_layer, modules_of, together
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.graphs import dims_of, maker
+from odtpack.graph.graphs import dims_of, maker, redirect
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.shared_tensors import weight_array
@@ -211,7 +211,6 @@ def find_embedding(graph: ir.Graph) -> Embedding:
 
 def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
     """Put learned vectors before the tokens of a model."""
-    # model: The model, changed in place. spec: How many they are, and their seed.
     # Returns names of the parameter and of the embedding.
     graph = model.graph
     embedding = find_embedding(graph)
@@ -230,8 +229,7 @@ def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
         readers = [*value.uses()]
         with op.before(first):
             longer = _lengthened(op, value, embedding, count)
-        for reader, index in readers:
-            reader.replace_input_with(index, longer)
+        redirect(readers, longer)
     readers = [*embedding.rows.uses()]
     with op.after(maker(embedding.rows)):
         batch = op.slice(op.shape_of(embedding.ids), [0], [0], [1])

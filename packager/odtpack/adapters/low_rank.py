@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from odtpack.adapters.layers import Layer, Stored, Use, layer_name
 from odtpack.autodiff.backward import stop
-from odtpack.graph.graphs import LOOK_UP, dims_of, is_lifted_constant, maker, typed
+from odtpack.graph.graphs import LOOK_UP, dims_of, is_lifted_constant, maker, redirect, typed
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import module_names
 from odtpack.spec import AdapterSpec
@@ -113,9 +113,7 @@ def _scaled(op: Ops, use: Use, added: ir.Value, factor: ir.Value) -> ir.Value:
 
 def take_place(old: ir.Value, new: ir.Value, readers: Iterable[tuple[ir.Node, int]]) -> None:
     """Let readers of a value, and the graph's outputs, have another under its name."""
-    typed(new, old)
-    for reader, index in readers:
-        reader.replace_input_with(index, new)
+    redirect(readers, typed(new, old))
     graph = old.graph
     if graph is not None and old.is_graph_output():
         graph.outputs[:] = [new if value is old else value for value in graph.outputs]

@@ -252,10 +252,8 @@ def add_at(
 ) -> ir.Value:
     """Zeros, plus each of ``updates`` at its index along ``axis``."""
     # ONNX Runtime adds no float16, so such sums run in float32, and are rounded once.
-    # op: Writes the nodes. shape: INT64 vector: shape of the result. indices:
-    # Indices of the shape of ``updates``. updates: Values to add; the result is of their type.
-    # axis: Axis of the result that the indices count along. reduction: None before opset 16, where
-    # the last update of an index counts.
+    # indices: Of the shape of ``updates``, whose type the result has. reduction: None before opset
+    # 16, where the last update of an index counts.
     dtype = updates.dtype or ir.DataType.FLOAT
     wide = wider(dtype)
     summed = op.ScatterElements(

@@ -51,9 +51,8 @@ def expand(model: ir.Model, sources: Collection[str], registry: Registry = REGIS
     # Functions of the model itself are all inlined, and integer arithmetic on known shapes, which
     # bodies are full of, is folded; sequences of known tensors are replaced by the tensors. Names
     # of inputs, outputs and initializers stay; the values of a body are named after its node.
-    # model: Types and shapes inferred; changed in place. sources: Names of the inputs and
-    # initializers whose gradients are wanted. registry: Rules that make an expansion unnecessary.
-    # Returns an equivalent model. Types and shapes of its new values are inferred.
+    # model: Types and shapes inferred, as of what is returned; changed in place. sources: Names of
+    # the inputs and initializers whose gradients are wanted.
     sources = frozenset(sources)
     if model.functions:
         for function in model.functions.values():

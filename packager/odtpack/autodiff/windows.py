@@ -122,8 +122,7 @@ def _known(ctx: Context, dims: Dims) -> list[int]:
 
 def check_lengths(ctx: Context, rank: int, spatial: int) -> None:
     """Hold the list attributes to the number of spatial axes."""
-    # ctx: A convolution or pool. rank: Length of its kernel. spatial: Number of spatial axes of its
-    # input.
+    # rank: Length of the kernel. spatial: Number of spatial axes of the input.
     lengths = {"kernel_shape": rank, "strides": rank, "dilations": rank, "pads": 2 * rank}
     for name, wanted in lengths.items():
         if rank != spatial or len(ctx.ints(name, (0,) * wanted)) != wanted:

@@ -206,8 +206,7 @@ def drop_unused_constants(graph: ir.Graph) -> None:
 
 def is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
     """Whether every node stands after those that it reads from, so that sorting changes nothing."""
-    # graph: The graph; its subgraphs are looked into. made: What nodes before the subgraph have
-    # computed; what its own do is added.
+    # made: What nodes before a subgraph have computed; what its own do is added.
     made = set() if made is None else made
     for node in graph:
         for value in node.inputs:
@@ -294,6 +293,12 @@ def typed(value: ir.Value, like: ir.Value) -> ir.Value:
     return value
 
 
+def redirect(readers: Iterable[tuple[ir.Node, int]], value: ir.Value) -> None:
+    """Let nodes read a value at these places among their inputs."""
+    for node, index in readers:
+        node.replace_input_with(index, value)
+
+
 def replace(old: ir.Value, new: ir.Value, nodes: Iterable[ir.Node]) -> None:
     """Let ``new`` take the name and the place of ``old``, and remove ``nodes``, last first."""
     name, old.name = old.name, None
@@ -314,8 +319,8 @@ PLAIN_ATTRIBUTES: Final = {
 
 def merge(graph: ir.Graph, nodes: Iterable[ir.Node] | None = None) -> None:
     """Let the first of several equal nodes do for all."""
-    # graph: A sorted graph; changed in place. Its subgraphs stay as they are. nodes: Nodes of it to
-    # merge, in its order; all if None.
+    # graph: A sorted graph, whose subgraphs stay as they are. nodes: Those of it to merge, in its
+    # order; all if None.
     found: dict[Hashable, ir.Node] = {}
     for node in list(graph if nodes is None else nodes):
         key = _key(node)

@@ -15,6 +15,7 @@ from odtpack.graph.graphs import (
     dims_of,
     mark_constant,
     reads,
+    redirect,
     static_dims,
     typed,
 )
@@ -141,9 +142,7 @@ def _fix(op: Ops, value: ir.Value, array: np.ndarray, text: str) -> None:
                     hint="give the axis the name of another input's axis in the export",
                 )
         full = op.Expand(op.constant(array.reshape(())), op.Concat(*parts, axis=0))
-    typed(full, value)
-    for node, index in readers:
-        node.replace_input_with(index, full)
+    redirect(readers, typed(full, value))
 
 
 def _carry(graph: ir.Graph, value: ir.Value, output: str, text: str) -> None:
@@ -188,6 +187,4 @@ def _turn(op: Ops, value: ir.Value, axis: int) -> None:
     readers = [*value.uses()]
     with op.before(graph[0]):
         turned = op.transpose(given, *range(1, axis + 1), 0, *range(axis + 1, len(dims)))
-    typed(turned, value)
-    for node, index in readers:
-        node.replace_input_with(index, turned)
+    redirect(readers, typed(turned, value))

@@ -29,6 +29,7 @@ from odtpack.graph.graphs import (
     mark_constant,
     nodes_of,
     operand,
+    redirect,
 )
 from odtpack.graph.inference import infer_shapes, is_known
 from odtpack.graph.ops import Ops
@@ -58,14 +59,11 @@ def load_model(
 ) -> ir.Model:
     """Return a checked model with local functions inlined and shapes inferred."""
     # Contributed operators are written in standard ones where :mod:`odtpack.contrib` can, and a
-    # key-value cache is left out (see :mod:`odtpack.model.loading`). Large initializers stay where
-    # they are, in the file or in the given model's memory.
-    # model: Path of an ONNX file (external data beside it), or a model in memory, which is not
-    # changed. named: Initializers that the caller goes by, which are not taken for folded copies of
-    # others (see :mod:`odtpack.model.shared_tensors`). untie: Patterns of shared tensors of which
+    # key-value cache is left out. Large initializers stay where they are, in the file or in memory.
+    # model: A path, or a model, which is not changed. named: Initializers that the caller goes by,
+    # which are not taken for folded copies of others. untie: Patterns of shared tensors of which
     # each place gets its own copy (see :mod:`odtpack.model.shared_tensors`). stop: Values through
-    # which no gradient passes (see :func:`odtpack.autodiff.backward.stop_at`).
-    # sizes: Axes that are fixed (see :func:`odtpack.model.inputs.fix_sizes`).
+    # which no gradient passes. sizes: Axes that are fixed (see :func:`.inputs.fix_sizes`).
     return load_source(source.open_model(model), named, untie, stop, sizes)
 
 
@@ -521,8 +519,7 @@ def _take_out(past: ir.Value) -> set[ir.Value]:
         presents.update(held)
         if node.op_type == "Concat":
             new = operand(node, 1)
-            for reader, place in [*node.outputs[0].uses()]:
-                reader.replace_input_with(place, new)
+            redirect([*node.outputs[0].uses()], new)
             node.replace_input_with(0, new)
         else:
             node.replace_input_with(index, None)
@@ -544,5 +541,4 @@ def _make_empty(op: Ops, graph: ir.Graph, past: ir.Value, first: ir.Value) -> No
             batch = op.slice(op.Shape(first), [0], [0], [1])
             empty = op.Expand(empty, op.Concat(batch, op.ints(*shape[1:]), axis=0))
     empty.type = past.type
-    for node, index in readers:
-        node.replace_input_with(index, empty)
+    redirect(readers, empty)

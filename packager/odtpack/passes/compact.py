@@ -43,9 +43,8 @@ _CHARACTERS = string.ascii_letters + string.digits
 
 def compact(model: ir.Model, *, keep_names: bool) -> ir.Model:
     """Make a finished model small."""
-    # model: In topological order; changed in place. keep_names: Keep the names of nodes and values,
-    # and constants as they are.
-    # Returns the model.
+    # model: In topological order; changed in place, and returned. keep_names: Keep the names of
+    # nodes and values, and constants as they are.
     common_passes.ClearMetadataAndDocStringPass()(model)
     common_passes.DeduplicateInitializersPass(size_limit=_LARGEST_COMPARED)(model)
     graphs = list(all_graphs(model.graph))

@@ -42,10 +42,8 @@ def accumulate(
     op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value, *, branches: bool = True
 ) -> ir.Value:
     """Write the accumulation of one gradient."""
-    # gradient: Gradient of this step, of the parameter's shape. buffer: Graph input with the
-    # gradient accumulated so far, of the same shape. reset: BOOL scalar; true to start afresh.
-    # branches: Whether an If may choose.
-    # Returns the accumulated gradient.
+    # buffer: Graph input with the gradient accumulated so far. reset: BOOL scalar; true to start
+    # afresh. branches: Whether an If may choose.
     dims = static_dims(buffer) or ()
     if not branches or int(np.prod(dims)) < (_LARGE_VECTOR if len(dims) <= 1 else _LARGE_MATRIX):
         return op.Add(op.Where(reset, 0, buffer), gradient)
@@ -212,8 +210,7 @@ def unrounded(gradient: ir.Value) -> ir.Value:
 
 def merge(op: Ops, gradient: ir.Value) -> ir.Value:
     """Write a gradient that is a sum, some of whose terms are scatters, without zeros."""
-    # gradient: Gradient of one parameter and of nothing else.
-    # Returns the gradient: ``gradient`` itself, if there is nothing to merge.
+    # gradient: Of one parameter and of nothing else; returned if there is nothing to merge.
     adds, terms = _terms(gradient)
     scatters = [scatter for scatter in map(read, terms) if scatter is not None]
     if not adds or not scatters:

@@ -59,11 +59,9 @@ def _fuse_sums(
     results: Mapping[str, ir.Value],
 ) -> dict[str, ir.Value]:
     """Rewrite the sums of an update."""
-    # op: Writer for the graph of ``nodes``. nodes: The elementwise nodes of an update, in
-    # topological order; changed in place. rows: What they compute from that is no scalar, each [1,
-    # N]. kept: Those of them that results may be written over. results: What the update gives, by
-    # name.
-    # Returns the results after the rewrite.
+    # nodes: The elementwise nodes of an update, in topological order; changed in place. rows: What
+    # they compute from that is no scalar, each [1, N]. kept: Those of them that results may be
+    # written over. results: What the update gives, by name; returned as it is after the rewrite.
     found, instead = set(rows), {value: value for value in results.values()}
     for node in nodes:
         if found.isdisjoint(node.inputs):
@@ -165,10 +163,9 @@ def write_chunks(
     op: Ops, parts: Cut, vectors: Mapping[str, ir.Value], gradient: ir.Value, update: Write
 ) -> dict[str, ir.Value]:
     """Write an update in parts."""
-    # op: Writer for the graph, or for a branch in it. vectors: The parameter and its state, by
-    # name, of the shape of ``parts`` or, each part a single row, of that of ``parts.flat``.
-    # gradient: Its gradient, which nothing but the update reads. update: Writes the update of one
-    # part; ``gradients`` is among what it gets.
+    # vectors: The parameter and its state, by name, of the shape of ``parts`` or, each part a row,
+    # of that of ``parts.flat``. gradient: Its gradient, which nothing but the update reads. update:
+    # Writes the update of one part; ``gradients`` is among what it gets.
     # Returns the new values, by name, of the shape of ``vectors``.
     shape = static_dims(vectors["params"]) or ()
     dtype = op.type_of(vectors["params"])

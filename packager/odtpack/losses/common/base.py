@@ -297,7 +297,6 @@ def bad_option(loss: str, option: str, value: object, must: str) -> OdtpackError
 
 def numbers(loss: str, option: Option, value: Any) -> Numbers:
     """Return an array, list or number as nested tuples."""
-    # option: The option, which is an array.
     try:
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError):
