@@ -317,7 +317,7 @@ def _position(value: ir.Value | None, count: int, last: int) -> int | None:
 def _split(op: Ops, node: ir.Node) -> Members | None:
     """Parts of given sizes, of one size but the last, or of one element each."""
     x, lengths, *_ = [*node.inputs, None]
-    dims = None if x is None else dims_of(x)
+    dims = dims_of(x)
     if x is None or not dims:
         return None
     axis = node.attributes.get_int("axis", 0) % len(dims)

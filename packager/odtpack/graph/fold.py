@@ -116,8 +116,7 @@ def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
 
 def _read_dims(shape: ir.Node) -> Dims | None:
     """Dimensions that a Shape or Size node reads."""
-    value = shape.inputs[0]
-    dims = None if value is None else dims_of(value)
+    dims = dims_of(shape.inputs[0])
     if dims is None:
         return None
     start = shape.attributes.get_int("start", 0)

@@ -36,9 +36,9 @@ def wider(dtype: ir.DataType) -> ir.DataType:
     return ir.DataType.FLOAT if dtype == ir.DataType.FLOAT16 else dtype
 
 
-def dims_of(value: ir.Value) -> Dims | None:
+def dims_of(value: ir.Value | None) -> Dims | None:
     """Dimensions of a value: an int, a symbol or None each; None if the rank is unknown."""
-    if value.shape is None:
+    if value is None or value.shape is None:
         return None
     return tuple(
         dim if isinstance(dim, int) else (dim.value if isinstance(dim.value, str) else None)
@@ -46,7 +46,7 @@ def dims_of(value: ir.Value) -> Dims | None:
     )
 
 
-def static_dims(value: ir.Value) -> tuple[int, ...] | None:
+def static_dims(value: ir.Value | None) -> tuple[int, ...] | None:
     """Dimensions of a value if all of them are known numbers, else None."""
     dims = dims_of(value)
     if dims is None or not all(isinstance(dim, int) for dim in dims):

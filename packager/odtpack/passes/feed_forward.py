@@ -60,11 +60,11 @@ def _widens(node: ir.Node) -> tuple[tuple[int | str | None, ...], int] | None:
     """The sizes and the width that a product with a wide matrix gives; None of anything else."""
     if node.op_type != "MatMul" or node.domain or node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
-    weight, dims = node.inputs[1], dims_of(node.outputs[0])
+    dims = dims_of(node.outputs[0])
     readers = [*node.outputs[0].consumers()]
     if len(readers) == 1 and readers[0].op_type == "Concat":  # a part of a product
         dims = dims_of(readers[0].outputs[0])
-    shape = None if weight is None else static_dims(weight)
+    shape = static_dims(node.inputs[1])
     if shape is None or dims is None or len(shape) != 2 or len(dims) < 2 or None in dims:
         return None
     rows, width = [size for size in dims[:-1] if isinstance(size, int)], dims[-1]

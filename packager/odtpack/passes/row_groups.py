@@ -95,7 +95,7 @@ def trial_sizes(model: ir.Model) -> Sizes:
         *zip(model.graph.inputs, inputs, strict=True),
         *((value, value) for value in model.graph.initializers.values()),
     )
-    pairs = ((value, None if twin is None else static_dims(twin)) for value, twin in known)
+    pairs = ((value, static_dims(twin)) for value, twin in known)
     return {value: dims for value, dims in pairs if dims is not None}
 
 

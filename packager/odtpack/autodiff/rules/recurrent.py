@@ -28,7 +28,6 @@ _NAMES = (
     "Affine", "Relu", "LeakyRelu", "ThresholdedRelu", "Tanh", "ScaledTanh", "Sigmoid",
     "HardSigmoid", "Elu", "Softsign", "Softplus",
 )  # fmt: skip
-_LOWER = {name.lower() for name in _NAMES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +125,7 @@ def gate_functions(ctx: Context, defaults: Sequence[str]) -> list[tuple[GateFunc
     functions = []
     for given in names:
         name = given.lower()
-        if name not in _LOWER:
+        if name not in _FUNCTIONS:
             raise _unknown(ctx, given)
         alpha, beta = _DEFAULT_ALPHA.get(name, 0.0), _DEFAULT_BETA.get(name, 0.0)
         if name in _TAKES_ALPHA and alphas:
