@@ -21,11 +21,12 @@ from odtpack import choices, losses, optimizers
 from odtpack.choices import OrtFormat
 from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError, check_type
 from odtpack.gc_pause import paused_collector
-from odtpack.graph.graphs import TRAINABLE_TYPES, running_statistics
+from odtpack.graph.graphs import TRAINABLE_TYPES, is_lifted_constant, running_statistics
 from odtpack.model.cause import named_cause
 from odtpack.model.exporters import matching, module_names
-from odtpack.model.loading import ModelLike, is_lifted_constant, load_model
+from odtpack.model.loading import load_model
 from odtpack.model.shared_tensors import copies_of
+from odtpack.model.source import ModelLike
 from odtpack.onnxblock.block import Block
 from odtpack.onnxblock.models import attach_block
 from odtpack.onnxblock.optim import BlockOptimizer

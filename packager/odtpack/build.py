@@ -32,8 +32,9 @@ from odtpack.model.cause import named_cause
 from odtpack.model.exporters import absent
 from odtpack.model.head import add_head
 from odtpack.model.inputs import settle
-from odtpack.model.loading import CACHE, CONVERTED_FROM, SQUEEZED, UNREACHED, ModelLike, load_model
+from odtpack.model.loading import CACHE, CONVERTED_FROM, SQUEEZED, UNREACHED, load_model
 from odtpack.model.shared_tensors import shared_tensors
+from odtpack.model.source import ModelLike
 from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from odtpack.option import options_of
 from odtpack.ort_training.backend import backend_for

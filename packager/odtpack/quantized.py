@@ -15,11 +15,10 @@ from odtpack.autodiff.expand import SMALLEST
 from odtpack.choices import BaseKind
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.graphs import LOOK_UP
+from odtpack.graph.graphs import LOOK_UP, mark_constant, redirect, typed
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import matching, module_names
-from odtpack.model.loading import mark_constant
 from odtpack.model.source import release_pages
 from odtpack.passes.patterns import to_blocks
 
@@ -211,9 +210,7 @@ def _replace(
         order = {id(node): place for place, node in enumerate(graph)}
         with op.before(min((node for node, _ in readers), key=lambda node: order[id(node)])):
             unpacked = _cast(op, write(op, codes, values, scales), source)
-        unpacked.type, unpacked.shape = source.type, source.shape
-        for node, index in readers:
-            node.replace_input_with(index, unpacked)
+        redirect(readers, typed(unpacked, source))
     graph.initializers.pop(str(source.name))
 
 

@@ -84,18 +84,10 @@ def export_decoder(
 def decoder_with_adapter(
     model: ModelLike, adapter: AdapterInfo, any_inputs: bool = False
 ) -> ir.Model:
-    """A decoder with a key-value cache whose adapted layers take a LoRA adapter as inputs.
-
-    Args:
-        model: The decoder, which is not changed.
-        adapter: Of kind ``lora``. Its parameters become inputs of their names, in float32, that
-            may be left out: they are zero then, which changes nothing.
-        any_inputs: Take a model that is no decoder, too.
-
-    Raises:
-        OdtpackError: ``decoder-unsupported``: the model has inputs that generation does not know,
-            or a layer that the adapter is on is not found in it.
-    """
+    """A decoder with a key-value cache whose adapted layers take a LoRA adapter as inputs."""
+    # model: The decoder, which is not changed. adapter: Of kind ``lora``. Its parameters become
+    # inputs of their names, in float32, that may be left out: they are zero then, which changes
+    # nothing. any_inputs: Take a model that is no decoder, too.
     given = open_model(model)
     decoder = ir.from_proto(given.proto)
     given.restore(decoder.graph)

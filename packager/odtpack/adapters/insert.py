@@ -13,7 +13,7 @@ from odtpack.adapters.layers import Layer, Use, find_layers
 from odtpack.adapters.low_rank import Table, find_tables, take_place
 from odtpack.adapters.modules import Module, Share, by_layer, modules_of, together
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.graphs import dims_of
+from odtpack.graph.graphs import dims_of, maker, redirect
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.shared_tensors import weight_array
@@ -23,38 +23,20 @@ from odtpack_runtime.package.adapter import PREFIX
 
 @dataclasses.dataclass(frozen=True)
 class Inserted:
-    """A model with its adapter.
-
-    Attributes:
-        spec: The adapter.
-        model: The model.
-        parameters: Names of the initializers that are the adapter's.
-        layers: Names of the layers that it is on.
-        feedforward: Of those, the ones whose input is scaled.
-    """
+    """A model with its adapter."""
 
     spec: AdapterSpec
     model: ir.Model
-    parameters: tuple[str, ...]
-    layers: tuple[str, ...]
-    feedforward: tuple[str, ...]
+    parameters: tuple[str, ...]  # names of the initializers that are the adapter's
+    layers: tuple[str, ...]  # names of the layers that it is on
+    feedforward: tuple[str, ...]  # of those, the ones whose input is scaled
 
 
 def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
-    """Put an adapter beside layers of a model.
-
-    Its parameters become initializers, in the type of the layer's data, under the names that
-    they have in a file of PEFT: ``base_model.model.<layer>.lora_A.weight``. ``bitfit`` adds none:
-    the biases of the layers are its parameters. ``prompt`` adds one, before the tokens.
-
-    Args:
-        model: As :func:`odtpack.model.loading.load_model` returns it; changed in place.
-        spec: The adapter.
-
-    Raises:
-        OdtpackError: A pattern matches no layer (``unknown-layer``), the layers have no
-            biases to train (``nothing-to-train``), or the model takes no prompt (``no-tokens``).
-    """
+    """Put an adapter beside layers of a model, which is changed in place."""
+    # Its parameters become initializers, in the type of the layer's data, under the names that
+    # they have in a file of PEFT: ``base_model.model.<layer>.lora_A.weight``. ``bitfit`` adds none:
+    # the biases of the layers are its parameters. ``prompt`` adds one, before the tokens.
     if spec.kind == "prompt":
         name, embedding = insert_prompt(model, spec)
         return Inserted(spec, model, (name,), (embedding,), ())
@@ -167,7 +149,7 @@ def _apply(
     spec: AdapterSpec,
 ) -> None:
     if spec.low_rank:
-        with op.after(_last(use.result)):
+        with op.after(maker(use.result)):
             low_rank.apply(op, layer, use, together(op, layer, pieces), spec)
         return
     ((_, given),) = pieces
@@ -175,14 +157,8 @@ def _apply(
         with op.before(use.node):
             low_rank.apply_ia3(op, layer, use, given, spec)
         return
-    with op.after(_last(use.end)):
+    with op.after(maker(use.end)):
         low_rank.apply_ia3(op, layer, use, given, spec)
-
-
-def _last(value: ir.Value) -> ir.Node:
-    node = value.producer()
-    assert node is not None  # noqa: S101 - a layer's node, or the sum after it
-    return node
 
 
 # Prompt tuning: learned vectors before the first token of every sequence (Lester et al., 2021).
@@ -235,7 +211,6 @@ def find_embedding(graph: ir.Graph) -> Embedding:
 
 def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
     """Put learned vectors before the tokens of a model."""
-    # model: The model, changed in place. spec: How many they are, and their seed.
     # Returns names of the parameter and of the embedding.
     graph = model.graph
     embedding = find_embedding(graph)
@@ -254,23 +229,19 @@ def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
         readers = [*value.uses()]
         with op.before(first):
             longer = _lengthened(op, value, embedding, count)
-        for reader, index in readers:
-            reader.replace_input_with(index, longer)
-    node = embedding.rows.producer()
-    assert node is not None  # noqa: S101 - a look-up
+        redirect(readers, longer)
     readers = [*embedding.rows.uses()]
-    with op.after(node):
+    with op.after(maker(embedding.rows)):
         batch = op.slice(op.shape_of(embedding.ids), [0], [0], [1])
         shape = op.join([batch, op.ints(count, embedding.table.width)], 0)
         tokens = op.slice(embedding.rows, [1], [count], [np.iinfo(np.int64).max])
         together = op.join([op.Expand(prompt, shape), tokens], 1)
     take_place(embedding.rows, together, readers)
     for value in results:
-        maker = value.producer()
-        if maker is None:
+        node = value.producer()
+        if node is None:
             raise _no_tokens(f"its output {value.name!r} is an input")
-        readers = [*value.uses()]
-        with op.after(maker):
+        with op.after(node):
             cut = op.slice(value, [1], [count], [np.iinfo(np.int64).max])
         take_place(value, cut, [])
     # The shapes of what nodes compute are left to inference: sequences are longer now.

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 import onnx_ir as ir
 
 from odtpack.autodiff.backward import STRAIGHT_THROUGH
-from odtpack.graph.graphs import dims_of
+from odtpack.graph.graphs import dims_of, operand
 from odtpack.model.exporters import module_names
 
 # What stands between a stored weight and the product that reads it; the weight is its first input.
@@ -51,19 +51,26 @@ class Use:
     @property
     def data(self) -> ir.Value:
         """What the layer is applied to."""
-        value = self.node.inputs[0]
-        assert value is not None  # noqa: S101 - that of all three operators
-        return value
+        return operand(self.node, 0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
-    """A linear layer; its uses share the weight."""
+class Stored:
+    """A layer or an embedding, whose weight is stored."""
 
     name: str  # that of the weight in the exported module, without ``.weight``
-    source: ir.Value  # the initializer that stores the weight
+    source: ir.Value  # the initializer with the weight, or with its codes
+
+    def matches(self, patterns: Iterable[str]) -> bool:
+        """Whether a pattern matches its name, or that of the stored weight."""
+        names = (self.name, str(self.source.name))
+        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+class Linear:
+    """What has the shape of a linear layer."""
+
     shape: tuple[int, ...]  # [out, in], of a convolution [out, in, *kernel]
-    uses: tuple[Use, ...]  # where it is applied
 
     @property
     def outputs(self) -> int:
@@ -75,10 +82,13 @@ class Layer:
         """Width of what it takes."""
         return self.shape[1]
 
-    def matches(self, patterns: Iterable[str]) -> bool:
-        """Whether a pattern matches its name, or that of the stored weight."""
-        names = (self.name, str(self.source.name))
-        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+@dataclasses.dataclass(frozen=True)
+class Layer(Stored, Linear):
+    """A linear layer; its uses share the weight."""
+
+    shape: tuple[int, ...]
+    uses: tuple[Use, ...]  # where it is applied
 
 
 def find_layers(graph: ir.Graph) -> list[Layer]:
@@ -122,7 +132,7 @@ def packed_layers(graph: ir.Graph) -> list[Layer]:
 
 def _weight(node: ir.Node) -> ir.Value | None:
     """What a node reads as its weight, if it is a linear layer's."""
-    if node.domain not in ("", "ai.onnx") or len(node.inputs) < 2:
+    if node.domain or len(node.inputs) < 2:
         return None
     attributes = node.attributes
     if node.op_type == "Gemm":
@@ -139,7 +149,7 @@ def _source(weight: ir.Value) -> tuple[ir.Value | None, bool]:
     swaps, passed = False, set[str]()
     while value is not None and not value.is_initializer():
         node = value.producer()
-        if node is None or node.op_type not in _LOOKED_UP or node.domain not in ("", "ai.onnx"):
+        if node is None or node.op_type not in _LOOKED_UP or node.domain:
             return None, False
         passed.add(node.op_type)
         swaps ^= node.op_type == "Transpose"

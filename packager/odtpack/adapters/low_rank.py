@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.adapters.layers import Layer, Use, layer_name
+from odtpack.adapters.layers import Layer, Stored, Use, layer_name
 from odtpack.autodiff.backward import stop
-from odtpack.graph.graphs import LOOK_UP, dims_of, is_lifted_constant
+from odtpack.graph.graphs import LOOK_UP, dims_of, is_lifted_constant, maker, redirect, typed
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import module_names
 from odtpack.spec import AdapterSpec
@@ -114,13 +113,10 @@ def _scaled(op: Ops, use: Use, added: ir.Value, factor: ir.Value) -> ir.Value:
 
 def take_place(old: ir.Value, new: ir.Value, readers: Iterable[tuple[ir.Node, int]]) -> None:
     """Let readers of a value, and the graph's outputs, have another under its name."""
-    new.type, new.shape = old.type, old.shape
-    for reader, index in readers:
-        reader.replace_input_with(index, new)
+    redirect(readers, typed(new, old))
     graph = old.graph
     if graph is not None and old.is_graph_output():
-        outputs = [new if value is old else value for value in graph.outputs]
-        graph.outputs[:] = outputs
+        graph.outputs[:] = [new if value is old else value for value in graph.outputs]
     name = old.name
     old.name = f"{name}.base"
     new.name = name
@@ -138,19 +134,12 @@ TABLE_A, TABLE_B = "lora_embedding_A", "lora_embedding_B"
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class Table(Stored):
     """An embedding; its uses share the table."""
 
-    name: str  # that of the table in the exported module, without ``.weight``
-    source: ir.Value  # the initializer with the table, or with its codes
     rows: int  # how many there are
     width: int  # numbers in a row
     uses: tuple[tuple[ir.Value, ir.Value], ...]  # what is looked up, and the rows that are found
-
-    def matches(self, patterns: Iterable[str]) -> bool:
-        """Whether a pattern matches its name, or that of the stored table."""
-        names = (self.name, str(self.source.name))
-        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def find_tables(graph: ir.Graph) -> list[Table]:
@@ -179,7 +168,7 @@ def _gather(node: ir.Node) -> ir.Node | None:
     end: ir.Node | None = node
     while marked and end is not None and end.op_type != "Gather":
         end = None if end.inputs[0] is None else end.inputs[0].producer()
-    if end is None or end.op_type != "Gather" or end.domain not in ("", "ai.onnx"):
+    if end is None or end.op_type != "Gather" or end.domain:
         return None
     source = end.inputs[0]
     if source is None or not source.is_initializer() or len(dims_of(source) or ()) != 2:
@@ -192,10 +181,8 @@ def _gather(node: ir.Node) -> ir.Node | None:
 def apply_to_table(op: Ops, table: Table, given: Mapping[str, ir.Value], spec: AdapterSpec) -> None:
     """Let the nodes that read rows of the table read the sum."""
     for ids, rows in table.uses:
-        last = rows.producer()
-        assert last is not None  # noqa: S101 - a look-up
         readers = [*rows.uses()]
-        with op.after(last):
+        with op.after(maker(rows)):
             through = op.Gather(op.transpose(given[TABLE_A], 1, 0), ids, axis=0)
             added = op.MatMul(through, op.transpose(given[TABLE_B], 1, 0))
             total = op.Add(rows, op.Mul(added, spec.scaling))

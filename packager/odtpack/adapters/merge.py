@@ -32,23 +32,12 @@ def merge_adapter(
     beside: bool = True,
     remark: Callable[[str], None] | None = None,
 ) -> bytes:
-    """Return the serialized model with the weights that the adapter makes of its own.
-
-    Computed in float64, and rounded to the type that the model stores.
-
-    Args:
-        path: The forward model that the adapter was trained on.
-        adapter: The adapter.
-        beside: Whether the result goes to the folder of the model, where it may go on reading
-            the model's external data. Otherwise all of them become part of it.
-        remark: Takes a sentence about the rounding of a quantized model's weights: matrices of
-            ``MatMulNBits`` are rounded to their bits again, by blocks as they were.
-
-    Raises:
-        OdtpackError: The model is not valid; it has no layer of a name (``unknown-layer``), one
-            of another shape (``adapter-mismatch``), or one whose weight is quantized or read
-            elsewhere too (``adapter-not-mergeable``); or the result would exceed 2 GB.
-    """
+    """Return the serialized model with the weights that the adapter makes of its own."""
+    # Computed in float64, and rounded to the type that the model stores.
+    # beside: Whether the result goes to the folder of the model, where it may go on reading the
+    # model's external data. Otherwise all of them become part of it. remark: Takes a sentence about
+    # the rounding of a quantized model's weights: matrices of ``MatMulNBits`` are rounded to their
+    # bits again, by blocks as they were.
     if adapter.kind == "prompt":
         raise OdtpackError(
             "adapter-not-mergeable",

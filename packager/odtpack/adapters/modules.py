@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.adapters.layers import Layer
+from odtpack.adapters.layers import Layer, Linear
 from odtpack.adapters.low_rank import A, B
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import joined, parted
@@ -37,22 +37,12 @@ class Share:
 
 
 @dataclasses.dataclass(frozen=True)
-class Module:
+class Module(Linear):
     """A linear layer of the module."""
 
     name: str
-    shape: tuple[int, ...]  # [out, in], of a convolution [out, in, *kernel]
+    shape: tuple[int, ...]
     shares: tuple[Share, ...]
-
-    @property
-    def outputs(self) -> int:
-        """Width of what it gives."""
-        return self.shape[0]
-
-    @property
-    def inputs(self) -> int:
-        """Width of what it takes."""
-        return self.shape[1]
 
     def matches(self, patterns: Sequence[str]) -> bool:
         """Whether a pattern matches its name, or that of a layer in the file."""

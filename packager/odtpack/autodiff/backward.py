@@ -22,16 +22,16 @@ from odtpack.graph.graphs import (
     ancestors,
     captures,
     dims_of,
+    maker,
     nodes_of,
     reads,
     replace,
     subgraphs,
+    typed,
     wider,
 )
 from odtpack.graph.ops import Ops
 
-# The backward walk: reverse order, ask the registry, add up, un-broadcast.
-#
 # It knows no operators. A rule gives the cotangents of a node's inputs, and of what its
 # subgraphs read from around them, from those of its outputs; the walk decides which are
 # needed and sums the contributions of every use.
@@ -63,14 +63,12 @@ def dependents(
     return reached
 
 
-def influences(
-    graph: ir.Graph, outputs: Iterable[ir.Value], registry: Registry = REGISTRY
-) -> set[ir.Value]:
+def influences(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:
     """Values on which ``outputs`` depend through differentiable operators."""
     found = set(outputs)
     for node in reversed(graph):
         if any(value in found for value in node.outputs):
-            rule = registry.lookup(node.domain, node.op_type, opset_of(node, graph))
+            rule = REGISTRY.lookup(node.domain, node.op_type, opset_of(node, graph))
             if node.op_type == STRAIGHT_THROUGH and node.domain == context.INTERNAL_DOMAIN:
                 found.update(value for value in node.inputs[1:] if value is not None)
             elif rule is None or rule.differentiable:
@@ -183,10 +181,8 @@ def _walk(
 
 
 def _add(ops: Ops, left: ir.Value, right: ir.Value) -> ir.Value:
-    total: ir.Value = ops.Add(left, right)
-    node = total.producer()
-    if node is not None:
-        node.meta[SUM_OF_COTANGENTS] = True
+    total = ops.Add(left, right)
+    maker(total).meta[SUM_OF_COTANGENTS] = True
     return total
 
 
@@ -246,21 +242,22 @@ def _no_gradient(
     )
 
 
-# Adds values at indices, which may repeat.
-
-
 def add_at(
-    op: Ops, shape: ir.Value, indices: ir.Value, updates: ir.Value, axis: int = 0
+    op: Ops,
+    shape: ir.Value,
+    indices: ir.Value,
+    updates: ir.Value,
+    axis: int = 0,
+    reduction: str | None = "add",
 ) -> ir.Value:
     """Zeros, plus each of ``updates`` at its index along ``axis``."""
     # ONNX Runtime adds no float16, so such sums run in float32, and are rounded once.
-    # op: Writes the nodes; of opset 16 or later. shape: INT64 vector: shape of the result. indices:
-    # Indices of the shape of ``updates``. updates: Values to add; the result is of their type.
-    # axis: Axis of the result that the indices count along.
+    # indices: Of the shape of ``updates``, whose type the result has. reduction: None before opset
+    # 16, where the last update of an index counts.
     dtype = updates.dtype or ir.DataType.FLOAT
     wide = wider(dtype)
     summed = op.ScatterElements(
-        op.zeros(shape, wide), indices, op.cast(updates, wide), axis=axis, reduction="add"
+        op.zeros(shape, wide), indices, op.cast(updates, wide), axis=axis, reduction=reduction
     )
     return op.cast(summed, dtype)
 
@@ -276,16 +273,12 @@ STRAIGHT_THROUGH = "StraightThrough"
 
 def stop(op: Ops, value: ir.Value) -> ir.Value:
     """The same value, a constant to differentiation."""
-    (held,) = op.emit(_OP_TYPE, [value], domain=INTERNAL_DOMAIN)
-    held.type, held.shape = value.type, value.shape
-    return held
+    return typed(op.emit(_OP_TYPE, [value], domain=INTERNAL_DOMAIN)[0], value)
 
 
 def stand_in(op: Ops, actual: ir.Value, exact: ir.Value) -> ir.Value:
     """The first value, with the gradient of the second, which is not computed."""
-    (result,) = op.emit(STRAIGHT_THROUGH, [actual, exact], domain=INTERNAL_DOMAIN)
-    result.type, result.shape = exact.type, exact.shape
-    return result
+    return typed(op.emit(STRAIGHT_THROUGH, [actual, exact], domain=INTERNAL_DOMAIN)[0], exact)
 
 
 def has_stand_in(node: ir.Node) -> bool:

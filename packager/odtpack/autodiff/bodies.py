@@ -25,11 +25,10 @@ from odtpack.graph.graphs import (
     reads,
     static_dims,
     subgraphs,
+    typed,
 )
 from odtpack.graph.ops import Ops
 
-# Differentiates the body of a control-flow operator into a body of its own.
-#
 # The backward nodes of a body read values of the forward body, which they cannot see from
 # where they end up. Each such value is either handed over, as one more output of the forward
 # body, or computed again from others that are:
@@ -93,8 +92,7 @@ class BackwardBody:
         node = value.producer()
         if node is None or node.graph is not self.graph or value in self.graph.outputs:
             value = self.op.Identity(value)
-        value.type, value.shape = like.type, like.shape
-        self.graph.outputs.append(value)
+        self.graph.outputs.append(typed(value, like))
 
     def zeros_like(self, value: ir.Value) -> ir.Value:
         """Zeros of the shape of a value that the backward body sees."""
@@ -104,17 +102,14 @@ class BackwardBody:
         """Make a value one more output of the forward body; return which."""
         node, result = value.producer(), value
         if node is None or node.graph is not self.body or value in self.body.outputs:
-            result = self._forward.Identity(value)
-            result.type, result.shape = value.type, value.shape
+            result = typed(self._forward.Identity(value), value)
         self.body.outputs.append(result)
         return len(self.body.outputs) - 1
 
     def append_dummy(self, like: ir.Value) -> int:
         """Give the forward body an output that is not read, of the type of ``like``."""
-        dtype, dims = self._ctx.dtype(like), dims_of(like)
-        known = dims is not None and all(isinstance(dim, int) for dim in dims)
-        sizes = [dim if known and isinstance(dim, int) else 0 for dim in dims or ()]
-        dummy = self._forward.zeros(self._forward.ints(*sizes), dtype)
+        sizes = static_dims(like) or (0,) * len(dims_of(like) or ())
+        dummy = self._forward.zeros(self._forward.ints(*sizes), self._ctx.dtype(like))
         dummy.shape = ir.Shape(sizes)
         self.body.outputs.append(dummy)
         return len(self.body.outputs) - 1
@@ -224,7 +219,7 @@ def add_output(ctx: Context, index: int, stem: str, like: ir.Value, dims: Dims |
 
 def _is_unrepeatable(node: ir.Node) -> bool:
     """Whether a second run may give another result: random draws, unknown operators."""
-    if node.op_type in RANDOM_OPERATORS or node.domain not in ("", "ai.onnx"):
+    if node.op_type in RANDOM_OPERATORS or node.domain:
         return True
     return any(_is_unrepeatable(inner) for body in subgraphs(node) for inner in body)
 
@@ -248,8 +243,7 @@ def copy_node(node: ir.Node, op: Ops) -> ir.Node:
         name=op.fresh_name(node.name or node.op_type),
     )
     for old, new in zip(node.outputs, copy.outputs, strict=True):
-        new.name = op.fresh_name(old.name) if old.name else old.name
-        new.type, new.shape = old.type, old.shape
+        typed(new, old).name = op.fresh_name(old.name) if old.name else old.name
     return copy
 
 
@@ -445,9 +439,7 @@ class LoopTurns(Turns):
         if self._count is None or self._position is None:
             self._count = self._count_turns(slices)
             self._position = self.back.op.Sub(op.Sub(self._count, 1), self._turn)
-        value: ir.Value = self.back.op.Gather(slices.whole, self._position, axis=0)
-        value.type, value.shape = slices.part.type, slices.part.shape
-        return value
+        return typed(self.back.op.Gather(slices.whole, self._position, axis=0), slices.part)
 
     def _count_turns(self, slices: Slices) -> ir.Value:
         op, zero = self.ctx.op, self.ctx.op.constant(np.array(0))
@@ -525,20 +517,15 @@ def reverse(ctx: Context, turns: Turns) -> Cotangents:
     results = iter(turns.write(initial, [*scanned, *stacks]))
     inputs: list[ir.Value | None] = [None] * len(ctx.node.inputs)
     for state in carried:
-        inputs[state.index] = _typed(next(results), state.first)
-    sums = {value: [_typed(next(results), value)] for value in summed}
+        inputs[state.index] = typed(next(results), state.first)
+    sums = {value: [typed(next(results), value)] for value in summed}
     for slices in scanned:
-        inputs[slices.index] = _typed(next(results), slices.whole)
-    wholes = {v: turns.in_order(_typed(next(results), like)) for v, like in rows.items()}
+        inputs[slices.index] = typed(next(results), slices.whole)
+    wholes = {v: turns.in_order(typed(next(results), like)) for v, like in rows.items()}
     for value, each in products.items():
         sums.setdefault(value, []).extend(_multiply(turns, p, wholes, value) for p in each)
     totals = {value: functools.reduce(op.Add, sums[value]) for value in captured}
     return WithCaptured(inputs, totals)
-
-
-def _typed(cotangent: ir.Value, like: ir.Value) -> ir.Value:
-    cotangent.type, cotangent.shape = like.type, like.shape
-    return cotangent
 
 
 def _take_products(
@@ -580,8 +567,7 @@ def _multiply(
             op.Concat(op.constant(np.zeros((1, size), dtype.numpy())), value, axis=0)
             for value, size in ((left, rows), (right, columns))
         )
-    y: ir.Value = op.Gemm(left, right, transA=1)
-    return _typed(y, weight)
+    return typed(op.Gemm(left, right, transA=1), weight)
 
 
 def _carried(ctx: Context, turns: Turns) -> list[State]:

@@ -14,8 +14,6 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import Dims, constant, dims_of
 from odtpack.graph.ops import Ops
 
-# What a gradient rule sees of its node.
-
 Differentiate = Callable[
     [ir.Graph, Mapping[ir.Value, ir.Value], Iterable[ir.Value], Ops], dict[ir.Value, ir.Value]
 ]
@@ -332,7 +330,6 @@ def place(
     op: Ops, part: ir.Value, before: Sequence[int], after: Sequence[int], sizes: Sequence[object]
 ) -> ir.Value:
     """Pad a part with zeros, and remember it where it is padded along one axis alone."""
-    # before: Zeros in front of each axis. after: Zeros after each axis.
     whole = op.pad(part, before, after)
     padded = [axis for axis, pads in enumerate(zip(before, after, strict=True)) if any(pads)]
     node = whole.producer()
@@ -347,8 +344,7 @@ def place(
 
 def join(op: Ops, parts: Sequence[ir.Value]) -> list[ir.Value]:
     """Replace parts that fill an axis without gap or overlap by their Concat."""
-    # parts: Cotangents of one value, to be added up.
-    # Returns cotangents with the same sum.
+    # parts: Cotangents of one value; those that are returned have the same sum.
     placed: defaultdict[tuple[int, int], list[tuple[Placed, ir.Value]]] = defaultdict(list)
     for whole in parts:
         node = whole.producer()

@@ -19,17 +19,17 @@ from odtpack.graph.graphs import (
     captures,
     constant,
     dims_of,
+    maker,
     nodes_of,
     producer,
     reads,
     replace,
     subgraphs,
+    typed,
 )
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 
-# Replaces operators that have no gradient rule by what they are defined as.
-#
 # The ONNX specification defines many operators as functions of others (Celu, Mish,
 # GroupNormalization, Attention, ...), and a model may bring functions of its own. A body in
 # place of its call is differentiated like any other part of the graph, so that such an
@@ -51,9 +51,8 @@ def expand(model: ir.Model, sources: Collection[str], registry: Registry = REGIS
     # Functions of the model itself are all inlined, and integer arithmetic on known shapes, which
     # bodies are full of, is folded; sequences of known tensors are replaced by the tensors. Names
     # of inputs, outputs and initializers stay; the values of a body are named after its node.
-    # model: Types and shapes inferred; changed in place. sources: Names of the inputs and
-    # initializers whose gradients are wanted. registry: Rules that make an expansion unnecessary.
-    # Returns an equivalent model. Types and shapes of its new values are inferred.
+    # model: Types and shapes inferred, as of what is returned; changed in place. sources: Names of
+    # the inputs and initializers whose gradients are wanted.
     sources = frozenset(sources)
     if model.functions:
         for function in model.functions.values():
@@ -107,7 +106,7 @@ def _without_rule(
 def _body(node: ir.Node, graph: ir.Graph) -> ir.Function | None:
     """The function that the specification defines a node as, written in the graph's opset."""
     opset = opset_of(node, graph)
-    if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, opset, ""):
+    if node.domain or not onnx.defs.has(node.op_type, opset, ""):
         return None
     schema: Any = onnx.defs.get_schema(node.op_type, opset, "")  # its stubs lack functions
     proto = onnx.FunctionProto()
@@ -164,7 +163,7 @@ def _same_meaning(function: ir.Function, written: int, opset: int) -> bool:
     return all(
         _is_legal(node, opset) and not older < CHANGED_MEANING.get(node.op_type, 0) <= newer
         for node in function.all_nodes()
-        if node.domain in ("", "ai.onnx")
+        if not node.domain
     )
 
 
@@ -318,7 +317,7 @@ def _position(value: ir.Value | None, count: int, last: int) -> int | None:
 def _split(op: Ops, node: ir.Node) -> Members | None:
     """Parts of given sizes, of one size but the last, or of one element each."""
     x, lengths, *_ = [*node.inputs, None]
-    dims = None if x is None else dims_of(x)
+    dims = dims_of(x)
     if x is None or not dims:
         return None
     axis = node.attributes.get_int("axis", 0) % len(dims)
@@ -402,7 +401,7 @@ def find_chains(graph: ir.Graph) -> set[ir.Value]:
     constants = {v for v in graph.initializers.values() if not v.is_graph_input()}
     for node in graph:
         inputs = [value for value in node.inputs if value is not None]
-        if not inputs or node.domain not in ("", "ai.onnx") or not constants.issuperset(inputs):
+        if not inputs or node.domain or not constants.issuperset(inputs):
             continue
         constants.update(node.outputs)
         codes = inputs[0].const_value
@@ -424,16 +423,12 @@ def _copy(
     if value not in chains:
         return value
     if value not in made:
-        node = value.producer()
-        assert node is not None  # noqa: S101 - chains are of nodes
+        node = maker(value)
         inputs = [
             None if each is None else _copy(op, each, chains, one, made) for each in node.inputs
         ]
         if node.op_type == "DequantizeLinear" and inputs[1] is not None:
             inputs[1] = op.Mul(inputs[1], op.cast(one, op.type_of(inputs[1])))
-        attributes = {key: each.value for key, each in node.attributes.items()}
-        outputs = op.emit(node.op_type, inputs, outputs=len(node.outputs), **attributes)
-        for old, new in zip(node.outputs, outputs, strict=True):
-            new.type, new.shape = old.type, old.shape
-            made[old] = new
+        for old, new in zip(node.outputs, op.again(node, inputs), strict=True):
+            made[old] = typed(new, old)
     return made[value]

@@ -14,8 +14,6 @@ from odtpack.autodiff.context import Context
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
 
-# Reading a plane at fractional positions, and the derivatives of that.
-#
 # Along each axis a sample is a sum over a few neighbouring elements ("taps") whose weights
 # depend on the position: one for nearest, two for linear, four for cubic interpolation. The
 # taps of several axes multiply. Everything here runs on all samples at once:

@@ -16,8 +16,6 @@ from odtpack.autodiff.context import Context
 from odtpack.graph.graphs import Dims
 from odtpack.graph.ops import Ops
 
-# The spatial side of convolutions and pools: where each window and each tap lies.
-
 
 class _Taps:
     kernel: tuple[int, ...]
@@ -124,8 +122,7 @@ def _known(ctx: Context, dims: Dims) -> list[int]:
 
 def check_lengths(ctx: Context, rank: int, spatial: int) -> None:
     """Hold the list attributes to the number of spatial axes."""
-    # ctx: A convolution or pool. rank: Length of its kernel. spatial: Number of spatial axes of its
-    # input.
+    # rank: Length of the kernel. spatial: Number of spatial axes of the input.
     lengths = {"kernel_shape": rank, "strides": rank, "dilations": rank, "pads": 2 * rank}
     for name, wanted in lengths.items():
         if rank != spatial or len(ctx.ints(name, (0,) * wanted)) != wanted:
@@ -192,9 +189,9 @@ def transposed_convolution(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> 
 
 # Windows on a plane whose size is known only when the model runs.
 #
-# The counterpart of :mod:`odtpack.autodiff.windows`: the arithmetic on sizes that is done
-# there before the model runs is written into the graph here, on INT64 vectors of one number for
-# each spatial axis. It needs neither the number of samples nor that of channels.
+# The arithmetic on sizes that is done above before the model runs is written into the graph here,
+# on INT64 vectors of one number for each spatial axis. It needs neither the number of samples nor
+# that of channels.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,9 +321,6 @@ def _same_before(op: Ops, total: ir.Value, mode: str) -> ir.Value:
     return half if mode == "SAME_UPPER" else op.Sub(total, half)
 
 
-# Convolutions
-
-
 def weight_gradient(
     win: OpenWindows, x: ir.Value, dy: ir.Value, groups: int, weight: Sequence[int]
 ) -> ir.Value:
@@ -435,6 +429,11 @@ def channels_first(op: Ops, value: ir.Value, channels: int, pixels: int) -> ir.V
     return op.transpose(op.reshape(value, -1, channels, pixels), 1, 0, 2)
 
 
+def by_channel(op: Ops, value: ir.Value, channels: int, pixels: int) -> ir.Value:
+    """View [N, C, p...] as [C, N P]."""
+    return op.reshape(channels_first(op, value, channels, pixels), channels, -1)
+
+
 def samples_first(op: Ops, value: ir.Value, channels: int, size: tuple[int, ...]) -> ir.Value:
     """View [C, N, P] as [N, C, p...]."""
     return op.reshape(op.transpose(value, 1, 0, 2), -1, channels, *size)
@@ -442,23 +441,22 @@ def samples_first(op: Ops, value: ir.Value, channels: int, size: tuple[int, ...]
 
 def pointwise(op: Ops, win: Windows, x: ir.Value, w: ir.Value) -> ir.Value:
     """Y [O, N, P] of a 1x1 convolution."""
-    flat = op.reshape(channels_first(op, x, win.channels, win.pixels), win.channels, -1)
+    flat = by_channel(op, x, win.channels, win.pixels)
     y = op.Gemm(op.reshape(w, win.features, win.channels), flat)
     return op.reshape(y, win.features, -1, win.pixels)
 
 
 def pointwise_input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
     """DX [N, C, p...] of a 1x1 convolution."""
-    flat = op.reshape(channels_first(op, dy, win.features, win.pixels), win.features, -1)
+    flat = by_channel(op, dy, win.features, win.pixels)
     dx = op.Gemm(op.reshape(w, win.features, win.channels), flat, transA=1)
     return samples_first(op, op.reshape(dx, win.channels, -1, win.pixels), win.channels, win.size)
 
 
 def pointwise_weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     """DW [O, C, 1...] of a 1x1 convolution."""
-    left = op.reshape(channels_first(op, dy, win.features, win.pixels), win.features, -1)
-    right = op.reshape(channels_first(op, x, win.channels, win.pixels), win.channels, -1)
-    dw = op.Gemm(left, right, transB=1)
+    left = by_channel(op, dy, win.features, win.pixels)
+    dw = op.Gemm(left, by_channel(op, x, win.channels, win.pixels), transB=1)
     return op.reshape(dw, win.features, win.channels, *win.kernel)
 
 

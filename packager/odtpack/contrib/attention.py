@@ -144,7 +144,7 @@ def _masked(ctx: Context, mask: ir.Value, heads: _Heads) -> ir.Value:
     op, rank = ctx.op, known_rank(mask)
     counts = op.cast(mask, ir.DataType.INT64)
     if rank == 1:
-        allowed = op.Less(_range(op, heads.k), op.unsqueeze(counts, 1))
+        allowed = op.Less(op.places(heads.k, 2), op.unsqueeze(counts, 1))
     else:
         allowed = op.Greater(counts, 0)
     axes = (1, 2) if rank in (1, 2) else (1,)
@@ -153,17 +153,11 @@ def _masked(ctx: Context, mask: ir.Value, heads: _Heads) -> ir.Value:
     return op.Mul(blocked, ctx.float("mask_filter_value", _FILTER))
 
 
-def _range(op: Ops, rows: ir.Value) -> ir.Value:
-    """0, 1, ... for each of the rows [B, N, T, H]."""
-    length = op.squeeze(op.slice(op.Shape(rows), [0], [2], [3]), 0)
-    return op.Range(op.constant(np.array(0)), length, op.constant(np.array(1)))
-
-
 def _causal(op: Ops, heads: _Heads) -> ir.Value:
     """[S, T]: query s, the last of which stands at the last key, sees the keys up to it."""
     lengths = [op.slice(op.Shape(part), [0], [2], [3]) for part in (heads.k, heads.q)]
-    places = op.Add(_range(op, heads.q), op.Sub(*lengths))
-    return op.LessOrEqual(_range(op, heads.k), op.unsqueeze(places, 1))
+    places = op.Add(op.places(heads.q, 2), op.Sub(*lengths))
+    return op.LessOrEqual(op.places(heads.k, 2), op.unsqueeze(places, 1))
 
 
 # Grouped-query attention, the one operator that decoders of onnxruntime-genai's builder share.
@@ -268,14 +262,10 @@ def _normal(ctx: Context, x: ir.Value, place: int, of: str) -> ir.Value:
     return op.cast(rms_norm(op, op.cast(x, wide), op.cast(weight, wide), [-1], epsilon), dtype)
 
 
-def _length(op: Ops, q: ir.Value) -> ir.Value:
-    """S, a scalar, of [B, N, S, H]."""
-    return op.squeeze(op.slice(op.Shape(q), [0], [2], [3]), 0)
-
-
 def _places(op: Ops, q: ir.Value) -> ir.Value:
     """0, 1, ... for the tokens."""
-    return op.Range(op.constant(np.array(0)), _length(op, q), op.constant(np.array(1)))
+    zero = op.constant(np.array(0))
+    return op.Range(zero, op.squeeze(op.slice(op.Shape(q), [0], [2], [3]), 0), 1)
 
 
 def _angles(ctx: Context, q: ir.Value) -> list[ir.Value]:
@@ -367,9 +357,7 @@ def rotary_embedding(ctx: Context) -> Outputs | None:
     shaped = op.reshape(x, 0, 0, -1, size) if heads_last else x
     if place_rank == 1:  # from there on, for every sample
         axis = 1 if heads_last else 2
-        length = op.squeeze(op.slice(op.Shape(shaped), [0], [axis], [axis + 1]), 0)
-        zero, one = op.constant(np.array(0)), op.constant(np.array(1))
-        places = op.Add(op.Range(zero, length, one), positions)
+        places = op.Add(op.places(shaped, axis), positions)
         cos, sin = (op.Gather(buffer(ctx.x(i)), places, axis=0) for i in (2, 3))
         if heads_last:
             cos, sin = op.unsqueeze(cos, 1), op.unsqueeze(sin, 1)

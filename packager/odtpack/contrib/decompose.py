@@ -36,8 +36,8 @@ def rename_misplaced(proto: onnx.ModelProto) -> None:
 
 def decompose(model: ir.Model) -> ir.Model:
     """Write every contributed node that can be in standard operators."""
-    # model: In topological order, with types and shapes inferred; changed in place.
-    # Returns an equivalent model, with types and shapes inferred.
+    # model: In topological order, with types and shapes inferred, as of what is returned; changed
+    # in place.
     graph = model.graph
     op: Ops | None = None
     # Some need the ranks of their inputs, which may follow from those before them.

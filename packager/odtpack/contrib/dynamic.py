@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import has_stand_in, stand_in
 from odtpack.autodiff.context import Context
-from odtpack.contrib.table import DOMAIN, Outputs, decomposition, known_rank, not_covered
-from odtpack.graph.graphs import constant, dims_of, mark_constant, producer, replace
+from odtpack.contrib.table import Outputs, decomposition, known_rank, not_covered
+from odtpack.graph.graphs import constant, dims_of, maker, mark_constant, producer, replace, typed
 from odtpack.graph.ops import Ops
 
 PRODUCTS = frozenset({"ConvInteger", "MatMulInteger"})
@@ -40,12 +40,9 @@ def dynamic_quantize_lstm(ctx: Context) -> Outputs | None:
     while operands[-1] is None:
         operands.pop()
     settings = {key: each.value for key, each in node.attributes.items()}
-    count, kept = len(node.outputs), [*node.inputs]
-    actual = op.emit(node.op_type, kept, domain=DOMAIN, outputs=count, **settings)
-    copy = actual[0].producer()
-    assert copy is not None  # noqa: S101 - what has just been written
-    copy.name = node.name
-    exact = op.emit("LSTM", operands, outputs=count, **settings)
+    actual = op.again(node, node.inputs)
+    maker(actual[0]).name = node.name
+    exact = op.emit("LSTM", operands, outputs=len(node.outputs), **settings)
     steps, batch, *_ = dims_of(x) or ()
     directions, hidden = (dims_of(ctx.x(2)) or ())[:2]
     state = (directions, batch, hidden)
@@ -97,13 +94,10 @@ def _product(op: Ops, node: ir.Node) -> bool:
         kind = node.op_type.removesuffix("Integer")
         (exact,) = op.emit(kind, [source.inputs[0], numbers], **settings)
         old = scaled.outputs[0]
-        exact.type, exact.shape = old.type, old.shape
-        new = stand_in(op, exact, exact)
+        new = stand_in(op, typed(exact, old), exact)
     replace(old, new, [])
     old.name = op.fresh_name(f"{new.name}.rounded")
-    last = new.producer()
-    assert last is not None  # noqa: S101 - what has just been written
-    last.replace_input_with(0, old)
+    maker(new).replace_input_with(0, old)
     return True
 
 

@@ -18,8 +18,6 @@ from odtpack.contrib.table import (
     written_norm,
 )
 
-# Activations with a bias or a gate.
-
 
 @decomposition("Gelu", "BiasGelu", "FastGelu")
 def gelus(ctx: Context) -> Outputs:
@@ -34,9 +32,6 @@ def quick(ctx: Context) -> Outputs:
     """x sigmoid(alpha x)."""
     op, x = ctx.op, ctx.x()
     return op.Mul(x, op.Sigmoid(op.Mul(x, ctx.float("alpha", 1.702))))
-
-
-# Matrix products and convolutions with transposition or activation.
 
 
 @decomposition("FusedMatMul", "TransposeMatMul")
@@ -70,7 +65,7 @@ def fused_gemm(ctx: Context) -> Outputs | None:
     ]
     if not covers_activation(name, len(parameters)):
         return None
-    (y,) = ctx.op.emit("Gemm", ctx.node.inputs, **_without(ctx, "activation"))
+    (y,) = ctx.op.emit("Gemm", ctx.node.inputs, **_without_activation(ctx))
     return activate(ctx.op, y, name, parameters)
 
 
@@ -84,16 +79,16 @@ def fused_conv(ctx: Context) -> Outputs | None:
     operands = list(ctx.node.inputs[:3])
     while operands[-1] is None:
         operands.pop()
-    (y,) = op.emit("Conv", operands, **_without(ctx, "activation"))
+    (y,) = op.emit("Conv", operands, **_without_activation(ctx))
     added = ctx.maybe_x(3)
     y = y if added is None else op.Add(y, added)
     return activate(op, y, name, parameters) if name else y
 
 
-def _without(ctx: Context, prefix: str) -> dict[str, Any]:
-    """Attributes that do not begin with ``prefix``."""
+def _without_activation(ctx: Context) -> dict[str, Any]:
+    """Attributes of the operator that the activation is fused into."""
     found = ctx.node.attributes.items()
-    return {key: value.value for key, value in found if not key.startswith(prefix)}
+    return {key: value.value for key, value in found if not key.startswith("activation")}
 
 
 # Normalizations with a skip connection or without a mean.

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
 from odtpack.contrib.table import DOMAIN, Outputs, decomposition, known_rank, not_covered
-from odtpack.graph.graphs import LOOK_UP, mark_constant
+from odtpack.graph.graphs import LOOK_UP, maker, mark_constant
 from odtpack.graph.ops import Ops
 
 BLOCKED_OPSET = 21
@@ -169,9 +169,7 @@ def _rows(op: Ops, matrix: _Matrix, numbers: ir.Value, rank: int) -> ir.Value:
     scales = _constant(op, f"{name}_scale", ir.tensor(matrix.scales))
     factors = op.unsqueeze(op.Gather(scales, numbers, axis=0), -1)
     rows = op.reshape(op.Mul(found, factors), *kept, matrix.columns)
-    end = rows.producer()
-    assert end is not None  # noqa: S101 - a Reshape
-    end.metadata_props[LOOK_UP] = name
+    maker(rows).metadata_props[LOOK_UP] = name
     return rows
 
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import REASON
 from odtpack.autodiff.context import Context
-from odtpack.graph.graphs import Dims, dims_of
+from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
 
 DOMAIN = "com.microsoft"
@@ -49,13 +49,13 @@ def asked_for(ctx: Context, index: int) -> bool:
 
 def known_rank(value: ir.Value | None) -> int | None:
     """Number of axes of a value, if it is known."""
-    dims: Dims | None = None if value is None else dims_of(value)
+    dims = dims_of(value)
     return None if dims is None else len(dims)
 
 
 def known_size(value: ir.Value | None, axis: int) -> int | None:
     """Length of one axis of a value, if it is known."""
-    dims: Dims | None = None if value is None else dims_of(value)
+    dims = dims_of(value)
     size = None if not dims else dims[axis]
     return size if isinstance(size, int) else None
 

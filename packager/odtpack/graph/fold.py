@@ -43,12 +43,11 @@ _INTEGERS = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL}
 
 
 def fold(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
-    """Replace integer nodes with known results by Constant nodes; drop casts to the same type."""
+    """Replace integer nodes with known results by constants, drop idle casts; whether any was."""
     # Shapes that depend on the results may then be inferred, and be folded in their turn. Subgraphs
     # are folded, too.
     # graph: In topological order, with types and shapes inferred; changed in place. keep: Names of
     # initializers whose values are not to be relied on.
-    # Returns whether there were any.
     return _fold(graph, graph, keep)
 
 
@@ -91,11 +90,9 @@ def _fold(graph: ir.Graph, root: ir.Graph, keep: Collection[str]) -> bool:
 
 
 def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
-    """Give subgraphs copies of the axes and sizes that they read from the main graph."""
+    """Give subgraphs copies of axes and sizes that they read from the main graph; whether any."""
     # Shape inference does not see the values of what lies outside of a subgraph.
-    # graph: The main graph; its subgraphs are changed in place. keep: Names of initializers whose
-    # values are not to be relied on.
-    # Returns whether there were any.
+    # keep: Names of initializers whose values are not to be relied on.
     names, changed = Names(used_names(graph)), False
     known = {
         value: value.const_value
@@ -119,8 +116,7 @@ def share_constants(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
 
 def _read_dims(shape: ir.Node) -> Dims | None:
     """Dimensions that a Shape or Size node reads."""
-    value = shape.inputs[0]
-    dims = None if value is None else dims_of(value)
+    dims = dims_of(shape.inputs[0])
     if dims is None:
         return None
     start = shape.attributes.get_int("start", 0)

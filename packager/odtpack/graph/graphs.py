@@ -10,14 +10,10 @@ import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 from onnx_ir.passes.common import inliner
 
-# Element types in which a parameter may be stored and trained.
-
 TRAINABLE_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 """Kept in float32, or in float64 as soon as one parameter is of that type."""
 
 
-# Reads a graph: dimensions of values, what nodes and subgraphs hold and take, names.
-#
 # Nothing is written here: :mod:`odtpack.graph.ops` does that.
 
 Dims = tuple[int | str | None, ...]
@@ -40,9 +36,9 @@ def wider(dtype: ir.DataType) -> ir.DataType:
     return ir.DataType.FLOAT if dtype == ir.DataType.FLOAT16 else dtype
 
 
-def dims_of(value: ir.Value) -> Dims | None:
+def dims_of(value: ir.Value | None) -> Dims | None:
     """Dimensions of a value: an int, a symbol or None each; None if the rank is unknown."""
-    if value.shape is None:
+    if value is None or value.shape is None:
         return None
     return tuple(
         dim if isinstance(dim, int) else (dim.value if isinstance(dim.value, str) else None)
@@ -50,7 +46,7 @@ def dims_of(value: ir.Value) -> Dims | None:
     )
 
 
-def static_dims(value: ir.Value) -> tuple[int, ...] | None:
+def static_dims(value: ir.Value | None) -> tuple[int, ...] | None:
     """Dimensions of a value if all of them are known numbers, else None."""
     dims = dims_of(value)
     if dims is None or not all(isinstance(dim, int) for dim in dims):
@@ -169,7 +165,7 @@ CARRIED: Final = "odtpack.carried"
 
 def is_training_batch_norm(node: ir.Node) -> bool:
     """Whether a BatchNormalization node uses the statistics of its batch."""
-    if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx"):
+    if node.op_type != "BatchNormalization" or node.domain:
         return False
     # Before opset 14 training mode had no attribute: it was there if outputs were.
     return (
@@ -210,8 +206,7 @@ def drop_unused_constants(graph: ir.Graph) -> None:
 
 def is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
     """Whether every node stands after those that it reads from, so that sorting changes nothing."""
-    # graph: The graph; its subgraphs are looked into. made: What nodes before the subgraph have
-    # computed; what its own do is added.
+    # made: What nodes before a subgraph have computed; what its own do is added.
     made = set() if made is None else made
     for node in graph:
         for value in node.inputs:
@@ -221,9 +216,6 @@ def is_sorted(graph: ir.Graph, made: set[ir.Value] | None = None) -> bool:
             return False
         made.update(node.outputs)
     return True
-
-
-# Small questions that several passes ask of a graph.
 
 
 def constant(value: ir.Value | None, largest: int | None = None) -> np.ndarray | None:
@@ -249,9 +241,21 @@ def is_scalar(value: ir.Value | None, wanted: float) -> bool:
 def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     """The node that computes ``value``, if it is a standard operator of one of the types."""
     node = None if value is None else value.producer()
-    if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in op_types:
-        return None
+    return None if node is None or node.domain or node.op_type not in op_types else node
+
+
+def maker(value: ir.Value) -> ir.Node:
+    """The node that computes a value of which it is known that one does."""
+    node = value.producer()
+    assert node is not None  # noqa: S101 - the caller knows
     return node
+
+
+def operand(node: ir.Node, index: int) -> ir.Value:
+    """An input of a node that is known to be there."""
+    value = node.inputs[index]
+    assert value is not None  # noqa: S101 - the caller knows
+    return value
 
 
 def split_scalar(node: ir.Node | None, wanted: float) -> ir.Value | None:
@@ -283,11 +287,22 @@ def private(nodes: Iterable[ir.Node], last: ir.Node) -> bool:
     )
 
 
+def typed(value: ir.Value, like: ir.Value) -> ir.Value:
+    """Give a value the type and shape of another; return it."""
+    value.type, value.shape = like.type, like.shape
+    return value
+
+
+def redirect(readers: Iterable[tuple[ir.Node, int]], value: ir.Value) -> None:
+    """Let nodes read a value at these places among their inputs."""
+    for node, index in readers:
+        node.replace_input_with(index, value)
+
+
 def replace(old: ir.Value, new: ir.Value, nodes: Iterable[ir.Node]) -> None:
     """Let ``new`` take the name and the place of ``old``, and remove ``nodes``, last first."""
-    new.type, new.shape = old.type, old.shape
     name, old.name = old.name, None
-    new.name = name
+    typed(new, old).name = name
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     for node in nodes:
         if node.graph is not None:
@@ -304,8 +319,8 @@ PLAIN_ATTRIBUTES: Final = {
 
 def merge(graph: ir.Graph, nodes: Iterable[ir.Node] | None = None) -> None:
     """Let the first of several equal nodes do for all."""
-    # graph: A sorted graph; changed in place. Its subgraphs stay as they are. nodes: Nodes of it to
-    # merge, in its order; all if None.
+    # graph: A sorted graph, whose subgraphs stay as they are. nodes: Those of it to merge, in its
+    # order; all if None.
     found: dict[Hashable, ir.Node] = {}
     for node in list(graph if nodes is None else nodes):
         key = _key(node)
@@ -334,9 +349,6 @@ def _key(node: ir.Node) -> Hashable:
         tuple(bool(value.name) for value in node.outputs),
         tuple((name, str(attribute.value)) for name, attribute in attributes),
     )
-
-
-# Inlines the functions of a model, in time proportional to what that makes.
 
 
 class InlinePass(common_passes.InlinePass):

@@ -24,8 +24,6 @@ from odtpack.graph.graphs import (
     subgraphs,
 )
 
-# Types and shapes of a model's values, by the onnx library.
-#
 # ``onnx_ir``'s own pass does the same by way of a second model, built from the result and then
 # thrown away; most of a build was spent there.
 
@@ -450,7 +448,7 @@ def _restore(shapes: Mapping[ir.Value, ir.Shape | None]) -> None:
 
 def _states(model: ir.Model) -> Iterator[_State]:
     for node in nodes_of(model.graph):
-        if node.op_type != "Loop" or node.domain not in ("", "ai.onnx"):
+        if node.op_type != "Loop" or node.domain:
             continue
         body = node.attributes["body"].as_graph()
         rows = zip(node.inputs[2:], body.inputs[2:], body.outputs[1:], node.outputs, strict=False)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import Dims, Names, dims_of, static_dims, used_names
+from odtpack.graph.graphs import Dims, Names, dims_of, static_dims, typed, used_names
 
 Scalar = int | float
 Operand = ir.Value | Scalar | None
@@ -141,6 +141,12 @@ class Ops:
         self._place(node)
         return tuple(node.outputs)
 
+    def again(self, node: ir.Node, inputs: Sequence[Operand]) -> tuple[ir.Value, ...]:
+        """Write a node that does the same with other inputs; return its outputs."""
+        settings = {key: each.value for key, each in node.attributes.items()}
+        count = len(node.outputs)
+        return self.emit(node.op_type, inputs, outputs=count, domain=node.domain, **settings)
+
     @staticmethod
     def _result_type(
         op_type: str, dtype: ir.DataType | None, attributes: dict[str, Any]
@@ -201,8 +207,7 @@ class Ops:
         # reads is computed there, and what it is computed from stays in memory until then. Both
         # values must have the same shape at run time: the readers get a view of ``late`` whose
         # shape is taken from ``early``, at no cost.
-        view = self.Reshape(late, self.Shape(early))
-        view.type, view.shape = late.type, late.shape
+        view = typed(self.Reshape(late, self.Shape(early)), late)
         for node in readers:
             for index, value in enumerate(node.inputs):
                 if value is late:
@@ -238,6 +243,11 @@ class Ops:
             return self.ints(*static)
         noted: ir.Value | None = value.meta.get(SHAPE)
         return self.Shape(value) if noted is None else noted
+
+    def places(self, value: ir.Value, axis: int) -> ir.Value:
+        """INT64 vector 0, 1, ... with a number for each element along an axis."""
+        length = self.squeeze(self.slice(self.Shape(value), [0], [axis], [axis + 1]), 0)
+        return self.Range(0, length, 1)
 
     def reshape(self, value: ir.Value, *dims: int) -> ir.Value:
         """Reshape to static dimensions, one of which may be -1."""
@@ -296,9 +306,9 @@ class Ops:
         """Maximum over ``axes``, which stay as axes of length one."""
         return self._axes("ReduceMax", 18, value, axes)
 
-    def reduce_prod(self, value: ir.Value, axes: Sequence[int], keepdims: bool = True) -> ir.Value:
-        """Product over ``axes``."""
-        return self._axes("ReduceProd", 18, value, axes, keepdims=int(keepdims))
+    def reduce_prod(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """Product over ``axes``, which stay as axes of length one."""
+        return self._axes("ReduceProd", 18, value, axes, keepdims=1)
 
     def unsqueeze(self, value: ir.Value, *axes: int) -> ir.Value:
         """Insert axes of length one."""

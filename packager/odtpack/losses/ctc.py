@@ -13,6 +13,7 @@ from odtpack.losses.common.base import (
     Loss,
     Target,
     dims,
+    label_metadata,
     reduce,
     require_rank,
     shape_text,
@@ -103,8 +104,7 @@ class CTC(Loss):
 
     def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
         """Number of classes, where it is known."""
-        classes = dims(predictions[0])[2]
-        return {"odtpack.class_count": str(classes)} if isinstance(classes, int) else {}
+        return label_metadata(predictions[0], 2, None)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
         prediction, labels, input_lengths, target_lengths = values
@@ -176,42 +176,36 @@ class CTC(Loss):
         return shaped(op.GatherElements(log_p, index, axis=2), shape)
 
 
-def _range_like(op: Ops, value: ir.Value, axis: int) -> ir.Value:
-    count = op.squeeze(op.slice(op.Shape(value), [0], [axis], [axis + 1]), 0)
-    return op.Range(0, count, 1)
-
-
-def _log(op: Ops, condition: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """0 where a condition holds, else the logarithm of 0."""
-    zero, never = (op.constant(np.asarray(v, dtype.numpy())) for v in (0, _LOG_ZERO))
-    return op.Where(condition, zero, never)
+def _log(op: Ops, condition: ir.Value) -> ir.Value:
+    """0 where a condition holds, else the logarithm of 0, FLOAT."""
+    return op.Where(condition, op.constant(np.float32(0)), op.constant(np.float32(_LOG_ZERO)))
 
 
 def _active(op: Ops, prediction: ir.Value, lengths: ir.Value) -> ir.Value:
     """Which steps count: BOOL [T, N, 1]."""
-    step = op.unsqueeze(_range_like(op, prediction, 0), 1)
+    step = op.unsqueeze(op.places(prediction, 0), 1)
     return op.unsqueeze(op.Less(step, op.unsqueeze(lengths, 0)), 2)
 
 
 def _ends(op: Ops, places: ir.Value, lengths: ir.Value) -> ir.Value:
     """Where an alignment may end: at the last label or the blank after it, [N, 2 S + 1]."""
-    place = op.unsqueeze(_range_like(op, places, 1), 0)
+    place = op.unsqueeze(op.places(places, 1), 0)
     last = op.unsqueeze(op.Mul(lengths, 2), 1)
     either = op.Or(op.Equal(place, last), op.Equal(place, op.Sub(last, 1)))
-    return _log(op, either, op.FLOAT)
+    return _log(op, either)
 
 
 def _starts(op: Ops, ends: ir.Value) -> ir.Value:
     """Before the first step an alignment is at place 0."""
-    first = op.Equal(op.unsqueeze(_range_like(op, ends, 1), 0), 0)
-    return op.Expand(_log(op, first, op.FLOAT), op.Shape(ends))
+    first = op.Equal(op.unsqueeze(op.places(ends, 1), 0), 0)
+    return op.Expand(_log(op, first), op.Shape(ends))
 
 
 def _jumps(op: Ops, places: ir.Value, blank: int) -> ir.Value:
     """Which places may be reached past a blank: labels unlike the one before, [N, 2 S + 1]."""
     before = op.Pad(places, op.ints(0, 2, 0, -2), op.constant(np.array(blank, np.int64)))
     other = op.And(op.Not(op.Equal(places, blank)), op.Not(op.Equal(places, before)))
-    return _log(op, other, op.FLOAT)
+    return _log(op, other)
 
 
 def _log_sum(op: Ops, value: ir.Value) -> ir.Value:

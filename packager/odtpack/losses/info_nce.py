@@ -48,8 +48,7 @@ class InfoNCE(Embeddings):
         size = dims(values[0])[0]
         similarity = op.MatMul(queries, op.transpose(keys, 1, 0))
         logits = shaped(op.Mul(similarity, 1 / self.temperature), (size, size))
-        count = op.squeeze(op.slice(op.Shape(queries), [0], [0], [1]), 0)
-        own = shaped(op.Range(0, count, 1), (size,))
+        own = shaped(op.places(queries, 0), (size,))
         forth = CrossEntropy().terms(op, logits, own)
         if not self.symmetric:
             return forth

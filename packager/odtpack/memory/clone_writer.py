@@ -1,8 +1,8 @@
 """Writes into a training model what is computed again for the backward pass.
 
 Each node that computes again is a copy whose inputs are other copies, or views of what is kept
-(:mod:`.control_edge`), so that ONNX Runtime neither merges it with the original nor executes it
-before the backward pass has come so far.
+(:class:`.schedule.ControlEdge`), so that ONNX Runtime neither merges it with the original nor
+executes it before the backward pass has come so far.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
-from odtpack.graph.graphs import ancestors, reads, subgraphs
+from odtpack.graph.graphs import ancestors, maker, reads, subgraphs
 from odtpack.graph.ops import Ops
 from odtpack.memory.recompute import Choice
 from odtpack.memory.schedule import ControlEdge, SizeNames
@@ -144,9 +144,7 @@ class _Writer:
             domain=node.domain,
             name=self._op.fresh_name(f"again/{node.outputs[0].name}"),
         )
-        copy = outputs[0].producer()
-        if copy is not None:
-            copy.attributes.update(node.attributes)
+        maker(outputs[0]).attributes.update(node.attributes)
         for old, new in zip(node.outputs, outputs, strict=False):
             new.type = old.type
             if not old.name:

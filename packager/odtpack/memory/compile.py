@@ -192,8 +192,7 @@ def weights_late(graph: RuntimeGraph, parameters: Collection[str]) -> RuntimeGra
     """The graph with the nodes that only need parameters right before what reads them."""
     # ONNX Runtime computes them as soon as it can: the weights of all layers in the form that a
     # product takes, long before the last layers run.
-    # graph: The graph in the order of execution. parameters: Names of those of its inputs that are
-    # parameters.
+    # graph: In the order of execution. parameters: Names of its inputs that are parameters.
     known = {*parameters, *graph.initializers, ""}
     nodes = graph.nodes
     early: dict[str, int] = {}

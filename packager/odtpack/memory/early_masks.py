@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.graph.graphs import ancestors, dims_of
+from odtpack.graph.graphs import ancestors, dims_of, typed
 from odtpack.graph.ops import Ops
 from odtpack.memory.spec import WORTH
 from odtpack.memory.timeline import Step
@@ -74,8 +74,7 @@ def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
     early = ancestors(graph.outputs[:1]) - ancestors(graph.outputs[1:])
     early.update(*map(search.on_the_way, masks))
     zeros = op.constant(np.zeros(len(dims_of(loss) or ()), np.int64))
-    view = op.Reshape(loss, op.Mul(op.Max(*map(op.Size, masks)), zeros))
-    view.type, view.shape = loss.type, loss.shape
+    view = typed(op.Reshape(loss, op.Mul(op.Max(*map(op.Size, masks)), zeros)), loss)
     loss.name, view.name = view.name, loss.name
     graph.outputs[0] = view
     return frozenset(v.name for node in early for v in node.outputs if v.name)
@@ -121,7 +120,7 @@ class _Search:
         owner: dict[ir.Value, _Group] = {}
         groups: list[_Group] = []
         for root, masks in self._roots():
-            group = _Group(list(masks), self._nbytes(root))
+            group = _Group(list(masks), self._step.nbytes(root.name))
             for other in {id(owner[m]): owner[m] for m in masks if m in owner}.values():
                 group.freed += other.freed
                 group.masks = list(dict.fromkeys([*other.masks, *group.masks]))
@@ -130,7 +129,8 @@ class _Search:
             groups.append(group)
         for group in groups:
             group.kept = sum(
-                self._nbytes(v) // int((v.dtype or ir.DataType.BOOL).itemsize) for v in group.masks
+                self._step.nbytes(v.name) // int((v.dtype or ir.DataType.BOOL).itemsize)
+                for v in group.masks
             )
             if _SHARE * group.kept <= group.freed:
                 yield group
@@ -154,7 +154,7 @@ class _Search:
                 for value in node.outputs:
                     families[self._root(value)].append(value)
         for root, family in families.items():
-            if self._nbytes(root) >= _LARGE and root.producer() is not None:
+            if self._step.nbytes(root.name) >= _LARGE and root.producer() is not None:
                 masks = self._masks(family)
                 if masks:
                     yield root, masks
@@ -199,7 +199,3 @@ class _Search:
             return any(each.op_type not in _BOOLEAN for each in value.consumers())
         is_step = node.op_type == "HardSigmoid" and value.dtype == ir.DataType.FLOAT
         return is_step and abs(node.attributes.get_float("alpha", 0.0)) >= _STEEP
-
-    def _nbytes(self, value: ir.Value) -> int:
-        known = self._step.graph.values.get(value.name or "")
-        return 0 if known is None else known.nbytes or 0

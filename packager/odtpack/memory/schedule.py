@@ -30,7 +30,7 @@ _OWN = "again "
 
 
 class SizeNames:
-    """Names of sizes that nothing else in a model has, see :mod:`.own_buffers`."""
+    """Names of sizes that nothing else in a model has."""
 
     # numbers: Of the families of names that are still to come.
 
@@ -164,7 +164,7 @@ def _from_the_end(needs: Sequence[Collection[int]], keys: Sequence[float]) -> li
 # gradient has the size of its value: it would get the buffer of some activation that was freed long
 # ago, or of the one that is computed again; the form of a weight that a gradient needs would get
 # that of the forward pass. Names are compared as names, so the backward pass reads values under
-# another name of the same size: through a view (:mod:`.control_edge`) whose first axis has a name
+# another name of the same size: through a view whose first axis has a name
 # of its own. The zeros of its shape are a flag times zeros: of Size, inference of shapes would know
 # the number, and with it the view's sizes where they are numbers. What the backward pass computes
 # has names of its own, too: else the gradients of one layer would hold their memory for those of
@@ -196,11 +196,11 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> None
             renamed.update(node.outputs)
             _own_sizes(node, step, names)
             continue
-        large = any(_nbytes(step, value) >= _LARGE for value in node.outputs)
+        large = any(step.nbytes(value.name) >= _LARGE for value in node.outputs)
         # What it reads that is no constant, the largest first.
         source = max(
             (v for v in node.inputs if v is not None and _dims(v, step) and not v.is_initializer()),
-            key=lambda value: _nbytes(step, value),
+            key=lambda value: step.nbytes(value.name),
             default=None,
         )
         if not large or source is None:
@@ -249,8 +249,3 @@ def _dims(value: ir.Value, step: Step) -> tuple[int | str | None, ...]:
     """Sizes of the axes: what the graph says, or else ONNX Runtime; none where neither does."""
     known = step.graph.values.get(value.name or "")
     return dims_of(value) or (known.dims if known is not None else None) or ()
-
-
-def _nbytes(step: Step, value: ir.Value) -> int:
-    known = step.graph.values.get(value.name or "")
-    return 0 if known is None else known.nbytes or 0

@@ -21,10 +21,6 @@ from odtpack_simulator.memory.operator_work import SMALL, Roof, Tensor, operator
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 from odtpack_simulator.memory.session_memory import BYTES_PER_NODE
 
-# The forward pass of a training model, and how long its operators take.
-
-# What of a training model is its forward pass.
-
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
     """What the nodes of a graph compute, by name."""
@@ -110,7 +106,7 @@ AGAIN: Final = "~again"
 """What the name of a value that is computed again ends in, in a timeline."""
 
 EDGE_NODES: Final = 3
-"""Nodes that it takes to hold back what is computed again, see :mod:`.control_edge`."""
+"""Nodes that it takes to hold back what is computed again."""
 
 OPTIONAL_OUTPUTS = {"BatchNormalization", "LayerNormalization", "MaxPool"}
 """Operators that run again whose outputs beyond the first may be left out."""
@@ -164,9 +160,10 @@ class Step:
         """The value whose memory this one is a view of; itself if it has its own."""
         return self._root.get(name, name)
 
-    def nbytes(self, name: str) -> int:
-        """Its size; 0 where it depends on data."""
-        return self.graph.values[name].nbytes or 0
+    def nbytes(self, name: str | None) -> int:
+        """Its size; 0 where it depends on data, or is not known."""
+        known = self.graph.values.get(name or "")
+        return 0 if known is None else known.nbytes or 0
 
     def can_repeat(self, index: int) -> bool:
         """Whether a node of the forward pass gives the same when it runs again."""

@@ -8,17 +8,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 import onnx.checker
 import onnx.external_data_helper
+import onnx_ir as ir
 
 from odtpack.errors import OdtpackError
 from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, fields, header
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 def tensors(message: Any) -> Iterator[onnx.TensorProto]:
@@ -90,8 +88,6 @@ def require_none(proto: onnx.ModelProto) -> None:
 
 def load_into(model: ir.Model) -> ir.Model:
     """Read the external initializers of a model in memory where they are; return the model."""
-    import onnx_ir as ir
-
     try:
         for graph in model.graphs():
             for value in graph.initializers.values():

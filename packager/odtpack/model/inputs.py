@@ -15,26 +15,20 @@ from odtpack.graph.graphs import (
     dims_of,
     mark_constant,
     reads,
+    redirect,
     static_dims,
+    typed,
 )
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 
 
 def settle(model: ir.Model, settings: Sequence[str]) -> ir.Model | None:
-    """Write into a model what is said of its inputs, so that whoever feeds it need not know it.
-
-    Args:
-        model: Changed in place. A constant input is one no longer; one whose samples lie on another
-            axis takes them on the first.
-        settings: ``NAME=NUMBERS``, ``NAME=zeros``, ``NAME=carry:OUTPUT`` or ``NAME=axis:K`` each.
-
-    Returns:
-        The model as it was; None without settings.
-
-    Raises:
-        OdtpackError: ``unknown-value``, ``bad-input-setting``.
-    """
+    """Write into a model what is said of its inputs, so that whoever feeds it need not know it."""
+    # model: Changed in place. A constant input is one no longer; one whose samples lie on another
+    # axis takes them on the first. settings: ``NAME=NUMBERS``, ``NAME=zeros``, ``NAME=axis:K`` or
+    # ``NAME=carry:OUTPUT`` each.
+    # Returns the model as it was; None without settings.
     if not settings:
         return None
     before, graph = model.clone(), model.graph
@@ -67,11 +61,7 @@ def settle(model: ir.Model, settings: Sequence[str]) -> ir.Model | None:
 
 
 def fix_sizes(graph: onnx.GraphProto, settings: Sequence[str]) -> None:
-    """Fix axes of inputs, and what has their names: ``AXIS=N``, or all of one: ``INPUT=N,N,...``.
-
-    Raises:
-        OdtpackError: ``bad-input-setting``.
-    """
+    """Fix axes of inputs, and what has their names, by ``AXIS=N``, or ``INPUT=N,N,...`` for all."""
     inputs = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
     named = {dim.dim_param for dims in inputs.values() for dim in dims if dim.dim_param}
     fixed: dict[str, int] = {}
@@ -152,9 +142,7 @@ def _fix(op: Ops, value: ir.Value, array: np.ndarray, text: str) -> None:
                     hint="give the axis the name of another input's axis in the export",
                 )
         full = op.Expand(op.constant(array.reshape(())), op.Concat(*parts, axis=0))
-    full.type, full.shape = value.type, value.shape
-    for node, index in readers:
-        node.replace_input_with(index, full)
+    redirect(readers, typed(full, value))
 
 
 def _carry(graph: ir.Graph, value: ir.Value, output: str, text: str) -> None:
@@ -199,6 +187,4 @@ def _turn(op: Ops, value: ir.Value, axis: int) -> None:
     readers = [*value.uses()]
     with op.before(graph[0]):
         turned = op.transpose(given, *range(1, axis + 1), 0, *range(axis + 1, len(dims)))
-    turned.type, turned.shape = value.type, value.shape
-    for node, index in readers:
-        node.replace_input_with(index, turned)
+    redirect(readers, typed(turned, value))

@@ -15,18 +15,21 @@ import onnx_ir.passes.common as common_passes
 
 from odtpack import targets
 from odtpack.autodiff import backward
-from odtpack.contrib import DOMAIN
+from odtpack.contrib import DOMAIN, decompose, needs_blocks, rename_misplaced
 from odtpack.errors import OdtpackError
 from odtpack.graph.fold import fold, share_constants, take_squeeze
 from odtpack.graph.graphs import (
     TRAINABLE_TYPES,
     InlinePass,
+    Names,
     constant,
     defined,
     dims_of,
     is_lifted_constant,
     mark_constant,
     nodes_of,
+    operand,
+    redirect,
 )
 from odtpack.graph.inference import infer_shapes, is_known
 from odtpack.graph.ops import Ops
@@ -35,21 +38,6 @@ from odtpack.model.inputs import fix_sizes
 from odtpack.model.source import ModelLike
 from odtpack.passes import patterns
 
-# Reads the user's model; everything about it is checked here, before anything uses it.
-
-__all__ = [
-    "CACHE",
-    "CONVERTED_FROM",
-    "SQUEEZED",
-    "UNREACHED",
-    "ModelLike",
-    "check_texts",
-    "infer_shapes",
-    "is_lifted_constant",
-    "load_model",
-    "load_source",
-    "mark_constant",
-]
 CACHE = "odtpack.cache"
 """Metadata of a loaded model: the inputs that were left out with its key-value cache."""
 _NO_NAMES: Final = {"", "?", "-1", "None"}
@@ -71,14 +59,11 @@ def load_model(
 ) -> ir.Model:
     """Return a checked model with local functions inlined and shapes inferred."""
     # Contributed operators are written in standard ones where :mod:`odtpack.contrib` can, and a
-    # key-value cache is left out (see :mod:`odtpack.model.loading`). Large initializers stay where
-    # they are, in the file or in the given model's memory.
-    # model: Path of an ONNX file (external data beside it), or a model in memory, which is not
-    # changed. named: Initializers that the caller goes by, which are not taken for folded copies of
-    # others (see :mod:`odtpack.model.shared_tensors`). untie: Patterns of shared tensors of which
+    # key-value cache is left out. Large initializers stay where they are, in the file or in memory.
+    # model: A path, or a model, which is not changed. named: Initializers that the caller goes by,
+    # which are not taken for folded copies of others. untie: Patterns of shared tensors of which
     # each place gets its own copy (see :mod:`odtpack.model.shared_tensors`). stop: Values through
-    # which no gradient passes (see :func:`odtpack.autodiff.backward.stop_at`).
-    # sizes: Axes that are fixed (see :func:`odtpack.model.inputs.fix_sizes`).
+    # which no gradient passes. sizes: Axes that are fixed (see :func:`.inputs.fix_sizes`).
     return load_source(source.open_model(model), named, untie, stop, sizes)
 
 
@@ -104,8 +89,6 @@ def load_source(
 ) -> ir.Model:
     """:func:`load_model` of a model that is open already."""
     # as_stored: Whether equal parameters that were stored once stay one.
-    from odtpack.contrib import decompose, needs_blocks, rename_misplaced
-
     rename_misplaced(given.proto)
     _open_axes(given.proto.graph)
     if sizes:
@@ -130,7 +113,7 @@ def load_source(
     # The passes that make initializers of Constant nodes leave a trace of it.
     bodies = (n for f in loaded.functions.values() for n in f.all_nodes())
     for node in (*nodes_of(loaded.graph), *bodies):
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        if node.op_type == "Constant" and not node.domain:
             mark_constant(node.outputs[0])
     name_nodes(loaded.graph)
     for transform in (
@@ -151,7 +134,9 @@ def load_source(
     shared_tensors.tie(loaded.graph, named)
     shared_tensors.untie(loaded.graph, untie)
     _open_declared_sizes(loaded.graph)
-    loaded = _stopped(_decide_branches(_infer_anew(loaded)), stop)
+    loaded = _decide_branches(_infer_anew(loaded))
+    if stop:
+        backward.stop_at(loaded.graph, stop)
     inputs = [value for value in loaded.graph.inputs if value.uses()]
     cache = () if as_stored else drop(loaded.graph)
     if needs_blocks(loaded.graph):
@@ -250,13 +235,6 @@ def _decide_branches(model: ir.Model) -> ir.Model:
     return model
 
 
-def _stopped(model: ir.Model, wanted: Sequence[str]) -> ir.Model:
-    """The model, changed in place so that no gradient passes some of its values."""
-    if wanted:
-        backward.stop_at(model.graph, wanted)
-    return model
-
-
 def _name_standard_domain(imports: dict[str, int]) -> None:
     """The standard operators' domain has two names; here it is ""."""
     if "ai.onnx" in imports:
@@ -266,18 +244,14 @@ def _name_standard_domain(imports: dict[str, int]) -> None:
 def _lift_parameters(graph: ir.Graph) -> None:
     """Move what may be a parameter from subgraphs to the main graph, where it can be trained."""
     # Constants of other types stay: shape inference reads axes and sizes only where they are.
-    names = {value.name for value in defined(graph)}
+    names = Names(str(value.name) for value in defined(graph))
     for subgraph in list(graph.subgraphs()):
         for name, value in list(subgraph.initializers.items()):
             kept = value.is_graph_input() or value.is_graph_output()
             if kept or value.dtype not in TRAINABLE_TYPES or not value.shape:
                 continue
             subgraph.initializers.pop(name)
-            count = 1
-            while value.name in names:
-                count += 1
-                value.name = f"{name}_{count}"
-            names.add(value.name)
+            value.name = names.fresh(name)
             graph.register_initializer(value)
 
 
@@ -295,7 +269,7 @@ def _write_conditions(graph: ir.Graph) -> None:
     # Its place is lost as soon as a pass removes absent inputs at the end of nodes.
     true: ir.Value | None = None
     for node in nodes_of(graph):
-        if node.op_type == "Loop" and node.domain in ("", "ai.onnx") and not any(node.inputs[1:]):
+        if node.op_type == "Loop" and not node.domain and not any(node.inputs[1:]):
             if true is None:
                 true = ir.val("loop.condition", const_value=ir.tensor(np.array(True)))
                 while true.name in graph.initializers:
@@ -378,7 +352,7 @@ def check_loops(graph: ir.Graph, where: str) -> None:
     # A trip count that is only a bound, as exporters write 2^63 - 1 for ``while``, is fine where
     # the condition is computed.
     for node in nodes_of(graph):
-        if node.op_type != "Loop" or node.domain not in ("", "ai.onnx") or len(node.inputs) < 2:
+        if node.op_type != "Loop" or node.domain or len(node.inputs) < 2:
             continue
         trips, condition = node.inputs[0], node.inputs[1]
         if condition is not None and not _constant(condition):
@@ -419,8 +393,7 @@ def _constant(value: ir.Value) -> int | None:
 # What inlining a model's functions will produce: counted before it is done.
 #
 # A function that calls another twice doubles it, level by level: forty levels in four kilobytes
-#   make
-# 10^12 nodes.
+# make 10^12 nodes.
 
 _ALWAYS_ALLOWED: Final = 10_000
 _TIMES_STORED: Final = 100
@@ -526,12 +499,11 @@ def drop(graph: ir.Graph) -> tuple[str, ...]:
 
 def _present(node: ir.Node, index: int) -> tuple[ir.Value, ...] | None:
     """The values that hold the past and new tokens, if a node reads its input as the past."""
-    if node.op_type == "Concat" and node.domain in ("", "ai.onnx"):
+    if node.op_type == "Concat" and not node.domain:
         ahead = index == 0 and len(node.inputs) == 2
         along = node.attributes.get_int("axis", 0) % 4 == _TOKENS
         return (node.outputs[0],) if ahead and along and node.outputs[0].is_graph_output() else None
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    inputs, outputs = _PAST.get((domain, node.op_type), ((), ()))
+    inputs, outputs = _PAST.get((node.domain, node.op_type), ((), ()))
     if index not in inputs:
         return None
     return tuple(node.outputs[i] for i in outputs if i < len(node.outputs))
@@ -546,11 +518,8 @@ def _take_out(past: ir.Value) -> set[ir.Value]:
             continue
         presents.update(held)
         if node.op_type == "Concat":
-            new = node.inputs[1]
-            assert new is not None  # noqa: S101 - a Concat has no absent inputs
-            new_readers = [*node.outputs[0].uses()]
-            for reader, place in new_readers:
-                reader.replace_input_with(place, new)
+            new = operand(node, 1)
+            redirect([*node.outputs[0].uses()], new)
             node.replace_input_with(0, new)
         else:
             node.replace_input_with(index, None)
@@ -572,5 +541,4 @@ def _make_empty(op: Ops, graph: ir.Graph, past: ir.Value, first: ir.Value) -> No
             batch = op.slice(op.Shape(first), [0], [0], [1])
             empty = op.Expand(empty, op.Concat(batch, op.ints(*shape[1:]), axis=0))
     empty.type = past.type
-    for node, index in readers:
-        node.replace_input_with(index, empty)
+    redirect(readers, empty)

@@ -20,19 +20,9 @@ NEWEST = 17
 
 
 def convert(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray], where: str) -> int | None:
-    """Convert a model in place, if it needs it; names stay.
-
-    Args:
-        proto: The model, checked, with detached initializers of shape [0].
-        arrays: Values of the detached initializers.
-        where: What to call the model in messages.
-
-    Returns:
-        The opset that it had; None if it stays as it is.
-
-    Raises:
-        OdtpackError: The converter cannot (``opset-too-old``).
-    """
+    """Convert a model in place, if it needs it; names stay."""
+    # proto: The model, checked, with detached initializers of shape [0]. arrays: Their values.
+    # Returns the opset that it had; None if it stays as it is.
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
     if opset not in CONVERTED:
         return None

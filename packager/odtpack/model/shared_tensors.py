@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import has_stand_in
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.graphs import TRAINABLE_TYPES, Names, subgraphs, used_names
+from odtpack.graph.graphs import TRAINABLE_TYPES, Names, redirect, subgraphs, used_names
 from odtpack.model.exporters import (
     COMPUTED,
     ExportedParameters,
@@ -25,8 +25,6 @@ from odtpack.model.exporters import (
     origin,
     place,
 )
-
-# Tensors that several places of a model read, and that therefore train as one.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,8 +197,7 @@ def separate(graph: ir.Graph, value: ir.Value, places: Iterable[Use], name: str)
     new.metadata_props.update(value.metadata_props)
     new.meta[_SEPARATED] = separated_from(value)
     graph.register_initializer(new)
-    for node, index in places:
-        node.replace_input_with(index, new)
+    redirect(places, new)
     return new
 
 

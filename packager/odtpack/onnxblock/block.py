@@ -18,8 +18,6 @@ from odtpack.errors import OdtpackError
 from odtpack.model import external_data, source
 from odtpack.onnxblock.accessor import Equation, ModelAccessor
 
-# Which model blocks write into: ``with onnxblock.base(model):``.
-
 _CURRENT: ContextVar[ModelAccessor | None] = ContextVar("onnxblock base", default=None)
 _LIBRARY: ContextVar[Path | None] = ContextVar("onnxblock custom_op_library", default=None)
 
@@ -27,11 +25,7 @@ _USUAL_OPSET = 17
 
 
 def current(who: str) -> ModelAccessor:
-    """The model that blocks write into.
-
-    Raises:
-        OdtpackError: There is none.
-    """
+    """The model that blocks write into."""
     accessor = _CURRENT.get()
     if accessor is None:
         raise OdtpackError("no-base", f"{who} is called without a model to write into")

@@ -7,7 +7,6 @@ from typing import Any
 
 from odtpack import losses
 from odtpack.errors import OdtpackError
-from odtpack.onnxblock.accessor import ModelAccessor
 from odtpack.onnxblock.block import Block, current
 
 __all__ = ["BCEWithLogitsLoss", "CrossEntropyLoss", "L1Loss", "Loss", "MSELoss"]
@@ -65,20 +64,20 @@ class Loss(Block):
             if not accessor.knows(name):
                 accessor.add_input(target.value(name))
             if any(info.name == name for info in accessor.model.graph.input):
-                self._record(accessor, name, target.role, loss.metadata(predictions))
+                accessor.targets[name] = target.role
+                if target.role == "labels":
+                    accessor.label_metadata[name] = loss.metadata(predictions)
         read = [*names[:count], *given]
         return accessor.write(who, read, lambda op, values: [loss.write(op, *values)])[0]
 
-    @staticmethod
-    def _record(
-        accessor: ModelAccessor, name: str, role: losses.TargetRole, metadata: dict[str, str]
-    ) -> None:
-        accessor.targets[name] = role
-        if role == "labels":
-            accessor.label_metadata[name] = metadata
+
+class _OfTarget(Loss):
+    def build(self, loss_input_name: str, target_name: str = "target") -> str:  # type: ignore[override]
+        """Write the loss."""
+        return self._build([loss_input_name, target_name])
 
 
-class MSELoss(Loss):
+class MSELoss(_OfTarget):
     """Mean of (prediction - target)^2.
 
     Args:
@@ -88,12 +87,8 @@ class MSELoss(Loss):
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__("mse", reduction=reduction)
 
-    def build(self, loss_input_name: str, target_name: str = "target") -> str:  # type: ignore[override]
-        """Write the loss."""
-        return self._build([loss_input_name, target_name])
 
-
-class L1Loss(Loss):
+class L1Loss(_OfTarget):
     """Mean of |prediction - target|.
 
     Args:
@@ -102,10 +97,6 @@ class L1Loss(Loss):
 
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__("l1", reduction=reduction)
-
-    def build(self, loss_input_name: str, target_name: str = "target") -> str:  # type: ignore[override]
-        """Write the loss."""
-        return self._build([loss_input_name, target_name])
 
 
 class CrossEntropyLoss(Loss):
@@ -138,7 +129,7 @@ class CrossEntropyLoss(Loss):
         return self._build([scores_input_name, labels_name])
 
 
-class BCEWithLogitsLoss(Loss):
+class BCEWithLogitsLoss(_OfTarget):
     """Mean of -w (p t log s(x) + (1 - t) log(1 - s(x))), s the sigmoid.
 
     Args:
@@ -151,7 +142,3 @@ class BCEWithLogitsLoss(Loss):
         super().__init__(
             "bce_with_logits", weight=weight, reduction=reduction, pos_weight=pos_weight
         )
-
-    def build(self, loss_input_name: str, target_name: str = "target") -> str:  # type: ignore[override]
-        """Write the loss."""
-        return self._build([loss_input_name, target_name])

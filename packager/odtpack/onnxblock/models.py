@@ -167,20 +167,9 @@ def parameters(graphs: Graphs) -> Parameters:
 def attach_block(
     model: ir.Model, block: Block, names: Sequence[str]
 ) -> tuple[ir.Model, tuple[str, ...], LossInfo, tuple[str, ...]]:
-    """Let a block append a loss to a model.
-
-    Args:
-        model: As :func:`odtpack.model.loading.load_model` returns it.
-        block: Called with ``names``; its first result is the loss.
-        names: Values of the model.
-
-    Returns:
-        The model with the loss; names of the results; what is known of the loss; names of
-        the initializers that blocks created to be trained.
-
-    Raises:
-        OdtpackError: A base is open already, or the block wrote an invalid model.
-    """
+    """Let a block, which is called with some values of a model, append a loss to it."""
+    # Returns the model with the loss; names of the results; what is known of the loss; names of the
+    # initializers that blocks created to be trained.
     who = type(block).__name__
     with base(ir.to_proto(model)) as accessor:
         results = result_names(block(*names), who)
@@ -201,11 +190,7 @@ def loss_info(accessor: ModelAccessor, block: Block) -> LossInfo:
 
 
 def result_names(output: Any, who: str) -> tuple[str, ...]:
-    """Names that a block returned.
-
-    Raises:
-        OdtpackError: It returned something else, or a name twice.
-    """
+    """Names that a block returned."""
     names = (output,) if isinstance(output, str) else output
     texts = isinstance(names, list | tuple) and all(isinstance(n, str) and n for n in names)
     if not texts or not names:
@@ -220,11 +205,7 @@ def result_names(output: Any, who: str) -> tuple[str, ...]:
 
 
 def set_outputs(accessor: ModelAccessor, names: Sequence[str], who: str) -> None:
-    """Make values the outputs of the base model.
-
-    Raises:
-        OdtpackError: One does not exist (also a ``LookupError``).
-    """
+    """Make values the outputs of the base model."""
     outputs = [accessor.info(name, who) for name in names]
     graph = accessor.model.graph
     del graph.output[:]

@@ -20,13 +20,11 @@ from odtpack.errors import OdtpackError, WrongTypeError
 from odtpack.graph.ops import Ops
 from odtpack.onnxblock.block import Block, current, empty_base
 from odtpack.onnxblock.models import ForwardBlock, Parameters, parameters
+from odtpack.optimizers.common.model import NORM_EPSILON
 from odtpack.package.task import Graphs
 from odtpack.passes import aliases
 
 __all__ = ["SGD", "AdamW", "AdamWOptimizer", "ClipGradNorm", "Optimizer", "SGDOptimizer"]
-
-_NORM_EPSILON = 1e-6
-"""Of ``torch.nn.utils.clip_grad_norm_``."""
 
 # Operators that keep each element to itself: only then may a vector be cut into chunks.
 _ELEMENTWISE = {
@@ -59,7 +57,7 @@ class ClipGradNorm(Block):
 
         def clipped(op: Ops, values: list[ir.Value]) -> list[ir.Value]:
             norm = op.ReduceL2(values[0], keepdims=1)
-            scale = op.Div(self.max_norm, op.Add(norm, _NORM_EPSILON))
+            scale = op.Div(self.max_norm, op.Add(norm, NORM_EPSILON))
             return [op.Mul(values[0], op.Min(scale, 1.0))]
 
         return self._write([gradients_name], clipped)[0]
@@ -266,19 +264,9 @@ class SGD(Optimizer):
 
 
 class BlockOptimizer:
-    """An optimizer that a block writes, where the packager takes an optimizer.
+    """An optimizer that a block writes, where the packager takes an optimizer."""
 
-    Args:
-        block: A :class:`ForwardBlock`, called with the parameters.
-
-    Attributes:
-        formula: The packager's own optimizer that a block of this module stands for; None if
-            the block's graph is all that is known.
-        clip: How gradients are clipped before that formula.
-
-    Raises:
-        OdtpackError: The block makes no model (also a ``TypeError``).
-    """
+    # block: A :class:`ForwardBlock`, called with the parameters.
 
     def __init__(self, block: Block) -> None:
         if not isinstance(block, ForwardBlock):
@@ -287,6 +275,8 @@ class BlockOptimizer:
                 f"optimizer {type(block).__name__} makes no model; it must be a ForwardBlock",
             )
         self._block = block
+        # The packager's own optimizer that a block of this module stands for, and how gradients are
+        # clipped before it; None if the block's graph is all that is known.
         self.formula: optimizers.Optimizer | None = None
         self.clip = optimizers.Clip()
         if isinstance(block, AdamW | SGD) and type(block) in (AdamW, SGD):
@@ -304,15 +294,7 @@ class BlockOptimizer:
         return None
 
     def model(self, graphs: Graphs) -> ir.Model:
-        """Let the block write the model, and check that a runtime can run it.
-
-        Args:
-            graphs: The training model and its parameters.
-
-        Raises:
-            OdtpackError: It is not an optimizer model over flat vectors, or an output cannot
-                share memory with its input.
-        """
+        """Let the block write the model, and check that a runtime can run it."""
         with empty_base(graphs.opset):
             self._block(parameters(graphs))
         model = ir.from_proto(self._block.to_model_proto())

@@ -17,6 +17,7 @@ import onnxruntime
 from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
 from odtpack_runtime.apart import worker as apart
+from odtpack_runtime.session.options import read_metadata
 
 LEVELS: Final[Mapping[str, onnxruntime.GraphOptimizationLevel]] = {
     "disable": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -36,7 +37,6 @@ def convert_model(
     *,
     style: Style = Style.FIXED,
     platform: Platform | None = None,
-    level: str | None = None,
     custom_op_library: Path | None = None,
 ) -> None:
     """Write a model in ORT format."""
@@ -45,7 +45,7 @@ def convert_model(
     optimize_model(
         model,
         out,
-        level=level or recorded_level(model),
+        level=recorded_level(model),
         platform=platform,
         runtime="save" if style is Style.RUNTIME else None,
         custom_op_library=custom_op_library,
@@ -126,8 +126,6 @@ def open_optimized(
 
 def recorded_level(model: Path) -> str:
     """Return the optimization level that a model's metadata name, ``all`` if they name none."""
-    from odtpack_runtime.session.options import read_metadata
-
     level = read_metadata(model).get("odtpack.optimization_level", "all")
     return level if level in LEVELS else "all"
 

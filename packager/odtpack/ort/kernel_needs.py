@@ -86,7 +86,7 @@ def _operators(
         domain, name = node.domain, node.op_type
         if domain in opsets:
             inputs, outputs = map(types.get, node.input), map(types.get, node.output)
-            yield domain, name, _since(domain, name, opsets[domain]), tuple(inputs), tuple(outputs)
+            yield domain, name, since(domain, name, opsets[domain]), tuple(inputs), tuple(outputs)
         for attribute in node.attribute:
             for body in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
                 yield from _operators(body, opsets, types)
@@ -103,14 +103,14 @@ def of_operator(
     (there,) = kernel[""]
     needs = [Need(_parsed(there), f"{name} of opset {version}")]
     for constraint, type_name in constrained(domain, name, version, inputs, outputs):
-        since = {
+        releases = {
             each: _parsed(release)
             for release, names in kernel.get(constraint, {}).items()
             for each in names
         }
         # ONNX Runtime computes in float32 where there is no kernel for float16.
         ways = [type_name, "float"] if type_name == "float16" else [type_name]
-        known = [since[way] for way in ways if way in since]
+        known = [releases[way] for way in ways if way in releases]
         if known:
             needs.append(Need(min(known), f"{name} of opset {version} with {type_name}"))
     return tuple(needs)
@@ -131,7 +131,8 @@ def constrained(
 
 
 @functools.lru_cache(10_000)
-def _since(domain: str, name: str, opset: int) -> int:
+def since(domain: str, name: str, opset: int) -> int:
+    """The version of an operator in an opset; the opset itself where ONNX does not know it."""
     if not onnx.defs.has(name, opset, domain):
         return opset
     return int(onnx.defs.get_schema(name, opset, domain).since_version)

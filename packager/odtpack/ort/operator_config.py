@@ -18,6 +18,7 @@ import onnxruntime
 from odtpack.choices import Platform, Types
 from odtpack.errors import OdtpackError
 from odtpack.ort.format import open_optimized, session_options
+from odtpack.ort.kernel_needs import since
 from odtpack.ort.session_runs import SessionRun, final_graph
 from odtpack_runtime.apart import worker as apart
 
@@ -387,9 +388,8 @@ def _operators(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Iterable[Op
     """Operators of every node, those of subgraphs included."""
     for node in graph.node:
         domain = "" if node.domain == "ai.onnx" else node.domain
-        version = opsets[domain]  # of ONNX Runtime's own domains there is one version so far
-        if onnx.defs.has(node.op_type, version, domain):
-            version = onnx.defs.get_schema(node.op_type, version, domain).since_version
+        # Of ONNX Runtime's own domains there is one version so far.
+        version = since(domain, node.op_type, opsets[domain])
         yield Operator(node.domain or "ai.onnx", version, node.op_type)
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):

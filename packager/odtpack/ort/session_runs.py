@@ -37,11 +37,8 @@ class SessionRun:
     def __str__(self) -> str:
         """Return it as reports name it."""
         how = [f"level {self.level}"] if self.level is not None else []
-        how += (
-            []
-            if self.replay is None
-            else [f"recorded optimizations {'applied' if self.replay else 'ignored'}"]
-        )
+        if self.replay is not None:
+            how.append(f"recorded optimizations {'applied' if self.replay else 'ignored'}")
         how += [f"for {self.platform}"] if self.platform is not None else []
         return f"{self.path.name}{' (' + ', '.join(how) + ')' if how else ''}"
 

@@ -21,7 +21,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.rules.pooling import TOO_MANY_TAPS
+from odtpack.autodiff.rules.pooling import TOO_MANY_TAPS, enlarged
 from odtpack.autodiff.rules.reduce import reduced_axes
 from odtpack.autodiff.windows import pool_windows
 from odtpack.errors import OdtpackError
@@ -118,7 +118,7 @@ def _is_of_shapes(node: ir.Node) -> bool:
 
 def _why(node: ir.Node, opsets: Mapping[str, int]) -> str:
     """What the provider lacks of a node; nothing if it has a kernel."""
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain:
         return ""  # not asked for
     opset = opsets[""]
     if not onnx.defs.has(node.op_type, opset):
@@ -156,8 +156,7 @@ def _log_softmax(op: Ops, ctx: Context) -> ir.Value | None:
     if op.opset < 13 and axis != ctx.rank(ctx.x()) - 1:
         return None
     shifted = op.Sub(ctx.x(), op.reduce_max(ctx.x(), [axis]))
-    total: ir.Value = op.Sub(shifted, op.Log(op.reduce_sum(op.Exp(shifted), [axis])))
-    return total
+    return op.Sub(shifted, op.Log(op.reduce_sum(op.Exp(shifted), [axis])))
 
 
 def _max_unpool(op: Ops, ctx: Context) -> ir.Value | None:
@@ -176,21 +175,8 @@ def _max_unpool(op: Ops, ctx: Context) -> ir.Value | None:
             reader.replace_input_with(0, distance.inputs[0])
     strides = ctx.ints("strides", (1, 1))
     plane = np.arange(sizes[0] * sizes[1], 0, -1, dtype=np.float32).reshape(1, 1, *sizes)
-    found = _enlarged(op, distance.inputs[0], strides)
-    y: ir.Value = op.Where(
-        op.Equal(found, op.constant(plane)), _enlarged(op, ctx.x(), strides), 0.0
-    )
-    return y
-
-
-def _enlarged(op: Ops, value: ir.Value | None, strides: tuple[int, ...]) -> ir.Value:
-    scales = op.constant(np.array([1, 1, *strides], np.float32))
-    region = op.constant(np.zeros(0, np.float32)) if op.opset < 13 else None
-    y: ir.Value = op.Resize(
-        value, region, scales,
-        mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
-    )  # fmt: skip
-    return y
+    found = enlarged(op, distance.inputs[0], strides)
+    return op.Where(op.Equal(found, op.constant(plane)), enlarged(op, ctx.x(), strides), 0.0)
 
 
 def _constant_of_shape(op: Ops, ctx: Context) -> ir.Value | None:
@@ -198,8 +184,7 @@ def _constant_of_shape(op: Ops, ctx: Context) -> ir.Value | None:
     fill = np.zeros(1, np.float32) if value is None else value.numpy()
     if fill.dtype.kind != "f":
         return None
-    y: ir.Value = op.Expand(op.constant(fill.reshape(())), ctx.x())
-    return y
+    return op.Expand(op.constant(fill.reshape(())), ctx.x())
 
 
 _PI: Final = (3.140625, 0.0009670257568359375, 6.277114152908325e-07)
@@ -222,8 +207,7 @@ def _sine(op: Ops, ctx: Context, shift: float) -> ir.Value:
         )
     odd = op.Sub(turns, op.Mul(op.Floor(op.Mul(turns, 0.5)), 2.0))
     sign = op.Sub(op.Mul(odd, 2.0), 1.0) if shift else op.Sub(1.0, op.Mul(odd, 2.0))
-    y: ir.Value = op.Mul(op.Mul(rest, series), sign)
-    return y
+    return op.Mul(op.Mul(rest, series), sign)
 
 
 def _split(op: Ops, ctx: Context) -> Sequence[ir.Value]:
@@ -287,9 +271,7 @@ def _reduce_log_sum(op: Ops, ctx: Context) -> ir.Value | None:
     axes = reduced_axes(ctx)
     if axes is None:
         return None
-    total = op.reduce_sum(ctx.x(), axes, bool(ctx.int("keepdims", 1))) if axes else ctx.x()
-    y: ir.Value = op.Log(total)
-    return y
+    return op.Log(op.reduce_sum(ctx.x(), axes, bool(ctx.int("keepdims", 1))) if axes else ctx.x())
 
 
 def _tanh(op: Ops, ctx: Context) -> ir.Value | None:
@@ -325,8 +307,7 @@ def _conv_transpose(op: Ops, ctx: Context) -> ir.Value | None:
     y = op.slice(op.ConvTranspose(ctx.x(), weight, **settings), [1], [0], [_END], [2])
     bias = ctx.maybe_x(2)
     shape = op.ints(1, -1, *[1] * (ctx.rank(ctx.x()) - 2))
-    y = y if bias is None else op.Add(y, op.Reshape(bias, shape))
-    return y
+    return y if bias is None else op.Add(y, op.Reshape(bias, shape))
 
 
 _END: Final = np.iinfo(np.int64).max
@@ -347,8 +328,7 @@ def _mat_mul(op: Ops, ctx: Context) -> ir.Value | None:
         return None
     rows = op.Reshape(ctx.x(), op.ints(-1, depth))
     shape = op.Concat(op.slice(op.Shape(ctx.x()), [0], [0], [-1]), op.ints(width), axis=0)
-    y: ir.Value = op.Reshape(op.Gemm(rows, matrix, transB=1), shape)
-    return y
+    return op.Reshape(op.Gemm(rows, matrix, transB=1), shape)
 
 
 def _unpacked(node: ir.Node) -> ir.Value | None:
@@ -363,10 +343,7 @@ def _unpacked(node: ir.Node) -> ir.Value | None:
 def _where(op: Ops, ctx: Context) -> ir.Value | None:
     """Of token numbers, which are on the processor: Not would take the flags to the provider."""
     opposite = graphs.producer(ctx.x(), "Not")
-    if opposite is None:
-        return None
-    y: ir.Value = op.Where(opposite.inputs[0], ctx.x(2), ctx.x(1))
-    return y
+    return None if opposite is None else op.Where(opposite.inputs[0], ctx.x(2), ctx.x(1))
 
 
 def _is_inexact(node: ir.Node) -> bool:

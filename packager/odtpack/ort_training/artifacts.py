@@ -141,43 +141,37 @@ def _check_training_model(model: onnx.ModelProto, path: Path) -> None:
 
 def _check_parameters(artifacts: Artifacts, paths: dict[str, Path]) -> None:
     """Checkpoint and models have the same parameters."""
-    where = str(artifacts.checkpoint_path)
+
+    def mismatch(what: str, hint: str | None = None) -> OdtpackError:
+        where = str(artifacts.checkpoint_path)
+        return OdtpackError("checkpoint-mismatch", what, where=where, hint=hint)
+
     parameters = artifacts.parameters
     training = {value.name: value for value in artifacts.training.proto.graph.input}
     evaluation = {value.name: value for value in artifacts.evaluation.proto.graph.input}
     trained = {n.removesuffix(BUFFER_SUFFIX) for n in training if n.endswith(BUFFER_SUFFIX)}
     for name in sorted(trained - set(parameters)):
-        raise OdtpackError(
-            "checkpoint-mismatch",
+        raise mismatch(
             f"the training model computes the gradient of {name!r}, which the checkpoint does "
             "not hold",
-            where=where,
             hint="pass a checkpoint of this model; gradients of inputs cannot be imported",
         )
     for name, array in parameters.items():
         for key, inputs in (("training_model", training), ("eval_model", evaluation)):
             if name not in inputs:
-                raise OdtpackError(
-                    "checkpoint-mismatch",
-                    f"the checkpoint holds {name!r}, which {paths[key].name} does not take",
-                    where=where,
+                raise mismatch(
+                    f"the checkpoint holds {name!r}, which {paths[key].name} does not take"
                 )
             wanted = _tensor(inputs[name])
             if wanted != (str(array.dtype), array.shape):
                 dtype, shape = wanted
-                raise OdtpackError(
-                    "checkpoint-mismatch",
+                raise mismatch(
                     f"{name!r} is {array.dtype}{list(array.shape)} in the checkpoint and "
-                    f"{dtype}{list(shape)} in {paths[key].name}",
-                    where=where,
+                    f"{dtype}{list(shape)} in {paths[key].name}"
                 )
     for name in sorted(trained ^ set(artifacts.checkpoint.trainable)):
         here, there = ("trains", "freezes") if name in trained else ("freezes", "trains")
-        raise OdtpackError(
-            "checkpoint-mismatch",
-            f"the training model {here} {name!r}, and the checkpoint {there} it",
-            where=where,
-        )
+        raise mismatch(f"the training model {here} {name!r}, and the checkpoint {there} it")
 
 
 def _tensor(value: onnx.ValueInfoProto) -> tuple[str, tuple[int | str, ...]]:

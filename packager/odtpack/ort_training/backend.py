@@ -31,10 +31,10 @@ from odtpack_runtime.checkpoint.parameters import Array
 # Two of its operators write where a plain one cannot, since its runtime reads no other outputs of a
 # step than the user's:
 #
-# - ``InPlaceAccumulatorV2(buffer, gradient, reset) -> BOOL[1]`` adds a gradient to its buffer; -
-# ``BatchNormInternal(x, scale, bias, mean, variance) -> y, mean, variance, batch mean, batch 1 /
-# std`` replaces the running statistics. Its running variance takes the biased variance of the
-# batch, as the ONNX text has it.
+# - ``InPlaceAccumulatorV2(buffer, gradient, reset) -> BOOL[1]`` adds a gradient to its buffer;
+# - ``BatchNormInternal(x, scale, bias, mean, variance) -> y, mean, variance, batch mean, batch 1 /
+#   std`` replaces the running statistics. Its running variance takes the biased variance of the
+#   batch, as the ONNX text has it.
 #
 # Everything else, the gradients above all, stays plain.
 
@@ -52,41 +52,6 @@ def check_float(value: ir.Value | None) -> None:
             "FLOAT models only",
             hint="leave --target out to run on stock ONNX Runtime",
         )
-
-
-def accumulate(op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value) -> ir.Value:
-    """Write the accumulation of one gradient in place; return the flag BOOL[1]."""
-    (done,) = op.emit(ACCUMULATOR, [buffer, gradient, reset], domain=DOMAIN)
-    done.type, done.shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([1])
-    return done
-
-
-def lower_batch_norms(op: Ops, graph: ir.Graph) -> None:
-    """Write batch normalizations in training mode as the operator that updates in place."""
-    latest: dict[ir.Value, ir.Value] = {}
-    for node in list(graph):
-        if node.op_type != BATCH_NORM or node.domain != INTERNAL_DOMAIN:
-            continue
-        x, mean, variance = (
-            value for value in (node.inputs[0], *node.inputs[3:5]) if value is not None
-        )
-        check_float(x)
-        with op.before(node):
-            results = op.emit(
-                INTERNAL_BATCH_NORM,
-                [*node.inputs[:3], latest.get(mean, mean), latest.get(variance, variance)],
-                outputs=5,
-                domain=DOMAIN,
-                epsilon=node.attributes.get_float("epsilon"),
-                momentum=node.attributes.get_float("momentum"),
-                training_mode=1,
-            )
-            count = count_per_channel(op, x, ir.DataType.FLOAT)
-        # A layer that is used twice updates its statistics twice, in this order.
-        latest[mean], latest[variance] = results[1:3]
-        for old, new in zip(node.outputs, (*results, count), strict=True):
-            graphs.replace(old, new, [])
-        graph.remove(node, safe=True)
 
 
 # The optimizer models of onnxruntime-training, read and written.
@@ -262,15 +227,40 @@ class OrtTraining(Backend):
         return Need(NEWEST.version, "its training operators")
 
     def lower_batch_norms(self, op: Ops, graph: ir.Graph) -> None:
-        """Write batch normalizations as the operator that updates in place."""
-        lower_batch_norms(op, graph)
+        """Write batch normalizations in training mode as the operator that updates in place."""
+        latest: dict[ir.Value, ir.Value] = {}
+        for node in list(graph):
+            if node.op_type != BATCH_NORM or node.domain != INTERNAL_DOMAIN:
+                continue
+            x, mean, variance = (
+                value for value in (node.inputs[0], *node.inputs[3:5]) if value is not None
+            )
+            check_float(x)
+            with op.before(node):
+                results = op.emit(
+                    INTERNAL_BATCH_NORM,
+                    [*node.inputs[:3], latest.get(mean, mean), latest.get(variance, variance)],
+                    outputs=5,
+                    domain=DOMAIN,
+                    epsilon=node.attributes.get_float("epsilon"),
+                    momentum=node.attributes.get_float("momentum"),
+                    training_mode=1,
+                )
+                count = count_per_channel(op, x, ir.DataType.FLOAT)
+            # A layer that is used twice updates its statistics twice, in this order.
+            latest[mean], latest[variance] = results[1:3]
+            for old, new in zip(node.outputs, (*results, count), strict=True):
+                graphs.replace(old, new, [])
+            graph.remove(node, safe=True)
 
     def accumulator(self, op: Ops, reset: ir.Value) -> Accumulator:
         """Accumulate by the operator that writes into the buffer; it returns BOOL[1]."""
 
         def write(parameter: ir.Value, gradient: ir.Value, buffer: ir.Value) -> ir.Value:
             check_float(parameter)
-            return accumulate(op, gradient, buffer, reset)
+            (done,) = op.emit(ACCUMULATOR, [buffer, gradient, reset], domain=DOMAIN)
+            done.type, done.shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([1])
+            return done
 
         return write
 

@@ -1,6 +1,6 @@
 """``odtpack import``: a package from artifacts of onnxruntime-training.
 
-The forward model is taken out of the artifacts (:mod:`.forward`), differentiated again, and
+The forward model is taken out of the artifacts, differentiated again, and
 given the names that it had: inputs, outputs and parameters are what they were.
 """
 

@@ -15,9 +15,15 @@ import onnx_ir as ir
 from odtpack.autodiff.backward import influences
 from odtpack.choices import Storage
 from odtpack.errors import OdtpackError, UnknownNameError, some
-from odtpack.graph.graphs import TRAINABLE_TYPES, carried, is_setting, producer, running_statistics
+from odtpack.graph.graphs import (
+    TRAINABLE_TYPES,
+    carried,
+    is_lifted_constant,
+    is_setting,
+    producer,
+    running_statistics,
+)
 from odtpack.model.exporters import KIND, made_up, matching, module_names
-from odtpack.model.loading import is_lifted_constant
 from odtpack.package.buffers import by_looks
 from odtpack.package.like import said_by
 from odtpack.spec import BuildSpec

@@ -64,7 +64,7 @@ def _attention(node: ir.Node) -> _Attention | None:
     made = {node.outputs[0] for node in nodes}
     rowwise = [queries]
     for value in (v for node in nodes for v in node.inputs if v not in made):
-        dims = None if value is None else dims_of(value)
+        dims = dims_of(value)
         if value is None or dims is None:
             return None
         if value in whole or len(dims) < 2 or dims[-2] == 1:
@@ -90,7 +90,7 @@ def _below(value: ir.Value) -> list[ir.Node] | None:
     if value.is_graph_output() or len(value.uses()) != 1:
         return None
     ((node, index),) = value.uses()
-    if node.domain or node.graph is not value.producer().graph:  # type: ignore[union-attr]
+    if node.domain or node.graph is not graphs.maker(value).graph:
         return None
     if node.op_type == "MatMul":
         return [node] if index == 0 else None
@@ -131,7 +131,6 @@ def _rewrite(op: Ops, found: _Attention) -> None:
         y = _like(op.transpose(stacked, *range(1, rank - 1), 0, rank - 1, rank), result, rank - 2)
         y = _like(op.Reshape(y, _sizes(op, y, rank - 2, op.Mul(count, length))), result)
         y = op.Slice(y, op.ints(0), rows, op.ints(rank - 2))
-        y.type, y.shape = result.type, result.shape
     graphs.replace(result, y, list(reversed(found.nodes)))
 
 
@@ -166,7 +165,7 @@ def _sizes(op: Ops, value: ir.Value, lead: int, *rows: ir.Value) -> ir.Value:
 def _same_keys(found: _Attention) -> int | str | None:
     """Let keys and values have one size, as the second product needs; return it."""
     keys, values = found.nodes[0].inputs[1], found.nodes[-1].inputs[1]
-    of_keys, of_values = (None if value is None else dims_of(value) for value in (keys, values))
+    of_keys, of_values = dims_of(keys), dims_of(values)
     if of_keys is None or of_values is None or values is None:
         return None
     if isinstance(of_values[-2], int):

@@ -43,9 +43,8 @@ _CHARACTERS = string.ascii_letters + string.digits
 
 def compact(model: ir.Model, *, keep_names: bool) -> ir.Model:
     """Make a finished model small."""
-    # model: In topological order; changed in place. keep_names: Keep the names of nodes and values,
-    # and constants as they are.
-    # Returns the model.
+    # model: In topological order; changed in place, and returned. keep_names: Keep the names of
+    # nodes and values, and constants as they are.
     common_passes.ClearMetadataAndDocStringPass()(model)
     common_passes.DeduplicateInitializersPass(size_limit=_LARGEST_COMPARED)(model)
     graphs = list(all_graphs(model.graph))
@@ -168,16 +167,14 @@ def _shorten_names(graph: ir.Graph, graphs: Sequence[ir.Graph]) -> None:
 
 def drop_types(graph: ir.Graph) -> None:
     """Drop types and shapes of values that inference without data propagation finds."""
-    for value in _inferred(graph, list(all_graphs(graph))):
+    for value in _inferred(graph):
         value.type = value.shape = None
 
 
 @contextmanager
 def inferred_left_out(graph: ir.Graph) -> Iterator[None]:
     """Leave out for a while what :func:`compact` drops of types and shapes."""
-    known = [
-        (value, value.type, value.shape) for value in _inferred(graph, list(all_graphs(graph)))
-    ]
+    known = [(value, value.type, value.shape) for value in _inferred(graph)]
     try:
         for value, _, _ in known:
             value.type = value.shape = None
@@ -187,12 +184,12 @@ def inferred_left_out(graph: ir.Graph) -> Iterator[None]:
             value.type, value.shape = dtype, shape
 
 
-def _inferred(main: ir.Graph, graphs: Sequence[ir.Graph]) -> list[ir.Value]:
+def _inferred(main: ir.Graph) -> list[ir.Value]:
     """Values whose types and shapes a runtime finds out itself."""
     # ONNX Runtime infers at least as much; what only the packager knows stays. A value's type may
     # go if it follows from those of its node's inputs: each of these is in the file, or follows in
     # the same way.
-    outputs = set(main.outputs)
+    outputs, graphs = set(main.outputs), list(all_graphs(main))
     inference = NodeInference(dict(main.opset_imports))
     values = [value for graph in graphs for value in graph.initializers.values()]
     for graph in graphs:

@@ -60,11 +60,11 @@ def _widens(node: ir.Node) -> tuple[tuple[int | str | None, ...], int] | None:
     """The sizes and the width that a product with a wide matrix gives; None of anything else."""
     if node.op_type != "MatMul" or node.domain or node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
-    weight, dims = node.inputs[1], dims_of(node.outputs[0])
+    dims = dims_of(node.outputs[0])
     readers = [*node.outputs[0].consumers()]
     if len(readers) == 1 and readers[0].op_type == "Concat":  # a part of a product
         dims = dims_of(readers[0].outputs[0])
-    shape = None if weight is None else static_dims(weight)
+    shape = static_dims(node.inputs[1])
     if shape is None or dims is None or len(shape) != 2 or len(dims) < 2 or None in dims:
         return None
     rows, width = [size for size in dims[:-1] if isinstance(size, int)], dims[-1]
@@ -184,7 +184,7 @@ def _rewrite(op: Ops, layer: _Layer) -> None:
     block = op.fresh_name("feed_forward.tokens")
     last = layer.nodes[-1]
     with op.before(last):
-        flat = [_flat(op, value) for value in layer.entries]
+        flat = [_typed(op.reshape(v, -1, _width(v)), v, None, _width(v)) for v in layer.entries]
         rows = op.slice(op.Shape(flat[0]), [0], [0], [1])
         count = op.Max(op.Div(op.Add(rows, layer.tokens - 1), layer.tokens), 1)
         length = op.Div(op.Add(rows, op.Sub(count, 1)), count)
@@ -219,11 +219,6 @@ def _rewrite(op: Ops, layer: _Layer) -> None:
         lead = op.slice(op.Shape(layer.entries[0]), [0], [0], [-1])
         y = op.Reshape(y, op.Concat(lead, op.ints(width), axis=0))
     graphs.replace(layer.result, y, reversed(layer.nodes))
-
-
-def _flat(op: Ops, value: ir.Value) -> ir.Value:
-    """A value's rows as those of a matrix."""
-    return _typed(op.reshape(value, -1, _width(value)), value, None, _width(value))
 
 
 def _width(value: ir.Value) -> int:

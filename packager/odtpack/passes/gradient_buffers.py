@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import SUM_OF_COTANGENTS
 from odtpack.graph import graphs
-from odtpack.graph.graphs import nodes_of, static_dims
+from odtpack.graph.graphs import nodes_of, operand, static_dims
 from odtpack.graph.ops import Ops
 
 # Elements from which on entering an If is cheaper than Where. For a matrix that is soon:
@@ -42,58 +42,51 @@ def accumulate(
     op: Ops, gradient: ir.Value, buffer: ir.Value, reset: ir.Value, *, branches: bool = True
 ) -> ir.Value:
     """Write the accumulation of one gradient."""
-    # gradient: Gradient of this step, of the parameter's shape. buffer: Graph input with the
-    # gradient accumulated so far, of the same shape. reset: BOOL scalar; true to start afresh.
-    # branches: Whether an If may choose.
-    # Returns the accumulated gradient.
+    # buffer: Graph input with the gradient accumulated so far. reset: BOOL scalar; true to start
+    # afresh. branches: Whether an If may choose.
     dims = static_dims(buffer) or ()
     if not branches or int(np.prod(dims)) < (_LARGE_VECTOR if len(dims) <= 1 else _LARGE_MATRIX):
         return op.Add(op.Where(reset, 0, buffer), gradient)
     scatter = read(unrounded(gradient))
     if scatter is not None and not gradient.uses():
-        return _scattered(op, scatter, buffer, dims, reset)
-    product = gradient.producer()
-    # Branches may not share value names with each other or with the main graph.
-    if (
-        product is not None
-        and product.op_type == "Gemm"
-        and not product.domain
-        and all(v is None for v in product.inputs[2:])
-        and not gradient.uses()
-        and not gradient.is_graph_output()
-    ):
-        first, copy = (
-            ir.node("Gemm", product.inputs[:2], dict(product.attributes)) for _ in range(2)
-        )
-        total = [copy, ir.node("Add", [buffer, copy.outputs[0]])]
-        op.graph.remove(product)
+        fresh, added = _scattered(op, scatter, buffer, dims, reset)
     else:
-        first, total = ir.node("Identity", [gradient]), [ir.node("Add", [buffer, gradient])]
-    fresh = _branch(op, f"{buffer.name}.fresh", gradient, [first])
-    added = _branch(op, f"{buffer.name}.added", gradient, total)
-    out: ir.Value = op.If(reset, then_branch=fresh, else_branch=added)
+        product = product_of(gradient)
+        if product is None or gradient.is_graph_output():
+            first, total = ir.node("Identity", [gradient]), [ir.node("Add", [buffer, gradient])]
+        else:
+            first, copy = (
+                ir.node("Gemm", product.inputs[:2], dict(product.attributes)) for _ in range(2)
+            )
+            total = [copy, ir.node("Add", [buffer, copy.outputs[0]])]
+            op.graph.remove(product)
+        # Branches may not share value names with each other or with the main graph.
+        fresh = _branch(op, f"{buffer.name}.fresh", gradient, [first])
+        added = _branch(op, f"{buffer.name}.added", gradient, total)
+    out = op.If(reset, then_branch=fresh, else_branch=added)
     out.type = buffer.type
     return out
 
 
+def product_of(gradient: ir.Value) -> ir.Node | None:
+    """The one product that computes a gradient which nothing reads."""
+    node = graphs.producer(gradient, "Gemm")
+    if node is None or gradient.uses() or any(node.inputs[2:]):
+        return None
+    return node
+
+
 def _scattered(
-    op: Ops,
-    scatter: Scatter,
-    buffer: ir.Value,
-    dims: tuple[int, ...],
-    reset: ir.Value,
-) -> ir.Value:
-    """The updates of a scatter added to zeros or to the buffer."""
+    op: Ops, scatter: Scatter, buffer: ir.Value, dims: tuple[int, ...], reset: ir.Value
+) -> tuple[ir.Graph, ir.Graph]:
+    """The updates of a scatter added to zeros, and to the buffer."""
     fresh = ir.Graph([], [], nodes=[], name=f"{buffer.name}.fresh")
     added = ir.Graph([], [], nodes=[], name=f"{buffer.name}.added")
     outputs = scatter.fresh(op.inside(fresh), dims, reset), scatter.onto(op.inside(added), buffer)
     for graph, output in zip((fresh, added), outputs, strict=True):
-        output.type, output.shape = buffer.type, buffer.shape
-        graph.outputs.append(output)
+        graph.outputs.append(graphs.typed(output, buffer))
     scatter.remove()
-    out: ir.Value = op.If(reset, then_branch=fresh, else_branch=added)
-    out.type = buffer.type
-    return out
+    return fresh, added
 
 
 def _branch(op: Ops, name: str, gradient: ir.Value, nodes: list[ir.Node]) -> ir.Graph:
@@ -141,23 +134,20 @@ class Scatter:
     @property
     def zeros(self) -> ir.Value:
         """The data of the node: zeros of the table's shape."""
-        return _input(self.node, 0)
+        return operand(self.node, 0)
 
     @property
     def updates(self) -> ir.Value:
         """What is added."""
-        return _input(self.node, 2)
+        return operand(self.node, 2)
 
     def onto(self, op: Ops, data: ir.Value) -> ir.Value:
         """Add the updates to ``data``, of the shape of the table."""
         if self.column is None:
-            indices = _input(self.node, 1)
+            indices = operand(self.node, 1)
         else:  # made where they are needed: they are twice as large as the updates
             indices = op.Expand(self.column.outputs[0], op.Shape(self.updates))
-        y: ir.Value = op.ScatterElements(
-            data, indices, self.updates, axis=self.axis, reduction="add"
-        )
-        return y
+        return op.ScatterElements(data, indices, self.updates, axis=self.axis, reduction="add")
 
     def fresh(self, op: Ops, dims: tuple[int, ...], reset: ir.Value) -> ir.Value:
         """Add the updates to zeros."""
@@ -185,8 +175,7 @@ class Scatter:
         indices = op.Expand(rows, op.Shape(self.updates))
         none = op.Expand(zero, op.Concat(end, op.ints(*dims[1:]), axis=0))
         summed = op.ScatterElements(none, indices, self.updates, axis=0, reduction="add")
-        y: ir.Value = op.Gather(summed, slots, axis=0)
-        return y
+        return op.Gather(summed, slots, axis=0)
 
     def remove(self) -> None:
         """Take the node, which is not read, out of its graph, and what only it needed."""
@@ -200,7 +189,7 @@ def read(value: ir.Value) -> Scatter | None:
     node = graphs.producer(value, "ScatterElements")
     if node is None or value.is_graph_output() or len(value.uses()) > 1:
         return None
-    if node.attributes.get_string("reduction", "none") != "add" or not _zeros(_input(node, 0)):
+    if node.attributes.get_string("reduction", "none") != "add" or not _zeros(operand(node, 0)):
         return None
     axis = node.attributes.get_int("axis", 0)
     return None if axis < 0 else Scatter(node, axis, _column(node, axis))
@@ -215,14 +204,13 @@ def unrounded(gradient: ir.Value) -> ir.Value:
     inner = None if outer is None else graphs.producer(outer.inputs[0], "Cast")
     if inner is None or len(inner.outputs[0].uses()) > 1:
         return gradient
-    value = _input(inner, 0)
+    value = operand(inner, 0)
     return value if value.dtype == gradient.dtype == ir.DataType.FLOAT else gradient
 
 
 def merge(op: Ops, gradient: ir.Value) -> ir.Value:
     """Write a gradient that is a sum, some of whose terms are scatters, without zeros."""
-    # gradient: Gradient of one parameter and of nothing else.
-    # Returns the gradient: ``gradient`` itself, if there is nothing to merge.
+    # gradient: Of one parameter and of nothing else; returned if there is nothing to merge.
     adds, terms = _terms(gradient)
     scatters = [scatter for scatter in map(read, terms) if scatter is not None]
     if not adds or not scatters:
@@ -275,8 +263,7 @@ def _together(op: Ops, scatters: list[Scatter], axis: int, data: ir.Value) -> ir
     # A view of the same shape, by which :func:`read` knows a column.
     column = op.Reshape(numbers, columns[0].inputs[1])
     indices = op.Expand(column, op.Shape(updates))
-    y: ir.Value = op.ScatterElements(data, indices, updates, axis=axis, reduction="add")
-    return y
+    return op.ScatterElements(data, indices, updates, axis=axis, reduction="add")
 
 
 def _terms(total: ir.Value) -> tuple[list[ir.Node], list[ir.Value]]:
@@ -292,7 +279,7 @@ def _terms(total: ir.Value) -> tuple[list[ir.Node], list[ir.Value]]:
             terms.append(value)
         else:
             adds.append(node)
-            stack += [_input(node, 1), _input(node, 0)]
+            stack += [operand(node, 1), operand(node, 0)]
     return adds, terms
 
 
@@ -313,7 +300,7 @@ def _origin(node: ir.Node) -> ir.Node | None:
     """The node that writes the zeros that a scatter starts from."""
     if node.op_type != "ScatterElements" or node.domain:
         return None
-    value: ir.Value | None = _input(node, 0)
+    value: ir.Value | None = operand(node, 0)
     while (view := graphs.producer(value, "Reshape")) is not None:
         value = view.inputs[0]
     return _zeros(value)
@@ -329,10 +316,3 @@ def _zeros(value: ir.Value | None) -> ir.Node | None:
 def _fill_type(zeros: ir.Node | None) -> ir.DataType:
     fill = None if zeros is None else zeros.attributes.get_tensor("value", None)
     return ir.DataType.FLOAT if fill is None else fill.dtype
-
-
-def _input(node: ir.Node, index: int) -> ir.Value:
-    value = node.inputs[index]
-    if value is None:
-        raise TypeError(f"{node.op_type} without input {index}")
-    return value

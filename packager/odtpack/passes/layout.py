@@ -146,10 +146,9 @@ def _move(op: Ops, node: ir.Node, lying: dict[ir.Value, _Lying]) -> None:
         return
     output, (height, width) = node.outputs[0], found.size
     inputs = [lying[v].first if v is not None and v in lying else v for v in node.inputs]
-    attributes = {key: attribute.value for key, attribute in node.attributes.items()}
     if _is(node, "BatchNormalization"):
         inputs[0] = op.reshape(found.first, 1, found.channels, -1)
-    (first,) = op.emit(node.op_type, inputs, **attributes)
+    (first,) = op.again(node, inputs)
     if _is(node, "BatchNormalization"):
         first = op.reshape(first, found.channels, -1, height * width)
     first.type = output.type
@@ -206,7 +205,7 @@ def _ints(value: ir.Value | None) -> list[int]:
     return [] if array is None else [int(i) for i in array.reshape(-1)]
 
 
-# Rewrites forward convolutions on small planes as matrix products (autodiff.planes).
+# Rewrites forward convolutions on small planes as matrix products (autodiff.windows).
 #
 # Runs after differentiation, whose rule for Conv takes the same form there. Convolutions
 # whose weight is a constant are left alone: the runtime repacks those for its own kernels.

@@ -73,11 +73,7 @@ def narrow(graph: ir.Graph) -> None:
             continue
         with op.before(node):
             operands = [half(value) if value in floats else value for value in node.inputs]
-            attributes = {key: attribute.value for key, attribute in node.attributes.items()}
-            results = op.emit(
-                node.op_type, operands, outputs=len(node.outputs), domain=node.domain, **attributes
-            )
-            for old, new in zip(node.outputs, results, strict=True):
+            for old, new in zip(node.outputs, op.again(node, operands), strict=True):
                 narrowed = old.dtype == ir.DataType.FLOAT
                 if narrowed:
                     new.type, new.shape = ir.TensorType(ir.DataType.FLOAT16), old.shape

@@ -62,25 +62,24 @@ def wrap(model: ir.Model) -> ir.Model:
     graphs = list(all_graphs(model.graph))
     _complete_types(model, graphs)
     sizes = trial_sizes(model)
-    bodies: dict[tuple[object, ...], ir.Function] = {}
-    products: dict[tuple[bytes, str], list[int] | None] = {}
+    wrapper = _Wrapper(model)
     for graph in graphs:
         for ways in native_conv.groups(Ops(model.graph), graph):
-            _wrap_convolution(model, graph, ways, bodies)
+            wrapper.wrap_convolution(graph, ways)
         for product in native_product.groups(graph):
-            _wrap_product(model, graph, product, bodies, products)
+            wrapper.wrap_product(graph, product)
     while common_passes.RemoveUnusedNodesPass()(model).modified:
         pass  # what only a branch's nodes read goes after them
     for graph in graphs:
         for group in _groups(graph):
-            _wrap_group(model, graph, group, bodies, dims_of)
+            wrapper.wrap_group(graph, group, dims_of)
     rows = list(row_groups(model.graph, sizes)) if sizes else []
     for group in rows:
-        _wrap_group(model, model.graph, group, bodies, sizes.get)
+        wrapper.wrap_group(model.graph, group, sizes.get)
     if rows:
         model.graph.sort()
     inputs = {str(value.name): value for value in model.graph.inputs}
-    for value in model.graph.outputs if bodies else ():
+    for value in model.graph.outputs if wrapper.bodies else ():
         for suffix in (UPDATE_SUFFIX, ".out"):
             source = inputs.get(str(value.name).removesuffix(suffix))
             if source is not None and source is not value:
@@ -148,108 +147,101 @@ def _groups(graph: ir.Graph) -> list[list[ir.Node]]:
     return [group[::-1] for group in members.values() if len(group) > 1]
 
 
-def _wrap_group(
-    model: ir.Model,
-    graph: ir.Graph,
-    group: Sequence[ir.Node],
-    bodies: dict[tuple[object, ...], ir.Function],
-    dims_of: Callable[[ir.Value], Dims | None],
-) -> None:
-    """Replace a group by a node, where it has the form of a program."""
-    own = {node.outputs[0]: node for node in group}
-    axes = [*dict.fromkeys(found for node in group if (found := axes_of(node)) is not None)]
-    dims = max((dims_of(node.outputs[0]) or () for node in group), key=len)
-    read = [v for n in group for v in n.inputs if v is not None and v not in own and v not in axes]
-    # What comes first may give its memory to a result: what nothing reads afterwards.
-    read = sorted(
-        dict.fromkeys(read),
-        key=lambda v: (dims_of(v) != dims, any(n not in group for n, _ in v.uses())),
-    )
-    kept = [
-        value
-        for value, node in own.items()
-        if value in graph.outputs
-        or node is group[-1]
-        or any(reader.graph is not graph or reader not in group for reader, _ in value.uses())
-    ]
-    kept.sort(key=lambda value: dims_of(value) != dims)
-    types = {value.dtype for value in (*read, *kept)}
-    if len(read) > MOST_INPUTS or types != {ir.DataType.FLOAT}:
-        return
-    body = _body(group, read, kept, model.graph.opset_imports[""], axes)
-    proto = ir.to_proto(body)
-    try:
-        program = program_of(proto.node, proto.input, proto.output)
-    except NotAProgramError:
-        return
-    if _replace(model, graph, group[-1], body, (ELEMENTWISE, program, read), kept, bodies):
-        for each in reversed(group):
-            graph.remove(each, safe=True)
+class _Wrapper:
+    """Replaces groups of nodes of a model by calls of functions."""
 
+    def __init__(self, model: ir.Model) -> None:
+        self._model, self._opset = model, model.graph.opset_imports[""]
+        self.bodies: dict[tuple[object, ...], ir.Function] = {}
+        self._products: dict[tuple[bytes, str], list[int] | None] = {}
 
-def _replace(
-    model: ir.Model,
-    graph: ir.Graph,
-    end: ir.Node,
-    body: ir.Function,
-    call: tuple[str, Sequence[int], Sequence[ir.Value]],
-    kept: Sequence[ir.Value],
-    bodies: dict[tuple[object, ...], ir.Function],
-) -> bool:
-    """Write a call of a body before the end of its group, if there is a name left for it."""
-    kernel, program, read = call
-    key = (kernel, ir.to_proto(body).SerializeToString(deterministic=True))
-    if key not in bodies:
-        kind = _KINDS.get(read[0].dtype or ir.DataType.FLOAT, "Kernel")
-        taken = sum(each.name.rstrip("0123456789") == kind for each in bodies.values())
-        if taken == SLOTS[kind]:
-            return False
-        body.name = f"{kind}{taken}"
-        bodies[key] = model.functions[body.identifier()] = body
-    node = ir.node(
-        bodies[key].name, read, {"kernel": kernel, "program": program}, domain=DOMAIN,
-        num_outputs=len(kept), name=end.name,
-    )  # fmt: skip
-    graph.insert_before(end, node)
-    for old, new in zip(kept, node.outputs, strict=True):
-        new.name, new.type, new.shape = old.name, old.type, old.shape
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-    return True
-
-
-def _wrap_convolution(
-    model: ir.Model,
-    graph: ir.Graph,
-    ways: Sequence[native_conv.Group],
-    bodies: dict[tuple[object, ...], ir.Function],
-) -> None:
-    """Replace the nodes of a convolution, or of its gradient, by a node that computes the same."""
-    for way in ways:
-        read, end = (*way.read, *way.fixed), way.nodes[-1]
-        body = _body(way.nodes, read, end.outputs, model.graph.opset_imports[""], way.places)
-        if computes(ir.to_proto(body), way.program, list(map(native_conv.value_of, way.fixed))):
-            _replace(model, graph, end, body, (DEPTHWISE, way.program, read), end.outputs, bodies)
+    def wrap_group(
+        self, graph: ir.Graph, group: Sequence[ir.Node], dims_of: Callable[[ir.Value], Dims | None]
+    ) -> None:
+        """Replace a group by a node, where it has the form of a program."""
+        own = {node.outputs[0]: node for node in group}
+        axes = [*dict.fromkeys(found for node in group if (found := axes_of(node)) is not None)]
+        dims = max((dims_of(node.outputs[0]) or () for node in group), key=len)
+        read = [
+            v for n in group for v in n.inputs if v is not None and v not in own and v not in axes
+        ]
+        # What comes first may give its memory to a result: what nothing reads afterwards.
+        read = sorted(
+            dict.fromkeys(read),
+            key=lambda v: (dims_of(v) != dims, any(n not in group for n, _ in v.uses())),
+        )
+        kept = [
+            value
+            for value, node in own.items()
+            if value in graph.outputs
+            or node is group[-1]
+            or any(reader.graph is not graph or reader not in group for reader, _ in value.uses())
+        ]
+        kept.sort(key=lambda value: dims_of(value) != dims)
+        types = {value.dtype for value in (*read, *kept)}
+        if len(read) > MOST_INPUTS or types != {ir.DataType.FLOAT}:
             return
+        body = _body(group, read, kept, self._opset, axes)
+        proto = ir.to_proto(body)
+        try:
+            program = program_of(proto.node, proto.input, proto.output)
+        except NotAProgramError:
+            return
+        if self._replace(graph, group[-1], body, (ELEMENTWISE, program, read), kept):
+            for each in reversed(group):
+                graph.remove(each, safe=True)
 
+    def _replace(
+        self,
+        graph: ir.Graph,
+        end: ir.Node,
+        body: ir.Function,
+        call: tuple[str, Sequence[int], Sequence[ir.Value]],
+        kept: Sequence[ir.Value],
+    ) -> bool:
+        """Write a call of a body before the end of its group, if there is a name left for it."""
+        kernel, program, read = call
+        key = (kernel, ir.to_proto(body).SerializeToString(deterministic=True))
+        if key not in self.bodies:
+            kind = _KINDS.get(read[0].dtype or ir.DataType.FLOAT, "Kernel")
+            taken = sum(each.name.rstrip("0123456789") == kind for each in self.bodies.values())
+            if taken == SLOTS[kind]:
+                return False
+            body.name = f"{kind}{taken}"
+            self.bodies[key] = self._model.functions[body.identifier()] = body
+        node = ir.node(
+            self.bodies[key].name, read, {"kernel": kernel, "program": program}, domain=DOMAIN,
+            num_outputs=len(kept), name=end.name,
+        )  # fmt: skip
+        graph.insert_before(end, node)
+        for old, new in zip(kept, node.outputs, strict=True):
+            new.name, new.type, new.shape = old.name, old.type, old.shape
+            old.replace_all_uses_with(new, replace_graph_outputs=True)
+        return True
 
-def _wrap_product(
-    model: ir.Model,
-    graph: ir.Graph,
-    group: native_product.Group,
-    bodies: dict[tuple[object, ...], ir.Function],
-    known: dict[tuple[bytes, str], list[int] | None],
-) -> None:
-    """Replace a product, and what unpacks its matrix, by a node that computes the same."""
-    end = group.nodes[-1]
-    body = _body(group.nodes, group.read, end.outputs, model.graph.opset_imports[""], group.fixed)
-    proto = ir.to_proto(body)
-    key = proto.SerializeToString(deterministic=True), str(group.programs)
-    if key not in known:
-        known[key] = next((p for p in group.programs if kernels.computes(proto, p)), None)
-    program = known[key]
-    if program is not None:
-        call = (kernels.PRODUCT, program, group.read)
-        _replace(model, graph, end, body, call, end.outputs, bodies)
+    def wrap_convolution(self, graph: ir.Graph, ways: Sequence[native_conv.Group]) -> None:
+        """Replace the nodes of a convolution, or of its gradient, by one that computes the same."""
+        for way in ways:
+            read, end = (*way.read, *way.fixed), way.nodes[-1]
+            body = _body(way.nodes, read, end.outputs, self._opset, way.places)
+            if computes(ir.to_proto(body), way.program, list(map(native_conv.value_of, way.fixed))):
+                self._replace(graph, end, body, (DEPTHWISE, way.program, read), end.outputs)
+                return
+
+    def wrap_product(self, graph: ir.Graph, group: native_product.Group) -> None:
+        """Replace a product, and what unpacks its matrix, by a node that computes the same."""
+        end = group.nodes[-1]
+        body = _body(group.nodes, group.read, end.outputs, self._opset, group.fixed)
+        proto = ir.to_proto(body)
+        key = proto.SerializeToString(deterministic=True), str(group.programs)
+        if key not in self._products:
+            self._products[key] = next(
+                (p for p in group.programs if kernels.computes(proto, p)), None
+            )
+        program = self._products[key]
+        if program is not None:
+            call = (kernels.PRODUCT, program, group.read)
+            self._replace(graph, end, body, call, end.outputs)
 
 
 def _body(

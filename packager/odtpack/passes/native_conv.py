@@ -36,21 +36,13 @@ _VIEWS = {"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Nodes, in order, of which the last computes a result; and what a kernel would read.
-
-    Attributes:
-        nodes: The nodes.
-        read: Tensors of the kernel.
-        fixed: Constant tensors that nodes read besides.
-        places: Whole numbers that say where nodes move elements.
-        program: Of the kernel.
-    """
+    """Nodes, in order, of which the last computes a result; and what a kernel would read."""
 
     nodes: list[ir.Node]
-    read: list[ir.Value]
-    fixed: list[ir.Value]
-    places: list[ir.Value]
-    program: list[int]
+    read: list[ir.Value]  # tensors of the kernel
+    fixed: list[ir.Value]  # constant tensors that nodes read besides
+    places: list[ir.Value]  # whole numbers that say where nodes move elements
+    program: list[int]  # of the kernel
 
 
 def groups(op: Ops, graph: ir.Graph) -> Iterator[list[Group]]:
@@ -105,7 +97,7 @@ def _group(end: ir.Node, region: Region, order: dict[ir.Node, int]) -> list[Grou
         inside = marked and writer is not None and not _is_end(writer, region)
         if _is_constant(value) and end.meta.get(MARK) is region:
             (fixed if value.dtype == ir.DataType.FLOAT else places).append(value)
-        elif not inside and _role(win, value) is not None:
+        elif not inside and any(_fits(win, value, role) for role in "wbxy"):
             read.append(value)
         elif writer is not None and writer in order and (inside or writer.op_type in _VIEWS):
             nodes.add(writer)
@@ -132,10 +124,6 @@ def _group(end: ir.Node, region: Region, order: dict[ir.Node, int]) -> list[Grou
             group = sorted(nodes, key=order.__getitem__)
             found.append(Group(group, list(some), fixed, places, [int(n) for n in program]))
     return found
-
-
-def _role(win: Windows, value: ir.Value) -> str | None:
-    return next((role for role in "wbxy" if _fits(win, value, role)), None)
 
 
 def _fits(win: Windows, value: ir.Value, role: str) -> bool:

@@ -20,19 +20,12 @@ _MOST_FIXED = 8
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Nodes, in order, of which the last is the product.
+    """Nodes, in order, of which the last is the product."""
 
-    Attributes:
-        nodes: The nodes; others may read the first ones, too.
-        read: Codes, scales and x.
-        fixed: Constants that nodes read besides.
-        programs: Of the kernel, of which one may be right.
-    """
-
-    nodes: list[ir.Node]
-    read: list[ir.Value]
-    fixed: list[ir.Value]
-    programs: list[list[int]]
+    nodes: list[ir.Node]  # others may read the first ones, too
+    read: list[ir.Value]  # codes, scales and x
+    fixed: list[ir.Value]  # constants that nodes read besides
+    programs: list[list[int]]  # of the kernel, of which one may be right
 
 
 def groups(graph: ir.Graph) -> Iterator[Group]:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from odtpack.autodiff.context import INTERNAL_DOMAIN, Context
 from odtpack.autodiff.rules.reduce import reduced_axes
 from odtpack.graph import graphs
-from odtpack.graph.graphs import dims_of, nodes_of, subgraphs
+from odtpack.graph.graphs import dims_of, nodes_of
 from odtpack.graph.ops import Ops
 
 # Recognizes a layer normalization that an exporter wrote out, and writes one node.
@@ -281,7 +281,7 @@ def lower_fake_quant(graph: ir.Graph) -> None:
 def keep_epsilon(op: Ops, graph: ir.Graph) -> None:
     """Rewrite every sum that would be misread, in subgraphs too."""
     for add in list(nodes_of(graph)):
-        if add.op_type != "Add" or add.domain not in ("", "ai.onnx"):
+        if add.op_type != "Add" or add.domain:
             continue
         if not any(user.op_type == "Sqrt" for user in add.outputs[0].consumers()):
             continue
@@ -320,7 +320,7 @@ def pool_before_relu(op: Ops, graph: ir.Graph) -> bool:
             continue
         x, pooled = relu.inputs[0], pool.outputs[0]
         with op.before(pool):
-            y = op.emit("MaxPool", [x], **{k: a.value for k, a in pool.attributes.items()})[0]
+            y = op.again(pool, [x])[0]
             y.shape = pooled.shape
             new = op.Relu(y)
         graphs.replace(pooled, new, [pool, relu])
@@ -349,17 +349,14 @@ def upgrade(graph: ir.Graph) -> bool:
 
 
 def _changed_meaning(graph: ir.Graph, opset: int) -> bool:
-    for node in graph:
-        if node.domain in ("", "ai.onnx"):
-            # RoiAlign's default coordinates moved by half a pixel (16); the training mode
-            # of BatchNormalization turned from a count of outputs into an attribute (14).
-            if node.op_type == "RoiAlign":
-                return True
-            if node.op_type == "BatchNormalization" and opset < 14 and len(node.outputs) > 1:
-                return True
-        if any(_changed_meaning(subgraph, opset) for subgraph in subgraphs(node)):
-            return True
-    return False
+    # RoiAlign's default coordinates moved by half a pixel (16); the training mode of
+    # BatchNormalization turned from a count of outputs into an attribute (14).
+    return any(
+        node.op_type == "RoiAlign"
+        or (node.op_type == "BatchNormalization" and opset < 14 and len(node.outputs) > 1)
+        for node in nodes_of(graph)
+        if not node.domain
+    )
 
 
 BLOCKS = 21
@@ -389,12 +386,11 @@ def to_blocks(graph: ir.Graph) -> bool:
 
 
 def _changes_before_21(graph: ir.Graph) -> bool:
-    for node in graph:
-        if node.domain in ("", "ai.onnx"):
-            if node.op_type in _CHANGED or (node.op_type == "Split" and len(node.inputs) < 2):
-                return True
-            if any(node.op_type in _REDUCTIONS for sub in subgraphs(node) for node in sub):
-                return True  # where axes would have to be written too
-        if any(_changes_before_21(subgraph) for subgraph in subgraphs(node)):
+    for node in nodes_of(graph):
+        if node.domain:
+            continue
+        if node.op_type in _CHANGED or (node.op_type == "Split" and len(node.inputs) < 2):
             return True
+        if node.op_type in _REDUCTIONS and node.graph is not graph:
+            return True  # where axes would have to be written too
     return False

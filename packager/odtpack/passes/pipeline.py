@@ -14,13 +14,7 @@ from onnx_ir.passes import PostconditionError, PreconditionError
 
 from odtpack.autodiff import backward, expand
 from odtpack.autodiff.context import INTERNAL_DOMAIN
-from odtpack.graph.graphs import (
-    drop_unused_constants,
-    is_sorted,
-    nodes_of,
-    subgraphs,
-    turn_dropout_off,
-)
+from odtpack.graph import graphs
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.passes import (
@@ -74,7 +68,7 @@ def for_evaluation(model: ir.Model) -> None:
     """Let a model with its loss evaluate, not train."""
     apply(model, batch_norm.to_evaluation)
     apply(model, backward.lower, lowers=ALL)
-    apply(model, turn_dropout_off)
+    apply(model, graphs.turn_dropout_off)
 
 
 def before_gradient(model: ir.Model, *, mixed_precision: bool = False) -> None:
@@ -119,10 +113,10 @@ def after_gradient(
 
 def drop_unused(model: ir.Model) -> None:
     """Drop what no output needs."""
-    bodies = [(node, body) for node in model.graph for body in subgraphs(node)]
+    bodies = [(node, body) for node in model.graph for body in graphs.subgraphs(node)]
     common_passes.RemoveUnusedNodesPass()(model)
     gone = [body for node, body in bodies if node.graph is None]
-    for inner in (node for body in gone for node in nodes_of(body)):
+    for inner in (node for body in gone for node in graphs.nodes_of(body)):
         for index in range(len(inner.inputs)):  # or else what it captured would count as read
             inner.replace_input_with(index, None)
     if gone:
@@ -132,12 +126,12 @@ def drop_unused(model: ir.Model) -> None:
 def finish(model: ir.Model) -> None:
     """Drop what no output needs, and write what ONNX Runtime would misread or lacks."""
     drop_unused(model)
-    apply(model, drop_unused_constants)  # of subgraphs, which that pass leaves
+    apply(model, graphs.drop_unused_constants)  # of subgraphs, which that pass leaves
     apply(model, patterns.keep_epsilon, Ops(model.graph, "sum/"))
     apply(model, expand.rewrite, Ops(model.graph, "unpack/"))
     drop_unused(model)  # the chains that were copied
     precision.lower(model)
-    if not is_sorted(model.graph):
+    if not graphs.is_sorted(model.graph):
         common_passes.TopologicalSortPass()(model)
 
 

@@ -48,9 +48,7 @@ def widen(graph: ir.Graph) -> None:
             for value, wide in zip(node.inputs, operands, strict=True):
                 if value is not None and wide is not None:
                     wide.shape = value.shape
-            attributes = {key: attribute.value for key, attribute in node.attributes.items()}
-            results = op.emit(node.op_type, operands, outputs=len(node.outputs), **attributes)
-            for old, new in zip(node.outputs, results, strict=True):
+            for old, new in zip(node.outputs, op.again(node, operands), strict=True):
                 if not old.name:
                     new.name = old.name
                     continue

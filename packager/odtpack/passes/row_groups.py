@@ -80,8 +80,9 @@ def trial_sizes(model: ir.Model) -> Sizes:
                 )
         waiting = False
         for node in trial.graph:  # a size that is computed follows from the number of elements
-            whole = static_dims(node.inputs[0]) if _is_view(node) and node.inputs[0] else None
-            dims = dims_of(node.outputs[0])
+            if node.op_type != "Reshape" or node.domain or node.inputs[0] is None:
+                continue
+            whole, dims = static_dims(node.inputs[0]), dims_of(node.outputs[0])
             if whole is None or dims is None or dims.count(None) != 1:
                 continue
             rest = math.prod(dim for dim in dims if isinstance(dim, int))
@@ -94,12 +95,8 @@ def trial_sizes(model: ir.Model) -> Sizes:
         *zip(model.graph.inputs, inputs, strict=True),
         *((value, value) for value in model.graph.initializers.values()),
     )
-    pairs = ((value, None if twin is None else static_dims(twin)) for value, twin in known)
+    pairs = ((value, static_dims(twin)) for value, twin in known)
     return {value: dims for value, dims in pairs if dims is not None}
-
-
-def _is_view(node: ir.Node) -> bool:
-    return node.op_type == "Reshape" and not node.domain
 
 
 def _cut_unpacking(model: ir.Model) -> None:

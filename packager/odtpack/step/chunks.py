@@ -14,10 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.graph import graphs
-from odtpack.graph.graphs import reads, static_dims
+from odtpack.graph.graphs import operand, reads, static_dims
 from odtpack.graph.ops import Ops
 from odtpack.passes import aliases
-from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
+from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX, product_of
 from odtpack.step.keep import hoist
 
 # Writes k x + y, with a scalar k, in one node: ``Gemm([[k]], x, y)``, one pass over memory.
@@ -59,11 +59,9 @@ def _fuse_sums(
     results: Mapping[str, ir.Value],
 ) -> dict[str, ir.Value]:
     """Rewrite the sums of an update."""
-    # op: Writer for the graph of ``nodes``. nodes: The elementwise nodes of an update, in
-    # topological order; changed in place. rows: What they compute from that is no scalar, each [1,
-    # N]. kept: Those of them that results may be written over. results: What the update gives, by
-    # name.
-    # Returns the results after the rewrite.
+    # nodes: The elementwise nodes of an update, in topological order; changed in place. rows: What
+    # they compute from that is no scalar, each [1, N]. kept: Those of them that results may be
+    # written over. results: What the update gives, by name; returned as it is after the rewrite.
     found, instead = set(rows), {value: value for value in results.values()}
     for node in nodes:
         if found.isdisjoint(node.inputs):
@@ -165,10 +163,9 @@ def write_chunks(
     op: Ops, parts: Cut, vectors: Mapping[str, ir.Value], gradient: ir.Value, update: Write
 ) -> dict[str, ir.Value]:
     """Write an update in parts."""
-    # op: Writer for the graph, or for a branch in it. vectors: The parameter and its state, by
-    # name, of the shape of ``parts`` or, each part a single row, of that of ``parts.flat``.
-    # gradient: Its gradient, which nothing but the update reads. update: Writes the update of one
-    # part; ``gradients`` is among what it gets.
+    # vectors: The parameter and its state, by name, of the shape of ``parts`` or, each part a row,
+    # of that of ``parts.flat``. gradient: Its gradient, which nothing but the update reads. update:
+    # Writes the update of one part; ``gradients`` is among what it gets.
     # Returns the new values, by name, of the shape of ``vectors``.
     shape = static_dims(vectors["params"]) or ()
     dtype = op.type_of(vectors["params"])
@@ -211,8 +208,7 @@ def _rows_of_product(
     node = product_of(gradient)
     if node is None:
         return None
-    left, right = node.inputs[:2]
-    assert left is not None  # noqa: S101 - a Gemm has two factors
+    left, right = operand(node, 0), node.inputs[1]
     dtype = op.type_of(gradient)
     left.type = ir.TensorType(dtype)
     depth = op.fresh_name("depth")  # known when the model runs
@@ -232,14 +228,6 @@ def _rows_of_product(
     assert node.graph is not None  # noqa: S101 - it was found there
     node.graph.remove(node, safe=True)
     return flat, rows
-
-
-def product_of(gradient: ir.Value) -> ir.Node | None:
-    """The one product that computes a gradient, whose rows can be computed part by part."""
-    node = graphs.producer(gradient, "Gemm")
-    if node is None or len(gradient.uses()) or any(v is not None for v in node.inputs[2:]):
-        return None
-    return node
 
 
 # Who still reads a parameter when its gradient is complete.
@@ -383,9 +371,7 @@ def _gradient(accumulated: ir.Value, flags: set[ir.Value]) -> ir.Value:
     kept = None if add is None else graphs.producer(add.inputs[0], "Where")
     if add is None or kept is None or kept.inputs[0] not in flags:
         return accumulated
-    gradient = add.inputs[1]
-    assert gradient is not None  # noqa: S101 - an Add has two inputs
-    return gradient
+    return operand(add, 1)
 
 
 def _remove_unread(node: ir.Node) -> None:

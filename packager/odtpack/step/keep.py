@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.graph.graphs import typed
 from odtpack.graph.ops import Ops
 
 
@@ -76,8 +77,8 @@ class Keeper:
         # the main graph, that is not the same for other parameters. write: Writes the update with
         # the writer that it is given; new values by name.
         # Returns the new values, by name.
+        self._updated.append(([name], good))
         if not self._branches:
-            self._updated.append(([name], good))
             return {k: self._op.Where(good, v, vectors[k]) for k, v in write(self._op).items()}
         then = ir.Graph([], [], nodes=[], name=self._op.fresh_name("update/made"))
         results = write(self._op.inside(then))
@@ -87,10 +88,7 @@ class Keeper:
         for key, value in results.items():
             value.shape = vectors[key].shape
             then.outputs.append(value)
-            kept = inner.Identity(vectors[key])
-            kept.type, kept.shape = value.type, vectors[key].shape
-            other.outputs.append(kept)
-        self._updated.append(([name], good))
+            other.outputs.append(typed(inner.Identity(vectors[key]), value))
         return dict(zip(results, self._choose(good, then, other), strict=True))
 
     def together(
@@ -98,19 +96,19 @@ class Keeper:
         names: Sequence[str],
         sizes: Sequence[int],
         old: Mapping[str, ir.Value],
-        gradient: ir.Value,
         new: Mapping[str, ir.Value],
     ) -> dict[str, Sequence[ir.Value]]:
         """Cut updated vectors of several parameters up, with old values for some of them."""
+        # old: Vectors of parameters, state and gradients, by name.
         # Returns new values of each parameter, by name.
-        good = self.good(gradient)
+        good = self.good(old["gradients"])
         then, other = (
             ir.Graph([], [], nodes=[], name=self._op.fresh_name(f"update/{kind}"))
             for kind in ("made", "kept")
         )
         made, kept = self._op.inside(then), self._op.inside(other)
         updated = made.Expand(good, made.ints(len(names)))
-        mask, which = self._mask(kept, gradient, sizes)
+        mask, which = self._mask(kept, old["gradients"], sizes)
         for op, result, flags in ((made, then, updated), (kept, other, which)):
             flags.shape = ir.Shape([len(names)])
             result.outputs.append(flags)
@@ -130,8 +128,6 @@ class Keeper:
         # names: All of them, in the order of the result. output: Name of the result, BOOL with an
         # element for each.
         op = self._op
-        order = [name for own, _ in self._updated for name in own]
-        flags = [value for _, value in self._updated]
         if not self._branches:
             # No kernel joins flags there.
             if self._known:
@@ -142,13 +138,13 @@ class Keeper:
                 limit = self._limits[op.type_of(totals[0])]
                 updated = op.cast(op.Less(op.join(totals, 0), limit), op.FLOAT)
             kept = op.Less(updated, 0.5)
-            kept.name, kept.type = output, ir.TensorType(ir.DataType.BOOL)
-            kept.shape = ir.Shape([len(names)])
-            return kept
-        updated = flags[0] if len(flags) == 1 else op.Concat(*flags, axis=0)
-        if order != [*names]:
-            updated = op.Gather(updated, op.ints(*map(order.index, names)), axis=0)
-        kept = op.Not(updated)
+        else:
+            flags = [value for _, value in self._updated]
+            updated = flags[0] if len(flags) == 1 else op.Concat(*flags, axis=0)
+            order = [name for own, _ in self._updated for name in own]
+            if order != [*names]:
+                updated = op.Gather(updated, op.ints(*map(order.index, names)), axis=0)
+            kept = op.Not(updated)
         kept.name, kept.type = output, ir.TensorType(ir.DataType.BOOL)
         kept.shape = ir.Shape([len(names)])
         return kept
@@ -157,9 +153,7 @@ class Keeper:
         results = self._op.emit("If", [good], outputs=len(then.outputs),
             then_branch=ir.AttrGraph("then_branch", then),
             else_branch=ir.AttrGraph("else_branch", other))  # fmt: skip
-        for result, value in zip(results, then.outputs, strict=True):
-            result.type, result.shape = value.type, value.shape
-        return results
+        return tuple(map(typed, results, then.outputs))
 
     def _mask(self, op: Ops, gradient: ir.Value, sizes: Sequence[int]) -> tuple[ir.Value, ir.Value]:
         """Whether each element's parameter is updated, and whether each parameter is."""

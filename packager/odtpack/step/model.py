@@ -36,6 +36,7 @@ from odtpack.optimizers.common.base import Group, Optimizer
 from odtpack.optimizers.common.model import Clip, clipped
 from odtpack.passes import aliases, mixed
 from odtpack.passes.compact import compact
+from odtpack.passes.gradient_buffers import product_of
 from odtpack.step import chunks
 from odtpack.step.chunks import Readers, after, fresh_gradients
 from odtpack.step.keep import Keeper
@@ -218,7 +219,7 @@ class _Writer:
             **{s.name: self._state(name, s.name, parameter, shape) for s in self._optimizer.state},
         }
         update = self._formula(self._group.get(name, 0))
-        product = None if parts is None else chunks.product_of(gradient)
+        product = None if parts is None else product_of(gradient)
         read = [gradient]
         if product is not None:
             read = [value for value in product.inputs if value is not None]
@@ -262,7 +263,7 @@ class _Writer:
             )
         results = self._formula(index)(op, vectors)
         names = [str(parameter.name) for parameter in parameters]
-        pieces = self._keeper.together(names, sizes, vectors, vectors["gradients"], results)
+        pieces = self._keeper.together(names, sizes, vectors, results)
         for key, values in pieces.items():
             for name, parameter, piece in zip(names, parameters, values, strict=True):
                 piece.type = parameter.type

@@ -1,7 +1,6 @@
 """Control flow: If, Loop and Scan, whose bodies are differentiated (autodiff.bodies).
 
-The gradient of an If is an If on the same condition, that of a loop a loop backwards
-(autodiff.loops).
+The gradient of an If is an If on the same condition, that of a loop a loop backwards.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from odtpack.autodiff.bodies import (
     reverse,
 )
 from odtpack.autodiff.context import Context, Cotangents, WithCaptured, vjp
-from odtpack.graph.graphs import dims_of
+from odtpack.graph.graphs import dims_of, static_dims, typed
 
 _LISTS = ("axes", "directions")
 
@@ -55,9 +54,8 @@ def if_(ctx: Context) -> Cotangents:
         back.complete(results.__getitem__)
     graphs: dict[str, Any] = {n: ir.AttrGraph(n, back.graph) for n, back in branches.items()}
     cotangents = ctx.op.emit("If", [ctx.node.inputs[0]], outputs=len(reached), **graphs)
-    for value, cotangent in zip(reached, cotangents, strict=True):
-        cotangent.type, cotangent.shape = value.type, value.shape
-    return WithCaptured([], dict(zip(reached, cotangents, strict=True)))
+    pairs = zip(reached, cotangents, strict=True)
+    return WithCaptured([], {value: typed(cotangent, value) for value, cotangent in pairs})
 
 
 def _branch_result(
@@ -68,12 +66,10 @@ def _branch_result(
         raise ctx.unsupported(f"its gradient reads {value.name!r}, which is not a tensor")
     if value in back.body.outputs:
         return ctx.node.outputs[back.body.outputs.index(value)]
-    index = back.append(value)
-    dims = dims_of(value)
+    index, dims = back.append(value), static_dims(value)
     for other in others:
         other.append_dummy(value)
-    fixed = dims is not None and all(isinstance(dim, int) for dim in dims)
-    return add_output(ctx, index, f"{value.name}.kept", value, dims if fixed else None)
+    return add_output(ctx, index, f"{value.name}.kept", value, dims)
 
 
 def _check(ctx: Context, holds: bool) -> None:

@@ -15,8 +15,6 @@ from odtpack.autodiff.rules.norm import sum_per_channel
 from odtpack.autodiff.windows import Windows, conv_windows, transposed_convolution
 from odtpack.graph.ops import Ops
 
-# Convolutions.
-#
 # ONNX has no operator for a convolution's weight gradient, and writing it as a convolution
 # with swapped axes runs at a third of the speed of a matrix product. So it is written as
 # matrix products over shifted slices ("taps") of the padded input; which of the three
@@ -78,12 +76,6 @@ def _pointwise_input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) 
     return op.reshape(dx, -1, win.channels, *win.size)
 
 
-def _channels_by_pixels(op: Ops, win: Windows, dy: ir.Value) -> ir.Value:
-    """View dY [N, O, p...] as [O, N P]."""
-    samples = op.reshape(dy, -1, win.features, win.pixels)
-    return op.reshape(op.transpose(samples, 1, 0, 2), win.features, -1)
-
-
 def _weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     """dW[o, c, t] = sum over n, p of dY[n, o, p] X[n, c, stride p + t]."""
     if win.groups > 1:
@@ -103,7 +95,7 @@ def _pointwise(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     if pixels * (win.features + win.channels) < win.features * win.channels:
         # Few pixels: one product over all samples; the transposes cost less than
         # a product for each sample and the sum of them.
-        left = _channels_by_pixels(op, win, dy)
+        left = windows.by_channel(op, dy, win.features, pixels)
         right = op.transpose(op.reshape(x, -1, win.channels, pixels), 0, 2, 1)
         return op.MatMul(left, op.reshape(right, -1, win.channels))
     left = op.reshape(dy, -1, win.features, pixels)
@@ -118,7 +110,7 @@ def _patches(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     places, elements = range(2, 2 + 2 * win.rank, 2), range(3, 3 + 2 * win.rank, 2)
     patches = op.transpose(blocks, 0, *places, 1, *elements)
     patches = op.reshape(patches, -1, win.channels * math.prod(win.kernel))
-    return op.MatMul(_channels_by_pixels(op, win, dy), patches)
+    return op.MatMul(windows.by_channel(op, dy, win.features, win.pixels), patches)
 
 
 def _joined_taps(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:

@@ -32,9 +32,6 @@ def straight_through(ctx: Context) -> Cotangents:
     return [None, ctx.dy()]
 
 
-# Arithmetic and elementary functions. ``dy`` is the cotangent of the output ``y``.
-
-
 @vjp("Add", broadcasts=True)
 def add(ctx: Context) -> Cotangents:
     return [ctx.dy(), ctx.dy()]
@@ -170,9 +167,6 @@ def erf(ctx: Context) -> Cotangents:
     op, x = ctx.op, ctx.x()
     bell = op.Exp(op.Neg(op.Mul(x, x)))
     return op.Mul(op.Mul(ctx.dy(), 2 / math.sqrt(math.pi)), bell)
-
-
-# Activations and softmax.
 
 
 @vjp("LeakyRelu")

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff import context
+from odtpack.autodiff.backward import add_at
 from odtpack.autodiff.context import Context, Cotangents, non_differentiable, vjp
 from odtpack.graph.graphs import Dims, wider
 from odtpack.graph.ops import Ops
@@ -72,27 +73,11 @@ def _scatter(
     ctx: Context, indices: ir.Value, rows: ir.Value, axis: int, reduction: str | None = None
 ) -> ir.Value:
     """Zeros of the table's shape with slice j of ``rows`` along ``axis`` at ``indices[j]``."""
-    op, x, wide = ctx.op, ctx.x(), wider(ctx.dtype(ctx.x()))
-    rows = op.cast(rows, wide)
+    op, x, dtype = ctx.op, ctx.x(), ctx.dtype(ctx.x())
+    rows = op.cast(rows, wider(dtype))
     column = op.reshape(indices, *[1] * axis, -1, *[1] * (ctx.rank(x) - 1 - axis))
     everywhere = op.Expand(column, op.Shape(rows))
-    zeros = op.zeros(op.shape_of(x), wide)
-    return _scatter_into(ctx, zeros, everywhere, rows, axis, reduction)
-
-
-def _scatter_into(
-    ctx: Context,
-    zeros: ir.Value,
-    indices: ir.Value,
-    updates: ir.Value,
-    axis: int,
-    reduction: str | None,
-) -> ir.Value:
-    """Updates in the type of ``zeros``, float32 for float16: ONNX Runtime adds no float16."""
-    wide = zeros.dtype or ir.DataType.FLOAT
-    updates = ctx.op.cast(updates, wide)
-    summed = ctx.op.ScatterElements(zeros, indices, updates, axis=axis, reduction=reduction)
-    return ctx.op.cast(summed, ctx.dtype(ctx.x()))
+    return op.cast(add_at(op, op.shape_of(x), everywhere, rows, axis, reduction), dtype)
 
 
 def _sum_equal_rows(op: Ops, numbers: ir.Value, rows: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -105,10 +90,9 @@ def _sum_equal_rows(op: Ops, numbers: ir.Value, rows: ir.Value, dtype: ir.DataTy
 def gather_elements(ctx: Context) -> Cotangents:
     """Scatter along ``axis``; before opset 16 as a product with the one-hot indices."""
     op, x, indices, dy, axis = ctx.op, ctx.x(), ctx.x(1), ctx.dy(), ctx.axis()
-    dtype = ctx.dtype(x)
     if op.opset >= REDUCTION_SINCE:
-        zeros = op.zeros(op.shape_of(x), wider(dtype))
-        return [_scatter_into(ctx, zeros, indices, dy, axis, "add"), None]
+        return [add_at(op, op.shape_of(x), indices, dy, axis), None]
+    dtype = ctx.dtype(x)
     depth = op.Gather(op.shape_of(x), op.ints(axis), axis=0)
     one_hot = op.OneHot(indices, depth, op.constant(np.array([0, 1], dtype.numpy())), axis=axis)
     one_hot.type = ir.TensorType(dtype)
@@ -132,8 +116,9 @@ def gather_nd(ctx: Context) -> Cotangents:
     reduction = "add" if op.opset >= REDUCTION_SINCE else None
     if reduction is None:
         rows = _sum_equal_rows(op, op.reshape(numbers, -1), rows, dtype)
-    summed = _scatter_into(ctx, zeros, flat, rows, 0, reduction)
-    return [op.reshape_like(summed, x), None]
+    rows = op.cast(rows, wider(dtype))
+    summed = op.ScatterElements(zeros, flat, rows, axis=0, reduction=reduction)
+    return [op.reshape_like(op.cast(summed, dtype), x), None]
 
 
 def row_numbers(ctx: Context, batch: int = 0) -> tuple[ir.Value, ir.Value | int]:
@@ -157,8 +142,7 @@ def row_numbers(ctx: Context, batch: int = 0) -> tuple[ir.Value, ir.Value | int]
     numbers = op.reduce_sum(op.Mul(wrapped, strides), [-1], keepdims=False)
     if batch:
         leading = op.slice(shape, [0], [0], [batch])
-        zero, one = op.constant(np.array(0)), op.constant(np.array(1))
-        samples = op.Range(zero, op.ReduceProd(leading, keepdims=0), one)
+        samples = op.Range(0, op.ReduceProd(leading, keepdims=0), 1)
         ones = op.ints(*[1] * (ctx.rank(ctx.x(1)) - 1 - batch))
         offsets = op.Reshape(op.Mul(samples, count(batch, end)), op.Concat(leading, ones, axis=0))
         numbers = op.Add(numbers, offsets)
@@ -246,10 +230,10 @@ def scatter(ctx: Context) -> Cotangents:
     op, data, indices, updates, dy = ctx.op, ctx.x(0), ctx.x(1), ctx.x(2), ctx.dy()
     reduction, elements = ctx.string("reduction", "none"), ctx.node.op_type == "ScatterElements"
     if reduction in ("mul", "max", "min"):
-        given = (data, indices, updates, ctx.y(), dy)
         if not elements:
-            return _reduced_rows(ctx, *given)
-        ddata, dupdates = _reduced(ctx, _Written(op, *given, ctx.axis()))
+            return _reduced_rows(ctx)
+        written = _Written(op, data, indices, updates, ctx.y(), dy, ctx.axis())
+        ddata, dupdates = _reduced(ctx, written)
         return [ddata, None, dupdates]
     axis: dict[str, Any] = {"axis": ctx.axis()} if elements else {}
     ddata = dupdates = None
@@ -288,17 +272,11 @@ class _Written:
         return self.op.GatherElements(value, self.indices, axis=self.axis)
 
 
-def _reduced_rows(
-    ctx: Context,
-    data: ir.Value,
-    _: ir.Value,
-    updates: ir.Value,
-    y: ir.Value,
-    dy: ir.Value,
-) -> Cotangents:
+def _reduced_rows(ctx: Context) -> Cotangents:
     """ScatterND writes whole rows: the same with data and updates as tables of rows."""
-    op, (numbers, width) = ctx.op, row_numbers(ctx)
-    table, rows, y, dy = (as_rows(op, value, width) for value in (data, updates, y, dy))
+    op, data, updates, (numbers, width) = ctx.op, ctx.x(0), ctx.x(2), row_numbers(ctx)
+    given = (data, updates, ctx.y(), ctx.dy())
+    table, rows, y, dy = (as_rows(op, value, width) for value in given)
     indices = op.Expand(op.reshape(numbers, -1, 1), op.Shape(rows))
     found = _reduced(ctx, _Written(op, table, indices, rows, y, dy, 0))
     ddata, dupdates = (

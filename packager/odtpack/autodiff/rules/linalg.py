@@ -11,8 +11,6 @@ import onnx_ir as ir
 from odtpack.autodiff.context import Context, Cotangents, vjp
 from odtpack.graph.ops import Ops
 
-# Matrix products.
-
 
 def swap_last(op: Ops, value: ir.Value, rank: int) -> ir.Value:
     """Transpose the last two axes."""
@@ -185,9 +183,6 @@ def _terms(ctx: Context) -> list[str]:
         )
     spare = [label for label in string.ascii_letters if label not in left][: max(free, default=0)]
     return [term.replace("...", "".join(spare)) for term in (*terms, output)]
-
-
-# Determinants.
 
 
 @vjp("Det", since=11)

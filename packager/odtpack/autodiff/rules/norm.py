@@ -13,8 +13,6 @@ from odtpack.autodiff.rules.reduce import count_averaged
 from odtpack.graph.graphs import wider
 from odtpack.graph.ops import Ops
 
-# Normalizations.
-#
 # Symbols: ``xhat`` is the normalized input, ``g`` its cotangent dy * scale, and a bar is a
 # mean over the normalized axes. All of them share dx = inv_std (g - g_bar - xhat (g xhat)_bar).
 
@@ -208,7 +206,7 @@ non_differentiable(
 # Quantization.
 #
 # Rounding has no useful slope, and QuantizeLinear, whose result is an integer, none at all.
-# Followed by a DequantizeLinear of the same scale it simulates quantization; ``passes.fake_quant``
+# Followed by a DequantizeLinear of the same scale it simulates quantization; ``passes.patterns``
 # recognizes such pairs, and the straight-through estimator differentiates them: as if
 # rounding were the identity. The cotangent passes where the level is representable.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -81,16 +82,21 @@ def _first_maximum(op: Ops, win: Windows, x: ir.Value, y: ir.Value) -> ir.Value:
     # Every element that equals its window's maximum gets that number, all others 0; the first of a
     # window has the largest, which one more pool finds. A window without any, which holds NaN,
     # takes the last element of the plane.
-    scales = op.constant(np.array([1, 1, *win.strides], np.float32))
-    region = None if op.opset >= 13 else op.constant(np.empty(0, np.float32))
-    peaks = op.Resize(
-        y, region, scales,
-        mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
-    )  # fmt: skip
+    peaks = enlarged(op, y, win.strides)
     plane = np.arange(math.prod(win.size), 0, -1, dtype=np.float32).reshape(win.size)
     hits = op.cast(op.Equal(x, peaks), ir.DataType.FLOAT)
     numbered = op.Mul(hits, op.constant(plane))
     return op.Max(op.MaxPool(numbered, kernel_shape=win.kernel, strides=win.strides), 1)
+
+
+def enlarged(op: Ops, value: ir.Value | None, strides: Sequence[int]) -> ir.Value:
+    """Every element of [N, C, h, w] as often as windows are steps apart."""
+    scales = op.constant(np.array([1, 1, *strides], np.float32))
+    region = None if op.opset >= 13 else op.constant(np.empty(0, np.float32))
+    return op.Resize(
+        value, region, scales,
+        mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
+    )  # fmt: skip
 
 
 def _scatter_by_index(ctx: Context) -> ir.Value:
@@ -232,9 +238,6 @@ def _share(ctx: Context) -> ir.Value:
     norm = op.Where(zero, 1, y)
     share = op.Div(dy, norm if p == 2 else op.Pow(norm, p - 1))
     return op.Where(zero, 0, share)
-
-
-# Operators that put elements or patches onto a plane: MaxUnpool and Col2Im.
 
 
 @vjp("MaxUnpool", since=9)

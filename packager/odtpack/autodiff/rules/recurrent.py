@@ -28,7 +28,6 @@ _NAMES = (
     "Affine", "Relu", "LeakyRelu", "ThresholdedRelu", "Tanh", "ScaledTanh", "Sigmoid",
     "HardSigmoid", "Elu", "Softsign", "Softplus",
 )  # fmt: skip
-_LOWER = {name.lower() for name in _NAMES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +125,7 @@ def gate_functions(ctx: Context, defaults: Sequence[str]) -> list[tuple[GateFunc
     functions = []
     for given in names:
         name = given.lower()
-        if name not in _LOWER:
+        if name not in _FUNCTIONS:
             raise _unknown(ctx, given)
         alpha, beta = _DEFAULT_ALPHA.get(name, 0.0), _DEFAULT_BETA.get(name, 0.0)
         if name in _TAKES_ALPHA and alphas:
@@ -323,10 +322,8 @@ def value_and_slope(op: Ops, f: GateFunction, a: ir.Value) -> tuple[ir.Value, ir
 _I, _O, _FORGET, _G = range(4)  # order of the gates
 
 
-# The LSTM cell, differentiated; symbols as in ``recurrent_cells``.
-#
-# c = forget before + i g and h = o k(c), where the gates i, o and forget may look at the cell
-# through peepholes: at the state before the step, and o at that after it.
+# In an LSTM c = forget before + i g and h = o k(c), where the gates i, o and forget may look at the
+# cell through peepholes: at the state before the step, and o at that after it.
 
 
 def lstm_cell(direction: Direction, functions: Functions) -> Found:
@@ -481,8 +478,7 @@ class Layer:
 
     def join(self, values: Sequence[ir.Value]) -> ir.Value:
         """Put what the directions have side by side along a new axis 0."""
-        parts = [self.op.unsqueeze(value, 0) for value in values]
-        return parts[0] if len(parts) == 1 else self.op.Concat(*parts, axis=0)
+        return self.op.join([self.op.unsqueeze(value, 0) for value in values], 0)
 
     def by_step(self, rows: ir.Value, width: int) -> ir.Value:
         """View [T B, width] as [T, B, width]."""

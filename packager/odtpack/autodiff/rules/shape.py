@@ -24,9 +24,6 @@ non_differentiable(
 )  # fmt: skip
 
 
-# Operators that move, cut, join or repeat elements.
-
-
 @vjp("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def reshape(ctx: Context) -> Cotangents:
     return ctx.op.reshape_like(ctx.dy(), ctx.x())
@@ -97,9 +94,6 @@ def space_to_depth(ctx: Context) -> Cotangents:
 @vjp("Trilu")
 def trilu(ctx: Context) -> Cotangents:
     return [ctx.op.Trilu(ctx.dy(), ctx.maybe_x(1), upper=ctx.int("upper", 1)), None]
-
-
-# Operators that cut out, pad or repeat: Slice, Pad and Tile.
 
 
 @vjp("Slice", since=10)
@@ -229,11 +223,9 @@ def _from_positions(ctx: Context, add: bool = False, mode: str | None = None) ->
         raise ctx.unsupported(
             f"before opset {REDUCTION_SINCE} its pads and sizes must be known before the model runs"
         )
-    zero, one = op.constant(np.array(0)), op.constant(np.array(1))
-    numbers = op.Reshape(op.Range(zero, op.Size(x), one), op.Shape(x))
-    node = ctx.node
-    parameters = [None if v is not None and v.dtype == x.dtype else v for v in node.inputs[1:]]
-    (source,) = op.emit(node.op_type, [numbers, *parameters], mode=mode)
+    numbers = op.Reshape(op.Range(0, op.Size(x), 1), op.Shape(x))
+    parameters = [None if v is not None and v.dtype == x.dtype else v for v in ctx.node.inputs[1:]]
+    (source,) = op.emit(ctx.node.op_type, [numbers, *parameters], mode=mode)
     flat, dy = op.reshape(source, -1), op.reshape(ctx.dy(), -1)
     if add:
         return op.reshape_like(add_at(op, op.unsqueeze(op.Size(x), 0), flat, dy), x)

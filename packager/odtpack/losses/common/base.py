@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from odtpack.graph.ops import Ops
 
 
-# What every loss shares: options as fields, targets, reduction.
-#
 # Losses import what writes graphs where they write: recipes read the declarations, and whether a
 # package has to be built again is to be known without loading onnx_ir.
 
@@ -217,9 +215,9 @@ def _is_half(dtype: ir.DataType | None) -> bool:
     return dtype is not None and dtype.name in ("FLOAT16", "BFLOAT16")
 
 
-def target_like(prediction: ir.Value, name: str = "target") -> Target:
+def target_like(prediction: ir.Value) -> Target:
     """A target of the prediction's shape."""
-    return Target(name, "target", target_dtype(prediction), dims(prediction))
+    return Target("target", "target", target_dtype(prediction), dims(prediction))
 
 
 def whole_numbers(name: str, role: TargetRole, shape: Dims) -> Target:
@@ -299,7 +297,6 @@ def bad_option(loss: str, option: str, value: object, must: str) -> OdtpackError
 
 def numbers(loss: str, option: Option, value: Any) -> Numbers:
     """Return an array, list or number as nested tuples."""
-    # option: The option, which is an array.
     try:
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError):

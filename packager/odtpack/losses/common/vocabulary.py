@@ -96,14 +96,9 @@ def head_of(logits: ir.Value, loss: str) -> Head:
 
 
 def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
-    """-log softmax(logits)[labels] of every token, [B, T], with its gradient by the hidden states.
-
-    Args:
-        op: Where to write.
-        head: The last product.
-        labels: Number of the word of each token, [B, T]; all of them from 0 to V - 1.
-        words: Words of a part.
-    """
+    """-log softmax(logits)[labels] of each token, [B, T], with its gradient by hidden states."""
+    # labels: Number of the word of each token, [B, T]; all of them from 0 to V - 1. words: Words of
+    # a part.
     from odtpack.autodiff.backward import stop
 
     hidden = head.hidden
@@ -118,9 +113,10 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
     most, total, mixed, *found = _over_parts(op, head, tables, rows, labels, words, lowest, states)
     if in_parts:
         (chosen,) = found
+    elif head.blocks:
+        chosen = _chosen_row(op, head, tables, labels)
     else:
-        find = _chosen_row if head.blocks else _chosen
-        chosen = find(op, head, tables, labels)
+        chosen = _chosen(op, head, labels)
     shape = dims(hidden)
     value = op.Sub(op.Add(most, op.Log(total)), op.reduce_sum(op.Mul(rows, chosen), [2]))
     value = shaped(value, (*shape[:2], 1))
@@ -128,8 +124,7 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
     # Its value is that of the terms, its gradient the slope.
     along = op.reduce_sum(shaped(op.Mul(hidden, slope), shape), [2])
     along = shaped(along, (*shape[:2], 1))
-    terms: ir.Value = op.squeeze(op.Add(op.Sub(along, stop(op, along)), stop(op, value)), 2)
-    return terms
+    return op.squeeze(op.Add(op.Sub(along, stop(op, along)), stop(op, value)), 2)
 
 
 def _over_parts(
@@ -293,7 +288,7 @@ def _chosen_row(
     found = []
     for table, value in zip(tables, head.codes.inputs, strict=True):
         if table is not None and value is not None:
-            row = op.emit("Gather", [table, labels], axis=0)[0]
+            row = op.Gather(table, labels, axis=0)
             if _size(table) != _size(value):  # two codes in a byte
                 low = op.BitwiseAnd(row, op.constant(np.full((), 15, np.uint8)))
                 four = op.constant(np.full((), 4, np.uint8))
@@ -322,20 +317,20 @@ def _chosen_of(
 ) -> ir.Value:
     """The part's numbers of each token's word, [B, T, K]; zeros for words of other parts."""
     place = op.Max(op.Min(op.Sub(labels, start), words - 1), 0)
-    found = op.emit("Gather", [part, place], axis=head.axis)[0]
+    found = op.Gather(part, place, axis=head.axis)
     if not head.words_first:
         found = op.transpose(found, 1, 2, 0)
     inside = op.And(op.GreaterOrEqual(labels, first), op.Less(labels, op.Add(start, words)))
     return op.Mul(found, op.unsqueeze(op.cast(inside, op.type_of(part)), 2))
 
 
-def _chosen(op: Ops, head: Head, _tables: Sequence[ir.Value | None], labels: ir.Value) -> ir.Value:
+def _chosen(op: Ops, head: Head, labels: ir.Value) -> ir.Value:
     """The weight's column of each token's word, [B, T, K]."""
-    found = op.emit("Gather", [head.weight, labels], axis=0 if head.words_first else 1)[0]
+    found = op.Gather(head.weight, labels, axis=head.axis)
     if not head.words_first:  # [K, B, T]
         found = op.transpose(found, 1, 2, 0)
     if head.scales is None:
         return found
-    factors = op.emit("Gather", [head.scales, labels], axis=0)[0]
+    factors = op.Gather(head.scales, labels, axis=0)
     wide = op.cast(found, op.type_of(head.scales))
     return op.Mul(wide, op.unsqueeze(factors, 2))

@@ -59,8 +59,6 @@ def _unbias(op: Ops, t: ir.Value, beta: float) -> ir.Value:
 
 FIRST, SECOND = "first_order_moments", "second_order_moments"
 
-# What every optimizer has in common: where its numbers come from and what it keeps.
-
 Values: TypeAlias = "Mapping[str, ir.Value]"
 
 
