@@ -115,13 +115,14 @@ def _build(spec: BuildSpec, folder: Path) -> dict[str, Any]:
 def _build_if_changed(spec: BuildSpec, folder: Path) -> dict[str, Any]:
     """Build unless the package is the one that would be built; what --json shows of it."""
     from odtpack.errors import OdtpackError
-    from odtpack.recipe.key import MANIFEST, cache_key, is_current, write_stamp
+    from odtpack.recipe.key import cache_key, is_current, write_stamp
     from odtpack_runtime.package.manifest import Manifest
+    from odtpack_runtime.package.package import MANIFEST_NAME
 
     key = cache_key(spec)
     content = None
     if is_current(folder, key):
-        name = folder / MANIFEST
+        name = folder / MANIFEST_NAME
         with suppress(OdtpackError):  # of a schema that this version does not read
             content = Manifest.from_json(name.read_bytes(), str(name)).as_dict()
     built = content is None

@@ -182,13 +182,15 @@ def write_package(
                 manifest = _with_fitted_arena(manifest, stage / name, graphs)
             _write(manifest, stage / name)
         if run and stock:
+            graphs_of_all = (model.graph for model in (*graphs.models, *models.values()))
+            domains = {node.domain for graph in graphs_of_all for node in nodes_of(graph)}
             manifest = checked(
                 manifest,
                 staged,
                 inputs=_compared(graphs),
                 prediction=_prediction(graphs),
                 losses=task.spec.self_check,
-                foreign=_domains((*graphs.models, *models.values())) - {"", *STANDARD_DOMAINS},
+                foreign=domains - {"", *STANDARD_DOMAINS},
                 library=task.custom_op_library,
                 remark=remark,
             )
@@ -238,10 +240,6 @@ def _compared(graphs: Graphs) -> list[dict[str, object]]:
         for entry in inputs:
             entry["role"] = "data" if entry["name"] in read_by(first) else "target"
     return inputs
-
-
-def _domains(models: Iterable[ir.Model]) -> set[str]:
-    return {node.domain for model in models for node in nodes_of(model.graph)}
 
 
 def _write(manifest: Manifest, path: Path) -> None:
@@ -333,9 +331,12 @@ def _manifest(
     ]
     roles = [str(item["role"]) for item in (*inputs, *outputs, *predictions)]
     roles += [parameter.role for parameter in graphs.parameters]
-    layout, offsets = None, dict[str, int]()
+    layout, offsets, session = None, dict[str, int](), None
     if backend.is_stock:
         layout, offsets = _layout(graphs, models["optimizer_model"])
+        level = graphs.training.metadata_props["odtpack.optimization_level"]
+        memory = SESSIONS[task.spec.sessions]
+        session = usual_session(level, **memory, threads=task.spec.threads)
     content = {
         "schema_version": 1,
         "tool": {
@@ -344,7 +345,7 @@ def _manifest(
             "onnx_ir": ir.__version__,
         },
         "files": {key: PackageFile.describe(path).as_dict() for key, path in staged.items()},
-        **({} if backend.is_stock else {"target": backend.runtime}),
+        "target": None if backend.is_stock else backend.runtime,
         "minimum_onnxruntime": lowest,
         "ir_version": models["training_model"].ir_version,
         "opsets": dict(sorted(models["training_model"].graph.opset_imports.items())),
@@ -358,16 +359,12 @@ def _manifest(
         "parameters": [
             {
                 "name": p.name,
-                **({"module": p.module} if p.module else {}),
+                "module": p.module,
                 "shape": list(p.tensor.shape.numpy()),
                 "dtype": p.dtype.numpy().name,
-                **(
-                    {"model_dtype": p.tensor.dtype.numpy().name}
-                    if p.dtype != p.tensor.dtype
-                    else {}
-                ),
-                **({"scale": p.scale} if p.scale else {}),
-                **({"offset": offsets[p.name]} if p.name in offsets else {}),
+                "model_dtype": None if p.dtype == p.tensor.dtype else p.tensor.dtype.numpy().name,
+                "scale": p.scale,
+                "offset": offsets.get(p.name),
                 "role": p.role,
                 "size_bytes": math.prod(p.tensor.shape.numpy()) * p.dtype.numpy().itemsize,
             }
@@ -376,17 +373,9 @@ def _manifest(
         "roles": {role: MEANINGS[role] for role in roles},
         "operators": _operators(graphs, models),
         "recipe_digest": made.digest,
-        "session": (
-            usual_session(
-                graphs.training.metadata_props["odtpack.optimization_level"],
-                **SESSIONS[task.spec.sessions],
-                threads=task.spec.threads,
-            ).as_dict(defaults=False)
-            if backend.is_stock
-            else None
-        ),
+        "session": session and session.as_dict(defaults=False),
         "layout": layout,
-        **({} if task.adapter is None else {"adapter": task.adapter.as_dict(defaults=False)}),
+        "adapter": task.adapter and task.adapter.as_dict(defaults=False),
         "inference": template
         and {key: list(getattr(template, key)) for key in ("inputs", "outputs", "parameters")},
     }
@@ -422,11 +411,11 @@ def _layout(graphs: Graphs, model: ir.Model) -> tuple[dict[str, object], dict[st
 
 
 def _value(value: ir.Value, role: str) -> dict[str, object]:
-    dims = dims_of(value)
+    dtype = value.dtype or ir.DataType.FLOAT
     return {
         "name": value.name,
-        "dtype": _type_name(value.dtype or ir.DataType.FLOAT),
-        "shape": list(dims or ()),
+        "dtype": "string" if dtype == ir.DataType.STRING else dtype.numpy().name,
+        "shape": list(dims_of(value) or ()),
         "role": role,
     }
 
@@ -443,10 +432,6 @@ def _inputs(graphs: Graphs) -> list[dict[str, object]]:
                 entry[key] = int(known)
         inputs.append(entry)
     return inputs
-
-
-def _type_name(dtype: ir.DataType) -> str:
-    return "string" if dtype == ir.DataType.STRING else dtype.numpy().name
 
 
 def _outputs(graph: ir.Graph) -> list[dict[str, object]]:
@@ -586,8 +571,6 @@ def sentences(report: MemoryReport) -> Iterator[str]:
         yield (f"{len(rest)} more: {format_bytes(nbytes)} recomputed, +{format_duration(seconds)}")
 
 
-MANIFEST = "manifest.json"
-
 _WORTH_A_STEP_MODEL: Final = 1 << 18
 """Trainable elements from which on a package has a step model by itself: a MiB of gradients."""
 
@@ -647,7 +630,7 @@ def write_artifacts(
     if spec.ort_format is None:
         return write_package(graphs, made, folder, remark)
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.
-    name = f"{task.prefix}{MANIFEST}"
+    name = f"{task.prefix}{MANIFEST_NAME}"
     with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
         manifest = write_package(graphs, made, stage, remark)
         paths = {key: stage / f"{task.prefix}{key}.onnx" for key in TRAINING_MODELS}
@@ -734,7 +717,7 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
         )
     finish_update(path)
     found = [entry for entry in path.iterdir() if not is_stage(entry.name)] if path.is_dir() else []
-    if found and not (path / MANIFEST).is_file():
+    if found and not (path / MANIFEST_NAME).is_file():
         raise OdtpackError(
             "folder-not-empty",
             f"the folder {str(path)!r} is not empty and is not a package",

@@ -17,10 +17,10 @@ from odtpack.errors import OdtpackError, model_not_readable, not_onnx
 from odtpack.names_file import read_names
 from odtpack.spec import BuildSpec
 from odtpack_runtime.files.atomic import atomic_write, file_sha256
+from odtpack_runtime.package.package import MANIFEST_NAME
 
 _FORMAT: Final = 1
 _MAX_STAMP_BYTES: Final = 2**20
-MANIFEST: Final = "manifest.json"
 
 
 def cache_key(settings: BuildSpec) -> str:
@@ -63,7 +63,7 @@ def is_current(folder: Path, key: str) -> bool:
     if content.get("format") != _FORMAT or content.get("key") != key:
         return False
     files = content.get("files")
-    if not isinstance(files, dict) or MANIFEST not in files:
+    if not isinstance(files, dict) or MANIFEST_NAME not in files:
         return False
     try:
         return all(_is_intact(folder, name, *entry) for name, entry in files.items())
