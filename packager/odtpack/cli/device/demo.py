@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from odtpack.cli._fit import Indices
+    from odtpack_runtime import CheckpointState
     from odtpack_simulator.result import SimulationResult
 
     Arrays = dict[str, npt.NDArray[Any]]
@@ -52,6 +53,7 @@ def demo(
     scikit-learn).
     """
     from odtpack.cli import _fit
+    from odtpack_runtime import CheckpointState
 
     started = time.monotonic()
     digits = read_digits()
@@ -70,7 +72,9 @@ def demo(
 
     _console.say("3. On the device it meets all ten digits, and learns", style="bold")
     before, after = out / "inference-before.onnx", out / "inference-after.onnx"
-    _fine_tune(package, digits, parts.train, out / "trained.ckpt", epochs, before, after)
+    with _console.Progress("training") as progress:
+        state = _train(package, digits, parts.train, epochs, after, before, progress)
+    CheckpointState.save_checkpoint(state, out / "trained.ckpt", include_optimizer_state=True)
 
     _console.say("4. Replay that training under the limits of three devices", style="bold")
     measured = _replay(package, data, epochs)
@@ -150,28 +154,10 @@ def _train_factory_model(data: Arrays, indices: Indices, destination: Path) -> N
     import tempfile
 
     from odtpack.build import build_package
-    from odtpack.cli import _fit
-    from odtpack_runtime import CheckpointState, Optimizer
-    from odtpack_runtime.package.package import Package
 
     with tempfile.TemporaryDirectory() as folder:
         build_package(MODEL, folder, loss="cross_entropy")
-        package = Package.open(folder)
-        module = _fit.open_module(package, CheckpointState.load_checkpoint(package.checkpoint))
-        optimizer = Optimizer(package.optimizer_model, module)
-        optimizer.set_learning_rate(_RATE)
-        for _ in _fit.fit(
-            module,
-            optimizer,
-            data,
-            indices,
-            batch_size=_BATCH,
-            epochs=_FACTORY_EPOCHS,
-            seed=_SEED,
-            whole=False,
-        ):
-            pass
-        module.export_model_for_inferencing(destination, ["output"])
+        _train(Path(folder), data, indices, _FACTORY_EPOCHS, destination)
     _console.say(f"  {len(indices)} images, {_FACTORY_EPOCHS} epochs: {destination}")
 
 
@@ -190,41 +176,34 @@ def _build(model: Path, folder: Path) -> None:
     )
 
 
-def _fine_tune(
+def _train(
     folder: Path,
     data: Arrays,
     indices: Indices,
-    checkpoint: Path,
     epochs: int,
-    before: Path,
     after: Path,
-) -> None:
-    """Train the package, save the checkpoint, and export the model of before and after."""
+    before: Path | None = None,
+    progress: _console.Progress | None = None,
+) -> CheckpointState:
+    """Train a package, and export the model of before and after."""
     from odtpack.cli import _fit
-    from odtpack_runtime import CheckpointState, Optimizer
-    from odtpack_runtime.package.package import Package
+    from odtpack_runtime import CheckpointState, Optimizer, Package
 
     package = Package.open(folder)
     state = CheckpointState.load_checkpoint(package.checkpoint)
     module = _fit.open_module(package, state)
     optimizer = Optimizer(package.optimizer_model, module)
     optimizer.set_learning_rate(_RATE)
-    module.export_model_for_inferencing(before, ["output"])
-    with _console.Progress("training") as progress:
-        for epoch in _fit.fit(
-            module,
-            optimizer,
-            data,
-            indices,
-            batch_size=_BATCH,
-            epochs=epochs,
-            seed=_SEED,
-            whole=False,
-            on_step=progress.update,
-        ):
+    if before is not None:
+        module.export_model_for_inferencing(before, ["output"])
+    settings: dict[str, Any] = {"batch_size": _BATCH, "seed": _SEED, "whole": False}
+    if progress is not None:
+        settings["on_step"] = progress.update
+    for epoch in _fit.fit(module, optimizer, data, indices, epochs=epochs, **settings):
+        if progress is not None:
             progress.line(f"  epoch {epoch.number}   loss {epoch.loss:.4f}")
-    CheckpointState.save_checkpoint(state, checkpoint, include_optimizer_state=True)
     module.export_model_for_inferencing(after, ["output"])
+    return state
 
 
 def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
