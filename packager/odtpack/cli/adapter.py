@@ -50,9 +50,9 @@ def export(
     Writes adapter_model.safetensors and adapter_config.json. PEFT does not have bitfit: for it
     only the files of ONNX Runtime are written.
     """
-    from odtpack.cli.export import check_state
+    from odtpack.cli.export import load_state
     from odtpack.errors import OdtpackError, some
-    from odtpack_runtime import CheckpointState, Package
+    from odtpack_runtime import Package
     from odtpack_runtime.files.folder_update import update_folder
     from odtpack_runtime.package.adapter import (
         CONFIG,
@@ -84,9 +84,7 @@ def export(
             "cannot-write", f"--out {str(out)!r} cannot be written: it is a file",
             hint="name a folder",
         )  # fmt: skip
-    source = checkpoint or opened.checkpoint
-    state = CheckpointState.load_checkpoint(source)
-    check_state(opened, state, source)
+    state = load_state(opened, checkpoint)
     written: list[Path] = []
     # Weights mean something with the settings beside them only: they are replaced as one.
     with update_folder(out, last=CONFIG if info.kind != "bitfit" else _ADAPTER) as stage:
@@ -101,26 +99,21 @@ def export(
             written.append(stage / _ADAPTER)
             write_onnx_adapter(written[-1], state.arrays(trainable=True))
         elif onnxruntime:
-            written += _for_onnxruntime(opened, state, source, stage, outputs or [])
+            written += _for_onnxruntime(opened, state, checkpoint, stage, outputs or [])
     _console.wrote(*(out / path.name for path in written))
-    content = {"path": str(out), "files": [path.name for path in written]}
-    _console.json_result(as_json, content)
+    _console.json_result(as_json, {"path": str(out), "files": [path.name for path in written]})
 
 
 def _for_onnxruntime(
-    package: Package, state: CheckpointState, source: Path, out: Path, outputs: list[str]
+    package: Package, state: CheckpointState, source: Path | None, out: Path, outputs: list[str]
 ) -> list[Path]:
     from odtpack.adapters.inference import with_adapter_inputs
     from odtpack.cli.export import inference_of
     from odtpack_runtime import CheckpointState
-    from odtpack_runtime.export.inference_model import export_inference_model
     from odtpack_runtime.package.adapter import write_onnx_adapter
 
     base, adapter = out / _BASE, out / _ADAPTER
-    model = inference_of(package, outputs, source)
-    export_inference_model(
-        package.eval_model, model.parameters, base, list(model.outputs), apart=True
-    )
+    inference_of(package, outputs, source).write(package, base)
     start = CheckpointState.load_checkpoint(package.checkpoint).arrays(trainable=True)
     with_adapter_inputs(base, start)
     write_onnx_adapter(adapter, state.arrays(trainable=True))

@@ -59,7 +59,6 @@ def export(
     """
     from odtpack.cli._files import check_writable
     from odtpack.errors import OdtpackError
-    from odtpack_runtime.export.inference_model import export_inference_model
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.values.units import format_bytes
 
@@ -77,14 +76,13 @@ def export(
     for path in (out, *(out.with_name(name) for name in variants)):
         check_writable(path, "--out", outside=opened)
     found = inference_of(opened, outputs or [], checkpoint)
-    names = list(found.outputs)
     written: list[Path] = []
     if formats is None:
-        taken = export_inference_model(opened.eval_model, found.parameters, out, names, apart=True)
+        taken = found.write(opened, out)
     else:
         taken, written = _write_with_ort(opened, found, out, formats)
     size = format_bytes(out.stat().st_size)
-    _console.say(f"wrote {out} ({size}): {', '.join(names)}, from {', '.join(taken)}")
+    _console.say(f"wrote {out} ({size}): {', '.join(found.outputs)}, from {', '.join(taken)}")
     adapter = opened.manifest.adapter
     if adapter and adapter.kind == "lora" and _unpacks(opened):
         _console.say(
@@ -98,11 +96,11 @@ def export(
         _console.say(f"wrote {path} ({format_bytes(path.stat().st_size)})")
     content = {
         "path": str(out),
-        "outputs": names,
+        "outputs": list(found.outputs),
         "checkpoint": str(checkpoint or opened.checkpoint),
+        **({"ort": [str(path) for path in written]} if written else {}),
     }
-    ort = {"ort": [str(path) for path in written]} if written else {}
-    _console.json_result(as_json, {**content, **ort})
+    _console.json_result(as_json, content)
 
 
 def _unpacks(package: Package) -> bool:
@@ -118,7 +116,6 @@ def _decoder(
     from odtpack.adapters.inference import export_decoder
     from odtpack.cli._files import check_writable
     from odtpack.errors import OdtpackError
-    from odtpack_runtime import CheckpointState
 
     if outputs:
         raise OdtpackError(
@@ -128,16 +125,18 @@ def _decoder(
         )
     if model is None:
         _ = package.decoder
-    source = checkpoint or package.checkpoint
-    state = CheckpointState.load_checkpoint(source)
-    check_state(package, state, source)
+    state = load_state(package, checkpoint)
     for path in (out, out.with_name(f"{out.name}.data")):
         check_writable(path, "--out", outside=package)
     written = export_decoder(package, state, out, model)
     _console.wrote(*written)
     _console.say("the adapter is beside the layers that it is on: no weight is rounded again")
-    content = {"path": str(out), "files": [each.name for each in written]}
-    _console.json_result(as_json, {**content, "checkpoint": str(source)})
+    content = {
+        "path": str(out),
+        "files": [each.name for each in written],
+        "checkpoint": str(checkpoint or package.checkpoint),
+    }
+    _console.json_result(as_json, content)
 
 
 def _write_with_ort(
@@ -146,26 +145,20 @@ def _write_with_ort(
     """Write the model and its variants in ORT format: at any moment those there are its own."""
     # Returns the names of its inputs, and what was written beside it.
     from odtpack.ort.format import convert_models
-    from odtpack_runtime.export.inference_model import export_inference_model
     from odtpack_runtime.files.folder_update import replace_together, staged_beside
 
     with staged_beside(out) as stage:
         made = stage / out.name
-        taken = export_inference_model(
-            package.eval_model, model.parameters, made, list(model.outputs), apart=True
-        )
+        taken = model.write(package, made)
         return taken, replace_together(out, made, list(convert_models([made], formats, stage)))
 
 
 def inference_of(package: Package, outputs: list[str], checkpoint: Path | None) -> Inference:
     """The inference model that options ask for."""
     from odtpack.ort.files import Inference
-    from odtpack_runtime import CheckpointState
 
     names = _outputs(package, outputs)
-    source = checkpoint or package.checkpoint
-    state = CheckpointState.load_checkpoint(source)
-    check_state(package, state, source)
+    state = load_state(package, checkpoint)
     parameters = {**state.arrays(trainable=True), **state.arrays(trainable=False)}
     info = package.manifest.inference
     for name in () if info is None else info.inputs:
@@ -173,11 +166,13 @@ def inference_of(package: Package, outputs: list[str], checkpoint: Path | None) 
     return Inference(tuple(names), parameters)
 
 
-def check_state(package: Package, state: CheckpointState, where: Path) -> None:
-    """Refuse a checkpoint that does not hold the package's parameters."""
-    from odtpack_runtime import OdtpackError
+def load_state(package: Package, checkpoint: Path | None) -> CheckpointState:
+    """The state of a checkpoint, or of the package's own; it must hold the package's parameters."""
+    from odtpack_runtime import CheckpointState, OdtpackError
     from odtpack_runtime.checkpoint.parameters import nominal_error
 
+    where = checkpoint or package.checkpoint
+    state = CheckpointState.load_checkpoint(where)
     if state.is_nominal:
         raise nominal_error("there are no values to export")
     arrays = {**state.arrays(trainable=True), **state.arrays(trainable=False)}
@@ -192,6 +187,7 @@ def check_state(package: Package, state: CheckpointState, where: Path) -> None:
             f"checkpoint {found}",
             where=str(where),
         )
+    return state
 
 
 def _outputs(package: Package, wanted: list[str]) -> list[str]:
@@ -405,20 +401,12 @@ def _runs(
 ) -> list[SessionRun]:
     """Every way in which the models of a package are run."""
     from odtpack.ort.session_runs import INFERENCE_MODEL, onnx_models, runs_of
-    from odtpack_runtime.export.inference_model import export_inference_model
 
     scratch.mkdir()
     inference: dict[str, Path] = {}
     if mode is not Mode.TRAIN and INFERENCE_MODEL not in onnx_models(package):
-        model = inference_of(package, [], None)
         inference = {INFERENCE_MODEL: scratch / f"{INFERENCE_MODEL}.onnx"}
-        export_inference_model(
-            package.eval_model,
-            model.parameters,
-            inference[INFERENCE_MODEL],
-            model.outputs,
-            apart=True,
-        )
+        inference_of(package, [], None).write(package, inference[INFERENCE_MODEL])
     return runs_of(package, mode, file_format, platforms, inference, scratch)
 
 

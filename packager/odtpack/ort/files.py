@@ -32,6 +32,12 @@ class Inference:
     outputs: tuple[str, ...]
     parameters: Mapping[str, Array]
 
+    def write(self, package: Package, path: Path) -> list[str]:
+        """Cut it out of the package's evaluation model; return the names of its inputs."""
+        return export_inference_model(
+            package.eval_model, self.parameters, path, self.outputs, apart=True
+        )
+
 
 def write_ort_files(
     models: Mapping[str, Path],
@@ -90,9 +96,7 @@ def add_ort_files(
     with update_folder(package.path, last=package.manifest_name, obsolete=obsolete) as stage:
         if inference is not None:
             out = stage / f"{prefix}{INFERENCE_MODEL}.onnx"
-            export_inference_model(
-                package.eval_model, inference.parameters, out, inference.outputs, apart=True
-            )
+            inference.write(package, out)
             made.append(_entry(out, INFERENCE_MODEL, None))
             models[INFERENCE_MODEL] = out
         made += write_ort_files(models, formats, stage, prefix)
