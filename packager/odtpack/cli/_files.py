@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import atomic_write, remove_stale, temporary_name
+from odtpack_runtime.files.atomic import remove_stale, temporary_name, write_whole
 
 if TYPE_CHECKING:
     from odtpack_runtime.package.package import Package
@@ -142,14 +142,20 @@ def write_reports(result: AnyResult, reports: Iterable[str]) -> None:
             _console.wrote(written)
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file, and say so."""
+    from odtpack.cli import _console
+
+    write_whole(path, content)
+    _console.wrote(path)
+
+
 def write_text(text: str, out: Path | None) -> None:
     """Write the result of a command to a file, or print it as it is."""
     from odtpack.cli import _console
 
     if out is not None:
-        with atomic_write(out) as stream:
-            stream.write(text.encode())
-        _console.wrote(out)
+        write_file(out, text.encode())
     else:
         _console.print_plain(text)
 

@@ -153,8 +153,7 @@ def merge(
 ) -> None:
     """Merge an adapter into the weights of its forward model."""
     from odtpack.adapters.merge import merge_adapter
-    from odtpack.cli._files import check_writable
-    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack.cli._files import check_writable, write_file
     from odtpack_runtime.package.adapter import read_peft
 
     check_writable(out, "--out")
@@ -165,9 +164,7 @@ def merge(
         beside=beside,
         remark=lambda text: _console.say(f"note: {text}"),
     )
-    with atomic_write(out) as stream:
-        stream.write(content)
-    _console.wrote(out)
+    write_file(out, content)
     _console.json_result(as_json, {"path": str(out)})
 
 

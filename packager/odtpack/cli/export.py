@@ -335,13 +335,7 @@ def config(
     with every session option that an app may use, and compares the kernels that ran with the
     file. Exit code 1 if an operator or type is missing or unused.
     """
-    _check_options(
-        out,
-        check,
-        limits=types or globally_allowed_types,
-        both=types and globally_allowed_types,
-        data=data is not None,
-    )
+    _check_options(out, check, types, globally_allowed_types, data)
     from odtpack.cli._files import check_writable
     from odtpack_runtime.apart.worker import worker
     from odtpack_runtime.package.package import Package
@@ -368,7 +362,7 @@ def config(
 
 
 def _check_options(
-    out: Path | None, check: Path | None, *, limits: bool, both: bool, data: bool
+    out: Path | None, check: Path | None, types: bool, globally: bool, data: Path | None
 ) -> None:
     from odtpack.errors import OdtpackError
 
@@ -376,19 +370,19 @@ def _check_options(
         raise OdtpackError(
             "out-or-check", "pass either --out to write a configuration, or --check to check one"
         )
-    if both:
+    if types and globally:
         raise OdtpackError(
             "types-twice",
             "--types limits each operator and --globally-allowed-types all operators: ONNX "
             "Runtime's build takes one or the other",
         )
-    if check is not None and limits:
+    if check is not None and (types or globally):
         raise OdtpackError(
             "option-not-used",
             "--types and --globally-allowed-types apply to --out, not to --check",
             hint="leave them out",
         )
-    if out is not None and data:
+    if out is not None and data is not None:
         raise OdtpackError("option-not-used", "--data is for --check")
 
 
@@ -413,13 +407,12 @@ def _runs(
 def _write(out: Path, runs: list[SessionRun], limit: Types, scratch: Path) -> dict[str, Any]:
     from odtpack.ort.operator_config import config_of, count_kernels
     from odtpack.ort.session_runs import final_graph
-    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_runtime.files.atomic import write_whole
 
     graphs = [final_graph(run, scratch / f"{index}.ort") for index, run in enumerate(runs)]
     found = config_of(graphs, limit)
     names = [f"- {name}" for name in dict.fromkeys(str(run) for run in runs)]
-    with atomic_write(out) as stream:
-        stream.write(found.text(["Operators that run in:", *names]).encode())
+    write_whole(out, found.text(["Operators that run in:", *names]).encode())
     count = len(found.operators)
     kernels = count_kernels(found)
     kept = "" if kernels is None else f", {kernels[0]} of {kernels[1]} kernels"

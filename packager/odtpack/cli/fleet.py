@@ -233,14 +233,13 @@ def demo(
     from odtpack.build import build_package
     from odtpack.cli.device.demo import DATA, MODEL, make_folder, read_digits, write_data
     from odtpack.optimizers import SGD
-    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_runtime.files.atomic import write_whole
 
     digits = read_digits()
     make_folder(out)
     write_data(digits, out / "digits.npz")
     build_package(MODEL, out / "package", loss="cross_entropy", optimizer=SGD())
-    with atomic_write(out / "fleet.toml") as stream:
-        stream.write((DATA / "fleet.toml").read_bytes())
+    write_whole(out / "fleet.toml", (DATA / "fleet.toml").read_bytes())
     _console.wrote(out / "package", out / "digits.npz", out / "fleet.toml")
     run(
         out / "package",

@@ -54,15 +54,11 @@ def head(
     The head is pooling over the tokens and a linear layer, head.weight and head.bias; its
     output, logits, replaces the encoder's outputs.
     """
-    from odtpack.cli._files import check_writable
+    from odtpack.cli._files import check_writable, write_file
     from odtpack.model.head import add_head
-    from odtpack_runtime.files.atomic import atomic_write
 
     check_writable(out, "--out")
-    content = add_head(model, pool, classes, seed=seed, name=name)
-    with atomic_write(out) as stream:
-        stream.write(content)
-    _console.wrote(out)
+    write_file(out, add_head(model, pool, classes, seed=seed, name=name))
     _console.say(
         f"next: odtpack build {shlex.quote(str(out))} --out package --loss cross_entropy "
         "--train 'head.*'"
@@ -127,9 +123,8 @@ def init(
     lets editors complete and check the keys. With --example, write a project with a network,
     data, a recipe, budgets, a CI file and training loops for apps.
     """
-    from odtpack.cli._files import check_writable
+    from odtpack.cli._files import check_writable, write_file
     from odtpack.errors import OdtpackError
-    from odtpack_runtime.files.atomic import atomic_write
 
     if example is not None and model is None:
         folder = out or Path(example)
@@ -151,9 +146,7 @@ def init(
     if out.exists() and not force:
         raise OdtpackError("recipe-exists", f"the file {str(out)!r} exists")
     for path, text in ((schema, schema_text()), (out, draft(model, out.parent))):
-        with atomic_write(path) as stream:
-            stream.write(text.encode())
-        _console.wrote(path)
+        write_file(path, text.encode())
     _console.say(f"next: odtpack build --recipe {shlex.quote(str(out))}")
     _console.json_result(as_json, {"path": str(out), "schema": str(schema)})
 
@@ -324,7 +317,7 @@ def write_example(name: str, folder: Path) -> list[Path]:
         OdtpackError: ``usage`` for an unknown name, or ``folder-not-empty``.
     """
     from odtpack.errors import OdtpackError, near_names
-    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_runtime.files.atomic import write_whole
 
     if name not in names():
         raise OdtpackError("usage", f"there is no example {name!r}",
@@ -340,8 +333,7 @@ def write_example(name: str, folder: Path) -> list[Path]:
             text = _filled(text, source.name, about)
         target = folder / _PLACES.get(source.name, source.name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(target) as stream:
-            stream.write(text.encode())
+        write_whole(target, text.encode())
         written.append(target)
     return written
 

@@ -40,7 +40,7 @@ from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.parameters import CHUNK_ELEMENTS, Layout
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_runtime.files.atomic import atomic_write, file_sha256
+from odtpack_runtime.files.atomic import file_sha256, write_whole
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.adapter import peft_info
@@ -243,8 +243,7 @@ def _compared(graphs: Graphs) -> list[dict[str, object]]:
 
 
 def _write(manifest: Manifest, path: Path) -> None:
-    with atomic_write(path) as stream:
-        stream.write(manifest.to_json().encode())
+    write_whole(path, manifest.to_json().encode())
 
 
 def _with_fitted_arena(manifest: Manifest, path: Path, graphs: Graphs) -> Manifest:
@@ -293,8 +292,7 @@ def _stage(
                 "to the checkpoint",
             )
         staged[key] = scratch / f"{prefix}{key}.onnx"
-        with atomic_write(staged[key]) as stream:
-            stream.write(proto.SerializeToString(deterministic=True))
+        write_whole(staged[key], proto.SerializeToString(deterministic=True))
     arrays = {p.name: p for p in graphs.parameters}
     data = CheckpointData(
         {n: p.value() for n, p in arrays.items() if p.role == "trainable"},

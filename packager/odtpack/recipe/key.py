@@ -16,7 +16,7 @@ from typing import Any, Final
 from odtpack.errors import OdtpackError, model_not_readable, not_onnx
 from odtpack.names_file import read_names
 from odtpack.spec import BuildSpec
-from odtpack_runtime.files.atomic import atomic_write, file_sha256
+from odtpack_runtime.files.atomic import file_sha256, write_whole
 from odtpack_runtime.package.package import MANIFEST_NAME
 
 _FORMAT: Final = 1
@@ -51,8 +51,8 @@ def write_stamp(folder: Path, key: str) -> None:
             status = path.stat()
             files[path.name] = [status.st_size, status.st_mtime_ns, file_sha256(path)]
     content = {"format": _FORMAT, "key": key, "files": files}
-    with atomic_write(stamp_path(folder)) as stream:
-        stream.write((json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+    text = json.dumps(content, indent=1, sort_keys=True) + "\n"
+    write_whole(stamp_path(folder), text.encode())
 
 
 def is_current(folder: Path, key: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from odtpack.errors import OdtpackError
-from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.atomic import write_whole
 from odtpack_runtime.files.folder_update import finish_update, update_folder
 from odtpack_runtime.package.manifest_signature import (
     cryptography_missing,
@@ -62,10 +62,8 @@ def new_key(path: str | os.PathLike[str]) -> Path:
     shown = key.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    with atomic_write(public) as stream:
-        stream.write(shown)
-    with atomic_write(private, mode=0o600) as stream:
-        stream.write(secret)
+    write_whole(public, shown)
+    write_whole(private, secret, mode=0o600)
     return public
 
 
@@ -94,9 +92,7 @@ def sign_package(
     manifest = package.path / package.manifest_name
     target = signature_path(manifest)
     if release is None or release == package.manifest.release:
-        signature = secret.sign(read_manifest(manifest))
-        with atomic_write(target) as stream:
-            stream.write(signature)
+        write_whole(target, secret.sign(read_manifest(manifest)))
         return target
     if release < (package.manifest.release or 0):
         raise OdtpackError(

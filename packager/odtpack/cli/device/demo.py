@@ -229,21 +229,20 @@ def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
 
 def _judge(measured: SimulationResult, out: Path) -> SimulationResult:
     """Judge by what needs no budget, show it, and write a budget that the result keeps."""
-    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_runtime.files.atomic import write_whole
     from odtpack_simulator.figures.judge import judge
     from odtpack_simulator.figures.suggest import suggest_budget
     from odtpack_simulator.reports.console import print_result
 
     result = judge(measured)
     print_result(result, _console.console())
-    with atomic_write(out / "budgets.toml") as stream:
-        stream.write(suggest_budget(result).encode())
+    write_whole(out / "budgets.toml", suggest_budget(result).encode())
     return result
 
 
 def _judge_to_fail(measured: SimulationResult, out: Path) -> SimulationResult | None:
     """Judge by a budget that one device breaks, and show it; None where none can be made."""
-    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_runtime.files.atomic import write_whole
     from odtpack_simulator.figures.judge import judge
     from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.reports.console import print_result
@@ -253,8 +252,7 @@ def _judge_to_fail(measured: SimulationResult, out: Path) -> SimulationResult | 
         _console.say("  no step time of two devices is known to set a limit between")
         return None
     budget = out / FAILING_BUDGET
-    with atomic_write(budget) as stream:
-        stream.write(text.encode())
+    write_whole(budget, text.encode())
     _console.say(f"  {budget}: {text.splitlines()[-1]}")
     result = judge(measured, read_budgets(budget))
     print_result(result, _console.console())

@@ -251,16 +251,14 @@ def _check_name(out: Path) -> None:
 
 
 def _write(profile: DeviceProfile, out: Path, command: str, unknown: str) -> None:
-    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack.cli._files import write_file
     from odtpack_simulator.device.profile import profile_toml
 
     comment = (
         f"Made by odtpack devices {command}. What {unknown} is unknown: fill it in\nwhere you know "
         "it, with its kind (measured, published or assumed) and its source."
     )
-    with atomic_write(out) as stream:
-        stream.write(profile_toml(profile, comment=comment).encode())
-    _console.wrote(out)
+    write_file(out, profile_toml(profile, comment=comment).encode())
 
 
 def _finish(profile: DeviceProfile, out: Path, as_json: bool) -> None:

@@ -57,9 +57,8 @@ def judge(
     Exit code 0 within budget, 1 if any result is over budget, 2 for bad input. Without a budget,
     only checks that need none are made, and a suggested budget is printed.
     """
-    from odtpack.cli._files import check_not_input, check_reports, check_writable, write_reports
+    from odtpack.cli import _files
     from odtpack_runtime.errors import OdtpackError
-    from odtpack_runtime.files.atomic import atomic_write
     from odtpack_simulator.figures.judge import judge as judge_result
     from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.reports.badge import render_badge
@@ -77,15 +76,15 @@ def judge(
     badges = [Path(str(badge).replace("{name}", path.stem)) for path in results if badge]
     single = results[0] if len(results) == 1 else None
     others = [] if single else results
-    check_reports(
+    _files.check_reports(
         [text for texts in named for text in texts],
         inputs=[budget, baseline, *others],
         judged=single,
         as_json=as_json,
     )
     for index, path in enumerate(badges):
-        check_writable(path, "--badge")
-        check_not_input(path, "--badge", [budget, baseline, *results, *badges[:index]])
+        _files.check_writable(path, "--badge")
+        _files.check_not_input(path, "--badge", [budget, baseline, *results, *badges[:index]])
     found = [
         judge_again(each, lambda result: judge_result(result, budgets, baseline=base))
         for each in read
@@ -95,12 +94,10 @@ def judge(
         if len(found) > 1:
             _console.say(f"{results[index]}:", style="bold")
         print_result(judged, _console.console())
-        write_reports(judged, named[index])
+        _files.write_reports(judged, named[index])
         if badges:
             form = cast("Literal['svg', 'json']", badges[index].suffix[1:])
-            with atomic_write(badges[index]) as stream:
-                stream.write(render_badge(judged, form))
-            _console.wrote(badges[index])
+            _files.write_file(badges[index], render_badge(judged, form))
     if budgets is None and single is not None:
         say_suggestion(found[0])
     shown = [each.model_dump(mode="json") for each in found]
@@ -194,9 +191,7 @@ def history(
 
     Results are ordered by the time at which they were made.
     """
-    from odtpack.cli import _console
-    from odtpack.cli._files import check_not_input, check_writable
-    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack.cli._files import check_not_input, check_writable, write_file
     from odtpack_simulator.figures.judge import judge
     from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.reports.history import render_history
@@ -208,6 +203,4 @@ def history(
     read = [load_result(path) for path in results]
     if budgets is not None:
         read = [judge(each, budgets) for each in read]
-    with atomic_write(out) as stream:
-        stream.write(render_history(read))
-    _console.wrote(out)
+    write_file(out, render_history(read))

@@ -33,7 +33,7 @@ from odtpack.package.task import Graphs, Segments, Task
 from odtpack.package.training import optimization_level
 from odtpack.passes import pipeline
 from odtpack_runtime.checkpoint.parameters import ALIGNMENT
-from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.atomic import atomic_write, write_whole
 from odtpack_runtime.package.manifest import (
     ExtraFile,
     Manifest,
@@ -65,8 +65,7 @@ def stage_segments(segments: Segments, folder: Path, prefix: str) -> StagedSegme
     paths = []
     for name, model in segments.models.items():
         paths.append(folder / f"{prefix}{name}.onnx")
-        with atomic_write(paths[-1]) as stream:
-            stream.write(ir.to_proto(model).SerializeToString(deterministic=True))
+        write_whole(paths[-1], ir.to_proto(model).SerializeToString(deterministic=True))
     files = [_listed(path, "segment_model") for path in paths]
     tensors, places = [], dict[bytes, int]()
     if segments.tensors:
@@ -146,8 +145,7 @@ def _stage_decoder(
         yield _listed(own, "decoder_weights")
     _split_wide(decoder.graph)
     path = folder / f"{prefix}decoder.onnx"
-    with atomic_write(path) as stream:
-        stream.write(ir.to_proto(decoder).SerializeToString(deterministic=True))
+    write_whole(path, ir.to_proto(decoder).SerializeToString(deterministic=True))
     yield _listed(path, "decoder_model")
 
 
