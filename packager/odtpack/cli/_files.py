@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from odtpack.cli import _console
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import remove_stale, temporary_name, write_whole
 
@@ -20,8 +21,6 @@ DEFAULT_HOLDOUT = 0.2
 
 def find_recipe(recipe: Path | None, *, wanted: bool) -> Path | None:
     """The recipe of a command; by default ``recipe.toml`` in the current folder."""
-    from odtpack.cli import _console
-
     usual = Path("recipe.toml")
     if recipe is not None or not wanted or not usual.is_file():
         return recipe
@@ -133,7 +132,6 @@ def check_reports(
 
 def write_reports(result: AnyResult, reports: Iterable[str]) -> None:
     """Write each report and say where it is."""
-    from odtpack.cli import _console
     from odtpack_simulator.reports import STDOUT, write_report
 
     for text in reports:
@@ -144,16 +142,12 @@ def write_reports(result: AnyResult, reports: Iterable[str]) -> None:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file, and say so."""
-    from odtpack.cli import _console
-
     write_whole(path, content)
     _console.wrote(path)
 
 
 def write_text(text: str, out: Path | None) -> None:
     """Write the result of a command to a file, or print it as it is."""
-    from odtpack.cli import _console
-
     if out is not None:
         write_file(out, text.encode())
     else:

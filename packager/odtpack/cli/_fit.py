@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from odtpack.cli import _console
 from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, Optimizer
+from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training import loop as training_loop
@@ -57,10 +58,6 @@ def choose_scheduler(
 
 def report_zero_gradients(package: Path, data: Path) -> list[str]:
     """Run steps on sample data and warn of the parameters whose gradient stays zero."""
-    from odtpack.errors import OdtpackError
-    from odtpack_runtime.apart import worker as apart
-    from odtpack_runtime.package.package import Package
-
     opened = Package.open(package)
     manifest = opened.manifest
     arrays = opened.load_data(data)
@@ -92,7 +89,6 @@ def report_zero_gradients(package: Path, data: Path) -> list[str]:
 
 def find_silent(package: str, data: str, size: int) -> list[str]:
     """The parameters whose gradient stays zero; to be called apart, as it runs the models."""
-    from odtpack_runtime.package.package import Package
     from odtpack_runtime.package.self_check import zero_gradients
 
     opened = Package.open(package)
@@ -124,11 +120,11 @@ def fixed_batch(package: Package) -> int | None:
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
-def choose_batch_size(package: Package, wanted: int | None, default: int = 32) -> int:
+def choose_batch_size(package: Package, wanted: int | None) -> int:
     """The batch size to train with."""
     demanded = fixed_batch(package)
     if demanded is None:
-        return wanted or default
+        return wanted or 32
     if wanted not in (None, demanded):
         raise OdtpackError(
             "batch-size-fixed",

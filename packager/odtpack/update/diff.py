@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from pydantic import JsonValue
 
-from odtpack.errors import OdtpackError
+from odtpack.errors import OdtpackError, some
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.package.manifest import (
@@ -274,7 +274,8 @@ def _reset_reasons(old: Package, new: Package, fresh: Collection[str]) -> tuple[
         )
     # Without moments there is a step count and a learning rate, which go with any parameters.
     if fresh and any(states):
-        reasons.append(f"the optimizer has no moments for {_listed(fresh)}")
+        shown = some([f"'{name}'" for name in sorted(fresh)], 3)
+        reasons.append(f"the optimizer has no moments for {shown}")
     return tuple(reasons)
 
 
@@ -288,12 +289,6 @@ def _state(package: Package) -> tuple[StateVector, ...]:
 
 def _named(state: tuple[StateVector, ...]) -> str:
     return ", ".join(vector.name for vector in state) or "nothing"
-
-
-def _listed(names: Collection[str]) -> str:
-    shown = sorted(names)[:3]
-    rest = len(names) - len(shown)
-    return ", ".join(f"'{name}'" for name in shown) + (f" and {rest} more" if rest else "")
 
 
 def _notes(old: Manifest, new: Manifest, frozen: Collection[str]) -> list[str]:
@@ -529,12 +524,7 @@ def _values(package: Package) -> dict[str, Array]:
 def _spec(parameter: ParameterInfo | None) -> ParameterSpec | None:
     if parameter is None:
         return None
-    return ParameterSpec(
-        shape=parameter.shape,
-        dtype=parameter.dtype,
-        model_dtype=parameter.model_dtype,
-        role=parameter.role,
-    )
+    return ParameterSpec(**{name: getattr(parameter, name) for name in ParameterSpec.model_fields})
 
 
 def _compared(old: Array, new: Array) -> tuple[int, float | None]:
