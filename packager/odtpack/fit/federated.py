@@ -74,17 +74,9 @@ def fleet_space(
     epochs: Sequence[int] = (),
     learning_rates: Sequence[float] = (),
 ) -> list[FleetSettings]:
-    """Every combination; what the fleet file says stands first where nothing else is asked for.
-
-    Args:
-        fleet: The fleet file.
-        clients: Clients a round to try; by default those of the file, twice and half as many.
-        epochs: Likewise.
-        learning_rates: By default that of the file, three times it and a third.
-
-    Raises:
-        OdtpackError: A value that no fleet file may have.
-    """
+    """Every combination; what the fleet file says stands first where nothing else is asked for."""
+    # Without others, clients and epochs are those of the file, twice and half as many, and rates
+    # that of the file, three times it and a third.
     SearchConstraints(learning_rates=tuple(learning_rates))
     there = fleet.population.clients
     if any(count > there for count in clients):
@@ -248,27 +240,16 @@ OnFleetFit = Callable[[str, int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class FleetFitRequest:
-    """What to search.
+    """What to search."""
 
-    Attributes:
-        package: Folder of the package.
-        data: ``.npz`` file that the clients' samples are drawn from.
-        fleet: The fleet file, with the budgets to keep.
-        space: What to try; the first one is tried in any case.
-        devices: The models of device, as for a federation.
-        trials: Candidates to simulate.
-        finalists: How many of these to play to the end.
-        seeds: With so many seeds each, from that of the fleet file on.
-    """
-
-    package: Path
-    data: Path
-    fleet: FleetFile
-    space: Sequence[FleetSettings]
-    devices: Sequence[FleetDevice] = ()
-    trials: int = 12
-    finalists: int = 4
-    seeds: int = 1
+    package: Path  # folder of the package
+    data: Path  # `.npz` file that the clients' samples are drawn from
+    fleet: FleetFile  # with the budgets to keep
+    space: Sequence[FleetSettings]  # what to try; the first one is tried in any case
+    devices: Sequence[FleetDevice] = ()  # the models of device, as for a federation
+    trials: int = 12  # candidates to simulate
+    finalists: int = 4  # how many of these to play to the end
+    seeds: int = 1  # with so many seeds each, from that of the fleet file on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,18 +279,9 @@ def fit_fleet(
     jobs: int = 1,
     progress: OnFleetFit = lambda title, done, count: None,
 ) -> FleetFitResult:
-    """Search the settings of a federation that keep its budgets.
-
-    The result is a function of the request, whatever the number of processes.
-
-    Args:
-        request: What to search.
-        jobs: Federations to play at a time, each in a process of its own.
-        progress: Called as federations end.
-
-    Raises:
-        OdtpackError: The package, the data or the fleet file are wrong.
-    """
+    """Search the settings of a federation that keep its budgets."""
+    # The result is a function of the request, whatever the number of processes. `jobs`: federations
+    # to play at a time, each in a process of its own. `progress`: called as federations end.
     optuna()
     with scratch_folder("fleet-fit") as folder:
         return _Search(request, Path(folder), LocalExecutor(jobs), progress).run()
@@ -428,12 +400,8 @@ class _Search:
         return [check.message for check in checks if check.status == status]
 
     def _tried(self, played: _Played, reason: str | None = None, by: Sequence[int] = ()) -> Tried:
-        settings = played.settings
         return Tried(
-            number=settings.number,
-            clients=settings.clients,
-            epochs=settings.epochs,
-            learning_rate=settings.learning_rate,
+            **dataclasses.asdict(played.settings),
             rounds=played.rounds,
             figures=figures_of(played.result, self.request.fleet.budgets),
             failed=self._told(played, "fail"),
