@@ -29,15 +29,7 @@ from odtpack.choices import (
     Storage,
     Style,
 )
-from odtpack.option import (
-    REQUIRED,
-    Option,
-    also,
-    check_options,
-    option,
-    options_of,
-    parse_value,
-)
+from odtpack.option import REQUIRED, Option, also, check_options, option, options_of, parse_value
 
 Group = tuple[str, float, float | None]
 """Pattern, factor of the learning rate, and weight decay or None for the optimizer's."""

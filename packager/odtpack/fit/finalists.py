@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,22 +25,16 @@ from odtpack.fit.search_context import FitRequest, SearchContext
 from odtpack.fit.space import Candidate, Space
 from odtpack.option import options_of
 from odtpack.recipe import BuildSpec, read_recipe
-from odtpack.recipe.draft import SCHEMA_NAME, one_line
+from odtpack.recipe.draft import SCHEMA_NAME, one_line, relative
 from odtpack.spec import TextSpec
 from odtpack_simulator.figures.judge import judge
-from odtpack_simulator.result import (
-    DeviceResult,
-    NotJudged,
-    SimulationResult,
-    tool_version,
-)
+from odtpack_simulator.result import DeviceResult, NotJudged, SimulationResult, tool_version
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.text import toml_key, toml_value
 from odtpack_simulator.values.units import format_bytes
 
 if TYPE_CHECKING:
-    from odtpack.recipe import BuildSpec
     from odtpack_simulator.values.units import Interval
 
 MEMORY_TOLERANCE: Final = 0.01
@@ -322,7 +315,7 @@ def recipe_text(settings: BuildSpec, batch_size: int, around: Surroundings) -> s
 def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict[str, Any]:
     """The tables of the recipe; what is at its default is left out."""
     limits = around.budgets
-    budgets = _relative(limits, around.folder) if isinstance(limits, Path) else limits
+    budgets = relative(limits, around.folder) if isinstance(limits, Path) else limits
     loss = {"kind": settings.loss, "inputs": settings.loss_inputs, **settings.loss_options}
     optimizer: dict[str, Any] = {"kind": settings.optimizer, **settings.optimizer_options}
     if not settings.decay_vectors:
@@ -331,14 +324,14 @@ def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict
     schedule = settings.schedule
     formats = settings.ort_format
     content: dict[str, Any] = {
-        "model": _relative(settings.model, around.folder),
+        "model": relative(settings.model, around.folder),
         "package": around.package,
         **settings.said(""),
         "budgets": budgets,
         "head": {} if settings.head is None else dataclasses.asdict(settings.head),
         "loss": loss,
         "parameters": settings.said("parameters")
-        | ({"like": _relative(Path(settings.like), around.folder)} if settings.like else {}),
+        | ({"like": relative(Path(settings.like), around.folder)} if settings.like else {}),
         "adapter": settings.said("adapter"),
         "optimizer": optimizer,
         "clip": {"norm": settings.clip_norm, "value": settings.clip_value},
@@ -368,7 +361,7 @@ def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict
         "target": {
             **settings.said("target"),
             "devices": [
-                _relative(Path(name), around.folder) if name.endswith(".toml") else name
+                relative(Path(name), around.folder) if name.endswith(".toml") else name
                 for name in around.devices
             ],
         },
@@ -383,7 +376,7 @@ def _texts(texts: TextSpec | None, folder: Path) -> dict[str, Any]:
     given = {each.name: getattr(texts, each.name) for each in options_of(TextSpec)}
     for key in ("tokenizer", "template"):
         if key == "tokenizer" or Path(given[key]).suffix:
-            given[key] = _relative(Path(given[key]), folder)
+            given[key] = relative(Path(given[key]), folder)
     return {
         each.name: given[each.name]
         for each in options_of(TextSpec)
@@ -401,14 +394,6 @@ def _without_nothing(content: Mapping[str, Any]) -> dict[str, Any]:
         if plain is not None and plain not in ((), [], {}):
             kept[key] = plain
     return kept
-
-
-def _relative(path: Path, folder: Path) -> str:
-    """A path from the recipe's folder; as it is where there is no way, as between drives."""
-    try:
-        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-    except ValueError:
-        return path.resolve().as_posix()
 
 
 def _table(path: tuple[str, ...], content: Mapping[str, Any]) -> Iterator[str]:

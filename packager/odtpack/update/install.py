@@ -12,12 +12,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.package.manifest import Manifest, PackageFile, PackageFiles
-from odtpack_runtime.package.package import (
-    MANIFEST_NAME,
-    SIGNATURE_NAME,
-    Package,
-    unreadable_file,
-)
+from odtpack_runtime.package.package import MANIFEST_NAME, SIGNATURE_NAME, Package, unreadable_file
 
 NEEDED: Final = (
     "training_model",
