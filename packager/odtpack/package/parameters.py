@@ -20,6 +20,7 @@ from odtpack.model.exporters import KIND, made_up, matching, module_names
 from odtpack.model.loading import is_lifted_constant
 from odtpack.package.buffers import by_looks
 from odtpack.package.like import said_by
+from odtpack.quantized import to_int8
 from odtpack.spec import BuildSpec
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
@@ -344,7 +345,6 @@ SMALLEST = 1024
 """Elements from which on a weight is stored in fewer bytes."""
 
 _LEAST_PER_SCALE = 8  # elements that share a scale: fewer would not pay for it
-_LARGEST_INT8 = 127
 
 # Inputs that are weights: every output sums over many of their elements, or is one of them.
 _WEIGHTS = {
@@ -415,18 +415,9 @@ def store(name: str, tensor: ir.TensorProtocol, storage: Storage) -> Stored | No
     axes = [i for i, n in enumerate(array.shape) if n * _LEAST_PER_SCALE <= array.size]
     if not axes:
         return None
-    values, scale = min((_quantized(array, axis) for axis in axes), key=lambda q: _error(array, *q))
+    others = (tuple(i for i in range(array.ndim) if i != axis) for axis in axes)
+    values, scale = min((to_int8(array, each) for each in others), key=lambda q: _error(array, *q))
     return Stored(ir.tensor(values, name=name), ir.tensor(scale))
-
-
-def _quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """Symmetric quantization with one scale for each index of an axis, float32 throughout."""
-    others = tuple(i for i in range(array.ndim) if i != axis)
-    largest = np.abs(array).max(axis=others, keepdims=True)
-    # A channel of zeros gets a scale, too; so does one whose scale would be denormal.
-    scale = np.maximum(largest / np.float32(_LARGEST_INT8), np.finfo(np.float32).tiny)
-    values = np.clip(np.rint(array / scale), -_LARGEST_INT8, _LARGEST_INT8)
-    return values.astype(np.int8), scale.astype(np.float32)
 
 
 def _error(array: np.ndarray, values: np.ndarray, scale: np.ndarray) -> float:
@@ -442,26 +433,18 @@ Role = Literal["trainable", "frozen", "state"]
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """An initializer of the forward model that became an input.
+    """An initializer of the forward model that became an input."""
 
-    Attributes:
-        name: As in the forward model.
-        role: What training does with it.
-        tensor: Its value, in the model's own type.
-        dtype: Type of the input: the model's own, for a trainable parameter the master type,
-            for a frozen weight that of its storage.
-        stored: Frozen weights in another storage: the value as the checkpoint holds it.
-        scale: Name of the parameter by which ``stored`` is to be multiplied.
-        module: Its name in the exported module, where the exporter made up ``name``.
-    """
-
-    name: str
-    role: Role
-    tensor: ir.TensorProtocol
+    name: str  # as in the forward model
+    role: Role  # what training does with it
+    tensor: ir.TensorProtocol  # its value, in the model's own type
+    # type of the input: the model's own, for a trainable parameter the master type, for a frozen
+    # weight that of its storage
     dtype: ir.DataType
+    # frozen weights in another storage: the value as the checkpoint holds it
     stored: ir.TensorProtocol | None = None
-    scale: str | None = None
-    module: str | None = None
+    scale: str | None = None  # name of the parameter by which `stored` is to be multiplied
+    module: str | None = None  # its name in the exported module, where the exporter made up `name`
 
     def value(self) -> np.ndarray:
         """The value as the checkpoint holds it."""
