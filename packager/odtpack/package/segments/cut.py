@@ -30,7 +30,7 @@ def unpack(graph: ir.Graph, values: Sequence[ir.Value], *, bits: bool = True) ->
     """Let a graph take initializers of 4 bits apart, which become packed bytes."""
     # `bits`: whether there are kernels that shift them.
     op = Ops(graph, "packed/")
-    stored = {value: _tensor(value) for value in values if value.dtype in four_bits.TYPES}
+    stored = {value: tensor_of(value) for value in values if value.dtype in four_bits.TYPES}
     for value, tensor in stored.items():
         stored_as = four_bits.packed(tensor)
         value.const_value, value.type = stored_as, ir.TensorType(ir.DataType.UINT8)
@@ -39,7 +39,7 @@ def unpack(graph: ir.Graph, values: Sequence[ir.Value], *, bits: bool = True) ->
         assert node.graph is not None  # noqa: S101 - it reads what a graph has
         inner = op if node.graph is graph else op.inside(node.graph)
         codes, scale, *rest = [value for value in node.inputs if value is not None]
-        offset = four_bits.TYPES[(stored.get(codes) or _tensor(codes)).dtype]
+        offset = four_bits.TYPES[(stored.get(codes) or tensor_of(codes)).dtype]
         with inner.before(node):
             shift = _shift(inner, scale, bits)
             found = [_unpacked(inner, value, shift, stored) for value in (codes, *rest)]
@@ -55,8 +55,9 @@ def unpack(graph: ir.Graph, values: Sequence[ir.Value], *, bits: bool = True) ->
         node.graph.remove(node, safe=True)
 
 
-def _tensor(value: ir.Value) -> ir.TensorProtocol:
-    assert value.const_value is not None  # noqa: S101 - codes are constants
+def tensor_of(value: ir.Value) -> ir.TensorProtocol:
+    """What an initializer holds."""
+    assert value.const_value is not None  # noqa: S101 - of an initializer
     return value.const_value
 
 
@@ -76,7 +77,7 @@ def _unpacked(
 ) -> ir.Value:
     """Codes of 4 bits as UINT8, from 0 on."""
     if value not in stored:
-        return op.constant(four_bits.codes(_tensor(value)))
+        return op.constant(four_bits.codes(tensor_of(value)))
     return four_bits.unpack(op, value, shift, stored[value].shape.numpy())
 
 
@@ -186,8 +187,7 @@ def _rows(op: Ops, unpack: ir.Node, start: int, size: int) -> ir.Value:
 
 def _part(op: Ops, value: ir.Value, start: int, size: int) -> ir.Value:
     """An initializer with some rows of another one."""
-    tensor = value.const_value
-    assert tensor is not None  # noqa: S101 - of an initializer
+    tensor = tensor_of(value)
     name = op.fresh_name(f"{value.name}{_ROWS}{start}")
     shape = ir.Shape([size, *tensor.shape.numpy()[1:]])
 
