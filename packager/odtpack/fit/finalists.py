@@ -316,10 +316,8 @@ def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict
     """The tables of the recipe; what is at its default is left out."""
     limits = around.budgets
     budgets = relative(limits, around.folder) if isinstance(limits, Path) else limits
-    loss = {"kind": settings.loss, "inputs": settings.loss_inputs, **settings.loss_options}
-    optimizer: dict[str, Any] = {"kind": settings.optimizer, **settings.optimizer_options}
-    if not settings.decay_vectors:
-        optimizer["decay_vectors"] = False
+    loss = {"kind": settings.loss, **settings.said("loss"), **settings.loss_options}
+    optimizer = {"kind": settings.optimizer, **settings.optimizer_options}
     micro_batch = batch_size // settings.accumulation_steps
     schedule = settings.schedule
     formats = settings.ort_format
@@ -333,8 +331,8 @@ def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict
         "parameters": settings.said("parameters")
         | ({"like": relative(Path(settings.like), around.folder)} if settings.like else {}),
         "adapter": settings.said("adapter"),
-        "optimizer": optimizer,
-        "clip": {"norm": settings.clip_norm, "value": settings.clip_value},
+        "optimizer": {**optimizer, **settings.said("optimizer")},
+        "clip": settings.said("clip"),
         "groups": [
             {"parameters": pattern, "learning_rate_scale": scale, "weight_decay": decay}
             for pattern, scale, decay in settings.groups
@@ -374,14 +372,11 @@ def _texts(texts: TextSpec | None, folder: Path) -> dict[str, Any]:
     if texts is None:
         return {}
     given = {each.name: getattr(texts, each.name) for each in options_of(TextSpec)}
-    for key in ("tokenizer", "template"):
-        if key == "tokenizer" or Path(given[key]).suffix:
-            given[key] = relative(Path(given[key]), folder)
-    return {
-        each.name: given[each.name]
-        for each in options_of(TextSpec)
-        if given[each.name] != each.default
-    }
+    given["tokenizer"] = relative(Path(texts.tokenizer), folder)
+    if Path(texts.template).suffix:
+        given["template"] = relative(Path(texts.template), folder)
+    defaults = {each.name: each.default for each in options_of(TextSpec)}
+    return {name: value for name, value in given.items() if value != defaults[name]}
 
 
 def _without_nothing(content: Mapping[str, Any]) -> dict[str, Any]:
