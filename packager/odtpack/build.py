@@ -248,8 +248,11 @@ def build(
         if checked is not None and MEASURE in apart.seconds:
             checked(apart.seconds[MEASURE])
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
-    with _told(remark):
+    try:
         check_axes(manifest.input_specs())
+    except OdtpackError as error:  # where data are fed
+        if remark is not None:
+            remark(f"{error.what} {error.hint}")
     return manifest
 
 
@@ -278,16 +281,6 @@ def _located(model: object) -> Iterator[None]:
         if error.where is None and isinstance(model, str | Path):
             error.where = str(model)
         raise
-
-
-@contextmanager
-def _told(remark: Callable[[str], None] | None) -> Iterator[None]:
-    """Make a remark of what is an error where data are fed."""
-    try:
-        yield
-    except OdtpackError as error:
-        if remark is not None:
-            remark(f"{error.what} {error.hint}")
 
 
 def _adapter_info(inserted: Inserted) -> AdapterInfo:

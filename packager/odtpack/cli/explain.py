@@ -31,10 +31,8 @@ def explain(
     codes = error_codes()
     if code is None:
         _console.table(((name, entry.means) for name, entry in codes.items()), ("Code", "Meaning"))
-        if as_json:
-            _console.print_json(
-                {"codes": [{"code": name} | dataclasses.asdict(codes[name]) for name in codes]}
-            )
+        listed = [{"code": name} | dataclasses.asdict(entry) for name, entry in codes.items()]
+        _console.json_result(as_json, {"codes": listed})
         return
     name = re.sub(r"^error\[(.*)\]:?$", r"\1", code.strip())
     if name not in codes:
@@ -61,5 +59,4 @@ def explain(
                 _console.say(title, style="bold")
             for line in text.splitlines():
                 _console.say(f"  {line}" if title else line)
-    if as_json:
-        _console.print_json({"code": name} | dataclasses.asdict(entry))
+    _console.json_result(as_json, {"code": name} | dataclasses.asdict(entry))

@@ -31,7 +31,6 @@ from odtpack.cli.device.simulate import OVER_BUDGET, REPORT, STRICT
 
 if TYPE_CHECKING:
     from odtpack.fit.federated import FleetFitResult, Tried
-    from odtpack_runtime.package.package import Package
     from odtpack_simulator.fleet.devices import FleetDevice
     from odtpack_simulator.fleet.federation import Federation, FleetProgress
     from odtpack_simulator.fleet.result import FleetResult
@@ -81,7 +80,8 @@ def run(
     is written after every round: --resume continues a stopped run, with bit-identical results.
     """
     from odtpack.cli._describe import of_fleet
-    from odtpack.cli._files import check_not_input, check_reports, write_reports
+    from odtpack.cli._files import check_not_input, check_reports, check_writable, write_reports
+    from odtpack.cli.device.demo import make_folder
     from odtpack.errors import OdtpackError
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.fleet.federation import Federation
@@ -111,7 +111,8 @@ def run(
     for name in (STATE, CHECKPOINT):
         check_not_input(folder / name, "--out", [data, fleet_file, times])
     cluster = None if ray is None else RayExecutor(ray, jobs or default_jobs())
-    _make_folder(folder, opened)
+    make_folder(folder)
+    check_writable(folder / STATE, "--out", outside=opened)
     results: list[FleetResult] = []
     with _console.Progress("federation") as progress:
         titles: dict[tuple[int, int], str] = {}
@@ -173,14 +174,6 @@ def devices_of(
         batch,
         on_stage=lambda stage: progress.update(0, 0, stage),
     )
-
-
-def _make_folder(folder: Path, package: Package) -> None:
-    from odtpack.cli._files import check_writable
-    from odtpack.cli.device.demo import make_folder
-
-    make_folder(folder)
-    check_writable(folder / STATE, "--out", outside=package)
 
 
 # ``odtpack fleet compare``: what changed from one simulated federation to another.

@@ -123,7 +123,7 @@ def _setting(value: float | bool | str) -> str:
 
 
 def _model(path: Path) -> dict[str, Any]:
-    from odtpack.cli._describe import byte_size, count_line, shape_text
+    from odtpack.cli._describe import count_line, shape_text
     from odtpack.errors import OdtpackError
     from odtpack.graph.graphs import dims_of
     from odtpack.model.exporters import module_names
@@ -184,15 +184,8 @@ def _model(path: Path) -> dict[str, Any]:
         "minimum_onnxruntime": oldest.name,
         **values,
         "parameters": [
-            {
-                "name": name,
-                "module_name": original.get(name, name),
-                "role": role,
-                "dtype": dtype,
-                "shape": list(shape),
-                "size_bytes": byte_size(dtype, shape),
-            }
-            for name, role, dtype, shape in parameters
+            {"name": n, "module_name": original.get(n, n), **_entry(role, dtype, shape)}
+            for n, role, dtype, shape in parameters
         ],
         "shared": [
             {"name": each.name, "places": list(each.places), "one_parameter": each.one_parameter}
@@ -260,6 +253,14 @@ def _tensor(value: ir.Value) -> tuple[str, tuple[int, ...]]:
     return _dtype(value), shape
 
 
+def _entry(role: str, dtype: str, shape: Sequence[int]) -> dict[str, Any]:
+    """A parameter as JSON has it, but for its name."""
+    from odtpack.cli._describe import byte_size
+
+    size = byte_size(dtype, shape)
+    return {"role": role, "dtype": dtype, "shape": list(shape), "size_bytes": size}
+
+
 def _parameters(rows: Sequence[tuple[str, str, str, Sequence[int]]]) -> None:
     """Print name, role, type, shape and size of each parameter."""
     from odtpack.cli._describe import byte_size, shape_text
@@ -273,7 +274,7 @@ def _parameters(rows: Sequence[tuple[str, str, str, Sequence[int]]]) -> None:
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
-    from odtpack.cli._describe import byte_size, count_line
+    from odtpack.cli._describe import count_line
     from odtpack_runtime.checkpoint.format import read_checkpoint
 
     data = read_checkpoint(path)
@@ -311,14 +312,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
         "nominal": data.nominal,
         "checked": data.checked,
         "parameters": [
-            {
-                "name": name,
-                "role": role,
-                "dtype": dtype,
-                "shape": list(shape),
-                "size_bytes": byte_size(dtype, shape),
-            }
-            for name, role, dtype, shape in rows
+            {"name": name, **_entry(role, dtype, shape)} for name, role, dtype, shape in rows
         ],
         "optimizer": optimizer,
         "properties": dict(sorted(data.properties.items())),

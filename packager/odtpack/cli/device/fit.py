@@ -28,7 +28,6 @@ from odtpack.cli.device.simulate import STRICT
 if TYPE_CHECKING:
     from odtpack.fit import FitResult
     from odtpack.fit.outcome import Solution
-    from odtpack.recipe import BuildSpec, Recipe
     from odtpack_simulator.replay.executor import Executor
     from odtpack_simulator.values.figure import Check
 
@@ -130,6 +129,7 @@ def fit(
     input.
     """
     from odtpack.cli._files import check_share, find_recipe
+    from odtpack.cli._spec_options import overlay
     from odtpack.cli.data import as_samples
     from odtpack.cli.device.simulate import load_devices
     from odtpack.errors import OdtpackError
@@ -137,7 +137,7 @@ def fit(
     from odtpack.fit import fit as search
     from odtpack.fit.space import SearchConstraints
     from odtpack.fit.study import optuna
-    from odtpack.recipe import read_recipe
+    from odtpack.recipe import BuildSpec, read_recipe
     from odtpack_simulator.device.profile import list_profiles
     from odtpack_simulator.figures.limits import Budgets, read_budgets
     from odtpack_simulator.replay.executor import default_jobs, make_executor
@@ -149,7 +149,8 @@ def fit(
         )
     recipe = find_recipe(recipe, wanted=model is None)
     read = None if recipe is None else read_recipe(recipe)
-    settings = _settings(read, model, loss, loss_option, freeze)
+    options = {"model": model, "loss": loss, "loss_option": loss_option, "freeze": freeze}
+    settings = overlay(options, None if read is None else BuildSpec.of(read))
     if threads is not None:
         settings = dataclasses.replace(settings, threads=threads)
     names = device or ([] if read is None else read.devices())
@@ -206,21 +207,6 @@ def fit(
     _console.json_result(as_json, result.model_dump(mode="json"))
     if not result.found or (strict and not result.judged):
         raise typer.Exit(NOTHING_FITS)
-
-
-def _settings(
-    read: Recipe | None,
-    model: Path | None,
-    loss: LossName | None,
-    loss_options: list[str] | None,
-    freeze: list[str] | None,
-) -> BuildSpec:
-    """What recipe and options fix."""
-    from odtpack.cli._spec_options import overlay
-    from odtpack.recipe import BuildSpec
-
-    given = {"model": model, "loss": loss, "loss_option": loss_options, "freeze": freeze}
-    return overlay(given, None if read is None else BuildSpec.of(read))
 
 
 def _show(result: FitResult) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from odtpack.cli import _console
 from odtpack.cli._options import (
@@ -188,7 +188,7 @@ def train(
     save()
     guarantee = _guarantee(optimizer, len(parts.train), size, delta)
     _console.wrote(target)
-    content = {
+    content: dict[str, Any] = {
         "checkpoint": str(target),
         "train_samples": len(parts.train),
         "eval_samples": len(indices),
@@ -208,17 +208,13 @@ def train(
         "eval_loss_after": after.loss,
         "accuracy_before": before.accuracy,
         "accuracy_after": after.accuracy,
-        **(
-            {
-                "perplexity_before": before.perplexity,
-                "perplexity_after": after.perplexity,
-                "eval_tokens": sum(after.tokens),
-            }
-            if after.tokens
-            else {}
-        ),
-        **({"means_before": before.means, "means_after": after.means} if after.means else {}),
     }
+    if after.tokens:
+        content["perplexity_before"] = before.perplexity
+        content["perplexity_after"] = after.perplexity
+        content["eval_tokens"] = sum(after.tokens)
+    if after.means:
+        content |= {"means_before": before.means, "means_after": after.means}
     _console.json_result(as_json, content)
 
 
