@@ -112,18 +112,14 @@ build_package.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 )
 
 
-def forward_model(spec: BuildSpec) -> ModelLike:
-    """The model to build from, with the head that is asked for.
-
-    Raises:
-        OdtpackError: The head does not fit the model, see :func:`odtpack.model.head.add_head`.
-    """
+def load(spec: BuildSpec) -> ir.Model:
+    """The loaded model of a build, with the head that is asked for."""
     head, model = spec.head, spec.model
-    if head is None:
-        return model  # type: ignore[no-any-return] # which loading checks
-    return onnx.load_from_string(
-        add_head(model, head.pool, head.classes, seed=head.seed, name=head.input)
-    )
+    if head is not None:
+        content = add_head(model, head.pool, head.classes, seed=head.seed, name=head.input)
+        model = onnx.load_from_string(content)
+    named = (*spec.train, *spec.freeze)
+    return load_model(model, named, spec.untie, spec.stop_gradient, spec.sizes)
 
 
 @paused_collector()
@@ -161,13 +157,7 @@ def build(
     check_choice("optimizer", spec.optimizer, OPTIMIZERS)
     optimizer = make_optimizer(spec.optimizer, spec.optimizer_options)
     with named_cause(spec.model), _located(spec.model):
-        loaded = load_model(
-            forward_model(spec),
-            named=(*spec.train, *spec.freeze),
-            untie=spec.untie,
-            stop=spec.stop_gradient,
-            sizes=spec.sizes,
-        )
+        loaded = load(spec)
         cache, wanted = loaded.meta.get(CACHE, ()), spec.train
         old = loaded.meta.get(CONVERTED_FROM)
         if remark is not None and old is not None:

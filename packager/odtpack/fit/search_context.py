@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from odtpack.build import build, forward_model
+from odtpack.build import build, load
 from odtpack.errors import OdtpackError
 from odtpack.fit.space import Freeze, SearchConstraints, freezes
 from odtpack.fit.study import stopper
-from odtpack.model.loading import load_model
 from odtpack.package.parameters import choose
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
@@ -150,10 +149,7 @@ def make_search_context(
     (folder / "data").mkdir()
     files = write_data(arrays, folder / "data")
     sizes = [spec.shape[0] for spec in inputs if spec.shape]
-    named = (*settings.train, *settings.freeze)
-    model = load_model(
-        forward_model(settings), named, settings.untie, settings.stop_gradient, settings.sizes
-    )
+    model = load(settings)
     read = settings.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)
     chosen = choose(model, settings, settings.train, read)
     found = freezes(model, chosen.trained, chosen.frozen)

@@ -59,14 +59,14 @@ _HUGE = 1e30  # beyond lie the values with which masks shut out
 _CHUNK = 1 << 20  # elements that are looked at at once: an initializer may have billions
 
 
-def candidates(model: ir.Model, read: Sequence[str] = ()) -> list[str]:
+def candidates(model: ir.Model) -> list[str]:
     """Initializers that look like parameters, in the order of the model."""
     # They are float tensors that a gradient reaches. Running statistics, settings of an operator,
     # masks, buffers by the exporter's note and constants are not, unless the model keeps everything
     # in constants, or the matrix and the bias of a layer. A scalar is one where the exporter noted
     # it as a parameter, or where its name is as a module gives it and it is neither an exponent,
     # nor a whole factor, nor a small number that guards a division or a root.
-    return reached(model, look_alikes(model), read)
+    return reached(model, look_alikes(model))
 
 
 def reached(model: ir.Model, names: Sequence[str], read: Sequence[str] = ()) -> list[str]:
@@ -274,7 +274,7 @@ def resolve(
     )
 
 
-def unreached(model: ir.Model, alike: Sequence[str], read: Sequence[str] = ()) -> list[str]:
+def unreached(model: ir.Model, alike: Sequence[str], read: Sequence[str]) -> list[str]:
     """Those of some initializers that no gradient reaches."""
     names = set(reached(model, alike, read))
     return [name for name in alike if name not in names]

@@ -53,21 +53,14 @@ def find_value(graph: ir.Graph, name: str, what: str) -> ir.Value:
     )  # fmt: skip
 
 
-def attach_loss(
-    graph: ir.Graph,
-    loss: losses.Loss | None,
-    *,
-    inputs: Sequence[str] = (),
-    additional: Sequence[str] = (),
-    attached: LossInfo | None = None,
-) -> LossInfo:
+def attach_loss(graph: ir.Graph, task: Task) -> LossInfo:
     """Append a loss; the graph's outputs become the loss and the additional ones."""
-    extra = [find_value(graph, name, "additional_output_names") for name in additional]
-    read = [find_value(graph, name, "loss_input_names") for name in inputs]
-    if loss is None:
-        result, info = _own_loss(graph, read, attached), attached or LossInfo()
+    extra = [find_value(graph, name, "additional_output_names") for name in task.spec.outputs]
+    read = [find_value(graph, name, "loss_input_names") for name in task.spec.loss_inputs]
+    if task.loss is None:
+        result, info = _own_loss(graph, read, task.attached), task.attached or LossInfo()
     else:
-        result, info, _ = write_loss(graph, loss, read)
+        result, info, _ = write_loss(graph, task.loss, read)
     if result in extra:
         raise OdtpackError(
             "named-twice",
@@ -260,13 +253,7 @@ def prepare(task: Task) -> Prepared:
     plain = (task.served or forward).clone()
     if task.served is not None:
         pipeline.on_reading(plain, targets.newest_opset(spec.onnxruntime))
-    info = attach_loss(
-        forward.graph,
-        task.loss,
-        inputs=spec.loss_inputs,
-        additional=spec.outputs,
-        attached=task.attached,
-    )
+    info = attach_loss(forward.graph, task)
     if states := carried(forward.graph):
         _return_states(forward.graph, states, task)
     for name in info.fixed:

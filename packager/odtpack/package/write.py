@@ -56,13 +56,6 @@ if TYPE_CHECKING:
     from odtpack_simulator.memory.memory_phases import MemoryPlan, Phase
 
 
-def recipe_digest(model: ir.Model, **settings: object) -> str:
-    """Return the digest of a build."""
-    content = {"model": model_digest(model), **settings}
-    text = json.dumps(_canonical(content), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def model_digest(model: ir.Model) -> str:
     """Return the digest of a model: of its graph, and of its initializers one by one."""
     # It does not depend on where the model came from, nor on whether its values lay in files of
@@ -656,22 +649,24 @@ def _digest(graphs: Graphs, made: Made) -> str:
     """What decided the build: what is resolved, and the options that are not."""
     task, library = graphs.task, graphs.task.custom_op_library
     plain = (each.name for each in options_of(BuildSpec) if each.name not in _RESOLVED)
-    return recipe_digest(
-        task.model,
-        parameters={parameter.name: parameter.role for parameter in graphs.parameters},
-        loss=graphs.loss,
-        prediction=graphs.returns_prediction,
-        spec={name: getattr(task.spec, name) for name in plain},
-        newest_opset=targets.newest_opset(task.spec.onnxruntime),
-        memory=task.memory,
-        adapter=task.adapter,
-        attached=task.attached,
-        input_gradients=task.input_gradients,
-        prefix=task.prefix,
-        update=made.step.describe(),
-        optimizer=model_digest(made.optimizer),
-        custom_op_library=None if library is None else file_sha256(library),
-    )
+    content = {
+        "model": model_digest(task.model),
+        "parameters": {parameter.name: parameter.role for parameter in graphs.parameters},
+        "loss": graphs.loss,
+        "prediction": graphs.returns_prediction,
+        "spec": {name: getattr(task.spec, name) for name in plain},
+        "newest_opset": targets.newest_opset(task.spec.onnxruntime),
+        "memory": task.memory,
+        "adapter": task.adapter,
+        "attached": task.attached,
+        "input_gradients": task.input_gradients,
+        "prefix": task.prefix,
+        "update": made.step.describe(),
+        "optimizer": model_digest(made.optimizer),
+        "custom_op_library": None if library is None else file_sha256(library),
+    }
+    text = json.dumps(_canonical(content), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _step_model(step: OptimizerStep, graphs: Graphs) -> ir.Model | None:
