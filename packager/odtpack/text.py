@@ -374,10 +374,9 @@ def _common(one: list[int], other: list[int]) -> int:
 def _tokenizer(path: str) -> Any:
     from tokenizers import Tokenizer
 
+    content = _read(Path(path), "tokenizer", "tokenizer-invalid")
     try:
-        tokenizer = Tokenizer.from_str(_read(Path(path), "tokenizer", "tokenizer-invalid"))
-    except OdtpackError:
-        raise
+        tokenizer = Tokenizer.from_str(content)
     except Exception as error:  # the library has no class of its own
         raise OdtpackError(
             "tokenizer-invalid",

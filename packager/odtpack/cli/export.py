@@ -84,7 +84,9 @@ def export(
     size = format_bytes(out.stat().st_size)
     _console.say(f"wrote {out} ({size}): {', '.join(found.outputs)}, from {', '.join(taken)}")
     adapter = opened.manifest.adapter
-    if adapter and adapter.kind == "lora" and _unpacks(opened):
+    by_domain = opened.manifest.operators.eval_model.values()
+    unpacks = any("DequantizeLinear" in names for names in by_domain)
+    if adapter and adapter.kind == "lora" and unpacks:
         _console.say(
             "note: weights of few bits are unpacked before each product; --model MODEL.onnx puts "
             "the adapter into the file that was built instead, whose operators and cache stay"
@@ -101,12 +103,6 @@ def export(
         **({"ort": [str(path) for path in written]} if written else {}),
     }
     _console.json_result(as_json, content)
-
-
-def _unpacks(package: Package) -> bool:
-    """Whether weights of few bits are unpacked in the evaluation model."""
-    by_domain = package.manifest.operators.eval_model.values()
-    return any("DequantizeLinear" in names for names in by_domain)
 
 
 def _decoder(

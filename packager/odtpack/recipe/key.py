@@ -25,11 +25,14 @@ _MAX_STAMP_BYTES: Final = 2**20
 
 def cache_key(settings: BuildSpec) -> str:
     """The key of what settings build, in hex."""
+    import onnxruntime
+
+    versions = {name: version(name) for name in ("odtpack", "onnx", "onnx-ir")}
     content = {
         "format": _FORMAT,
         "settings": settings.canonical_json(),
         "model": _model_digests(settings.model),
-        "versions": _versions(),
+        "versions": {**versions, "onnxruntime": onnxruntime.__version__},
     }
     if settings.like is not None:
         content["like"] = [str(each) for each in read_names(Path(settings.like))]
@@ -115,10 +118,3 @@ def _model_digests(path: Path) -> dict[str, str]:
         raise model_not_readable(path, error) from error
     except google.protobuf.message.DecodeError:
         raise not_onnx(path) from None
-
-
-def _versions() -> dict[str, str]:
-    import onnxruntime
-
-    found = {name: version(name) for name in ("odtpack", "onnx", "onnx-ir")}
-    return {**found, "onnxruntime": onnxruntime.__version__}
