@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+import odtpack_simulator as sim
 from odtpack.cli import _console
 from odtpack.cli._options import (
     AS_JSON,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from odtpack_simulator.fleet.devices import FleetDevice
     from odtpack_simulator.fleet.federation import Federation, FleetProgress
     from odtpack_simulator.fleet.result import FleetResult
-    from odtpack_simulator.result import SimulationResult
 
 FLEET = option("Clients, rounds and budgets.", "fleet.toml", "--fleet")
 TIMES = option(
@@ -90,7 +90,6 @@ def run(
     from odtpack_simulator.fleet.population import make_availability
     from odtpack_simulator.replay.executor import RayExecutor, default_jobs
     from odtpack_simulator.reports.console import print_result
-    from odtpack_simulator.result import load_result
 
     # Inputs are checked before anything long runs.
     if resume and times is not None:
@@ -106,7 +105,7 @@ def run(
     opened.require_one_model("A fleet")
     check_reports(report or [], outside=opened, inputs=[data, fleet_file, times], as_json=as_json)
     folder = out or opened.path.with_name(f"{opened.path.name}-fleet")
-    before = None if times is None else load_result(times)
+    before = None if times is None else sim.load_result(times)
     federation = Federation(package, data, settings)
     for name in (STATE, CHECKPOINT):
         check_not_input(folder / name, "--out", [data, fleet_file, times])
@@ -159,7 +158,7 @@ def run(
 
 
 def devices_of(
-    federation: Federation, before: SimulationResult | None, progress: _console.Progress
+    federation: Federation, before: sim.SimulationResult | None, progress: _console.Progress
 ) -> list[FleetDevice]:
     """The fleet's models of device, with the costs of a result of simulate or as measured now."""
     from odtpack_simulator.fleet.devices import devices_of_result, measure_devices
@@ -305,12 +304,11 @@ def fit(
     from odtpack_simulator.fleet.federation import Federation
     from odtpack_simulator.fleet.fleet_file import read_fleet
     from odtpack_simulator.replay.executor import default_jobs
-    from odtpack_simulator.result import load_result
 
     optuna()  # before anything is read
     fleet = read_fleet(fleet_file)
     space = fleet_space(fleet, clients or (), epochs or (), lr or ())
-    before = None if times is None else load_result(times)
+    before = None if times is None else sim.load_result(times)
     federation = Federation(package, data, fleet)
     with _console.Progress("fit") as progress:
         if fleet.population.devices:

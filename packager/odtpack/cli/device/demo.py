@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import odtpack_simulator as sim
 from odtpack.cli import _console
 from odtpack.cli._options import DEMO_FOLDER, flag, option
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from odtpack.cli._fit import Indices
     from odtpack_runtime import CheckpointState
-    from odtpack_simulator.result import SimulationResult
 
     Arrays = dict[str, npt.NDArray[Any]]
 
@@ -206,9 +206,8 @@ def _train(
     return state
 
 
-def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
+def _replay(package: Path, data: Path, epochs: int) -> sim.SimulationResult:
     from odtpack.cli.device.simulate import teller
-    from odtpack_simulator.device.profile import load_profile
     from odtpack_simulator.replay.executor import make_executor
     from odtpack_simulator.simulation import simulate
 
@@ -216,7 +215,7 @@ def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
         return simulate(
             package,
             data,
-            [load_profile(name) for name in DEVICES],
+            [sim.load_profile(name) for name in DEVICES],
             batch_size=_BATCH,
             epochs=epochs,
             learning_rate=_RATE,
@@ -227,24 +226,20 @@ def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
         )
 
 
-def _judge(measured: SimulationResult, out: Path) -> SimulationResult:
+def _judge(measured: sim.SimulationResult, out: Path) -> sim.SimulationResult:
     """Judge by what needs no budget, show it, and write a budget that the result keeps."""
     from odtpack_runtime.files.atomic import write_whole
-    from odtpack_simulator.figures.judge import judge
-    from odtpack_simulator.figures.suggest import suggest_budget
     from odtpack_simulator.reports.console import print_result
 
-    result = judge(measured)
+    result = sim.judge(measured)
     print_result(result, _console.console())
-    write_whole(out / "budgets.toml", suggest_budget(result).encode())
+    write_whole(out / "budgets.toml", sim.suggest_budget(result).encode())
     return result
 
 
-def _judge_to_fail(measured: SimulationResult, out: Path) -> SimulationResult | None:
+def _judge_to_fail(measured: sim.SimulationResult, out: Path) -> sim.SimulationResult | None:
     """Judge by a budget that one device breaks, and show it; None where none can be made."""
     from odtpack_runtime.files.atomic import write_whole
-    from odtpack_simulator.figures.judge import judge
-    from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.reports.console import print_result
 
     text = budget_that_one_breaks(measured)
@@ -254,13 +249,13 @@ def _judge_to_fail(measured: SimulationResult, out: Path) -> SimulationResult | 
     budget = out / FAILING_BUDGET
     write_whole(budget, text.encode())
     _console.say(f"  {budget}: {text.splitlines()[-1]}")
-    result = judge(measured, read_budgets(budget))
+    result = sim.judge(measured, sim.read_budgets(budget))
     print_result(result, _console.console())
     _console.say(f"  {exit_words(result)}")
     return result
 
 
-def budget_that_one_breaks(result: SimulationResult) -> str:
+def budget_that_one_breaks(result: sim.SimulationResult) -> str:
     """A budget file for the step time between those of the slowest device and of the next."""
     from odtpack_simulator.values.units import format_duration, format_limit
 
@@ -278,7 +273,7 @@ def budget_that_one_breaks(result: SimulationResult) -> str:
     return f'[budgets]\nstep_latency = "{shown.replace("µs", "us")}"\n'
 
 
-def exit_words(result: SimulationResult) -> str:
+def exit_words(result: sim.SimulationResult) -> str:
     """What a CI job sees of a verdict."""
     from odtpack.cli.device.simulate import OVER_BUDGET
 
@@ -288,7 +283,7 @@ def exit_words(result: SimulationResult) -> str:
 
 
 def _write_reports(
-    result: SimulationResult, failing: SimulationResult | None, out: Path
+    result: sim.SimulationResult, failing: sim.SimulationResult | None, out: Path
 ) -> list[Path]:
     """The page with both verdicts, and the measurement that either was judged from."""
     from odtpack_simulator.reports import write_out, write_report

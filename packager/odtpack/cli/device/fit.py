@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+import odtpack_simulator as sim
 from odtpack.cli import _completion, _console
 from odtpack.cli._options import (
     DATA,
@@ -138,8 +139,6 @@ def fit(
     from odtpack.fit.space import SearchConstraints
     from odtpack.fit.study import optuna
     from odtpack.recipe import BuildSpec, read_recipe
-    from odtpack_simulator.device.profile import list_profiles
-    from odtpack_simulator.figures.limits import Budgets, read_budgets
     from odtpack_simulator.replay.executor import default_jobs, make_executor
 
     optuna()  # before anything is read
@@ -155,13 +154,13 @@ def fit(
         settings = dataclasses.replace(settings, threads=threads)
     names = device or ([] if read is None else read.devices())
     profiles = load_devices(names)
-    budgets = Budgets() if budget is None else read_budgets(budget)
+    budgets = sim.Budgets() if budget is None else sim.read_budgets(budget)
     source = budget
     if budget is None and read is not None:
         budgets = read.budgets() or budgets
         limits = read.content.get("budgets")
         source = read.path.parent / limits if isinstance(limits, str) else limits
-    budgets.check_devices([profile.name for profile in profiles] + list_profiles())
+    budgets.check_devices([profile.name for profile in profiles] + sim.list_profiles())
     previous = [] if out is None else _check_folder(out)
     request = FitRequest(
         settings,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 import typer
 
+import odtpack_simulator as sim
 from odtpack.cli import _console
 from odtpack.cli._options import (
     AS_JSON,
@@ -59,16 +60,13 @@ def judge(
     """
     from odtpack.cli import _files
     from odtpack_runtime.errors import OdtpackError
-    from odtpack_simulator.figures.judge import judge as judge_result
-    from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.reports.badge import render_badge
     from odtpack_simulator.reports.console import print_result
-    from odtpack_simulator.result import load_result
     from odtpack_simulator.simulation import judge_again
 
-    read = [load_result(path) for path in results]
-    budgets = None if budget is None else read_budgets(budget)
-    base = None if baseline is None else load_result(baseline)
+    read = [sim.load_result(path) for path in results]
+    budgets = None if budget is None else sim.read_budgets(budget)
+    base = None if baseline is None else sim.load_result(baseline)
     if badge is not None and badge.suffix not in _BADGES:
         what = f"--badge {str(badge)!r} ends with neither .svg nor .json"
         raise OdtpackError("usage", what, hint="write for example: --badge badge.svg")
@@ -86,8 +84,7 @@ def judge(
         _files.check_writable(path, "--badge")
         _files.check_not_input(path, "--badge", [budget, baseline, *results, *badges[:index]])
     found = [
-        judge_again(each, lambda result: judge_result(result, budgets, baseline=base))
-        for each in read
+        judge_again(each, lambda result: sim.judge(result, budgets, baseline=base)) for each in read
     ]
     _console.results(as_json=as_json, reports=report)
     for index, judged in enumerate(found):
@@ -132,11 +129,9 @@ def compare(
     different hosts are not compared. Markdown fits in a comment on GitHub.
     """
     from odtpack_simulator.figures.compare import compare as compare_results
-    from odtpack_simulator.figures.limits import read_budgets
-    from odtpack_simulator.result import load_result
 
-    before, now = load_result(base), load_result(head)
-    budgets = None if budget is None else read_budgets(budget)
+    before, now = sim.load_result(base), sim.load_result(head)
+    budgets = None if budget is None else sim.read_budgets(budget)
     check_comparison_file(out, [base, head, budget])
     comparison = compare_results(before, now, budgets)
     show_comparison(comparison, "json" if as_json else form, out)
@@ -192,15 +187,12 @@ def history(
     Results are ordered by the time at which they were made.
     """
     from odtpack.cli._files import check_not_input, check_writable, write_file
-    from odtpack_simulator.figures.judge import judge
-    from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.reports.history import render_history
-    from odtpack_simulator.result import load_result
 
     check_writable(out, "--out")
     check_not_input(out, "--out", [*results, budget])
-    budgets = None if budget is None else read_budgets(budget)
-    read = [load_result(path) for path in results]
+    budgets = None if budget is None else sim.read_budgets(budget)
+    read = [sim.load_result(path) for path in results]
     if budgets is not None:
-        read = [judge(each, budgets) for each in read]
+        read = [sim.judge(each, budgets) for each in read]
     write_file(out, render_history(read))
