@@ -122,9 +122,7 @@ def prepare(
     """
     if importlib.util.find_spec("tokenizers") is None:
         raise OdtpackError(
-            "tokenizer-not-installed",
-            "texts are encoded by tokenizers, which is not installed",
-            hint="pip install tokenizers",
+            "tokenizer-not-installed", "texts are encoded by tokenizers, which is not installed"
         )
     if not path.is_file():
         raise OdtpackError("data-not-found", f"there is no data file {path}", where=str(path))

@@ -234,7 +234,6 @@ def fit(
                     "diverged",
                     f"the training diverged: epoch {number} ends with parameters for which no "
                     "loss is finite",
-                    hint="pass a smaller --lr",
                 )
         mean = sum(losses[index] for index in good) / max(len(good), 1)
         reason = str(module.last_not_finite) if skipped else None

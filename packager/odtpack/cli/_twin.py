@@ -47,7 +47,6 @@ def read_twin(text: str) -> Twin:
         raise OdtpackError(
             "torch-not-installed",
             "gradients are compared with those of PyTorch, which is not installed",
-            hint="pip install torch",
         )
     found = importlib.util.spec_from_file_location(file.stem, file)
     assert found is not None and found.loader is not None  # noqa: S101, PT018 - of a .py file

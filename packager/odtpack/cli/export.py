@@ -117,7 +117,6 @@ def _decoder(
         raise OdtpackError(
             "option-not-used",
             "--outputs names outputs of a training model, and a decoder keeps its own",
-            hint="leave it out",
         )
     if model is None:
         _ = package.decoder

@@ -694,26 +694,20 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
         raise OdtpackError(
             "package-not-written",
             f"the path {str(path)!r} is not UTF-8 text, and ONNX Runtime opens no other",
-            hint="choose another folder (--out DIR)",
         ) from None
     except OSError as error:
         raise OdtpackError(
             "package-not-written",
             f"{shortened(str(path))!r} cannot be written: {error.strerror or error}",
-            hint="choose another folder (--out DIR)",
         ) from error
     if path.exists() and not path.is_dir():
         raise OdtpackError(
-            "package-not-written",
-            f"{str(path)!r} is a file, and a package is a folder",
-            hint="choose another folder (--out DIR)",
+            "package-not-written", f"{str(path)!r} is a file, and a package is a folder"
         )
     finish_update(path)
     found = [entry for entry in path.iterdir() if not is_stage(entry.name)] if path.is_dir() else []
     if found and not (path / MANIFEST_NAME).is_file():
         raise OdtpackError(
-            "folder-not-empty",
-            f"the folder {str(path)!r} is not empty and is not a package",
-            hint="choose an empty or a new folder (--out DIR)",
+            "folder-not-empty", f"the folder {str(path)!r} is not empty and is not a package"
         )
     return path

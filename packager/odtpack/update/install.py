@@ -107,12 +107,7 @@ def _ort_model(root: Path, model: PackageFile) -> PackageFile:
         path = root / f"{stem}{suffix}"
         if path.is_file() and not path.is_symlink():
             return PackageFile.describe(path)
-    raise OdtpackError(
-        "no-ort-format",
-        f"the package has no {stem}.ort",
-        where=str(root),
-        hint="build it with --ort-format, or [formats] ort = true in the recipe",
-    )
+    raise OdtpackError("no-ort-format", f"the package has no {stem}.ort", where=str(root))
 
 
 def _entries(files: PackageFiles) -> list[PackageFile]:
