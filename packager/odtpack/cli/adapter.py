@@ -5,19 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from odtpack.cli import _console
-from odtpack.cli._options import (
-    AS_JSON,
-    MODEL,
-    PACKAGE,
-    TRAINED,
-    argument,
-    destination,
-    examples,
-    flag,
-    group,
-    option,
-)
+from odtpack.cli import _console, _options
+from odtpack.cli._options import argument, destination, examples, flag, group, option
 
 if TYPE_CHECKING:
     from odtpack_runtime import CheckpointState
@@ -28,9 +17,9 @@ _BASE, _ADAPTER = "base.onnx", "adapter.onnx_adapter"
 
 
 def export(
-    package: Annotated[Path, PACKAGE],
+    package: Annotated[Path, _options.PACKAGE],
     out: Annotated[Path, destination("DIR", "Folder of the adapter's files.")],
-    checkpoint: Annotated[Path | None, TRAINED] = None,
+    checkpoint: Annotated[Path | None, _options.TRAINED] = None,
     onnxruntime: Annotated[
         bool,
         flag(
@@ -43,7 +32,7 @@ def export(
         list[str] | None,
         option(f"Output of {_BASE}, as for odtpack export. May be repeated.", "NAME"),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Write the adapter of a checkpoint as PEFT's files.
 
@@ -121,12 +110,12 @@ def _for_onnxruntime(
 
 
 def import_(
-    package: Annotated[Path, PACKAGE],
+    package: Annotated[Path, _options.PACKAGE],
     adapter: Annotated[
         Path, argument("DIR", "Folder with adapter_model.safetensors and adapter_config.json.")
     ],
     out: Annotated[Path, destination("CK", "Checkpoint to write.")],
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Write a checkpoint of a package with the values of a PEFT adapter.
 
@@ -146,10 +135,10 @@ def import_(
 
 
 def merge(
-    model: Annotated[Path, MODEL],
+    model: Annotated[Path, _options.MODEL],
     adapter: Annotated[Path, argument("DIR", "Folder of the adapter, as export writes it.")],
     out: Annotated[Path, destination("FILE.onnx", "Model to write.")],
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Merge an adapter into the weights of its forward model."""
     from odtpack.adapters.merge import merge_adapter

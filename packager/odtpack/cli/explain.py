@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from odtpack.cli import _completion, _console
-from odtpack.cli._options import AS_JSON
+from odtpack.cli import _completion, _console, _options
 
 
 def explain(
@@ -22,7 +21,7 @@ def explain(
             autocompletion=_completion.error_codes,
         ),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Explain an error code: what it means, its typical cause, what to do."""
     from odtpack_runtime.error_codes import error_codes

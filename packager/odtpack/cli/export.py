@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from odtpack.choices import Format, Mode, Platform, Types
-from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, PACKAGE, TRAINED, argument, destination, flag, option
+from odtpack.cli import _console, _options
+from odtpack.cli._options import argument, destination, flag, option
 from odtpack.cli._spec_options import ORT_PLATFORM, ORT_STYLE, StyleChoice, read_formats
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ LOSS_PREFIX = "loss/"
 
 
 def export(
-    package: Annotated[Path, PACKAGE],
+    package: Annotated[Path, _options.PACKAGE],
     out: Annotated[Path, destination("M.onnx", "Inference model to write.")],
     outputs: Annotated[
         list[str] | None,
@@ -36,7 +36,7 @@ def export(
             "NAME",
         ),
     ] = None,
-    checkpoint: Annotated[Path | None, TRAINED] = None,
+    checkpoint: Annotated[Path | None, _options.TRAINED] = None,
     model: Annotated[
         Path | None,
         option(
@@ -235,7 +235,7 @@ def forward_values(package: Package) -> tuple[list[str], list[str]]:
 
 
 def ort(
-    package: Annotated[Path, PACKAGE],
+    package: Annotated[Path, _options.PACKAGE],
     style: Annotated[
         StyleChoice,
         option(
@@ -322,7 +322,7 @@ def config(
     data: Annotated[
         Path | None, option("Samples for --check.  [default: generated]", "DATA.npz")
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Write the operators that packages need, for a reduced build, or check such a file.
 

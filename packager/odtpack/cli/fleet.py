@@ -9,24 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 import odtpack_simulator as sim
-from odtpack.cli import _console
-from odtpack.cli._options import (
-    AS_JSON,
-    BASE_RESULT,
-    COMPARISON_FILE,
-    COMPARISON_FORM,
-    DATA,
-    DEMO_FOLDER,
-    HEAD_RESULT,
-    PACKAGE,
-    RESULT_AS_JSON,
-    TRAINERS,
-    destination,
-    examples,
-    flag,
-    group,
-    option,
-)
+from odtpack.cli import _console, _options
+from odtpack.cli._options import destination, examples, flag, group, option
 from odtpack.cli.device.results import Format, check_comparison_file, show_comparison
 from odtpack.cli.device.simulate import OVER_BUDGET, REPORT, STRICT
 
@@ -45,8 +29,8 @@ STATE = "state.npz"
 
 
 def run(
-    package: Annotated[Path, PACKAGE],
-    data: Annotated[Path, DATA],
+    package: Annotated[Path, _options.PACKAGE],
+    data: Annotated[Path, _options.DATA],
     fleet_file: Annotated[Path, FLEET],
     report: Annotated[list[str] | None, REPORT] = None,
     times: Annotated[Path | None, TIMES] = None,
@@ -59,7 +43,7 @@ def run(
         ),
     ] = None,
     resume: Annotated[bool, flag("--resume", "Continue from the state in the folder.")] = False,
-    jobs: Annotated[int, TRAINERS] = 0,
+    jobs: Annotated[int, _options.TRAINERS] = 0,
     ray: Annotated[str | None, option("Ray cluster that trains, or 'local'.", "ADDRESS")] = None,
     seeds: Annotated[
         int,
@@ -72,7 +56,7 @@ def run(
         ),
     ] = 1,
     strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
     """Simulate federated training: each client trains for real, on a virtual clock.
 
@@ -179,8 +163,8 @@ def devices_of(
 
 
 def compare(
-    base: Annotated[Path, BASE_RESULT],
-    head: Annotated[Path, HEAD_RESULT],
+    base: Annotated[Path, _options.BASE_RESULT],
+    head: Annotated[Path, _options.HEAD_RESULT],
     accuracy: Annotated[
         float | None,
         option(
@@ -191,9 +175,9 @@ def compare(
             max=1.0,
         ),
     ] = None,
-    form: Annotated[Format, COMPARISON_FORM] = "text",
-    out: Annotated[Path | None, COMPARISON_FILE] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    form: Annotated[Format, _options.COMPARISON_FORM] = "text",
+    out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Compare two results of fleet run: two packages, or two ways to run the rounds.
 
@@ -213,9 +197,9 @@ def compare(
 
 
 def demo(
-    out: Annotated[Path, DEMO_FOLDER] = Path("odtpack-fleet-demo"),
-    jobs: Annotated[int, TRAINERS] = 0,
-    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+    out: Annotated[Path, _options.DEMO_FOLDER] = Path("odtpack-fleet-demo"),
+    jobs: Annotated[int, _options.TRAINERS] = 0,
+    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
     """Simulate a week of federated training on 500 phones of five models, with a report.
 
@@ -250,8 +234,8 @@ NOTHING_FITS: Final = 1
 
 
 def fit(
-    package: Annotated[Path, PACKAGE],
-    data: Annotated[Path, DATA],
+    package: Annotated[Path, _options.PACKAGE],
+    data: Annotated[Path, _options.DATA],
     fleet_file: Annotated[Path, FLEET],
     clients: Annotated[
         list[int] | None,
@@ -289,7 +273,7 @@ def fit(
         int, option("Parallel simulations; 0 for one per core.", "N", min=0, max=4096)
     ] = 0,
     strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
     """Find clients per round, local epochs and a learning rate that meet a fleet's budgets.
 

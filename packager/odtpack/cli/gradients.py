@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, argument, option
+from odtpack.cli import _console, _options
+from odtpack.cli._options import argument, option
 from odtpack.cli._spec_options import takes_spec
 
 _DIFFERENT: Final = 1
@@ -27,7 +27,7 @@ def compare_gradients(
             "FILE.py:FUNCTION",
         ),
     ],
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
     **given: Any,
 ) -> None:
     """Compare one step of a package with PyTorch's own, and say why parameters differ.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from odtpack.cli import _completion, _console
-from odtpack.cli._options import AS_JSON, argument, option
+from odtpack.cli import _completion, _console, _options
+from odtpack.cli._options import argument, option
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -25,7 +25,7 @@ def inspect(
             autocompletion=_completion.size_reports,
         ),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Show the contents of a package, a forward model or a checkpoint.
 

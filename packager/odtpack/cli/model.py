@@ -12,22 +12,12 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from odtpack import __version__
-from odtpack.cli import _console
-from odtpack.cli._options import (
-    AS_JSON,
-    MANIFEST_AS_JSON,
-    MODEL,
-    argument,
-    destination,
-    examples,
-    flag,
-    group,
-    option,
-)
+from odtpack.cli import _console, _options
+from odtpack.cli._options import argument, destination, examples, flag, group, option
 
 
 def head(
-    model: Annotated[Path, MODEL],
+    model: Annotated[Path, _options.MODEL],
     pool: Annotated[
         Literal["mean", "cls", "none", "global", "flatten"],
         option(
@@ -47,7 +37,7 @@ def head(
             "--input",
         ),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Add a trainable classification head to an encoder.
 
@@ -82,7 +72,7 @@ def import_(
     prefix: Annotated[
         str | None, option("Prefix of the file names, if the folder has several models.", "TEXT")
     ] = None,
-    as_json: Annotated[bool, MANIFEST_AS_JSON] = False,
+    as_json: Annotated[bool, _options.MANIFEST_AS_JSON] = False,
 ) -> None:
     """Build a training package from artifacts of onnxruntime-training 1.19.
 
@@ -115,7 +105,7 @@ def init(
         option(f"Write a complete example project instead: {', '.join(names())}.", "NAME"),
     ] = None,
     force: Annotated[bool, flag("--force", "Replace an existing recipe.")] = False,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Write a recipe for a forward model, with everything optional commented out.
 
@@ -171,7 +161,7 @@ def coverage(
         Literal["rule", "expansion", "rewritten", "no gradient", "none"] | None,
         option("Show only operators that are differentiated in this way."),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Print the support table: operator, opsets, trainable inputs, how.
 
@@ -216,7 +206,7 @@ def coverage(
     )
 )
 def check(
-    model: Annotated[Path, MODEL],
+    model: Annotated[Path, _options.MODEL],
     train: Annotated[
         list[str] | None, option("Parameters to train, as for build. Default: all.", "GLOB")
     ] = None,
@@ -230,7 +220,7 @@ def check(
         Literal["webgpu"] | None,
         option("Also say which operators the provider of this target leaves to the processor."),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Find the nodes of a model that block gradients, and say what to do about each.
 

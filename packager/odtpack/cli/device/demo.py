@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import odtpack_simulator as sim
-from odtpack.cli import _console
-from odtpack.cli._options import DEMO_FOLDER, flag, option
+from odtpack.cli import _console, _options
+from odtpack.cli._options import flag, option
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,7 +43,7 @@ _INTERRUPTIONS: Final = 3  # one of each kind
 
 
 def demo(
-    out: Annotated[Path, DEMO_FOLDER] = Path("odtpack-demo"),
+    out: Annotated[Path, _options.DEMO_FOLDER] = Path("odtpack-demo"),
     epochs: Annotated[int, option("Passes over the data on the device.", "N", min=1)] = 5,
     as_json: Annotated[bool, flag("--json", "Print the figures as JSON on stdout.")] = False,
 ) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import odtpack_simulator as sim
-from odtpack.cli import _completion, _console
-from odtpack.cli._options import AS_JSON, argument, destination, examples, group, option
+from odtpack.cli import _completion, _console, _options
+from odtpack.cli._options import argument, destination, examples, group, option
 
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile import ProfileFigure
@@ -20,7 +20,7 @@ devices = group("List, show, check, measure and import device profiles.")
 
 
 @devices.command("list", epilog=examples("odtpack devices list", "odtpack devices list --json"))
-def list_devices(as_json: Annotated[bool, AS_JSON] = False) -> None:
+def list_devices(as_json: Annotated[bool, _options.AS_JSON] = False) -> None:
     """List the device profiles that ship with odtpack."""
     from odtpack_simulator.values.units import format_bytes
 
@@ -60,7 +60,7 @@ def show_device(
             autocompletion=_completion.devices,
         ),
     ],
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Show every figure of a device profile with unit, kind and source."""
     _console.results(as_json=as_json)
@@ -93,7 +93,7 @@ def check_devices(
             autocompletion=_completion.devices,
         ),
     ],
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Check device profiles.
 
@@ -154,7 +154,7 @@ def measure_devices(
         Literal["webgpu"] | None,
         option("GPU to measure as well, through its provider.", None, "--target"),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Measure this machine with ONNX Runtime, and write a profile.
 
@@ -207,7 +207,7 @@ def import_device(
             autocompletion=_completion.devices,
         ),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Write a profile from what a training kit measured on a phone.
 

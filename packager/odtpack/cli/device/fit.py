@@ -9,21 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 import odtpack_simulator as sim
-from odtpack.cli import _completion, _console
-from odtpack.cli._options import (
-    DATA,
-    EPOCHS,
-    EVALUATION,
-    HOLDOUT,
-    LOSS,
-    LOSS_OPTION,
-    MODEL_OR_RECIPES,
-    RESULT_AS_JSON,
-    LossName,
-    OptimizerName,
-    destination,
-    option,
-)
+from odtpack.cli import _completion, _console, _options
+from odtpack.cli._options import LossName, OptimizerName, destination, option
 from odtpack.cli.device.simulate import STRICT
 
 if TYPE_CHECKING:
@@ -38,8 +25,8 @@ PAGE: Final = "fit.html"
 
 
 def fit(
-    model: Annotated[Path | None, MODEL_OR_RECIPES] = None,
-    data: Annotated[Path | None, DATA] = None,
+    model: Annotated[Path | None, _options.MODEL_OR_RECIPES] = None,
+    data: Annotated[Path | None, _options.DATA] = None,
     device: Annotated[
         list[str] | None,
         option("Device profile; may be repeated.", "NAME|FILE", autocompletion=_completion.devices),
@@ -55,8 +42,8 @@ def fit(
             "recipe.toml",
         ),
     ] = None,
-    loss: Annotated[LossName | None, LOSS] = None,
-    loss_option: Annotated[list[str] | None, LOSS_OPTION] = None,
+    loss: Annotated[LossName | None, _options.LOSS] = None,
+    loss_option: Annotated[list[str] | None, _options.LOSS_OPTION] = None,
     freeze: Annotated[
         list[str] | None,
         option("Parameters that every candidate freezes. May be repeated.", "GLOB"),
@@ -81,7 +68,7 @@ def fit(
         list[float] | None,
         option("Learning rate to try; may be repeated.  [default: three for each optimizer]", "X"),
     ] = None,
-    epochs: Annotated[int, EPOCHS] = 3,
+    epochs: Annotated[int, _options.EPOCHS] = 3,
     trials: Annotated[int, option("Candidates to train.", "N", min=1)] = 24,
     finalists: Annotated[
         int, option("Candidates to simulate on every device, at most.", "N", min=1)
@@ -89,8 +76,8 @@ def fit(
     seed: Annotated[
         int, option("Seed of the candidates, the sample order and the held-out split.", "N", min=0)
     ] = 0,
-    holdout: Annotated[float | None, HOLDOUT] = None,
-    evaluation: Annotated[Path | None, EVALUATION] = None,
+    holdout: Annotated[float | None, _options.HOLDOUT] = None,
+    evaluation: Annotated[Path | None, _options.EVALUATION] = None,
     threads: Annotated[
         int | None,
         option("Threads within an operator.  [default: the recipe's, or 1]", "N", min=1),
@@ -118,7 +105,7 @@ def fit(
         ),
     ] = None,
     strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
     """Find recipes that meet the budgets on every device.
 

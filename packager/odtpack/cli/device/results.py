@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 import typer
 
 import odtpack_simulator as sim
-from odtpack.cli import _console
-from odtpack.cli._options import (
-    AS_JSON,
-    BASE_RESULT,
-    COMPARISON_FILE,
-    COMPARISON_FORM,
-    HEAD_RESULT,
-    RESULT_AS_JSON,
-    argument,
-    destination,
-    option,
-)
+from odtpack.cli import _console, _options
+from odtpack.cli._options import argument, destination, option
 from odtpack.cli.device.simulate import BUDGET, OVER_BUDGET, REPORT, STRICT, fails, say_suggestion
 
 if TYPE_CHECKING:
@@ -48,7 +38,7 @@ def judge(
         ),
     ] = None,
     strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
     """Judge results by budgets without measuring again.
 
@@ -110,17 +100,17 @@ Format = Literal["text", "markdown", "json", "html"]
 
 
 def compare(
-    base: Annotated[Path, BASE_RESULT],
-    head: Annotated[Path, HEAD_RESULT],
+    base: Annotated[Path, _options.BASE_RESULT],
+    head: Annotated[Path, _options.HEAD_RESULT],
     budget: Annotated[
         Path | None,
         option(
             'Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.', "budgets.toml"
         ),
     ] = None,
-    form: Annotated[Format, COMPARISON_FORM] = "text",
-    out: Annotated[Path | None, COMPARISON_FILE] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    form: Annotated[Format, _options.COMPARISON_FORM] = "text",
+    out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Compare two results of simulate, and show regressions by device.
 

@@ -9,19 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import odtpack_simulator as sim
-from odtpack.cli import _completion, _console
-from odtpack.cli._options import (
-    BATCH_SIZE,
-    DATA,
-    EPOCHS,
-    EVALUATION,
-    HOLDOUT,
-    PACKAGE,
-    RESULT_AS_JSON,
-    SEED,
-    flag,
-    option,
-)
+from odtpack.cli import _completion, _console, _options
+from odtpack.cli._options import flag, option
 from odtpack_simulator.device.kits import Kit, Loop
 
 if TYPE_CHECKING:
@@ -42,8 +31,8 @@ STRICT = flag(
 
 
 def simulate(
-    package: Annotated[Path, PACKAGE],
-    data: Annotated[Path, DATA],
+    package: Annotated[Path, _options.PACKAGE],
+    data: Annotated[Path, _options.DATA],
     device: Annotated[
         list[str] | None,
         option(
@@ -62,8 +51,8 @@ def simulate(
         ),
     ] = None,
     report: Annotated[list[str] | None, REPORT] = None,
-    epochs: Annotated[int, EPOCHS] = 3,
-    batch_size: Annotated[int | None, BATCH_SIZE] = None,
+    epochs: Annotated[int, _options.EPOCHS] = 3,
+    batch_size: Annotated[int | None, _options.BATCH_SIZE] = None,
     lr: Annotated[
         float | None,
         option(
@@ -72,9 +61,9 @@ def simulate(
             "X",
         ),
     ] = None,
-    seed: Annotated[int, SEED] = 0,
-    holdout: Annotated[float | None, HOLDOUT] = None,
-    evaluation: Annotated[Path | None, EVALUATION] = None,
+    seed: Annotated[int, _options.SEED] = 0,
+    holdout: Annotated[float | None, _options.HOLDOUT] = None,
+    evaluation: Annotated[Path | None, _options.EVALUATION] = None,
     threads: Annotated[
         int | None,
         option(
@@ -150,7 +139,7 @@ def simulate(
         str | None, option("Ray cluster for the replays, or 'local'.", "ADDRESS")
     ] = None,
     strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
     """Replay real training under the limits of devices, and judge it.
 

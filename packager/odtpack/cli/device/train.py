@@ -6,20 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from odtpack.cli import _console
-from odtpack.cli._options import (
-    AS_JSON,
-    BATCH_SIZE,
-    DATA,
-    EPOCHS,
-    EVALUATION,
-    HOLDOUT,
-    PACKAGE,
-    SEED,
-    destination,
-    flag,
-    option,
-)
+from odtpack.cli import _console, _options
+from odtpack.cli._options import destination, flag, option
 
 if TYPE_CHECKING:
     from odtpack_runtime import CheckpointState, Optimizer
@@ -30,10 +18,10 @@ EPOCHS_PROPERTY = "odtpack.epochs"
 
 
 def train(
-    package: Annotated[Path, PACKAGE],
-    data: Annotated[Path, DATA],
-    epochs: Annotated[int, EPOCHS] = 5,
-    batch_size: Annotated[int | None, BATCH_SIZE] = None,
+    package: Annotated[Path, _options.PACKAGE],
+    data: Annotated[Path, _options.DATA],
+    epochs: Annotated[int, _options.EPOCHS] = 5,
+    batch_size: Annotated[int | None, _options.BATCH_SIZE] = None,
     lr: Annotated[
         float | None,
         option(
@@ -58,9 +46,9 @@ def train(
             "recipe.toml",
         ),
     ] = None,
-    seed: Annotated[int, SEED] = 0,
-    holdout: Annotated[float | None, HOLDOUT] = None,
-    evaluation: Annotated[Path | None, EVALUATION] = None,
+    seed: Annotated[int, _options.SEED] = 0,
+    holdout: Annotated[float | None, _options.HOLDOUT] = None,
+    evaluation: Annotated[Path | None, _options.EVALUATION] = None,
     resume: Annotated[
         Path | None, option("Checkpoint to resume.  [default: the package's]", "CK")
     ] = None,
@@ -274,7 +262,7 @@ def privacy(
         float | None,
         option("Delta: allowed probability of failure.  [default: a tenth of 1 / N]", "X"),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Print the epsilon of private training, without training.
 
