@@ -289,9 +289,6 @@ def ort(
     _console.json_result(as_json, {"path": str(package), "files": [f.as_dict() for f in made]})
 
 
-_DIFFERS = 1  # exit code, as for a budget that is not met
-
-
 def config(
     packages: Annotated[list[Path], argument("PKG...", "Packages.")],
     mode: Annotated[
@@ -353,7 +350,7 @@ def config(
             content = _check(check, opened, runs, data, scratch)
     _console.json_result(as_json, content)
     if not content.get("passed", True):
-        raise typer.Exit(_DIFFERS)
+        raise typer.Exit(_options.NOT_MET)
 
 
 def _check_options(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,7 @@ import odtpack_simulator as sim
 from odtpack.cli import _console, _options
 from odtpack.cli._options import destination, examples, flag, group, option
 from odtpack.cli.device.results import Format, check_comparison_file, show_comparison
-from odtpack.cli.device.simulate import OVER_BUDGET, REPORT, STRICT
+from odtpack.cli.device.simulate import REPORT, STRICT
 
 if TYPE_CHECKING:
     from odtpack.fit.federated import FleetFitResult, Tried
@@ -138,7 +138,7 @@ def run(
     write_reports(result, report or [])
     _console.json_result(as_json, result.model_dump(mode="json"))
     if result.over_budget or (strict and result.verdict == "not judged"):
-        raise typer.Exit(OVER_BUDGET)
+        raise typer.Exit(_options.NOT_MET)
 
 
 def devices_of(
@@ -230,8 +230,6 @@ def demo(
 
 # ``odtpack fleet fit``: search how a federation is run, within the budgets of its file.
 
-NOTHING_FITS: Final = 1
-
 
 def fit(
     package: Annotated[Path, _options.PACKAGE],
@@ -308,7 +306,7 @@ def fit(
     _show(result)
     _console.json_result(as_json, result.model_dump(mode="json"))
     if not result.best or (strict and not result.judged):
-        raise typer.Exit(NOTHING_FITS)
+        raise typer.Exit(_options.NOT_MET)
 
 
 def _show(result: FleetFitResult) -> None:

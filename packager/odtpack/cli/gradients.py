@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
 from odtpack.cli import _console, _options
 from odtpack.cli._options import argument, option
 from odtpack.cli._spec_options import takes_spec
-
-_DIFFERENT: Final = 1
 
 
 @takes_spec(before="as_json")
@@ -61,4 +59,4 @@ def compare_gradients(
         _console.say(f"not compared: {', '.join(found['not_compared'])}")
     _console.json_result(as_json, {"path": str(path), **found})
     if found["different"]:
-        raise typer.Exit(_DIFFERENT)
+        raise typer.Exit(_options.NOT_MET)

@@ -143,8 +143,6 @@ def init(
 
 ops = group("List the operators that can be differentiated.")
 
-_OBSTACLES = 1  # exit code, as for a budget that is not met
-
 
 @ops.command(
     epilog=examples(
@@ -272,7 +270,7 @@ def check(
         content["fallbacks"] = [dataclasses.asdict(item) for item in fallbacks]
     _console.json_result(as_json, content)
     if found:
-        raise typer.Exit(_OBSTACLES)
+        raise typer.Exit(_options.NOT_MET)
 
 
 # Complete example projects, which ``odtpack init --example`` writes.

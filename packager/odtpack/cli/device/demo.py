@@ -275,11 +275,8 @@ def budget_that_one_breaks(result: sim.SimulationResult) -> str:
 
 def exit_words(result: sim.SimulationResult) -> str:
     """What a CI job sees of a verdict."""
-    from odtpack.cli.device.simulate import OVER_BUDGET
-
-    if result.over_budget:
-        return f"A CI job sees exit code {OVER_BUDGET} from odtpack judge and simulate, and fails."
-    return "A CI job sees exit code 0 from odtpack judge and simulate, and continues."
+    code, then = (_options.NOT_MET, "fails") if result.over_budget else (0, "continues")
+    return f"A CI job sees exit code {code} from odtpack judge and simulate, and {then}."
 
 
 def _write_reports(

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from odtpack_simulator.replay.executor import Executor
     from odtpack_simulator.values.figure import Check
 
-NOTHING_FITS: Final = 1
 RESULT: Final = "fit.json"
 PAGE: Final = "fit.html"
 
@@ -192,7 +191,7 @@ def fit(
         _console.say(result.pareto[0].recipe)
     _console.json_result(as_json, result.model_dump(mode="json"))
     if not result.found or (strict and not result.judged):
-        raise typer.Exit(NOTHING_FITS)
+        raise typer.Exit(_options.NOT_MET)
 
 
 def _show(result: FitResult) -> None:

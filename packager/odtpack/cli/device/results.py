@@ -10,7 +10,7 @@ import typer
 import odtpack_simulator as sim
 from odtpack.cli import _console, _options
 from odtpack.cli._options import argument, destination, option
-from odtpack.cli.device.simulate import BUDGET, OVER_BUDGET, REPORT, STRICT, fails, say_suggestion
+from odtpack.cli.device.simulate import BUDGET, REPORT, STRICT, fails, say_suggestion
 
 if TYPE_CHECKING:
     from odtpack_simulator.figures.compare import Comparison
@@ -90,7 +90,7 @@ def judge(
     shown = [each.model_dump(mode="json") for each in found]
     _console.json_result(as_json, shown[0] if single is not None else shown)
     if any(fails(each, strict=strict) for each in found):
-        raise typer.Exit(OVER_BUDGET)
+        raise typer.Exit(_options.NOT_MET)
 
 
 # ``odtpack compare``: what changed from one result to another, for a pull request.
@@ -126,7 +126,7 @@ def compare(
     comparison = compare_results(before, now, budgets)
     show_comparison(comparison, "json" if as_json else form, out)
     if comparison.over_budget:
-        raise typer.Exit(OVER_BUDGET)
+        raise typer.Exit(_options.NOT_MET)
 
 
 def check_comparison_file(out: Path | None, inputs: list[Path | None]) -> None:

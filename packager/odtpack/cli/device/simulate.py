@@ -16,8 +16,6 @@ from odtpack_simulator.device.kits import Kit, Loop
 if TYPE_CHECKING:
     from odtpack_simulator.replay.replay import Progress
 
-OVER_BUDGET = 1
-
 BUDGET = option("Budgets; exceeding one is exit code 1.", "budgets.toml")
 REPORT = option(
     "Report to write: html, json, junit, markdown or github, a colon and a path; - is "
@@ -234,7 +232,7 @@ def simulate(
         say_suggestion(result)
     _console.json_result(as_json, result.model_dump(mode="json"))
     if fails(result, strict=strict):
-        raise typer.Exit(OVER_BUDGET)
+        raise typer.Exit(_options.NOT_MET)
 
 
 _WORDS = {
