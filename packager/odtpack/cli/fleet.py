@@ -342,27 +342,22 @@ def _show(result: FleetFitResult) -> None:
 
 
 def _table(rows: Sequence[Tried]) -> None:
-    from odtpack_simulator.values.units import (
-        format_bytes,
-        format_energy,
-        format_number,
-        format_percent,
-    )
+    from odtpack_simulator.values import units
 
     def cells(each: Tried) -> tuple[str, ...]:
         found = each.figures
-        quality = "not finite" if found.loss is None else format_number(found.loss)
+        quality = "not finite" if found.loss is None else units.format_number(found.loss)
         return (
             f"{each.number}",
             f"{each.clients}",
             f"{each.epochs}",
             f"{each.learning_rate:g}",
             f"{each.rounds}",
-            quality if found.accuracy is None else format_percent(found.accuracy),
+            quality if found.accuracy is None else units.format_percent(found.accuracy),
             "never" if found.days is None else f"{found.days:.1f}",
-            format_percent(found.took_part),
-            format_bytes(found.traffic_bytes),
-            "unknown" if found.energy_j is None else format_energy(found.energy_j),
+            units.format_percent(found.took_part),
+            units.format_bytes(found.traffic_bytes),
+            "unknown" if found.energy_j is None else units.format_energy(found.energy_j),
             "; ".join(
                 [
                     *each.failed[: 0 if each.reason else None],

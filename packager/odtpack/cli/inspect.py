@@ -66,19 +66,11 @@ def _kind(path: Path) -> str:
 
 
 def _package(path: Path, reports: Sequence[str]) -> dict[str, Any]:
-    from odtpack.cli._describe import (
-        byte_size,
-        check_reports,
-        parameter_summary,
-        runtime_text,
-        shape_text,
-        show_sizes,
-        update_lines,
-    )
+    from odtpack.cli import _describe
     from odtpack_runtime.package.package import Package
 
     package = Package.open(path)
-    check_reports(reports, package)
+    _describe.check_reports(reports, package)
     manifest = package.manifest
     _console.say(f"package {package.path}", style="bold")
     settings = manifest.optimizer.as_dict()
@@ -86,19 +78,19 @@ def _package(path: Path, reports: Sequence[str]) -> dict[str, Any]:
     shown = ", ".join(f"{key} {_setting(value)}" for key, value in settings.items())
     _console.say(f"  loss        {manifest.loss}")
     _console.say(f"  optimizer   {manifest.optimizer.kind}{f' ({shown})' if shown else ''}")
-    for line in update_lines(manifest):
+    for line in _describe.update_lines(manifest):
         _console.say(f"  {line}")
-    _console.say(f"  runs on     {runtime_text(manifest)}")
+    _console.say(f"  runs on     {_describe.runtime_text(manifest)}")
     for taken in manifest.inputs:
-        text = shape_text(taken.dtype, taken.shape)
+        text = _describe.shape_text(taken.dtype, taken.shape)
         _console.say(f"  input       {taken.name}: {text} ({taken.role})")
     for given in manifest.all_outputs:
-        text = shape_text(given.dtype, given.shape)
+        text = _describe.shape_text(given.dtype, given.shape)
         _console.say(f"  output      {given.name}: {text} ({given.role})")
     _console.say("files", style="bold")
-    sizes_of_parts = show_sizes(package, path, reports)
+    sizes_of_parts = _describe.show_sizes(package, path, reports)
     _console.say("parameters", style="bold")
-    for line in parameter_summary(manifest):
+    for line in _describe.parameter_summary(manifest):
         _console.say(f"  {line}")
     for dtype in sorted({p.model_dtype for p in manifest.parameters if p.model_dtype}):
         count = sum(p.model_dtype == dtype for p in manifest.parameters)
@@ -110,7 +102,7 @@ def _package(path: Path, reports: Sequence[str]) -> dict[str, Any]:
     for name, domains in manifest.operators.by_model().items():
         for domain, operators in domains.items():
             _console.say(f"  {name} ({domain}): {', '.join(operators)}")
-    sizes = {p.name: byte_size(p.dtype, p.shape) for p in manifest.parameters}
+    sizes = {p.name: _describe.byte_size(p.dtype, p.shape) for p in manifest.parameters}
     content: dict[str, Any] = {"kind": "package", **manifest.as_dict()}
     content["sizes"] = sizes_of_parts
     for entry in content["parameters"]:

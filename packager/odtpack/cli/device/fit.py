@@ -241,17 +241,12 @@ def _table(
     result: FitResult, solutions: list[Solution], *, first: Literal["recipe", "beaten by"] | None
 ) -> None:
     """Print candidates: those of the Pareto set with their recipes, others with what beats them."""
-    from odtpack_simulator.values.units import (
-        format_bytes,
-        format_number,
-        format_percent,
-        format_value,
-    )
+    from odtpack_simulator.values import units
 
     metric = result.objectives[0].name
 
     def shown(value: float | None, unit: str) -> str:
-        return "unknown" if value is None else format_value(value, unit)
+        return "unknown" if value is None else units.format_value(value, unit)
 
     rows = []
     budgets = any(each.choice.memory_budget for each in solutions)
@@ -267,10 +262,10 @@ def _table(
                 f"{each.number}",
                 "unknown"
                 if quality is None
-                else format_percent(quality)
+                else units.format_percent(quality)
                 if metric == "accuracy"
-                else format_number(quality),
-                format_bytes(each.peak_bytes),
+                else units.format_number(quality),
+                units.format_bytes(each.peak_bytes),
                 shown(each.time_s, "s"),
                 shown(each.energy_j, "J"),
                 f"{choice.batch_size}" + (f" in batches of {choice.micro_batch}" if cut else ""),
