@@ -63,7 +63,7 @@ def report_zero_gradients(package: Path, data: Path) -> list[str]:
     arrays = opened.load_data(data)
     samples = len(next(iter(arrays.values())))
     size = choose_batch_size(opened, None)
-    if fixed_batch(opened) is None:
+    if manifest.fixed_batch is None:
         size = min(size, samples)
     if samples < size:
         raise OdtpackError(
@@ -114,15 +114,9 @@ def split(samples: int, share: float, seed: int) -> Split:
     return Split(train=order[:count], held_out=order[count:])
 
 
-def fixed_batch(package: Package) -> int | None:
-    """The batch size that the models demand; None if they take any."""
-    sizes = [item.shape[0] for item in package.manifest.inputs if item.shape]
-    return next((size for size in sizes if isinstance(size, int)), None)
-
-
 def choose_batch_size(package: Package, wanted: int | None) -> int:
     """The batch size to train with."""
-    demanded = fixed_batch(package)
+    demanded = package.manifest.fixed_batch
     if demanded is None:
         return wanted or 32
     if wanted not in (None, demanded):
@@ -147,7 +141,7 @@ def evaluate(
     package: Package, module: Module, data: Data, indices: Indices, batch_size: int
 ) -> Evaluation:
     """Evaluate samples in evaluation mode; no figures without a batch to evaluate on."""
-    cut = batches(indices, batch_size, whole=fixed_batch(package) is not None)
+    cut = batches(indices, batch_size, whole=package.manifest.fixed_batch is not None)
     scores, labels = accuracy_inputs(package.manifest)
     return training_loop.evaluate(
         module,

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from odtpack.build import build
 from odtpack.fit.outcome import (
@@ -32,10 +32,7 @@ from odtpack_simulator.result import DeviceResult, NotJudged, SimulationResult, 
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.text import toml_key, toml_value
-from odtpack_simulator.values.units import format_bytes
-
-if TYPE_CHECKING:
-    from odtpack_simulator.values.units import Interval
+from odtpack_simulator.values.units import Interval, format_bytes
 
 MEMORY_TOLERANCE: Final = 0.01
 TIME_TOLERANCE: Final = 0.05

@@ -8,11 +8,12 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from odtpack.build import build
 from odtpack.errors import OdtpackError
 from odtpack.fit.space import Candidate
+from odtpack.recipe import BuildSpec
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.app_footprint import most_for_training
 from odtpack_simulator.device.kits import Kit, kit_of
@@ -22,12 +23,8 @@ from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory, step_graphs
 from odtpack_simulator.memory.planning import held_weights
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
+from odtpack_simulator.replay.executor import Executor, OnDone
 from odtpack_simulator.values.units import format_bytes
-
-if TYPE_CHECKING:
-    from odtpack.recipe import BuildSpec
-    from odtpack_simulator.replay.executor import Executor, OnDone
-
 
 _FLOPS_PER_BYTE: Final = 8.0
 """Balance of a small core: about 8 single-precision operations for each byte it can move."""

@@ -13,24 +13,20 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import onnx_ir as ir
 
-from odtpack.choices import STORAGES
+from odtpack.choices import STORAGES, Storage
 from odtpack.errors import OdtpackError
+from odtpack.fit.study import Value
 from odtpack.graph.graphs import reads
 from odtpack.model.exporters import matching, module_names
 from odtpack.optimizers import OPTIMIZERS
 from odtpack.package.parameters import candidates, is_weight
+from odtpack.recipe import BuildSpec, Recipe
+from odtpack.spec import Group
 from odtpack_runtime.training.schedules import ScheduleSpec
-
-if TYPE_CHECKING:
-    from odtpack.choices import Storage
-    from odtpack.fit.study import Value
-    from odtpack.recipe import BuildSpec, Recipe
-    from odtpack.spec import Group
-
 
 _MATRIX_RANK = 2
 

@@ -83,7 +83,6 @@ def train(
     """
     from odtpack.cli import _fit
     from odtpack.cli._files import check_share, check_writable, find_recipe
-    from odtpack.cli._fit import choose_scheduler
     from odtpack.cli.data import as_samples
     from odtpack.errors import OdtpackError
     from odtpack.recipe import read_recipe
@@ -104,7 +103,7 @@ def train(
     target = out or opened.path.with_name(f"{opened.path.name}.ckpt")
     check_writable(target, "--out", outside=opened)
     size = _fit.choose_batch_size(opened, batch_size)
-    whole = _fit.fixed_batch(opened) is not None
+    whole = opened.manifest.fixed_batch is not None
     recipe = find_recipe(recipe, wanted=data.suffix == ".jsonl")
     read = None if recipe is None else read_recipe(recipe)
     with as_samples(read, data, evaluation) as (given, others):
@@ -117,7 +116,7 @@ def train(
     optimizer = Optimizer(opened.optimizer_model, module)
     before_epochs = _epochs_made(state)
     steps = epochs * _fit.step_count(len(parts.train), size, module.accumulation_steps, whole=whole)
-    scheduler = choose_scheduler(optimizer, opened.manifest, schedule, lr, steps)
+    scheduler = _fit.choose_scheduler(optimizer, opened.manifest, schedule, lr, steps)
 
     if held_out is None:
         tested, indices = arrays, parts.held_out if len(parts.held_out) else parts.train
