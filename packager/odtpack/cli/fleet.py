@@ -346,6 +346,9 @@ def _table(rows: Sequence[Tried]) -> None:
 
     def cells(each: Tried) -> tuple[str, ...]:
         found = each.figures
+        notes = [each.reason] if each.reason else [*each.failed]
+        if each.beaten_by:
+            notes.append(f"beaten by {', '.join(map(str, each.beaten_by))}")
         quality = "not finite" if found.loss is None else units.format_number(found.loss)
         return (
             f"{each.number}",
@@ -358,13 +361,7 @@ def _table(rows: Sequence[Tried]) -> None:
             units.format_percent(found.took_part),
             units.format_bytes(found.traffic_bytes),
             "unknown" if found.energy_j is None else units.format_energy(found.energy_j),
-            "; ".join(
-                [
-                    *each.failed[: 0 if each.reason else None],
-                    *([each.reason] if each.reason else []),
-                    *([f"beaten by {', '.join(map(str, each.beaten_by))}"] * bool(each.beaten_by)),
-                ]
-            ),
+            "; ".join(notes),
         )
 
     quality = "loss" if rows[0].figures.accuracy is None else "accuracy"

@@ -268,10 +268,8 @@ def resolve(
         trained = {name: "*" for name in names if name not in frozen}
     elif not freeze:
         frozen = {name: "*" for name in names if name not in trained}
-    order = {name: place for place, name in enumerate(model.graph.initializers)}
-    return tuple(sorted(trained, key=order.__getitem__)), tuple(
-        sorted(frozen, key=order.__getitem__)
-    )
+    order = [*model.graph.initializers]
+    return tuple(n for n in order if n in trained), tuple(n for n in order if n in frozen)
 
 
 def unreached(model: ir.Model, alike: Sequence[str], read: Sequence[str]) -> list[str]:

@@ -190,6 +190,7 @@ def verdict(old: Package, new: Package, changed_values: Collection[str]) -> Verd
     """Say whether a checkpoint that was trained with ``old`` can be used with ``new``."""
     before = {item.name: item for item in old.manifest.parameters}
     after = {item.name: item for item in new.manifest.parameters}
+    roles = {name: item.role for name, item in before.items()}
     trained = [item for item in before.values() if item.role in _TRAINED_ROLES]
     problems = tuple(
         Problem(parameter=item.name, why=why)
@@ -201,19 +202,19 @@ def verdict(old: Package, new: Package, changed_values: Collection[str]) -> Verd
         item.name
         for item in after.values()
         if item.role == "trainable"
-        and (item.name in misfits or _role(before.get(item.name)) != "trainable")
+        and (item.name in misfits or roles.get(item.name) != "trainable")
     )
     resets = _reset_reasons(old, new, fresh)
     opens = before.keys() == after.keys() and not any(
         _misfit(item, after[name])
-        or (item.role == "trainable") != (_role(after[name]) == "trainable")
+        or (item.role == "trainable") != (after[name].role == "trainable")
         for name, item in before.items()
     )
     frozen = tuple(
         item.name
         for item in after.values()
         if item.role == "frozen"
-        and _role(before.get(item.name)) not in _TRAINED_ROLES
+        and roles.get(item.name) not in _TRAINED_ROLES
         and (item.name not in before or item.name in changed_values)
     )
     return Verdict(
@@ -256,10 +257,6 @@ def _misfit(old: ParameterInfo, new: ParameterInfo | None) -> str | None:
     if old.dtype != new.dtype:
         return f"its type changes from {old.dtype} to {new.dtype}"
     return None
-
-
-def _role(parameter: ParameterInfo | None) -> str | None:
-    return None if parameter is None else parameter.role
 
 
 def _reset_reasons(old: Package, new: Package, fresh: Collection[str]) -> tuple[str, ...]:

@@ -33,17 +33,11 @@ NO_COMPRESS: Final = ("onnx", "ort", "checkpoint", "checkpoint.data")
 
 @dataclass(frozen=True)
 class Installed:
-    """What lies in an app's resources now.
-
-    Attributes:
-        folder: Where.
-        names: Names of the files.
-        changed: Whether any of them was written.
-    """
+    """What lies in an app's resources now."""
 
     folder: Path
-    names: tuple[str, ...]
-    changed: bool
+    names: tuple[str, ...]  # of the files
+    changed: bool  # whether any of them was written
 
 
 def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
