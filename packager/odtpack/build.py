@@ -41,7 +41,7 @@ from odtpack.package.parameters import Chosen, choose, constants_like_weights, u
 from odtpack.package.rows import frozen_rows, zero_rows
 from odtpack.package.self_check import MEASURE
 from odtpack.package.several_losses import attach_losses
-from odtpack.package.task import Task
+from odtpack.package.task import Remark, Task, silent
 from odtpack.package.training import read_by, select
 from odtpack.package.write import check_folder, write_artifacts
 from odtpack.quantized import quantize_base
@@ -156,21 +156,22 @@ def build(
     _check_used(spec, chosen)
     check_choice("optimizer", spec.optimizer, OPTIMIZERS)
     optimizer = make_optimizer(spec.optimizer, spec.optimizer_options)
+    say = remark or silent
     with named_cause(spec.model), _located(spec.model):
         loaded = load(spec)
         cache, wanted = loaded.meta.get(CACHE, ()), spec.train
         old = loaded.meta.get(CONVERTED_FROM)
-        if remark is not None and old is not None:
-            remark(f"the model has opset {old}, and is converted to {old_opsets.NEWEST}")
-        if remark is not None and (ones := loaded.meta.get(SQUEEZED)):
+        if old is not None:
+            say(f"the model has opset {old}, and is converted to {old_opsets.NEWEST}")
+        if ones := loaded.meta.get(SQUEEZED):
             sizes = [f"axis {axis} of {name}" for name, axis in ones]
-            remark(
+            say(
                 f"{some(sizes)} {'are' if sizes[1:] else 'is'} taken to have size 1, as squeeze() "
                 "in the model needs it: training on other sizes fails"
             )
-        if remark is not None and (lost := loaded.meta.get(UNREACHED)):
+        if lost := loaded.meta.get(UNREACHED):
             names = [layer_name(name, {}) for name in lost]
-            remark(
+            say(
                 f"nothing that the model returns depends on {some(names)}: the exporter left what "
                 "they compute unread, and they are left out"
             )
@@ -228,21 +229,20 @@ def build(
             memory=memory,
             served=served,
             adapter=None if inserted is None else _adapter_info(inserted),
-            decoder=_decoder(spec, loaded, inserted, found.trained, remark),
+            decoder=_decoder(spec, loaded, inserted, found.trained, say),
             backend=backend_for(spec.runtime),
         )
         # What runs the models gets ready while they are made.
         log = remark and (lambda line: remark(f"ONNX Runtime says: {line}"))
         with worker(log, start=spec.runtime == STOCK) as apart:
-            manifest = write_artifacts(task, destination, remark)
+            manifest = write_artifacts(task, destination, say)
         if checked is not None and MEASURE in apart.seconds:
             checked(apart.seconds[MEASURE])
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
     try:
         check_axes(manifest.input_specs())
     except OdtpackError as error:  # where data are fed
-        if remark is not None:
-            remark(f"{error.what} {error.hint}")
+        say(f"{error.what} {error.hint}")
     return manifest
 
 
@@ -293,7 +293,7 @@ def _decoder(
     loaded: ir.Model,
     inserted: Inserted | None,
     trained: Sequence[str],
-    remark: Callable[[str], None] | None,
+    remark: Remark,
 ) -> ir.Model | None:
     """The model for generation, of a decoder that was exported with its cache."""
     if not spec.segments or CACHE not in loaded.meta or inserted is None:
@@ -308,8 +308,7 @@ def _decoder(
     except OdtpackError as error:
         if error.code != "decoder-unsupported":
             raise
-        if remark is not None:
-            remark(f"the model is not kept for generation: {error.what}")
+        remark(f"the model is not kept for generation: {error.what}")
         return None
 
 

@@ -44,6 +44,14 @@ class InferenceTemplate:
     parameters: tuple[str, ...]
 
 
+Remark = Callable[[str], None]
+"""Takes a sentence about what was done or assumed without being asked for."""
+
+
+def silent(_sentence: str) -> None:
+    """Where nobody listens to remarks."""
+
+
 Accumulator = Callable[[ir.Value, ir.Value, ir.Value], ir.Value]
 """Takes a parameter, its gradient and the buffer; returns what the training model returns."""
 

@@ -31,7 +31,7 @@ from odtpack.ort.session_runs import TRAINING_MODELS
 from odtpack.package.optimizer_update import resolve_update
 from odtpack.package.segments.build import build_segments, check_options, stage_segments
 from odtpack.package.self_check import checked
-from odtpack.package.task import Graphs, OptimizerStep, Task
+from odtpack.package.task import Graphs, OptimizerStep, Remark, Task, silent
 from odtpack.package.training import STATE_SUFFIX, build_graphs, read_by
 from odtpack.passes import native
 from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
@@ -136,7 +136,7 @@ def write_package(
     graphs: Graphs,
     made: Made | None,
     folder: Path,
-    remark: Callable[[str], None] | None = None,
+    remark: Remark = silent,
     *,
     run: bool = True,
 ) -> Manifest | None:
@@ -189,14 +189,12 @@ def write_package(
             )
             if manifest is not None:
                 _write(manifest, stage / name)
-        elif run and remark is not None:
+        elif run:
             remark(f"the models were not run: only {task.backend.runtime} runs them")
     return manifest
 
 
-def _with_decoder_that_runs(
-    manifest: Manifest, path: Path, remark: Callable[[str], None] | None
-) -> Manifest:
+def _with_decoder_that_runs(manifest: Manifest, path: Path, remark: Remark) -> Manifest:
     """The manifest, without the model for generation if that does not run here."""
     own = [file for file in manifest.files.extra if file.role in DECODER_ROLES]
     try:
@@ -205,8 +203,7 @@ def _with_decoder_that_runs(
     except OdtpackError as error:
         if error.code not in ("model-not-loadable", "run-failed", "models-memory"):
             raise
-        if remark is not None:
-            remark(f"the model is not kept for generation: {error.what}")
+        remark(f"the model is not kept for generation: {error.what}")
         for file in own:
             (path.parent / file.path).unlink()
         extra = tuple(file for file in manifest.files.extra if file not in own)
@@ -578,9 +575,7 @@ _RESOLVED: Final = {
 }
 
 
-def write_artifacts(
-    task: Task, folder: Path, remark: Callable[[str], None] | None = None
-) -> Manifest | None:
+def write_artifacts(task: Task, folder: Path, remark: Remark = silent) -> Manifest | None:
     """Differentiate a loaded model and write everything that is asked for."""
     spec, backend = task.spec, task.backend
     if spec.ort_format and not backend.is_stock:
@@ -596,7 +591,7 @@ def write_artifacts(
     backend.require_opset(task.model.graph.opset_imports[""])
     if task.memory is not None and task.memory.budget is not None:
         graphs = build_within(task.memory, task, _made)
-        if graphs.memory is not None and remark is not None:
+        if graphs.memory is not None:
             for sentence in sentences(graphs.memory):
                 remark(sentence)
     else:
