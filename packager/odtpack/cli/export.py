@@ -58,8 +58,7 @@ def export(
     operators, and a decoder has no cache.
     """
     from odtpack.cli._files import check_writable
-    from odtpack.errors import OdtpackError
-    from odtpack_runtime.package.package import Package
+    from odtpack_runtime import OdtpackError, Package
     from odtpack_simulator.values.units import format_bytes
 
     opened = Package.open(package)
@@ -263,10 +262,9 @@ def ort(
     A minimal build of ONNX Runtime reads this format only. Existing files in ORT format are
     replaced, and the manifest lists the new ones.
     """
-    from odtpack.errors import OdtpackError
     from odtpack.ort.files import add_ort_files
+    from odtpack_runtime import OdtpackError, Package
     from odtpack_runtime.files.folder_update import finish_update
-    from odtpack_runtime.package.package import Package
     from odtpack_simulator.values.units import format_bytes
 
     if (outputs or checkpoint is not None) and not inference:

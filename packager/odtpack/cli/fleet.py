@@ -66,8 +66,7 @@ def run(
     from odtpack.cli._describe import of_fleet
     from odtpack.cli._files import check_not_input, check_reports, check_writable, write_reports
     from odtpack.cli.device.demo import make_folder
-    from odtpack.errors import OdtpackError
-    from odtpack_runtime.package.package import Package
+    from odtpack_runtime import OdtpackError, Package
     from odtpack_simulator.fleet.federation import Federation
     from odtpack_simulator.fleet.figures import join_seeds, judge_fleet
     from odtpack_simulator.fleet.fleet_file import read_fleet

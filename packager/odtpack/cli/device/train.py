@@ -10,7 +10,7 @@ from odtpack.cli import _console, _options
 from odtpack.cli._options import destination, flag, option
 
 if TYPE_CHECKING:
-    from odtpack_runtime import CheckpointState, Optimizer
+    from odtpack_runtime import Optimizer
     from odtpack_runtime.training.loop import Evaluation
 
 EPOCHS_PROPERTY = "odtpack.epochs"
@@ -84,10 +84,8 @@ def train(
     from odtpack.cli import _fit
     from odtpack.cli._files import check_share, check_writable, find_recipe
     from odtpack.cli.data import as_samples
-    from odtpack.errors import OdtpackError
     from odtpack.recipe import read_recipe
-    from odtpack_runtime import CheckpointState, Optimizer
-    from odtpack_runtime.package.package import Package
+    from odtpack_runtime import CheckpointState, OdtpackError, Optimizer, Package
     from odtpack_runtime.package.self_check import cannot_teach
 
     opened = Package.open(package)
@@ -114,7 +112,8 @@ def train(
     state = CheckpointState.load_checkpoint(resume or opened.checkpoint)
     module = _fit.open_module(opened, state, activations)
     optimizer = Optimizer(opened.optimizer_model, module)
-    before_epochs = _epochs_made(state)
+    made = dict(state.properties).get(EPOCHS_PROPERTY, 0)
+    before_epochs = made if isinstance(made, int) and made >= 0 else 0
     steps = epochs * _fit.step_count(len(parts.train), size, module.accumulation_steps, whole=whole)
     scheduler = _fit.choose_scheduler(optimizer, opened.manifest, schedule, lr, steps)
 
@@ -231,11 +230,6 @@ def _guarantee(
         )
     finite = found is not None and math.isfinite(found)
     return {"epsilon": found if finite else None, "delta": allowed, "sampling_rate": rate}
-
-
-def _epochs_made(state: CheckpointState) -> int:
-    made = dict(state.properties).get(EPOCHS_PROPERTY, 0)
-    return made if isinstance(made, int) and made >= 0 else 0
 
 
 def _figures(figures: Evaluation) -> str:
