@@ -256,10 +256,8 @@ class FleetFitRequest:
 class _Trial:
     """A federation to play, or to continue, up to a round."""
 
-    package: Path
-    data: Path
-    fleet: FleetFile
-    devices: Sequence[FleetDevice]
+    request: FleetFitRequest
+    fleet: FleetFile  # as its settings are
     state: Path
     until: int
 
@@ -343,10 +341,8 @@ class _Search:
         first = request.fleet.seed
         trials = [
             _Trial(
-                request.package,
-                request.data,
+                request,
                 runner.of(request.fleet.model_copy(update={"seed": seed})),
-                request.devices,
                 self.folder / f"{runner.number}-{seed}.npz",
                 rounds,
             )
@@ -412,7 +408,8 @@ class _Search:
 
 
 def _play(trial: _Trial) -> FleetResult:
-    federation = Federation(trial.package, trial.data, trial.fleet, trial.devices)
+    request = trial.request
+    federation = Federation(request.package, request.data, trial.fleet, request.devices)
     result, _ = federation.simulate(
         state_path=trial.state, resume=trial.state.is_file(), until=trial.until
     )
