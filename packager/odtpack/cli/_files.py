@@ -70,9 +70,8 @@ def check_creatable(folder: Path, option: str) -> None:
 
 def _obstacle(folder: Path) -> str:
     """Why nothing can be created below a folder that may not exist; empty where it can."""
-    nearest = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), None)
-    if nearest is None:  # a relative path without any part that exists
-        nearest = Path()
+    # Of a relative path without any part that exists it is the current folder.
+    nearest = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), Path())
     if not nearest.is_dir():
         return f"{str(nearest)!r} is not a folder"
     return _refusal(nearest / (folder.name or "new"))

@@ -35,12 +35,11 @@ def choose_scheduler(
         if resumed is None or lr is None:
             return resumed
         return LRScheduler(optimizer, resumed.schedule, lr)
-    spec = None
+    spec, own = None, manifest.schedule
     if text is not None:
         spec = None if text == "none" else ScheduleSpec.parse(text)
-    elif manifest.schedule is not None:
-        kind, settings = manifest.schedule.kind, manifest.schedule.settings
-        spec = ScheduleSpec(kind, settings, manifest.schedule.learning_rate)
+    elif own is not None:
+        spec = ScheduleSpec(own.kind, own.settings, own.learning_rate)
     if spec is None:
         if PROPERTY in properties:
             del properties[PROPERTY]

@@ -6,18 +6,16 @@ import dataclasses
 import re
 from typing import Annotated
 
-import typer
-
 from odtpack.cli import _completion, _console, _options
+from odtpack.cli._options import argument
 
 
 def explain(
     code: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[CODE]",
-            show_default=False,
-            help="Code of an error, as in error[CODE]. Without one, all codes are listed.",
+        argument(
+            "[CODE]",
+            "Code of an error, as in error[CODE]. Without one, all codes are listed.",
             autocompletion=_completion.error_codes,
         ),
     ] = None,

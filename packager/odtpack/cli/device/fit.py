@@ -16,7 +16,6 @@ from odtpack.cli.device.simulate import STRICT
 if TYPE_CHECKING:
     from odtpack.fit import FitResult
     from odtpack.fit.outcome import Solution
-    from odtpack_simulator.replay.executor import Executor
     from odtpack_simulator.values.figure import Check
 
 RESULT: Final = "fit.json"
@@ -168,7 +167,7 @@ def fit(
         evaluation=evaluation,
         holdout=check_share(holdout, other=evaluation),
     )
-    executor: Executor = make_executor(jobs, ray)
+    executor = make_executor(jobs, ray)
     with (
         as_samples(read, data, evaluation) as (given, others),
         _console.Progress("fit") as progress,
