@@ -299,11 +299,7 @@ def names() -> list[str]:
 
 
 def write_example(name: str, folder: Path) -> list[Path]:
-    """Write a project into a new or empty folder; return its files.
-
-    Raises:
-        OdtpackError: ``usage`` for an unknown name, or ``folder-not-empty``.
-    """
+    """Write a project into a new or empty folder; return its files."""
     from odtpack.errors import OdtpackError, near_names
     from odtpack_runtime.files.atomic import write_whole
 

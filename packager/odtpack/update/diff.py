@@ -380,16 +380,7 @@ _STRUCTURE = {
 
 
 def diff_packages(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> PackageDiff:
-    """Compare two packages.
-
-    Args:
-        old: The package that devices have: its folder or its manifest.
-        new: The package that they would get.
-
-    Raises:
-        OdtpackError: One of them is not a complete package, as
-            :meth:`odtpack_runtime.package.package.Package.open` says.
-    """
+    """Compare the package that devices have with the one that they would get."""
     first, second = Package.open(old), Package.open(new)
     before, after = first.manifest, second.manifest
     parameters = tuple(_parameters(first, second))

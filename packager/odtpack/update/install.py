@@ -41,21 +41,10 @@ class Installed:
 
 
 def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
-    """Copy the models, the checkpoint and the manifest of a package; nothing if they are there.
-
-    The manifest lists no files but those that are copied. Where that is the package's own
-    manifest its signature is copied too. The folder has the old files or the new ones.
-
-    Args:
-        package: Folder of the package.
-        folder: Folder in the app's resources: new, empty, or with an installed package, whose
-            files are replaced.
-        ort: The models in ORT format in place of the ONNX models.
-
-    Raises:
-        OdtpackError: The package is damaged or has no models in ORT format, or the folder
-            holds other things or cannot be written.
-    """
+    """Copy the models, the checkpoint and the manifest of a package; nothing if they are there."""
+    # The manifest lists no files but those that are copied. Where that is the package's own
+    # manifest its signature is copied too. The folder has the old files or the new ones. It is new,
+    # empty, or has an installed package. `ort`: the models in ORT format in place of ONNX models.
     opened = Package.open(package)
     if folder.resolve() == opened.path:
         raise OdtpackError(
