@@ -14,7 +14,7 @@ from pydantic import Field
 
 from odtpack.errors import OdtpackError
 from odtpack.fit.finalists import TIME_TOLERANCE
-from odtpack.fit.outcome import Point, beaten_by, beats, choose, on_grid
+from odtpack.fit.outcome import Point, beats, choose, on_grid, ranked
 from odtpack.fit.space import SearchConstraints
 from odtpack.fit.study import GROUP, Study, Value, optuna
 from odtpack_runtime.files.scratch import scratch_folder
@@ -317,12 +317,7 @@ class _Search:
         ended = {each.number for each in finished}
         self.left = [each for each in self.left if each.number not in ended]
         kept = [each for each in finished if not each.failed]
-        beating = beaten_by([each.figures.costs() for each in kept])
-        ranked = [
-            each.model_copy(update={"beaten_by": sorted(kept[i].number for i in by)})
-            for each, by in zip(kept, beating, strict=True)
-        ]
-        ranked.sort(key=lambda each: (each.figures.costs(), each.number))
+        best, beaten = ranked(kept, [each.figures.costs() for each in kept])
         return FleetFitResult(
             tool_version=tool_version(),
             manifest_sha256=Package.open(request.package).manifest_sha256,
@@ -330,8 +325,8 @@ class _Search:
             candidates=len(request.space),
             seeds=request.seeds,
             rungs=made,
-            best=[each for each in ranked if not each.beaten_by],
-            beaten=[each for each in ranked if each.beaten_by],
+            best=best,
+            beaten=beaten,
             over_budget=[each for each in finished if each.failed],
             left=sorted(self.left, key=lambda each: each.number),
         )

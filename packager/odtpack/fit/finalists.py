@@ -17,9 +17,9 @@ from odtpack.fit.outcome import (
     Objective,
     Point,
     Solution,
-    beaten_by,
     choice,
     on_grid,
+    ranked,
 )
 from odtpack.fit.search_context import FitRequest, SearchContext
 from odtpack.fit.space import Candidate, Space
@@ -191,20 +191,6 @@ def costs(each: Solution, wanted: Sequence[Objective]) -> Point:
     return tuple(point)
 
 
-def compared(
-    solutions: Sequence[Solution], wanted: Sequence[Objective]
-) -> tuple[list[Solution], list[Solution]]:
-    """The Pareto set, best metric first, and the rest, each with what beats it."""
-    points = [costs(each, wanted) for each in solutions]
-    beating = beaten_by(points)
-    best, rest = list[Solution](), list[Solution]()
-    for i in sorted(range(len(points)), key=lambda i: (points[i], solutions[i].number)):
-        numbers = sorted(solutions[j].number for j in beating[i])
-        ranked = solutions[i].model_copy(update={"beaten_by": numbers})
-        (rest if numbers else best).append(ranked)
-    return best, rest
-
-
 def summarize(
     simulated: Sequence[tuple[Candidate, SimulationResult]],
     request: FitRequest,
@@ -222,7 +208,7 @@ def summarize(
         list(solutions.values()), reasons(result for _, result in simulated)
     )
     kept = [solutions[c.number] for c, result in simulated if not result.over_budget]
-    best, beaten = compared(kept, wanted)
+    best, beaten = ranked(kept, [costs(each, wanted) for each in kept])
     # The nearest to the budgets first. No other one misses each of them by less.
     far = {c.number: sum(misses(result).values()) for c, result in simulated if result.over_budget}
     over = [solutions[number] for number in far]
