@@ -108,7 +108,7 @@ def compared(package: Package, twin: Twin) -> dict[str, Any]:
     for name, shown in trained.items():
         parameter = state.parameters[name]
         value, gradient = parameter.data, parameter.grad
-        theirs = known.get(shown)
+        theirs: Any = known.get(shown)
         own = None if theirs is None else _array(theirs)
         if own is None or gradient is None or value.shape not in (own.shape, own.T.shape):
             left.append(shown)
