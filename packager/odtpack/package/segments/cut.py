@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -333,7 +333,8 @@ def cut(graph: ir.Graph, trained: Sequence[ir.Value]) -> list[Piece]:
     loss = graph.outputs[0]
     flow = dependents(graph, trained) & influences(graph, [loss])
     readers = _readers(graph)
-    constant = _constants(graph)
+    fixed = (v for v in graph.initializers.values() if not v.is_graph_input())
+    constant = _spread(graph, fixed, all)  # nodes that depend on no input
     stream = _stream(graph, trained, readers, constant)
     before = [value for value in stream if value not in flow]
     start = before[-1] if before else None
@@ -372,13 +373,14 @@ def _readers(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
     return found
 
 
-def _constants(graph: ir.Graph) -> set[ir.Node]:
-    """Nodes that depend on no input."""
-    fixed = {v for v in graph.initializers.values() if not v.is_graph_input()}
-    found = set()
+def _spread(
+    graph: ir.Graph, known: Iterable[ir.Value], enough: Callable[[Iterable[bool]], bool]
+) -> set[ir.Node]:
+    """Nodes that read known values, all or any of them, or what such nodes give."""
+    reached, found = set(known), set()
     for node in graph:
-        if all(value in fixed for value in reads(node)):
-            fixed.update(node.outputs)
+        if enough(value in reached for value in reads(node)):
+            reached.update(node.outputs)
             found.add(node)
     return found
 
@@ -402,14 +404,8 @@ def _post_dominators(
         return a
 
     for node in reversed(nodes):
-        following = [each for each in successors[node] if each in found]
-        if not following:
-            found[node] = None
-            continue
-        common: ir.Node | None = following[0]
-        for each in following[1:]:
-            common = meet(common, each)
-        found[node] = common
+        following: list[ir.Node | None] = [each for each in successors[node] if each in found]
+        found[node] = functools.reduce(meet, following) if following else None
     return found
 
 
@@ -519,7 +515,8 @@ def _shared(
     constant: Collection[ir.Node],
 ) -> list[ir.Value]:
     """Values of the first piece that the data decide alone, and that others read too."""
-    depends = _after_parameters(graph, flow)
+    # What depends on a trained parameter, whatever is made of it.
+    depends = _spread(graph, flow, any)
     return [
         value
         for node, index in owner.items()
@@ -527,17 +524,6 @@ def _shared(
         for value in node.outputs
         if any(owner.get(reader, 0) > 0 for reader in readers.get(value, ()))
     ]
-
-
-def _after_parameters(graph: ir.Graph, flow: Collection[ir.Value]) -> set[ir.Node]:
-    """Nodes that read what depends on a trained parameter, whatever they make of it."""
-    reached = set(flow)
-    found = set()
-    for node in graph:
-        if any(value in reached for value in reads(node)):
-            reached.update(node.outputs)
-            found.add(node)
-    return found
 
 
 def _check_shared(
