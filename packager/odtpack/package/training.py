@@ -14,7 +14,7 @@ from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.choices import WEBGPU
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.graphs import carried, dims_of, nodes_of, static_dims, subgraphs
+from odtpack.graph.graphs import ancestors, carried, dims_of, nodes_of, reads, static_dims
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.package.parameters import (
@@ -195,22 +195,7 @@ def detach(
 
 def read_by(value: ir.Value) -> set[str | None]:
     """Names of every value that one is computed from, itself included."""
-    found: set[str | None] = set()
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
-        if value.name in found:
-            continue
-        found.add(value.name)
-        node = value.producer()
-        if node is None:
-            continue
-        inner = (each for subgraph in subgraphs(node) for each in nodes_of(subgraph))
-        for reader in (node, *inner):
-            waiting += [operand for operand in reader.inputs if operand is not None]
-        for subgraph in subgraphs(node):
-            waiting.extend(subgraph.outputs)  # += is not for the container of a graph
-    return found
+    return {value.name, *(v.name for node in ancestors([value]) for v in reads(node))}
 
 
 RESET = "lazy_reset_grad"
