@@ -181,15 +181,12 @@ def detach(
     values = {value.name: value for node in graph for value in node.outputs}
     graph.outputs[:] = [values[name] for name in outputs]
     needed = set().union(*(read_by(value) for value in graph.outputs))
-    for value in list(graph.inputs):
-        if value.name not in needed:
-            graph.inputs.remove(value)
     used = []
     for name in list(graph.initializers):
         if name in parameters:
             graph.initializers.pop(name).const_value = None
             used += [name] if name in needed else []
-    graph.inputs[:] = [value for value in graph.inputs if value.name not in used]
+    graph.inputs[:] = [v for v in graph.inputs if v.name in needed and v.name not in used]
     return tuple(value.name or "" for value in graph.inputs), tuple(used)
 
 
