@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from odtpack.cli import _console, _options
 from odtpack.cli._options import argument, destination, examples, flag, group, option
-
-if TYPE_CHECKING:
-    from odtpack_runtime import CheckpointState
-    from odtpack_runtime.package.package import Package
-
 
 _BASE, _ADAPTER = "base.onnx", "adapter.onnx_adapter"
 
@@ -39,20 +34,14 @@ def export(
     Writes adapter_model.safetensors and adapter_config.json. PEFT does not have bitfit: for it
     only the files of ONNX Runtime are written.
     """
-    from odtpack.cli.export import load_state
+    from odtpack.cli.export import inference_of, load_state
     from odtpack.errors import OdtpackError, some
-    from odtpack_runtime import Package
+    from odtpack_runtime import CheckpointState, Package
     from odtpack_runtime.files.folder_update import update_folder
-    from odtpack_runtime.package.adapter import (
-        CONFIG,
-        adapter_of,
-        to_peft,
-        write_onnx_adapter,
-        write_peft,
-    )
+    from odtpack_runtime.package import adapter as peft
 
     opened = Package.open(package)
-    info = adapter_of(opened)
+    info = peft.adapter_of(opened)
     in_segments = opened.manifest.segments is not None
     if onnxruntime and in_segments:
         _ = opened.decoder
@@ -76,37 +65,26 @@ def export(
     state = load_state(opened, checkpoint)
     written: list[Path] = []
     # Weights mean something with the settings beside them only: they are replaced as one.
-    with update_folder(out, last=CONFIG if info.kind != "bitfit" else _ADAPTER) as stage:
+    with update_folder(out, last=peft.CONFIG if info.kind != "bitfit" else _ADAPTER) as stage:
         if info.kind != "bitfit":
-            written += write_peft(stage, to_peft(opened, state))
+            written += peft.write_peft(stage, peft.to_peft(opened, state))
             if info.absent:
                 _console.warn(
                     f"PEFT will not find {some(info.absent)}: the module in transformers does not "
                     "have them under these names, and PEFT drops what is trained on them"
                 )
-        if onnxruntime and in_segments:
+        if onnxruntime and not in_segments:
+            from odtpack.adapters.inference import with_adapter_inputs
+
+            written.append(stage / _BASE)
+            inference_of(opened, outputs or [], checkpoint).write(opened, written[-1])
+            start = CheckpointState.load_checkpoint(opened.checkpoint)
+            with_adapter_inputs(written[-1], start.arrays(trainable=True))
+        if onnxruntime:
             written.append(stage / _ADAPTER)
-            write_onnx_adapter(written[-1], state.arrays(trainable=True))
-        elif onnxruntime:
-            written += _for_onnxruntime(opened, state, checkpoint, stage, outputs or [])
+            peft.write_onnx_adapter(written[-1], state.arrays(trainable=True))
     _console.wrote(*(out / path.name for path in written))
     _console.json_result(as_json, {"path": str(out), "files": [path.name for path in written]})
-
-
-def _for_onnxruntime(
-    package: Package, state: CheckpointState, source: Path | None, out: Path, outputs: list[str]
-) -> list[Path]:
-    from odtpack.adapters.inference import with_adapter_inputs
-    from odtpack.cli.export import inference_of
-    from odtpack_runtime import CheckpointState
-    from odtpack_runtime.package.adapter import write_onnx_adapter
-
-    base, adapter = out / _BASE, out / _ADAPTER
-    inference_of(package, outputs, source).write(package, base)
-    start = CheckpointState.load_checkpoint(package.checkpoint).arrays(trainable=True)
-    with_adapter_inputs(base, start)
-    write_onnx_adapter(adapter, state.arrays(trainable=True))
-    return [base, adapter]
 
 
 def import_(
