@@ -14,7 +14,6 @@ from odtpack.cli._options import argument, destination, flag, option
 from odtpack.cli._spec_options import ORT_PLATFORM, ORT_STYLE, StyleChoice, read_formats
 
 if TYPE_CHECKING:
-    from odtpack.choices import OrtFormat
     from odtpack.ort.files import Inference
     from odtpack.ort.session_runs import SessionRun
     from odtpack_runtime import CheckpointState
@@ -79,7 +78,13 @@ def export(
     if formats is None:
         taken = found.write(opened, out)
     else:
-        taken, written = _write_with_ort(opened, found, out, formats)
+        from odtpack.ort.format import convert_models
+        from odtpack_runtime.files.folder_update import replace_together, staged_beside
+
+        with staged_beside(out) as stage:  # at any moment the variants that there are are its own
+            made = stage / out.name
+            taken = found.write(opened, made)
+            written = replace_together(out, made, list(convert_models([made], formats, stage)))
     size = format_bytes(out.stat().st_size)
     _console.say(f"wrote {out} ({size}): {', '.join(found.outputs)}, from {', '.join(taken)}")
     adapter = opened.manifest.adapter
@@ -131,20 +136,6 @@ def _decoder(
         "checkpoint": str(checkpoint or package.checkpoint),
     }
     _console.json_result(as_json, content)
-
-
-def _write_with_ort(
-    package: Package, model: Inference, out: Path, formats: OrtFormat
-) -> tuple[list[str], list[Path]]:
-    """Write the model and its variants in ORT format: at any moment those there are its own."""
-    # Returns the names of its inputs, and what was written beside it.
-    from odtpack.ort.format import convert_models
-    from odtpack_runtime.files.folder_update import replace_together, staged_beside
-
-    with staged_beside(out) as stage:
-        made = stage / out.name
-        taken = model.write(package, made)
-        return taken, replace_together(out, made, list(convert_models([made], formats, stage)))
 
 
 def inference_of(package: Package, outputs: list[str], checkpoint: Path | None) -> Inference:
