@@ -53,7 +53,7 @@ from odtpack_runtime.session.options import usual_session
 from odtpack_runtime.training.optimizer_contract import read_contract
 
 if TYPE_CHECKING:
-    from odtpack_simulator.memory.memory_phases import MemoryPlan, Phase
+    from odtpack_simulator.memory.memory_phases import MemoryPlan
 
 
 def model_digest(model: ir.Model) -> str:
@@ -477,7 +477,8 @@ def build_within(
     """Build graphs whose training is planned within the budget."""
     from odtpack.memory.compile import input_shapes
     from odtpack_simulator.memory.memory_plan import plan_memory
-    from odtpack_simulator.values.memory_fit import MARGIN, memory_fit
+    from odtpack_simulator.values.memory_fit import MARGIN, memory_fit, with_margin
+    from odtpack_simulator.values.units import format_bytes, format_percent
 
     scratch = dataclasses.replace(
         task, prefix="", spec=dataclasses.replace(task.spec, nominal=False)
@@ -513,7 +514,15 @@ def build_within(
             if limit <= _FINEST * out_of_reach:
                 break
         asked = dataclasses.replace(spec, limit=limit, slowdown=_ANY_TIME)
-    raise _too_small(spec, plan.peak)
+    least = format_bytes(with_margin(plan.peak.nbytes))
+    raise OdtpackError(
+        "memory-budget-too-small",
+        f"the phase '{plan.peak.name}' takes {least}, the plan's error of {format_percent(MARGIN)} "
+        "included, even with every useful recomputation; "
+        f"{format_bytes(spec.budget or 0)} are allowed",
+        hint=f"allow more, a batch size below {spec.batch} (--memory-batch), an optimizer "
+        "that keeps less, or freeze layers",
+    )
 
 
 def _kept(graphs: Graphs, plan: MemoryPlan) -> int:
@@ -522,21 +531,6 @@ def _kept(graphs: Graphs, plan: MemoryPlan) -> int:
         return graphs.memory.after
     steps = (phase for phase in plan.phases if phase.name == "training step")
     return sum(i.nbytes for phase in steps for i in phase.items if i.kind == "activations")
-
-
-def _too_small(spec: MemorySpec, phase: Phase) -> OdtpackError:
-    from odtpack_simulator.values.memory_fit import MARGIN, with_margin
-    from odtpack_simulator.values.units import format_bytes, format_percent
-
-    least = format_bytes(with_margin(phase.nbytes))
-    return OdtpackError(
-        "memory-budget-too-small",
-        f"the phase '{phase.name}' takes {least}, the plan's error of {format_percent(MARGIN)} "
-        "included, even with every useful recomputation; "
-        f"{format_bytes(spec.budget or 0)} are allowed",
-        hint=f"allow more, a batch size below {spec.batch} (--memory-batch), an optimizer "
-        "that keeps less, or freeze layers",
-    )
 
 
 def sentences(report: MemoryReport) -> Iterator[str]:
