@@ -316,11 +316,28 @@ def config(
     with every session option that an app may use, and compares the kernels that ran with the
     file. Exit code 1 if an operator or type is missing or unused.
     """
-    _check_options(out, check, types, globally_allowed_types, data)
     from odtpack.cli._files import check_writable
+    from odtpack_runtime import OdtpackError, Package
     from odtpack_runtime.apart.worker import worker
-    from odtpack_runtime.package.package import Package
 
+    if (out is None) == (check is None):
+        raise OdtpackError(
+            "out-or-check", "pass either --out to write a configuration, or --check to check one"
+        )
+    if types and globally_allowed_types:
+        raise OdtpackError(
+            "types-twice",
+            "--types limits each operator and --globally-allowed-types all operators: ONNX "
+            "Runtime's build takes one or the other",
+        )
+    if check is not None and (types or globally_allowed_types):
+        raise OdtpackError(
+            "option-not-used",
+            "--types and --globally-allowed-types apply to --out, not to --check",
+            hint="leave them out",
+        )
+    if out is not None and data is not None:
+        raise OdtpackError("option-not-used", "--data is for --check")
     opened = [Package.open(path) for path in packages]
     if out is not None:
         for package in opened:
@@ -340,31 +357,6 @@ def config(
     _console.json_result(as_json, content)
     if not content.get("passed", True):
         raise typer.Exit(_options.NOT_MET)
-
-
-def _check_options(
-    out: Path | None, check: Path | None, types: bool, globally: bool, data: Path | None
-) -> None:
-    from odtpack.errors import OdtpackError
-
-    if (out is None) == (check is None):
-        raise OdtpackError(
-            "out-or-check", "pass either --out to write a configuration, or --check to check one"
-        )
-    if types and globally:
-        raise OdtpackError(
-            "types-twice",
-            "--types limits each operator and --globally-allowed-types all operators: ONNX "
-            "Runtime's build takes one or the other",
-        )
-    if check is not None and (types or globally):
-        raise OdtpackError(
-            "option-not-used",
-            "--types and --globally-allowed-types apply to --out, not to --check",
-            hint="leave them out",
-        )
-    if out is not None and data is not None:
-        raise OdtpackError("option-not-used", "--data is for --check")
 
 
 def _runs(
