@@ -40,7 +40,7 @@ def inspect(
         from odtpack.cli._describe import check_reports
 
         check_reports(report or (), None)
-        content = _KINDS[kind](path)
+        content = _checkpoint(path) if kind == "checkpoint" else _model(path)
     _console.json_result(as_json, {"path": str(path), **content})
 
 
@@ -309,6 +309,3 @@ def _checkpoint(path: Path) -> dict[str, Any]:
         "optimizer": optimizer,
         "properties": dict(sorted(data.properties.items())),
     }
-
-
-_KINDS = {"model": _model, "checkpoint": _checkpoint}
