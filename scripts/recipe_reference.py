@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from odtpack.recipe.schema import BOUNDS, json_schema
+from odtpack.option import BOUNDS
+from odtpack.recipe.schema import json_schema
 from odtpack.spec import keys_of
 
 _SHOWN_ELSEWHERE = {"budgets"}

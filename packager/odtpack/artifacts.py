@@ -154,7 +154,9 @@ def generate_artifacts(
     frozen = _initializers(loaded, frozen, "frozen_params")
     read = _names(loss_input_names, "loss_input_names")
     additional = _names(additional_output_names, "additional_output_names")
-    attached, everything = None, _is_everything(loaded, train)
+    # Where every initializer of the file is named, that is a list, and no choice.
+    stored = {n for n, v in loaded.graph.initializers.items() if not is_lifted_constant(v)}
+    attached, everything = None, bool(train) and stored <= set(train)
     if isinstance(loss, Block):
         # The block writes the loss; the model then ends in it.
         given = read or [output.name or "" for output in loaded.graph.outputs]
@@ -211,12 +213,6 @@ def _initializers(model: ir.Model, patterns: Sequence[str], argument: str) -> tu
             )
         known += hits
     return tuple(dict.fromkeys(known))
-
-
-def _is_everything(model: ir.Model, train: Sequence[str]) -> bool:
-    """Whether every initializer of the file is named: a list, and no choice."""
-    stored = (n for n, v in model.graph.initializers.items() if not is_lifted_constant(v))
-    return bool(train) and set(stored) <= set(train)
 
 
 def _those_that_learn(

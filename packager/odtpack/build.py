@@ -42,7 +42,7 @@ from odtpack.package.parameters import Chosen, choose, constants_like_weights, u
 from odtpack.package.rows import frozen_rows, zero_rows
 from odtpack.package.self_check import MEASURE
 from odtpack.package.several_losses import attach_losses
-from odtpack.package.task import Task
+from odtpack.package.task import Remark, Task, silent
 from odtpack.package.training import read_by, select
 from odtpack.package.write import check_folder, write_artifacts
 from odtpack.quantized import quantize_base
@@ -113,18 +113,14 @@ build_package.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 )
 
 
-def forward_model(spec: BuildSpec) -> ModelLike:
-    """The model to build from, with the head that is asked for.
-
-    Raises:
-        OdtpackError: The head does not fit the model, see :func:`odtpack.model.head.add_head`.
-    """
+def load(spec: BuildSpec) -> ir.Model:
+    """The loaded model of a build, with the head that is asked for."""
     head, model = spec.head, spec.model
-    if head is None:
-        return model  # type: ignore[no-any-return] # which loading checks
-    return onnx.load_from_string(
-        add_head(model, head.pool, head.classes, seed=head.seed, name=head.input)
-    )
+    if head is not None:
+        content = add_head(model, head.pool, head.classes, seed=head.seed, name=head.input)
+        model = onnx.load_from_string(content)
+    named = (*spec.train, *spec.freeze)
+    return load_model(model, named, spec.untie, spec.stop_gradient, spec.sizes)
 
 
 @paused_collector()
@@ -161,27 +157,22 @@ def build(
     _check_used(spec, chosen)
     check_choice("optimizer", spec.optimizer, OPTIMIZERS)
     optimizer = make_optimizer(spec.optimizer, spec.optimizer_options)
+    say = remark or silent
     with named_cause(spec.model), _located(spec.model):
-        loaded = load_model(
-            forward_model(spec),
-            named=(*spec.train, *spec.freeze),
-            untie=spec.untie,
-            stop=spec.stop_gradient,
-            sizes=spec.sizes,
-        )
+        loaded = load(spec)
         cache, wanted = loaded.meta.get(CACHE, ()), spec.train
         old = loaded.meta.get(CONVERTED_FROM)
-        if remark is not None and old is not None:
-            remark(f"the model has opset {old}, and is converted to {old_opsets.NEWEST}")
-        if remark is not None and (ones := loaded.meta.get(SQUEEZED)):
+        if old is not None:
+            say(f"the model has opset {old}, and is converted to {old_opsets.NEWEST}")
+        if ones := loaded.meta.get(SQUEEZED):
             sizes = [f"axis {axis} of {name}" for name, axis in ones]
-            remark(
+            say(
                 f"{some(sizes)} {'are' if sizes[1:] else 'is'} taken to have size 1, as squeeze() "
                 "in the model needs it: training on other sizes fails"
             )
-        if remark is not None and (lost := loaded.meta.get(UNREACHED)):
+        if lost := loaded.meta.get(UNREACHED):
             names = [layer_name(name, {}) for name in lost]
-            remark(
+            say(
                 f"nothing that the model returns depends on {some(names)}: the exporter left what "
                 "they compute unread, and they are left out"
             )
@@ -239,18 +230,20 @@ def build(
             memory=memory,
             served=served,
             adapter=None if inserted is None else _adapter_info(inserted),
-            decoder=_decoder(spec, loaded, inserted, found.trained, remark),
+            decoder=_decoder(spec, loaded, inserted, found.trained, say),
             backend=backend_for(spec.runtime),
         )
         # What runs the models gets ready while they are made.
         log = remark and (lambda line: remark(f"ONNX Runtime says: {line}"))
         with worker(log, start=spec.runtime == STOCK) as apart:
-            manifest = write_artifacts(task, destination, remark)
+            manifest = write_artifacts(task, destination, say)
         if checked is not None and MEASURE in apart.seconds:
             checked(apart.seconds[MEASURE])
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
-    with _told(remark):
+    try:
         check_axes(manifest.input_specs())
+    except OdtpackError as error:  # where data are fed
+        say(f"{error.what} {error.hint}")
     return manifest
 
 
@@ -281,16 +274,6 @@ def _located(model: object) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def _told(remark: Callable[[str], None] | None) -> Iterator[None]:
-    """Make a remark of what is an error where data are fed."""
-    try:
-        yield
-    except OdtpackError as error:
-        if remark is not None:
-            remark(f"{error.what} {error.hint}")
-
-
 def _adapter_info(inserted: Inserted) -> AdapterInfo:
     """The manifest's entry about the adapter."""
     spec = inserted.spec
@@ -311,7 +294,7 @@ def _decoder(
     loaded: ir.Model,
     inserted: Inserted | None,
     trained: Sequence[str],
-    remark: Callable[[str], None] | None,
+    remark: Remark,
 ) -> ir.Model | None:
     """The model for generation, of a decoder that was exported with its cache."""
     if not spec.segments or CACHE not in loaded.meta or inserted is None:
@@ -326,8 +309,7 @@ def _decoder(
     except OdtpackError as error:
         if error.code != "decoder-unsupported":
             raise
-        if remark is not None:
-            remark(f"the model is not kept for generation: {error.what}")
+        remark(f"the model is not kept for generation: {error.what}")
         return None
 
 

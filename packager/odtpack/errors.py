@@ -9,17 +9,7 @@ from typing import Any
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
 
-__all__ = [
-    "OdtpackError",
-    "UnknownNameError",
-    "WrongTypeError",
-    "model_not_readable",
-    "near_names",
-    "not_onnx",
-    "shortened",
-    "system_refused",
-]
-
+__all__ = ["OdtpackError", "UnknownNameError", "WrongTypeError"]
 
 _MOST_SHOWN = 200
 

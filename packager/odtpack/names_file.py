@@ -48,10 +48,9 @@ def names(module: Any, path: str | os.PathLike[str] | None = None) -> str:
             lines.append(f"{name} [{shape}] {kind} {str(bool(tensor.requires_grad)).lower()}\n")
     text = "".join(lines)
     if path is not None:
-        from odtpack_runtime.files.atomic import atomic_write
+        from odtpack_runtime.files.atomic import write_whole
 
-        with atomic_write(path) as stream:
-            stream.write(text.encode())
+        write_whole(path, text.encode())
     return text
 
 

@@ -30,6 +30,15 @@ def is_too_large(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value) and abs(value) > LARGEST_FLOAT
 
 
+BOUNDS: Final = (
+    ("least", "minimum", "{:g} or more"),
+    ("above", "exclusiveMinimum", "above {:g}"),
+    ("most", "maximum", "at most {:g}"),
+    ("below", "exclusiveMaximum", "below {:g}"),
+)
+"""Bound of an option, its name in JSON Schema, and its text."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Bounds:
     """The numbers that an option takes: whole ones, or any finite ones."""
@@ -60,16 +69,8 @@ class Bounds:
 
     def __str__(self) -> str:
         """The range for people."""
-        words = [
-            text.format(bound)
-            for bound, text in (
-                (self.least, "{:g} or more"),
-                (self.above, "above {:g}"),
-                (self.most, "at most {:g}"),
-                (self.below, "below {:g}"),
-            )
-            if bound is not None
-        ]
+        found = ((text, getattr(self, name)) for name, _, text in BOUNDS)
+        words = [text.format(bound) for text, bound in found if bound is not None]
         what = "a whole number" if self.whole else "a number"
         return ", ".join(filter(None, (what, " and ".join(words))))
 

@@ -41,7 +41,6 @@ def epsilon(noise_multiplier: float, sampling_rate: float, steps: int, delta: fl
         raise OdtpackError(
             "privacy-not-installed",
             "the epsilon of private training is computed by dp-accounting, which is not installed",
-            hint="pip install dp-accounting",
         ) from error
     if steps == 0:
         return 0.0

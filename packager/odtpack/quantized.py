@@ -69,9 +69,7 @@ def quantize(matrix: np.ndarray, kind: BaseKind, axis: int) -> Codes:
     size = matrix.shape[axis]
     block = math.gcd(size, _BLOCKS.get(kind, 1))
     if kind == "int8" or block < _SMALLEST_BLOCK:
-        largest = np.abs(matrix).max(axis=axis, keepdims=True).astype(np.float32)
-        scales = np.maximum(largest / np.float32(127), _LEAST)
-        values = np.clip(np.rint(matrix / scales), -127, 127).astype(np.int8)
+        values, scales = to_int8(matrix, (axis,))
         return Codes("int8", values, scales.reshape(-1), axis, 0)
     rows = np.moveaxis(matrix, axis, 1).astype(np.float32)
     blocks = rows.reshape(rows.shape[0], -1, block)
@@ -89,6 +87,14 @@ def quantize(matrix: np.ndarray, kind: BaseKind, axis: int) -> Codes:
     return Codes(
         kind, values, np.ascontiguousarray(np.moveaxis(scales[..., 0], 1, axis)), axis, block
     )
+
+
+def to_int8(array: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Codes from -127 to 127, and scales that all elements along some axes share."""
+    largest = np.abs(array).max(axis=axes, keepdims=True).astype(np.float32)
+    # What is all zero gets a scale, too; so does what would have a denormal one.
+    scales = np.maximum(largest / np.float32(127), _LEAST)
+    return np.clip(np.rint(array / scales), -127, 127).astype(np.int8), scales
 
 
 def write(op: Ops, codes: Codes, values: ir.Value, scales: ir.Value) -> ir.Value:

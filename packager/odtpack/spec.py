@@ -15,29 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from odtpack.choices import (
-    STOCK,
-    AdapterKind,
-    BaseKind,
-    OrtFormat,
-    Platform,
-    Pool,
-    Precision,
-    Runtime,
-    Sessions,
-    StepModel,
-    Storage,
-    Style,
-)
-from odtpack.option import (
-    REQUIRED,
-    Option,
-    also,
-    check_options,
-    option,
-    options_of,
-    parse_value,
-)
+from odtpack import choices
+from odtpack.option import REQUIRED, Option, also, check_options, option, options_of, parse_value
 
 Group = tuple[str, float, float | None]
 """Pattern, factor of the learning rate, and weight decay or None for the optimizer's."""
@@ -152,18 +131,19 @@ def _parse_schedule(value: Any) -> Any:
     return value
 
 
-def _read_ort_format(table: Any) -> OrtFormat | None:
+def _read_ort_format(table: Any) -> choices.OrtFormat | None:
     if not table.ort:
         return None
-    styles = tuple(Style(name) for name in table.ort_styles)
-    return OrtFormat(styles, tuple(Platform(name) for name in table.ort_platforms) or (None,))
+    styles = tuple(choices.Style(name) for name in table.ort_styles)
+    platforms = tuple(choices.Platform(name) for name in table.ort_platforms)
+    return choices.OrtFormat(styles, platforms or (None,))
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
     """A classification head for an encoder, see :func:`odtpack.model.head.add_head`."""
 
-    pool: Pool = option(
+    pool: choices.Pool = option(
         REQUIRED,
         "Mean over the tokens (those of `attention_mask`), the first token, or none for an output "
         "`[batch, width]`. Of a feature map `[batch, channels, ...]`, global for the mean of each "
@@ -238,7 +218,7 @@ class AdapterSpec:
             ``bad-argument``: a value of another type.
     """
 
-    kind: AdapterKind = option(
+    kind: choices.AdapterKind = option(
         REQUIRED,
         "Train a small adapter and freeze the model: low-rank matrices beside layers (`lora`), "
         "with magnitudes (`dora`), factors of layers (`ia3`), the biases of layers (`bitfit`), or "
@@ -372,7 +352,7 @@ class BuildSpec:
         "Both may be patterns.",
         key="stop_gradient", flag="--stop-gradient", metavar="VALUE",
     )  # fmt: skip
-    adapter: AdapterKind | None = option(
+    adapter: choices.AdapterKind | None = option(
         None, AdapterSpec.__dataclass_fields__["kind"].metadata["meaning"], key="adapter.kind",
         flag="--adapter", manifest="adapter",
     )  # fmt: skip
@@ -470,14 +450,14 @@ class BuildSpec:
         key="schedule", flag="--schedule", metavar="KIND[:KEY=X,...]", parse=_parse_schedule,
         read=_read_schedule, manifest="schedule", example="cosine:warmup=100",
     )  # fmt: skip
-    runtime: Runtime = option(
-        STOCK,
+    runtime: choices.Runtime = option(
+        choices.STOCK,
         "What runs the package: stock ONNX Runtime, the same on a GPU (`webgpu`: operators that "
         "its WebGPU provider lacks are written with others), or onnxruntime-training 1.19 with "
         "its own operators.",
         key="target.runtime", flag="--target", manifest="target",
     )  # fmt: skip
-    sessions: Sessions = option(
+    sessions: choices.Sessions = option(
         "fast", "Memory allocation for sessions: one arena for all of them (`fast`), or no arena "
         "(`small`), which takes about a tenth less memory and twice the time.",
         key="target.sessions", flag="--sessions", manifest="session",
@@ -487,18 +467,18 @@ class BuildSpec:
         whole=True, least=1, most=256, key="target.threads", flag="--threads", metavar="N",
         manifest="session", example=2, code="bad-threads",
     )  # fmt: skip
-    precision: Precision = option(
+    precision: choices.Precision = option(
         "model",
         "What a training step computes in: the types of the model (`model`), or matrix products, "
         "convolutions and what follows them in float16, with float32 parameters and a loss scale "
         "that follows the gradients (`mixed`).",
         key="formats.precision", flag="--precision",
     )  # fmt: skip
-    frozen_storage: Storage | None = option(
+    frozen_storage: choices.Storage | None = option(
         None, "Store large frozen weights in fewer bytes; the models compute in float32.",
         key="formats.frozen_dtype", flag="--frozen-dtype",
     )  # fmt: skip
-    base: BaseKind | None = option(
+    base: choices.BaseKind | None = option(
         None,
         "Store frozen matrices inside the models in 8 or 4 bits, which each step unpacks where it "
         "reads them; for adapters.",
@@ -509,9 +489,9 @@ class BuildSpec:
         "backward pass, so that memory does not grow with depth; for adapters on large models.",
         key="memory.segments", flag="--segments/--no-segments", manifest="segments",
     )  # fmt: skip
-    ort_format: OrtFormat | None = option(
+    ort_format: choices.OrtFormat | None = option(
         None, "Variants in ORT format to write too, with the operators that a reduced build needs.",
-        key="formats", read=_read_ort_format, example=OrtFormat(),
+        key="formats", read=_read_ort_format, example=choices.OrtFormat(),
     )  # fmt: skip
     nominal: bool = option(
         False, "Also write a checkpoint without values.",
@@ -529,7 +509,7 @@ class BuildSpec:
         key="memory.budget", flag="--memory-budget", metavar="SIZE", check=_check_size,
         example="60 MB", code="bad-memory-budget",
     )  # fmt: skip
-    step_model: StepModel = option(
+    step_model: choices.StepModel = option(
         "auto",
         "Also write a training model that updates each parameter with its gradient, for less "
         "memory and time: if gradients take a megabyte or more (`auto`), whenever the optimizer "

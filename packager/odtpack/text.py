@@ -105,26 +105,14 @@ def prepare(
     spec: TextSpec,
     on_read: Callable[[int, int], None] = lambda done, total: None,
 ) -> Prepared:
-    """Write a file of samples that ``--data`` takes, whole or not at all.
-
-    ``out`` holds ``input_ids``, ``attention_mask``, ``position_ids`` and ``labels``, int64
-    [samples, length], padding at the end of each sample.
-
-    Args:
-        path: JSON lines, each with ``messages``, or a prompt and an answer, or ``text``.
-        out: The ``.npz`` file to write.
-        spec: How texts become samples.
-        on_read: Called with how many bytes of how many were read.
-
-    Raises:
-        OdtpackError: ``data-not-found``, ``text-invalid`` with the line, ``text-without-answers``,
-            ``tokenizer-not-installed``, ``tokenizer-invalid``, ``template-invalid``.
-    """
+    """Write a file of samples that ``--data`` takes, whole or not at all."""
+    # `path`: JSON lines, each with `messages`, or a prompt and an answer, or `text`.
+    # `out`: an `.npz` file of `input_ids`, `attention_mask`, `position_ids` and `labels`, int64
+    # [samples, length], padding at the end of each sample.
+    # `on_read`: called with how many bytes of how many were read.
     if importlib.util.find_spec("tokenizers") is None:
         raise OdtpackError(
-            "tokenizer-not-installed",
-            "texts are encoded by tokenizers, which is not installed",
-            hint="pip install tokenizers",
+            "tokenizer-not-installed", "texts are encoded by tokenizers, which is not installed"
         )
     if not path.is_file():
         raise OdtpackError("data-not-found", f"there is no data file {path}", where=str(path))
@@ -374,10 +362,9 @@ def _common(one: list[int], other: list[int]) -> int:
 def _tokenizer(path: str) -> Any:
     from tokenizers import Tokenizer
 
+    content = _read(Path(path), "tokenizer", "tokenizer-invalid")
     try:
-        tokenizer = Tokenizer.from_str(_read(Path(path), "tokenizer", "tokenizer-invalid"))
-    except OdtpackError:
-        raise
+        tokenizer = Tokenizer.from_str(content)
     except Exception as error:  # the library has no class of its own
         raise OdtpackError(
             "tokenizer-invalid",

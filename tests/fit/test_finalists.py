@@ -11,8 +11,8 @@ import onnx
 import onnx.parser
 import pytest
 
-from odtpack.fit.finalists import compared, costs, objectives, reasons, solution
-from odtpack.fit.outcome import FitResult, Solution
+from odtpack.fit.finalists import costs, objectives, reasons, solution
+from odtpack.fit.outcome import FitResult, Solution, ranked
 from odtpack.fit.space import MOST_FREEZES, Candidate, Freeze, freezes, layers
 from odtpack.model.loading import load_model
 from odtpack.package.parameters import candidates, resolve
@@ -108,7 +108,7 @@ def test_noise_beats_nobody() -> None:
         point(4, 0.9, 1000, None),
     ]
     wanted, _ = objectives(found, [])
-    best, rest = compared(found, wanted)
+    best, rest = ranked(found, [costs(each, wanted) for each in found])
     assert [each.number for each in best] == [1, 3]
     assert [(each.number, each.beaten_by) for each in rest] == [(4, [1]), (2, [1, 3])]
     assert costs(found[0], wanted)[0] == -0.9

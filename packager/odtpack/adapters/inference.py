@@ -26,7 +26,7 @@ from odtpack.model.loading import name_nodes
 from odtpack.model.source import ModelLike, open_model
 from odtpack.spec import AdapterSpec
 from odtpack_runtime import CheckpointState
-from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.atomic import write_whole
 from odtpack_runtime.files.folder_update import replace_together, staged_beside
 from odtpack_runtime.package.adapter import PREFIX, adapter_of
 from odtpack_runtime.package.manifest import AdapterInfo
@@ -50,8 +50,7 @@ def with_adapter_inputs(model: Path, defaults: Mapping[str, np.ndarray]) -> None
         proto.graph.input.append(value)
     if proto.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
         raise OdtpackError("model-too-large", "the base model would exceed 2 GB", where=str(model))
-    with atomic_write(model) as stream:
-        stream.write(proto.SerializeToString(deterministic=True))
+    write_whole(model, proto.SerializeToString(deterministic=True))
 
 
 def export_decoder(

@@ -249,9 +249,9 @@ def _main(arguments: Sequence[str]) -> int:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, _terminated)
+            signal.signal(signal.SIGTERM, _stop)
             if before[signal.SIGINT] is signal.default_int_handler:
-                signal.signal(signal.SIGINT, _interrupted)
+                signal.signal(signal.SIGINT, _stop)
         command = _parser(arguments[0] if arguments else "")
         # What a command sets for its own output ends with it.
         code = copy_context().run(
@@ -302,20 +302,11 @@ class _TerminatedError(BaseException):
     """SIGTERM, as an exception: temporary files and children end with the blocks that made them."""
 
 
-def _terminated(_number: int, _frame: object) -> None:
-    _ignore_signals()
-    raise _TerminatedError
-
-
-def _interrupted(_number: int, _frame: object) -> None:
-    _ignore_signals()
-    raise KeyboardInterrupt
-
-
-def _ignore_signals() -> None:
-    """Let what is cleaned up not be interrupted again."""
+def _stop(number: int, _frame: object) -> None:
+    """End a command by an exception, and let what is cleaned up not be interrupted again."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt if number == signal.SIGINT else _TerminatedError
 
 
 def _ended_by(number: int) -> None:

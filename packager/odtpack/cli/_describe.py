@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from odtpack.cli import _console
+from odtpack.cli._files import check_writable
+from odtpack.errors import OdtpackError, some
+from odtpack_simulator.values.text import clean
+from odtpack_simulator.values.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -57,10 +61,9 @@ def of_properties(names: Iterable[str]) -> Iterator[str]:
     """Yield a sentence on the properties that an app attached to a checkpoint."""
     own = sorted(name for name in names if not name.startswith(_OWN))
     if own:
-        shown = ", ".join(f"'{name[:40]}'" for name in own[:5])
-        more = f" and {len(own) - 5} more" if len(own) > 5 else ""
+        shown = some([f"'{name[:40]}'" for name in own], 5)
         yield (
-            f"The package carries what the app attached to the checkpoint: {shown}{more}. "
+            f"The package carries what the app attached to the checkpoint: {shown}. "
             "Whoever receives the package can read them; if they are personal, use a checkpoint"
             " without them."
         )
@@ -153,8 +156,6 @@ def update_lines(manifest: Manifest) -> list[str]:
 
 def count_line(role: str, tensors: Sequence[tuple[str, Sequence[int]]]) -> str:
     """``trainable   6 parameters, 6,250 elements, 25 kB``."""
-    from odtpack_simulator.values.units import format_bytes
-
     elements = sum(math.prod(shape) for _, shape in tensors)
     size = format_bytes(sum(byte_size(*tensor) for tensor in tensors))
     what = "parameter" if len(tensors) == 1 else "parameters"
@@ -191,8 +192,6 @@ def show_sizes(package: Package, opened: Path, reports: Sequence[str]) -> dict[s
 
 def check_reports(reports: Sequence[str], package: Package | None) -> None:
     """Refuse a report that cannot be written, before the work."""
-    from odtpack.cli._files import check_writable
-    from odtpack.errors import OdtpackError
     from odtpack_simulator.reports import parse_destination
 
     for destination in reports:
@@ -220,9 +219,6 @@ def _grow(tree: Tree, part: Piece, total: int, depth: int) -> None:
 
 def _line(part: Piece, total: int, depth: int) -> str:
     """Name, size and share, in columns whatever the depth."""
-    from odtpack_simulator.values.text import clean
-    from odtpack_simulator.values.units import format_bytes
-
     name = clean(part.name)
     width = max(0, _WIDTH - 4 * depth)
     return f"{name:<{width}} {format_bytes(part.nbytes):>10} {part.nbytes / total:>7.1%}"

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from odtpack.cli import _console
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import atomic_write, remove_stale, temporary_name
+from odtpack_runtime.files.atomic import remove_stale, temporary_name, write_whole
 
 if TYPE_CHECKING:
     from odtpack_runtime.package.package import Package
@@ -20,8 +21,6 @@ DEFAULT_HOLDOUT = 0.2
 
 def find_recipe(recipe: Path | None, *, wanted: bool) -> Path | None:
     """The recipe of a command; by default ``recipe.toml`` in the current folder."""
-    from odtpack.cli import _console
-
     usual = Path("recipe.toml")
     if recipe is not None or not wanted or not usual.is_file():
         return recipe
@@ -71,9 +70,8 @@ def check_creatable(folder: Path, option: str) -> None:
 
 def _obstacle(folder: Path) -> str:
     """Why nothing can be created below a folder that may not exist; empty where it can."""
-    nearest = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), None)
-    if nearest is None:  # a relative path without any part that exists
-        nearest = Path()
+    # Of a relative path without any part that exists it is the current folder.
+    nearest = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), Path())
     if not nearest.is_dir():
         return f"{str(nearest)!r} is not a folder"
     return _refusal(nearest / (folder.name or "new"))
@@ -133,7 +131,6 @@ def check_reports(
 
 def write_reports(result: AnyResult, reports: Iterable[str]) -> None:
     """Write each report and say where it is."""
-    from odtpack.cli import _console
     from odtpack_simulator.reports import STDOUT, write_report
 
     for text in reports:
@@ -142,14 +139,16 @@ def write_reports(result: AnyResult, reports: Iterable[str]) -> None:
             _console.wrote(written)
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file, and say so."""
+    write_whole(path, content)
+    _console.wrote(path)
+
+
 def write_text(text: str, out: Path | None) -> None:
     """Write the result of a command to a file, or print it as it is."""
-    from odtpack.cli import _console
-
     if out is not None:
-        with atomic_write(out) as stream:
-            stream.write(text.encode())
-        _console.wrote(out)
+        write_file(out, text.encode())
     else:
         _console.print_plain(text)
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from odtpack.cli import _console
 from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, Optimizer
+from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training import loop as training_loop
@@ -34,12 +35,11 @@ def choose_scheduler(
         if resumed is None or lr is None:
             return resumed
         return LRScheduler(optimizer, resumed.schedule, lr)
-    spec = None
+    spec, own = None, manifest.schedule
     if text is not None:
         spec = None if text == "none" else ScheduleSpec.parse(text)
-    elif manifest.schedule is not None:
-        kind, settings = manifest.schedule.kind, manifest.schedule.settings
-        spec = ScheduleSpec(kind, settings, manifest.schedule.learning_rate)
+    elif own is not None:
+        spec = ScheduleSpec(own.kind, own.settings, own.learning_rate)
     if spec is None:
         if PROPERTY in properties:
             del properties[PROPERTY]
@@ -57,16 +57,12 @@ def choose_scheduler(
 
 def report_zero_gradients(package: Path, data: Path) -> list[str]:
     """Run steps on sample data and warn of the parameters whose gradient stays zero."""
-    from odtpack.errors import OdtpackError
-    from odtpack_runtime.apart import worker as apart
-    from odtpack_runtime.package.package import Package
-
     opened = Package.open(package)
     manifest = opened.manifest
     arrays = opened.load_data(data)
     samples = len(next(iter(arrays.values())))
     size = choose_batch_size(opened, None)
-    if fixed_batch(opened) is None:
+    if manifest.fixed_batch is None:
         size = min(size, samples)
     if samples < size:
         raise OdtpackError(
@@ -92,7 +88,6 @@ def report_zero_gradients(package: Path, data: Path) -> list[str]:
 
 def find_silent(package: str, data: str, size: int) -> list[str]:
     """The parameters whose gradient stays zero; to be called apart, as it runs the models."""
-    from odtpack_runtime.package.package import Package
     from odtpack_runtime.package.self_check import zero_gradients
 
     opened = Package.open(package)
@@ -118,17 +113,11 @@ def split(samples: int, share: float, seed: int) -> Split:
     return Split(train=order[:count], held_out=order[count:])
 
 
-def fixed_batch(package: Package) -> int | None:
-    """The batch size that the models demand; None if they take any."""
-    sizes = [item.shape[0] for item in package.manifest.inputs if item.shape]
-    return next((size for size in sizes if isinstance(size, int)), None)
-
-
-def choose_batch_size(package: Package, wanted: int | None, default: int = 32) -> int:
+def choose_batch_size(package: Package, wanted: int | None) -> int:
     """The batch size to train with."""
-    demanded = fixed_batch(package)
+    demanded = package.manifest.fixed_batch
     if demanded is None:
-        return wanted or default
+        return wanted or 32
     if wanted not in (None, demanded):
         raise OdtpackError(
             "batch-size-fixed",
@@ -151,7 +140,7 @@ def evaluate(
     package: Package, module: Module, data: Data, indices: Indices, batch_size: int
 ) -> Evaluation:
     """Evaluate samples in evaluation mode; no figures without a batch to evaluate on."""
-    cut = batches(indices, batch_size, whole=fixed_batch(package) is not None)
+    cut = batches(indices, batch_size, whole=package.manifest.fixed_batch is not None)
     scores, labels = accuracy_inputs(package.manifest)
     return training_loop.evaluate(
         module,
@@ -238,7 +227,6 @@ def fit(
                     "diverged",
                     f"the training diverged: epoch {number} ends with parameters for which no "
                     "loss is finite",
-                    hint="pass a smaller --lr",
                 )
         mean = sum(losses[index] for index in good) / max(len(good), 1)
         reason = str(module.last_not_finite) if skipped else None

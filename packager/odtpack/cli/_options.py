@@ -6,7 +6,7 @@ This module imports nothing large: names of losses and optimizers are those of t
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import typer
 
@@ -22,6 +22,10 @@ else:
     LossName = Literal[(*module_names("odtpack.losses"), "none")]
     # typer reads no list of a Literal.
     OptimizerName = StrEnum("OptimizerName", module_names("odtpack.optimizers"))
+
+
+NOT_MET: Final = 1
+"""Exit code of a command whose answer is no: over budget, nothing fits, or something differs."""
 
 
 def option(text: str, metavar: str | None = None, *flags: str, **settings: Any) -> Any:

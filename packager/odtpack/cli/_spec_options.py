@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from odtpack.choices import OrtFormat, Platform, Style
-from odtpack.cli._options import LOSS, LOSS_OPTION, LossName, OptimizerName, flag, option
+from odtpack.cli import _options
+from odtpack.cli._options import LossName, OptimizerName, flag, option
 from odtpack.option import REQUIRED, Option, options_of
 from odtpack.spec import BuildSpec, options
 
@@ -39,8 +40,8 @@ OPTIMIZER_SETTINGS: Final = {
 
 # Fields that several options make, or one whose choices come from a registry.
 _SEVERAL: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
-    "loss": {"loss": (LossName, LOSS)},
-    "loss_options": {"loss_option": (list[str], LOSS_OPTION)},
+    "loss": {"loss": (LossName, _options.LOSS)},
+    "loss_options": {"loss_option": (list[str], _options.LOSS_OPTION)},
     "optimizer": {"optimizer": (OptimizerName, option("Optimizer.  [default: adamw]"))},
     "optimizer_options": {
         **{name: (float, option(text, "X")) for name, text in OPTIMIZER_SETTINGS.items()},

@@ -46,7 +46,9 @@ def supervised(command: Callable[[], int], ended: Callable[[int], None]) -> int:
     if child == 0:
         os.close(read)
         _claim_stderr(write)
-        _die_with(waiting)
+        _process_control(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != waiting:  # it ended before that
+            os._exit(1)
         code = command()
         if code in ENDED_BY:  # all is cleaned up, and to free a large graph takes seconds
             for stream in (sys.stdout, sys.stderr):
@@ -73,7 +75,8 @@ class _Waiting:
         self._asked: int | None = None
         self._killed = False
         self._reader = threading.Thread(target=_show, args=(stream,), daemon=True)
-        _adopt_orphans()
+        # Processes whose own parent ends get this one as theirs.
+        _process_control(36, 1)  # PR_SET_CHILD_SUBREAPER
         for number in ENDED_BY.values():
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._pass_on)
@@ -157,17 +160,6 @@ def _show(pipe: int) -> None:
                     with contextlib.suppress(OSError, ValueError):
                         sys.stderr.write(clean(each) + "\n")
                         sys.stderr.flush()
-
-
-def _die_with(parent: int) -> None:
-    _process_control(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it ended before that
-        os._exit(1)
-
-
-def _adopt_orphans() -> None:
-    """Let Linux make this process the parent of processes whose own parent ends."""
-    _process_control(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def _process_control(option: int, value: int) -> None:

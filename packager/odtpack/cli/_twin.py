@@ -47,7 +47,6 @@ def read_twin(text: str) -> Twin:
         raise OdtpackError(
             "torch-not-installed",
             "gradients are compared with those of PyTorch, which is not installed",
-            hint="pip install torch",
         )
     found = importlib.util.spec_from_file_location(file.stem, file)
     assert found is not None and found.loader is not None  # noqa: S101, PT018 - of a .py file
@@ -109,15 +108,15 @@ def compared(package: Package, twin: Twin) -> dict[str, Any]:
     for name, shown in trained.items():
         parameter = state.parameters[name]
         value, gradient = parameter.data, parameter.grad
-        theirs = known.get(shown)
-        turned = theirs is not None and _array(theirs).shape != value.shape
-        if theirs is None or gradient is None or (turned and value.shape != _array(theirs).T.shape):
+        theirs: Any = known.get(shown)
+        own = None if theirs is None else _array(theirs)
+        if own is None or gradient is None or value.shape not in (own.shape, own.T.shape):
             left.append(shown)
             continue
+        wanted = np.zeros(own.shape) if theirs.grad is None else _array(theirs.grad)
+        if own.shape != value.shape:
+            own, wanted = own.T, wanted.T
         gradient = gradient * manifest.accumulation_steps
-        wanted = np.zeros(value.shape) if theirs.grad is None else _array(theirs.grad)
-        wanted = wanted.T if turned and theirs.grad is not None else wanted
-        own = _array(theirs).T if turned else _array(theirs)
         error = float(np.linalg.norm(gradient - wanted))
         error /= float(np.linalg.norm(wanted)) or float(np.linalg.norm(gradient)) or 1.0
         if error <= _NEAR:

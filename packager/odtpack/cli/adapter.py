@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from odtpack.cli import _console
-from odtpack.cli._options import (
-    AS_JSON,
-    MODEL,
-    PACKAGE,
-    TRAINED,
-    argument,
-    destination,
-    examples,
-    flag,
-    group,
-    option,
-)
-
-if TYPE_CHECKING:
-    from odtpack_runtime import CheckpointState
-    from odtpack_runtime.package.package import Package
-
+from odtpack.cli import _console, _options
+from odtpack.cli._options import argument, destination, examples, flag, group, option
 
 _BASE, _ADAPTER = "base.onnx", "adapter.onnx_adapter"
 
 
 def export(
-    package: Annotated[Path, PACKAGE],
+    package: Annotated[Path, _options.PACKAGE],
     out: Annotated[Path, destination("DIR", "Folder of the adapter's files.")],
-    checkpoint: Annotated[Path | None, TRAINED] = None,
+    checkpoint: Annotated[Path | None, _options.TRAINED] = None,
     onnxruntime: Annotated[
         bool,
         flag(
@@ -43,27 +27,21 @@ def export(
         list[str] | None,
         option(f"Output of {_BASE}, as for odtpack export. May be repeated.", "NAME"),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Write the adapter of a checkpoint as PEFT's files.
 
     Writes adapter_model.safetensors and adapter_config.json. PEFT does not have bitfit: for it
     only the files of ONNX Runtime are written.
     """
-    from odtpack.cli.export import check_state
+    from odtpack.cli.export import inference_of, load_state
     from odtpack.errors import OdtpackError, some
     from odtpack_runtime import CheckpointState, Package
     from odtpack_runtime.files.folder_update import update_folder
-    from odtpack_runtime.package.adapter import (
-        CONFIG,
-        adapter_of,
-        to_peft,
-        write_onnx_adapter,
-        write_peft,
-    )
+    from odtpack_runtime.package import adapter as peft
 
     opened = Package.open(package)
-    info = adapter_of(opened)
+    info = peft.adapter_of(opened)
     in_segments = opened.manifest.segments is not None
     if onnxruntime and in_segments:
         _ = opened.decoder
@@ -84,56 +62,38 @@ def export(
             "cannot-write", f"--out {str(out)!r} cannot be written: it is a file",
             hint="name a folder",
         )  # fmt: skip
-    source = checkpoint or opened.checkpoint
-    state = CheckpointState.load_checkpoint(source)
-    check_state(opened, state, source)
+    state = load_state(opened, checkpoint)
     written: list[Path] = []
     # Weights mean something with the settings beside them only: they are replaced as one.
-    with update_folder(out, last=CONFIG if info.kind != "bitfit" else _ADAPTER) as stage:
+    with update_folder(out, last=peft.CONFIG if info.kind != "bitfit" else _ADAPTER) as stage:
         if info.kind != "bitfit":
-            written += write_peft(stage, to_peft(opened, state))
+            written += peft.write_peft(stage, peft.to_peft(opened, state))
             if info.absent:
                 _console.warn(
                     f"PEFT will not find {some(info.absent)}: the module in transformers does not "
                     "have them under these names, and PEFT drops what is trained on them"
                 )
-        if onnxruntime and in_segments:
+        if onnxruntime and not in_segments:
+            from odtpack.adapters.inference import with_adapter_inputs
+
+            written.append(stage / _BASE)
+            inference_of(opened, outputs or [], checkpoint).write(opened, written[-1])
+            start = CheckpointState.load_checkpoint(opened.checkpoint)
+            with_adapter_inputs(written[-1], start.arrays(trainable=True))
+        if onnxruntime:
             written.append(stage / _ADAPTER)
-            write_onnx_adapter(written[-1], state.arrays(trainable=True))
-        elif onnxruntime:
-            written += _for_onnxruntime(opened, state, source, stage, outputs or [])
+            peft.write_onnx_adapter(written[-1], state.arrays(trainable=True))
     _console.wrote(*(out / path.name for path in written))
-    content = {"path": str(out), "files": [path.name for path in written]}
-    _console.json_result(as_json, content)
-
-
-def _for_onnxruntime(
-    package: Package, state: CheckpointState, source: Path, out: Path, outputs: list[str]
-) -> list[Path]:
-    from odtpack.adapters.inference import with_adapter_inputs
-    from odtpack.cli.export import inference_of
-    from odtpack_runtime import CheckpointState
-    from odtpack_runtime.export.inference_model import export_inference_model
-    from odtpack_runtime.package.adapter import write_onnx_adapter
-
-    base, adapter = out / _BASE, out / _ADAPTER
-    model = inference_of(package, outputs, source)
-    export_inference_model(
-        package.eval_model, model.parameters, base, list(model.outputs), apart=True
-    )
-    start = CheckpointState.load_checkpoint(package.checkpoint).arrays(trainable=True)
-    with_adapter_inputs(base, start)
-    write_onnx_adapter(adapter, state.arrays(trainable=True))
-    return [base, adapter]
+    _console.json_result(as_json, {"path": str(out), "files": [path.name for path in written]})
 
 
 def import_(
-    package: Annotated[Path, PACKAGE],
+    package: Annotated[Path, _options.PACKAGE],
     adapter: Annotated[
         Path, argument("DIR", "Folder with adapter_model.safetensors and adapter_config.json.")
     ],
     out: Annotated[Path, destination("CK", "Checkpoint to write.")],
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Write a checkpoint of a package with the values of a PEFT adapter.
 
@@ -153,15 +113,14 @@ def import_(
 
 
 def merge(
-    model: Annotated[Path, MODEL],
+    model: Annotated[Path, _options.MODEL],
     adapter: Annotated[Path, argument("DIR", "Folder of the adapter, as export writes it.")],
     out: Annotated[Path, destination("FILE.onnx", "Model to write.")],
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Merge an adapter into the weights of its forward model."""
     from odtpack.adapters.merge import merge_adapter
-    from odtpack.cli._files import check_writable
-    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack.cli._files import check_writable, write_file
     from odtpack_runtime.package.adapter import read_peft
 
     check_writable(out, "--out")
@@ -172,9 +131,7 @@ def merge(
         beside=beside,
         remark=lambda text: _console.say(f"note: {text}"),
     )
-    with atomic_write(out) as stream:
-        stream.write(content)
-    _console.wrote(out)
+    write_file(out, content)
     _console.json_result(as_json, {"path": str(out)})
 
 

@@ -7,15 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from odtpack.choices import ORT_TRAINING
-from odtpack.cli import _console
-from odtpack.cli._options import (
-    AS_JSON,
-    MANIFEST_AS_JSON,
-    MODEL_OR_RECIPES,
-    destination,
-    flag,
-    option,
-)
+from odtpack.cli import _console, _options
+from odtpack.cli._options import destination, flag, option
 from odtpack.cli._spec_options import takes_spec
 
 if TYPE_CHECKING:
@@ -25,7 +18,7 @@ if TYPE_CHECKING:
 
 @takes_spec(before="sample")
 def build(
-    model: Annotated[Path | None, MODEL_OR_RECIPES] = None,
+    model: Annotated[Path | None, _options.MODEL_OR_RECIPES] = None,
     recipe: Annotated[
         Path | None,
         option(
@@ -55,7 +48,7 @@ def build(
             "DATA.npz",
         ),
     ] = None,
-    as_json: Annotated[bool, MANIFEST_AS_JSON] = False,
+    as_json: Annotated[bool, _options.MANIFEST_AS_JSON] = False,
     **given: Any,
 ) -> None:
     """Build a training package from a forward ONNX model.
@@ -115,13 +108,14 @@ def _build(spec: BuildSpec, folder: Path) -> dict[str, Any]:
 def _build_if_changed(spec: BuildSpec, folder: Path) -> dict[str, Any]:
     """Build unless the package is the one that would be built; what --json shows of it."""
     from odtpack.errors import OdtpackError
-    from odtpack.recipe.key import MANIFEST, cache_key, is_current, write_stamp
+    from odtpack.recipe.key import cache_key, is_current, write_stamp
     from odtpack_runtime.package.manifest import Manifest
+    from odtpack_runtime.package.package import MANIFEST_NAME
 
     key = cache_key(spec)
     content = None
     if is_current(folder, key):
-        name = folder / MANIFEST
+        name = folder / MANIFEST_NAME
         with suppress(OdtpackError):  # of a schema that this version does not read
             content = Manifest.from_json(name.read_bytes(), str(name)).as_dict()
     built = content is None
@@ -151,7 +145,7 @@ def print_built(manifest: Manifest, folder: Path) -> None:
 
 def cache_key(
     recipe: Annotated[Path, option("Recipe of the package.", "recipe.toml")] = Path("recipe.toml"),
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Print the cache key of a recipe's package, without building it.
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, argument, destination, examples, group
+from odtpack.cli import _console, _options
+from odtpack.cli._options import argument, destination, examples, group
 from odtpack.cli._spec_options import takes_spec
 from odtpack.spec import TextSpec
 
@@ -28,7 +28,7 @@ def prepare(
         ),
     ],
     out: Annotated[Path, destination("DATA.npz", "Data file to write, for odtpack train.")],
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
     **given: Any,
 ) -> None:
     """Make samples for a language model from conversations or texts.

@@ -6,23 +6,20 @@ import dataclasses
 import re
 from typing import Annotated
 
-import typer
-
-from odtpack.cli import _completion, _console
-from odtpack.cli._options import AS_JSON
+from odtpack.cli import _completion, _console, _options
+from odtpack.cli._options import argument
 
 
 def explain(
     code: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[CODE]",
-            show_default=False,
-            help="Code of an error, as in error[CODE]. Without one, all codes are listed.",
+        argument(
+            "[CODE]",
+            "Code of an error, as in error[CODE]. Without one, all codes are listed.",
             autocompletion=_completion.error_codes,
         ),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Explain an error code: what it means, its typical cause, what to do."""
     from odtpack_runtime.error_codes import error_codes
@@ -31,10 +28,8 @@ def explain(
     codes = error_codes()
     if code is None:
         _console.table(((name, entry.means) for name, entry in codes.items()), ("Code", "Meaning"))
-        if as_json:
-            _console.print_json(
-                {"codes": [{"code": name} | dataclasses.asdict(codes[name]) for name in codes]}
-            )
+        listed = [{"code": name} | dataclasses.asdict(entry) for name, entry in codes.items()]
+        _console.json_result(as_json, {"codes": listed})
         return
     name = re.sub(r"^error\[(.*)\]:?$", r"\1", code.strip())
     if name not in codes:
@@ -61,5 +56,4 @@ def explain(
                 _console.say(title, style="bold")
             for line in text.splitlines():
                 _console.say(f"  {line}" if title else line)
-    if as_json:
-        _console.print_json({"code": name} | dataclasses.asdict(entry))
+    _console.json_result(as_json, {"code": name} | dataclasses.asdict(entry))

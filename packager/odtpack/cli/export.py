@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from odtpack.choices import Format, Mode, Platform, Types
-from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, PACKAGE, TRAINED, argument, destination, flag, option
+from odtpack.cli import _console, _options
+from odtpack.cli._options import argument, destination, flag, option
 from odtpack.cli._spec_options import ORT_PLATFORM, ORT_STYLE, StyleChoice, read_formats
 
 if TYPE_CHECKING:
-    from odtpack.choices import OrtFormat
     from odtpack.ort.files import Inference
     from odtpack.ort.session_runs import SessionRun
     from odtpack_runtime import CheckpointState
@@ -26,7 +25,7 @@ LOSS_PREFIX = "loss/"
 
 
 def export(
-    package: Annotated[Path, PACKAGE],
+    package: Annotated[Path, _options.PACKAGE],
     out: Annotated[Path, destination("M.onnx", "Inference model to write.")],
     outputs: Annotated[
         list[str] | None,
@@ -36,7 +35,7 @@ def export(
             "NAME",
         ),
     ] = None,
-    checkpoint: Annotated[Path | None, TRAINED] = None,
+    checkpoint: Annotated[Path | None, _options.TRAINED] = None,
     model: Annotated[
         Path | None,
         option(
@@ -58,9 +57,7 @@ def export(
     operators, and a decoder has no cache.
     """
     from odtpack.cli._files import check_writable
-    from odtpack.errors import OdtpackError
-    from odtpack_runtime.export.inference_model import export_inference_model
-    from odtpack_runtime.package.package import Package
+    from odtpack_runtime import OdtpackError, Package
     from odtpack_simulator.values.units import format_bytes
 
     opened = Package.open(package)
@@ -77,16 +74,23 @@ def export(
     for path in (out, *(out.with_name(name) for name in variants)):
         check_writable(path, "--out", outside=opened)
     found = inference_of(opened, outputs or [], checkpoint)
-    names = list(found.outputs)
     written: list[Path] = []
     if formats is None:
-        taken = export_inference_model(opened.eval_model, found.parameters, out, names, apart=True)
+        taken = found.write(opened, out)
     else:
-        taken, written = _write_with_ort(opened, found, out, formats)
+        from odtpack.ort.format import convert_models
+        from odtpack_runtime.files.folder_update import replace_together, staged_beside
+
+        with staged_beside(out) as stage:  # at any moment the variants that there are are its own
+            made = stage / out.name
+            taken = found.write(opened, made)
+            written = replace_together(out, made, list(convert_models([made], formats, stage)))
     size = format_bytes(out.stat().st_size)
-    _console.say(f"wrote {out} ({size}): {', '.join(names)}, from {', '.join(taken)}")
+    _console.say(f"wrote {out} ({size}): {', '.join(found.outputs)}, from {', '.join(taken)}")
     adapter = opened.manifest.adapter
-    if adapter and adapter.kind == "lora" and _unpacks(opened):
+    by_domain = opened.manifest.operators.eval_model.values()
+    unpacks = any("DequantizeLinear" in names for names in by_domain)
+    if adapter and adapter.kind == "lora" and unpacks:
         _console.say(
             "note: weights of few bits are unpacked before each product; --model MODEL.onnx puts "
             "the adapter into the file that was built instead, whose operators and cache stay"
@@ -98,17 +102,11 @@ def export(
         _console.say(f"wrote {path} ({format_bytes(path.stat().st_size)})")
     content = {
         "path": str(out),
-        "outputs": names,
+        "outputs": list(found.outputs),
         "checkpoint": str(checkpoint or opened.checkpoint),
+        **({"ort": [str(path) for path in written]} if written else {}),
     }
-    ort = {"ort": [str(path) for path in written]} if written else {}
-    _console.json_result(as_json, {**content, **ort})
-
-
-def _unpacks(package: Package) -> bool:
-    """Whether weights of few bits are unpacked in the evaluation model."""
-    by_domain = package.manifest.operators.eval_model.values()
-    return any("DequantizeLinear" in names for names in by_domain)
+    _console.json_result(as_json, content)
 
 
 def _decoder(
@@ -118,54 +116,34 @@ def _decoder(
     from odtpack.adapters.inference import export_decoder
     from odtpack.cli._files import check_writable
     from odtpack.errors import OdtpackError
-    from odtpack_runtime import CheckpointState
 
     if outputs:
         raise OdtpackError(
             "option-not-used",
             "--outputs names outputs of a training model, and a decoder keeps its own",
-            hint="leave it out",
         )
     if model is None:
         _ = package.decoder
-    source = checkpoint or package.checkpoint
-    state = CheckpointState.load_checkpoint(source)
-    check_state(package, state, source)
+    state = load_state(package, checkpoint)
     for path in (out, out.with_name(f"{out.name}.data")):
         check_writable(path, "--out", outside=package)
     written = export_decoder(package, state, out, model)
     _console.wrote(*written)
     _console.say("the adapter is beside the layers that it is on: no weight is rounded again")
-    content = {"path": str(out), "files": [each.name for each in written]}
-    _console.json_result(as_json, {**content, "checkpoint": str(source)})
-
-
-def _write_with_ort(
-    package: Package, model: Inference, out: Path, formats: OrtFormat
-) -> tuple[list[str], list[Path]]:
-    """Write the model and its variants in ORT format: at any moment those there are its own."""
-    # Returns the names of its inputs, and what was written beside it.
-    from odtpack.ort.format import convert_models
-    from odtpack_runtime.export.inference_model import export_inference_model
-    from odtpack_runtime.files.folder_update import replace_together, staged_beside
-
-    with staged_beside(out) as stage:
-        made = stage / out.name
-        taken = export_inference_model(
-            package.eval_model, model.parameters, made, list(model.outputs), apart=True
-        )
-        return taken, replace_together(out, made, list(convert_models([made], formats, stage)))
+    content = {
+        "path": str(out),
+        "files": [each.name for each in written],
+        "checkpoint": str(checkpoint or package.checkpoint),
+    }
+    _console.json_result(as_json, content)
 
 
 def inference_of(package: Package, outputs: list[str], checkpoint: Path | None) -> Inference:
     """The inference model that options ask for."""
     from odtpack.ort.files import Inference
-    from odtpack_runtime import CheckpointState
 
     names = _outputs(package, outputs)
-    source = checkpoint or package.checkpoint
-    state = CheckpointState.load_checkpoint(source)
-    check_state(package, state, source)
+    state = load_state(package, checkpoint)
     parameters = {**state.arrays(trainable=True), **state.arrays(trainable=False)}
     info = package.manifest.inference
     for name in () if info is None else info.inputs:
@@ -173,11 +151,13 @@ def inference_of(package: Package, outputs: list[str], checkpoint: Path | None) 
     return Inference(tuple(names), parameters)
 
 
-def check_state(package: Package, state: CheckpointState, where: Path) -> None:
-    """Refuse a checkpoint that does not hold the package's parameters."""
-    from odtpack_runtime import OdtpackError
+def load_state(package: Package, checkpoint: Path | None) -> CheckpointState:
+    """The state of a checkpoint, or of the package's own; it must hold the package's parameters."""
+    from odtpack_runtime import CheckpointState, OdtpackError
     from odtpack_runtime.checkpoint.parameters import nominal_error
 
+    where = checkpoint or package.checkpoint
+    state = CheckpointState.load_checkpoint(where)
     if state.is_nominal:
         raise nominal_error("there are no values to export")
     arrays = {**state.arrays(trainable=True), **state.arrays(trainable=False)}
@@ -192,6 +172,7 @@ def check_state(package: Package, state: CheckpointState, where: Path) -> None:
             f"checkpoint {found}",
             where=str(where),
         )
+    return state
 
 
 def _outputs(package: Package, wanted: list[str]) -> list[str]:
@@ -244,7 +225,7 @@ def forward_values(package: Package) -> tuple[list[str], list[str]]:
 
 
 def ort(
-    package: Annotated[Path, PACKAGE],
+    package: Annotated[Path, _options.PACKAGE],
     style: Annotated[
         StyleChoice,
         option(
@@ -272,10 +253,9 @@ def ort(
     A minimal build of ONNX Runtime reads this format only. Existing files in ORT format are
     replaced, and the manifest lists the new ones.
     """
-    from odtpack.errors import OdtpackError
     from odtpack.ort.files import add_ort_files
+    from odtpack_runtime import OdtpackError, Package
     from odtpack_runtime.files.folder_update import finish_update
-    from odtpack_runtime.package.package import Package
     from odtpack_simulator.values.units import format_bytes
 
     if (outputs or checkpoint is not None) and not inference:
@@ -296,9 +276,6 @@ def ort(
     for file in made:
         _console.say(f"  {file.path:<{width}} {format_bytes(file.size_bytes):>10}")
     _console.json_result(as_json, {"path": str(package), "files": [f.as_dict() for f in made]})
-
-
-_DIFFERS = 1  # exit code, as for a budget that is not met
 
 
 def config(
@@ -331,7 +308,7 @@ def config(
     data: Annotated[
         Path | None, option("Samples for --check.  [default: generated]", "DATA.npz")
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Write the operators that packages need, for a reduced build, or check such a file.
 
@@ -339,17 +316,28 @@ def config(
     with every session option that an app may use, and compares the kernels that ran with the
     file. Exit code 1 if an operator or type is missing or unused.
     """
-    _check_options(
-        out,
-        check,
-        limits=types or globally_allowed_types,
-        both=types and globally_allowed_types,
-        data=data is not None,
-    )
     from odtpack.cli._files import check_writable
+    from odtpack_runtime import OdtpackError, Package
     from odtpack_runtime.apart.worker import worker
-    from odtpack_runtime.package.package import Package
 
+    if (out is None) == (check is None):
+        raise OdtpackError(
+            "out-or-check", "pass either --out to write a configuration, or --check to check one"
+        )
+    if types and globally_allowed_types:
+        raise OdtpackError(
+            "types-twice",
+            "--types limits each operator and --globally-allowed-types all operators: ONNX "
+            "Runtime's build takes one or the other",
+        )
+    if check is not None and (types or globally_allowed_types):
+        raise OdtpackError(
+            "option-not-used",
+            "--types and --globally-allowed-types apply to --out, not to --check",
+            hint="leave them out",
+        )
+    if out is not None and data is not None:
+        raise OdtpackError("option-not-used", "--data is for --check")
     opened = [Package.open(path) for path in packages]
     if out is not None:
         for package in opened:
@@ -368,32 +356,7 @@ def config(
             content = _check(check, opened, runs, data, scratch)
     _console.json_result(as_json, content)
     if not content.get("passed", True):
-        raise typer.Exit(_DIFFERS)
-
-
-def _check_options(
-    out: Path | None, check: Path | None, *, limits: bool, both: bool, data: bool
-) -> None:
-    from odtpack.errors import OdtpackError
-
-    if (out is None) == (check is None):
-        raise OdtpackError(
-            "out-or-check", "pass either --out to write a configuration, or --check to check one"
-        )
-    if both:
-        raise OdtpackError(
-            "types-twice",
-            "--types limits each operator and --globally-allowed-types all operators: ONNX "
-            "Runtime's build takes one or the other",
-        )
-    if check is not None and limits:
-        raise OdtpackError(
-            "option-not-used",
-            "--types and --globally-allowed-types apply to --out, not to --check",
-            hint="leave them out",
-        )
-    if out is not None and data:
-        raise OdtpackError("option-not-used", "--data is for --check")
+        raise typer.Exit(_options.NOT_MET)
 
 
 def _runs(
@@ -405,33 +368,24 @@ def _runs(
 ) -> list[SessionRun]:
     """Every way in which the models of a package are run."""
     from odtpack.ort.session_runs import INFERENCE_MODEL, onnx_models, runs_of
-    from odtpack_runtime.export.inference_model import export_inference_model
 
     scratch.mkdir()
     inference: dict[str, Path] = {}
     if mode is not Mode.TRAIN and INFERENCE_MODEL not in onnx_models(package):
-        model = inference_of(package, [], None)
         inference = {INFERENCE_MODEL: scratch / f"{INFERENCE_MODEL}.onnx"}
-        export_inference_model(
-            package.eval_model,
-            model.parameters,
-            inference[INFERENCE_MODEL],
-            model.outputs,
-            apart=True,
-        )
+        inference_of(package, [], None).write(package, inference[INFERENCE_MODEL])
     return runs_of(package, mode, file_format, platforms, inference, scratch)
 
 
 def _write(out: Path, runs: list[SessionRun], limit: Types, scratch: Path) -> dict[str, Any]:
     from odtpack.ort.operator_config import config_of, count_kernels
     from odtpack.ort.session_runs import final_graph
-    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_runtime.files.atomic import write_whole
 
     graphs = [final_graph(run, scratch / f"{index}.ort") for index, run in enumerate(runs)]
     found = config_of(graphs, limit)
     names = [f"- {name}" for name in dict.fromkeys(str(run) for run in runs)]
-    with atomic_write(out) as stream:
-        stream.write(found.text(["Operators that run in:", *names]).encode())
+    write_whole(out, found.text(["Operators that run in:", *names]).encode())
     count = len(found.operators)
     kernels = count_kernels(found)
     kept = "" if kernels is None else f", {kernels[0]} of {kernels[1]} kernels"

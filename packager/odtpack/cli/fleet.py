@@ -4,38 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from odtpack.cli import _console
-from odtpack.cli._options import (
-    AS_JSON,
-    BASE_RESULT,
-    COMPARISON_FILE,
-    COMPARISON_FORM,
-    DATA,
-    DEMO_FOLDER,
-    HEAD_RESULT,
-    PACKAGE,
-    RESULT_AS_JSON,
-    TRAINERS,
-    destination,
-    examples,
-    flag,
-    group,
-    option,
-)
+import odtpack_simulator as sim
+from odtpack.cli import _console, _options
+from odtpack.cli._options import destination, examples, flag, group, option
 from odtpack.cli.device.results import Format, check_comparison_file, show_comparison
-from odtpack.cli.device.simulate import OVER_BUDGET, REPORT, STRICT
+from odtpack.cli.device.simulate import REPORT, STRICT
 
 if TYPE_CHECKING:
     from odtpack.fit.federated import FleetFitResult, Tried
-    from odtpack_runtime.package.package import Package
     from odtpack_simulator.fleet.devices import FleetDevice
     from odtpack_simulator.fleet.federation import Federation, FleetProgress
     from odtpack_simulator.fleet.result import FleetResult
-    from odtpack_simulator.result import SimulationResult
 
 FLEET = option("Clients, rounds and budgets.", "fleet.toml", "--fleet")
 TIMES = option(
@@ -46,8 +29,8 @@ STATE = "state.npz"
 
 
 def run(
-    package: Annotated[Path, PACKAGE],
-    data: Annotated[Path, DATA],
+    package: Annotated[Path, _options.PACKAGE],
+    data: Annotated[Path, _options.DATA],
     fleet_file: Annotated[Path, FLEET],
     report: Annotated[list[str] | None, REPORT] = None,
     times: Annotated[Path | None, TIMES] = None,
@@ -60,7 +43,7 @@ def run(
         ),
     ] = None,
     resume: Annotated[bool, flag("--resume", "Continue from the state in the folder.")] = False,
-    jobs: Annotated[int, TRAINERS] = 0,
+    jobs: Annotated[int, _options.TRAINERS] = 0,
     ray: Annotated[str | None, option("Ray cluster that trains, or 'local'.", "ADDRESS")] = None,
     seeds: Annotated[
         int,
@@ -73,7 +56,7 @@ def run(
         ),
     ] = 1,
     strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
     """Simulate federated training: each client trains for real, on a virtual clock.
 
@@ -81,16 +64,15 @@ def run(
     is written after every round: --resume continues a stopped run, with bit-identical results.
     """
     from odtpack.cli._describe import of_fleet
-    from odtpack.cli._files import check_not_input, check_reports, write_reports
-    from odtpack.errors import OdtpackError
-    from odtpack_runtime.package.package import Package
+    from odtpack.cli._files import check_not_input, check_reports, check_writable, write_reports
+    from odtpack.cli.device.demo import make_folder
+    from odtpack_runtime import OdtpackError, Package
     from odtpack_simulator.fleet.federation import Federation
     from odtpack_simulator.fleet.figures import join_seeds, judge_fleet
     from odtpack_simulator.fleet.fleet_file import read_fleet
     from odtpack_simulator.fleet.population import make_availability
     from odtpack_simulator.replay.executor import RayExecutor, default_jobs
     from odtpack_simulator.reports.console import print_result
-    from odtpack_simulator.result import load_result
 
     # Inputs are checked before anything long runs.
     if resume and times is not None:
@@ -106,12 +88,13 @@ def run(
     opened.require_one_model("A fleet")
     check_reports(report or [], outside=opened, inputs=[data, fleet_file, times], as_json=as_json)
     folder = out or opened.path.with_name(f"{opened.path.name}-fleet")
-    before = None if times is None else load_result(times)
+    before = None if times is None else sim.load_result(times)
     federation = Federation(package, data, settings)
     for name in (STATE, CHECKPOINT):
         check_not_input(folder / name, "--out", [data, fleet_file, times])
     cluster = None if ray is None else RayExecutor(ray, jobs or default_jobs())
-    _make_folder(folder, opened)
+    make_folder(folder)
+    check_writable(folder / STATE, "--out", outside=opened)
     results: list[FleetResult] = []
     with _console.Progress("federation") as progress:
         titles: dict[tuple[int, int], str] = {}
@@ -154,11 +137,11 @@ def run(
     write_reports(result, report or [])
     _console.json_result(as_json, result.model_dump(mode="json"))
     if result.over_budget or (strict and result.verdict == "not judged"):
-        raise typer.Exit(OVER_BUDGET)
+        raise typer.Exit(_options.NOT_MET)
 
 
 def devices_of(
-    federation: Federation, before: SimulationResult | None, progress: _console.Progress
+    federation: Federation, before: sim.SimulationResult | None, progress: _console.Progress
 ) -> list[FleetDevice]:
     """The fleet's models of device, with the costs of a result of simulate or as measured now."""
     from odtpack_simulator.fleet.devices import devices_of_result, measure_devices
@@ -175,20 +158,12 @@ def devices_of(
     )
 
 
-def _make_folder(folder: Path, package: Package) -> None:
-    from odtpack.cli._files import check_writable
-    from odtpack.cli.device.demo import make_folder
-
-    make_folder(folder)
-    check_writable(folder / STATE, "--out", outside=package)
-
-
 # ``odtpack fleet compare``: what changed from one simulated federation to another.
 
 
 def compare(
-    base: Annotated[Path, BASE_RESULT],
-    head: Annotated[Path, HEAD_RESULT],
+    base: Annotated[Path, _options.BASE_RESULT],
+    head: Annotated[Path, _options.HEAD_RESULT],
     accuracy: Annotated[
         float | None,
         option(
@@ -199,9 +174,9 @@ def compare(
             max=1.0,
         ),
     ] = None,
-    form: Annotated[Format, COMPARISON_FORM] = "text",
-    out: Annotated[Path | None, COMPARISON_FILE] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    form: Annotated[Format, _options.COMPARISON_FORM] = "text",
+    out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Compare two results of fleet run: two packages, or two ways to run the rounds.
 
@@ -221,9 +196,9 @@ def compare(
 
 
 def demo(
-    out: Annotated[Path, DEMO_FOLDER] = Path("odtpack-fleet-demo"),
-    jobs: Annotated[int, TRAINERS] = 0,
-    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+    out: Annotated[Path, _options.DEMO_FOLDER] = Path("odtpack-fleet-demo"),
+    jobs: Annotated[int, _options.TRAINERS] = 0,
+    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
     """Simulate a week of federated training on 500 phones of five models, with a report.
 
@@ -233,14 +208,13 @@ def demo(
     from odtpack.build import build_package
     from odtpack.cli.device.demo import DATA, MODEL, make_folder, read_digits, write_data
     from odtpack.optimizers import SGD
-    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_runtime.files.atomic import write_whole
 
     digits = read_digits()
     make_folder(out)
     write_data(digits, out / "digits.npz")
     build_package(MODEL, out / "package", loss="cross_entropy", optimizer=SGD())
-    with atomic_write(out / "fleet.toml") as stream:
-        stream.write((DATA / "fleet.toml").read_bytes())
+    write_whole(out / "fleet.toml", (DATA / "fleet.toml").read_bytes())
     _console.wrote(out / "package", out / "digits.npz", out / "fleet.toml")
     run(
         out / "package",
@@ -255,12 +229,10 @@ def demo(
 
 # ``odtpack fleet fit``: search how a federation is run, within the budgets of its file.
 
-NOTHING_FITS: Final = 1
-
 
 def fit(
-    package: Annotated[Path, PACKAGE],
-    data: Annotated[Path, DATA],
+    package: Annotated[Path, _options.PACKAGE],
+    data: Annotated[Path, _options.DATA],
     fleet_file: Annotated[Path, FLEET],
     clients: Annotated[
         list[int] | None,
@@ -298,7 +270,7 @@ def fit(
         int, option("Parallel simulations; 0 for one per core.", "N", min=0, max=4096)
     ] = 0,
     strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
     """Find clients per round, local epochs and a learning rate that meet a fleet's budgets.
 
@@ -313,12 +285,11 @@ def fit(
     from odtpack_simulator.fleet.federation import Federation
     from odtpack_simulator.fleet.fleet_file import read_fleet
     from odtpack_simulator.replay.executor import default_jobs
-    from odtpack_simulator.result import load_result
 
     optuna()  # before anything is read
     fleet = read_fleet(fleet_file)
     space = fleet_space(fleet, clients or (), epochs or (), lr or ())
-    before = None if times is None else load_result(times)
+    before = None if times is None else sim.load_result(times)
     federation = Federation(package, data, fleet)
     with _console.Progress("fit") as progress:
         if fleet.population.devices:
@@ -334,7 +305,7 @@ def fit(
     _show(result)
     _console.json_result(as_json, result.model_dump(mode="json"))
     if not result.best or (strict and not result.judged):
-        raise typer.Exit(NOTHING_FITS)
+        raise typer.Exit(_options.NOT_MET)
 
 
 def _show(result: FleetFitResult) -> None:
@@ -370,34 +341,26 @@ def _show(result: FleetFitResult) -> None:
 
 
 def _table(rows: Sequence[Tried]) -> None:
-    from odtpack_simulator.values.units import (
-        format_bytes,
-        format_energy,
-        format_number,
-        format_percent,
-    )
+    from odtpack_simulator.values import units
 
     def cells(each: Tried) -> tuple[str, ...]:
         found = each.figures
-        quality = "not finite" if found.loss is None else format_number(found.loss)
+        notes = [each.reason] if each.reason else [*each.failed]
+        if each.beaten_by:
+            notes.append(f"beaten by {', '.join(map(str, each.beaten_by))}")
+        quality = "not finite" if found.loss is None else units.format_number(found.loss)
         return (
             f"{each.number}",
             f"{each.clients}",
             f"{each.epochs}",
             f"{each.learning_rate:g}",
             f"{each.rounds}",
-            quality if found.accuracy is None else format_percent(found.accuracy),
+            quality if found.accuracy is None else units.format_percent(found.accuracy),
             "never" if found.days is None else f"{found.days:.1f}",
-            format_percent(found.took_part),
-            format_bytes(found.traffic_bytes),
-            "unknown" if found.energy_j is None else format_energy(found.energy_j),
-            "; ".join(
-                [
-                    *each.failed[: 0 if each.reason else None],
-                    *([each.reason] if each.reason else []),
-                    *([f"beaten by {', '.join(map(str, each.beaten_by))}"] * bool(each.beaten_by)),
-                ]
-            ),
+            units.format_percent(found.took_part),
+            units.format_bytes(found.traffic_bytes),
+            "unknown" if found.energy_j is None else units.format_energy(found.energy_j),
+            "; ".join(notes),
         )
 
     quality = "loss" if rows[0].figures.accuracy is None else "accuracy"

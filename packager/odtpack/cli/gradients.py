@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
-from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, argument, option
+from odtpack.cli import _console, _options
+from odtpack.cli._options import argument, option
 from odtpack.cli._spec_options import takes_spec
-
-_DIFFERENT: Final = 1
 
 
 @takes_spec(before="as_json")
@@ -27,7 +25,7 @@ def compare_gradients(
             "FILE.py:FUNCTION",
         ),
     ],
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
     **given: Any,
 ) -> None:
     """Compare one step of a package with PyTorch's own, and say why parameters differ.
@@ -61,4 +59,4 @@ def compare_gradients(
         _console.say(f"not compared: {', '.join(found['not_compared'])}")
     _console.json_result(as_json, {"path": str(path), **found})
     if found["different"]:
-        raise typer.Exit(_DIFFERENT)
+        raise typer.Exit(_options.NOT_MET)

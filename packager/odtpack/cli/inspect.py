@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from odtpack.cli import _completion, _console
-from odtpack.cli._options import AS_JSON, argument, option
+from odtpack.cli import _completion, _console, _options
+from odtpack.cli._options import argument, option
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -25,7 +25,7 @@ def inspect(
             autocompletion=_completion.size_reports,
         ),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Show the contents of a package, a forward model or a checkpoint.
 
@@ -40,7 +40,7 @@ def inspect(
         from odtpack.cli._describe import check_reports
 
         check_reports(report or (), None)
-        content = _KINDS[kind](path)
+        content = _checkpoint(path) if kind == "checkpoint" else _model(path)
     _console.json_result(as_json, {"path": str(path), **content})
 
 
@@ -66,19 +66,11 @@ def _kind(path: Path) -> str:
 
 
 def _package(path: Path, reports: Sequence[str]) -> dict[str, Any]:
-    from odtpack.cli._describe import (
-        byte_size,
-        check_reports,
-        parameter_summary,
-        runtime_text,
-        shape_text,
-        show_sizes,
-        update_lines,
-    )
+    from odtpack.cli import _describe
     from odtpack_runtime.package.package import Package
 
     package = Package.open(path)
-    check_reports(reports, package)
+    _describe.check_reports(reports, package)
     manifest = package.manifest
     _console.say(f"package {package.path}", style="bold")
     settings = manifest.optimizer.as_dict()
@@ -86,19 +78,19 @@ def _package(path: Path, reports: Sequence[str]) -> dict[str, Any]:
     shown = ", ".join(f"{key} {_setting(value)}" for key, value in settings.items())
     _console.say(f"  loss        {manifest.loss}")
     _console.say(f"  optimizer   {manifest.optimizer.kind}{f' ({shown})' if shown else ''}")
-    for line in update_lines(manifest):
+    for line in _describe.update_lines(manifest):
         _console.say(f"  {line}")
-    _console.say(f"  runs on     {runtime_text(manifest)}")
+    _console.say(f"  runs on     {_describe.runtime_text(manifest)}")
     for taken in manifest.inputs:
-        text = shape_text(taken.dtype, taken.shape)
+        text = _describe.shape_text(taken.dtype, taken.shape)
         _console.say(f"  input       {taken.name}: {text} ({taken.role})")
     for given in manifest.all_outputs:
-        text = shape_text(given.dtype, given.shape)
+        text = _describe.shape_text(given.dtype, given.shape)
         _console.say(f"  output      {given.name}: {text} ({given.role})")
     _console.say("files", style="bold")
-    sizes_of_parts = show_sizes(package, path, reports)
+    sizes_of_parts = _describe.show_sizes(package, path, reports)
     _console.say("parameters", style="bold")
-    for line in parameter_summary(manifest):
+    for line in _describe.parameter_summary(manifest):
         _console.say(f"  {line}")
     for dtype in sorted({p.model_dtype for p in manifest.parameters if p.model_dtype}):
         count = sum(p.model_dtype == dtype for p in manifest.parameters)
@@ -110,7 +102,7 @@ def _package(path: Path, reports: Sequence[str]) -> dict[str, Any]:
     for name, domains in manifest.operators.by_model().items():
         for domain, operators in domains.items():
             _console.say(f"  {name} ({domain}): {', '.join(operators)}")
-    sizes = {p.name: byte_size(p.dtype, p.shape) for p in manifest.parameters}
+    sizes = {p.name: _describe.byte_size(p.dtype, p.shape) for p in manifest.parameters}
     content: dict[str, Any] = {"kind": "package", **manifest.as_dict()}
     content["sizes"] = sizes_of_parts
     for entry in content["parameters"]:
@@ -123,7 +115,7 @@ def _setting(value: float | bool | str) -> str:
 
 
 def _model(path: Path) -> dict[str, Any]:
-    from odtpack.cli._describe import byte_size, count_line, shape_text
+    from odtpack.cli._describe import count_line, shape_text
     from odtpack.errors import OdtpackError
     from odtpack.graph.graphs import dims_of
     from odtpack.model.exporters import module_names
@@ -184,15 +176,8 @@ def _model(path: Path) -> dict[str, Any]:
         "minimum_onnxruntime": oldest.name,
         **values,
         "parameters": [
-            {
-                "name": name,
-                "module_name": original.get(name, name),
-                "role": role,
-                "dtype": dtype,
-                "shape": list(shape),
-                "size_bytes": byte_size(dtype, shape),
-            }
-            for name, role, dtype, shape in parameters
+            {"name": n, "module_name": original.get(n, n), **_entry(role, dtype, shape)}
+            for n, role, dtype, shape in parameters
         ],
         "shared": [
             {"name": each.name, "places": list(each.places), "one_parameter": each.one_parameter}
@@ -260,6 +245,14 @@ def _tensor(value: ir.Value) -> tuple[str, tuple[int, ...]]:
     return _dtype(value), shape
 
 
+def _entry(role: str, dtype: str, shape: Sequence[int]) -> dict[str, Any]:
+    """A parameter as JSON has it, but for its name."""
+    from odtpack.cli._describe import byte_size
+
+    size = byte_size(dtype, shape)
+    return {"role": role, "dtype": dtype, "shape": list(shape), "size_bytes": size}
+
+
 def _parameters(rows: Sequence[tuple[str, str, str, Sequence[int]]]) -> None:
     """Print name, role, type, shape and size of each parameter."""
     from odtpack.cli._describe import byte_size, shape_text
@@ -273,7 +266,7 @@ def _parameters(rows: Sequence[tuple[str, str, str, Sequence[int]]]) -> None:
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
-    from odtpack.cli._describe import byte_size, count_line
+    from odtpack.cli._describe import count_line
     from odtpack_runtime.checkpoint.format import read_checkpoint
 
     data = read_checkpoint(path)
@@ -311,18 +304,8 @@ def _checkpoint(path: Path) -> dict[str, Any]:
         "nominal": data.nominal,
         "checked": data.checked,
         "parameters": [
-            {
-                "name": name,
-                "role": role,
-                "dtype": dtype,
-                "shape": list(shape),
-                "size_bytes": byte_size(dtype, shape),
-            }
-            for name, role, dtype, shape in rows
+            {"name": name, **_entry(role, dtype, shape)} for name, role, dtype, shape in rows
         ],
         "optimizer": optimizer,
         "properties": dict(sorted(data.properties.items())),
     }
-
-
-_KINDS = {"model": _model, "checkpoint": _checkpoint}

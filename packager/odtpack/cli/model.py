@@ -12,22 +12,12 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from odtpack import __version__
-from odtpack.cli import _console
-from odtpack.cli._options import (
-    AS_JSON,
-    MANIFEST_AS_JSON,
-    MODEL,
-    argument,
-    destination,
-    examples,
-    flag,
-    group,
-    option,
-)
+from odtpack.cli import _console, _options
+from odtpack.cli._options import argument, destination, examples, flag, group, option
 
 
 def head(
-    model: Annotated[Path, MODEL],
+    model: Annotated[Path, _options.MODEL],
     pool: Annotated[
         Literal["mean", "cls", "none", "global", "flatten"],
         option(
@@ -47,22 +37,18 @@ def head(
             "--input",
         ),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Add a trainable classification head to an encoder.
 
     The head is pooling over the tokens and a linear layer, head.weight and head.bias; its
     output, logits, replaces the encoder's outputs.
     """
-    from odtpack.cli._files import check_writable
+    from odtpack.cli._files import check_writable, write_file
     from odtpack.model.head import add_head
-    from odtpack_runtime.files.atomic import atomic_write
 
     check_writable(out, "--out")
-    content = add_head(model, pool, classes, seed=seed, name=name)
-    with atomic_write(out) as stream:
-        stream.write(content)
-    _console.wrote(out)
+    write_file(out, add_head(model, pool, classes, seed=seed, name=name))
     _console.say(
         f"next: odtpack build {shlex.quote(str(out))} --out package --loss cross_entropy "
         "--train 'head.*'"
@@ -86,7 +72,7 @@ def import_(
     prefix: Annotated[
         str | None, option("Prefix of the file names, if the folder has several models.", "TEXT")
     ] = None,
-    as_json: Annotated[bool, MANIFEST_AS_JSON] = False,
+    as_json: Annotated[bool, _options.MANIFEST_AS_JSON] = False,
 ) -> None:
     """Build a training package from artifacts of onnxruntime-training 1.19.
 
@@ -119,7 +105,7 @@ def init(
         option(f"Write a complete example project instead: {', '.join(names())}.", "NAME"),
     ] = None,
     force: Annotated[bool, flag("--force", "Replace an existing recipe.")] = False,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Write a recipe for a forward model, with everything optional commented out.
 
@@ -127,9 +113,8 @@ def init(
     lets editors complete and check the keys. With --example, write a project with a network,
     data, a recipe, budgets, a CI file and training loops for apps.
     """
-    from odtpack.cli._files import check_writable
+    from odtpack.cli._files import check_writable, write_file
     from odtpack.errors import OdtpackError
-    from odtpack_runtime.files.atomic import atomic_write
 
     if example is not None and model is None:
         folder = out or Path(example)
@@ -151,16 +136,12 @@ def init(
     if out.exists() and not force:
         raise OdtpackError("recipe-exists", f"the file {str(out)!r} exists")
     for path, text in ((schema, schema_text()), (out, draft(model, out.parent))):
-        with atomic_write(path) as stream:
-            stream.write(text.encode())
-        _console.wrote(path)
+        write_file(path, text.encode())
     _console.say(f"next: odtpack build --recipe {shlex.quote(str(out))}")
     _console.json_result(as_json, {"path": str(out), "schema": str(schema)})
 
 
 ops = group("List the operators that can be differentiated.")
-
-_OBSTACLES = 1  # exit code, as for a budget that is not met
 
 
 @ops.command(
@@ -178,7 +159,7 @@ def coverage(
         Literal["rule", "expansion", "rewritten", "no gradient", "none"] | None,
         option("Show only operators that are differentiated in this way."),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Print the support table: operator, opsets, trainable inputs, how.
 
@@ -223,7 +204,7 @@ def coverage(
     )
 )
 def check(
-    model: Annotated[Path, MODEL],
+    model: Annotated[Path, _options.MODEL],
     train: Annotated[
         list[str] | None, option("Parameters to train, as for build. Default: all.", "GLOB")
     ] = None,
@@ -237,7 +218,7 @@ def check(
         Literal["webgpu"] | None,
         option("Also say which operators the provider of this target leaves to the processor."),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Find the nodes of a model that block gradients, and say what to do about each.
 
@@ -289,7 +270,7 @@ def check(
         content["fallbacks"] = [dataclasses.asdict(item) for item in fallbacks]
     _console.json_result(as_json, content)
     if found:
-        raise typer.Exit(_OBSTACLES)
+        raise typer.Exit(_options.NOT_MET)
 
 
 # Complete example projects, which ``odtpack init --example`` writes.
@@ -318,13 +299,9 @@ def names() -> list[str]:
 
 
 def write_example(name: str, folder: Path) -> list[Path]:
-    """Write a project into a new or empty folder; return its files.
-
-    Raises:
-        OdtpackError: ``usage`` for an unknown name, or ``folder-not-empty``.
-    """
+    """Write a project into a new or empty folder; return its files."""
     from odtpack.errors import OdtpackError, near_names
-    from odtpack_runtime.files.atomic import atomic_write
+    from odtpack_runtime.files.atomic import write_whole
 
     if name not in names():
         raise OdtpackError("usage", f"there is no example {name!r}",
@@ -340,8 +317,7 @@ def write_example(name: str, folder: Path) -> list[Path]:
             text = _filled(text, source.name, about)
         target = folder / _PLACES.get(source.name, source.name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(target) as stream:
-            stream.write(text.encode())
+        write_whole(target, text.encode())
         written.append(target)
     return written
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from odtpack.cli import _console
-from odtpack.cli._options import AS_JSON, OLD_PACKAGE, PACKAGE, argument, destination, flag, option
+from odtpack.cli import _console, _options
+from odtpack.cli._options import argument, destination, flag, option
 
 if TYPE_CHECKING:
     from odtpack.update.install import Installed
 
 
 def diff(
-    old: Annotated[Path, OLD_PACKAGE],
+    old: Annotated[Path, _options.OLD_PACKAGE],
     new: Annotated[Path, argument("NEW", "New package.")],
     form: Annotated[
         Literal["text", "json", "markdown"],
@@ -22,7 +22,7 @@ def diff(
     out: Annotated[
         Path | None, destination("FILE", "File for the difference, instead of standard output.")
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Compare two packages, and say whether devices that trained the old one can continue.
 
@@ -54,7 +54,7 @@ def diff(
 
 
 def install(
-    package: Annotated[Path, PACKAGE],
+    package: Annotated[Path, _options.PACKAGE],
     android: Annotated[
         Path | None, option("Folder in the app's assets, for this package alone.", "DIR")
     ] = None,
@@ -65,7 +65,7 @@ def install(
     ort: Annotated[
         bool, flag("--ort", "Copy the models in ORT format instead of the ONNX models.")
     ] = False,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Copy models, checkpoint and manifest of a package into an app.
 
@@ -114,7 +114,7 @@ def sign(
     release: Annotated[
         int | None, option("Release number, for apps that refuse older releases.", "N", min=0)
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Sign a package, or make a key pair; with both, sign with the new key.
 
@@ -169,7 +169,7 @@ _SIGNATURES = {
 
 
 def verify(
-    package: Annotated[Path, PACKAGE],
+    package: Annotated[Path, _options.PACKAGE],
     public_key: Annotated[
         list[Path] | None,
         option(
@@ -191,7 +191,7 @@ def verify(
             "Check limits for untrusted packages: disk, memory, sizes, operator domains.",
         ),
     ] = False,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Verify a package.
 

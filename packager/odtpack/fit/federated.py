@@ -14,7 +14,7 @@ from pydantic import Field
 
 from odtpack.errors import OdtpackError
 from odtpack.fit.finalists import TIME_TOLERANCE
-from odtpack.fit.outcome import Point, beaten_by, beats, choose, on_grid
+from odtpack.fit.outcome import Point, beats, choose, on_grid, ranked
 from odtpack.fit.space import SearchConstraints
 from odtpack.fit.study import GROUP, Study, Value, optuna
 from odtpack_runtime.files.scratch import scratch_folder
@@ -74,17 +74,9 @@ def fleet_space(
     epochs: Sequence[int] = (),
     learning_rates: Sequence[float] = (),
 ) -> list[FleetSettings]:
-    """Every combination; what the fleet file says stands first where nothing else is asked for.
-
-    Args:
-        fleet: The fleet file.
-        clients: Clients a round to try; by default those of the file, twice and half as many.
-        epochs: Likewise.
-        learning_rates: By default that of the file, three times it and a third.
-
-    Raises:
-        OdtpackError: A value that no fleet file may have.
-    """
+    """Every combination; what the fleet file says stands first where nothing else is asked for."""
+    # Without others, clients and epochs are those of the file, twice and half as many, and rates
+    # that of the file, three times it and a third.
     SearchConstraints(learning_rates=tuple(learning_rates))
     there = fleet.population.clients
     if any(count > there for count in clients):
@@ -248,37 +240,24 @@ OnFleetFit = Callable[[str, int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class FleetFitRequest:
-    """What to search.
+    """What to search."""
 
-    Attributes:
-        package: Folder of the package.
-        data: ``.npz`` file that the clients' samples are drawn from.
-        fleet: The fleet file, with the budgets to keep.
-        space: What to try; the first one is tried in any case.
-        devices: The models of device, as for a federation.
-        trials: Candidates to simulate.
-        finalists: How many of these to play to the end.
-        seeds: With so many seeds each, from that of the fleet file on.
-    """
-
-    package: Path
-    data: Path
-    fleet: FleetFile
-    space: Sequence[FleetSettings]
-    devices: Sequence[FleetDevice] = ()
-    trials: int = 12
-    finalists: int = 4
-    seeds: int = 1
+    package: Path  # folder of the package
+    data: Path  # `.npz` file that the clients' samples are drawn from
+    fleet: FleetFile  # with the budgets to keep
+    space: Sequence[FleetSettings]  # what to try; the first one is tried in any case
+    devices: Sequence[FleetDevice] = ()  # the models of device, as for a federation
+    trials: int = 12  # candidates to simulate
+    finalists: int = 4  # how many of these to play to the end
+    seeds: int = 1  # with so many seeds each, from that of the fleet file on
 
 
 @dataclasses.dataclass(frozen=True)
 class _Trial:
     """A federation to play, or to continue, up to a round."""
 
-    package: Path
-    data: Path
-    fleet: FleetFile
-    devices: Sequence[FleetDevice]
+    request: FleetFitRequest
+    fleet: FleetFile  # as its settings are
     state: Path
     until: int
 
@@ -298,18 +277,9 @@ def fit_fleet(
     jobs: int = 1,
     progress: OnFleetFit = lambda title, done, count: None,
 ) -> FleetFitResult:
-    """Search the settings of a federation that keep its budgets.
-
-    The result is a function of the request, whatever the number of processes.
-
-    Args:
-        request: What to search.
-        jobs: Federations to play at a time, each in a process of its own.
-        progress: Called as federations end.
-
-    Raises:
-        OdtpackError: The package, the data or the fleet file are wrong.
-    """
+    """Search the settings of a federation that keep its budgets."""
+    # The result is a function of the request, whatever the number of processes. `jobs`: federations
+    # to play at a time, each in a process of its own. `progress`: called as federations end.
     optuna()
     with scratch_folder("fleet-fit") as folder:
         return _Search(request, Path(folder), LocalExecutor(jobs), progress).run()
@@ -347,12 +317,7 @@ class _Search:
         ended = {each.number for each in finished}
         self.left = [each for each in self.left if each.number not in ended]
         kept = [each for each in finished if not each.failed]
-        beating = beaten_by([each.figures.costs() for each in kept])
-        ranked = [
-            each.model_copy(update={"beaten_by": sorted(kept[i].number for i in by)})
-            for each, by in zip(kept, beating, strict=True)
-        ]
-        ranked.sort(key=lambda each: (each.figures.costs(), each.number))
+        best, beaten = ranked(kept, [each.figures.costs() for each in kept])
         return FleetFitResult(
             tool_version=tool_version(),
             manifest_sha256=Package.open(request.package).manifest_sha256,
@@ -360,8 +325,8 @@ class _Search:
             candidates=len(request.space),
             seeds=request.seeds,
             rungs=made,
-            best=[each for each in ranked if not each.beaten_by],
-            beaten=[each for each in ranked if each.beaten_by],
+            best=best,
+            beaten=beaten,
             over_budget=[each for each in finished if each.failed],
             left=sorted(self.left, key=lambda each: each.number),
         )
@@ -371,10 +336,8 @@ class _Search:
         first = request.fleet.seed
         trials = [
             _Trial(
-                request.package,
-                request.data,
+                request,
                 runner.of(request.fleet.model_copy(update={"seed": seed})),
-                request.devices,
                 self.folder / f"{runner.number}-{seed}.npz",
                 rounds,
             )
@@ -428,12 +391,8 @@ class _Search:
         return [check.message for check in checks if check.status == status]
 
     def _tried(self, played: _Played, reason: str | None = None, by: Sequence[int] = ()) -> Tried:
-        settings = played.settings
         return Tried(
-            number=settings.number,
-            clients=settings.clients,
-            epochs=settings.epochs,
-            learning_rate=settings.learning_rate,
+            **dataclasses.asdict(played.settings),
             rounds=played.rounds,
             figures=figures_of(played.result, self.request.fleet.budgets),
             failed=self._told(played, "fail"),
@@ -444,7 +403,8 @@ class _Search:
 
 
 def _play(trial: _Trial) -> FleetResult:
-    federation = Federation(trial.package, trial.data, trial.fleet, trial.devices)
+    request = trial.request
+    federation = Federation(request.package, request.data, trial.fleet, request.devices)
     result, _ = federation.simulate(
         state_path=trial.state, resume=trial.state.is_file(), until=trial.until
     )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from odtpack.build import build
 from odtpack.fit.outcome import (
@@ -18,31 +17,22 @@ from odtpack.fit.outcome import (
     Objective,
     Point,
     Solution,
-    beaten_by,
     choice,
     on_grid,
+    ranked,
 )
 from odtpack.fit.search_context import FitRequest, SearchContext
 from odtpack.fit.space import Candidate, Space
 from odtpack.option import options_of
 from odtpack.recipe import BuildSpec, read_recipe
-from odtpack.recipe.draft import SCHEMA_NAME, one_line
+from odtpack.recipe.draft import SCHEMA_NAME, one_line, relative
 from odtpack.spec import TextSpec
 from odtpack_simulator.figures.judge import judge
-from odtpack_simulator.result import (
-    DeviceResult,
-    NotJudged,
-    SimulationResult,
-    tool_version,
-)
+from odtpack_simulator.result import DeviceResult, NotJudged, SimulationResult, tool_version
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.text import toml_key, toml_value
-from odtpack_simulator.values.units import format_bytes
-
-if TYPE_CHECKING:
-    from odtpack.recipe import BuildSpec
-    from odtpack_simulator.values.units import Interval
+from odtpack_simulator.values.units import Interval, format_bytes
 
 MEMORY_TOLERANCE: Final = 0.01
 TIME_TOLERANCE: Final = 0.05
@@ -201,20 +191,6 @@ def costs(each: Solution, wanted: Sequence[Objective]) -> Point:
     return tuple(point)
 
 
-def compared(
-    solutions: Sequence[Solution], wanted: Sequence[Objective]
-) -> tuple[list[Solution], list[Solution]]:
-    """The Pareto set, best metric first, and the rest, each with what beats it."""
-    points = [costs(each, wanted) for each in solutions]
-    beating = beaten_by(points)
-    best, rest = list[Solution](), list[Solution]()
-    for i in sorted(range(len(points)), key=lambda i: (points[i], solutions[i].number)):
-        numbers = sorted(solutions[j].number for j in beating[i])
-        ranked = solutions[i].model_copy(update={"beaten_by": numbers})
-        (rest if numbers else best).append(ranked)
-    return best, rest
-
-
 def summarize(
     simulated: Sequence[tuple[Candidate, SimulationResult]],
     request: FitRequest,
@@ -232,7 +208,7 @@ def summarize(
         list(solutions.values()), reasons(result for _, result in simulated)
     )
     kept = [solutions[c.number] for c, result in simulated if not result.over_budget]
-    best, beaten = compared(kept, wanted)
+    best, beaten = ranked(kept, [costs(each, wanted) for each in kept])
     # The nearest to the budgets first. No other one misses each of them by less.
     far = {c.number: sum(misses(result).values()) for c, result in simulated if result.over_budget}
     over = [solutions[number] for number in far]
@@ -322,26 +298,24 @@ def recipe_text(settings: BuildSpec, batch_size: int, around: Surroundings) -> s
 def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict[str, Any]:
     """The tables of the recipe; what is at its default is left out."""
     limits = around.budgets
-    budgets = _relative(limits, around.folder) if isinstance(limits, Path) else limits
-    loss = {"kind": settings.loss, "inputs": settings.loss_inputs, **settings.loss_options}
-    optimizer: dict[str, Any] = {"kind": settings.optimizer, **settings.optimizer_options}
-    if not settings.decay_vectors:
-        optimizer["decay_vectors"] = False
+    budgets = relative(limits, around.folder) if isinstance(limits, Path) else limits
+    loss = {"kind": settings.loss, **settings.said("loss"), **settings.loss_options}
+    optimizer = {"kind": settings.optimizer, **settings.optimizer_options}
     micro_batch = batch_size // settings.accumulation_steps
     schedule = settings.schedule
     formats = settings.ort_format
     content: dict[str, Any] = {
-        "model": _relative(settings.model, around.folder),
+        "model": relative(settings.model, around.folder),
         "package": around.package,
         **settings.said(""),
         "budgets": budgets,
         "head": {} if settings.head is None else dataclasses.asdict(settings.head),
         "loss": loss,
         "parameters": settings.said("parameters")
-        | ({"like": _relative(Path(settings.like), around.folder)} if settings.like else {}),
+        | ({"like": relative(Path(settings.like), around.folder)} if settings.like else {}),
         "adapter": settings.said("adapter"),
-        "optimizer": optimizer,
-        "clip": {"norm": settings.clip_norm, "value": settings.clip_value},
+        "optimizer": {**optimizer, **settings.said("optimizer")},
+        "clip": settings.said("clip"),
         "groups": [
             {"parameters": pattern, "learning_rate_scale": scale, "weight_decay": decay}
             for pattern, scale, decay in settings.groups
@@ -368,7 +342,7 @@ def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict
         "target": {
             **settings.said("target"),
             "devices": [
-                _relative(Path(name), around.folder) if name.endswith(".toml") else name
+                relative(Path(name), around.folder) if name.endswith(".toml") else name
                 for name in around.devices
             ],
         },
@@ -381,14 +355,11 @@ def _texts(texts: TextSpec | None, folder: Path) -> dict[str, Any]:
     if texts is None:
         return {}
     given = {each.name: getattr(texts, each.name) for each in options_of(TextSpec)}
-    for key in ("tokenizer", "template"):
-        if key == "tokenizer" or Path(given[key]).suffix:
-            given[key] = _relative(Path(given[key]), folder)
-    return {
-        each.name: given[each.name]
-        for each in options_of(TextSpec)
-        if given[each.name] != each.default
-    }
+    given["tokenizer"] = relative(Path(texts.tokenizer), folder)
+    if Path(texts.template).suffix:
+        given["template"] = relative(Path(texts.template), folder)
+    defaults = {each.name: each.default for each in options_of(TextSpec)}
+    return {name: value for name, value in given.items() if value != defaults[name]}
 
 
 def _without_nothing(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -401,14 +372,6 @@ def _without_nothing(content: Mapping[str, Any]) -> dict[str, Any]:
         if plain is not None and plain not in ((), [], {}):
             kept[key] = plain
     return kept
-
-
-def _relative(path: Path, folder: Path) -> str:
-    """A path from the recipe's folder; as it is where there is no way, as between drives."""
-    try:
-        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-    except ValueError:
-        return path.resolve().as_posix()
 
 
 def _table(path: tuple[str, ...], content: Mapping[str, Any]) -> Iterator[str]:

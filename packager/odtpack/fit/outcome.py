@@ -245,6 +245,16 @@ def beaten_by(points: Sequence[Point]) -> list[list[int]]:
     return [[i for i in best if beats(points[i], point)] for point in points]
 
 
+def ranked(found: Sequence[Any], points: Sequence[Point]) -> tuple[list[Any], list[Any]]:
+    """The Pareto set of solutions, best first, and the rest, each with what beats it."""
+    best, rest = list[Any](), list[Any]()
+    beating = beaten_by(points)
+    for i in sorted(range(len(points)), key=lambda i: (points[i], found[i].number)):
+        numbers = sorted(found[j].number for j in beating[i])
+        (rest if numbers else best).append(found[i].model_copy(update={"beaten_by": numbers}))
+    return best, rest
+
+
 def choose(points: Sequence[Point], count: int) -> list[int]:
     """Indices of the Pareto set, in their order; of a larger one each cost chooses in turns."""
     rest = [i for i, by in enumerate(beaten_by(points)) if not by]

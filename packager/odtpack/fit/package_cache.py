@@ -8,11 +8,12 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from odtpack.build import build
 from odtpack.errors import OdtpackError
 from odtpack.fit.space import Candidate
+from odtpack.recipe import BuildSpec
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.app_footprint import most_for_training
 from odtpack_simulator.device.kits import Kit, kit_of
@@ -22,12 +23,8 @@ from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory, step_graphs
 from odtpack_simulator.memory.planning import held_weights
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
+from odtpack_simulator.replay.executor import Executor, OnDone
 from odtpack_simulator.values.units import format_bytes
-
-if TYPE_CHECKING:
-    from odtpack.recipe import BuildSpec
-    from odtpack_simulator.replay.executor import Executor, OnDone
-
 
 _FLOPS_PER_BYTE: Final = 8.0
 """Balance of a small core: about 8 single-precision operations for each byte it can move."""
@@ -37,19 +34,9 @@ _VECTORS: Final = 6.0
 
 
 def step_work(package: Package, shapes: Mapping[str, Sequence[int]]) -> float:
-    """The work of an optimizer step, in bytes: moved ones, and arithmetic in their place.
-
-    Matrix products and convolutions count two operations for each multiplication and
-    addition. The bodies of loops count once.
-
-    Args:
-        package: The package; every optimizer step runs its training model, or all its segments,
-            ``accumulation_steps`` times.
-        shapes: Shape of one batch of each user input.
-
-    Raises:
-        OdtpackError: The model does not load, or a shape does not fit.
-    """
+    """The work of an optimizer step, in bytes: moved ones, and arithmetic in their place."""
+    # Matrix products and convolutions count two operations for each multiplication and addition.
+    # The bodies of loops count once. `shapes`: shape of one batch of each user input.
     graphs = step_graphs(package, shapes, package.manifest.threads)
     manifest = package.manifest
     work = sum(_graph_work(graph, {}) for graph in graphs)
@@ -168,26 +155,16 @@ class Planned:
     problem: str | None = None  # why it could not be built; the figures are 0 then
 
 
+@dataclasses.dataclass
 class PackageCache:
     """Packages by what decides them."""
 
-    # `shapes`: shape of one sample of each input.
-    # `largest`: the most samples that a batch can have.
-
-    def __init__(
-        self,
-        base: BuildSpec,
-        folder: Path,
-        shapes: Mapping[str, tuple[int, ...]],
-        largest: int,
-        kits: tuple[Kit, ...] = ("python",),
-    ) -> None:
-        self._base = base
-        self._folder = folder
-        self._shapes = shapes
-        self._largest = largest
-        self._kits = kits
-        self._planned: dict[tuple[str, int], Planned] = {}
+    base: BuildSpec  # what all candidates share
+    folder: Path  # where the packages go
+    shapes: Mapping[str, tuple[int, ...]]  # shape of one sample of each input
+    largest: int  # the most samples that a batch can have
+    kits: tuple[Kit, ...] = ("python",)  # what the apps train with
+    planned: dict[tuple[str, int], Planned] = dataclasses.field(default_factory=dict)
 
     def plan(
         self, candidates: Sequence[Candidate], executor: Executor, *, on_done: OnDone | None = None
@@ -198,7 +175,7 @@ class PackageCache:
         # A package serves several sizes of a batch, and one worker alone may build it.
         rounds: list[dict[str, Order]] = []
         for order in {order.key: order for order in orders}.values():
-            if order.key in self._planned:
+            if order.key in self.planned:
                 continue
             place = next((r for r in rounds if order.folder not in r), None)
             if place is None:
@@ -207,15 +184,14 @@ class PackageCache:
         for each in rounds:
             wanted = list(each.values())
             made = executor.map(build_and_plan, wanted, on_done=on_done)
-            self._planned.update({o.key: planned for o, planned in zip(wanted, made, strict=True)})
-        return [self._planned[order.key] for order in orders]
+            self.planned.update({o.key: planned for o, planned in zip(wanted, made, strict=True)})
+        return [self.planned[order.key] for order in orders]
 
     def _order(self, candidate: Candidate) -> Order:
-        settings = candidate.package_settings(self._base)
+        settings = candidate.package_settings(self.base)
         name = hashlib.sha256(settings.canonical_json().encode()).hexdigest()[:16]
-        size = min(candidate.micro_batch, self._largest)
-        folder = str(self._folder / name)
-        return Order(settings, folder, size, self._shapes, self._kits)
+        size = min(candidate.micro_batch, self.largest)
+        return Order(settings, str(self.folder / name), size, self.shapes, self.kits)
 
 
 def build_and_plan(order: Order) -> Planned:

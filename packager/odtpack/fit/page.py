@@ -10,13 +10,7 @@ from markupsafe import Markup
 from odtpack.fit.outcome import FitResult, Solution
 from odtpack_simulator.reports.charts import ScatterPoint, scatter_chart
 from odtpack_simulator.reports.html_report import render_page
-from odtpack_simulator.values.units import (
-    format_bytes,
-    format_duration,
-    format_energy,
-    format_number,
-    format_percent,
-)
+from odtpack_simulator.values import units
 
 
 def render_fit(result: FitResult) -> bytes:
@@ -87,9 +81,9 @@ def _charts(result: FitResult) -> list[tuple[str, Markup]]:
 def _row(result: FitResult, each: Solution, state: str, kind: str) -> dict[str, object]:
     """A candidate that was trained to the end, for the template."""
     value, choice = _quality(result, each), each.choice
-    shown = "unknown" if value is None else format_number(value)
+    shown = "unknown" if value is None else units.format_number(value)
     if value is not None and _quality_name(result) == "accuracy":
-        shown = format_percent(value / 100)
+        shown = units.format_percent(value / 100)
     cut = choice.micro_batch != choice.batch_size
     stored = "" if choice.frozen_dtype == "float32" else f" as {choice.frozen_dtype}"
     again = f", computing again to fit {choice.memory_budget}" if choice.memory_budget else ""
@@ -103,9 +97,9 @@ def _row(result: FitResult, each: Solution, state: str, kind: str) -> dict[str, 
         "state": state,
         "kind": kind,
         "quality": shown,
-        "peak": format_bytes(each.peak_bytes),
-        "time": "unknown" if each.time_s is None else format_duration(each.time_s),
-        "energy": "unknown" if each.energy_j is None else format_energy(each.energy_j),
+        "peak": units.format_bytes(each.peak_bytes),
+        "time": "unknown" if each.time_s is None else units.format_duration(each.time_s),
+        "energy": "unknown" if each.energy_j is None else units.format_energy(each.energy_j),
         "choice": f"{what}{stored}{again}",
         "failed": "; ".join(
             dict.fromkeys(

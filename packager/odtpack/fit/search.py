@@ -190,25 +190,22 @@ class _Search:
 
     def _fitting(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those whose training is as long as the recipe's schedule of the learning rate asks."""
-        fitting = [each for each in candidates if not self._problem(each)]
-        if fitting:
-            return fitting
-        problem = self._problem(candidates[0])
-        assert problem is not None  # noqa: S101 - nothing would have been left out
-        steps = self._schedule(candidates[0]).steps
-        problem.hint = f"the training makes {steps} steps: pass more --epochs"
-        raise problem
-
-    def _problem(self, candidate: Candidate) -> OdtpackError | None:
-        """Why the recipe's schedule does not fit in the epochs of a candidate."""
-        schedule = self.ground.base.schedule
+        schedule, fitting = self.ground.base.schedule, list[Candidate]()
         if schedule is None:
-            return None
-        try:
-            schedule.schedule(self._schedule(candidate).steps)
-        except OdtpackError as error:
-            return error
-        return None
+            return list(candidates)
+        problem: OdtpackError | None = None
+        for each in candidates:
+            steps = self._schedule(each).steps
+            try:
+                schedule.schedule(steps)
+            except OdtpackError as error:
+                error.hint = f"the training makes {steps} steps: pass more --epochs"
+                problem = problem or error
+            else:
+                fitting.append(each)
+        if problem is not None and not fitting:
+            raise problem
+        return fitting
 
     def _schedule(self, candidate: Candidate) -> SamplePlan:
         cut = candidate.micro_batch, candidate.accumulation_steps

@@ -6,14 +6,14 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from odtpack.build import build, forward_model
+from odtpack.build import build, load
 from odtpack.errors import OdtpackError
 from odtpack.fit.space import Freeze, SearchConstraints, freezes
 from odtpack.fit.study import stopper
-from odtpack.model.loading import load_model
 from odtpack.package.parameters import choose
+from odtpack.recipe import BuildSpec, Recipe
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import TensorSpec
@@ -27,9 +27,6 @@ from odtpack_simulator.replay.replay import (
     run_training_child,
     write_data,
 )
-
-if TYPE_CHECKING:
-    from odtpack.recipe import BuildSpec, Recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,11 +146,7 @@ def make_search_context(
     arrays, apart = load_samples(package, data, evaluation)
     (folder / "data").mkdir()
     files = write_data(arrays, folder / "data")
-    sizes = [spec.shape[0] for spec in inputs if spec.shape]
-    named = (*settings.train, *settings.freeze)
-    model = load_model(
-        forward_model(settings), named, settings.untie, settings.stop_gradient, settings.sizes
-    )
+    model = load(settings)
     read = settings.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)
     chosen = choose(model, settings, settings.train, read)
     found = freezes(model, chosen.trained, chosen.frozen)
@@ -166,7 +159,7 @@ def make_search_context(
         apart,
         holdout,
         seed,
-        next((size for size in sizes if isinstance(size, int)), None),
+        package.manifest.fixed_batch,
         # Nothing more is frozen where the recipe says what is trained, or an adapter is.
         tuple(found[:1] if settings.train or settings.adapter is not None else found),
     )

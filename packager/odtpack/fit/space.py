@@ -13,24 +13,20 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import onnx_ir as ir
 
-from odtpack.choices import STORAGES
+from odtpack.choices import STORAGES, Storage
 from odtpack.errors import OdtpackError
+from odtpack.fit.study import Value
 from odtpack.graph.graphs import reads
-from odtpack.model.exporters import module_names
+from odtpack.model.exporters import matching, module_names
 from odtpack.optimizers import OPTIMIZERS
 from odtpack.package.parameters import candidates, is_weight
+from odtpack.recipe import BuildSpec, Recipe
+from odtpack.spec import Group
 from odtpack_runtime.training.schedules import ScheduleSpec
-
-if TYPE_CHECKING:
-    from odtpack.choices import Storage
-    from odtpack.fit.study import Value
-    from odtpack.recipe import BuildSpec, Recipe
-    from odtpack.spec import Group
-
 
 _MATRIX_RANK = 2
 
@@ -68,7 +64,7 @@ def layers(model: ir.Model, names: Collection[str]) -> list[tuple[str, ...]]:
         if not any(value in depth for value in operands):
             carried.update(dict.fromkeys(node.outputs, parameters))
             continue
-        begins = any(_rank(value) >= _MATRIX_RANK for value in parameters)
+        begins = any(v.shape is not None and v.shape.rank() >= _MATRIX_RANK for v in parameters)
         here = max(depth.get(value, 0) for value in operands) + begins
         depth.update(dict.fromkeys(node.outputs, here))
         for value in parameters:
@@ -81,10 +77,6 @@ def layers(model: ir.Model, names: Collection[str]) -> list[tuple[str, ...]]:
     ]
 
 
-def _rank(value: ir.Value) -> int:
-    return 0 if value.shape is None else value.shape.rank()
-
-
 def freezes(model: ir.Model, trained: Sequence[str], frozen: Sequence[str]) -> list[Freeze]:
     """Nothing, the first layers in a few steps, and all but the last."""
     found = layers(model, trained)
@@ -94,13 +86,14 @@ def freezes(model: ir.Model, trained: Sequence[str], frozen: Sequence[str]) -> l
     for step in steps if count > 1 else [0]:
         chosen = [name for layer in found[:step] for name in layer]
         rest = [name for layer in found[step:] for name in layer]
+        tensors = [model.graph.initializers[name].const_value for name in rest]
         values = (model.graph.initializers[name] for name in (*chosen, *frozen))
         choices.append(
             Freeze(
                 _title(step, count),
                 patterns(model, chosen),
                 tuple(rest),
-                sum(_size(model.graph.initializers[name]) for name in rest),
+                sum(tensor.size for tensor in tensors if tensor is not None),
                 any(is_weight(value) for value in values),
             )
         )
@@ -113,10 +106,6 @@ def _title(step: int, count: int) -> str:
     return "all but the head" if step == count - 1 else f"first {step} of {count} layers"
 
 
-def _size(value: ir.Value) -> int:
-    return 0 if value.const_value is None else value.const_value.size
-
-
 def patterns(model: ir.Model, chosen: Iterable[str]) -> tuple[str, ...]:
     """The shortest list of patterns that match these parameters and no other one."""
     # A module of which all is chosen becomes `module.*`, in the names of the module that the model
@@ -127,22 +116,14 @@ def patterns(model: ir.Model, chosen: Iterable[str]) -> tuple[str, ...]:
     found: list[str] = []
     for name in (name for name in names if name in wanted):
         shown = original.get(name, name)
-        if any(fnmatchcase(name, each) or fnmatchcase(shown, each) for each in found):
+        if any(matching(each, [name], original) for each in found):
             continue
         parts = shown.split(".")
         prefixes = (".".join(parts[:count]) for count in range(1, len(parts)))
         globs = (f"{glob.escape(prefix)}.*" for prefix in prefixes)
-        fitting = (each for each in globs if _matched(each, names, original) <= wanted)
+        fitting = (each for each in globs if wanted.issuperset(matching(each, names, original)))
         found.append(next(fitting, glob.escape(shown)))
     return tuple(found)
-
-
-def _matched(pattern: str, names: Sequence[str], original: dict[str, str]) -> set[str]:
-    return {
-        name
-        for name in names
-        if fnmatchcase(name, pattern) or fnmatchcase(original.get(name, name), pattern)
-    }
 
 
 Options = tuple[tuple[str, object], ...]
@@ -227,11 +208,6 @@ class Candidate:
     def family(self) -> tuple[object, ...]:
         """Equal for candidates whose losses are worth comparing before the end."""
         return (self.freeze.title, self.optimizer)
-
-
-def storages(base: BuildSpec, *, fixed: bool) -> tuple[Storage | None, ...]:
-    """How frozen weights may be stored: as asked for, if that is fixed."""
-    return (base.frozen_storage,) if fixed else (None, *STORAGES)
 
 
 _TRIED: Final[dict[str, Options]] = {
@@ -331,7 +307,8 @@ def open_space(
     formats = set() if recipe is None else recipe.table.formats.model_fields_set
     sizes, micro_batches = _batches(recipe, wishes, train_samples, fixed_batch)
     # Segments map frozen weights as they are.
-    stored = storages(base, fixed="frozen_dtype" in formats or base.segments)
+    fixed = "frozen_dtype" in formats or base.segments
+    storages = (base.frozen_storage,) if fixed else (None, *STORAGES)
     rates = wishes.learning_rates
     if not rates and base.schedule is not None and base.schedule.learning_rate is not None:
         rates = (base.schedule.learning_rate,)
@@ -346,7 +323,7 @@ def open_space(
         options = own if kept else _TRIED.get(kind, ())
         tried = rates or OPTIMIZERS[kind].learning_rates
         optimizers.append((kind, options, tuple(dict.fromkeys(tried))))
-    return Space(sizes, micro_batches, tuple(freezes), tuple(optimizers), stored)
+    return Space(sizes, micro_batches, tuple(freezes), tuple(optimizers), storages)
 
 
 def _batches(

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
-"""Code of a Flower error for a client that cannot take part; its reason says why."""
-
 PEAK: Final = "peak-mb"
 """A metric that not every system tells."""
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 REFUSED: Final = 100
+"""Code of a Flower error for a client that cannot take part; its reason says why."""
 
 
 def crossing(package: Package) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from odtpack.choices import OrtFormat, Platform, Style, Types
+from odtpack.choices import OrtFormat, Style, Types
 from odtpack.ort.format import convert_models
 from odtpack.ort.kernel_needs import newest, oldest_of_files, oldest_runtime
 from odtpack.ort.operator_config import CONFIG_NAME, TYPES_CONFIG_NAME, config_of
@@ -18,7 +18,7 @@ from odtpack.ort.session_runs import INFERENCE_MODEL, SessionRun, final_graph, o
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.export.inference_model import export_inference_model
 from odtpack_runtime.files.folder_update import update_folder
-from odtpack_runtime.package.manifest import ExtraFile, Manifest, PackageFile
+from odtpack_runtime.package.manifest import ExtraFile, Manifest
 from odtpack_runtime.package.package import Package, signature_path
 
 ORT_ROLES = frozenset({"ort_model", "operators_config", "operators_and_types_config"})
@@ -31,6 +31,12 @@ class Inference:
 
     outputs: tuple[str, ...]
     parameters: Mapping[str, Array]
+
+    def write(self, package: Package, path: Path) -> list[str]:
+        """Cut it out of the package's evaluation model; return the names of its inputs."""
+        return export_inference_model(
+            package.eval_model, self.parameters, path, self.outputs, apart=True
+        )
 
 
 def write_ort_files(
@@ -48,7 +54,15 @@ def write_ort_files(
             written = convert_models([model], formats, folder, custom_op_library)
             graphs[key] = []
             for out, (_, style, platform) in written.items():
-                made.append(_entry(out, "ort_model", key, style, platform))
+                made.append(
+                    ExtraFile.describe(
+                        out,
+                        role="ort_model",
+                        of=key,
+                        style=style.value,
+                        platform=platform and platform.value,
+                    )
+                )
                 replays = (False, True) if style is Style.RUNTIME else (None,)
                 for replay in replays:
                     run = SessionRun(key, out, platform, None, model, replay)
@@ -56,7 +70,7 @@ def write_ort_files(
                     graphs[key].append(final_graph(run, graph, custom_op_library))
             config = folder / f"{model.stem}.{CONFIG_NAME}"
             _write_config(config, graphs[key], Types.NONE)
-            made.append(_entry(config, "operators_config", key))
+            made.append(ExtraFile.describe(config, role="operators_config", of=key))
         together = [graph for of_model in graphs.values() for graph in of_model]
         for name, types, role in (
             (CONFIG_NAME, Types.NONE, "operators_config"),
@@ -64,7 +78,7 @@ def write_ort_files(
         ):
             config = folder / f"{prefix}{name}"
             _write_config(config, together, types)
-            made.append(_entry(config, role, None))
+            made.append(ExtraFile.describe(config, role=role))
     return made
 
 
@@ -90,10 +104,8 @@ def add_ort_files(
     with update_folder(package.path, last=package.manifest_name, obsolete=obsolete) as stage:
         if inference is not None:
             out = stage / f"{prefix}{INFERENCE_MODEL}.onnx"
-            export_inference_model(
-                package.eval_model, inference.parameters, out, inference.outputs, apart=True
-            )
-            made.append(_entry(out, INFERENCE_MODEL, None))
+            inference.write(package, out)
+            made.append(ExtraFile.describe(out, role=INFERENCE_MODEL))
             models[INFERENCE_MODEL] = out
         made += write_ort_files(models, formats, stage, prefix)
         files = (stage / file.path for file in made if file.role == "ort_model")
@@ -107,21 +119,3 @@ def _write_config(path: Path, graphs: Iterable[Path], types: Types) -> None:
     # The names of temporary files would make each build's bytes differ.
     text = config_of(graphs, types).text(["Operators of the models in ORT format of this package"])
     path.write_text(text, newline="\n")
-
-
-def _entry(
-    path: Path,
-    role: str,
-    of: str | None,
-    style: Style | None = None,
-    platform: Platform | None = None,
-) -> ExtraFile:
-    return ExtraFile.read(
-        {
-            **PackageFile.describe(path).as_dict(),
-            "role": role,
-            "of": of,
-            "style": None if style is None else style.value,
-            "platform": None if platform is None else platform.value,
-        }
-    )

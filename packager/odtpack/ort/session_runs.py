@@ -158,8 +158,7 @@ class SampleFeeds:
 
 def _user_inputs(package: Package, data: Path | None) -> dict[str, Array]:
     specs = package.manifest.input_specs()
-    sizes = [spec.shape[0] for spec in specs if spec.shape]
-    batch = next((size for size in sizes if isinstance(size, int)), _SIZE)
+    batch = package.manifest.fixed_batch or _SIZE
     if data is not None:
         arrays = package.load_data(data)
         held = min(len(array) for array in arrays.values())

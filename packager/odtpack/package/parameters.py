@@ -26,6 +26,7 @@ from odtpack.graph.graphs import (
 from odtpack.model.exporters import KIND, made_up, matching, module_names
 from odtpack.package.buffers import by_looks
 from odtpack.package.like import said_by
+from odtpack.quantized import to_int8
 from odtpack.spec import BuildSpec
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
@@ -64,14 +65,14 @@ _HUGE = 1e30  # beyond lie the values with which masks shut out
 _CHUNK = 1 << 20  # elements that are looked at at once: an initializer may have billions
 
 
-def candidates(model: ir.Model, read: Sequence[str] = ()) -> list[str]:
+def candidates(model: ir.Model) -> list[str]:
     """Initializers that look like parameters, in the order of the model."""
     # They are float tensors that a gradient reaches. Running statistics, settings of an operator,
     # masks, buffers by the exporter's note and constants are not, unless the model keeps everything
     # in constants, or the matrix and the bias of a layer. A scalar is one where the exporter noted
     # it as a parameter, or where its name is as a module gives it and it is neither an exponent,
     # nor a whole factor, nor a small number that guards a division or a root.
-    return reached(model, look_alikes(model), read)
+    return reached(model, look_alikes(model))
 
 
 def reached(model: ir.Model, names: Sequence[str], read: Sequence[str] = ()) -> list[str]:
@@ -273,13 +274,11 @@ def resolve(
         trained = {name: "*" for name in names if name not in frozen}
     elif not freeze:
         frozen = {name: "*" for name in names if name not in trained}
-    order = {name: place for place, name in enumerate(model.graph.initializers)}
-    return tuple(sorted(trained, key=order.__getitem__)), tuple(
-        sorted(frozen, key=order.__getitem__)
-    )
+    order = [*model.graph.initializers]
+    return tuple(n for n in order if n in trained), tuple(n for n in order if n in frozen)
 
 
-def unreached(model: ir.Model, alike: Sequence[str], read: Sequence[str] = ()) -> list[str]:
+def unreached(model: ir.Model, alike: Sequence[str], read: Sequence[str]) -> list[str]:
     """Those of some initializers that no gradient reaches."""
     names = set(reached(model, alike, read))
     return [name for name in alike if name not in names]
@@ -350,7 +349,6 @@ SMALLEST = 1024
 """Elements from which on a weight is stored in fewer bytes."""
 
 _LEAST_PER_SCALE = 8  # elements that share a scale: fewer would not pay for it
-_LARGEST_INT8 = 127
 
 # Inputs that are weights: every output sums over many of their elements, or is one of them.
 _WEIGHTS = {
@@ -421,18 +419,9 @@ def store(name: str, tensor: ir.TensorProtocol, storage: Storage) -> Stored | No
     axes = [i for i, n in enumerate(array.shape) if n * _LEAST_PER_SCALE <= array.size]
     if not axes:
         return None
-    values, scale = min((_quantized(array, axis) for axis in axes), key=lambda q: _error(array, *q))
+    others = (tuple(i for i in range(array.ndim) if i != axis) for axis in axes)
+    values, scale = min((to_int8(array, each) for each in others), key=lambda q: _error(array, *q))
     return Stored(ir.tensor(values, name=name), ir.tensor(scale))
-
-
-def _quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """Symmetric quantization with one scale for each index of an axis, float32 throughout."""
-    others = tuple(i for i in range(array.ndim) if i != axis)
-    largest = np.abs(array).max(axis=others, keepdims=True)
-    # A channel of zeros gets a scale, too; so does one whose scale would be denormal.
-    scale = np.maximum(largest / np.float32(_LARGEST_INT8), np.finfo(np.float32).tiny)
-    values = np.clip(np.rint(array / scale), -_LARGEST_INT8, _LARGEST_INT8)
-    return values.astype(np.int8), scale.astype(np.float32)
 
 
 def _error(array: np.ndarray, values: np.ndarray, scale: np.ndarray) -> float:
@@ -448,26 +437,18 @@ Role = Literal["trainable", "frozen", "state"]
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """An initializer of the forward model that became an input.
+    """An initializer of the forward model that became an input."""
 
-    Attributes:
-        name: As in the forward model.
-        role: What training does with it.
-        tensor: Its value, in the model's own type.
-        dtype: Type of the input: the model's own, for a trainable parameter the master type,
-            for a frozen weight that of its storage.
-        stored: Frozen weights in another storage: the value as the checkpoint holds it.
-        scale: Name of the parameter by which ``stored`` is to be multiplied.
-        module: Its name in the exported module, where the exporter made up ``name``.
-    """
-
-    name: str
-    role: Role
-    tensor: ir.TensorProtocol
+    name: str  # as in the forward model
+    role: Role  # what training does with it
+    tensor: ir.TensorProtocol  # its value, in the model's own type
+    # type of the input: the model's own, for a trainable parameter the master type, for a frozen
+    # weight that of its storage
     dtype: ir.DataType
+    # frozen weights in another storage: the value as the checkpoint holds it
     stored: ir.TensorProtocol | None = None
-    scale: str | None = None
-    module: str | None = None
+    scale: str | None = None  # name of the parameter by which `stored` is to be multiplied
+    module: str | None = None  # its name in the exported module, where the exporter made up `name`
 
     def value(self) -> np.ndarray:
         """The value as the checkpoint holds it."""

@@ -20,6 +20,7 @@ import onnxruntime
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import Dims
 from odtpack.graph.inference import contradiction
+from odtpack.package.task import Remark, silent
 from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.apart.child import alive, forget_log
 from odtpack_runtime.apart.refused import out_of_memory
@@ -81,7 +82,7 @@ def checked(
     losses: bool,
     foreign: Collection[str] = (),
     library: Path | None = None,
-    remark: Callable[[str], None] | None = None,
+    remark: Remark = silent,
 ) -> Manifest | None:
     """Load and run the models that were written; return the manifest with its self-check."""
     # A step in training, one of the optimizer and an evaluation: a package that exists runs. The
@@ -91,10 +92,7 @@ def checked(
     # some for devices. `foreign`: domains of the user's operators, which `library` holds.
     info = None if manifest is None or not losses else _reason_without(manifest, foreign)
     if foreign and library is None:
-        if remark is not None:
-            remark(
-                f"the models were not run: no library with {', '.join(sorted(foreign))} is given"
-            )
+        remark(f"the models were not run: no library with {', '.join(sorted(foreign))} is given")
     else:
         start = time.monotonic()
         weights = files.get("checkpoint_data", files["checkpoint"]).stat().st_size
@@ -121,14 +119,13 @@ def checked(
                 problem = "a step takes more memory than there is here"
             else:
                 info = _none("no sizes are known with which the models run")
-            if remark is not None:
-                remark(f"no step was made with the models: {problem}")
-        if remark is not None and weights > _LARGEST_BYTES and found is not _NOTHING:
+            remark(f"no step was made with the models: {problem}")
+        if weights > _LARGEST_BYTES and found is not _NOTHING:
             seconds = time.monotonic() - start
             remark(f"the models were run, to see that they do, in {seconds:.3g} s")
         if found["losses"] is not None:
             info = SelfCheckInfo.read(found["losses"])
-        if remark is not None and found["idle"] is not None:
+        if found["idle"] is not None:
             remark(f"{found['idle']}, for made-up samples: nothing is learned from such a loss")
     if manifest is None or not losses:
         return manifest

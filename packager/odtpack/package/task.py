@@ -14,10 +14,7 @@ from odtpack.graph.ops import Ops
 from odtpack.memory.spec import MemoryReport, MemorySpec
 from odtpack.optimizers import Optimizer
 from odtpack.ort import kernel_needs, webgpu
-from odtpack.package.parameters import (
-    Parameter,
-    master_type,
-)
+from odtpack.package.parameters import Parameter, master_type
 from odtpack.passes import aliases
 from odtpack.passes.gradient_buffers import accumulate
 from odtpack.spec import BuildSpec
@@ -45,6 +42,14 @@ class InferenceTemplate:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     parameters: tuple[str, ...]
+
+
+Remark = Callable[[str], None]
+"""Takes a sentence about what was done or assumed without being asked for."""
+
+
+def silent(_sentence: str) -> None:
+    """Where nobody listens to remarks."""
 
 
 Accumulator = Callable[[ir.Value, ir.Value, ir.Value], ir.Value]

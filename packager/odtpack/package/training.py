@@ -14,7 +14,7 @@ from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.choices import WEBGPU
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.graphs import carried, dims_of, nodes_of, static_dims, subgraphs
+from odtpack.graph.graphs import ancestors, carried, dims_of, nodes_of, reads, static_dims
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.package.parameters import (
@@ -53,21 +53,14 @@ def find_value(graph: ir.Graph, name: str, what: str) -> ir.Value:
     )  # fmt: skip
 
 
-def attach_loss(
-    graph: ir.Graph,
-    loss: losses.Loss | None,
-    *,
-    inputs: Sequence[str] = (),
-    additional: Sequence[str] = (),
-    attached: LossInfo | None = None,
-) -> LossInfo:
+def attach_loss(graph: ir.Graph, task: Task) -> LossInfo:
     """Append a loss; the graph's outputs become the loss and the additional ones."""
-    extra = [find_value(graph, name, "additional_output_names") for name in additional]
-    read = [find_value(graph, name, "loss_input_names") for name in inputs]
-    if loss is None:
-        result, info = _own_loss(graph, read, attached), attached or LossInfo()
+    extra = [find_value(graph, name, "additional_output_names") for name in task.spec.outputs]
+    read = [find_value(graph, name, "loss_input_names") for name in task.spec.loss_inputs]
+    if task.loss is None:
+        result, info = _own_loss(graph, read, task.attached), task.attached or LossInfo()
     else:
-        result, info, _ = write_loss(graph, loss, read)
+        result, info, _ = write_loss(graph, task.loss, read)
     if result in extra:
         raise OdtpackError(
             "named-twice",
@@ -188,36 +181,18 @@ def detach(
     values = {value.name: value for node in graph for value in node.outputs}
     graph.outputs[:] = [values[name] for name in outputs]
     needed = set().union(*(read_by(value) for value in graph.outputs))
-    for value in list(graph.inputs):
-        if value.name not in needed:
-            graph.inputs.remove(value)
     used = []
     for name in list(graph.initializers):
         if name in parameters:
             graph.initializers.pop(name).const_value = None
             used += [name] if name in needed else []
-    graph.inputs[:] = [value for value in graph.inputs if value.name not in used]
+    graph.inputs[:] = [v for v in graph.inputs if v.name in needed and v.name not in used]
     return tuple(value.name or "" for value in graph.inputs), tuple(used)
 
 
 def read_by(value: ir.Value) -> set[str | None]:
     """Names of every value that one is computed from, itself included."""
-    found: set[str | None] = set()
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
-        if value.name in found:
-            continue
-        found.add(value.name)
-        node = value.producer()
-        if node is None:
-            continue
-        inner = (each for subgraph in subgraphs(node) for each in nodes_of(subgraph))
-        for reader in (node, *inner):
-            waiting += [operand for operand in reader.inputs if operand is not None]
-        for subgraph in subgraphs(node):
-            waiting.extend(subgraph.outputs)  # += is not for the container of a graph
-    return found
+    return {value.name, *(v.name for node in ancestors([value]) for v in reads(node))}
 
 
 RESET = "lazy_reset_grad"
@@ -260,13 +235,7 @@ def prepare(task: Task) -> Prepared:
     plain = (task.served or forward).clone()
     if task.served is not None:
         pipeline.on_reading(plain, targets.newest_opset(spec.onnxruntime))
-    info = attach_loss(
-        forward.graph,
-        task.loss,
-        inputs=spec.loss_inputs,
-        additional=spec.outputs,
-        attached=task.attached,
-    )
+    info = attach_loss(forward.graph, task)
     if states := carried(forward.graph):
         _return_states(forward.graph, states, task)
     for name in info.fixed:

@@ -31,7 +31,7 @@ from odtpack.ort.session_runs import TRAINING_MODELS
 from odtpack.package.optimizer_update import resolve_update
 from odtpack.package.segments.build import build_segments, check_options, stage_segments
 from odtpack.package.self_check import checked
-from odtpack.package.task import Graphs, OptimizerStep, Task
+from odtpack.package.task import Graphs, OptimizerStep, Remark, Task, silent
 from odtpack.package.training import STATE_SUFFIX, build_graphs, read_by
 from odtpack.passes import native
 from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
@@ -40,7 +40,7 @@ from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.parameters import CHUNK_ELEMENTS, Layout
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_runtime.files.atomic import atomic_write, file_sha256
+from odtpack_runtime.files.atomic import file_sha256, write_whole
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.adapter import peft_info
@@ -53,14 +53,7 @@ from odtpack_runtime.session.options import usual_session
 from odtpack_runtime.training.optimizer_contract import read_contract
 
 if TYPE_CHECKING:
-    from odtpack_simulator.memory.memory_phases import MemoryPlan, Phase
-
-
-def recipe_digest(model: ir.Model, **settings: object) -> str:
-    """Return the digest of a build."""
-    content = {"model": model_digest(model), **settings}
-    text = json.dumps(_canonical(content), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    from odtpack_simulator.memory.memory_phases import MemoryPlan
 
 
 def model_digest(model: ir.Model) -> str:
@@ -143,7 +136,7 @@ def write_package(
     graphs: Graphs,
     made: Made | None,
     folder: Path,
-    remark: Callable[[str], None] | None = None,
+    remark: Remark = silent,
     *,
     run: bool = True,
 ) -> Manifest | None:
@@ -182,26 +175,26 @@ def write_package(
                 manifest = _with_fitted_arena(manifest, stage / name, graphs)
             _write(manifest, stage / name)
         if run and stock:
+            graphs_of_all = (model.graph for model in (*graphs.models, *models.values()))
+            domains = {node.domain for graph in graphs_of_all for node in nodes_of(graph)}
             manifest = checked(
                 manifest,
                 staged,
                 inputs=_compared(graphs),
                 prediction=_prediction(graphs),
                 losses=task.spec.self_check,
-                foreign=_domains((*graphs.models, *models.values())) - {"", *STANDARD_DOMAINS},
+                foreign=domains - {"", *STANDARD_DOMAINS},
                 library=task.custom_op_library,
                 remark=remark,
             )
             if manifest is not None:
                 _write(manifest, stage / name)
-        elif run and remark is not None:
+        elif run:
             remark(f"the models were not run: only {task.backend.runtime} runs them")
     return manifest
 
 
-def _with_decoder_that_runs(
-    manifest: Manifest, path: Path, remark: Callable[[str], None] | None
-) -> Manifest:
+def _with_decoder_that_runs(manifest: Manifest, path: Path, remark: Remark) -> Manifest:
     """The manifest, without the model for generation if that does not run here."""
     own = [file for file in manifest.files.extra if file.role in DECODER_ROLES]
     try:
@@ -210,8 +203,7 @@ def _with_decoder_that_runs(
     except OdtpackError as error:
         if error.code not in ("model-not-loadable", "run-failed", "models-memory"):
             raise
-        if remark is not None:
-            remark(f"the model is not kept for generation: {error.what}")
+        remark(f"the model is not kept for generation: {error.what}")
         for file in own:
             (path.parent / file.path).unlink()
         extra = tuple(file for file in manifest.files.extra if file not in own)
@@ -240,13 +232,8 @@ def _compared(graphs: Graphs) -> list[dict[str, object]]:
     return inputs
 
 
-def _domains(models: Iterable[ir.Model]) -> set[str]:
-    return {node.domain for model in models for node in nodes_of(model.graph)}
-
-
 def _write(manifest: Manifest, path: Path) -> None:
-    with atomic_write(path) as stream:
-        stream.write(manifest.to_json().encode())
+    write_whole(path, manifest.to_json().encode())
 
 
 def _with_fitted_arena(manifest: Manifest, path: Path, graphs: Graphs) -> Manifest:
@@ -295,8 +282,7 @@ def _stage(
                 "to the checkpoint",
             )
         staged[key] = scratch / f"{prefix}{key}.onnx"
-        with atomic_write(staged[key]) as stream:
-            stream.write(proto.SerializeToString(deterministic=True))
+        write_whole(staged[key], proto.SerializeToString(deterministic=True))
     arrays = {p.name: p for p in graphs.parameters}
     data = CheckpointData(
         {n: p.value() for n, p in arrays.items() if p.role == "trainable"},
@@ -333,9 +319,12 @@ def _manifest(
     ]
     roles = [str(item["role"]) for item in (*inputs, *outputs, *predictions)]
     roles += [parameter.role for parameter in graphs.parameters]
-    layout, offsets = None, dict[str, int]()
+    layout, offsets, session = None, dict[str, int](), None
     if backend.is_stock:
         layout, offsets = _layout(graphs, models["optimizer_model"])
+        level = graphs.training.metadata_props["odtpack.optimization_level"]
+        memory = SESSIONS[task.spec.sessions]
+        session = usual_session(level, **memory, threads=task.spec.threads)
     content = {
         "schema_version": 1,
         "tool": {
@@ -344,7 +333,7 @@ def _manifest(
             "onnx_ir": ir.__version__,
         },
         "files": {key: PackageFile.describe(path).as_dict() for key, path in staged.items()},
-        **({} if backend.is_stock else {"target": backend.runtime}),
+        "target": None if backend.is_stock else backend.runtime,
         "minimum_onnxruntime": lowest,
         "ir_version": models["training_model"].ir_version,
         "opsets": dict(sorted(models["training_model"].graph.opset_imports.items())),
@@ -358,16 +347,12 @@ def _manifest(
         "parameters": [
             {
                 "name": p.name,
-                **({"module": p.module} if p.module else {}),
+                "module": p.module,
                 "shape": list(p.tensor.shape.numpy()),
                 "dtype": p.dtype.numpy().name,
-                **(
-                    {"model_dtype": p.tensor.dtype.numpy().name}
-                    if p.dtype != p.tensor.dtype
-                    else {}
-                ),
-                **({"scale": p.scale} if p.scale else {}),
-                **({"offset": offsets[p.name]} if p.name in offsets else {}),
+                "model_dtype": None if p.dtype == p.tensor.dtype else p.tensor.dtype.numpy().name,
+                "scale": p.scale,
+                "offset": offsets.get(p.name),
                 "role": p.role,
                 "size_bytes": math.prod(p.tensor.shape.numpy()) * p.dtype.numpy().itemsize,
             }
@@ -376,17 +361,9 @@ def _manifest(
         "roles": {role: MEANINGS[role] for role in roles},
         "operators": _operators(graphs, models),
         "recipe_digest": made.digest,
-        "session": (
-            usual_session(
-                graphs.training.metadata_props["odtpack.optimization_level"],
-                **SESSIONS[task.spec.sessions],
-                threads=task.spec.threads,
-            ).as_dict(defaults=False)
-            if backend.is_stock
-            else None
-        ),
+        "session": session and session.as_dict(defaults=False),
         "layout": layout,
-        **({} if task.adapter is None else {"adapter": task.adapter.as_dict(defaults=False)}),
+        "adapter": task.adapter and task.adapter.as_dict(defaults=False),
         "inference": template
         and {key: list(getattr(template, key)) for key in ("inputs", "outputs", "parameters")},
     }
@@ -422,11 +399,11 @@ def _layout(graphs: Graphs, model: ir.Model) -> tuple[dict[str, object], dict[st
 
 
 def _value(value: ir.Value, role: str) -> dict[str, object]:
-    dims = dims_of(value)
+    dtype = value.dtype or ir.DataType.FLOAT
     return {
         "name": value.name,
-        "dtype": _type_name(value.dtype or ir.DataType.FLOAT),
-        "shape": list(dims or ()),
+        "dtype": "string" if dtype == ir.DataType.STRING else dtype.numpy().name,
+        "shape": list(dims_of(value) or ()),
         "role": role,
     }
 
@@ -443,10 +420,6 @@ def _inputs(graphs: Graphs) -> list[dict[str, object]]:
                 entry[key] = int(known)
         inputs.append(entry)
     return inputs
-
-
-def _type_name(dtype: ir.DataType) -> str:
-    return "string" if dtype == ir.DataType.STRING else dtype.numpy().name
 
 
 def _outputs(graph: ir.Graph) -> list[dict[str, object]]:
@@ -504,7 +477,8 @@ def build_within(
     """Build graphs whose training is planned within the budget."""
     from odtpack.memory.compile import input_shapes
     from odtpack_simulator.memory.memory_plan import plan_memory
-    from odtpack_simulator.values.memory_fit import MARGIN, memory_fit
+    from odtpack_simulator.values.memory_fit import MARGIN, memory_fit, with_margin
+    from odtpack_simulator.values.units import format_bytes, format_percent
 
     scratch = dataclasses.replace(
         task, prefix="", spec=dataclasses.replace(task.spec, nominal=False)
@@ -540,7 +514,15 @@ def build_within(
             if limit <= _FINEST * out_of_reach:
                 break
         asked = dataclasses.replace(spec, limit=limit, slowdown=_ANY_TIME)
-    raise _too_small(spec, plan.peak)
+    least = format_bytes(with_margin(plan.peak.nbytes))
+    raise OdtpackError(
+        "memory-budget-too-small",
+        f"the phase '{plan.peak.name}' takes {least}, the plan's error of {format_percent(MARGIN)} "
+        "included, even with every useful recomputation; "
+        f"{format_bytes(spec.budget or 0)} are allowed",
+        hint=f"allow more, a batch size below {spec.batch} (--memory-batch), an optimizer "
+        "that keeps less, or freeze layers",
+    )
 
 
 def _kept(graphs: Graphs, plan: MemoryPlan) -> int:
@@ -549,21 +531,6 @@ def _kept(graphs: Graphs, plan: MemoryPlan) -> int:
         return graphs.memory.after
     steps = (phase for phase in plan.phases if phase.name == "training step")
     return sum(i.nbytes for phase in steps for i in phase.items if i.kind == "activations")
-
-
-def _too_small(spec: MemorySpec, phase: Phase) -> OdtpackError:
-    from odtpack_simulator.values.memory_fit import MARGIN, with_margin
-    from odtpack_simulator.values.units import format_bytes, format_percent
-
-    least = format_bytes(with_margin(phase.nbytes))
-    return OdtpackError(
-        "memory-budget-too-small",
-        f"the phase '{phase.name}' takes {least}, the plan's error of {format_percent(MARGIN)} "
-        "included, even with every useful recomputation; "
-        f"{format_bytes(spec.budget or 0)} are allowed",
-        hint=f"allow more, a batch size below {spec.batch} (--memory-batch), an optimizer "
-        "that keeps less, or freeze layers",
-    )
 
 
 def sentences(report: MemoryReport) -> Iterator[str]:
@@ -586,8 +553,6 @@ def sentences(report: MemoryReport) -> Iterator[str]:
         yield (f"{len(rest)} more: {format_bytes(nbytes)} recomputed, +{format_duration(seconds)}")
 
 
-MANIFEST = "manifest.json"
-
 _WORTH_A_STEP_MODEL: Final = 1 << 18
 """Trainable elements from which on a package has a step model by itself: a MiB of gradients."""
 
@@ -604,9 +569,7 @@ _RESOLVED: Final = {
 }
 
 
-def write_artifacts(
-    task: Task, folder: Path, remark: Callable[[str], None] | None = None
-) -> Manifest | None:
+def write_artifacts(task: Task, folder: Path, remark: Remark = silent) -> Manifest | None:
     """Differentiate a loaded model and write everything that is asked for."""
     spec, backend = task.spec, task.backend
     if spec.ort_format and not backend.is_stock:
@@ -622,7 +585,7 @@ def write_artifacts(
     backend.require_opset(task.model.graph.opset_imports[""])
     if task.memory is not None and task.memory.budget is not None:
         graphs = build_within(task.memory, task, _made)
-        if graphs.memory is not None and remark is not None:
+        if graphs.memory is not None:
             for sentence in sentences(graphs.memory):
                 remark(sentence)
     else:
@@ -647,7 +610,7 @@ def write_artifacts(
     if spec.ort_format is None:
         return write_package(graphs, made, folder, remark)
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.
-    name = f"{task.prefix}{MANIFEST}"
+    name = f"{task.prefix}{MANIFEST_NAME}"
     with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
         manifest = write_package(graphs, made, stage, remark)
         paths = {key: stage / f"{task.prefix}{key}.onnx" for key in TRAINING_MODELS}
@@ -675,22 +638,24 @@ def _digest(graphs: Graphs, made: Made) -> str:
     """What decided the build: what is resolved, and the options that are not."""
     task, library = graphs.task, graphs.task.custom_op_library
     plain = (each.name for each in options_of(BuildSpec) if each.name not in _RESOLVED)
-    return recipe_digest(
-        task.model,
-        parameters={parameter.name: parameter.role for parameter in graphs.parameters},
-        loss=graphs.loss,
-        prediction=graphs.returns_prediction,
-        spec={name: getattr(task.spec, name) for name in plain},
-        newest_opset=targets.newest_opset(task.spec.onnxruntime),
-        memory=task.memory,
-        adapter=task.adapter,
-        attached=task.attached,
-        input_gradients=task.input_gradients,
-        prefix=task.prefix,
-        update=made.step.describe(),
-        optimizer=model_digest(made.optimizer),
-        custom_op_library=None if library is None else file_sha256(library),
-    )
+    content = {
+        "model": model_digest(task.model),
+        "parameters": {parameter.name: parameter.role for parameter in graphs.parameters},
+        "loss": graphs.loss,
+        "prediction": graphs.returns_prediction,
+        "spec": {name: getattr(task.spec, name) for name in plain},
+        "newest_opset": targets.newest_opset(task.spec.onnxruntime),
+        "memory": task.memory,
+        "adapter": task.adapter,
+        "attached": task.attached,
+        "input_gradients": task.input_gradients,
+        "prefix": task.prefix,
+        "update": made.step.describe(),
+        "optimizer": model_digest(made.optimizer),
+        "custom_op_library": None if library is None else file_sha256(library),
+    }
+    text = json.dumps(_canonical(content), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _step_model(step: OptimizerStep, graphs: Graphs) -> ir.Model | None:
@@ -718,26 +683,20 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
         raise OdtpackError(
             "package-not-written",
             f"the path {str(path)!r} is not UTF-8 text, and ONNX Runtime opens no other",
-            hint="choose another folder (--out DIR)",
         ) from None
     except OSError as error:
         raise OdtpackError(
             "package-not-written",
             f"{shortened(str(path))!r} cannot be written: {error.strerror or error}",
-            hint="choose another folder (--out DIR)",
         ) from error
     if path.exists() and not path.is_dir():
         raise OdtpackError(
-            "package-not-written",
-            f"{str(path)!r} is a file, and a package is a folder",
-            hint="choose another folder (--out DIR)",
+            "package-not-written", f"{str(path)!r} is a file, and a package is a folder"
         )
     finish_update(path)
     found = [entry for entry in path.iterdir() if not is_stage(entry.name)] if path.is_dir() else []
-    if found and not (path / MANIFEST).is_file():
+    if found and not (path / MANIFEST_NAME).is_file():
         raise OdtpackError(
-            "folder-not-empty",
-            f"the folder {str(path)!r} is not empty and is not a package",
-            hint="choose an empty or a new folder (--out DIR)",
+            "folder-not-empty", f"the folder {str(path)!r} is not empty and is not a package"
         )
     return path

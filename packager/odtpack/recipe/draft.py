@@ -111,7 +111,6 @@ def draft(model: Path, folder: Path) -> str:
     kind, reason = _guess_loss(loaded)
     lowest = oldest_runtime([loaded])
     version = lowest.name if lowest.version > _USUAL_TARGET else "{}.{}".format(*_USUAL_TARGET)
-    relative = Path(os.path.relpath(model.resolve(), folder.resolve())).as_posix()
     *others, last = discovery.module_names("odtpack.optimizers")
     optimizers = f"{', '.join(others)} or {last}"
     dims = dims_of(loaded.graph.outputs[0])
@@ -125,7 +124,7 @@ def draft(model: Path, folder: Path) -> str:
             f"#:schema {SCHEMA_NAME}",
             "# Build it with: odtpack build --recipe recipe.toml",
             "",
-            f"model = {toml_value(relative)}",
+            f"model = {toml_value(relative(model, folder))}",
             'package = "package"',
             outputs.strip(),
             "",
@@ -147,6 +146,14 @@ def draft(model: Path, folder: Path) -> str:
 def schema_text() -> str:
     """The file that a recipe names as its schema."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def relative(path: Path, folder: Path) -> str:
+    """A path from the recipe's folder; as it is where there is no way, as between drives."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:
+        return path.resolve().as_posix()
 
 
 def _modules(model: ir.Model, names: Sequence[str]) -> dict[str, tuple[int, int, int]]:

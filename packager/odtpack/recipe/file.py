@@ -51,9 +51,9 @@ class Recipe:
         if self.table.data is None:
             return None
         given = self.table.data.model_dump()
-        for key in ("tokenizer", "template"):
-            if key == "tokenizer" or Path(given[key]).suffix:  # a name has none
-                given[key] = str(self.path.parent / given[key])
+        given["tokenizer"] = str(self.path.parent / given["tokenizer"])
+        if Path(given["template"]).suffix:  # a name has none
+            given["template"] = str(self.path.parent / given["template"])
         return TextSpec(**given)
 
     def budgets(self) -> Budgets | None:
@@ -116,8 +116,4 @@ def _line(error: ValidationError, lines: Mapping[tuple[str, ...], int]) -> int |
     problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
     parts = [str(part) for part in problems[0]["loc"]]
     path = tuple(part for part in parts if part != "[key]" and not part.startswith(TAG_PREFIX))
-    while path:
-        if path in lines:
-            return lines[path]
-        path = path[:-1]
-    return None
+    return next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)

@@ -16,20 +16,23 @@ from typing import Any, Final
 from odtpack.errors import OdtpackError, model_not_readable, not_onnx
 from odtpack.names_file import read_names
 from odtpack.spec import BuildSpec
-from odtpack_runtime.files.atomic import atomic_write, file_sha256
+from odtpack_runtime.files.atomic import file_sha256, write_whole
+from odtpack_runtime.package.package import MANIFEST_NAME
 
 _FORMAT: Final = 1
 _MAX_STAMP_BYTES: Final = 2**20
-MANIFEST: Final = "manifest.json"
 
 
 def cache_key(settings: BuildSpec) -> str:
     """The key of what settings build, in hex."""
+    import onnxruntime
+
+    versions = {name: version(name) for name in ("odtpack", "onnx", "onnx-ir")}
     content = {
         "format": _FORMAT,
         "settings": settings.canonical_json(),
         "model": _model_digests(settings.model),
-        "versions": _versions(),
+        "versions": {**versions, "onnxruntime": onnxruntime.__version__},
     }
     if settings.like is not None:
         content["like"] = [str(each) for each in read_names(Path(settings.like))]
@@ -51,8 +54,8 @@ def write_stamp(folder: Path, key: str) -> None:
             status = path.stat()
             files[path.name] = [status.st_size, status.st_mtime_ns, file_sha256(path)]
     content = {"format": _FORMAT, "key": key, "files": files}
-    with atomic_write(stamp_path(folder)) as stream:
-        stream.write((json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+    text = json.dumps(content, indent=1, sort_keys=True) + "\n"
+    write_whole(stamp_path(folder), text.encode())
 
 
 def is_current(folder: Path, key: str) -> bool:
@@ -63,7 +66,7 @@ def is_current(folder: Path, key: str) -> bool:
     if content.get("format") != _FORMAT or content.get("key") != key:
         return False
     files = content.get("files")
-    if not isinstance(files, dict) or MANIFEST not in files:
+    if not isinstance(files, dict) or MANIFEST_NAME not in files:
         return False
     try:
         return all(_is_intact(folder, name, *entry) for name, entry in files.items())
@@ -115,10 +118,3 @@ def _model_digests(path: Path) -> dict[str, str]:
         raise model_not_readable(path, error) from error
     except google.protobuf.message.DecodeError:
         raise not_onnx(path) from None
-
-
-def _versions() -> dict[str, str]:
-    import onnxruntime
-
-    found = {name: version(name) for name in ("odtpack", "onnx", "onnx-ir")}
-    return {**found, "onnxruntime": onnxruntime.__version__}

@@ -6,10 +6,10 @@ Tables are made of what :class:`~odtpack.spec.BuildSpec`, losses and optimizers 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -28,19 +28,11 @@ from pydantic_core import CoreSchema, core_schema
 from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES
 from odtpack.optimizers import OPTIMIZERS
-from odtpack.option import REQUIRED, Bounds, Option, options_of
+from odtpack.option import BOUNDS, REQUIRED, Bounds, Option, options_of
 from odtpack.spec import BuildSpec, Head, TextSpec, keys_of
 from odtpack_simulator.device.profile import OsClass
 from odtpack_simulator.figures.limits import Section, name_limits
 from odtpack_simulator.values.part import TAG_PREFIX, Part
-
-BOUNDS = (
-    ("least", "minimum", "{:g} or more"),
-    ("above", "exclusiveMinimum", "above {:g}"),
-    ("most", "maximum", "at most {:g}"),
-    ("below", "exclusiveMaximum", "below {:g}"),
-)
-"""Bound of an option, its name in JSON Schema, and its text."""
 
 
 class Table(Part):
@@ -126,8 +118,9 @@ def by_kind(value: Any) -> str | None:
     return f"{TAG_PREFIX}{kind}" if isinstance(kind, str) else None
 
 
-def _union(tables: Iterable[tuple[str, type[Table]]]) -> Any:
-    tagged = (Annotated[table, Tag(f"{TAG_PREFIX}{kind}")] for kind, table in tables)
+def _union(*tables: type[Table]) -> Any:
+    kinds = (get_args(table.model_fields["kind"].annotation)[0] for table in tables)
+    tagged = (Annotated[t, Tag(f"{TAG_PREFIX}{k}")] for t, k in zip(tables, kinds, strict=True))
     return Annotated[reduce(or_, tagged), Discriminator(by_kind)]
 
 
@@ -173,13 +166,6 @@ LOSS_TABLES: Mapping[str, type[_Loss]] = {
 OPTIMIZER_TABLES: Mapping[str, type[_Optimizer]] = {
     kind: _table(kind, _Optimizer, each) for kind, each in OPTIMIZERS.items()
 }
-
-if TYPE_CHECKING:  # which cannot follow what is found when this is imported
-    LossTable: TypeAlias = _Loss
-    OptimizerTable: TypeAlias = _Optimizer
-else:
-    LossTable = _union([("none", NoneTable), *LOSS_TABLES.items()])
-    OptimizerTable = _union(OPTIMIZER_TABLES.items())
 
 
 @declared("clip")
@@ -291,14 +277,14 @@ class MultiStepTable(_Schedule):
         return self
 
 
-ScheduleTable = Annotated[
-    Annotated[ConstantTable, Tag(f"{TAG_PREFIX}constant")]
-    | Annotated[LinearTable, Tag(f"{TAG_PREFIX}linear")]
-    | Annotated[CosineTable, Tag(f"{TAG_PREFIX}cosine")]
-    | Annotated[StepTable, Tag(f"{TAG_PREFIX}step")]
-    | Annotated[MultiStepTable, Tag(f"{TAG_PREFIX}multistep")],
-    Discriminator(by_kind),
-]
+if TYPE_CHECKING:  # which cannot follow what is found when this is imported
+    LossTable: TypeAlias = _Loss
+    OptimizerTable: TypeAlias = _Optimizer
+    ScheduleTable: TypeAlias = _Schedule
+else:
+    LossTable = _union(NoneTable, *LOSS_TABLES.values())
+    OptimizerTable = _union(*OPTIMIZER_TABLES.values())
+    ScheduleTable = _union(ConstantTable, LinearTable, CosineTable, StepTable, MultiStepTable)
 
 
 @declared(Head)

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from pydantic import JsonValue
 
-from odtpack.errors import OdtpackError
+from odtpack.errors import OdtpackError, some
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.package.manifest import (
@@ -190,6 +190,7 @@ def verdict(old: Package, new: Package, changed_values: Collection[str]) -> Verd
     """Say whether a checkpoint that was trained with ``old`` can be used with ``new``."""
     before = {item.name: item for item in old.manifest.parameters}
     after = {item.name: item for item in new.manifest.parameters}
+    roles = {name: item.role for name, item in before.items()}
     trained = [item for item in before.values() if item.role in _TRAINED_ROLES]
     problems = tuple(
         Problem(parameter=item.name, why=why)
@@ -201,19 +202,19 @@ def verdict(old: Package, new: Package, changed_values: Collection[str]) -> Verd
         item.name
         for item in after.values()
         if item.role == "trainable"
-        and (item.name in misfits or _role(before.get(item.name)) != "trainable")
+        and (item.name in misfits or roles.get(item.name) != "trainable")
     )
     resets = _reset_reasons(old, new, fresh)
     opens = before.keys() == after.keys() and not any(
         _misfit(item, after[name])
-        or (item.role == "trainable") != (_role(after[name]) == "trainable")
+        or (item.role == "trainable") != (after[name].role == "trainable")
         for name, item in before.items()
     )
     frozen = tuple(
         item.name
         for item in after.values()
         if item.role == "frozen"
-        and _role(before.get(item.name)) not in _TRAINED_ROLES
+        and roles.get(item.name) not in _TRAINED_ROLES
         and (item.name not in before or item.name in changed_values)
     )
     return Verdict(
@@ -258,10 +259,6 @@ def _misfit(old: ParameterInfo, new: ParameterInfo | None) -> str | None:
     return None
 
 
-def _role(parameter: ParameterInfo | None) -> str | None:
-    return None if parameter is None else parameter.role
-
-
 def _reset_reasons(old: Package, new: Package, fresh: Collection[str]) -> tuple[str, ...]:
     reasons = []
     kinds = old.manifest.optimizer.kind, new.manifest.optimizer.kind
@@ -274,7 +271,8 @@ def _reset_reasons(old: Package, new: Package, fresh: Collection[str]) -> tuple[
         )
     # Without moments there is a step count and a learning rate, which go with any parameters.
     if fresh and any(states):
-        reasons.append(f"the optimizer has no moments for {_listed(fresh)}")
+        shown = some([f"'{name}'" for name in sorted(fresh)], 3)
+        reasons.append(f"the optimizer has no moments for {shown}")
     return tuple(reasons)
 
 
@@ -288,12 +286,6 @@ def _state(package: Package) -> tuple[StateVector, ...]:
 
 def _named(state: tuple[StateVector, ...]) -> str:
     return ", ".join(vector.name for vector in state) or "nothing"
-
-
-def _listed(names: Collection[str]) -> str:
-    shown = sorted(names)[:3]
-    rest = len(names) - len(shown)
-    return ", ".join(f"'{name}'" for name in shown) + (f" and {rest} more" if rest else "")
 
 
 def _notes(old: Manifest, new: Manifest, frozen: Collection[str]) -> list[str]:
@@ -388,16 +380,7 @@ _STRUCTURE = {
 
 
 def diff_packages(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> PackageDiff:
-    """Compare two packages.
-
-    Args:
-        old: The package that devices have: its folder or its manifest.
-        new: The package that they would get.
-
-    Raises:
-        OdtpackError: One of them is not a complete package, as
-            :meth:`odtpack_runtime.package.package.Package.open` says.
-    """
+    """Compare the package that devices have with the one that they would get."""
     first, second = Package.open(old), Package.open(new)
     before, after = first.manifest, second.manifest
     parameters = tuple(_parameters(first, second))
@@ -529,12 +512,7 @@ def _values(package: Package) -> dict[str, Array]:
 def _spec(parameter: ParameterInfo | None) -> ParameterSpec | None:
     if parameter is None:
         return None
-    return ParameterSpec(
-        shape=parameter.shape,
-        dtype=parameter.dtype,
-        model_dtype=parameter.model_dtype,
-        role=parameter.role,
-    )
+    return ParameterSpec(**{name: getattr(parameter, name) for name in ParameterSpec.model_fields})
 
 
 def _compared(old: Array, new: Array) -> tuple[int, float | None]:

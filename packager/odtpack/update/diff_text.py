@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from odtpack.errors import some
 from odtpack.update.diff import PackageDiff, ParameterChange, ParameterSpec, Verdict
 from odtpack_simulator.values.text import clean
 from odtpack_simulator.values.units import format_bytes
@@ -170,8 +171,7 @@ def _spec(spec: ParameterSpec | None) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    rest = len(names) - _MOST_NAMES
-    return (", ".join(names[:_MOST_NAMES]) or "none") + (f" and {rest} more" if rest > 0 else "")
+    return some(names, _MOST_NAMES) or "none"
 
 
 def _json(value: object) -> str:

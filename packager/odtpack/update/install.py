@@ -12,12 +12,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
 from odtpack_runtime.package.manifest import Manifest, PackageFile, PackageFiles
-from odtpack_runtime.package.package import (
-    MANIFEST_NAME,
-    SIGNATURE_NAME,
-    Package,
-    unreadable_file,
-)
+from odtpack_runtime.package.package import MANIFEST_NAME, SIGNATURE_NAME, Package, unreadable_file
 
 NEEDED: Final = (
     "training_model",
@@ -38,35 +33,18 @@ NO_COMPRESS: Final = ("onnx", "ort", "checkpoint", "checkpoint.data")
 
 @dataclass(frozen=True)
 class Installed:
-    """What lies in an app's resources now.
-
-    Attributes:
-        folder: Where.
-        names: Names of the files.
-        changed: Whether any of them was written.
-    """
+    """What lies in an app's resources now."""
 
     folder: Path
-    names: tuple[str, ...]
-    changed: bool
+    names: tuple[str, ...]  # of the files
+    changed: bool  # whether any of them was written
 
 
 def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
-    """Copy the models, the checkpoint and the manifest of a package; nothing if they are there.
-
-    The manifest lists no files but those that are copied. Where that is the package's own
-    manifest its signature is copied too. The folder has the old files or the new ones.
-
-    Args:
-        package: Folder of the package.
-        folder: Folder in the app's resources: new, empty, or with an installed package, whose
-            files are replaced.
-        ort: The models in ORT format in place of the ONNX models.
-
-    Raises:
-        OdtpackError: The package is damaged or has no models in ORT format, or the folder
-            holds other things or cannot be written.
-    """
+    """Copy the models, the checkpoint and the manifest of a package; nothing if they are there."""
+    # The manifest lists no files but those that are copied. Where that is the package's own
+    # manifest its signature is copied too. The folder has the old files or the new ones. It is new,
+    # empty, or has an installed package. `ort`: the models in ORT format in place of ONNX models.
     opened = Package.open(package)
     if folder.resolve() == opened.path:
         raise OdtpackError(
@@ -112,12 +90,7 @@ def _ort_model(root: Path, model: PackageFile) -> PackageFile:
         path = root / f"{stem}{suffix}"
         if path.is_file() and not path.is_symlink():
             return PackageFile.describe(path)
-    raise OdtpackError(
-        "no-ort-format",
-        f"the package has no {stem}.ort",
-        where=str(root),
-        hint="build it with --ort-format, or [formats] ort = true in the recipe",
-    )
+    raise OdtpackError("no-ort-format", f"the package has no {stem}.ort", where=str(root))
 
 
 def _entries(files: PackageFiles) -> list[PackageFile]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from odtpack.errors import OdtpackError
-from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.atomic import write_whole
 from odtpack_runtime.files.folder_update import finish_update, update_folder
 from odtpack_runtime.package.manifest_signature import (
     cryptography_missing,
@@ -22,19 +22,9 @@ if TYPE_CHECKING:
 
 
 def new_key(path: str | os.PathLike[str]) -> Path:
-    """Make a key pair.
-
-    Args:
-        path: Where the private key goes: PEM, PKCS #8, not encrypted, readable by its owner
-            only. The public key goes beside it, with ``.pub`` in place of the suffix.
-
-    Returns:
-        Path of the public key: PEM, SubjectPublicKeyInfo.
-
-    Raises:
-        OdtpackError: ``key-exists``: one of the files is there; a lost key cannot be had
-            back. ``file-not-written``; ``cryptography-missing``.
-    """
+    """Make a key pair, and return the path of the public key."""
+    # The private key is PEM, PKCS #8, not encrypted, readable by its owner only. The public key,
+    # PEM, SubjectPublicKeyInfo, goes beside it. A lost key cannot be had back: none is replaced.
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -62,41 +52,25 @@ def new_key(path: str | os.PathLike[str]) -> Path:
     shown = key.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    with atomic_write(public) as stream:
-        stream.write(shown)
-    with atomic_write(private, mode=0o600) as stream:
-        stream.write(secret)
+    write_whole(public, shown)
+    write_whole(private, secret, mode=0o600)
     return public
 
 
 def sign_package(
     path: str | os.PathLike[str], key: str | os.PathLike[str], *, release: int | None = None
 ) -> Path:
-    """Sign a package's manifest; a signature that is there is replaced.
-
-    Args:
-        path: The package. Its files are checked first: what is damaged is not signed.
-        key: Private key, PEM, PKCS #8, Ed25519, not encrypted.
-        release: Number of the release, which the manifest will hold; it grows from release to
-            release. None leaves the manifest as it is.
-
-    Returns:
-        Path of the signature: 64 bytes, RFC 8032, beside the manifest.
-
-    Raises:
-        OdtpackError: As :meth:`Package.open`; ``key-not-readable``, ``bad-key``,
-            ``file-not-written``, ``cryptography-missing``; ``package-downgrade`` for a release
-            below the manifest's.
-    """
+    """Sign a package's manifest, and return the path of the signature; one that is there goes."""
+    # The files are checked first: what is damaged is not signed. The signature is 64 bytes, RFC
+    # 8032, beside the manifest. `release`: number of the release, which the manifest will hold; it
+    # grows from release to release. None leaves the manifest as it is.
     secret = _private_key(Path(key))
     finish_update(path if Path(path).is_dir() else Path(path).parent)
     package = Package.open(path)
     manifest = package.path / package.manifest_name
     target = signature_path(manifest)
     if release is None or release == package.manifest.release:
-        signature = secret.sign(read_manifest(manifest))
-        with atomic_write(target) as stream:
-            stream.write(signature)
+        write_whole(target, secret.sign(read_manifest(manifest)))
         return target
     if release < (package.manifest.release or 0):
         raise OdtpackError(

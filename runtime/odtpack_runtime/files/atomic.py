@@ -142,6 +142,12 @@ def atomic_write(
         ) from error
 
 
+def write_whole(path: str | os.PathLike[str], content: bytes, *, mode: int = 0o666) -> None:
+    """Write some bytes as :func:`atomic_write` does."""
+    with atomic_write(path, mode=mode) as stream:
+        stream.write(content)
+
+
 def not_written(target: Path, error: OSError) -> OdtpackError:
     """Return the error for a file that the system does not let one write."""
     what = f"{target} could not be written: {error.strerror or error}."

@@ -332,6 +332,12 @@ class Manifest(Part):
         return self.outputs + self.evaluation_outputs
 
     @property
+    def fixed_batch(self) -> int | None:
+        """The batch size that the models demand; None if they take any."""
+        sizes = (item.shape[0] for item in self.inputs if item.shape)
+        return next((size for size in sizes if isinstance(size, int)), None)
+
+    @property
     def token_labels(self) -> int | None:
         """Index of the labels of a language model, whose tokens the loss is the mean of."""
         mean = (self.loss_options or {}).get("reduction", "mean") == "mean"

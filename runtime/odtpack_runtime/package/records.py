@@ -89,9 +89,10 @@ class PackageFile(Part):
     sha256: SHA256
 
     @classmethod
-    def describe(cls, path: Path) -> PackageFile:
+    def describe(cls, path: Path, **more: Any) -> Self:
         """Return the entry of a file that lies in the package's folder."""
-        return PackageFile(path=path.name, size_bytes=path.stat().st_size, sha256=file_sha256(path))
+        size = path.stat().st_size
+        return cls(path=path.name, size_bytes=size, sha256=file_sha256(path), **more)
 
 
 @dataclass(frozen=True, kw_only=True)

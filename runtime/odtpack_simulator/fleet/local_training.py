@@ -94,8 +94,7 @@ class LocalTrainer:
         self._names = self.module.input_names()
         self._scores, self._labels = accuracy_inputs(manifest)
         self._ignored = manifest.ignored_label
-        fixed = {spec.shape[0] for spec in manifest.input_specs() if spec.shape}
-        self.fixed_batch = next((size for size in fixed if isinstance(size, int)), None)
+        self.fixed_batch = manifest.fixed_batch
         # What frozen parameters hold is the same everywhere and never sent.
         self.sent = {
             info.name: state.parameters[info.name].data

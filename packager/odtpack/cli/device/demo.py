@@ -12,14 +12,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from odtpack.cli import _console
-from odtpack.cli._options import DEMO_FOLDER, flag, option
+import odtpack_simulator as sim
+from odtpack.cli import _console, _options
+from odtpack.cli._options import flag, option
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from odtpack.cli._fit import Indices
-    from odtpack_simulator.result import SimulationResult
+    from odtpack_runtime import CheckpointState
 
     Arrays = dict[str, npt.NDArray[Any]]
 
@@ -42,7 +43,7 @@ _INTERRUPTIONS: Final = 3  # one of each kind
 
 
 def demo(
-    out: Annotated[Path, DEMO_FOLDER] = Path("odtpack-demo"),
+    out: Annotated[Path, _options.DEMO_FOLDER] = Path("odtpack-demo"),
     epochs: Annotated[int, option("Passes over the data on the device.", "N", min=1)] = 5,
     as_json: Annotated[bool, flag("--json", "Print the figures as JSON on stdout.")] = False,
 ) -> None:
@@ -52,6 +53,7 @@ def demo(
     scikit-learn).
     """
     from odtpack.cli import _fit
+    from odtpack_runtime import CheckpointState
 
     started = time.monotonic()
     digits = read_digits()
@@ -70,7 +72,9 @@ def demo(
 
     _console.say("3. On the device it meets all ten digits, and learns", style="bold")
     before, after = out / "inference-before.onnx", out / "inference-after.onnx"
-    _fine_tune(package, digits, parts.train, out / "trained.ckpt", epochs, before, after)
+    with _console.Progress("training") as progress:
+        state = _train(package, digits, parts.train, epochs, after, before, progress)
+    CheckpointState.save_checkpoint(state, out / "trained.ckpt", include_optimizer_state=True)
 
     _console.say("4. Replay that training under the limits of three devices", style="bold")
     measured = _replay(package, data, epochs)
@@ -150,28 +154,10 @@ def _train_factory_model(data: Arrays, indices: Indices, destination: Path) -> N
     import tempfile
 
     from odtpack.build import build_package
-    from odtpack.cli import _fit
-    from odtpack_runtime import CheckpointState, Optimizer
-    from odtpack_runtime.package.package import Package
 
     with tempfile.TemporaryDirectory() as folder:
         build_package(MODEL, folder, loss="cross_entropy")
-        package = Package.open(folder)
-        module = _fit.open_module(package, CheckpointState.load_checkpoint(package.checkpoint))
-        optimizer = Optimizer(package.optimizer_model, module)
-        optimizer.set_learning_rate(_RATE)
-        for _ in _fit.fit(
-            module,
-            optimizer,
-            data,
-            indices,
-            batch_size=_BATCH,
-            epochs=_FACTORY_EPOCHS,
-            seed=_SEED,
-            whole=False,
-        ):
-            pass
-        module.export_model_for_inferencing(destination, ["output"])
+        _train(Path(folder), data, indices, _FACTORY_EPOCHS, destination)
     _console.say(f"  {len(indices)} images, {_FACTORY_EPOCHS} epochs: {destination}")
 
 
@@ -190,46 +176,38 @@ def _build(model: Path, folder: Path) -> None:
     )
 
 
-def _fine_tune(
+def _train(
     folder: Path,
     data: Arrays,
     indices: Indices,
-    checkpoint: Path,
     epochs: int,
-    before: Path,
     after: Path,
-) -> None:
-    """Train the package, save the checkpoint, and export the model of before and after."""
+    before: Path | None = None,
+    progress: _console.Progress | None = None,
+) -> CheckpointState:
+    """Train a package, and export the model of before and after."""
     from odtpack.cli import _fit
-    from odtpack_runtime import CheckpointState, Optimizer
-    from odtpack_runtime.package.package import Package
+    from odtpack_runtime import CheckpointState, Optimizer, Package
 
     package = Package.open(folder)
     state = CheckpointState.load_checkpoint(package.checkpoint)
     module = _fit.open_module(package, state)
     optimizer = Optimizer(package.optimizer_model, module)
     optimizer.set_learning_rate(_RATE)
-    module.export_model_for_inferencing(before, ["output"])
-    with _console.Progress("training") as progress:
-        for epoch in _fit.fit(
-            module,
-            optimizer,
-            data,
-            indices,
-            batch_size=_BATCH,
-            epochs=epochs,
-            seed=_SEED,
-            whole=False,
-            on_step=progress.update,
-        ):
+    if before is not None:
+        module.export_model_for_inferencing(before, ["output"])
+    settings: dict[str, Any] = {"batch_size": _BATCH, "seed": _SEED, "whole": False}
+    if progress is not None:
+        settings["on_step"] = progress.update
+    for epoch in _fit.fit(module, optimizer, data, indices, epochs=epochs, **settings):
+        if progress is not None:
             progress.line(f"  epoch {epoch.number}   loss {epoch.loss:.4f}")
-    CheckpointState.save_checkpoint(state, checkpoint, include_optimizer_state=True)
     module.export_model_for_inferencing(after, ["output"])
+    return state
 
 
-def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
+def _replay(package: Path, data: Path, epochs: int) -> sim.SimulationResult:
     from odtpack.cli.device.simulate import teller
-    from odtpack_simulator.device.profile import load_profile
     from odtpack_simulator.replay.executor import make_executor
     from odtpack_simulator.simulation import simulate
 
@@ -237,7 +215,7 @@ def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
         return simulate(
             package,
             data,
-            [load_profile(name) for name in DEVICES],
+            [sim.load_profile(name) for name in DEVICES],
             batch_size=_BATCH,
             epochs=epochs,
             learning_rate=_RATE,
@@ -248,25 +226,20 @@ def _replay(package: Path, data: Path, epochs: int) -> SimulationResult:
         )
 
 
-def _judge(measured: SimulationResult, out: Path) -> SimulationResult:
+def _judge(measured: sim.SimulationResult, out: Path) -> sim.SimulationResult:
     """Judge by what needs no budget, show it, and write a budget that the result keeps."""
-    from odtpack_runtime.files.atomic import atomic_write
-    from odtpack_simulator.figures.judge import judge
-    from odtpack_simulator.figures.suggest import suggest_budget
+    from odtpack_runtime.files.atomic import write_whole
     from odtpack_simulator.reports.console import print_result
 
-    result = judge(measured)
+    result = sim.judge(measured)
     print_result(result, _console.console())
-    with atomic_write(out / "budgets.toml") as stream:
-        stream.write(suggest_budget(result).encode())
+    write_whole(out / "budgets.toml", sim.suggest_budget(result).encode())
     return result
 
 
-def _judge_to_fail(measured: SimulationResult, out: Path) -> SimulationResult | None:
+def _judge_to_fail(measured: sim.SimulationResult, out: Path) -> sim.SimulationResult | None:
     """Judge by a budget that one device breaks, and show it; None where none can be made."""
-    from odtpack_runtime.files.atomic import atomic_write
-    from odtpack_simulator.figures.judge import judge
-    from odtpack_simulator.figures.limits import read_budgets
+    from odtpack_runtime.files.atomic import write_whole
     from odtpack_simulator.reports.console import print_result
 
     text = budget_that_one_breaks(measured)
@@ -274,16 +247,15 @@ def _judge_to_fail(measured: SimulationResult, out: Path) -> SimulationResult | 
         _console.say("  no step time of two devices is known to set a limit between")
         return None
     budget = out / FAILING_BUDGET
-    with atomic_write(budget) as stream:
-        stream.write(text.encode())
+    write_whole(budget, text.encode())
     _console.say(f"  {budget}: {text.splitlines()[-1]}")
-    result = judge(measured, read_budgets(budget))
+    result = sim.judge(measured, sim.read_budgets(budget))
     print_result(result, _console.console())
     _console.say(f"  {exit_words(result)}")
     return result
 
 
-def budget_that_one_breaks(result: SimulationResult) -> str:
+def budget_that_one_breaks(result: sim.SimulationResult) -> str:
     """A budget file for the step time between those of the slowest device and of the next."""
     from odtpack_simulator.values.units import format_duration, format_limit
 
@@ -301,17 +273,14 @@ def budget_that_one_breaks(result: SimulationResult) -> str:
     return f'[budgets]\nstep_latency = "{shown.replace("µs", "us")}"\n'
 
 
-def exit_words(result: SimulationResult) -> str:
+def exit_words(result: sim.SimulationResult) -> str:
     """What a CI job sees of a verdict."""
-    from odtpack.cli.device.simulate import OVER_BUDGET
-
-    if result.over_budget:
-        return f"A CI job sees exit code {OVER_BUDGET} from odtpack judge and simulate, and fails."
-    return "A CI job sees exit code 0 from odtpack judge and simulate, and continues."
+    code, then = (_options.NOT_MET, "fails") if result.over_budget else (0, "continues")
+    return f"A CI job sees exit code {code} from odtpack judge and simulate, and {then}."
 
 
 def _write_reports(
-    result: SimulationResult, failing: SimulationResult | None, out: Path
+    result: sim.SimulationResult, failing: sim.SimulationResult | None, out: Path
 ) -> list[Path]:
     """The page with both verdicts, and the measurement that either was judged from."""
     from odtpack_simulator.reports import write_out, write_report

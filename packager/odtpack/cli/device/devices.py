@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from odtpack.cli import _completion, _console
-from odtpack.cli._options import AS_JSON, argument, destination, examples, group, option
+import odtpack_simulator as sim
+from odtpack.cli import _completion, _console, _options
+from odtpack.cli._options import argument, destination, examples, group, option
 
 if TYPE_CHECKING:
-    from odtpack_simulator.device.profile import DeviceProfile, ProfileFigure
+    from odtpack_simulator.device.profile import ProfileFigure
     from odtpack_simulator.device.profile_check import ProfileReport
 
 
@@ -19,13 +20,12 @@ devices = group("List, show, check, measure and import device profiles.")
 
 
 @devices.command("list", epilog=examples("odtpack devices list", "odtpack devices list --json"))
-def list_devices(as_json: Annotated[bool, AS_JSON] = False) -> None:
+def list_devices(as_json: Annotated[bool, _options.AS_JSON] = False) -> None:
     """List the device profiles that ship with odtpack."""
-    from odtpack_simulator.device.profile import list_profiles, load_profile
     from odtpack_simulator.values.units import format_bytes
 
     _console.results(as_json=as_json)
-    profiles = [load_profile(name) for name in list_profiles()]
+    profiles = [sim.load_profile(name) for name in sim.list_profiles()]
     rows = []
     for profile in profiles:
         limit, threads = profile.memory_limit_bytes(), profile.training_threads()
@@ -60,13 +60,11 @@ def show_device(
             autocompletion=_completion.devices,
         ),
     ],
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Show every figure of a device profile with unit, kind and source."""
-    from odtpack_simulator.device.profile import load_profile
-
     _console.results(as_json=as_json)
-    profile = load_profile(device)
+    profile = sim.load_profile(device)
     _console.say(f"{profile.title} ({profile.name})", style="bold")
     _console.say(f"  {profile.soc or 'chip not named'}, {profile.os}")
     if not profile.validated:
@@ -95,7 +93,7 @@ def check_devices(
             autocompletion=_completion.devices,
         ),
     ],
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Check device profiles.
 
@@ -103,14 +101,13 @@ def check_devices(
     judge, what it cannot and which figures are missing, and suspicious values.
     """
     from odtpack_runtime.errors import OdtpackError
-    from odtpack_simulator.device.profile import load_profile
     from odtpack_simulator.device.profile_check import check_profile
 
     _console.results(as_json=as_json)
     entries: list[dict[str, Any]] = []
     for file in files:
         try:
-            report = check_profile(load_profile(file))
+            report = check_profile(sim.load_profile(file))
         except OdtpackError as error:
             _console.error(error.code, error.what, where=error.where, hint=error.hint)
             problem = {k: getattr(error, k) for k in ("code", "what", "where", "hint")}
@@ -157,7 +154,7 @@ def measure_devices(
         Literal["webgpu"] | None,
         option("GPU to measure as well, through its provider.", None, "--target"),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Measure this machine with ONNX Runtime, and write a profile.
 
@@ -210,7 +207,7 @@ def import_device(
             autocompletion=_completion.devices,
         ),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Write a profile from what a training kit measured on a phone.
 
@@ -218,7 +215,6 @@ def import_device(
     has validated = true, and intervals from the spread of the repetitions.
     """
     from odtpack.cli._files import check_not_input
-    from odtpack_simulator.device.profile import load_profile
     from odtpack_simulator.measure.measured_profile import imported_profile
     from odtpack_simulator.measure.measurements import load_measurements
 
@@ -231,7 +227,7 @@ def import_device(
         name=name,
         title=title or content.device or "Measured device",
         system=system,
-        like=None if like is None else load_profile(like),
+        like=None if like is None else sim.load_profile(like),
     )
     _write(profile, out, "import", "the benchmark does not measure")
     _finish(profile, out, as_json)
@@ -250,20 +246,18 @@ def _check_name(out: Path) -> None:
     check_writable(out, "--out")
 
 
-def _write(profile: DeviceProfile, out: Path, command: str, unknown: str) -> None:
-    from odtpack_runtime.files.atomic import atomic_write
+def _write(profile: sim.DeviceProfile, out: Path, command: str, unknown: str) -> None:
+    from odtpack.cli._files import write_file
     from odtpack_simulator.device.profile import profile_toml
 
     comment = (
         f"Made by odtpack devices {command}. What {unknown} is unknown: fill it in\nwhere you know "
         "it, with its kind (measured, published or assumed) and its source."
     )
-    with atomic_write(out) as stream:
-        stream.write(profile_toml(profile, comment=comment).encode())
-    _console.wrote(out)
+    write_file(out, profile_toml(profile, comment=comment).encode())
 
 
-def _finish(profile: DeviceProfile, out: Path, as_json: bool) -> None:
+def _finish(profile: sim.DeviceProfile, out: Path, as_json: bool) -> None:
     """Say what the new profile is good for."""
     from odtpack_simulator.device.profile_check import check_profile
 
@@ -271,12 +265,12 @@ def _finish(profile: DeviceProfile, out: Path, as_json: bool) -> None:
     _console.json_result(as_json, _with_figures(profile))
 
 
-def _with_figures(profile: DeviceProfile) -> dict[str, Any]:
+def _with_figures(profile: sim.DeviceProfile) -> dict[str, Any]:
     figures = [figure.model_dump(mode="json") for figure in profile.figures()]
     return {**_summary(profile), "figures": figures}
 
 
-def _summary(profile: DeviceProfile) -> dict[str, Any]:
+def _summary(profile: sim.DeviceProfile) -> dict[str, Any]:
     return {
         "name": profile.name,
         "title": profile.title,

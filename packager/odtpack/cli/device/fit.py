@@ -8,38 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from odtpack.cli import _completion, _console
-from odtpack.cli._options import (
-    DATA,
-    EPOCHS,
-    EVALUATION,
-    HOLDOUT,
-    LOSS,
-    LOSS_OPTION,
-    MODEL_OR_RECIPES,
-    RESULT_AS_JSON,
-    LossName,
-    OptimizerName,
-    destination,
-    option,
-)
+import odtpack_simulator as sim
+from odtpack.cli import _completion, _console, _options
+from odtpack.cli._options import LossName, OptimizerName, destination, option
 from odtpack.cli.device.simulate import STRICT
 
 if TYPE_CHECKING:
     from odtpack.fit import FitResult
     from odtpack.fit.outcome import Solution
-    from odtpack.recipe import BuildSpec, Recipe
-    from odtpack_simulator.replay.executor import Executor
     from odtpack_simulator.values.figure import Check
 
-NOTHING_FITS: Final = 1
 RESULT: Final = "fit.json"
 PAGE: Final = "fit.html"
 
 
 def fit(
-    model: Annotated[Path | None, MODEL_OR_RECIPES] = None,
-    data: Annotated[Path | None, DATA] = None,
+    model: Annotated[Path | None, _options.MODEL_OR_RECIPES] = None,
+    data: Annotated[Path | None, _options.DATA] = None,
     device: Annotated[
         list[str] | None,
         option("Device profile; may be repeated.", "NAME|FILE", autocompletion=_completion.devices),
@@ -55,8 +40,8 @@ def fit(
             "recipe.toml",
         ),
     ] = None,
-    loss: Annotated[LossName | None, LOSS] = None,
-    loss_option: Annotated[list[str] | None, LOSS_OPTION] = None,
+    loss: Annotated[LossName | None, _options.LOSS] = None,
+    loss_option: Annotated[list[str] | None, _options.LOSS_OPTION] = None,
     freeze: Annotated[
         list[str] | None,
         option("Parameters that every candidate freezes. May be repeated.", "GLOB"),
@@ -81,7 +66,7 @@ def fit(
         list[float] | None,
         option("Learning rate to try; may be repeated.  [default: three for each optimizer]", "X"),
     ] = None,
-    epochs: Annotated[int, EPOCHS] = 3,
+    epochs: Annotated[int, _options.EPOCHS] = 3,
     trials: Annotated[int, option("Candidates to train.", "N", min=1)] = 24,
     finalists: Annotated[
         int, option("Candidates to simulate on every device, at most.", "N", min=1)
@@ -89,8 +74,8 @@ def fit(
     seed: Annotated[
         int, option("Seed of the candidates, the sample order and the held-out split.", "N", min=0)
     ] = 0,
-    holdout: Annotated[float | None, HOLDOUT] = None,
-    evaluation: Annotated[Path | None, EVALUATION] = None,
+    holdout: Annotated[float | None, _options.HOLDOUT] = None,
+    evaluation: Annotated[Path | None, _options.EVALUATION] = None,
     threads: Annotated[
         int | None,
         option("Threads within an operator.  [default: the recipe's, or 1]", "N", min=1),
@@ -118,7 +103,7 @@ def fit(
         ),
     ] = None,
     strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
     """Find recipes that meet the budgets on every device.
 
@@ -130,6 +115,7 @@ def fit(
     input.
     """
     from odtpack.cli._files import check_share, find_recipe
+    from odtpack.cli._spec_options import overlay
     from odtpack.cli.data import as_samples
     from odtpack.cli.device.simulate import load_devices
     from odtpack.errors import OdtpackError
@@ -137,9 +123,7 @@ def fit(
     from odtpack.fit import fit as search
     from odtpack.fit.space import SearchConstraints
     from odtpack.fit.study import optuna
-    from odtpack.recipe import read_recipe
-    from odtpack_simulator.device.profile import list_profiles
-    from odtpack_simulator.figures.limits import Budgets, read_budgets
+    from odtpack.recipe import BuildSpec, read_recipe
     from odtpack_simulator.replay.executor import default_jobs, make_executor
 
     optuna()  # before anything is read
@@ -149,18 +133,19 @@ def fit(
         )
     recipe = find_recipe(recipe, wanted=model is None)
     read = None if recipe is None else read_recipe(recipe)
-    settings = _settings(read, model, loss, loss_option, freeze)
+    options = {"model": model, "loss": loss, "loss_option": loss_option, "freeze": freeze}
+    settings = overlay(options, None if read is None else BuildSpec.of(read))
     if threads is not None:
         settings = dataclasses.replace(settings, threads=threads)
     names = device or ([] if read is None else read.devices())
     profiles = load_devices(names)
-    budgets = Budgets() if budget is None else read_budgets(budget)
+    budgets = sim.Budgets() if budget is None else sim.read_budgets(budget)
     source = budget
     if budget is None and read is not None:
         budgets = read.budgets() or budgets
         limits = read.content.get("budgets")
         source = read.path.parent / limits if isinstance(limits, str) else limits
-    budgets.check_devices([profile.name for profile in profiles] + list_profiles())
+    budgets.check_devices([profile.name for profile in profiles] + sim.list_profiles())
     previous = [] if out is None else _check_folder(out)
     request = FitRequest(
         settings,
@@ -182,7 +167,7 @@ def fit(
         evaluation=evaluation,
         holdout=check_share(holdout, other=evaluation),
     )
-    executor: Executor = make_executor(jobs, ray)
+    executor = make_executor(jobs, ray)
     with (
         as_samples(read, data, evaluation) as (given, others),
         _console.Progress("fit") as progress,
@@ -205,22 +190,7 @@ def fit(
         _console.say(result.pareto[0].recipe)
     _console.json_result(as_json, result.model_dump(mode="json"))
     if not result.found or (strict and not result.judged):
-        raise typer.Exit(NOTHING_FITS)
-
-
-def _settings(
-    read: Recipe | None,
-    model: Path | None,
-    loss: LossName | None,
-    loss_options: list[str] | None,
-    freeze: list[str] | None,
-) -> BuildSpec:
-    """What recipe and options fix."""
-    from odtpack.cli._spec_options import overlay
-    from odtpack.recipe import BuildSpec
-
-    given = {"model": model, "loss": loss, "loss_option": loss_options, "freeze": freeze}
-    return overlay(given, None if read is None else BuildSpec.of(read))
+        raise typer.Exit(_options.NOT_MET)
 
 
 def _show(result: FitResult) -> None:
@@ -270,17 +240,12 @@ def _table(
     result: FitResult, solutions: list[Solution], *, first: Literal["recipe", "beaten by"] | None
 ) -> None:
     """Print candidates: those of the Pareto set with their recipes, others with what beats them."""
-    from odtpack_simulator.values.units import (
-        format_bytes,
-        format_number,
-        format_percent,
-        format_value,
-    )
+    from odtpack_simulator.values import units
 
     metric = result.objectives[0].name
 
     def shown(value: float | None, unit: str) -> str:
-        return "unknown" if value is None else format_value(value, unit)
+        return "unknown" if value is None else units.format_value(value, unit)
 
     rows = []
     budgets = any(each.choice.memory_budget for each in solutions)
@@ -296,10 +261,10 @@ def _table(
                 f"{each.number}",
                 "unknown"
                 if quality is None
-                else format_percent(quality)
+                else units.format_percent(quality)
                 if metric == "accuracy"
-                else format_number(quality),
-                format_bytes(each.peak_bytes),
+                else units.format_number(quality),
+                units.format_bytes(each.peak_bytes),
                 shown(each.time_s, "s"),
                 shown(each.energy_j, "J"),
                 f"{choice.batch_size}" + (f" in batches of {choice.micro_batch}" if cut else ""),

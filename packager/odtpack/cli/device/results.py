@@ -7,19 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 import typer
 
-from odtpack.cli import _console
-from odtpack.cli._options import (
-    AS_JSON,
-    BASE_RESULT,
-    COMPARISON_FILE,
-    COMPARISON_FORM,
-    HEAD_RESULT,
-    RESULT_AS_JSON,
-    argument,
-    destination,
-    option,
-)
-from odtpack.cli.device.simulate import BUDGET, OVER_BUDGET, REPORT, STRICT, fails, say_suggestion
+import odtpack_simulator as sim
+from odtpack.cli import _console, _options
+from odtpack.cli._options import argument, destination, option
+from odtpack.cli.device.simulate import BUDGET, REPORT, STRICT, fails, say_suggestion
 
 if TYPE_CHECKING:
     from odtpack_simulator.figures.compare import Comparison
@@ -47,7 +38,7 @@ def judge(
         ),
     ] = None,
     strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
     """Judge results by budgets without measuring again.
 
@@ -57,19 +48,15 @@ def judge(
     Exit code 0 within budget, 1 if any result is over budget, 2 for bad input. Without a budget,
     only checks that need none are made, and a suggested budget is printed.
     """
-    from odtpack.cli._files import check_not_input, check_reports, check_writable, write_reports
+    from odtpack.cli import _files
     from odtpack_runtime.errors import OdtpackError
-    from odtpack_runtime.files.atomic import atomic_write
-    from odtpack_simulator.figures.judge import judge as judge_result
-    from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.reports.badge import render_badge
     from odtpack_simulator.reports.console import print_result
-    from odtpack_simulator.result import load_result
     from odtpack_simulator.simulation import judge_again
 
-    read = [load_result(path) for path in results]
-    budgets = None if budget is None else read_budgets(budget)
-    base = None if baseline is None else load_result(baseline)
+    read = [sim.load_result(path) for path in results]
+    budgets = None if budget is None else sim.read_budgets(budget)
+    base = None if baseline is None else sim.load_result(baseline)
     if badge is not None and badge.suffix not in _BADGES:
         what = f"--badge {str(badge)!r} ends with neither .svg nor .json"
         raise OdtpackError("usage", what, hint="write for example: --badge badge.svg")
@@ -77,36 +64,33 @@ def judge(
     badges = [Path(str(badge).replace("{name}", path.stem)) for path in results if badge]
     single = results[0] if len(results) == 1 else None
     others = [] if single else results
-    check_reports(
+    _files.check_reports(
         [text for texts in named for text in texts],
         inputs=[budget, baseline, *others],
         judged=single,
         as_json=as_json,
     )
     for index, path in enumerate(badges):
-        check_writable(path, "--badge")
-        check_not_input(path, "--badge", [budget, baseline, *results, *badges[:index]])
+        _files.check_writable(path, "--badge")
+        _files.check_not_input(path, "--badge", [budget, baseline, *results, *badges[:index]])
     found = [
-        judge_again(each, lambda result: judge_result(result, budgets, baseline=base))
-        for each in read
+        judge_again(each, lambda result: sim.judge(result, budgets, baseline=base)) for each in read
     ]
     _console.results(as_json=as_json, reports=report)
     for index, judged in enumerate(found):
         if len(found) > 1:
             _console.say(f"{results[index]}:", style="bold")
         print_result(judged, _console.console())
-        write_reports(judged, named[index])
+        _files.write_reports(judged, named[index])
         if badges:
             form = cast("Literal['svg', 'json']", badges[index].suffix[1:])
-            with atomic_write(badges[index]) as stream:
-                stream.write(render_badge(judged, form))
-            _console.wrote(badges[index])
+            _files.write_file(badges[index], render_badge(judged, form))
     if budgets is None and single is not None:
         say_suggestion(found[0])
     shown = [each.model_dump(mode="json") for each in found]
     _console.json_result(as_json, shown[0] if single is not None else shown)
     if any(fails(each, strict=strict) for each in found):
-        raise typer.Exit(OVER_BUDGET)
+        raise typer.Exit(_options.NOT_MET)
 
 
 # ``odtpack compare``: what changed from one result to another, for a pull request.
@@ -116,17 +100,17 @@ Format = Literal["text", "markdown", "json", "html"]
 
 
 def compare(
-    base: Annotated[Path, BASE_RESULT],
-    head: Annotated[Path, HEAD_RESULT],
+    base: Annotated[Path, _options.BASE_RESULT],
+    head: Annotated[Path, _options.HEAD_RESULT],
     budget: Annotated[
         Path | None,
         option(
             'Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.', "budgets.toml"
         ),
     ] = None,
-    form: Annotated[Format, COMPARISON_FORM] = "text",
-    out: Annotated[Path | None, COMPARISON_FILE] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    form: Annotated[Format, _options.COMPARISON_FORM] = "text",
+    out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Compare two results of simulate, and show regressions by device.
 
@@ -135,16 +119,14 @@ def compare(
     different hosts are not compared. Markdown fits in a comment on GitHub.
     """
     from odtpack_simulator.figures.compare import compare as compare_results
-    from odtpack_simulator.figures.limits import read_budgets
-    from odtpack_simulator.result import load_result
 
-    before, now = load_result(base), load_result(head)
-    budgets = None if budget is None else read_budgets(budget)
+    before, now = sim.load_result(base), sim.load_result(head)
+    budgets = None if budget is None else sim.read_budgets(budget)
     check_comparison_file(out, [base, head, budget])
     comparison = compare_results(before, now, budgets)
     show_comparison(comparison, "json" if as_json else form, out)
     if comparison.over_budget:
-        raise typer.Exit(OVER_BUDGET)
+        raise typer.Exit(_options.NOT_MET)
 
 
 def check_comparison_file(out: Path | None, inputs: list[Path | None]) -> None:
@@ -194,20 +176,13 @@ def history(
 
     Results are ordered by the time at which they were made.
     """
-    from odtpack.cli import _console
-    from odtpack.cli._files import check_not_input, check_writable
-    from odtpack_runtime.files.atomic import atomic_write
-    from odtpack_simulator.figures.judge import judge
-    from odtpack_simulator.figures.limits import read_budgets
+    from odtpack.cli._files import check_not_input, check_writable, write_file
     from odtpack_simulator.reports.history import render_history
-    from odtpack_simulator.result import load_result
 
     check_writable(out, "--out")
     check_not_input(out, "--out", [*results, budget])
-    budgets = None if budget is None else read_budgets(budget)
-    read = [load_result(path) for path in results]
+    budgets = None if budget is None else sim.read_budgets(budget)
+    read = [sim.load_result(path) for path in results]
     if budgets is not None:
-        read = [judge(each, budgets) for each in read]
-    with atomic_write(out) as stream:
-        stream.write(render_history(read))
-    _console.wrote(out)
+        read = [sim.judge(each, budgets) for each in read]
+    write_file(out, render_history(read))

@@ -8,27 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from odtpack.cli import _completion, _console
-from odtpack.cli._options import (
-    BATCH_SIZE,
-    DATA,
-    EPOCHS,
-    EVALUATION,
-    HOLDOUT,
-    PACKAGE,
-    RESULT_AS_JSON,
-    SEED,
-    flag,
-    option,
-)
+import odtpack_simulator as sim
+from odtpack.cli import _completion, _console, _options
+from odtpack.cli._options import flag, option
 from odtpack_simulator.device.kits import Kit, Loop
 
 if TYPE_CHECKING:
-    from odtpack_simulator.device.profile import DeviceProfile
     from odtpack_simulator.replay.replay import Progress
-    from odtpack_simulator.result import SimulationResult
-
-OVER_BUDGET = 1
 
 BUDGET = option("Budgets; exceeding one is exit code 1.", "budgets.toml")
 REPORT = option(
@@ -43,8 +29,8 @@ STRICT = flag(
 
 
 def simulate(
-    package: Annotated[Path, PACKAGE],
-    data: Annotated[Path, DATA],
+    package: Annotated[Path, _options.PACKAGE],
+    data: Annotated[Path, _options.DATA],
     device: Annotated[
         list[str] | None,
         option(
@@ -63,8 +49,8 @@ def simulate(
         ),
     ] = None,
     report: Annotated[list[str] | None, REPORT] = None,
-    epochs: Annotated[int, EPOCHS] = 3,
-    batch_size: Annotated[int | None, BATCH_SIZE] = None,
+    epochs: Annotated[int, _options.EPOCHS] = 3,
+    batch_size: Annotated[int | None, _options.BATCH_SIZE] = None,
     lr: Annotated[
         float | None,
         option(
@@ -73,9 +59,9 @@ def simulate(
             "X",
         ),
     ] = None,
-    seed: Annotated[int, SEED] = 0,
-    holdout: Annotated[float | None, HOLDOUT] = None,
-    evaluation: Annotated[Path | None, EVALUATION] = None,
+    seed: Annotated[int, _options.SEED] = 0,
+    holdout: Annotated[float | None, _options.HOLDOUT] = None,
+    evaluation: Annotated[Path | None, _options.EVALUATION] = None,
     threads: Annotated[
         int | None,
         option(
@@ -151,7 +137,7 @@ def simulate(
         str | None, option("Ray cluster for the replays, or 'local'.", "ADDRESS")
     ] = None,
     strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, RESULT_AS_JSON] = False,
+    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
     """Replay real training under the limits of devices, and judge it.
 
@@ -168,26 +154,22 @@ def simulate(
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.campaign import make_policy
     from odtpack_simulator.device.app_footprint import default_footprint
-    from odtpack_simulator.device.profile import list_profiles
-    from odtpack_simulator.figures.judge import judge
-    from odtpack_simulator.figures.limits import read_budgets
     from odtpack_simulator.replay.executor import make_executor
     from odtpack_simulator.replay.replay import load_samples
     from odtpack_simulator.reports.console import print_result
-    from odtpack_simulator.result import load_result
 
     # Inputs are checked before anything long runs.
     share = check_share(holdout, other=evaluation)
     recipe = find_recipe(recipe, wanted=not device or data.suffix == ".jsonl")
     read = None if recipe is None else read_recipe(recipe)
     profiles = load_devices(device or ([] if read is None else read.devices()))
-    budgets = None if budget is None else read_budgets(budget)
+    budgets = None if budget is None else sim.read_budgets(budget)
     if read is not None:
         budgets = budgets or read.budgets()
         if "batch" in read.table.model_fields_set:
             batch_size = batch_size or read.table.batch.at_once
     if budgets is not None:
-        budgets.check_devices([profile.name for profile in profiles] + list_profiles())
+        budgets.check_devices([profile.name for profile in profiles] + sim.list_profiles())
     opened = Package.open(package)
     opened.require_stock()
     own = [Path(name) for name in device or [] if name.endswith(".toml")]
@@ -197,7 +179,7 @@ def simulate(
         inputs=[data, evaluation, budget, baseline, recipe, *own],
         as_json=as_json,
     )
-    before = None if baseline is None else load_result(baseline)
+    before = None if baseline is None else sim.load_result(baseline)
     policy = make_policy(
         state=state,
         entitled=entitled,
@@ -214,8 +196,8 @@ def simulate(
 
     from odtpack_simulator.simulation import simulate as replay
 
-    def judged(measured: SimulationResult) -> SimulationResult:
-        return judge(measured, budgets, baseline=before)
+    def judged(measured: sim.SimulationResult) -> sim.SimulationResult:
+        return sim.judge(measured, budgets, baseline=before)
 
     with as_samples(read, data, evaluation) as (given, others):
         load_samples(opened, given, others)
@@ -250,7 +232,7 @@ def simulate(
         say_suggestion(result)
     _console.json_result(as_json, result.model_dump(mode="json"))
     if fails(result, strict=strict):
-        raise typer.Exit(OVER_BUDGET)
+        raise typer.Exit(_options.NOT_MET)
 
 
 _WORDS = {
@@ -271,10 +253,8 @@ def teller(shown: _console.Progress) -> Callable[[Progress], None]:
     return report
 
 
-def say_suggestion(result: SimulationResult) -> None:
+def say_suggestion(result: sim.SimulationResult) -> None:
     """Print a budget to start from; it does not correct a result that fails without one."""
-    from odtpack_simulator.figures.suggest import suggest_budget
-
     _console.say()
     if result.over_budget:
         text = "This result fails without any budget: its checks say what to change first."
@@ -282,29 +262,28 @@ def say_suggestion(result: SimulationResult) -> None:
     else:
         _console.say("No budget was given. One to start from, of typical figures with some room:")
     _console.say()
-    _console.lines(suggest_budget(result))
+    _console.lines(sim.suggest_budget(result))
 
 
-def fails(result: SimulationResult, *, strict: bool) -> bool:
+def fails(result: sim.SimulationResult, *, strict: bool) -> bool:
     """Whether a judged result is exit code 1."""
     return result.over_budget or (strict and result.verdict == "not judged")
 
 
-def load_devices(names: list[str]) -> list[DeviceProfile]:
+def load_devices(names: list[str]) -> list[sim.DeviceProfile]:
     """The profiles that are asked for."""
     from odtpack_runtime.errors import OdtpackError
-    from odtpack_simulator.device.profile import list_profiles, load_profile
 
     if not names:
         raise OdtpackError(
             "no-device",
             "--device is needed: no device was named to replay on",
-            hint=f"pass --device NAME; shipped are {', '.join(list_profiles())}",
+            hint=f"pass --device NAME; shipped are {', '.join(sim.list_profiles())}",
         )
-    profiles: dict[str, DeviceProfile] = {}
-    shipped = list_profiles() if "all" in names else []
+    profiles: dict[str, sim.DeviceProfile] = {}
+    shipped = sim.list_profiles() if "all" in names else []
     for name in [*shipped, *(name for name in names if name != "all")]:
-        profile = load_profile(name)
+        profile = sim.load_profile(name)
         if profiles.setdefault(profile.name, profile).digest != profile.digest:
             raise OdtpackError(
                 "device-twice",

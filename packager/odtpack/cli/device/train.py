@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from odtpack.cli import _console
-from odtpack.cli._options import (
-    AS_JSON,
-    BATCH_SIZE,
-    DATA,
-    EPOCHS,
-    EVALUATION,
-    HOLDOUT,
-    PACKAGE,
-    SEED,
-    destination,
-    flag,
-    option,
-)
+from odtpack.cli import _console, _options
+from odtpack.cli._options import destination, flag, option
 
 if TYPE_CHECKING:
-    from odtpack_runtime import CheckpointState, Optimizer
+    from odtpack_runtime import Optimizer
     from odtpack_runtime.training.loop import Evaluation
 
 EPOCHS_PROPERTY = "odtpack.epochs"
@@ -30,10 +18,10 @@ EPOCHS_PROPERTY = "odtpack.epochs"
 
 
 def train(
-    package: Annotated[Path, PACKAGE],
-    data: Annotated[Path, DATA],
-    epochs: Annotated[int, EPOCHS] = 5,
-    batch_size: Annotated[int | None, BATCH_SIZE] = None,
+    package: Annotated[Path, _options.PACKAGE],
+    data: Annotated[Path, _options.DATA],
+    epochs: Annotated[int, _options.EPOCHS] = 5,
+    batch_size: Annotated[int | None, _options.BATCH_SIZE] = None,
     lr: Annotated[
         float | None,
         option(
@@ -58,9 +46,9 @@ def train(
             "recipe.toml",
         ),
     ] = None,
-    seed: Annotated[int, SEED] = 0,
-    holdout: Annotated[float | None, HOLDOUT] = None,
-    evaluation: Annotated[Path | None, EVALUATION] = None,
+    seed: Annotated[int, _options.SEED] = 0,
+    holdout: Annotated[float | None, _options.HOLDOUT] = None,
+    evaluation: Annotated[Path | None, _options.EVALUATION] = None,
     resume: Annotated[
         Path | None, option("Checkpoint to resume.  [default: the package's]", "CK")
     ] = None,
@@ -95,12 +83,9 @@ def train(
     """
     from odtpack.cli import _fit
     from odtpack.cli._files import check_share, check_writable, find_recipe
-    from odtpack.cli._fit import choose_scheduler
     from odtpack.cli.data import as_samples
-    from odtpack.errors import OdtpackError
     from odtpack.recipe import read_recipe
-    from odtpack_runtime import CheckpointState, Optimizer
-    from odtpack_runtime.package.package import Package
+    from odtpack_runtime import CheckpointState, OdtpackError, Optimizer, Package
     from odtpack_runtime.package.self_check import cannot_teach
 
     opened = Package.open(package)
@@ -116,7 +101,7 @@ def train(
     target = out or opened.path.with_name(f"{opened.path.name}.ckpt")
     check_writable(target, "--out", outside=opened)
     size = _fit.choose_batch_size(opened, batch_size)
-    whole = _fit.fixed_batch(opened) is not None
+    whole = opened.manifest.fixed_batch is not None
     recipe = find_recipe(recipe, wanted=data.suffix == ".jsonl")
     read = None if recipe is None else read_recipe(recipe)
     with as_samples(read, data, evaluation) as (given, others):
@@ -127,9 +112,10 @@ def train(
     state = CheckpointState.load_checkpoint(resume or opened.checkpoint)
     module = _fit.open_module(opened, state, activations)
     optimizer = Optimizer(opened.optimizer_model, module)
-    before_epochs = _epochs_made(state)
+    made = dict(state.properties).get(EPOCHS_PROPERTY, 0)
+    before_epochs = made if isinstance(made, int) and made >= 0 else 0
     steps = epochs * _fit.step_count(len(parts.train), size, module.accumulation_steps, whole=whole)
-    scheduler = choose_scheduler(optimizer, opened.manifest, schedule, lr, steps)
+    scheduler = _fit.choose_scheduler(optimizer, opened.manifest, schedule, lr, steps)
 
     if held_out is None:
         tested, indices = arrays, parts.held_out if len(parts.held_out) else parts.train
@@ -188,7 +174,7 @@ def train(
     save()
     guarantee = _guarantee(optimizer, len(parts.train), size, delta)
     _console.wrote(target)
-    content = {
+    content: dict[str, Any] = {
         "checkpoint": str(target),
         "train_samples": len(parts.train),
         "eval_samples": len(indices),
@@ -208,17 +194,13 @@ def train(
         "eval_loss_after": after.loss,
         "accuracy_before": before.accuracy,
         "accuracy_after": after.accuracy,
-        **(
-            {
-                "perplexity_before": before.perplexity,
-                "perplexity_after": after.perplexity,
-                "eval_tokens": sum(after.tokens),
-            }
-            if after.tokens
-            else {}
-        ),
-        **({"means_before": before.means, "means_after": after.means} if after.means else {}),
     }
+    if after.tokens:
+        content["perplexity_before"] = before.perplexity
+        content["perplexity_after"] = after.perplexity
+        content["eval_tokens"] = sum(after.tokens)
+    if after.means:
+        content |= {"means_before": before.means, "means_after": after.means}
     _console.json_result(as_json, content)
 
 
@@ -250,11 +232,6 @@ def _guarantee(
     return {"epsilon": found if finite else None, "delta": allowed, "sampling_rate": rate}
 
 
-def _epochs_made(state: CheckpointState) -> int:
-    made = dict(state.properties).get(EPOCHS_PROPERTY, 0)
-    return made if isinstance(made, int) and made >= 0 else 0
-
-
 def _figures(figures: Evaluation) -> str:
     if figures.loss is None:
         return "eval loss unknown: fewer samples than a batch"
@@ -278,7 +255,7 @@ def privacy(
         float | None,
         option("Delta: allowed probability of failure.  [default: a tenth of 1 / N]", "X"),
     ] = None,
-    as_json: Annotated[bool, AS_JSON] = False,
+    as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Print the epsilon of private training, without training.
 

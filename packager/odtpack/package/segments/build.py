@@ -27,17 +27,17 @@ from odtpack.package.segments.cut import (
     outline,
     part_of,
     split_rows,
+    tensor_of,
     unpack,
 )
 from odtpack.package.task import Graphs, Segments, Task
 from odtpack.package.training import optimization_level
 from odtpack.passes import pipeline
 from odtpack_runtime.checkpoint.parameters import ALIGNMENT
-from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.atomic import atomic_write, write_whole
 from odtpack_runtime.package.manifest import (
     ExtraFile,
     Manifest,
-    PackageFile,
     SegmentInfo,
     SegmentsInfo,
     WeightInfo,
@@ -65,9 +65,8 @@ def stage_segments(segments: Segments, folder: Path, prefix: str) -> StagedSegme
     paths = []
     for name, model in segments.models.items():
         paths.append(folder / f"{prefix}{name}.onnx")
-        with atomic_write(paths[-1]) as stream:
-            stream.write(ir.to_proto(model).SerializeToString(deterministic=True))
-    files = [_listed(path, "segment_model") for path in paths]
+        write_whole(paths[-1], ir.to_proto(model).SerializeToString(deterministic=True))
+    files = [ExtraFile.describe(path, role="segment_model") for path in paths]
     tensors, places = [], dict[bytes, int]()
     if segments.tensors:
         weights = folder / f"{prefix}segments.weights"
@@ -92,7 +91,7 @@ def stage_segments(segments: Segments, folder: Path, prefix: str) -> StagedSegme
                 whole.update(content)
                 places.setdefault(whole.digest(), begin)
                 stream.write(content)
-        files.append(_listed(weights, "segment_weights"))
+        files.append(ExtraFile.describe(weights, role="segment_weights"))
     plan = [
         dataclasses.replace(
             each,
@@ -120,14 +119,14 @@ def _stage_decoder(
     decoder: ir.Model, staged: StagedSegments, folder: Path, prefix: str
 ) -> Iterator[ExtraFile]:
     """Write the inference model; what training has of its weights is not written again."""
-    large = [v for v in decoder.graph.initializers.values() if _tensor(v).nbytes >= _STORED_APART]
+    large = [v for v in decoder.graph.initializers.values() if tensor_of(v).nbytes >= _STORED_APART]
     # An adapter's inputs are zero where a run names none: all of them are read from the same zeros.
     zeros = [value for value in large if value.is_graph_input()]
     left = []
     for value in large:
         if value.is_graph_input():
             continue
-        place = staged.places.get(hashlib.sha256(_tensor(value).tobytes()).digest())
+        place = staged.places.get(hashlib.sha256(tensor_of(value).tobytes()).digest())
         if place is None or staged.info.weights is None:
             left.append(value)
         else:
@@ -135,20 +134,19 @@ def _stage_decoder(
     if left or zeros:
         own = folder / f"{prefix}decoder.weights"
         with atomic_write(own) as stream:
-            stream.write(bytes(max((_tensor(value).nbytes for value in zeros), default=0)))
+            stream.write(bytes(max((tensor_of(value).nbytes for value in zeros), default=0)))
             for value in zeros:
                 _lies_in(value, own.name, 0)
             for value in left:
                 stream.write(bytes(-stream.tell() % ALIGNMENT))
                 place = stream.tell()
-                stream.write(_tensor(value).tobytes())
+                stream.write(tensor_of(value).tobytes())
                 _lies_in(value, own.name, place)
-        yield _listed(own, "decoder_weights")
+        yield ExtraFile.describe(own, role="decoder_weights")
     _split_wide(decoder.graph)
     path = folder / f"{prefix}decoder.onnx"
-    with atomic_write(path) as stream:
-        stream.write(ir.to_proto(decoder).SerializeToString(deterministic=True))
-    yield _listed(path, "decoder_model")
+    write_whole(path, ir.to_proto(decoder).SerializeToString(deterministic=True))
+    yield ExtraFile.describe(path, role="decoder_model")
 
 
 _WIDEST = 1 << 24
@@ -202,15 +200,11 @@ def _some_rows(graph: ir.Graph, of: ir.Value, start: int, count: int, rows: int)
 
 def _lies_in(value: ir.Value, file: str, place: int) -> None:
     """Let an initializer be read from a file beside the model."""
-    tensor = _tensor(value)
+    tensor = tensor_of(value)
     value.const_value = ir.ExternalTensor(
         file, place, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()),
         name=str(value.name),
     )  # fmt: skip
-
-
-def _listed(path: Path, role: str) -> ExtraFile:
-    return ExtraFile.read({**PackageFile.describe(path).as_dict(), "role": role})
 
 
 def build_segments(task: Task) -> Graphs:
@@ -238,7 +232,7 @@ def build_segments(task: Task) -> Graphs:
     groups: dict[str, list[int]] = {}
     for index, each in enumerate(outlines):
         groups.setdefault(each.key, []).append(index)
-    tensors = {name: _tensor(v) for name, v in graph.initializers.items()}
+    tensors = {name: tensor_of(v) for name, v in graph.initializers.items()}
     first_with_end = next((i for i, piece in enumerate(body) if piece.end is not None), -1)
     for number, members in enumerate(groups.values()):
         first = members[0]
@@ -263,7 +257,7 @@ def build_segments(task: Task) -> Graphs:
     apart = [
         name
         for name, v in head.initializers.items()
-        if _tensor(v).size >= SMALLEST and can_be_lifted(v)
+        if tensor_of(v).size >= SMALLEST and can_be_lifted(v)
     ]
     properties = training.properties_of(ready.info)
     level = optimization_level(graph, parameters)
@@ -340,11 +334,6 @@ def _extract(
     for value in kept:
         found.register_initializer(value)
     return found
-
-
-def _tensor(value: ir.Value) -> ir.TensorProtocol:
-    assert value.const_value is not None  # noqa: S101 - of an initializer
-    return value.const_value
 
 
 def _chosen(outline: Outline, outside: Sequence[bool]) -> list[str]:

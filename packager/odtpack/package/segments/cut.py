@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -30,7 +30,7 @@ def unpack(graph: ir.Graph, values: Sequence[ir.Value], *, bits: bool = True) ->
     """Let a graph take initializers of 4 bits apart, which become packed bytes."""
     # `bits`: whether there are kernels that shift them.
     op = Ops(graph, "packed/")
-    stored = {value: _tensor(value) for value in values if value.dtype in four_bits.TYPES}
+    stored = {value: tensor_of(value) for value in values if value.dtype in four_bits.TYPES}
     for value, tensor in stored.items():
         stored_as = four_bits.packed(tensor)
         value.const_value, value.type = stored_as, ir.TensorType(ir.DataType.UINT8)
@@ -39,7 +39,7 @@ def unpack(graph: ir.Graph, values: Sequence[ir.Value], *, bits: bool = True) ->
         assert node.graph is not None  # noqa: S101 - it reads what a graph has
         inner = op if node.graph is graph else op.inside(node.graph)
         codes, scale, *rest = [value for value in node.inputs if value is not None]
-        offset = four_bits.TYPES[(stored.get(codes) or _tensor(codes)).dtype]
+        offset = four_bits.TYPES[(stored.get(codes) or tensor_of(codes)).dtype]
         with inner.before(node):
             shift = _shift(inner, scale, bits)
             found = [_unpacked(inner, value, shift, stored) for value in (codes, *rest)]
@@ -55,8 +55,9 @@ def unpack(graph: ir.Graph, values: Sequence[ir.Value], *, bits: bool = True) ->
         node.graph.remove(node, safe=True)
 
 
-def _tensor(value: ir.Value) -> ir.TensorProtocol:
-    assert value.const_value is not None  # noqa: S101 - codes are constants
+def tensor_of(value: ir.Value) -> ir.TensorProtocol:
+    """What an initializer holds."""
+    assert value.const_value is not None  # noqa: S101 - of an initializer
     return value.const_value
 
 
@@ -76,7 +77,7 @@ def _unpacked(
 ) -> ir.Value:
     """Codes of 4 bits as UINT8, from 0 on."""
     if value not in stored:
-        return op.constant(four_bits.codes(_tensor(value)))
+        return op.constant(four_bits.codes(tensor_of(value)))
     return four_bits.unpack(op, value, shift, stored[value].shape.numpy())
 
 
@@ -186,8 +187,7 @@ def _rows(op: Ops, unpack: ir.Node, start: int, size: int) -> ir.Value:
 
 def _part(op: Ops, value: ir.Value, start: int, size: int) -> ir.Value:
     """An initializer with some rows of another one."""
-    tensor = value.const_value
-    assert tensor is not None  # noqa: S101 - of an initializer
+    tensor = tensor_of(value)
     name = op.fresh_name(f"{value.name}{_ROWS}{start}")
     shape = ir.Shape([size, *tensor.shape.numpy()[1:]])
 
@@ -333,7 +333,8 @@ def cut(graph: ir.Graph, trained: Sequence[ir.Value]) -> list[Piece]:
     loss = graph.outputs[0]
     flow = dependents(graph, trained) & influences(graph, [loss])
     readers = _readers(graph)
-    constant = _constants(graph)
+    fixed = (v for v in graph.initializers.values() if not v.is_graph_input())
+    constant = _spread(graph, fixed, all)  # nodes that depend on no input
     stream = _stream(graph, trained, readers, constant)
     before = [value for value in stream if value not in flow]
     start = before[-1] if before else None
@@ -372,13 +373,14 @@ def _readers(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
     return found
 
 
-def _constants(graph: ir.Graph) -> set[ir.Node]:
-    """Nodes that depend on no input."""
-    fixed = {v for v in graph.initializers.values() if not v.is_graph_input()}
-    found = set()
+def _spread(
+    graph: ir.Graph, known: Iterable[ir.Value], enough: Callable[[Iterable[bool]], bool]
+) -> set[ir.Node]:
+    """Nodes that read known values, all or any of them, or what such nodes give."""
+    reached, found = set(known), set()
     for node in graph:
-        if all(value in fixed for value in reads(node)):
-            fixed.update(node.outputs)
+        if enough(value in reached for value in reads(node)):
+            reached.update(node.outputs)
             found.add(node)
     return found
 
@@ -402,14 +404,8 @@ def _post_dominators(
         return a
 
     for node in reversed(nodes):
-        following = [each for each in successors[node] if each in found]
-        if not following:
-            found[node] = None
-            continue
-        common: ir.Node | None = following[0]
-        for each in following[1:]:
-            common = meet(common, each)
-        found[node] = common
+        following: list[ir.Node | None] = [each for each in successors[node] if each in found]
+        found[node] = functools.reduce(meet, following) if following else None
     return found
 
 
@@ -519,7 +515,8 @@ def _shared(
     constant: Collection[ir.Node],
 ) -> list[ir.Value]:
     """Values of the first piece that the data decide alone, and that others read too."""
-    depends = _after_parameters(graph, flow)
+    # What depends on a trained parameter, whatever is made of it.
+    depends = _spread(graph, flow, any)
     return [
         value
         for node, index in owner.items()
@@ -527,17 +524,6 @@ def _shared(
         for value in node.outputs
         if any(owner.get(reader, 0) > 0 for reader in readers.get(value, ()))
     ]
-
-
-def _after_parameters(graph: ir.Graph, flow: Collection[ir.Value]) -> set[ir.Node]:
-    """Nodes that read what depends on a trained parameter, whatever they make of it."""
-    reached = set(flow)
-    found = set()
-    for node in graph:
-        if any(value in reached for value in reads(node)):
-            reached.update(node.outputs)
-            found.add(node)
-    return found
 
 
 def _check_shared(
