@@ -35,7 +35,7 @@ from odtpack_simulator.measure.host import BUSY, ENOUGH_STEPS, QUIET_SHARE
 from odtpack_simulator.memory.arena import SessionUse
 from odtpack_simulator.memory.operator_work import INT8_PRODUCTS, Roof, Work
 from odtpack_simulator.replay.job import Job, Message
-from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, with_sessions
+from odtpack_simulator.replay.replay import OnMessage, run_child, with_sessions
 from odtpack_simulator.result import (
     ClassTime,
     DeviceLatency,
@@ -381,12 +381,10 @@ def _sum_of(values: Sequence[float | None]) -> float | None:
 __all__ = ["HostTiming", "carry", "measure_host", "measure_sessions"]
 
 
-def measure_host(
-    job: Job, *, on_message: OnMessage | None = None, stall_seconds: float = STALL_SECONDS
-) -> HostTiming:
+def measure_host(job: Job, *, on_message: OnMessage | None = None) -> HostTiming:
     """Time steps of a job whose ``task`` is ``time``, in a child process."""
     timed: Message = {}
-    with closing(run_child(job, stall_seconds=stall_seconds)) as messages:
+    with closing(run_child(job)) as messages:
         for message in messages:
             if message["event"] in ("timed", "out-of-memory", "exit") and not timed:
                 timed = message
@@ -399,7 +397,7 @@ def measure_host(
 
 
 def measure_sessions(
-    job: Job, package: Package, uses: Iterable[SessionUse], on_message: OnMessage | None
+    job: Job, package: Package, uses: Iterable[SessionUse], on_message: OnMessage | None = None
 ) -> dict[tuple[bool, bool], HostTiming]:
     """Time the steps of a job in each way that ``uses`` have, by :attr:`SessionUse.work`."""
     found: dict[tuple[bool, bool], HostTiming] = {}

@@ -29,12 +29,7 @@ from odtpack_simulator.measure.host import BUSY
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.job import make_sample_plan
-from odtpack_simulator.replay.replay import (
-    OnMessage,
-    choose_rate,
-    make_job,
-    write_data,
-)
+from odtpack_simulator.replay.replay import choose_rate, make_job, write_data
 from odtpack_simulator.result import (
     Bytes,
     DeviceLatency,
@@ -217,7 +212,6 @@ def measure_devices(
     batch_size: int,  # Samples of the largest batch of any client
     *,
     on_stage: OnStage = lambda stage: None,
-    on_message: OnMessage | None = None,
 ) -> list[FleetDevice]:
     """Plan the memory of a client's training, time its steps here, and carry them to each model."""
     if not fleet.population.devices:
@@ -245,7 +239,7 @@ def measure_devices(
         threads = package.manifest.threads
         rate = choose_rate(package.manifest, fleet.training.learning_rate, plan.steps)
         job = make_job(package, files, plan, rate, threads, Path(folder))
-        timings = measure_sessions(job, package, uses.values(), on_message)
+        timings = measure_sessions(job, package, uses.values())
     found = {
         work: _disturbed(host.host_latency(), host.steady.note) for work, host in timings.items()
     }

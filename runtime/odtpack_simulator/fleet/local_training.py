@@ -78,14 +78,14 @@ class ModelEvaluation:
 class LocalTrainer:
     """Trains a package for clients, and evaluates it for the server."""
 
-    # `threads`: Intra-operator threads; one makes the same bits on every machine's load.
     # `sent`: The parameters that cross between server and clients, live, by name.
 
-    def __init__(self, package: Package, *, threads: int = 1) -> None:
+    def __init__(self, package: Package) -> None:
         package.require_one_model("A client of a fleet")
         manifest = package.manifest
         state = CheckpointState.load_checkpoint(package.checkpoint)
-        options = default_session_options(package.training_model, threads)
+        # One thread makes the same bits on every machine's load.
+        options = default_session_options(package.training_model, 1)
         self.module = Module(
             package.training_model, state, package.eval_model, session_options=options
         )

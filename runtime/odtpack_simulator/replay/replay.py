@@ -172,7 +172,6 @@ class Progress:
     """How far a simulation is."""
 
     stage: Stage  # What is being done. `replaying`: under memory limits and with interruptions
-    detail: str = ""  # On what, or empty
     step: int = 0  # Training steps, or replays, done in this stage; 0 where there are none
     steps: int = 0  # Their number in this stage; 0 where there are none
     loss: float | None = None  # Loss of the last step
@@ -190,9 +189,9 @@ class ProgressReporter:
         self._progress = progress
         self._now = Progress("predicting", run=0, runs=runs)
 
-    def begin(self, stage: Stage, detail: str = "", *, steps: int = 0) -> None:
+    def begin(self, stage: Stage, *, steps: int = 0) -> None:
         """Begin the next stage."""
-        self._tell(Progress(stage, detail, 0, steps, None, self._now.run + 1, self._now.runs))
+        self._tell(Progress(stage, 0, steps, None, self._now.run + 1, self._now.runs))
 
     def message(self, message: Message) -> None:
         """Take a child's message; what is not a step is not progress."""

@@ -340,10 +340,10 @@ def made_words(origin: Origin) -> str:
     return ", ".join(parts)
 
 
-def name_list(names: Sequence[str], most: int = 3) -> str:
-    """The first names, and how many there are more."""
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+def name_list(names: Sequence[str]) -> str:
+    """The first three names, and how many there are more."""
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 def location(text: str | None) -> tuple[str, int] | None:
