@@ -302,7 +302,7 @@ def _fits(judged: SimulationResult) -> bool:
 def _with_changes(result: SimulationResult, package: Package, use: SessionUse) -> SimulationResult:
     """The result with the changes that need less memory, planned."""
     shapes = result.memory.shapes or {}
-    changes = plan_changes(package, shapes, threads=result.host.threads, **use._asdict())
+    changes = plan_changes(package, shapes, use, result.host.threads)
     return result.model_copy(
         update={"memory": result.memory.model_copy(update={"changes": changes})}
     )
