@@ -35,7 +35,7 @@ from odtpack_simulator.measure.host import BUSY, ENOUGH_STEPS, QUIET_SHARE
 from odtpack_simulator.memory.arena import SessionUse
 from odtpack_simulator.memory.operator_work import INT8_PRODUCTS, Roof, Work
 from odtpack_simulator.replay.job import Job, Message
-from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, with_sessions
+from odtpack_simulator.replay.replay import OnMessage, run_child, with_sessions
 from odtpack_simulator.result import (
     ClassTime,
     DeviceLatency,
@@ -102,13 +102,13 @@ def steadiness(
     waited = sum(lost) / total if total else 0.0
     quiet = [step for step, wait in zip(steps_ms, lost, strict=True) if wait <= QUIET_SHARE * step]
     drift = max((max(pair) / min(pair) for pair in rates if min(pair) > 0), default=1.0)
-    seen = f"steps waited {waited:.0%} of their time for a processor" if waited > 0.01 else ""
-    if stolen > 0.02:
-        seen += f"{', ' if seen else ''}the host of this virtual machine took {stolen:.0%}"
-    if others > 0.1:
-        seen += f"{', ' if seen else ''}other programs had {min(others, 1):.0%} of the other cores"
-    if drift > 1.1:
-        seen += f"{', ' if seen else ''}it computed {drift:.2g} times as fast at other moments"
+    signs = (
+        (waited > 0.01, f"steps waited {waited:.0%} of their time for a processor"),
+        (stolen > 0.02, f"the host of this virtual machine took {stolen:.0%}"),
+        (others > 0.1, f"other programs had {min(others, 1):.0%} of the other cores"),
+        (drift > 1.1, f"it computed {drift:.2g} times as fast at other moments"),
+    )
+    seen = ", ".join(text for is_seen, text in signs if is_seen)
     loaded = f" (load average {load:.1f})" if load is not None and seen else ""
     enough = len(quiet) >= min(ENOUGH_STEPS, len(steps_ms))
     busy = None
@@ -191,7 +191,7 @@ class HostTiming:
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> HostTiming:
         """Read the child's message ``timed``."""
-        calibration = Calibration.from_message(message["calibration"])
+        calibration = Calibration(**message["calibration"])
         steps, waited = message["steps_ms"], message["waited_ms"]
         if not steps:
             steps, waited = [message["first_step_ms"]], [0.0]
@@ -229,28 +229,13 @@ class HostTiming:
         )
 
     @property
-    def gemm_flops(self) -> float:
-        """FLOP/s of a large matrix product here."""
-        return self.calibration.gemm_flops
-
-    @property
-    def copy_bandwidth(self) -> float:
-        """Bytes per second of a large copy here."""
-        return self.calibration.copy_bandwidth
-
-    @property
-    def steps_ms(self) -> tuple[float, ...]:
-        """Steps in milliseconds, as far as other programs left them alone."""
-        return self.steady.steps_ms
-
-    @property
     def median_ms(self) -> float:
         """The typical step in milliseconds."""
-        return statistics.median(self.steps_ms)
+        return statistics.median(self.steady.steps_ms)
 
     def quantile_ms(self, share: float) -> Interval:
         """A quantile of the steps with its confidence interval, wider on a busy machine."""
-        found = quantile_interval(self.steps_ms, share)
+        found = quantile_interval(self.steady.steps_ms, share)
         return found.times(Interval.of(self.steady.low, 1.0, self.steady.high))
 
     @property
@@ -295,7 +280,7 @@ class HostTiming:
         """The measurements as the result of a simulation stores them."""
         return HostLatency(
             first_step_ms=self.first_step_ms,
-            steps_ms=list(self.steps_ms),
+            steps_ms=list(self.steady.steps_ms),
             by_operator=self.operators(),
             p50_ms=self.quantile_ms(0.5),
             p90_ms=self.quantile_ms(0.9),
@@ -335,10 +320,7 @@ def operator_groups(
         groups.append(OperatorGroup(row["op_type"], kind, calls, us / 1e3, work))
     total = sum(group.ms for group in groups)
     if total > step_ms:
-        groups = [
-            OperatorGroup(g.op_type, g.operator_class, g.calls, g.ms * step_ms / total, g.work)
-            for g in groups
-        ]
+        groups = [dataclasses.replace(g, ms=g.ms * step_ms / total) for g in groups]
     return tuple(sorted(groups, key=lambda g: (-g.ms, g.op_type, g.work.moved_bytes)))
 
 
@@ -381,12 +363,10 @@ def _sum_of(values: Sequence[float | None]) -> float | None:
 __all__ = ["HostTiming", "carry", "measure_host", "measure_sessions"]
 
 
-def measure_host(
-    job: Job, *, on_message: OnMessage | None = None, stall_seconds: float = STALL_SECONDS
-) -> HostTiming:
+def measure_host(job: Job, *, on_message: OnMessage | None = None) -> HostTiming:
     """Time steps of a job whose ``task`` is ``time``, in a child process."""
     timed: Message = {}
-    with closing(run_child(job, stall_seconds=stall_seconds)) as messages:
+    with closing(run_child(job)) as messages:
         for message in messages:
             if message["event"] in ("timed", "out-of-memory", "exit") and not timed:
                 timed = message
@@ -399,7 +379,7 @@ def measure_host(
 
 
 def measure_sessions(
-    job: Job, package: Package, uses: Iterable[SessionUse], on_message: OnMessage | None
+    job: Job, package: Package, uses: Iterable[SessionUse], on_message: OnMessage | None = None
 ) -> dict[tuple[bool, bool], HostTiming]:
     """Time the steps of a job in each way that ``uses`` have, by :attr:`SessionUse.work`."""
     found: dict[tuple[bool, bool], HostTiming] = {}
@@ -424,7 +404,7 @@ def carry(host: HostTiming, profile: DeviceProfile, threads: int | None = None) 
         basis = "host times operator by operator"
         return DeviceLatency(step_ms=None, basis=basis, not_judged=why)
     core = core_ratio(host, device)
-    memory = _over(host.copy_bandwidth, device.copy)
+    memory = _over(host.calibration.copy_bandwidth, device.copy)
     by_class = _by_class(host, device, core)
     typical = host.median_ms
     mean = _sum(time.device_ms for time in by_class)
@@ -472,7 +452,7 @@ def core_ratio(host: HostTiming, device: DeviceRates) -> Interval:
     if clock is not None and device.clock_hz is not None:
         other = clock / device.clock_hz
     else:
-        other = host.copy_bandwidth / device.copy.typical
+        other = host.calibration.copy_bandwidth / device.copy.typical
     return Interval.of(min(vectors, other), math.sqrt(vectors * other), max(vectors, other))
 
 
@@ -484,7 +464,7 @@ def group_ratio(
         return core
     roof = host.calibration.roof
     if group.operator_class == "compute" and group.work.flops is None:
-        here, there = host.gemm_flops, device.gemm
+        here, there = host.calibration.gemm_flops, device.gemm
         if group.op_type in INT8_PRODUCTS:
             here, there = host.calibration.int8_ops, device.int8
         ratio, explained = _over(here, there), 1.0
@@ -558,9 +538,9 @@ def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile) -> str
     of = "its GPU's" if host.gpu else "its"
     return (
         f"host step of {host.median_ms:.3g} ms ({shares}), carried operator by operator through "
-        f"a roofline from {host.gemm_flops / 1e9:.3g} GFLOPS and "
-        f"{host.copy_bandwidth / 1e9:.3g} GB/s here to {of} matrix rate{threads} ({gemm}) and copy "
-        f"bandwidth ({copy})"
+        f"a roofline from {host.calibration.gemm_flops / 1e9:.3g} GFLOPS and "
+        f"{host.calibration.copy_bandwidth / 1e9:.3g} GB/s here to {of} matrix rate{threads} "
+        f"({gemm}) and copy bandwidth ({copy})"
         + ("; storage unknown: sessions without reading models" if reading is None else "")
         + (f"; {host.steady.note}" if host.steady.note else "")
     )
@@ -610,11 +590,11 @@ def gpu_rates(profile: DeviceProfile, processor: DeviceRates) -> DeviceRates | s
     """The same of its GPU; nothing but what was measured through ONNX Runtime tells its speed."""
     gpu = profile.gpu or GpuFigures()
     figures = gpu.fp32_gemm, gpu.bandwidth, gpu.operator
-    if not all(isinstance(each, Quantity) and each.kind == "measured" for each in figures):
+    found = [each for each in figures if isinstance(each, Quantity) and each.kind == "measured"]
+    if len(found) < len(figures):
         return "it would run on the GPU, of which the profile has no measured rates"
-    dimensions = zip(figures, ("compute", "bandwidth", "duration"), strict=True)
-    gemm, copy, operator = (bounds(each, dimension) for each, dimension in dimensions)
-    assert gemm is not None and copy is not None  # noqa: S101, PT018 - they are quantities
+    dimensions = ("compute", "bandwidth", "duration")
+    gemm, copy, operator = map(Quantity.interval, found, dimensions)
     return dataclasses.replace(
         processor, threads=None, gemm=gemm, copy=copy, int8=gemm, operator=operator
     )
@@ -638,11 +618,11 @@ def clock_share(profile: DeviceProfile, threads: int, measured: int) -> Interval
         cores, clock = bounds(cluster.cores, "count"), bounds(cluster.clock, "frequency")
         clocks += [clock.typical if clock else 0.0] * (int(cores.typical) if cores else 0)
     share = threads / measured
-    first = [cluster.cores for cluster in profile.cpu.clusters[:1]]
-    fastest = next((bounds(cores, "count") for cores in first), None)
+    clusters = profile.cpu.clusters
+    fastest = bounds(clusters[0].cores, "count") if clusters else None
     if fastest is not None and max(threads, measured) <= fastest.typical:
         return Interval.of(share, share, share)  # all of them on like cores
-    if len(profile.cpu.clusters) == 1:
+    if len(clusters) == 1:
         share = min(threads, len(clocks)) / max(1, min(measured, len(clocks)))
         return Interval.of(share, share, share)
     if clocks and all(clocks):

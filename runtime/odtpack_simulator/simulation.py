@@ -58,6 +58,7 @@ from odtpack_simulator.replay.replay import (
     choose_rate,
     evenly_spaced,
     final_loss,
+    highest,
     load_samples,
     make_job,
     run_training_child,
@@ -236,10 +237,7 @@ def simulate(
         done = (executor or LocalExecutor()).map(
             run_task, tasks, files=[opened.path, Path(folder)], on_done=reporter.done
         )
-    phases = {
-        name: max(peaks.get(name, 0) for peaks in (free.phase_peaks, done[-1].resumed))
-        for name in {**free.phase_peaks, **done[-1].resumed}
-    }
+    phases = highest(free.phase_peaks, done[-1].resumed)
     measured = free.peak_bytes and max([free.peak_bytes, *phases.values()])
     settled = {use: task.settled for use, task in zip(plans, done, strict=False)}
     by_piece = whole_schedule.steps_by_piece()
@@ -302,7 +300,7 @@ def _fits(judged: SimulationResult) -> bool:
 def _with_changes(result: SimulationResult, package: Package, use: SessionUse) -> SimulationResult:
     """The result with the changes that need less memory, planned."""
     shapes = result.memory.shapes or {}
-    changes = plan_changes(package, shapes, threads=result.host.threads, **use._asdict())
+    changes = plan_changes(package, shapes, use, result.host.threads)
     return result.model_copy(
         update={"memory": result.memory.model_copy(update={"changes": changes})}
     )
@@ -615,6 +613,6 @@ def _host_info(timing: HostTiming, threads: int) -> HostInfo:
         os=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
         onnxruntime=onnxruntime.__version__,
-        gemm_gflops=timing.gemm_flops / 1e9,
-        memory_bandwidth_gbs=timing.copy_bandwidth / 1e9,
+        gemm_gflops=timing.calibration.gemm_flops / 1e9,
+        memory_bandwidth_gbs=timing.calibration.copy_bandwidth / 1e9,
     )

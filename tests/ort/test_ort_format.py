@@ -323,8 +323,7 @@ def usual(package: Package) -> Package:
 
 
 def planned(package: Package, ballast: int = 0, evaluates: bool = True) -> int:
-    step = session_use(package.manifest).step_model
-    plans = plan_arenas(package, shapes(package), step_model=step)
+    plans = plan_arenas(package, shapes(package), session_use(package.manifest))
     return plans.plan(package.manifest.session, ballast=ballast, evaluates=evaluates).peak.nbytes
 
 

@@ -19,6 +19,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.memory.arena import SessionUse, sharing_of
 from odtpack_simulator.memory.execution_order import trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planned_changes import plan_changes
@@ -58,6 +59,11 @@ def planned(folder: Path, shapes: dict[str, tuple[int, ...]]) -> int:
     return plan_memory(Package.open(folder), shapes).peak.nbytes
 
 
+def changes_of(package: Package, shapes: dict[str, tuple[int, ...]]) -> list[PlannedChange]:
+    use = SessionUse(sharing_of(package.manifest.session), step_model=False)
+    return plan_changes(package, shapes, use)
+
+
 def the(changes: list[PlannedChange], **wanted: object) -> PlannedChange:
     """The change that is this and nothing else."""
     settings = {"micro_batch": None, "freeze": None, "stateless_optimizer": False, **wanted}
@@ -73,7 +79,7 @@ def transformer(case: Callable[[str], Case]) -> Case:
 def test_sgd_is_planned_as_a_package_that_is_built_with_it(
     transformer: Case, tmp_path: Path
 ) -> None:
-    changes = plan_changes(transformer.package, transformer.shapes)
+    changes = changes_of(transformer.package, transformer.shapes)
     generate(zoo.transformer_encoder(), tmp_path, OptimType.SGD, additional_output_names=["output"])
     built = planned(tmp_path, transformer.shapes)
     assert the(changes, stateless_optimizer=True).peak_bytes == pytest.approx(built, rel=0.01)
@@ -89,7 +95,7 @@ def test_frozen_layers_are_planned_as_a_package_that_is_built_so(
     layers = trained_layers(graph, package.manifest)
     assert layers[0][0].name == "token_embedding.weight"
     assert {p.name for p in layers[-1]} == {"classifier.weight", "classifier.bias"}
-    changes = plan_changes(package, transformer.shapes)
+    changes = changes_of(package, transformer.shapes)
     (change,) = [
         c
         for c in changes
@@ -130,7 +136,7 @@ def test_micro_batches_are_planned_with_their_accumulation(tmp_path: Path) -> No
         outputs=("output",), accumulation_steps=4,
     )  # fmt: skip
     shapes = {name: (2, *shape[1:]) for name, shape in case.shapes.items()}
-    change = the(plan_changes(case.package, case.shapes), micro_batch=2)
+    change = the(changes_of(case.package, case.shapes), micro_batch=2)
     assert change.peak_bytes == planned(tmp_path / "accumulating", shapes)
 
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SessionInfo
+from odtpack_simulator.memory.arena import SessionUse, sharing_of
 from odtpack_simulator.memory.memory_plan import plan_arenas
 
 _INITIAL_CHUNKS: Final = (None, *(2**20 * size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32)))
@@ -37,7 +38,8 @@ def fitted(
     assert manifest.session is not None  # noqa: S101 - it says that sessions share an arena
     sizes = {i.name: shapes.get(i.name, i.shape) for i in manifest.inputs}
 
-    plans = plan_arenas(package, sizes, step_model=step_model)  # type: ignore[arg-type]
+    use = SessionUse(sharing_of(manifest.session), step_model)
+    plans = plan_arenas(package, sizes, use)  # type: ignore[arg-type]
 
     def tried(session: SessionInfo) -> Iterator[tuple[int, ...]]:
         """The most in all variants, and in that of the plan: peak, and what training holds."""

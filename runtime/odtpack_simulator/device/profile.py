@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
-from odtpack_simulator.values.part import Part, all_problems, near_name
+from odtpack_simulator.values.part import Part, all_problems, meant
 from odtpack_simulator.values.quantities import (
     Bandwidth,
     Bytes,
@@ -296,10 +296,7 @@ class DeviceProfile(Strict):
         """FLOP/s of every core, the fastest first; None if a cluster's rate is unknown."""
         peaks: list[float] = []
         for cluster in self.cpu.clusters:
-            peak, cores = (
-                bounds(cluster.fp32_peak, "compute"),
-                bounds(cluster.cores, "count"),
-            )
+            peak, cores = bounds(cluster.fp32_peak, "compute"), bounds(cluster.cores, "count")
             if peak is None or cores is None:
                 return None
             peaks += [peak.typical / cores.typical] * round(cores.typical)
@@ -413,10 +410,8 @@ class DeviceProfile(Strict):
                     continue
                 for index, cluster in enumerate(self.cpu.clusters):
                     for name in ("cores", "clock", "fp32_peak"):
-                        yield (
-                            f"cpu.clusters[{index}].{name} ({cluster.core})",
-                            getattr(cluster, name),
-                        )
+                        label = f"cpu.clusters[{index}].{name} ({cluster.core})"
+                        yield label, getattr(cluster, name)
         for key in ("sustained_fraction", "time_to_throttle", "background_window"):
             yield key, getattr(self, key)
 
@@ -466,8 +461,7 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
     full = [name for name in names if text in (name, name.rpartition("/")[2])]
     if len(full) != 1:
         holding = [name for name in names if text and text.lower() in name]
-        near = near_name(text, names + [name.rpartition("/")[2] for name in names])
-        mean = f", did you mean {near!r}?" if near else ""
+        mean = meant(text, names + [name.rpartition("/")[2] for name in names])
         if holding:
             mean = f", did you mean {' or '.join(map(repr, holding[:_MOST_SHOWN]))}?"
         raise UnknownNameError("device-unknown", f"there is no device profile {text[:100]!r}{mean}")
@@ -519,23 +513,19 @@ def profile_toml(profile: DeviceProfile, *, comment: str = "") -> str:
 
 def _lines(content: dict[str, Any], comment: str) -> Iterator[str]:
     yield from (f"# {line}".rstrip() for line in comment.splitlines())
-    for key in _TOP:
-        if key in content:
-            yield f"{key} = {_value(content[key])}"
-    sections = {k: v for k, v in content.items() if k in SECTIONS}
-    for key, figure in content.items():
-        if key not in _TOP and key not in sections:
-            yield f"{key} = {_value(figure)}"
+    yield from _pairs({key: content[key] for key in _TOP if key in content})
+    sections = {key: content.pop(key) for key in [*content] if key in SECTIONS}
+    yield from _pairs({key: figure for key, figure in content.items() if key not in _TOP})
     for section, figures in sections.items():
         clusters = figures.pop("clusters", [])
         if figures:
-            yield from ("", f"[{section}]")
-        for key, figure in figures.items():
-            yield f"{key} = {_value(figure)}"
+            yield from ("", f"[{section}]", *_pairs(figures))
         for cluster in clusters:
-            yield from ("", f"[[{section}.clusters]]")
-            for key, figure in cluster.items():
-                yield f"{key} = {_value(figure)}"
+            yield from ("", f"[[{section}.clusters]]", *_pairs(cluster))
+
+
+def _pairs(table: dict[str, Any]) -> list[str]:
+    return [f"{key} = {_value(value)}" for key, value in table.items()]
 
 
 def _value(value: Any) -> str:

@@ -37,7 +37,7 @@ from odtpack_simulator.figures.metric import Metric
 from odtpack_simulator.figures.simulated import METRICS
 from odtpack_simulator.result import Subject
 from odtpack_simulator.values.figure import CheckLevel, Unit
-from odtpack_simulator.values.part import TAG_PREFIX, Part, first_problem, near_name
+from odtpack_simulator.values.part import TAG_PREFIX, Part, meant, wrong_file
 from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
 from odtpack_simulator.values.units import parse_quantity
 
@@ -296,7 +296,6 @@ class PlacedLimit:
     limit: float
     level: CheckLevel
     location: str
-    section: str
     kind: Kind = "absolute"
     close: CheckLevel = "error"  # What exceeding it by less than a margin means
 
@@ -310,11 +309,6 @@ class Budgets:
     classes: Mapping[str, Section] = field(default_factory=dict)
     devices: Mapping[str, Section] = field(default_factory=dict)
     lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-
-    @property
-    def learns(self) -> bool:
-        """Whether the loss on held-out samples must fall."""
-        return self.defaults.learns
 
     def overall(self) -> dict[str, tuple[PlacedLimit, ...]]:
         """Limits of ``[budgets]`` by key."""
@@ -352,11 +346,10 @@ class Budgets:
         """
         for name in self.devices:
             if name not in known:
-                near = near_name(name, known)
-                mean = f", did you mean {near!r}?" if near else ""
                 raise OdtpackError(
                     "budgets-unknown-device",
-                    f"the budgets name a device {name[:100]!r} that does not exist{mean}",
+                    f"the budgets name a device {name[:100]!r} that does not exist"
+                    + meant(name, known),
                     where=self._location(("device", name)),
                 )
 
@@ -369,7 +362,6 @@ class Budgets:
     def _placed(
         self, table: tuple[str, ...], section: Section
     ) -> dict[str, tuple[PlacedLimit, ...]]:
-        title = ".".join(table)
         placed = {}
         for key in METRICS:
             found = getattr(section, key)
@@ -378,7 +370,7 @@ class Budgets:
                 close = self.defaults.too_close
                 placed[key] = tuple(
                     PlacedLimit(
-                        each.limit.figure, each.level, where, title, each.limit.kind,
+                        each.limit.figure, each.level, where, each.limit.kind,
                         close if each.level == "error" else each.level,
                     )
                     for each in ([found] if isinstance(found, Limit) else found)
@@ -411,16 +403,14 @@ def make_budgets(
     try:
         file = _File.model_validate(content)
     except ValidationError as error:
-        key, problem = first_problem(error, _File)
-        problems = error.errors(include_url=False)
-        problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
-        depth = 2 if problems[0]["loc"][:1] == ("budgets",) else 3
-        line = nearest_line(lines, tuple(map(str, problems[0]["loc"][:depth])))
-        raise OdtpackError(
-            "budgets-invalid",
-            f"the budget file is wrong at {key}: {problem}",
-            where=f"{source}:{line}" if line else source,
-        ) from error
+        # Of a limit that is a table the line of its key.
+        keys = {
+            path: line
+            for path, line in lines.items()
+            if len(path) <= (2 if path[:1] == ("budgets",) else 3)
+        }
+        says = "the budget file is wrong"
+        raise wrong_file(error, _File, "budgets-invalid", says, source, keys) from error
     classes = {str(name): section for name, section in file.classes.items()}
     return Budgets(source, file.budgets, classes, file.device, lines)
 

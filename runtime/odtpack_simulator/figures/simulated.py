@@ -14,9 +14,16 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from odtpack_simulator.figures import advice
-from odtpack_simulator.figures.metric import CheckKind, Metric, Topic, of_head, of_ratio
+from odtpack_simulator.figures.metric import (
+    CheckKind,
+    Metric,
+    Topic,
+    of_head,
+    of_ratio,
+    read_figures,
+)
 from odtpack_simulator.result import DeviceResult, HostLatency, SimulationResult, Subject
-from odtpack_simulator.values.figure import Basis, Figure, FigureKind, Unit, shortened
+from odtpack_simulator.values.figure import Basis, Figure, FigureKind, Unit, listed, shortened
 from odtpack_simulator.values.memory_fit import memory_fit, with_margin
 from odtpack_simulator.values.units import Interval, format_bytes
 
@@ -213,16 +220,16 @@ def _is_counted(subject: Subject, field: str, unit: Unit) -> bool:
 
 def _left_out(subject: Subject, field: str, unit: Unit) -> str:
     """What a campaign's figure does not count because it is unknown; empty without."""
-    campaign = subject.on.campaign
-    if campaign is None or (field == "days" and subject.result.policy.state == "foreground"):
+    if field == "days" and subject.result.policy.state == "foreground":
         return ""
     # The device's idle power only counts where energy does.
     power = unit in ("J", "%")
-    unknown = [each.figure for each in campaign.left_out if power or each.figure != "power.idle"]
+    left_out = [each.figure for each in subject.campaign.left_out]
+    unknown = [figure for figure in left_out if power or figure != "power.idle"]
     if not unknown:
         return ""
     words = [_LEFT_OUT.get(figure, figure.replace("_", " ")) for figure in unknown]
-    without = shortened(" and ".join(filter(None, (", ".join(words[:-1]), words[-1]))), 200)
+    without = shortened(listed(words), 200)
     return f"without {without}, which {'are' if len(words) > 1 else 'is'} unknown"
 
 
@@ -425,16 +432,9 @@ CHECKS: Final = MappingProxyType({**ALWAYS, **METRICS})
 """All that is judged, in the order of reports."""
 
 
-def of_scope(scope: str) -> list[Metric[Subject]]:
-    """The metrics that there is one of per ``package`` or per ``device``."""
-    return [metric for metric in METRICS.values() if metric.scope == scope]
-
-
 def figures_of(result: SimulationResult, device: DeviceResult | None = None) -> list[Figure]:
     """The figures of a result's package, or of one of its devices, in the order of reports."""
-    subject, name = Subject(result, device), None if device is None else device.name
-    scope = "package" if device is None else "device"
-    return [metric.of(subject, name) for metric in of_scope(scope)]
+    return read_figures(METRICS, Subject(result, device), None if device is None else device.name)
 
 
 def all_figures(result: SimulationResult) -> list[Figure]:

@@ -16,7 +16,7 @@ from typing import Final
 from odtpack_simulator.figures.compare import Comparison, DeviceComparison, changes, differences
 from odtpack_simulator.figures.judge import NO_BASELINE, limit_checks
 from odtpack_simulator.figures.limits import PlacedLimit
-from odtpack_simulator.figures.metric import CheckKind, Metric, of_errors
+from odtpack_simulator.figures.metric import CheckKind, Metric, of_errors, read_figures
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
 from odtpack_simulator.fleet.result import DeviceOutcome, FleetResult, SeedPoint, SeedRun
 from odtpack_simulator.fleet.round_clock import NO_LOSS
@@ -101,65 +101,62 @@ def _advise(played: Played, _limit: float) -> str:
 
 
 _NOT: Final = "the package does not classify"
+_whole = partial(Metric, scope="package", advise=_advise)
 _ALL: Final[tuple[Metric[Played], ...]] = (
-    Metric(
-        key="accuracy", title="Accuracy", unit="share", scope="package", topic="Metric",
-        better="higher", words="the accuracy is {}", example="0.9", chance=of_errors,
-        meaning="Accuracy on the held-out samples at the end.", advise=_advise,
+    _whole(
+        key="accuracy", title="Accuracy", unit="share", topic="Metric", better="higher",
+        words="the accuracy is {}", example="0.9", chance=of_errors,
+        meaning="Accuracy on the held-out samples at the end.",
         read=lambda played: _mean(played, lambda run: run.accuracy, _NOT),
     ),
-    Metric(
-        key="worst_tenth", title="Accuracy of the worst tenth", unit="share", scope="package",
-        topic="Metric", better="higher", words="the accuracy of the worst tenth is {}",
+    _whole(
+        key="worst_tenth", title="Accuracy of the worst tenth", unit="share", topic="Metric",
+        better="higher", words="the accuracy of the worst tenth is {}", example="0.8",
         meaning="Mean accuracy of the tenth of the clients for whom the model does worst.",
-        example="0.8", chance=of_errors, advise=_advise,
+        chance=of_errors,
         read=lambda played: _mean(played, lambda run: run.worst_tenth, _NOT),
     ),
-    Metric(
-        key="participation", title="Participation", unit="share", scope="package",
-        topic="Sessions", better="higher", words="{} of the population took part",
+    _whole(
+        key="participation", title="Participation", unit="share", topic="Sessions",
+        better="higher", words="{} of the population took part", example="80 %", chance=of_errors,
         meaning="Share of the population with an answer averaged at least once.",
-        example="80 %", chance=of_errors, advise=_advise,
         read=lambda played: _mean(played, lambda run: run.took_part, "", "counted"),
     ),
-    Metric(
-        key="traffic_per_device", title="Traffic of a device", unit="B", scope="package",
-        topic="Sessions", words="a device sends and receives up to {}",
-        meaning="Bytes, up and down, of any device that took part.", example="20 MB",
-        advise=_advise,
+    _whole(
+        key="traffic_per_device", title="Traffic of a device", unit="B", topic="Sessions",
+        words="a device sends and receives up to {}", example="20 MB",
+        meaning="Bytes, up and down, of any device that took part.",
         read=lambda played: Figure(value=played.result.traffic_bytes.most)
         if len(played.result.seeds) <= 1
         else Figure(value=None, reason="several seeds were played"),
     ),
-    Metric(
-        key="energy_per_device", title="Energy of a device", unit="J", scope="package",
-        topic="Energy", words="a device takes up to {}",
-        meaning="Energy of any device that took part.", example="50 J",
-        read=_most_energy, advise=_advise,
+    _whole(
+        key="energy_per_device", title="Energy of a device", unit="J", topic="Energy",
+        words="a device takes up to {}", example="50 J", read=_most_energy,
+        meaning="Energy of any device that took part.",
     ),
-    Metric(
-        key="rounds", title="Rounds until the accuracy", unit="1", scope="package",
-        topic="Finish", words="{how} takes {}", noun=" rounds", never=True,
-        meaning="Rounds until `accuracy` is reached.", example="20", chance=of_errors,
-        read=partial(_until, read=lambda point: float(point.round)), advise=_advise,
+    _whole(
+        key="rounds", title="Rounds until the accuracy", unit="1", topic="Finish",
+        words="{how} takes {}", noun=" rounds", never=True, example="20", chance=of_errors,
+        meaning="Rounds until `accuracy` is reached.",
+        read=partial(_until, read=lambda point: float(point.round)),
     ),
-    Metric(
-        key="days", title="Days until the accuracy", unit="1", scope="package", topic="Finish",
+    _whole(
+        key="days", title="Days until the accuracy", unit="1", topic="Finish",
         words="{how} takes {}", noun=" days", never=True, example="5", chance=of_errors,
-        meaning="Simulated days until `accuracy` is reached.", advise=_advise,
+        meaning="Simulated days until `accuracy` is reached.",
         read=partial(_until, read=lambda point: point.day),
     ),
-    Metric(
-        key="traffic", title="Traffic of a device, mean", unit="B", scope="package",
-        topic="Sessions", words="a device sends and receives {}", example="20 MB",
-        meaning="Bytes, up and down, of a device that was chosen.", chance=of_errors,
-        advise=_advise,
+    _whole(
+        key="traffic", title="Traffic of a device, mean", unit="B", topic="Sessions",
+        words="a device sends and receives {}", example="20 MB", chance=of_errors,
+        meaning="Bytes, up and down, of a device that was chosen.",
         read=lambda played: _mean(played, lambda run: run.traffic_bytes, "", "counted"),
     ),
-    Metric(
-        key="energy", title="Energy of a device, mean", unit="J", scope="package",
-        topic="Energy", words="a device takes {}", example="50 J",
-        meaning="Energy of a device that was chosen.", chance=of_errors, advise=_advise,
+    _whole(
+        key="energy", title="Energy of a device, mean", unit="J", topic="Energy",
+        words="a device takes {}", example="50 J", chance=of_errors,
+        meaning="Energy of a device that was chosen.",
         read=lambda played: _mean(
             played, lambda run: run.energy_j, "the power is unknown", "predicted"
         ),
@@ -186,32 +183,20 @@ CHECKS: Final = MappingProxyType(
 
 def fleet_figures(result: FleetResult, accuracy: float | None = None) -> list[Figure]:
     """The figures of a federation, means over its seeds, in the order of reports."""
-    played = Played(result, accuracy)
-    return [each.of(played, None) for each in METRICS.values() if each.scope == "package"]
+    return read_figures(METRICS, Played(result, accuracy))
 
 
 def _device_figures(result: FleetResult, device: DeviceOutcome) -> list[Figure]:
-    played = Played(result, device=device)
-    return [
-        each.of(played, device.device.name) for each in METRICS.values() if each.scope == "device"
-    ]
+    return read_figures(METRICS, Played(result, device=device), device.device.name)
 
 
 def judge_fleet(result: FleetResult, budgets: FleetBudgets) -> FleetResult:
     """The same result with all checks and its verdict filled in."""
     limits = {
-        key: [PlacedLimit(float(limit), "error", "", "budgets")]
-        for key, limit in budgets
-        if limit is not None
+        key: [PlacedLimit(float(limit), "error", "")] for key, limit in budgets if limit is not None
     }
-    played = Played(result, budgets.accuracy)
-    checks = limit_checks(
-        METRICS,
-        fleet_figures(result, budgets.accuracy),
-        limits,
-        NO_BASELINE,
-        lambda metric, limit: metric.advise(played, limit),
-    )
+    figures = fleet_figures(result, budgets.accuracy)
+    checks = limit_checks(METRICS, figures, limits, NO_BASELINE, Played(result, budgets.accuracy))
     checks = _as_times_allow(result, [_answers(result), *_refused(result), *checks])
     return result.model_copy(update={"checks": checks, "verdict": verdict_of(checks)})
 

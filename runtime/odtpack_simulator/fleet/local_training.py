@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +70,10 @@ class ModelEvaluation:
     right: tuple[int, ...] = ()
     total: tuple[int, ...] = ()  # Samples per class
 
+    def by_class(self) -> dict[str, Any]:
+        """The counts as the state of a federation holds them."""
+        return {"class_right": list(self.right), "class_total": list(self.total)}
+
     @property
     def accuracy(self) -> float | None:
         """Share of the labels that the highest score names; None where there are none."""
@@ -78,14 +83,14 @@ class ModelEvaluation:
 class LocalTrainer:
     """Trains a package for clients, and evaluates it for the server."""
 
-    # `threads`: Intra-operator threads; one makes the same bits on every machine's load.
     # `sent`: The parameters that cross between server and clients, live, by name.
 
-    def __init__(self, package: Package, *, threads: int = 1) -> None:
+    def __init__(self, package: Package) -> None:
         package.require_one_model("A client of a fleet")
         manifest = package.manifest
         state = CheckpointState.load_checkpoint(package.checkpoint)
-        options = default_session_options(package.training_model, threads)
+        # One thread makes the same bits on every machine's load.
+        options = default_session_options(package.training_model, 1)
         self.module = Module(
             package.training_model, state, package.eval_model, session_options=options
         )

@@ -35,13 +35,11 @@ def refusals(
     reference: Mapping[str, Array],
     answers: Sequence[Mapping[str, Array]],
     most_times_median: float = MOST_TIMES_MEDIAN,
-    most_times_model: float = MOST_TIMES_MODEL,
 ) -> list[str | None]:
     """Why each answer of a round must not be averaged; None for those that may."""
     # `most_times_median`: Longest update, its L2 norm over all parameters, in medians of the
-    # round's.
-    # `most_times_model`: The same in rounds of less than three sound answers, in norms of the
-    # parameters that the round began with; no limit for a model of zeros.
+    # round's. In rounds of less than three sound answers, norms of the parameters that the round
+    # began with count; there is no limit for a model of zeros.
     reasons: list[str | None] = []
     lengths: dict[int, float] = {}
     for index, arrays in enumerate(answers):
@@ -64,9 +62,9 @@ def refusals(
     else:
         own = _norm(reference.values())
         for index, length in lengths.items():
-            if 0 < own * most_times_model < length:
+            if 0 < own * MOST_TIMES_MODEL < length:
                 reasons[index] = (
-                    f"the update has a norm of {length:.3g}, more than {most_times_model:g} times "
+                    f"the update has a norm of {length:.3g}, more than {MOST_TIMES_MODEL:g} times "
                     f"that of the model, {own:.3g}, and too few answers came to compare it with"
                 )
     return reasons

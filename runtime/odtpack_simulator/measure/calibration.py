@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.measure.host import clock_hz
@@ -22,7 +22,7 @@ from odtpack_simulator.memory.operator_work import Roof
 
 _GEMM_SIZES: Final = (256, 512, 1024)
 _COPY_ELEMENTS: Final = 16 * 2**20  # 64 MiB: several times any cache of a phone
-CALIBRATION_SECONDS: Final = 0.3  # Time for each of the figures: enough for the best of many runs
+_SECONDS: Final = 0.3  # Time for each of the figures: enough for the best of many runs
 
 _CHAIN: Final = (200, 10)
 """Lengths of two chains of operators: their difference is free of what a run costs."""
@@ -43,66 +43,59 @@ class Calibration:
     clock_hz: float | None  # Clock of the processor as the system reports it; None if it does not
     int8_ops: float  # Operations per second of a large int8 matrix product
 
-    @classmethod
-    def from_message(cls, content: Mapping[str, Any]) -> Calibration:
-        """Read what a child sent."""
-        return cls(**{name: content[name] for name in cls.__slots__})
-
     @property
     def roof(self) -> Roof:
         """The machine's two roofs: a copy reads as many bytes as it writes."""
         return Roof(self.gemm_flops, 2 * self.copy_bandwidth)
 
 
-def calibrate(threads: int, seconds: float = CALIBRATION_SECONDS) -> Calibration:
-    """Measure this machine, in about eight times ``seconds``."""
-    node_us, profile_us = runtime_costs(seconds)
-    gemm = gemm_flops(threads, seconds)
+def calibrate(threads: int) -> Calibration:
+    """Measure this machine, in about two and a half seconds."""
+    node_us, profile_us = runtime_costs()
+    gemm = gemm_flops(threads)
     return Calibration(
         threads=threads,
         gemm_flops=gemm,
-        copy_bandwidth=copy_bandwidth(threads, seconds=seconds),
-        core_flops=gemm if threads == 1 else gemm_flops(1, seconds),
+        copy_bandwidth=copy_bandwidth(threads),
+        core_flops=gemm if threads == 1 else gemm_flops(1),
         node_us=node_us,
         profile_us=profile_us,
         clock_hz=clock_hz(),
-        int8_ops=int8_ops(threads, seconds),
+        int8_ops=int8_ops(threads),
     )
 
 
-def rates(threads: int, seconds: float = CALIBRATION_SECONDS) -> tuple[float, float]:
+def rates(threads: int) -> tuple[float, float]:
     """The two rates of a calibration once more, in half of its time."""
-    return gemm_flops(threads, seconds), copy_bandwidth(threads, seconds=seconds)
+    return gemm_flops(threads), copy_bandwidth(threads)
 
 
-def gemm_flops(threads: int, seconds: float = CALIBRATION_SECONDS) -> float:
+def gemm_flops(threads: int) -> float:
     """FLOP/s of a square single-precision matrix product in ONNX Runtime, best of three sizes."""
     return max(
-        2 * size**3 / min(operator_seconds("MatMul", [(size, size)] * 2, threads, seconds))
+        2 * size**3 / min(operator_seconds("MatMul", [(size, size)] * 2, threads))
         for size in _GEMM_SIZES
     )
 
 
-def int8_ops(threads: int, seconds: float = CALIBRATION_SECONDS) -> float:
+def int8_ops(threads: int) -> float:
     """Operations per second of a matrix product of bytes in ONNX Runtime, best of two sizes."""
     return max(
-        2 * size**3 / min(operator_seconds("MatMulInteger", shapes, threads, seconds, int8=True))
-        for size, shapes in ((size, [(size, size)] * 2) for size in _GEMM_SIZES[:2])
+        2 * size**3 / min(operator_seconds("MatMulInteger", [(size, size)] * 2, threads, int8=True))
+        for size in _GEMM_SIZES[:2]
     )
 
 
-def copy_bandwidth(
-    threads: int, elements: int = _COPY_ELEMENTS, seconds: float = CALIBRATION_SECONDS
-) -> float:
+def copy_bandwidth(threads: int) -> float:
     """Bytes per second that an elementwise operator in ONNX Runtime reads and writes anew."""
-    return 4 * elements / min(operator_seconds("Neg", [(elements,)], threads, seconds))
+    return 4 * _COPY_ELEMENTS / min(operator_seconds("Neg", [(_COPY_ELEMENTS,)], threads))
 
 
 def operator_seconds(
     op_type: str,  # An operator whose result has the shape of its last input
     shapes: Sequence[tuple[int, ...]],
     threads: int,
-    seconds: float = CALIBRATION_SECONDS,  # Time that it may take; five runs are made in any case
+    seconds: float = _SECONDS,  # Time that it may take; five runs are made in any case
     *,
     int8: bool = False,  # On tensors of bytes instead
 ) -> list[float]:
@@ -114,9 +107,9 @@ def operator_seconds(
     return list(_seconds(work, seconds))
 
 
-def runtime_costs(seconds: float = CALIBRATION_SECONDS) -> tuple[float, float]:
+def runtime_costs() -> tuple[float, float]:
     """Microseconds of an operator that has nothing to do, and what a profile adds to it."""
-    long, short = (median_seconds(_chain(length), seconds) * 1e6 for length in _CHAIN)
+    long, short = (median_seconds(_chain(length), _SECONDS) * 1e6 for length in _CHAIN)
     node_us = max(0.0, (long - short) / (_CHAIN[0] - _CHAIN[1]))
     with scratch_folder("calibrate") as folder:
         run = _chain(_CHAIN[0], Path(folder) / "chain")

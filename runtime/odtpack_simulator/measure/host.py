@@ -7,7 +7,6 @@ import mmap
 import os
 import re
 import secrets
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -226,9 +225,8 @@ def measure_storage(
 ) -> StorageTiming:
     """Write, read and remove files in ``folder``."""
     # `size`: Bytes of the file, a multiple of 1 MiB.
-    # `repeats`: How often it is written and read, if time allows.
-    # `syncs`: Number of small writes, if time allows.
-    # `seconds`: Time after which neither is repeated once more.
+    # `syncs`: Number of small writes.
+    # `seconds`: Time after which neither these nor the file are repeated once more.
     chunk = secrets.token_bytes(_CHUNK)  # storage that compresses cannot cheat
     write: list[float] = []
     read: list[float] = []
@@ -250,11 +248,6 @@ def measure_storage(
             hint=f"choose a folder with {2 * size // 2**20} MiB of free space",
         ) from error
     return StorageTiming(tuple(write), tuple(read), tuple(sync), None if read else reason)
-
-
-def spread(values: tuple[float, ...]) -> tuple[float, float, float]:
-    """Lowest, median and highest."""
-    return min(values), statistics.median(values), max(values)
 
 
 def _within(seconds: float, times: int) -> Iterator[int]:

@@ -31,7 +31,7 @@ from odtpack_runtime.package.records import SessionInfo
 from odtpack_runtime.session.graph_signature import ORDER_PREFIX, RESET_NAME
 from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.memory import planning, session_memory
-from odtpack_simulator.memory.arena import Arenas, sharing_of
+from odtpack_simulator.memory.arena import Arenas, SessionUse, sharing_of
 from odtpack_simulator.memory.memory_phases import Item, MemoryPlan, Phase
 from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph, load_runtime_graph
 from odtpack_simulator.result import TimelinePoint
@@ -73,10 +73,9 @@ def plan_memory(
     Raises:
         OdtpackError: A model does not load, or a shape does not fit.
     """
-    plans = plan_arenas(
-        package, shapes, threads=threads, sharing=sharing, step_model=step_model,
-        weights_bytes=weights_bytes, native=native, switches=switches, load=load,
-    )  # fmt: skip
+    sharing = sharing or sharing_of(package.manifest.session)
+    use = SessionUse(sharing, step_model, weights_bytes, native, switches)
+    plans = plan_arenas(package, shapes, use, threads=threads, load=load)
     return plans.plan(package.manifest.session)
 
 
@@ -147,11 +146,7 @@ class ArenaPlans:
         life.load(models.evaluation)
         yield life.add("loading the evaluation model", [*placed, _loading(models.evaluation)])
         yield life.add("placing the parameters", [*placed, *planning.moved(self.layout, 1)])
-        resumed = [
-            *opened,
-            *moments,
-            *planning.moved(self.layout, len(moments)),
-        ]
+        resumed = [*opened, *moments, *planning.moved(self.layout, len(moments))]
         life.load([self.optimizer])
         if self.native:
             nbytes = session_memory.BYTES_OF_LOADING_KERNELS
@@ -218,34 +213,29 @@ class ArenaPlans:
 def plan_arenas(
     package: Package,
     shapes: Mapping[str, Sequence[int]],
+    use: SessionUse,
     *,
     threads: int | None = None,
-    sharing: Sharing | None = None,
-    step_model: bool = False,
-    weights_bytes: int = 0,
-    native: bool = False,
-    switches: bool = False,
     load: LoadGraph = load_runtime_graph,
 ) -> ArenaPlans:
     """Plan all but the arena. Arguments and errors as of :func:`plan_memory`."""
     manifest = package.manifest
-    sharing = sharing or sharing_of(manifest.session)
     threads = threads or manifest.threads
     level = manifest.session.optimization_level if manifest.session else "all"
     layout = planning.flat_layout(manifest)
     contract = planning.optimizer_contract(package)
 
     def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> planning.Session:
-        graph = load(path, sizes, threads=threads, level=level, native=native)
+        graph = load(path, sizes, threads=threads, level=level, native=use.native)
         nbytes = session_memory.session_bytes(path, graph, is_segment=manifest.segments is not None)
-        nbytes += native * session_memory.BYTES_OF_KERNELS
-        return planning.Session(name, graph, nbytes, arena=sharing != "none")
+        nbytes += use.native * session_memory.BYTES_OF_KERNELS
+        return planning.Session(name, graph, nbytes, arena=use.sharing != "none")
 
     optimizer = opened("optimizer", package.optimizer_model, planning.vectors(contract, layout))
     update = planning.Pass(
         (planning.Run(optimizer, optimizer.plan(threads, (), {}), Labels(optimizer.graph)),)
     )
-    is_whole = step_model and package.step_model is not None
+    is_whole = use.step_model and package.step_model is not None
     if manifest.segments is None:
         steps = package.step_model if is_whole and package.step_model else package.training_model
         training = opened("training", steps, shapes)
@@ -254,7 +244,7 @@ def plan_arenas(
     else:
         models = planning.plan_segments(package, manifest.segments, shapes, threads, opened)
     first = models.training
-    if switches and package.step_model is not None:
+    if use.switches and package.step_model is not None:
         first = (opened("training", package.step_model, shapes),)
     sessions = [*models.training, *models.evaluation, optimizer]
     ran = sessions if not is_whole else sessions[:-1]
@@ -267,18 +257,18 @@ def plan_arenas(
         bindings = session_memory.BYTES_OF_SEGMENT_RUNS + ends * session_memory.BYTES_PER_BINDING
         bindings += len(parameters) * session_memory.BYTES_PER_SEGMENTED_PARAMETER
         parameters.append(Item("bindings of segments", bindings, "session"))
-    if weights_bytes:
-        parameters.append(Item("frozen weights in memory", weights_bytes, "parameters"))
+    if use.weights_bytes:
+        parameters.append(Item("frozen weights in memory", use.weights_bytes, "parameters"))
     work = [models.afresh, models.held_out, *(() if is_whole else (update,))]
     return ArenaPlans(
         manifest=manifest,
         layout=layout,
-        sharing=sharing,
+        sharing=use.sharing,
         models=models,
         first=first,
         optimizer=optimizer,
         update=None if is_whole else update,
-        heap=max(each.heap for each in work) if sharing == "none" else None,
+        heap=max(each.heap for each in work) if use.sharing == "none" else None,
         process=process,
         parameters=parameters,
         fed=[
@@ -291,15 +281,14 @@ def plan_arenas(
         gradients=[] if is_whole else list(planning.gradient_items(manifest.parameters)),
         moments=list(planning.state_items(contract, layout)),
         threads=threads,
-        native=native,
+        native=use.native,
     )
 
 
 def step_graphs(
     package: Package, shapes: Mapping[str, Sequence[int]], threads: int = 1
 ) -> list[RuntimeGraph]:
-    """The graphs that a batch runs through in training, as often as it does."""
-    # `package`: The package; of one with a step model, the training model counts.
+    """The graphs that a batch runs through in training, as often as it does, with no step model."""
 
     def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> planning.Session:
         return planning.Session(name, load_runtime_graph(path, sizes, threads=threads), 0)

@@ -23,7 +23,7 @@ from onnx import helper
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.kits import Sharing
+from odtpack_simulator.memory.arena import SessionUse
 from odtpack_simulator.memory.execution_order import Layer, drop_gradients, trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
@@ -48,47 +48,35 @@ class _Freeze:
 def plan_changes(
     package: Package,
     shapes: Mapping[str, Sequence[int]],
-    *,
+    use: SessionUse,
     threads: int | None = None,
-    sharing: Sharing | None = None,
-    step_model: bool = False,
-    weights_bytes: int = 0,  # Frozen weights of segments that the kit holds in memory
-    native: bool = False,  # Whether sessions have native kernels
-    switches: bool = False,  # Whether the kit loads the step model before the other two
 ) -> list[PlannedChange]:
     """The peak of a package with each change that is open to it, and with several at once."""
     # What is frozen already is not among them, nor is a micro-batch where the models fix their
     # batch, nor SGD where the optimizer keeps nothing.
-    # `step_model`: Whether the app trains with the package's step model. Packages with fewer
-    # gradients or another optimizer are planned with the other two models all the same.
+    # `use`: Packages with fewer gradients or another optimizer are planned without the step model
+    # all the same.
     # Returns: Single changes first, those of a kind from the least to the most; then combinations.
     # The last one is the most that can be done.
     with scratch_folder("changes") as folder:
-        settings = {
-            "threads": threads,
-            "sharing": sharing,
-            "weights_bytes": weights_bytes,
-            "native": native,
-        }
-        variants = _Variants(package, shapes, Path(folder), step_model, switches, settings)
-        sizes: list[int | None] = [*_micro_batches(package.manifest, shapes)]
+        variants = _Variants(package, shapes, Path(folder), use, threads)
+        sizes = list(_micro_batches(package.manifest, shapes))
         # Whether the optimizer keeps something for each parameter.
         model = onnx.load(str(package.optimizer_model), load_external_data=False)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
-        stateless = [True] if metadata.get("odtpack.state") != "[]" else []
-        freezes: list[_Freeze | None] = [*variants.freezes()]
+        stateless = metadata.get("odtpack.state") != "[]"
+        freezes = list(variants.freezes())
+        size, freeze = sizes[-1] if sizes else None, freezes[-1] if freezes else None
         wanted: list[tuple[int | None, _Freeze | None, bool]] = [
-            *((size, None, False) for size in sizes),
-            *((None, freeze, False) for freeze in freezes),
-            *((None, None, each) for each in stateless),
+            *((each, None, False) for each in sizes),
+            *((None, each, False) for each in freezes),
+            (None, None, stateless),
+            # Two of the three to the full, then all of them.
+            (size, freeze, False),
+            (size, None, stateless),
+            (None, freeze, stateless),
+            (size, freeze, stateless),
         ]
-        most = (sizes or [None])[-1], (freezes or [None])[-1], bool(stateless)
-        # Two of the three to the full, then all of them.
-        for left_out in range(2, -1, -1):
-            pair = [*most]
-            pair[left_out] = False if left_out == 2 else None
-            wanted.append((pair[0], pair[1], pair[2]))  # type: ignore[arg-type]
-        wanted.append(most)
         return [variants.planned(*each) for each in dict.fromkeys(wanted) if any(each)]
 
 
@@ -99,9 +87,8 @@ class _Variants:
     package: Package
     shapes: Mapping[str, Sequence[int]]
     folder: Path
-    step_model: bool
-    switches: bool
-    settings: Mapping[str, Any]  # Of the plans: threads, sharing, weights_bytes, native
+    use: SessionUse
+    threads: int | None
     graphs: dict[object, RuntimeGraph] = dataclasses.field(default_factory=dict)
     without: dict[frozenset[str], Path] = dataclasses.field(default_factory=dict)
 
@@ -158,14 +145,15 @@ class _Variants:
             package = dataclasses.replace(package, training_model=self.without[freeze.names])
         if stateless:
             package = dataclasses.replace(package, optimizer_model=self._plain_sgd(manifest))
-        same = freeze is None and not stateless and manifest.accumulation_steps == 1
+        use = self.use
+        if freeze is not None or stateless or manifest.accumulation_steps != 1:
+            use = use._replace(step_model=False, switches=False)
         plan = plan_memory(
             dataclasses.replace(package, manifest=manifest),
             shapes,
-            step_model=self.step_model and same,
-            switches=self.switches and same,
+            threads=self.threads,
             load=self._load,
-            **self.settings,
+            **use._asdict(),
         )
         return PlannedChange(
             micro_batch=size,

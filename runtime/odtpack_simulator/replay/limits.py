@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from odtpack_simulator.memory.process_memory import limit_memory
+from odtpack_simulator.memory.process_memory import limit_memory, memory_status
 
 # As in a result. That module would bring its schemas' machinery into the child, whose memory
 # is measured.
@@ -44,7 +44,6 @@ class Limiter:
     """The parent's side: makes the group, watches, and cleans up."""
 
     # Use it as a context manager around the life of one child.
-    # `limit_bytes`: The memory limit of the child; None for no limit.
     # `methods`: Ways to try; those that this system does not permit are passed over.
 
     def __init__(self, limit_bytes: int | None, methods: Sequence[LimitMethod] = METHODS) -> None:
@@ -103,7 +102,6 @@ def hold_memory(
     limit_bytes: int, threads: int = 1, methods: Sequence[LimitMethod] = METHODS
 ) -> dict[str, Any]:
     """Hold this process to ``limit_bytes`` above what it has now: the child's side."""
-    # `methods`: Ways to try, see Limiter.
     # Returns: Content of the `limit` message: `method` (null if the limit is not held), `problem`
     # (null, or why not), and `base_bytes` for the watchdog: the anonymous memory of this process
     # now.
@@ -131,10 +129,8 @@ def hold_memory(
 
 def anonymous_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
     """Anonymous memory of a process in bytes; None if it is gone or the system does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        for line in (proc / str(pid) / "status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
+    with suppress(OSError, ValueError):
+        return memory_status(proc / str(pid) / "status").get("RssAnon")
     return None
 
 
@@ -179,8 +175,6 @@ def make_group(limit_bytes: int, *, mounts: Path = _MOUNTS, membership: Path = _
     # It is made inside this process's own group, or else beside it, wherever memory is controlled
     # and this user may write.
     # `limit_bytes`: Its `memory.max`; its `memory.swap.max` is 0.
-    # `mounts`: The system's table of mounts, `/proc/self/mountinfo`.
-    # `membership`: The groups of this process, `/proc/self/cgroup`.
     # Where control groups of version 2 are mounted.
     entries = (line.partition(" - ") for line in mounts.read_text().splitlines())
     found = (fields.split()[4] for fields, _, kind in entries if kind.split()[:1] == ["cgroup2"])
@@ -195,29 +189,26 @@ def make_group(limit_bytes: int, *, mounts: Path = _MOUNTS, membership: Path = _
     for place in dict.fromkeys((inside, inside.parent)):
         try:
             delegated = (place / "cgroup.subtree_control").read_text().split()
+            if place.is_relative_to(root) and "memory" in delegated:
+                return _group_in(place, limit_bytes)
         except OSError as error:
             problem = error
-            continue
-        if not place.is_relative_to(root) or "memory" not in delegated:
-            continue
-        group = place / f"odtpack-{os.getpid()}-{secrets.token_hex(4)}"
-        try:
-            group.mkdir()
-        except OSError as error:
-            problem = error
-            continue
-        try:
-            # "r+": in a group without these files the kernel would refuse to make them.
-            with (group / "memory.max").open("r+") as stream:
-                stream.write(str(limit_bytes))
-            with suppress(FileNotFoundError), (group / "memory.swap.max").open("r+") as stream:
-                stream.write("0")
-        except OSError as error:
-            problem = error
-            remove_group(group)
-        else:
-            return group
     raise problem
+
+
+def _group_in(place: Path, limit_bytes: int) -> Path:
+    group = place / f"odtpack-{os.getpid()}-{secrets.token_hex(4)}"
+    group.mkdir()
+    try:
+        # "r+": in a group without these files the kernel would refuse to make them.
+        with (group / "memory.max").open("r+") as stream:
+            stream.write(str(limit_bytes))
+        with suppress(FileNotFoundError), (group / "memory.swap.max").open("r+") as stream:
+            stream.write("0")
+    except OSError:
+        remove_group(group)
+        raise
+    return group
 
 
 def remove_group(group: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import queue
 import signal
@@ -172,7 +171,6 @@ class Progress:
     """How far a simulation is."""
 
     stage: Stage  # What is being done. `replaying`: under memory limits and with interruptions
-    detail: str = ""  # On what, or empty
     step: int = 0  # Training steps, or replays, done in this stage; 0 where there are none
     steps: int = 0  # Their number in this stage; 0 where there are none
     loss: float | None = None  # Loss of the last step
@@ -190,9 +188,9 @@ class ProgressReporter:
         self._progress = progress
         self._now = Progress("predicting", run=0, runs=runs)
 
-    def begin(self, stage: Stage, detail: str = "", *, steps: int = 0) -> None:
+    def begin(self, stage: Stage, *, steps: int = 0) -> None:
         """Begin the next stage."""
-        self._tell(Progress(stage, detail, 0, steps, None, self._now.run + 1, self._now.runs))
+        self._tell(Progress(stage, 0, steps, None, self._now.run + 1, self._now.runs))
 
     def message(self, message: Message) -> None:
         """Take a child's message; what is not a step is not progress."""
@@ -375,7 +373,6 @@ def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Me
             start_new_session=os.name == "posix",
         )
         try:
-            assert process.stdout is not None  # noqa: S101 - it is a pipe
             yield {"event": "started", "pid": process.pid}
             for message in _messages(process, stall_seconds):
                 if message["event"] == "limit":
@@ -454,8 +451,7 @@ def _stalled(reason: str) -> OdtpackError:
 
 def final_loss(result: ReplayResult) -> float | None:
     """The last training loss; None if there is none or it is not finite."""
-    last = result.losses[-1] if result.losses else None
-    return last if last is not None and math.isfinite(last) else None
+    return result.losses[-1] if result.losses else None
 
 
 # Replays under the memory limits that a plan fits: whether they bear the plan out.
@@ -500,11 +496,7 @@ def hold(job: Job) -> ReplayResult:
     second.skipped += first.skipped
     second.overflows += first.overflows
     second.not_finite = second.not_finite or first.not_finite
-    phases = resumed_phases(second.phase_peaks)
-    second.phase_peaks = {
-        name: max(run.get(name, 0) for run in (first.phase_peaks, phases))
-        for name in {**first.phase_peaks, **phases}
-    }
+    second.phase_peaks = highest(first.phase_peaks, resumed_phases(second.phase_peaks))
     if second.peak_bytes is not None and first.peak_bytes is not None:
         second.peak_bytes = max(first.peak_bytes, second.peak_bytes)
     return second
@@ -513,6 +505,11 @@ def hold(job: Job) -> ReplayResult:
 def resumed_phases(peaks: Mapping[str, int]) -> dict[str, int]:
     """Peaks of a process that went on from a checkpoint: what it loads is ``resuming``."""
     return {"resuming" if name == "loading" else name: peak for name, peak in peaks.items()}
+
+
+def highest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """The higher peak of each phase."""
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
 
 
 def _held(job: Job) -> ReplayResult:

@@ -157,7 +157,6 @@ def curve_chart(
     points: Sequence[tuple[float, float]],
     alt: str,
     *,
-    label: Callable[[float], str] = lambda value: f"{value:g}",
     whole: bool = False,
     band: Sequence[tuple[float, float, float]] = (),
 ) -> Markup:
@@ -177,7 +176,7 @@ def curve_chart(
     area = [(shown.position(x), vertical_axis.position(y)) for x, y in outline]
     layers = [
         svg.horizontal_grid(vertical_axis, format_number),
-        svg.x_ticks(shown, label, most=most),
+        svg.x_ticks(shown, lambda tick: f"{tick:g}", most=most),
         svg.stretched(*([svg.path(area, "area")] if area else []), svg.path(drawn, "series")),
     ]
     if drawn:

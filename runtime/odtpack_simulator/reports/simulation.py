@@ -24,7 +24,6 @@ from odtpack_simulator.reports.report import (
     Table,
     caution,
     figure_text,
-    made_words,
     tally,
 )
 from odtpack_simulator.result import (
@@ -34,7 +33,7 @@ from odtpack_simulator.result import (
     InterruptionInfo,
     SimulationResult,
 )
-from odtpack_simulator.values.figure import Check, Verdict
+from odtpack_simulator.values.figure import Check, Verdict, listed
 from odtpack_simulator.values.memory_fit import judged_peak
 from odtpack_simulator.values.units import (
     Interval,
@@ -59,8 +58,6 @@ def simulation_report(result: SimulationResult) -> Report:
     return Report(
         result=result,
         of="odtpack simulation",
-        name=result.package.name,
-        made=made_words(result.origin),
         headline=headline(result),
         tally=tally(result.checks, [device.verdict for device in devices], "the package"),
         caution=caution([device.validated for device in devices]),
@@ -151,8 +148,7 @@ def _peak_figure(result: SimulationResult) -> tuple[str, str, str]:
     measured = memory.measured_peak_bytes
     peak = judged_peak(predicted, measured)
     if measured is not None:
-        error = 100.0 * (predicted - measured) / max(1, measured)
-        how = f"predicted; measured {format_bytes(measured)} ({error:+.1f} %)"
+        how = f"predicted; {measured_words(predicted, measured)}"
     limited = [
         (device.memory.need_bytes / device.memory.limit_bytes, device.name, device)
         for device in result.devices
@@ -165,6 +161,12 @@ def _peak_figure(result: SimulationResult) -> tuple[str, str, str]:
     app = f" and {format_bytes(others)} besides," if others else ""
     remark = f"{format_bytes(peak)}{app} of {format_bytes(limit)} on {most.title}; {how}"
     return "Peak memory, worst device", format_percent(share), remark
+
+
+def measured_words(predicted: int, measured: int) -> str:
+    """What was measured, and how far the prediction is from it."""
+    error = 100.0 * (predicted - measured) / max(1, measured)
+    return f"measured {format_bytes(measured)} ({error:+.1f} %)"
 
 
 def _step_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
@@ -481,8 +483,7 @@ def interruption_words(info: InterruptionInfo | None) -> str:
         count = kinds[kind]  # type: ignore[index]
         if count:
             parts.append(f"{phrase} {({1: 'once', 2: 'twice'}).get(count, f'{count} times')}")
-    listed = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
-    what = f"The training was {listed or 'not interrupted'}"
+    what = f"The training was {listed(parts) or 'not interrupted'}"
     repeated = sum(entry.repeated_steps for entry in info.interruptions)
     end = {
         True: ", and ended with the same weights as without, bit for bit",

@@ -10,6 +10,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.values.textfile import nearest_line
+
 
 class Part(BaseModel):
     """A record: no unknown keys, finite numbers, never changed in place."""
@@ -54,15 +57,36 @@ def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, 
 def all_problems(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
     """Every deviation as (key, sentence without the key), unknown keys first."""
     # An unknown key is most often a misspelt one whose absence is reported too.
-    found = error.errors(include_url=False)
-    found.sort(key=lambda problem: problem["type"] != "extra_forbidden")
-    return [(_key(each["loc"]), _sentence(dict(each), each["loc"], model)) for each in found]
+    found = _unknown_first(error)
+    return [(_key(each["loc"]), _sentence(each, each["loc"], model)) for each in found]
 
 
-def near_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to a misspelt one, if any is close."""
+def wrong_file(
+    error: ValidationError,
+    model: type[BaseModel],
+    code: str,
+    says: str,  # Beginning of the sentence, such as `the recipe is invalid`
+    source: str,
+    lines: Mapping[tuple[str, ...], int],
+) -> OdtpackError:
+    """The error for a TOML file: its first deviation, and the line of the key or of its table."""
+    key, problem = first_problem(error, model)
+    parts = map(str, _unknown_first(error)[0]["loc"])
+    path = (part for part in parts if part != "[key]" and not part.startswith(TAG_PREFIX))
+    line = nearest_line(lines, tuple(path))
+    where = f"{source}:{line}" if line else source
+    return OdtpackError(code, f"{says} at {key}: {problem}", where=where)
+
+
+def _unknown_first(error: ValidationError) -> list[dict[str, Any]]:
+    found = [dict(each) for each in error.errors(include_url=False)]
+    return sorted(found, key=lambda problem: problem["type"] != "extra_forbidden")
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that asks for the known name closest to a misspelt one, if any is."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return close[0] if close else None
+    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def _key(loc: _Loc) -> str:
@@ -82,23 +106,19 @@ def _sentence(problem: Mapping[str, Any], loc: _Loc, model: type[BaseModel]) -> 
     match problem["type"]:
         case "extra_forbidden":
             allowed = _allowed_keys(loc[:-1], model)
-            near = near_name(str(loc[-1]), allowed)
-            mean = f", did you mean {near!r}" if near else ""
+            mean = meant(str(loc[-1]), allowed).removesuffix("?")
             return f"unknown key{mean}; allowed here: {', '.join(allowed)}"
         case "union_tag_invalid":
             tags = re.findall(rf"'{TAG_PREFIX}([^']*)'", str(problem["ctx"]["expected_tags"]))
             tag = str(problem["ctx"]["tag"]).removeprefix(TAG_PREFIX)
-            near = near_name(tag, tags)
-            mean = f", did you mean {near!r}?" if near else ""
-            return f"the kind {tag[:40]!r} is not one of {', '.join(tags)}{mean}"
+            return f"the kind {tag[:40]!r} is not one of {', '.join(tags)}{meant(tag, tags)}"
         case "union_tag_not_found":
             return f"must be a table that names its kind, found {shown}"
         case "missing":
             return "is missing"
         case "literal_error":
             expected = str(problem["ctx"]["expected"])
-            near = near_name(str(problem["input"]), re.findall(r"'([^']*)'", expected))
-            mean = f", did you mean {near!r}?" if near else ""
+            mean = meant(str(problem["input"]), re.findall(r"'([^']*)'", expected))
             return f"{shown} is not one of {expected}{mean}"
         case "model_type" | "dict_type" | "model_attributes_type":
             allowed = _allowed_keys(loc, model)

@@ -9,7 +9,7 @@ from typing import Final
 
 from odtpack_simulator.values.units import Interval
 
-CONFIDENCE: Final = 0.95
+_TAIL: Final = (1 - 0.95) / 2  # On either side of a 95 % interval
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -21,25 +21,22 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[index] + (above - ordered[index]) * (position - index)
 
 
-def quantile_interval(
-    values: Sequence[float], share: float, *, confidence: float = CONFIDENCE
-) -> Interval:
+def quantile_interval(values: Sequence[float], share: float) -> Interval:
     """A quantile, and two of the values between which that of the population lies."""
     # Of n independent values the number below the population's quantile is binomial with the chance
     # `share`, whatever their distribution. The l-th and the u-th smallest value enclose it with at
-    # least the confidence asked for, if either tail beyond them has at most half of the rest (David
-    # and Nagaraja, "Order Statistics", 3rd edition, section 7.1). Where so few values cannot reach
-    # that, the interval ends at the smallest or the largest, and covers less.
-    # `confidence`: Probability that the interval covers it, between 0 and 1.
+    # least 95 %, if either tail beyond them has at most half of the rest (David and Nagaraja,
+    # "Order Statistics", 3rd edition, section 7.1). Where so few values cannot reach that, the
+    # interval ends at the smallest or the largest, and covers less.
     ordered = sorted(values)
-    count, tail = len(ordered), (1 - confidence) / 2
+    count = len(ordered)
     low, high = 0, count - 1
     below = 0.0  # probability that at most k values lie below the quantile
     for k in range(count):
         below += math.comb(count, k) * share**k * (1 - share) ** (count - k)
-        if below <= tail:
+        if below <= _TAIL:
             low = k
-        if below >= 1 - tail:
+        if below >= 1 - _TAIL:
             high = k
             break
     typical = quantile(ordered, share)

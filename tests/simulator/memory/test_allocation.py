@@ -32,6 +32,7 @@ from odtpack_simulator.memory.arena import (
     Allocation,
     Arena,
     Arenas,
+    SessionUse,
     allocate,
     allocated_size,
     sharing_of,
@@ -547,7 +548,8 @@ def test_options_of_onnx_runtime(case: Callable[[str], Case], tmp_path: Path) ->
     """With memory patterns a session keeps a block for a whole run, beside its arena."""
     this = case("transformer")  # its data are too few to evaluate
     package = _with_default_options(this.package, tmp_path / "package")
-    plan = plan_arenas(package, this.shapes).plan(package.manifest.session, evaluates=False)
+    use = SessionUse(sharing_of(package.manifest.session), step_model=False)
+    plan = plan_arenas(package, this.shapes, use).plan(package.manifest.session, evaluates=False)
     assert plan.peak.nbytes > 1.05 * plan_memory(this.package, this.shapes).peak.nbytes
     job = dataclasses.replace(
         this.job(tmp_path, sharing="own"), training_model=str(package.training_model),

@@ -247,8 +247,7 @@ def teller(shown: _console.Progress) -> Callable[[Progress], None]:
     """A callback for ``simulate`` that reports its progress."""
 
     def report(now: Progress) -> None:
-        what = f"{_WORDS[now.stage]} {now.detail}".rstrip()
-        shown.update(now.step, now.steps, f"{now.run}/{now.runs} {what}")
+        shown.update(now.step, now.steps, f"{now.run}/{now.runs} {_WORDS[now.stage]}")
 
     return report
 

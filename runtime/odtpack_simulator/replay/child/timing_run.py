@@ -56,7 +56,7 @@ def time_steps(job: Job, send: Send) -> None:
     # - `session_creation`, `checkpoint_load` and `checkpoint_save`: `ms` and `cpu_ms`,
     #   medians; `checkpoint_bytes`, `model_bytes`, those of mapped weights included.
     send("phase", name="calibrating this machine")
-    known = job.calibration and Calibration.from_message(job.calibration)
+    known = Calibration(**job.calibration) if job.calibration else None
     calibration = known or calibrate(job.threads)
     send("phase", name="creating sessions")
     files = [job.step_model or job.training_model, job.eval_model, job.optimizer_model]
@@ -134,9 +134,7 @@ def whole_steps(job: Job) -> Iterator[list[Indices]]:
         yield list(itertools.islice(batches, job.accumulation_steps))
 
 
-def step_times(
-    job: Job, trainer: Trainer, *, seconds: float = _TIMED_SECONDS, most: int = _TIMED_STEPS
-) -> tuple[list[float], list[float]]:
+def step_times(job: Job, trainer: Trainer) -> tuple[list[float], list[float]]:
     """Milliseconds of the first step and of those after it, three at least, and their waits."""
     # Steps that waited for a processor are made up for by more, in up to three times the time.
     times: list[float] = []
@@ -144,31 +142,28 @@ def step_times(
     quiet = 0
     clock = host.WaitingClock(job.threads)
     start = time.perf_counter()
-    for indices in itertools.islice(whole_steps(job), 1 + _MOST_REPEATED * most):
+    for indices in itertools.islice(whole_steps(job), 1 + _MOST_REPEATED * _TIMED_STEPS):
         before = clock.seconds()
         times.append(trainer.step(indices)[1] * 1e3)
         waited.append(1e3 * (clock.seconds() - before))
         quiet += len(times) > 1 and waited[-1] <= host.QUIET_SHARE * times[-1]
         spent = time.perf_counter() - start
         enough = quiet >= host.ENOUGH_STEPS or quiet == len(times) - 1
-        if quiet == most or (
-            len(times) > 3 and spent > (seconds if enough else _MOST_REPEATED * seconds)
-        ):
+        seconds = _TIMED_SECONDS if enough else _MOST_REPEATED * _TIMED_SECONDS
+        if quiet == _TIMED_STEPS or (len(times) > 3 and spent > seconds):
             break
     clock.close()
     return times, waited
 
 
-def profiled_step(
-    job: Job, batches: Batches, *, seconds: float = _PROFILED_SECONDS, most: int = _PROFILED_STEPS
-) -> tuple[int, list[NodeRun]]:
+def profiled_step(job: Job, batches: Batches) -> tuple[int, list[NodeRun]]:
     """Number of profiled steps, and the nodes of a typical one, training before optimizer."""
     trainer = open_trainer(job, batches, profile=True)
     source = whole_steps(job)
     trainer.step(next(source))  # the first one is not like the others
     made = 1
-    end = time.perf_counter() + seconds
-    while made < 1 + most and (made == 1 or time.perf_counter() < end):
+    end = time.perf_counter() + _PROFILED_SECONDS
+    while made < 1 + _PROFILED_STEPS and (made == 1 or time.perf_counter() < end):
         trainer.step(next(source))
         made += 1
     del trainer
