@@ -25,6 +25,7 @@ from odtpack_runtime.training.schedules import ScheduleSpec
 from scripts.manifest_schema import manifest_schema
 from tests import zoo
 from tests.packages.samples import tree
+from tests.refused import refused
 
 MODEL = Path("model.onnx")
 
@@ -200,9 +201,8 @@ def test_what_a_manifest_records_is_what_was_asked_for(tmp_path: Path) -> None:
     ],
 )
 def test_bounds_are_checked_wherever_a_value_comes_from(wrong: dict[str, Any], code: str) -> None:
-    with pytest.raises(OdtpackError) as error:
+    with refused(code) as error:
         BuildSpec(MODEL, "mse", **wrong)
-    assert error.value.code == code
     assert next(iter(wrong)) in error.value.what
     assert error.value.hint
 

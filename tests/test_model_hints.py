@@ -22,6 +22,7 @@ from odtpack.onnxblock.loss import CrossEntropyLoss
 from odtpack.package.parameters import candidates
 from odtpack_runtime.package.manifest import Manifest
 from tests.packaging_tools import open_training
+from tests.refused import refused
 
 RANDOM = np.random.default_rng(2)
 
@@ -189,9 +190,8 @@ def test_cross_entropy_refuses_classes_of_any_number(tmp_path: Path) -> None:
     model = _model(
         "g (float[batch, c, 4, 5] x) => (float[batch, c, 4, 5] y) { y = MatMul(x, w) }", w=(5, 5)
     )
-    with pytest.raises(OdtpackError) as caught:
+    with refused("classes-unknown") as caught:
         build_package(model, tmp_path / "package", loss="cross_entropy")
-    assert caught.value.code == "classes-unknown"
     assert "[batch, c, 4, 5]" in caught.value.what
 
 

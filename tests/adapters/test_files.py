@@ -17,7 +17,6 @@ import torch
 
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
-from odtpack.errors import OdtpackError
 from odtpack_runtime import CheckpointState, Package
 from odtpack_runtime.package.adapter import CONFIG, TENSORS, PeftAdapter, read_peft, write_peft
 from tests.adapters import llama
@@ -25,6 +24,7 @@ from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import SPECS, config
 from tests.cli.conftest import Run, run
 from tests.packaging_tools import open_training
+from tests.refused import refused
 
 __all__ = ["run"]
 
@@ -237,9 +237,8 @@ def test_bad_settings_of_peft(setting: str, code: str, peft_files: Path) -> None
     assert read_peft(peft_files).scaling == 1.0
     path = peft_files / CONFIG
     path.write_text(path.read_text().rstrip("}\n") + f", {setting}}}")
-    with pytest.raises(OdtpackError) as caught:
+    with refused(code) as caught:
         read_peft(peft_files)
-    assert caught.value.code == code
     assert len(caught.value.what) < 300
 
 
@@ -254,9 +253,8 @@ def test_modules_to_save_that_are_no_list(saved: str, peft_files: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff" * 9, b"[" * 100_000, b"\x00" * 64])
 def test_files_that_are_not_peft_s(name: str, content: bytes, peft_files: Path) -> None:
     (peft_files / name).write_bytes(content)
-    with pytest.raises(OdtpackError) as caught:
+    with refused("peft-invalid"):
         read_peft(peft_files)
-    assert caught.value.code == "peft-invalid"
 
 
 @pytest.mark.parametrize(
@@ -272,15 +270,13 @@ def test_files_that_are_not_peft_s(name: str, content: bytes, peft_files: Path) 
     ],
 )
 def test_a_bad_adapter_is_an_error(kind: Any, change: dict[str, Any], code: str) -> None:
-    with pytest.raises(OdtpackError) as caught:
+    with refused(code):
         AdapterSpec(kind, **change)
-    assert caught.value.code == code
 
 
 def test_an_unknown_layer_is_an_error(llama_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(OdtpackError) as caught:
+    with refused("unknown-layer") as caught:
         build_package(
             llama_file, tmp_path, loss="next_token", adapter=AdapterSpec("lora", ("*.query",))
         )
-    assert caught.value.code == "unknown-layer"
     assert "layers.0.self_attn.q_proj" in str(caught.value.hint)

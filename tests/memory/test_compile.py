@@ -41,6 +41,7 @@ from odtpack_simulator.replay.replay import run_training_child
 from tests import zoo
 from tests.memory.test_written import LEVELS
 from tests.packaging_tools import batch, generate, trainable_names
+from tests.refused import refused
 from tests.sweep import split
 
 BATCH = 4
@@ -402,6 +403,5 @@ def test_only_operators_that_are_not_here_leave_a_model_as_it_is(
     reason = "model-not-loadable"
     assert memory_compile.compile_memory(model, {}, MemorySpec()) is None
     reason = code
-    with pytest.raises(OdtpackError, match="is not loaded") as caught:
+    with refused(code, "is not loaded"):
         memory_compile.compile_memory(model, {}, MemorySpec())
-    assert caught.value.code == code

@@ -15,6 +15,7 @@ from odtpack.cli import main
 from odtpack.optimizers import SGD
 from odtpack.package import self_check
 from odtpack_runtime import CheckpointState, OdtpackError
+from tests.refused import refused
 
 FLOATS = np.linspace(-1, 1, 60, dtype=np.float32)
 CASES = {
@@ -56,9 +57,8 @@ def model(
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_that_does_not_run(name: str, self_check: bool, tmp_path: Path) -> None:
     nodes, code, node = CASES[name]
-    with pytest.raises(OdtpackError) as caught:
+    with refused(code) as caught:
         build_package(model(nodes), tmp_path / "p", loss="mse", self_check=self_check)
-    assert caught.value.code == code
     assert node in caught.value.what
     assert not (tmp_path / "p").exists()
 

@@ -26,6 +26,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
 from tests.packages.mutations import rehash, seal
+from tests.refused import refused
 
 
 @pytest.fixture
@@ -218,9 +219,8 @@ class TestSignature:
 
     def test_damage_is_not_signed(self, package: Path, key: Path) -> None:
         (package / "checkpoint").write_bytes(b"x")
-        with pytest.raises(OdtpackError) as caught:
+        with refused("package-changed"):
             sign_package(package, key)
-        assert caught.value.code == "package-changed"
         assert not (package / "manifest.sig").exists()
 
     @pytest.mark.parametrize("content", [None, b"", b"not a key", b"x" * 2**17])
@@ -253,9 +253,8 @@ class TestSignature:
 
     def test_no_key_is_overwritten(self, key: Path) -> None:
         before = key.read_bytes()
-        with pytest.raises(OdtpackError) as caught:
+        with refused("key-exists"):
             new_key(key)
-        assert caught.value.code == "key-exists"
         assert key.read_bytes() == before
 
     def test_without_the_library(

@@ -12,7 +12,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from odtpack.errors import OdtpackError
 from odtpack.fit.finalists import Surroundings, recipe_text
 from odtpack.recipe import BuildSpec, read_recipe
 from odtpack.recipe.key import cache_key, write_stamp
@@ -21,6 +20,7 @@ from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.cli.conftest import arrays, assert_refused, tree
 from tests.recipe.conftest import RECIPE, Run, Write, run
+from tests.refused import refused
 from tests.test_docs import prepare_encoder
 
 FULL = """
@@ -418,9 +418,8 @@ def test_every_key_of_the_head_decides_the_package(prepared: Path) -> None:
     ],
 )
 def test_what_is_no_head_is_refused_with_its_key(prepared: Path, head: str, key: str) -> None:
-    with pytest.raises(OdtpackError) as caught:
+    with refused("recipe-invalid") as caught:
         read_recipe(written(prepared, head))
-    assert caught.value.code == "recipe-invalid"
     assert key in caught.value.what
 
 

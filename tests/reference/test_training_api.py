@@ -16,6 +16,7 @@ from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackE
 from odtpack_runtime.checkpoint.format import parse_checkpoint
 from tests import zoo
 from tests.packaging_tools import batch, generate, open_training
+from tests.refused import refused
 
 MODEL = zoo.mlp((20, 30, 10))
 
@@ -86,9 +87,8 @@ def test_parameters_by_name_are_read_and_updated(package: Path) -> None:
 def test_buffers_of_a_wrong_size(package: Path) -> None:
     _, module, _ = open_training(package)
     for size in (0, module.get_parameters_size() - 1, module.get_parameters_size() + 1):
-        with pytest.raises(OdtpackError) as caught:
+        with refused("buffer-size"):
             module.copy_buffer_to_parameters(np.zeros(size, np.float32))
-        assert caught.value.code == "buffer-size"
 
 
 @pytest.mark.parametrize("with_optimizer", [True, False])
@@ -124,6 +124,5 @@ def test_a_checkpoint_in_memory(package: Path) -> None:
 
 
 def test_a_missing_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(OdtpackError) as caught:
+    with refused("checkpoint-not-found"):
         CheckpointState.load_checkpoint(tmp_path / "nothing")
-    assert caught.value.code == "checkpoint-not-found"

@@ -50,6 +50,7 @@ from odtpack_simulator.memory.runtime_graph import load_runtime_graph
 from odtpack_simulator.replay.job import Job
 from tests import zoo
 from tests.packaging_tools import batch, statistic_names
+from tests.refused import refused
 from tests.simulator.packages import make_profile
 from tests.torch_twins import twin
 from tests.training.tables import tables
@@ -492,9 +493,8 @@ def test_bad_input_changes_nothing(tmp_path: Path) -> None:
     optimizer = Optimizer(package.optimizer_model, module)
     before = {name: p.data.copy() for name, p in state.parameters}
     data, labels = batch(model, 4)
-    with pytest.raises(OdtpackError) as caught:
+    with refused("label-out-of-range"):
         optimizer.step_on(data, labels + 10)
-    assert caught.value.code == "label-out-of-range"
     assert optimizer.step_count == 0
     for name, parameter in state.parameters:
         np.testing.assert_array_equal(parameter.data, before[name])
@@ -509,13 +509,11 @@ def test_a_step_model_of_another_package_is_refused(tmp_path: Path) -> None:
     third = package_of(MODELS["mlp"](), folders["third"], AdamW())
     state = CheckpointState.load_checkpoint(package.checkpoint)
     for wrong in (other.step_model, package.training_model, package.eval_model):
-        with pytest.raises(OdtpackError) as caught:
+        with refused("model-mismatch"):
             Module(package.training_model, state, step_model_uri=wrong)
-        assert caught.value.code == "model-mismatch"
     module = Module(package.training_model, state, step_model_uri=third.step_model)
-    with pytest.raises(OdtpackError) as caught:
+    with refused("model-mismatch"):
         Optimizer(package.optimizer_model, module)
-    assert caught.value.code == "model-mismatch"
 
 
 # Steps are timed with the models that a kit makes them with.

@@ -12,12 +12,13 @@ import pytest
 from odtpack.build import build_package
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion
 from odtpack.optimizers import Optimizer as Formula
-from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError, Optimizer
+from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.loop import train_step
 from odtpack_runtime.training.parameter_vector import all_finite
 from tests import zoo
 from tests.packaging_tools import batch
+from tests.refused import refused
 
 OPTIMIZERS = {
     "sgd": SGD(), "momentum": SGD(momentum=0.9), "adam": Adam(), "adamw": AdamW(weight_decay=0.1),
@@ -216,13 +217,11 @@ def test_to_stop_is_a_policy(tmp_path: Path, whole: bool) -> None:
     package = package_of(model, tmp_path, step_model="always" if whole else "never")
     module, optimizer = opened(package, whole=whole, on_not_finite="stop")
     before = contents(module)
-    with pytest.raises(OdtpackError) as caught:
+    with refused("loss-not-finite"):
         train_step(module, optimizer, [spoilt(batch(model, 8))])
-    assert caught.value.code == "loss-not-finite"
     assert contents(module) == before
-    with pytest.raises(OdtpackError) as caught:
+    with refused("bad-policy"):
         opened(package, on_not_finite="ignore")
-    assert caught.value.code == "bad-policy"
 
 
 def test_step_on_without_a_step_model(tmp_path: Path) -> None:
@@ -243,9 +242,8 @@ def test_learning_rates(tmp_path: Path, rate: float) -> None:
     _module, optimizer = opened(package_of(zoo.mlp((20, 16, 10)), tmp_path))
     before = optimizer.get_learning_rate()
     for act in (optimizer.set_learning_rate, lambda r: LinearLRScheduler(optimizer, 5, 10, r)):
-        with pytest.raises(OdtpackError) as caught:
+        with refused("bad-learning-rate"):
             act(rate)
-        assert caught.value.code == "bad-learning-rate"
         assert optimizer.get_learning_rate() == before
     optimizer.set_learning_rate(0)
     assert optimizer.get_learning_rate() == 0
