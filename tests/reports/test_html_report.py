@@ -18,6 +18,7 @@ from tests.reports.browser import CHROMIUM
 from tests.reports.demo import STORED, demo_result, stored_result
 from tests.reports.hostile import hostile_result
 from tests.reports.page import Page
+from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
 
 SECTIONS = ["devices", "learning", "memory", "latency", "checks", "provenance"]
@@ -60,8 +61,7 @@ def test_verdicts_of_phones_are_marked(html: str, name: str) -> None:
 
 def test_validated_profiles_are_not_marked() -> None:
     result = stored_result(["google/pixel-8a"])
-    devices = [device.model_copy(update={"validated": True}) for device in result.devices]
-    text = Page(render_html(result.model_copy(update={"devices": devices})).decode()).text
+    text = Page(render_html(on_devices(result, validated=True)).decode()).text
     assert "not validated on hardware" not in text
     assert "validated on hardware" in text
 
@@ -140,8 +140,8 @@ def test_interruptions_are_told_and_drawn(html: str, result: SimulationResult) -
     assert result.interruption is not None
     assert part.count('class="event"') == len(result.interruption.interruptions)
     assert "bit for bit" in part
-    unequal = result.interruption.model_copy(update={"equal": False, "detail": ""})
-    other = render_html(result.model_copy(update={"interruption": unequal})).decode()
+    unequal = changed(result, interruption={"equal": False, "detail": ""})
+    other = render_html(unequal).decode()
     assert "did not end with the same weights" in section(other, "interruptions")
 
 
@@ -161,8 +161,7 @@ def test_drawings_have_words_and_tables_have_headers(html: str) -> None:
 
 def test_fifty_devices() -> None:
     result = stored_result()
-    fifty = result.model_copy(update={"devices": result.devices * 9})
-    page = Page(render_html(fifty).decode())
+    page = Page(render_html(changed(result, devices=result.devices * 9)).decode())
     assert page.text.count("Raspberry Pi Zero 2 W") >= 5
     assert "5 of 54" in page.text
 
@@ -218,31 +217,22 @@ def test_sparse_results(result: SimulationResult) -> None:
 
 
 def test_empty_measurements() -> None:
-    result = make_result(["web/phone"])
-    training = result.training.model_copy(
-        update={
-            "losses": [],
-            "eval_loss_before": None,
-            "eval_loss_after": None,
-            "metric_after": None,
-        }
+    result = changed(
+        make_result(["web/phone"]),
+        training=dict.fromkeys(("eval_loss_before", "eval_loss_after", "metric_after"))
+        | {"losses": []},
+        latency_host={"steps_ms": [], "by_operator": [], "first_step_ms": None},
+        memory={"timeline": [], "tensors_at_peak": [], "measured_peak_bytes": None},
     )
-    host = result.latency_host.model_copy(
-        update={"steps_ms": [], "by_operator": [], "first_step_ms": None}
-    )
-    memory = result.memory.model_copy(
-        update={"timeline": [], "tensors_at_peak": [], "measured_peak_bytes": None}
-    )
-    changes = {"training": training, "latency_host": host, "memory": memory}
-    page = Page(render_html(judge(result.model_copy(update=changes))).decode("utf-8"))
+    page = Page(render_html(judge(result)).decode("utf-8"))
     assert "predicted, not measured" in page.text
     assert "Not judged: neither the host's steps" in page.text
 
 
 def test_diverged_training_is_said() -> None:
-    result = make_result(["google/pixel-8a"])
-    training = result.training.model_copy(update={"losses": [2.0, None], "eval_loss_after": None})
-    text = Page(render_html(judge(result.model_copy(update={"training": training}))).decode()).text
+    training = {"losses": [2.0, None], "eval_loss_after": None}
+    result = changed(make_result(["google/pixel-8a"]), training=training)
+    text = Page(render_html(judge(result)).decode()).text
     assert "not finite" in text
 
 

@@ -30,6 +30,7 @@ from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import Interval
 from tests import zoo
 from tests.cli.conftest import arrays
+from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
 from tests.sweep import split_rows
 
@@ -101,30 +102,25 @@ def results(draw: st.DrawFn) -> SimulationResult:
         key: draw(COUNTS)
         for key in ("trainable_parameters", "total_parameters", "parameter_bytes", "package_bytes")
     }
-    update = {
-        "latency": device.latency.model_copy(update={**latency, "not_judged": "unknown"}),
-        "campaign": device.campaign.model_copy(
-            update={**whole, "endless": draw(st.sampled_from([None, "typical", "worst case"]))}
+    endless = draw(st.sampled_from([None, "typical", "worst case"]))
+    result = on_devices(
+        BASE,
+        latency={**latency, "not_judged": "unknown"},
+        campaign={**whole, "endless": endless},
+        memory=memory,
+    )
+    result = changed(
+        result,
+        package=package,
+        data=data,
+        policy=Policy(
+            state=draw(st.sampled_from(["foreground", "background"])),
+            save_every=draw(st.sampled_from([None, 1, 2**31])),
+            sessions_per_day=draw(st.sampled_from([5e-324, 1.0, 1440.0])),
         ),
-        "memory": device.memory.model_copy(update=memory),
-    }
-    predicted = PredictedMemory(peak_bytes=parts.total, breakdown=parts)
-    result = BASE.model_copy(
-        update={
-            "package": BASE.package.model_copy(update=package),
-            "data": BASE.data.model_copy(update=data),
-            "policy": Policy(
-                state=draw(st.sampled_from(["foreground", "background"])),
-                save_every=draw(st.sampled_from([None, 1, 2**31])),
-                sessions_per_day=draw(st.sampled_from([5e-324, 1.0, 1440.0])),
-            ),
-            "training": BASE.training.model_copy(update=training),
-            "latency_host": BASE.latency_host.model_copy(
-                update={"p50_ms": interval(), "p90_ms": interval()}
-            ),
-            "memory": BASE.memory.model_copy(update={"predicted": predicted}),
-            "devices": [device.model_copy(update=update)],
-        }
+        training=training,
+        latency_host={"p50_ms": interval(), "p90_ms": interval()},
+        memory={"predicted": PredictedMemory(peak_bytes=parts.total, breakdown=parts)},
     )
     return SimulationResult.model_validate_json(result.to_json())  # as a file brings it
 
@@ -259,8 +255,7 @@ def test_only_a_fall_beyond_its_noise_passes(
 def test_a_loss_that_is_always_zero_fails_however_few_the_samples() -> None:
     result = with_fall(None)
     zero = {"eval_loss_before": 0.0, "eval_loss_after": 0.0}
-    training = result.training.model_copy(update=zero)
-    check = learns(judge(result.model_copy(update={"training": training})))
+    check = learns(judge(changed(result, training=zero)))
     assert (check.status, check.advice is not None) == ("fail", True)
     assert "exactly 0" in check.message
 
@@ -326,9 +321,7 @@ def groups(losses: np.ndarray) -> Groups:
 
 
 def with_fall(fall: HeldOutFall | None) -> SimulationResult:
-    result = make_result([])
-    training = result.training.model_copy(update={"held_out_fall": fall})
-    return result.model_copy(update={"training": training, "interruption": None})
+    return changed(make_result([]), training={"held_out_fall": fall}, interruption=None)
 
 
 def learns(result: SimulationResult) -> Check:

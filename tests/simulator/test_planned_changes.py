@@ -27,6 +27,7 @@ from odtpack_simulator.simulation import judge_again, simulate
 from odtpack_simulator.values.figure import Check
 from tests import zoo
 from tests.packaging_tools import generate, trainable_names
+from tests.simulator.changed import changed
 from tests.simulator.packages import Case, make_case, make_profile
 from tests.sweep import split
 
@@ -176,7 +177,7 @@ def test_a_recommender_is_advised_to_freeze_its_table(
     assert "even training in micro-batches of 1" in (
         memory_check(again, "peak_memory").advice or ""
     )
-    moved = fits.model_copy(update={"package": fits.package.model_copy(update={"path": "gone"})})
+    moved = changed(fits, package={"path": "gone"})
     lost = judge_again(moved, lambda result: judge(result, tight))
     assert "where the package is" in (memory_check(lost, "peak_memory").advice or "")
 
