@@ -314,7 +314,6 @@ def Pad(
     call: Call, x: Tensor, pads: Value = None, fill: Value = None, axes: Value = None
 ) -> Tensor:
     flat = call.list("pads", pads)
-    assert flat is not None
     chosen = call.list("axes", axes) or list(range(x.ndim))
     mode, half = call.get("mode", "constant"), len(flat) // 2
     value = 0.0 if fill is None else fill.item()

@@ -75,7 +75,6 @@ def test_layers_that_reach_no_output_are_named(tmp_path: Path) -> None:
     manifest = build_package(
         proto, tmp_path / "package", loss="next_token", adapter=spec, remark=said.append
     )
-    assert manifest.adapter is not None
     assert manifest.adapter.layers == ("model.layers.0.self_attn.q_proj",)
     (told,) = (text for text in said if "depends on" in text)
     assert "model.layers.1.self_attn.q_proj" in told
@@ -226,7 +225,6 @@ def test_peft_finds_every_layer_but_those_that_the_export_names(
     outcome = run("adapter", "export", package, "--out", adapter)
     assert outcome.code == 0, outcome.err
     shape, info = genai.SHAPE, manifest.adapter
-    assert info is not None
     config = transformers.AutoConfig.for_model(
         kind, hidden_size=shape.width, intermediate_size=shape.inner, num_hidden_layers=2,
         num_attention_heads=shape.heads, num_key_value_heads=shape.shared, pad_token_id=0,

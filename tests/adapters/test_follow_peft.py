@@ -69,7 +69,6 @@ def follow(
         ),
         adapter=spec, **build,
     )  # fmt: skip
-    assert manifest.adapter is not None
     theirs = peft.get_peft_model(copy.deepcopy(module), config(spec, list(manifest.adapter.layers)))
     state, trainer, optimizer = open_training(folder)
     start = {n: p.data.copy() for n, p in state.parameters if p.requires_grad}

@@ -153,7 +153,6 @@ def test_two_pieces_as_one(
     monkeypatch.setattr(rows, "_MANY", 4)
     folder = built(llama_file, tmp_path / "two")
     info = Package.open(folder).manifest.segments
-    assert info is not None
     kinds = [each.forward for each in info.segments if each.backward]
     assert kinds == [kinds[0]] * 2
     np.testing.assert_allclose(trained(folder, 3)[1], losses, rtol=1e-6)
@@ -163,7 +162,6 @@ def test_blocks_share_models_and_weights_are_stored_once(llama_file: Path, tmp_p
     """Two blocks are four segments of two kinds; a segment's models hold no matrix."""
     folder = built(llama_file, tmp_path, loss_options={"words": 8})
     info = Package.open(folder).manifest.segments
-    assert info is not None
     kinds = [each.forward for each in info.segments if each.backward]
     assert kinds == [kinds[0], kinds[1]] * 2
     for path in folder.glob("*.onnx"):
@@ -396,7 +394,6 @@ def test_verify_a_manifest_that_says_otherwise(
 
 def test_what_needs_one_model_refuses(llama_file: Path, tmp_path: Path) -> None:
     package = Package.open(built(llama_file, tmp_path))
-    assert package.manifest.self_check is not None
     assert package.manifest.self_check.reason is not None
     with pytest.raises(RuntimeFailure) as caught:
         package.require_one_model("A simulation")

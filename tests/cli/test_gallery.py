@@ -59,7 +59,6 @@ def test_an_example_runs_as_its_page_says(name: str, tmp_path: Path) -> None:
         assert np.isfinite(output).all()
     if name == FAST:
         found = re.search(r"(\d+)% of sound windows above it, (\d+)% of the anomalies", said[-1])
-        assert found is not None
         assert int(found[1]) < 10
         assert int(found[2]) > 90
 

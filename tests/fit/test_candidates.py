@@ -197,7 +197,6 @@ class TestRecipes:
                 given = read.budgets()
                 assert (given is None) == (budgets is None)
                 if isinstance(budgets, dict):
-                    assert given is not None
                     assert "peak_memory" in given.overall()
                     assert "final_loss" in given.narrowed("any", "ios")
 
@@ -227,7 +226,6 @@ class TestRecipes:
             manifest = build(BuildSpec.of(read), tmp_path / f"package-{candidate.number}")
             assert manifest.accumulation_steps == candidate.accumulation_steps
             assert manifest.optimizer.kind == candidate.optimizer
-            assert manifest.schedule is not None
             assert manifest.schedule.learning_rate == candidate.learning_rate
             trained = [math.prod(p.shape) for p in manifest.parameters if p.role == "trainable"]
             assert sum(trained) == candidate.freeze.trained
@@ -281,7 +279,6 @@ def test_excess_agrees_with_the_judge(scale: float, text: str) -> None:
     memory = ("memory_limit", "peak_memory", "memory_headroom")
     failed = any(check.metric in memory and check.status == "fail" for check in checks)
     ceiling = memory_ceiling(profiles(), budgets)
-    assert ceiling is not None
     peak = with_margin(max(device.memory.peak_bytes for device in result.devices))
     assert (ceiling.excess(peak) > 0) == failed
 
@@ -289,7 +286,6 @@ def test_excess_agrees_with_the_judge(scale: float, text: str) -> None:
 def test_size() -> None:
     budgets = parse_budgets(BUDGETS.encode())
     ceiling = size_ceiling(profiles(), budgets)
-    assert ceiling is not None
     assert ceiling.limit == 5e6
     result = judge(make_result(NAMES), budgets)
     failed = [check.limit for _, check in result.all_checks() if check.status == "fail"]
@@ -312,7 +308,6 @@ def test_headroom_leaves_the_rest_of_what_is_granted() -> None:
     profile = load_profile("google/pixel-8a")
     budgets = parse_budgets(b'[budgets]\nmemory_headroom = "20 %"\napp_footprint = "50 MB"')
     ceiling = memory_ceiling([profile], budgets)
-    assert ceiling is not None
     left = 0.8 * (profile.memory_limit_bytes() or 0) - 50e6
     # What may be taken and what a process of that kit takes besides is what is left.
     planned = int(ceiling.limit / (1 + MARGIN))

@@ -67,7 +67,6 @@ def test_nothing_fits(start: Run, files: Files, tmp_path: Path) -> None:
     assert result.pareto == []
     assert not result.found
     nearest = result.nearest
-    assert nearest is not None
     assert nearest.miss == pytest.approx(nearest.peak_bytes / 500e3 - 1)
     dropped = [each for each in result.left if each.stage == "plan"]
     assert len(dropped) == result.looked_at - 1

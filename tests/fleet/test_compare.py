@@ -68,7 +68,6 @@ def test_more_training_is_better_and_costs_more_energy(
     assert figure(found, "traffic").direction == "same"
     reached = figure(found, "rounds")
     first = longer[0].reached(0.3)
-    assert first is not None
     assert short[0].reached(0.3) is None
     assert (reached.base, reached.head, reached.direction) == (None, first.number, "better")
     assert "epochs: 1 before, 4 now" in found.notes

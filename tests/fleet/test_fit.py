@@ -118,7 +118,6 @@ def test_settings_over_a_budget_are_left_early_and_never_among_the_best(folder: 
     assert [each.number for each in result.best] == [1]
     assert not result.over_budget
     for each in result.left:
-        assert each.reason is not None
         assert each.reason.startswith("after 3 rounds: a device sends and receives up to")
     tight = fleet.model_copy(
         update={"budgets": fleet.budgets.model_copy(update={"traffic_per_device": 1.0})}

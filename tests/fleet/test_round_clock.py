@@ -212,7 +212,6 @@ def test_memory_does_not_grow_with_the_population(kind: type[RoundClock]) -> Non
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         for each in played:
-            assert each is not None
             assert len(each.averaged) == 100
             assert each.looked_at > 2000
     assert max(peaks) < 1.2 * min(peaks) + 1_000_000

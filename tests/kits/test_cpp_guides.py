@@ -67,7 +67,6 @@ def fragments(guide: str, language: str) -> list[str]:
 def test_each_guide_begins_with_the_training_loop() -> None:
     for name in ("cpp", "csharp", "java", "javascript", "kotlin", "swift"):
         block = re.search(r"^```\w+\n(.*?)^```$", (GUIDES / f"{name}.md").read_text(), re.M | re.S)
-        assert block is not None
         assert re.search("trainBatch", block[1], re.I), name
         assert block[1].count("\n") <= 30, name
 

@@ -101,7 +101,6 @@ def test_the_guide_trains_with_the_nuget_package(package: Path, tmp_path: Path) 
     for _ in range(2):  # the second time there is nothing left to do
         subprocess.run(csharp_kit.command(app), cwd=tmp_path, check=True)
         optimizer = read_checkpoint(tmp_path / "trained.ckpt").optimizer
-        assert optimizer is not None
         assert optimizer.step == 100
     assert (tmp_path / "trained.ckpt.previous").is_file()
     onnxruntime.InferenceSession(tmp_path / "personal.onnx")
@@ -199,7 +198,6 @@ def test_an_adapter_is_taken_over_by_its_names(tmp_path: Path) -> None:
     trained.trainable = {name: array + 1 for name, array in trained.trainable.items()}
     write_checkpoint(tmp_path / "trained", trained)
     done = run("adapter", package.path, tmp_path / "trained", tmp_path / "saved")
-    assert package.manifest.adapter is not None
     assert sorted(done.stdout.split("\n")) == sorted(package.manifest.adapter.parameters)
     for name, array in read_checkpoint(tmp_path / "saved").trainable.items():
         np.testing.assert_array_equal(array, trained.trainable[name])

@@ -183,7 +183,6 @@ def test_the_guides_code_for_node_trains(digits_package: Path, tmp_path: Path) -
 
     (tmp_path / "personal.onnx").unlink()
     samples = re.search(r"^import \* as ort.*?^}$", code, re.M | re.S)
-    assert samples is not None
     given = f"import {{ readFileSync }} from 'node:fs';\n{samples[0]}\n"
     given += "const batches = [0, 1].map(batch);\n"
     (tmp_path / "train.mjs").write_text(given + loop)

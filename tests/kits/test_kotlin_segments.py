@@ -169,7 +169,6 @@ def _need(task: dict[str, Any]) -> int:
     # The kernel's mark of the peak, in which pages of files count: they come, and then stay.
     peaks = {"VmHWM": 0, "RssFile": 0}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as child:
-        assert child.stdout is not None
         while child.poll() is None:
             for line in Path(f"/proc/{child.pid}/status").read_text().splitlines():
                 name, _, figure = line.partition(":")

@@ -104,7 +104,6 @@ def check_runs(suite: Path, tmp_path: Path) -> None:
             same_loss(loss_of(results), step, folder.name)
             outputs = results[1:] if isinstance(results, tuple) else ()
             if step["loss"] is None:
-                assert module.last_not_finite is not None
                 assert module.last_not_finite.code == step["not_finite"]
             else:
                 for entry, found in zip(step["outputs"], outputs, strict=True):
@@ -155,7 +154,6 @@ def check_plain_runs(suite: Path, tmp_path: Path) -> None:
         batch = {entry["name"]: tensor(folder, entry) for entry in inputs}
         assert float(kit.evaluate(batch)[0]) == case["evaluation"]["loss"], folder.name
         after = read_checkpoint(folder / case["after"])
-        assert after.optimizer is not None
         kit.rate = np.float32(after.optimizer.learning_rate)
         kit.properties |= case["properties"]
         kit.properties |= {k: v for k, v in after.properties.items() if k == "odtpack.schedule"}
@@ -177,8 +175,6 @@ def same(found: CheckpointData, expected: CheckpointData, where: str) -> None:
             assert array.dtype == other[name].dtype
             np.testing.assert_array_equal(array, other[name], f"{where}: {name}")
     assert found.properties == expected.properties, where
-    assert found.optimizer is not None
-    assert expected.optimizer is not None
     for key in ("step", "learning_rate", "groups", "kind"):
         assert getattr(found.optimizer, key) == getattr(expected.optimizer, key), (where, key)
     assert found.optimizer.moments.keys() == expected.optimizer.moments.keys(), where
@@ -224,7 +220,6 @@ def test_recoveries(suite: Path, tmp_path: Path) -> None:
         state = CheckpointState.load_checkpoint(path)
         assert state.recovered
         assert f"of optimizer step {case['step']}:" in state.recovered
-        assert state.optimizer is not None
         assert state.optimizer.step == case["step"]
         same(state.snapshot(True), read_checkpoint(folder / case["previous"]), folder.name)
         if case["lost"] is not None:

@@ -101,7 +101,6 @@ def guide(name: str, file: str) -> str:
 
 def steps_trained(folder: Path) -> int:
     optimizer = read_checkpoint(folder / "trained.ckpt").optimizer
-    assert optimizer is not None
     return optimizer.step
 
 

@@ -48,10 +48,8 @@ def test_the_guide_builds_and_trains(package: Path, tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         optimizer = read_checkpoint(tmp_path / "trained.ckpt").optimizer
-        assert optimizer is not None
         assert optimizer.step == 100
     last = re.fullmatch(r"loss ([\d.]+), accuracy ([\d.]+)", done.stdout.splitlines()[-1])
-    assert last is not None
     images = np.fromfile(tmp_path / "assets" / "images.bin", np.float32).reshape(320, *SHAPE)[:64]
     labels = np.fromfile(tmp_path / "assets" / "labels.bin", np.int64)[:64]
     personal = onnxruntime.InferenceSession(tmp_path / "personal.onnx")
@@ -98,7 +96,6 @@ def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path
     assert run_trainer(tmp_path / "often", 71) == "false\n"
     assert run_trainer(tmp_path / "often", 330, "it is hot") == "false\n"
     optimizer = read_checkpoint(tmp_path / "often" / "trained.ckpt").optimizer
-    assert optimizer is not None
     assert optimizer.step == 70 + 330  # the step that followed the warning was made
     assert run_trainer(tmp_path / "often", 10_000) == "true\n"
     one, two = (tmp_path / name / "trained.ckpt" for name in ("once", "often"))

@@ -273,7 +273,6 @@ def _model() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 def test_value_parts_and_gradient_are_those_of_pytorch(tmp_path: Path) -> None:
     model, weights = _model()
     manifest = build_package(model, tmp_path / "p", losses=PARTS)
-    assert manifest.inference is not None
     assert manifest.inference.outputs == ("kinds", "size")
     assert manifest.inference.inputs == ("x",)
     names = [each.name for each in manifest.outputs]
@@ -308,7 +307,6 @@ def test_value_parts_and_gradient_are_those_of_pytorch(tmp_path: Path) -> None:
         )
         for name, parameter in state.parameters:
             exact = given[name].grad
-            assert exact is not None
             np.testing.assert_allclose(parameter.grad, exact.numpy(), rtol=1e-4, atol=1e-6)
         found = evaluate(module, [batch], numbers={n: i for i, n in enumerate(names) if i})
         assert found.means == pytest.approx(

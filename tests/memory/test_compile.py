@@ -69,7 +69,6 @@ def build(model: onnx.ModelProto, memory: MemorySpec | None) -> Graphs:
 
 def least(share: float, graphs: Graphs) -> MemorySpec:
     """What comes to a share of the activations, whatever the time."""
-    assert graphs.memory is not None
     return MemorySpec(batch=BATCH, limit=int(share * graphs.memory.before), slowdown=1.0)
 
 
@@ -134,7 +133,6 @@ def test_what_is_computed_again_survives_on_every_level(name: str, tmp_path: Pat
     """ONNX Runtime merges none of it with the first time: no level has fewer operators of a kind
     than the plain model and what was added."""
     plain, compiled = kept(name), halved(name)
-    assert compiled.memory is not None
     if not compiled.memory.decisions:
         pytest.skip("nothing of it can be computed again for less")
     for level in LEVELS:
@@ -220,7 +218,6 @@ def test_ten_steps_as_without(tmp_path: Path) -> None:
 
 def test_reports_what_is_computed_again() -> None:
     report = halved("transformer").memory
-    assert report is not None
     assert report.after < 0.7 * report.before
     assert any("Gelu" in each.name for each in report.decisions)
     assert 0 < report.slowdown < 1
@@ -250,7 +247,6 @@ def test_planned_peak_is_that_of_the_written_model(tmp_path: Path) -> None:
         if v.shape is not None and not all(isinstance(dim, int) for dim in v.shape)
     }
     peak = Step(load_runtime_graph(path, shapes)).timeline().peak
-    assert compiled.memory is not None
     assert abs(peak / compiled.memory.after - 1) < 0.03
     assert dataclasses.asdict(compiled.memory)["before"] > peak
 
@@ -356,7 +352,6 @@ def test_backward_pass_reads_the_copy_of_what_a_product_transposes(
     task = Task(load_model(model), tuple(names), (), losses.make_loss("mse"))
     memory = MemorySpec(batch=64, limit=1, slowdown=2.0)
     found = build_graphs(dataclasses.replace(task, memory=memory)).memory
-    assert found is not None
     one = 64 * 64 * 64 * 4
     assert found.after < choices[0].peak + one
 

@@ -77,7 +77,6 @@ ORDER = MemorySpec(batch=BATCH, limit=0, slowdown=0.0)
 def test_gradients_are_those_of_the_activation(activation: str) -> None:
     model = network(activation)
     plain, compiled = (build(model, BIASES, memory) for memory in (None, ORDER))
-    assert compiled.memory is not None
     assert compiled.memory.after < compiled.memory.before
     given = feeds(model, plain)
     for level in LEVELS:
@@ -133,10 +132,8 @@ def test_what_is_computed_again_goes_with_masks() -> None:
     model = zoo.mobilenet_v2(32, width_mult=0.35, stages=3, batch_norm="train")
     biases = tuple(name for name in trainable_names(model) if name.endswith("bias"))
     plain, ordered = build(model, biases, None), build(model, biases, ORDER)
-    assert ordered.memory is not None
     limit = ordered.memory.after * 3 // 4
     halved = build(model, biases, MemorySpec(batch=BATCH, limit=limit, slowdown=1.0))
-    assert halved.memory is not None
     assert halved.memory.decisions
     assert halved.memory.after < ordered.memory.after < 0.8 * ordered.memory.before
     given = feeds(model, plain)

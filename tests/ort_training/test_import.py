@@ -185,7 +185,6 @@ def test_options_of_a_loss(
 ) -> None:
     folder, _ = reference
     manifest = import_artifacts(folder / "own-loss", tmp_path / "package")
-    assert manifest.loss_options is not None
     assert manifest.loss_options["weight"] == [0.5, 1.0, 2.0]
     assert manifest.class_count == 3
     assert manifest.ignored_label == 1
@@ -213,7 +212,6 @@ def test_roles_names_and_extras(
     assert manifest.files.nominal_checkpoint is not None
     settings = manifest.optimizer.as_dict()
     assert [settings[key] for key in ("beta1", "beta2", "weight_decay")] == [0.8, 0.99, 0.05]
-    assert manifest.clip is not None
     assert manifest.clip.norm == 0.5
     state, _, update = open_training(tmp_path / "package")
     assert update.step_count == 0

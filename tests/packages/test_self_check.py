@@ -34,7 +34,6 @@ def checked(folder: Path, **options: object) -> SelfCheckInfo:
 def test_the_batch_follows_its_formula(tmp_path: Path) -> None:
     """Against whole numbers of any size, one by one."""
     manifest = Package.open(build(tmp_path / "p")).manifest
-    assert manifest.self_check is not None
     images, labels = made_up_batch(manifest.inputs, manifest.self_check.inputs)
     v = [((i + 1) * 2654435761) % 2**32 // 256 for i in range(images.size + labels.size)]
     assert images.dtype == np.float32
@@ -134,7 +133,6 @@ def test_some_outputs_of_the_template(tmp_path: Path) -> None:
     model = onnx.shape_inference.infer_shapes(model)
     build_package(model, tmp_path / "p", loss="cross_entropy")
     package = Package.open(tmp_path / "p")
-    assert package.manifest.inference is not None
     assert package.manifest.inference.outputs == ("output", hidden)
     state = CheckpointState.load_checkpoint(package.checkpoint)
     values = {name: item.data for name, item in state.parameters}

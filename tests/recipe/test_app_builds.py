@@ -60,7 +60,6 @@ def steps(text: str) -> list[dict[str, object]]:
     """
     found: list[dict[str, object]] = []
     block = re.search(r"^( *)steps:\n((?:\1 +.*\n|\n)+)", text, re.M)
-    assert block is not None
     lines = textwrap.dedent(block[2]).splitlines()
     index = 0
     inside = ""
@@ -121,7 +120,6 @@ class TestYaml:
 
 def test_action_declares_what_it_uses() -> None:
     inputs = re.search(r"^inputs:\n(.*?)^outputs:\n(.*?)^runs:", ACTION, re.M | re.S)
-    assert inputs is not None
     declared = set(re.findall(r"^  ([a-z-]+):", inputs[1], re.M))
     assert set(re.findall(r"inputs\.([a-z-]+)", ACTION)) == declared
     outputs = set(re.findall(r"^  ([a-z-]+):", inputs[2], re.M))
@@ -289,9 +287,7 @@ class TestXcode:
 @pytest.mark.parametrize("platform", ["android", "ios"])
 def test_fastlane_runs_these_commands(project: Path, platform: str) -> None:
     lane = re.search(rf"platform :{platform} do(.*?)^end", FASTFILE, re.M | re.S)
-    assert lane is not None
     call = re.search(r'build_training_package\(recipe, "(--\w+)", "([^"]+)"\)', lane[1])
-    assert call is not None
     package = re.search(r'package = "([^"]+)"', FASTFILE)
     assert package is not None
     commands = re.findall(r"sh\((.*)\)", FASTFILE)

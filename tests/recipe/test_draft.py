@@ -186,7 +186,6 @@ def test_example_of_an_adapter(run: Run, digits: Path) -> None:
     path.write_text(blocks(PAGE, "toml")[2])
     assert run("build", "--recipe", path).code == 0
     manifest = Package.open(digits / "adapted").manifest
-    assert manifest.adapter is not None
     trained = {p.name: p.shape for p in manifest.parameters if p.role == "trainable"}
     assert set(trained) == {*manifest.adapter.parameters, "fc.bias"}
     assert trained["base_model.model.fc.lora_A.weight"][0] == 4
@@ -197,7 +196,6 @@ def test_example_of_private_training(run: Run, digits: Path) -> None:
     path.write_text(blocks(PAGE, "toml")[3])
     assert run("build", "--recipe", path).code == 0
     privacy = Package.open(digits / "private").manifest.privacy
-    assert privacy is not None
     assert (privacy.clip_norm, privacy.noise_multiplier) == (1.0, 1.1)
 
 

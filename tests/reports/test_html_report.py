@@ -73,14 +73,12 @@ def test_the_matrix_says_every_verdict_in_words(html: str, result: SimulationRes
     for device, row in zip(result.devices, rows, strict=True):
         assert device.title in row.replace("\N{NO-BREAK SPACE}", " ")
         verdict = re.search(r'class="whole">.*?</svg> (.*?)</span>', row, re.S)
-        assert verdict is not None
         assert verdict[1] == WORDS[device.verdict]
         cells = re.findall(r"<td data-label=.*?</td>", row, re.S)
         assert len(cells) == len(TOPICS)
         for cell in cells:
             if "<svg" in cell:  # a symbol never stands without its word
                 word = re.search(r'class="sr">(.*?): </span>', cell)
-                assert word is not None
                 assert word[1] in WORDS.values()
 
 
@@ -137,7 +135,6 @@ def test_reasons_of_what_is_not_judged(html: str) -> None:
 
 def test_interruptions_are_told_and_drawn(html: str, result: SimulationResult) -> None:
     part = section(html, "interruptions")
-    assert result.interruption is not None
     assert part.count('class="event"') == len(result.interruption.interruptions)
     assert "bit for bit" in part
     unequal = changed(result, interruption={"equal": False, "detail": ""})

@@ -130,7 +130,6 @@ def test_a_metric_without_a_title_is_called_by_its_name() -> None:
 
 def test_the_time_to_finish_is_that_of_the_campaign() -> None:
     device = stored_result(["google/pixel-8a"]).devices[0]
-    assert device.campaign is not None
     result = stored_result(["google/pixel-8a"])
     figure = cells(result, device)[TOPICS.index("Finish")].figure
     assert figure == format_value(device.campaign.active_s.typical, "s")

@@ -206,7 +206,6 @@ def test_generated_bindings_read_the_same(tmp_path: Path) -> None:
             for name, a in arrays.items()
         ]
 
-    assert data.optimizer is not None
     assert seen == {
         "version": 2,
         "nominal": False,
@@ -233,7 +232,6 @@ def test_a_foreign_file_is_read() -> None:
 def test_optimizer_groups(tmp_path: Path) -> None:
     """Each group holds its own parameters; some moments are shorter than theirs."""
     data = sample()
-    assert data.optimizer is not None
     data.optimizer.groups = (("b",), ("layer.W", "empty"))
     data.optimizer.moments["layer.W"] = [np.ones((3, 1), np.float32), np.ones((1, 4), np.float32)]
     data.optimizer.moments = {
@@ -242,13 +240,11 @@ def test_optimizer_groups(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "c", data)
     again = read_checkpoint(tmp_path / "c")
     assert_same(again, data)
-    assert again.optimizer is not None
     assert again.optimizer.groups == data.optimizer.groups
     # Without moments the groups are still told apart.
     data.optimizer.moments = {}
     write_checkpoint(tmp_path / "d", data)
     bare = read_checkpoint(tmp_path / "d")
-    assert bare.optimizer is not None
     assert bare.optimizer.groups == ((), ())
 
 
@@ -351,8 +347,6 @@ def test_what_flatc_builds_is_read(flatc: str, tmp_path: Path) -> None:
     assert found.properties == written.properties
     for name, array in {**written.trainable, **written.frozen}.items():
         np.testing.assert_array_equal({**found.trainable, **found.frozen}[name], array, strict=True)
-    assert found.optimizer is not None
-    assert written.optimizer is not None
     assert (found.optimizer.step, found.optimizer.learning_rate) == (9, 0.25)
     for one, other in zip(
         found.optimizer.moments["fc.weight"], written.optimizer.moments["fc.weight"], strict=True
@@ -389,7 +383,6 @@ def test_fields_are_those_of_the_bindings_of_onnx_runtime(table: str) -> None:
     text = Path(str(module.__file__)).read_text()
     bound = [(int(number), kind, float(default)) for kind, number, default in _SLOT.findall(text)]
     match = re.search(rf"^table {table} \{{\n(.*?)^\}}", SCHEMA.read_text(), re.M | re.S)
-    assert match is not None
     fields = re.findall(r"^  (\w+):(\S+?)(?: = (\S+))?;", match[1], re.M)
     if table == "Checkpoint":
         assert fields.pop() == ("digest", "string", "")  # after those of ONNX Runtime

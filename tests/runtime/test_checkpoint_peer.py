@@ -135,7 +135,6 @@ def test_a_run_that_changes_sides(folder: Path, kind: str, tmp_path: Path) -> No
     np.testing.assert_allclose(back, there["losses"][3:], rtol=1e-5)
     assert back_state.properties["i"] == 7
     assert back_state.properties["f"] == 0.5
-    assert back_state.optimizer is not None
     assert back_state.optimizer.step == 8
     with np.load(tmp_path / "end.npz") as end:
         for name, parameter in state.parameters:
@@ -166,7 +165,6 @@ def test_what_the_reference_changes_carries_no_stale_digest(folder: Path, tmp_pa
     back = CheckpointState.load_checkpoint(tmp_path / "theirs")
     assert not back.checked
     assert "without a digest" in repr(back)
-    assert back.optimizer is not None
     assert back.optimizer.step == 5
 
 

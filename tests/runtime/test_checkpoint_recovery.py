@@ -40,7 +40,6 @@ def save(path: Path, step: int, size: int = 50, *, keep: bool = True) -> None:
 
 
 def step_of(state: CheckpointState) -> int:
-    assert state.optimizer is not None
     assert set(state.parameters["w"].data) == {state.optimizer.step}
     return state.optimizer.step
 
@@ -263,7 +262,6 @@ def test_a_reader_that_races_saves_sees_a_whole_checkpoint(tmp_path: Path) -> No
     """It is slower than the saves: each has replaced the data that it reads when it is done."""
     command = [sys.executable, "-c", SAVER, str(tmp_path / "c"), "100000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         try:
             last = 0.0
@@ -407,7 +405,6 @@ def test_a_killed_write_leaves_the_old_file_and_the_next_write_cleans_up(tmp_pat
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"written\n"
         process.send_signal(signal.SIGKILL)
     assert path.read_bytes() == b"old"
@@ -424,7 +421,6 @@ def test_the_temporary_file_of_a_running_process_stays(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         with atomic_write(path) as stream:
             stream.write(b"ours")
@@ -456,7 +452,6 @@ def test_a_checkpoint_survives_a_kill_in_the_middle_of_a_save(
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         process.stdout.readline()
         time.sleep(delay_ms / 1000)

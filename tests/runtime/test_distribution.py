@@ -286,7 +286,6 @@ def test_the_action_installs_its_own_checkout(tmp_path: Path) -> None:
     script = re.search(
         r"CHECKOUT: .*?action_path \}\}(.*?)\n      run: \|\n(.*?)\n    - ", text, re.S
     )
-    assert script is not None
     interpreter = environment(tmp_path / "venv")
     path = f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}"
     given = {"REQUIREMENT": "", "CHECKOUT": f"{action}{script[1]}", "PATH": path}

@@ -75,7 +75,6 @@ def test_sgd_follows_its_formula(regression: models.Files) -> None:
     W = run.state.parameters["W"].data.copy()
     run.steps(0, 1)
     gradient = run.state.parameters["W"].grad  # step() leaves it alone
-    assert gradient is not None
     assert gradient.any()
     expected = W - np.float32(0.25) * gradient
     np.testing.assert_allclose(run.state.parameters["W"].data, expected, rtol=1e-6)
@@ -170,7 +169,6 @@ def test_a_resumed_run_is_the_same_bit_by_bit(
     assert head + second.steps(11, 30) == losses
     assert second.bits() == straight.bits()
     assert second.state.optimizer is not None
-    assert straight.state.optimizer is not None
     for name, moments in straight.state.optimizer.moments.items():
         for ours, theirs in zip(second.state.optimizer.moments[name], moments, strict=True):
             assert ours.tobytes() == theirs.tobytes()
@@ -202,8 +200,6 @@ def test_optimizer_state_is_kept_by_a_state_that_is_only_passed_on(
     CheckpointState.save_checkpoint(state, tmp_path / "c", include_optimizer_state=True)
     assert (tmp_path / "b").read_bytes() == (tmp_path / "c").read_bytes()
     ours, theirs = (read_checkpoint(tmp_path / name).optimizer for name in "ac")
-    assert ours is not None
-    assert theirs is not None
     assert ours.step == theirs.step == 3
     assert ours.moments["W"][1].tobytes() == theirs.moments["W"][1].tobytes()
 
@@ -213,7 +209,6 @@ def test_padding_is_not_stored(regression: models.Files, tmp_path: Path) -> None
     CheckpointState.save_checkpoint(run.state, tmp_path / "c", include_optimizer_state=True)
     data = read_checkpoint(tmp_path / "c")
     assert {name: a.shape for name, a in data.trainable.items()} == {"W": (3, 2), "b": (2,)}
-    assert data.optimizer is not None
     assert [m.shape for m in data.optimizer.moments["W"]] == [(3, 2), (3, 2)]
 
 
@@ -263,7 +258,6 @@ def test_moments_of_the_same_shape_of_another_kind_are_refused(
     assert optimizer("without").step_count == 0
     assert optimizer("new").step_count == 0  # nothing was kept before the first step
     data = read_checkpoint(tmp_path / "c")
-    assert data.optimizer is not None
     assert data.optimizer.kind == "adamw"
     data.optimizer.kind = None
     write_checkpoint(tmp_path / "unnamed", data)
@@ -605,7 +599,6 @@ def test_moments_of_other_shapes_are_refused(regression: models.Files, tmp_path:
     module = open_module(regression)
     Optimizer(regression.adamw, module).step()
     data = module.state.snapshot(True)
-    assert data.optimizer is not None
     data.optimizer.moments["W"] = [np.ones((3, 1), np.float32), np.ones((1, 2), np.float32)]
     with refused("optimizer-mismatch", "'W' of other shapes"):
         Optimizer(regression.adamw, Module(regression.training, CheckpointState(data)))

@@ -115,7 +115,6 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
         optimizer: Optimizer, module_state: CheckpointState, steps: range
     ) -> tuple[list[float], dict[str, bytes]]:
         scheduler = LRScheduler.restore(optimizer)
-        assert scheduler is not None
         assert scheduler.schedule == schedule
         module = Module(regression.training, module_state)
         rates = []

@@ -171,7 +171,6 @@ def test_the_interval_is_that_of_a_paired_t_test(count: int) -> None:
     random = np.random.default_rng(count)
     before, after = random.normal(2, 1, count), random.normal(1.5, 1, count)
     fall = held_out_fall([groups(before)], [groups(after)])
-    assert fall is not None
     expected = stats.ttest_rel(before, after).confidence_interval(0.9)
     assert (fall.low, fall.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
     assert fall.fall == pytest.approx(float(np.mean(before - after)))
@@ -181,7 +180,6 @@ def test_a_group_counts_as_its_samples() -> None:
     """Five samples as groups of one, or some of them together: the same mean fall."""
     falls, sizes = [0.5, 0.1, 0.4, 0.2], [1, 1, 1, 2]
     fall = held_out_fall([(falls, sizes)], [([0.0] * 4, sizes)])
-    assert fall is not None
     assert fall.fall == pytest.approx((0.5 + 0.1 + 0.4 + 2 * 0.2) / 5)
     assert (fall.groups, fall.samples) == (4, 5)
 
@@ -195,7 +193,6 @@ def test_chance_passes_an_end_in_one_of_twenty(sizes: list[int]) -> None:
     for _ in range(draws):
         differences = list(random.normal(0, 1, len(sizes)) / root)
         fall = held_out_fall([(differences, sizes)], [([0.0] * len(sizes), sizes)])
-        assert fall is not None
         above += fall.low > 0
         below += fall.high < 0
     for count in (above, below):
@@ -216,8 +213,6 @@ def test_the_smallest_groups_that_both_have_are_compared() -> None:
     coarse, fine = ([1.0, 1.0], [4, 4]), ([1.0] * 8, [1] * 8)
     both = held_out_fall([coarse, fine], [coarse, fine])
     one = held_out_fall([coarse, fine], [coarse])
-    assert both is not None
-    assert one is not None
     assert (both.groups, one.groups) == (8, 2)
 
 
@@ -290,7 +285,6 @@ def test_a_model_that_learned_nothing_fails(
     assert check.status == status, check.message
     assert result.verdict == status
     fall = result.training.held_out_fall
-    assert fall is not None
     assert fall.groups == groups
     before, after = result.training.eval_loss_before, result.training.eval_loss_after
     assert before is not None
@@ -305,7 +299,6 @@ def test_a_loss_with_negatives_from_its_batch_is_compared_in_its_batches(tmp_pat
     build_package(model, package, loss="info_nce", loss_inputs=reads)
     data = {"input": np.random.default_rng(0).normal(size=(640, 16)).astype(np.float32)}
     fall = run(package, tmp_path, data, 0.001).training.held_out_fall
-    assert fall is not None
     assert (fall.groups, fall.samples) == (128 // 16, 128)
 
 

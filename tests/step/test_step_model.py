@@ -110,7 +110,6 @@ def train(
     optimizer.set_learning_rate(rate)
     found = [train_step(module, optimizer, [feeds]) for _ in range(steps)]
     values = {name: parameter.data.copy() for name, parameter in state.parameters}
-    assert state.optimizer is not None
     for name, moments in state.optimizer.moments.items():
         values |= {f"{name}.{index}": moment.copy() for index, moment in enumerate(moments)}
     return found, values
@@ -326,10 +325,8 @@ def test_with_a_memory_budget(
     names = tuple(tensor.name for tensor in model.graph.initializer)
     task = Task(load_model(model), names, (), losses.make_loss("cross_entropy"), optimizer=SGD())
     kept = build_graphs(task).memory
-    assert kept is not None
     limit = MemorySpec(limit=int(share * kept.before), slowdown=1.0)
     graphs = build_graphs(dataclasses.replace(task, memory=limit))
-    assert graphs.memory is not None
     assert graphs.memory.decisions
     step = resolve_update(task, graphs).step_model(graphs)
     assert step is not None  # every alias was proven on the way
@@ -411,8 +408,6 @@ def test_same_recipe_same_bytes(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", BUILD, tmp_path / "model.onnx", tmp_path / "there"]
     subprocess.run(arguments, check=True, env=os.environ | {"PYTHONHASHSEED": "2"})
     there = Package.open(tmp_path / "there").step_model
-    assert here is not None
-    assert there is not None
     assert here.read_bytes() == there.read_bytes()
 
 

@@ -192,7 +192,6 @@ def test_a_model_of_more_than_2_gb_is_built_without_copies(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-2000:]
     package = Package.open(tmp_path / "package")
     data = package.manifest.files.checkpoint_data
-    assert data is not None
     assert data.size_bytes == ROWS * COLUMNS * 4 + COLUMNS * 3 * 4
     table = np.memmap(package.checkpoint.with_name(data.path), np.float32, "r", COLUMNS * 3 * 4)
     np.testing.assert_array_equal(table[: 3 * COLUMNS].reshape(3, -1).mean(1), [0, 1, 0])

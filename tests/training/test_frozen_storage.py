@@ -139,8 +139,6 @@ def test_int8_is_within_half_a_step_of_its_channel() -> None:
     array = (random.standard_normal((24, 16, 3, 3)) * magnitudes).astype(np.float32)
     array[3] = 0
     stored = storage.store("w", ir.tensor(array, name="w"), "int8")
-    assert stored is not None
-    assert stored.scale is not None
     values, scale = stored.values.numpy(), stored.scale.numpy()
     assert values.dtype == np.int8
     assert scale.shape == (24, 1, 1, 1)  # the axis along which magnitudes differ
@@ -154,7 +152,6 @@ def test_int8_rounds_ties_to_even() -> None:
     array[:, 0] = 127  # a step of one
     array[:, 1:7] = [0.5, 1.5, 2.5, -0.5, -1.5, -2.5]
     stored = storage.store("w", ir.tensor(array, name="w"), "int8")
-    assert stored is not None
     assert stored.values.numpy()[0, :7].tolist() == [127, 0, 2, 2, 0, -2, -2]
 
 

@@ -155,7 +155,6 @@ def test_an_overflow_skips_one_step(tmp_path: Path, options: dict[str, Any]) -> 
                 module.state.parameters[SCALE] = np.array([np.inf], "f")
                 assert np.isfinite(optimizer.step_on(*batches[0]))
                 assert module.skipped_steps == 1
-                assert module.last_not_finite is not None
                 assert module.last_not_finite.code == "gradient-not-finite"
                 after = contents(module)
                 assert {n for n in before if after[n] != before[n]} == {SCALE, GOOD}

@@ -242,7 +242,6 @@ def test_a_stopped_process_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "STOPPED_SECONDS", 1.0)
     with worker.worker(start=True) as shared:
         process = shared._process
-        assert process is not None
         threading.Timer(0.5, os.kill, (process.pid, signal.SIGSTOP)).start()
         start = time.monotonic()
         with pytest.raises(OdtpackError) as caught:

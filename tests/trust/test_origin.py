@@ -109,7 +109,6 @@ def test_limits_of_what_a_stranger_may_ask(package: Path) -> None:
     manifest = Package.open(package).manifest
     Limits().check(manifest, "here")
     layout = manifest.layout
-    assert layout is not None
     parameters = sum(item.size_bytes or 0 for item in manifest.parameters)
     exact = Limits(
         disk_bytes=sum(file.size_bytes for file in manifest.files.all()),

@@ -82,7 +82,6 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         entered = threading.Event()
 
@@ -290,7 +289,6 @@ def test_a_thread_that_saves_sees_the_state_between_steps(package: Package, tmp_
             except OdtpackError as error:
                 problems.append(error)
                 return
-            assert loaded.optimizer is not None
             found.append((loaded.optimizer.step, contents(loaded)))
 
     saver = threading.Thread(target=save, daemon=True)

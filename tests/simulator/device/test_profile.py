@@ -142,7 +142,6 @@ def test_android_limits_follow_their_formula() -> None:
 def test_matrix_rate_is_peak_times_efficiency_unless_measured() -> None:
     device = parse(EXAMPLE)
     rate = device.gemm_flops()
-    assert rate is not None
     assert (rate.low, rate.typical, rate.high) == pytest.approx((37.5e9, 60e9, 75e9))
     assert device.gemm_threads() == 8
     gemm = 'value = 70, threads = 4, unit = "GFLOPS", kind = "measured", source = "lab"'
@@ -156,7 +155,6 @@ def test_matrix_rate_follows_the_threads() -> None:
     device = parse(EXAMPLE)
     for threads, peak in ((1, 33), (2, 66), (3, 80), (8, 150), (9, 150)):
         rate = device.gemm_flops(threads)
-        assert rate is not None
         expected = tuple(share * peak * 1e9 for share in (0.25, 0.4, 0.5))
         assert (rate.low, rate.typical, rate.high) == pytest.approx(expected), threads
     assert device.gemm_flops() == device.gemm_flops(8)
@@ -259,7 +257,6 @@ def test_wrong_profile_is_named_in_one_line(old: str, new: str, key: str, messag
         parse(changed(old, new))
     error = caught.value
     assert error.code == "profile-invalid"
-    assert error.where is not None
     assert error.where.startswith("example.toml")
     assert key in error.what
     assert message in error.what

@@ -101,7 +101,6 @@ def test_without_plans_nothing_is_proposed() -> None:
 
 def test_a_step_that_is_too_long() -> None:
     step = BASE.devices[0].latency.step_ms
-    assert step is not None
     text = advised(BASE, "step_latency", f'"{step.typical / 2:.6f} ms"')
     assert number(text, "about ") in (31, 32)
     assert "instead of 64 samples" in text
@@ -205,7 +204,6 @@ def played(policy: Policy) -> SimulationResult:
 
 
 def typical(figure: Interval | None) -> float:
-    assert figure is not None
     return figure.typical
 
 

@@ -32,9 +32,6 @@ def times(factor: float) -> SimulationResult:
     """Everything on host and device takes longer by a factor."""
     result = make_result([DEVICE])
     device = result.devices[0]
-    assert device.latency.step_ms is not None
-    assert device.campaign is not None
-    assert device.campaign.active_s is not None
     latency = {"step_ms": device.latency.step_ms.scaled(factor)}
     campaign = {"active_s": device.campaign.active_s.scaled(factor)}
     return rebuilt(on_devices(result, latency=latency, campaign=campaign), factor)
@@ -305,10 +302,6 @@ def test_times_of_the_same_package_are_never_worse(factor: float) -> None:
 def grown(device: DeviceResult, factor: float) -> DeviceResult:
     """The device with a larger peak and longer times."""
     latency, campaign = device.latency, device.campaign
-    assert latency.step_ms is not None
-    assert latency.p90_ms is not None
-    assert campaign is not None
-    assert campaign.active_s is not None
     return changed(
         device,
         memory={"predicted_peak_bytes": int(factor * device.memory.predicted_peak_bytes)},
@@ -411,7 +404,6 @@ def test_devices_whose_verdict_changed_come_first() -> None:
     """The limit is passed by two of four; the others are much slower too, and stay within it."""
     base = many([1.0] * 4)
     step = base.devices[0].latency.step_ms
-    assert step is not None
     text = f'[budgets]\nstep_latency = "{2 * step.high} ms"\npackage_size = "1 GB"'
     budgets = parse_budgets(text.encode())
     head = many([9.0, 1.5, 1.5, 8.0])

@@ -36,11 +36,9 @@ def slower(factor: float, spread: float = 0.01) -> SimulationResult:
     """A result whose host, and so whose devices, take longer by a factor."""
     result = make_result([DEVICE])
     host = result.latency_host
-    assert host.p50_ms is not None
     median = host.p50_ms.typical * factor
     p50 = Interval(low=median * (1 - spread), typical=median, high=median * (1 + spread))
     device = result.devices[0]
-    assert device.latency.step_ms is not None
     result = on_devices(result, latency={"step_ms": device.latency.step_ms.scaled(factor)})
     return rebuilt(changed(result, latency_host={"p50_ms": p50}), factor)
 
@@ -142,8 +140,6 @@ def test_a_count_has_no_noise_and_is_compared_across_hosts(other_host: bool) -> 
     if other_host:
         base = changed(base, host={"cpu": "Another processor"})
     device = head.devices[0]
-    assert device.campaign is not None
-    assert device.campaign.written_bytes_per_day is not None
     more = device.campaign.written_bytes_per_day.scaled(1.289)
     head = on_devices(head, campaign={"written_bytes_per_day": more})
     for key in ("written_per_day", "sessions", "repeated_steps"):
@@ -222,7 +218,6 @@ def test_the_interval_of_a_median_against_the_binomial() -> None:
         )
         for sample, quantile in (("median", 0.5), ("p90", 0.9)):
             interval = host_interval(host, sample)  # type: ignore[arg-type]
-            assert interval is not None
             true = -10.0 * np.log(1.0 - quantile)
             inside[sample] += interval.low <= true <= interval.high
     assert 930 <= inside["median"] <= 980

@@ -93,7 +93,6 @@ def test_figures_say_how_they_were_measured_and_not_where(
 def test_memory_is_what_the_kernel_says(measured: tuple[DeviceProfile, list[str], Path]) -> None:
     device, _, _ = measured
     total = re.search(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    assert total is not None
     ram = device.memory.ram
     assert isinstance(ram, Quantity)
     assert ram.value == int(total[1]) // 1024
@@ -200,8 +199,6 @@ def test_what_the_system_does_not_tell_is_unknown(
     assert isinstance(device.cpu.clusters[0].clock, Unknown)
     assert device.memory_limit_bytes() is None
     rate, single = device.gemm_flops(), device.gemm_flops(1)
-    assert rate is not None
-    assert single is not None
     assert (rate.typical, single.typical) == (6 * GIGA, 3 * GIGA)
     boxed = Machine("EPYC", 8 * 2**30, 3 * 2**30, (CoreGroup(2, 2 * GIGA),), None)
     monkeypatch.setattr(measuring, "this_machine", lambda: boxed)

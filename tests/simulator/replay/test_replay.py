@@ -180,13 +180,11 @@ class TestTraining:
         assert result.outcome == "completed"
         assert result.losses == whole.losses[:2]
         assert [point.step for point in result.curve] == [0, 2]
-        assert result.metric_counts is not None
         assert result.metric_counts[1] == 20  # two batches of the held-out samples
         assert events.count("saved") == 1
         if result.peak_bytes is not None:
             assert result.phase_peaks.keys() == whole.phase_peaks.keys()
         state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-        assert state.optimizer is not None
         assert state.optimizer.step == 2
 
     def test_without_evaluations(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
@@ -199,7 +197,6 @@ class TestTraining:
     ) -> None:
         run_training_child(mlp.job(tmp_path))
         state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-        assert state.optimizer is not None
         assert state.optimizer.step == measured.steps_done
 
     def test_without_an_evaluation(self, mlp: Case, tmp_path: Path) -> None:
@@ -348,7 +345,6 @@ class TestEnd:
         with subprocess.Popen(
             [sys.executable, "-c", script, str(tmp_path / "outer.json")], stdout=subprocess.PIPE
         ) as parent:
-            assert parent.stdout is not None
             pid = int(parent.stdout.readline())
             parent.stdout.readline()
             assert is_running(pid)
