@@ -6,7 +6,6 @@ import importlib.util
 import json
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from odtpack.memory import compile as memory_compile
 from odtpack.model.head import add_head
 from odtpack_runtime.training.loop import train_step
 from tests.packaging_tools import open_training
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "guides" / "sentence-encoder.md"
@@ -180,10 +180,7 @@ def run(command: str, folder: Path) -> str:
     """What a command of the guide prints."""
     program, *words = shlex.split(command)
     words = [str(ROOT / words[0]), *words[1:]] if program == "python" else ["-m", program, *words]
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran(sys.executable, *words, cwd=folder)
     return done.stdout + done.stderr
 
 

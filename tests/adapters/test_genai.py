@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from odtpack_runtime import Generator, Package, save_adapter
 from tests.adapters import llama
 from tests.adapters.written.models import causal, run_builder, save
 from tests.packaging_tools import open_training
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".venv-exporters" / "transformers-5"
@@ -53,9 +53,7 @@ def test_the_guides_hand_over(precision: str, tmp_path: Path) -> None:
     found = []
     for adapter in ("mine", None):
         text = program if adapter else re.sub(r".*set_active_adapter.*\n", "", program)
-        printed = subprocess.run(
-            [str(PYTHON), "-c", text], cwd=tmp_path, capture_output=True, text=True, check=True
-        ).stdout
+        printed = ran(PYTHON, "-c", text, cwd=tmp_path).stdout
         found.append([int(each) for each in printed.split()])
         wanted = [*generator.generate([3, 1, 4], adapter=adapter, max_tokens=9)]
         assert found[-1] == wanted[: len(found[-1])]  # genai's ends at its end of a sequence

@@ -16,6 +16,7 @@ from odtpack.cli._options import LossName, OptimizerName
 from odtpack.losses import LOSSES
 from odtpack.optimizers import OPTIMIZERS
 from tests.cli.conftest import Run, assert_refused
+from tests.programs import ran
 
 COMMANDS = [
     (),
@@ -53,8 +54,7 @@ def test_installed_script_answers_without_heavy_imports() -> None:
         "heavy = {'onnx', 'onnx_ir', 'onnxruntime', 'numpy', 'pydantic', 'torch'}; "
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    ran(sys.executable, "-c", code)
 
 
 @pytest.mark.parametrize("command", [(), ("devices",)], ids=["odtpack", "devices"])

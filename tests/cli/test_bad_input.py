@@ -20,6 +20,7 @@ from odtpack.errors import OdtpackError
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from tests.cli.conftest import Refused, Run, Shared, arrays, assert_refused, tree
+from tests.programs import ran
 from tests.refused import refused
 
 
@@ -189,7 +190,7 @@ def test_paths_that_are_too_long(run: Run, shared: Shared, tmp_path: Path, long:
 
 def started(shared: Shared, close: str, *words: object) -> subprocess.CompletedProcess[str]:
     command = ['exec "$@" ' + close, "sh", sys.executable, "-m", "odtpack", *map(str, words)]
-    return subprocess.run(["sh", "-c", *command], capture_output=True, text=True, check=False)
+    return ran("sh", "-c", *command, code=None)
 
 
 @pytest.mark.parametrize("close", [">&-", ">/dev/full"])

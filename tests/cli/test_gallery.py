@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from odtpack.cli import model
 from odtpack_runtime.package.package import Package
 from tests.cli.conftest import Run
+from tests.programs import ran
 
 FAST = "anomaly-autoencoder"
 NAMES = [
@@ -30,11 +30,7 @@ def commands(text: str) -> list[list[str]]:
 
 def run_command(words: list[str], folder: Path) -> str:
     program = [sys.executable, *(("-m", "odtpack") if words[0] == "odtpack" else ())]
-    done = subprocess.run(
-        [*program, *words[1:]], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
+    return ran(*program, *words[1:], cwd=folder).stdout
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -24,6 +24,7 @@ from odtpack_simulator.reports import report_formats
 from odtpack_simulator.reports.svg import element
 from odtpack_simulator.values.text import clean
 from tests.cli.conftest import Run, Shared
+from tests.programs import ran
 
 READING = {
     "inspect a package": (("inspect", "PACKAGE"), "conv2.weight"),
@@ -117,19 +118,14 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 
 def completed(*command: str, cwd: Path | None = None) -> list[str]:
     """What bash is offered for the last of these words."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; from odtpack.cli import main; sys.exit(main([]))"],
-        env={
-            **os.environ,
-            "_ODTPACK_COMPLETE": "complete_bash",
-            "COMP_WORDS": " ".join(("odtpack", *(word or "''" for word in command))),
-            "COMP_CWORD": str(len(command)),
-        },
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    code = "import sys; from odtpack.cli import main; sys.exit(main([]))"
+    environment = {
+        **os.environ,
+        "_ODTPACK_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(("odtpack", *(word or "''" for word in command))),
+        "COMP_CWORD": str(len(command)),
+    }
+    done = ran(sys.executable, "-c", code, code=None, env=environment, cwd=cwd)
     return done.stdout.split()
 
 
@@ -311,10 +307,7 @@ def test_onnxruntimes_own_log(
     images = np.ones((8, 1, 6, 6), np.float32)
     np.savez(data, allow_pickle=False, x=images, target=images)
     command = ["train", str(out), "--data", str(data), "--out", str(tmp_path / "trained")]
-    done = subprocess.run(
-        [sys.executable, "-m", "odtpack", *command], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
+    done = ran(sys.executable, "-m", "odtpack", *command, code=2)
     assert "error[run-failed]" in done.stderr
     assert done.stderr.count("ONNX Runtime says: ") == 1
     harmless(done.stderr)

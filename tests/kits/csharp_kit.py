@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kits import cpp_kit
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
 KIT = ROOT / "runtime" / "csharp"
@@ -40,11 +41,7 @@ def core() -> Path:
 
 def compiled(target: Path, *words: object) -> Path:
     """Compile C# sources; any warning is an error."""
-    done = subprocess.run(
-        ["mcs", *WARNINGS, f"-out:{target}", *map(str, words)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    ran("mcs", *WARNINGS, f"-out:{target}", *words)
     return target
 
 
@@ -126,10 +123,7 @@ def saving(path: Path, external_above: int, before: str) -> list[str]:
 
 def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the test program to its end, whatever that is."""
-    return subprocess.run(
-        command(built(), *arguments), capture_output=True, text=True, timeout=900, check=False,
-        **options,
-    )  # fmt: skip
+    return ran(*command(built(), *arguments), code=None, timeout=900, **options)
 
 
 def measure(job: dict[str, Any], folder: Path) -> dict[str, Any]:

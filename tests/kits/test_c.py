@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from odtpack_runtime.training.loop import loss_of
 from tests import zoo
 from tests.kits.cpp_kit import DEPENDENCIES, KIT, ROOT, SANITIZE, unavailable
 from tests.packages.samples import build
+from tests.programs import ran
 
 pytestmark = [
     pytest.mark.kits,
@@ -25,9 +25,7 @@ FLAGS = ("-I", KIT / "include", "-isystem", DEPENDENCIES / "include")
 
 
 def run(*words: object) -> str:
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    return ran(*words).stdout
 
 
 @pytest.fixture(scope="module")

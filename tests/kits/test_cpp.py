@@ -32,6 +32,7 @@ from tests.kits.harness import (
     train,
 )
 from tests.kits.measured import measurements
+from tests.programs import ran
 from tests.runtime.checkpoint_samples import Foreign
 from tests.runtime.test_checkpoint_hostile import CORRUPT
 
@@ -180,10 +181,7 @@ def test_the_guide_builds_and_trains(
     rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
     make(tmp_path, tmp_path / "build", cpp_kit.cmake_options("plain"), "app")
     for _ in range(2):  # the second time it goes on from the end
-        done = subprocess.run(
-            [tmp_path / "build" / "app"], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        ran(tmp_path / "build" / "app", cwd=tmp_path)
         assert read_checkpoint(tmp_path / "trained.ckpt").properties["app.step"] == 100
     personal = onnxruntime.InferenceSession(tmp_path / "personal.onnx")
     image = np.fromfile(tmp_path / "assets" / "images.bin", np.float32).reshape(320, *shape)[:4]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.kits import cpp_kit, swift_kit
+from tests.programs import ran
 
 pytestmark = pytest.mark.kits
 GUIDES = cpp_kit.ROOT / "docs" / "guides"
@@ -78,12 +78,8 @@ def test_what_the_guides_show_in_cpp_compiles(tmp_path: Path) -> None:
     source = tmp_path / "guides.cpp"
     source.write_text(CPP.format(openssl=OPENSSL, loop=loop, generate=generate, newer=newer,
                                  signature=signature, update=update, former=former))  # fmt: skip
-    done = subprocess.run(
-        ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-I", cpp_kit.KIT / "include", "-isystem",
-         cpp_kit.DEPENDENCIES / "include", source],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    ran("g++", "-std=c++17", "-fsyntax-only", "-Wall", "-I", cpp_kit.KIT / "include",
+        "-isystem", cpp_kit.DEPENDENCIES / "include", source)  # fmt: skip
 
 
 @pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable()))

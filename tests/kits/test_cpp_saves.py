@@ -21,6 +21,7 @@ from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, re
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import run
+from tests.programs import ran
 
 pytestmark = [
     pytest.mark.kits,
@@ -155,11 +156,10 @@ def test_only_files_are_replaced(above: int, tmp_path: Path) -> None:
 def _traced(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Save the value 3 over that of 2; return how it ended and the calls of the main thread."""
     log = folder.with_suffix(".strace")
-    done = subprocess.run(
-        ["strace", "-y", "-o", str(log), "-e", f"trace={','.join(CHANGES)}", *options,
-         *cpp_kit.command("trust", "keep", folder.parent / "three", folder / "trained",
-                          folder.name)],
-        capture_output=True, text=True, check=False,
+    done = ran(
+        "strace", "-y", "-o", log, "-e", f"trace={','.join(CHANGES)}", *options,
+        *cpp_kit.command("trust", "keep", folder.parent / "three", folder / "trained", folder.name),
+        code=None,
     )  # fmt: skip
     return done, log.read_text().splitlines()
 

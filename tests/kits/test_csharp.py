@@ -23,6 +23,7 @@ from tests.kits.csharp_kit import run
 from tests.kits.harness import ARM64_CASES
 from tests.kits.measured import check_measurements
 from tests.packages.samples import build
+from tests.programs import ran
 
 pytestmark = [
     pytest.mark.kits,
@@ -42,7 +43,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_the_conformance_suite_passes_on_arm64(suite: Path) -> None:
     words = csharp_kit.arm64_command("conformance", suite, "--tolerance", *ARM64_CASES)
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = ran(*words, code=None)
     passed = sorted(f"passed {case}" for case in ARM64_CASES)
     assert sorted(done.stdout.splitlines()) == passed, done.stderr[-4000:]
 
@@ -166,9 +167,7 @@ def test_functions_are_where_the_header_has_them(tmp_path: Path) -> None:
 
 
 def test_the_library_links_no_onnx_runtime() -> None:
-    done = subprocess.run(
-        ["nm", "-D", csharp_kit.core()], capture_output=True, text=True, check=True
-    )
+    done = ran("nm", "-D", csharp_kit.core())
     assert not re.findall(r"^ +U .*(?:Ort|onnx).*$", done.stdout, re.M)
     shown = re.findall(r"T (\w+)", done.stdout)
     declared = re.findall(r"odtpack_\w+(?=\()", (csharp_kit.SOURCES / "Native.cs").read_text())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from tests.adapters.written.models import HERE, VOCABULARY
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
 from tests.kits.harness import contents, save_batch, train
 from tests.kits.js_fixtures import GUIDE
+from tests.programs import ran
 
 pytestmark = pytest.mark.kits
 FORMS = ("it.onnx_adapter", "peft")
@@ -264,11 +264,7 @@ def test_the_guides_code_generates(package: Package, tmp_path: Path) -> None:
     kit = (javascript.KIT / "dist" / "index.js").as_uri()
     code = code.replace("'odtpack'", f"'{kit}'").replace("'phone'", f"'{package.path}'")
     (tmp_path / "guide.mjs").write_text(f"{code}\n".replace("batches)", "[])"))
-    done = subprocess.run(
-        [str(javascript.NODE), "guide.mjs"], cwd=tmp_path, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = ran(javascript.NODE, "guide.mjs", cwd=tmp_path)
     wanted = Generator(package).generate([3, 1, 4], max_tokens=8, stop={2})
     assert [int(each) for each in done.stdout.split()] == [*wanted]
 

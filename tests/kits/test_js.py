@@ -10,7 +10,6 @@ import json
 import random
 import re
 import statistics
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from tests.kits.javascript import KIT, NODE, SCRIPTS, node, train
 from tests.kits.js_fixtures import OPTIONS, STEPS, guide_code
 from tests.kits.kills import KITS, loses_nothing
 from tests.kits.measured import check_measurements
+from tests.programs import ran
 
 pytestmark = [
     pytest.mark.kits,
@@ -82,10 +82,9 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
     write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
     before = path.read_bytes()
 
-    done = subprocess.run(
-        [str(NODE), SCRIPTS / "saves.mjs", KIT, path, str(2**30), "replace"],
-        capture_output=True, text=True, check=False, **full_disk(100_000),
-    )  # fmt: skip
+    done = ran(
+        NODE, SCRIPTS / "saves.mjs", KIT, path, 2**30, "replace", code=None, **full_disk(100_000)
+    )
     assert "file-not-written" in done.stderr
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -147,14 +146,7 @@ def test_node_does_not_grow_over_thirty_thousand_steps(
 
 
 def test_units() -> None:
-    done = subprocess.run(
-        [str(NODE), "--test", "test/"],
-        cwd=KIT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    ran(NODE, "--test", "test/", cwd=KIT)
 
 
 def test_the_guides_code_for_node_trains(digits_package: Path, tmp_path: Path) -> None:
@@ -173,10 +165,7 @@ def test_the_guides_code_for_node_trains(digits_package: Path, tmp_path: Path) -
     (tmp_path / "train.mjs").write_text(code)
     losses = []
     for _ in range(2):  # the second run goes on from the first, which was at its end
-        done = subprocess.run(
-            [str(NODE), "train.mjs"], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        done = ran(NODE, "train.mjs", cwd=tmp_path)
         losses.append(float(done.stdout.splitlines()[-1].split()[0]))
     assert losses[0] == losses[1] < 2.3
     assert (tmp_path / "personal.onnx").stat().st_size > 2_000
@@ -186,10 +175,7 @@ def test_the_guides_code_for_node_trains(digits_package: Path, tmp_path: Path) -
     given = f"import {{ readFileSync }} from 'node:fs';\n{samples[0]}\n"
     given += "const batches = [0, 1].map(batch);\n"
     (tmp_path / "train.mjs").write_text(given + loop)
-    done = subprocess.run(
-        [str(NODE), "train.mjs"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran(NODE, "train.mjs", cwd=tmp_path)
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["61", "62"]  # goes on
     assert (tmp_path / "personal.onnx").is_file()
 
@@ -236,8 +222,7 @@ console.log(JSON.stringify({{
   before, zeros, after, busy, unmoved, unknown, outputs: Array.from(outputs), evaluation,
 }}));
 """)
-    done = subprocess.run([str(NODE), script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = ran(NODE, script)
     found = json.loads(done.stdout)
     assert found["names"] == [["input", "labels"], ["loss", "output"]]
     assert (found["both"], found["one"]) == (["loss", "output"], ["output"])
@@ -260,8 +245,7 @@ import {{ benchmark }} from {json.dumps(str(KIT / "dist" / "index.js"))};
 const folder = {json.dumps(str(tmp_path))};
 console.log(JSON.stringify(await benchmark({{ folder, memoryLimit: 500_000_000 }})));
 """)
-    done = subprocess.run([str(NODE), script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = ran(NODE, script)
     version = javascript.runtime_version()
     check_measurements(done.stdout, "js", version, unmeasured=("read_bytes_per_second",))
     assert list(tmp_path.iterdir()) == [script]

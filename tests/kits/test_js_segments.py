@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from tests.kits.harness import contents
 from tests.kits.javascript import KIT, NODE, node, save_batch, train
 from tests.kits.test_kotlin_segments import KINDS, built
 from tests.kits.test_segments import HOSTILE, write_hostile
+from tests.programs import ran
 
 pytestmark = [
     pytest.mark.kits,
@@ -212,7 +212,7 @@ const path = {json.dumps(str(tmp_path / "model.onnx"))};
 const error = await session.exportModelForInference(path).catch((error) => error);
 console.log(JSON.stringify([error.code, error.hint]));
 """)
-    done = subprocess.run([str(NODE), script], capture_output=True, text=True, check=True)
+    done = ran(NODE, script)
     code, hint = json.loads(done.stdout)
     assert code == "segments-unsupported"
     assert "odtpack adapter export" in hint

@@ -10,7 +10,6 @@ import base64
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ from tests.kits.kotlin_kit import KIT, ROOT, SOURCES, finish, run, save_batch, t
 from tests.kits.measured import check_measurements
 from tests.kits.test_kernels import CASES as KERNELS
 from tests.packaging_tools import batch as packaged_batch
+from tests.programs import ran
 
 pytestmark = [
     pytest.mark.kits,
@@ -180,10 +180,9 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
     write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
     before = path.read_bytes()
 
-    done = subprocess.run(
-        kotlin_kit.command("saves", path, 2**30, "replace"), capture_output=True, text=True,
-        check=False, **full_disk(100_000),
-    )  # fmt: skip
+    done = ran(
+        *kotlin_kit.command("saves", path, 2**30, "replace"), code=None, **full_disk(100_000)
+    )
     assert done.stderr.splitlines()[-1] == "file-not-written"
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

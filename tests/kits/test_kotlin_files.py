@@ -33,6 +33,7 @@ from tests.powercut.check import check, kit_paths, recorded_kit
 from tests.powercut.paths import PATHS, look_at_checkpoint
 from tests.powercut.record import STRACE
 from tests.powercut.test_powercut import order
+from tests.programs import ran
 
 pytestmark = [
     pytest.mark.kits,
@@ -139,10 +140,7 @@ def test_a_full_disk_leaves_the_data_file_as_it_was(tmp_path: Path) -> None:
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
     assert len(before["ck.data"]) == 16_000
 
-    done = subprocess.run(
-        kotlin_kit.command("resave", path, OUTSIDE, path), capture_output=True, text=True,
-        check=True, **full_disk(20_000),
-    )  # fmt: skip
+    done = ran(*kotlin_kit.command("resave", path, OUTSIDE, path), **full_disk(20_000))
     assert done.stdout.split() == ["file-not-written"]
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ from tests.kits import cpp_kit, javascript, kotlin_kit, web
 from tests.kits.kotlin_kit import finish
 from tests.once import made_once
 from tests.packages.samples import build
+from tests.programs import ran
 from tests.reports.browser import CHROMIUM, Browser
 
 ROOT = cpp_kit.ROOT
@@ -114,8 +114,7 @@ def test_a_cmake_project(dist: Path, project: Path) -> None:
     (project / "CMakeLists.txt").write_text(lists)
     (project / "main.cpp").write_text(guide("cpp.md", "main.cpp"))
     words = ["cmake", "-S", str(project), f"-DCMAKE_PREFIX_PATH={prefix}"]
-    refused = subprocess.run([*words, "-B", project / "none"], capture_output=True, text=True,
-                             check=False)  # fmt: skip
+    refused = ran(*words, "-B", project / "none", code=None)
     assert refused.returncode
     assert "ONNXRUNTIME_INCLUDE_DIR" in refused.stderr
     finish([*words, "-B", str(project / "out"), *cpp_kit.cmake_options("plain")])
@@ -366,9 +365,7 @@ def test_the_wheel_of_native_kernels(tmp_path: Path) -> None:
         assert (library == str(*site.rglob("*odtpack-kernels.so"))) is taken
         profile = "".join(each.read_text() for each in tmp_path.glob(f"{taken}-*.json"))
         assert ('"op_name" : "Kernel0"' in profile) is taken
-        judged = subprocess.run(
-            [sys.executable, *simulate], env=env, capture_output=True, text=True, check=False
-        )
+        judged = ran(sys.executable, *simulate, code=None, env=env)
         assert judged.returncode == (0 if taken else 2), judged.stderr
         assert ("pip install 'odtpack[native]'" in judged.stderr) is not taken
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from tests.kits.harness import contents
 from tests.kits.measured import check_measurements
 from tests.kits.swift_kit import ROOT, command, in_toolchain, run
 from tests.packages.samples import build
+from tests.programs import ran
 
 pytestmark = [
     pytest.mark.kits,
@@ -42,11 +42,7 @@ def test_the_guide_builds_and_trains(package: Path, tmp_path: Path) -> None:
     rng.standard_normal((320, *SHAPE), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
     rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
     for _ in range(2):  # the second time it goes on from the end
-        done = subprocess.run(
-            command(tmp_path / "app"), cwd=tmp_path, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        done = ran(*command(tmp_path / "app"), cwd=tmp_path)
         optimizer = read_checkpoint(tmp_path / "trained.ckpt").optimizer
         assert optimizer.step == 100
     last = re.fullmatch(r"loss ([\d.]+), accuracy ([\d.]+)", done.stdout.splitlines()[-1])
@@ -84,7 +80,7 @@ def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path
 
     def run_trainer(files: Path, *arguments: object) -> str:
         words = command(tmp_path / "train", package, files, *arguments)
-        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        return ran(*words).stdout
 
     images = rng.standard_normal((160, *SHAPE), dtype=np.float32)
     labels = rng.integers(0, 3, 160)

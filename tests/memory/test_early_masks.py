@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from tests import zoo
 from tests.memory.test_compile import BATCH, ROOT, feeds, run, written
 from tests.memory.test_written import LEVELS
 from tests.packaging_tools import trainable_names
+from tests.programs import ran
 
 LAYERS = 10
 SIZE = BATCH * 10 * 32 * 32
@@ -161,7 +161,5 @@ def test_two_builds_give_the_same_bytes() -> None:
     """Once more in a process that puts sets into another order."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "7"}
-    found = subprocess.run(
-        [sys.executable, "-c", DIGEST], check=True, env=environment, capture_output=True, text=True
-    )
+    found = ran(sys.executable, "-c", DIGEST, env=environment)
     assert found.stdout.split()[-1] == digest()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from odtpack_runtime import OdtpackError
 from odtpack_runtime.files import folder_update
 from odtpack_runtime.files.folder_update import check_finished, finish_update, update_folder
 from tests.packages.killing import ACTIONS
+from tests.programs import ran
 from tests.refused import refused
 from tests.sweep import split_rows
 
@@ -351,15 +351,8 @@ EVERY = 4
 )
 def test_a_kill_leaves_the_old_or_the_new(tmp_path: Path, action: str, every: int) -> None:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.packages.killing", action, tmp_path, str(every)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran(sys.executable, "-m", "tests.packages.killing", action, tmp_path, every,
+               cwd=ROOT, env=os.environ | {"PYTHONPATH": path})  # fmt: skip
     reference, *attempts = map(json.loads, done.stdout.splitlines())
     old, new = reference["old"], reference["new"]
     assert old != new

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import arrays, tree
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "app-builds"
@@ -43,13 +44,11 @@ def project(folder: Path) -> Path:
 
 def shell(project: Path, command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     path = f"{project / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        command,
+    return ran(
+        *command,
+        code=None,
         cwd=project,
         env={**os.environ, "PATH": path, "COLUMNS": "100", **variables},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 
@@ -109,9 +108,7 @@ class TestYaml:
             script = str(step["run"])
             assert step["shell"] == "bash"
             assert "${{" not in script  # a value with a quote in it would be run as a command
-            done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True,
-                                  check=False)  # fmt: skip
-            assert done.returncode == 0, done.stderr
+            ran("bash", "-n", input=script)
             env = step["env"]
             assert isinstance(env, dict)
             for name in re.findall(r"\$\{?([A-Z_]+)", script):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.cli.conftest import arrays, assert_refused, tree
+from tests.programs import ran
 from tests.recipe.conftest import RECIPE, Run, Write, run
 from tests.refused import refused
 from tests.test_docs import prepare_encoder
@@ -320,10 +320,7 @@ class TestCacheKey:
             "print(json.dumps(sorted(sys.modules)))\n"
             "sys.exit(code)\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", probe], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        done = ran(sys.executable, "-c", probe)
         loaded = set(json.loads(done.stdout.splitlines()[-1]))
         unwanted = {
             "jinja2", "odtpack.autodiff", "odtpack.build", "odtpack.model.loading",

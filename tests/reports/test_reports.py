@@ -49,6 +49,7 @@ from odtpack_simulator.result import (
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import format_bytes, format_interval
+from tests.programs import ran
 from tests.reports.demo import stored_result
 from tests.reports.page import Page
 from tests.simulator.changed import changed, on_devices
@@ -256,10 +257,7 @@ def test_the_commit_is_that_of_the_repository(
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "x"]):
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
-    head = subprocess.run(
-        ["git", "-C", str(tmp_path), "rev-parse", "HEAD"],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    head = ran("git", "-C", tmp_path, "rev-parse", "HEAD")
     assert find_origin(tmp_path).commit == head.stdout.strip()
     monkeypatch.setenv("GITHUB_SHA", "ab" * 20)
     assert find_origin(tmp_path).commit == "ab" * 20

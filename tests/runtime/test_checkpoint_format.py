@@ -32,6 +32,7 @@ from odtpack_runtime.checkpoint.format import (
 from odtpack_runtime.checkpoint.parameters import ALIGNMENT, Layout, address, allocate, view
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
+from tests.programs import ran
 from tests.refused import refused
 from tests.runtime.checkpoint_samples import Foreign, assert_same, sample
 
@@ -191,12 +192,7 @@ print(json.dumps({
 def test_generated_bindings_read_the_same(tmp_path: Path) -> None:
     data = sample()
     write_checkpoint(tmp_path / "c", data)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", BINDINGS, str(tmp_path / "c")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = ran(sys.executable, "-W", "error", "-c", BINDINGS, tmp_path / "c")
     seen = json.loads(done.stdout)
     codes = {dtype: code for code, dtype in DTYPES.items()}
 

@@ -24,6 +24,7 @@ from onnx.reference import ReferenceEvaluator
 from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Module, Package
 from tests import zoo
+from tests.programs import ran
 
 pytestmark = pytest.mark.distribution
 
@@ -83,11 +84,7 @@ def clean() -> dict[str, str]:
 
 
 def python(interpreter: str | Path, *arguments: str | Path) -> str:
-    done = subprocess.run(
-        [interpreter, *arguments], env=clean(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return ran(interpreter, *arguments, env=clean()).stdout
 
 
 def pip(interpreter: str | Path, *arguments: str | Path) -> None:
@@ -254,10 +251,7 @@ def test_both_wheels_train_and_replay(
     samples(tmp_path)
     script = ["bash", "-c", TRAIN_AND_REPLAY, "bash", str(tmp_path)]
     path = f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        script, env={**clean(), "PATH": path}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran(*script, env={**clean(), "PATH": path})
     assert "Pass" in done.stdout
     pip(interpreter, "uninstall", "--yes", "odtpack")
     package = tmp_path / "package"
@@ -272,11 +266,7 @@ def test_the_demo_works_in_the_source_distribution(tmp_path: Path) -> None:
     shutil.unpack_archive(made, tmp_path, filter="data")
     folder = tmp_path / made.name.removesuffix(".tar.gz")
     assert not (folder / "runtime/js/node_modules").exists()
-    done = subprocess.run(
-        ["make", "demo", f"PYTHON={sys.executable}"], cwd=folder, env=clean(), capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    ran("make", "demo", f"PYTHON={sys.executable}", cwd=folder, env=clean())
     assert (folder / "build/demo/report.html").exists()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from tests import zoo
 from tests.adapters import llama
 from tests.kits.harness import OVERFLOWS
 from tests.packaging_tools import open_training
+from tests.programs import ran
 from tests.refused import refused
 from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
@@ -577,7 +577,7 @@ def test_the_import_alone_loads_nothing_else() -> None:
         "print(sorted(new - set(sys.stdlib_module_names)))\n"
         "print([name for name in sys.modules if name.startswith('odtpack')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = ran(sys.executable, "-c", code)
     assert done.stdout == "['odtpack_simulator']\n['odtpack_simulator']\n"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.packaging_tools import OPTIMIZERS, batch, generate, open_training, statistic_names
+from tests.programs import ran
 from tests.sweep import split
 from tests.training.forward import contents, linear, make
 
@@ -182,14 +182,7 @@ def test_a_model_of_more_than_2_gb_is_built_without_copies(tmp_path: Path) -> No
         build_package({str(path)!r}, {str(tmp_path / "package")!r}, loss="cross_entropy",
                       train=["head"])
     """)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    ran(sys.executable, "-c", script, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"})
     package = Package.open(tmp_path / "package")
     data = package.manifest.files.checkpoint_data
     assert data.size_bytes == ROWS * COLUMNS * 4 + COLUMNS * 3 * 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +16,7 @@ from odtpack_simulator.campaign import FIGURES, steps_per_window
 from odtpack_simulator.device.profile import list_profiles, load_profile, parse_profile
 from odtpack_simulator.replay.job import make_sample_plan
 from odtpack_simulator.result import DeviceCampaign, DeviceLatency, Policy
+from tests.programs import ran
 from tests.simulator.campaigns import (
     FULL,
     MB,
@@ -269,13 +269,7 @@ def test_every_shipped_profile_has_a_campaign_or_reasons(name: str, state: str) 
 def test_the_example_of_the_documentation_is_what_comes_out(tmp_path: Path) -> None:
     blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```$", DOCUMENT.read_text("utf-8"), re.M | re.S))
     (tmp_path / "phone.toml").write_text(blocks["toml"], "utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", blocks["python"]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = ran(sys.executable, "-c", blocks["python"], cwd=tmp_path)
     assert done.stdout == blocks["text"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from odtpack_simulator.replay.executor import (
     make_executor,
     relocate,
 )
+from tests.programs import ran
 from tests.refused import refused
 
 
@@ -150,5 +150,4 @@ def test_a_replay_loads_no_more_than_the_app_and_the_clock(module: str) -> None:
         "found = {'onnx', 'onnx_ir', 'pydantic', 'rich', 'typer', 'jinja2'} & set(sys.modules)\n"
         "sys.exit(str(sorted(found)) if found else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    ran(sys.executable, "-c", code)
