@@ -124,9 +124,7 @@ def test_codes_stay_codes(run: Run, tmp_path: Path) -> None:
     genai.decoder(tmp_path / "model.onnx")
     outcome = run(
         "build", tmp_path / "model.onnx", "--out", tmp_path / "package", "--loss", "next_token",
-        "--adapter", "lora", "--on", "*.q_proj", "--on", "*.v_proj",
-    )  # fmt: skip
-    assert outcome.code == 0, outcome.err
+        "--adapter", "lora", "--on", "*.q_proj", "--on", "*.v_proj", code=0)  # fmt: skip
     shown = " ".join((outcome.out + outcome.err).split())
     assert "past_key_values.0.key" in shown
     assert "empty cache" in shown
@@ -222,8 +220,7 @@ def test_peft_finds_every_layer_but_those_that_the_export_names(
         spec = dataclasses.replace(spec, on=("*.self_attn.*",))
     package, adapter = tmp_path / "package", tmp_path / "adapter"
     manifest = build_package(tmp_path / "model.onnx", package, loss="next_token", adapter=spec)
-    outcome = run("adapter", "export", package, "--out", adapter)
-    assert outcome.code == 0, outcome.err
+    outcome = run("adapter", "export", package, "--out", adapter, code=0)
     shape, info = genai.SHAPE, manifest.adapter
     config = transformers.AutoConfig.for_model(
         kind, hidden_size=shape.width, intermediate_size=shape.inner, num_hidden_layers=2,
@@ -235,8 +232,7 @@ def test_peft_finds_every_layer_but_those_that_the_export_names(
     assert info.absent == tuple(name for name in info.layers if name not in known)
     assert bool(info.absent) == packed == ("PEFT will not find" in outcome.err)
     found = peft.PeftModel.from_pretrained(module, adapter).state_dict()
-    merged = run("adapter", "merge", tmp_path / "model.onnx", adapter, "--out", tmp_path / "m.onnx")
-    assert merged.code == 0, merged.err
+    run("adapter", "merge", tmp_path / "model.onnx", adapter, "--out", tmp_path / "m.onnx", code=0)
     start = open_training(package)[0].parameters
     for name in set(info.layers) - set(info.absent):
         loaded = found[f"{PREFIX}{name}.lora_A.default.weight"]

@@ -64,16 +64,14 @@ def expected(folder: Path, run: Run) -> np.ndarray:
     """What the package exports as a plain model with the trained values."""
     out = folder / "plain.onnx"
     asked = ("--checkpoint", folder / "trained.ckpt", "--outputs", "logits", "--out", out)
-    outcome = run("export", folder / "package", *asked)
-    assert outcome.code == 0, outcome.err
+    run("export", folder / "package", *asked, code=0)
     return logits(out)
 
 
 def exported(folder: Path, run: Run, *more: str) -> Path:
     out = folder / "adapter"
     asked = ("--checkpoint", folder / "trained.ckpt", "--out", out, *more)
-    outcome = run("adapter", "export", folder / "package", *asked)
-    assert outcome.code == 0, outcome.err
+    run("adapter", "export", folder / "package", *asked, code=0)
     return out
 
 
@@ -94,8 +92,7 @@ def test_peft_reads_what_is_written(kind: str, trained: Trained, run: Run) -> No
 def folder_model(folder: Path, run: Run) -> Path:
     """The model as it was before the training."""
     out = folder / "before.onnx"
-    outcome = run("export", folder / "package", "--outputs", "logits", "--out", out)
-    assert outcome.code == 0, outcome.err
+    run("export", folder / "package", "--outputs", "logits", "--out", out, code=0)
     return out
 
 
@@ -115,8 +112,7 @@ def test_what_peft_writes_is_read(kind: str, trained: Trained, run: Run, tmp_pat
         theirs = model(torch.from_numpy(llama.batch()[0])).numpy()
     model.save_pretrained(str(tmp_path / "theirs"))
     start = tmp_path / "start.ckpt"
-    outcome = run("adapter", "import", folder / "package", tmp_path / "theirs", "--out", start)
-    assert outcome.code == 0, outcome.err
+    run("adapter", "import", folder / "package", tmp_path / "theirs", "--out", start, code=0)
     out = tmp_path / "plain.onnx"
     asked = ("--checkpoint", start, "--outputs", "logits", "--out", out)
     assert run("export", folder / "package", *asked).code == 0
@@ -159,8 +155,7 @@ def test_merged_weights(
     shutil.copytree(original.parent, tmp_path, dirs_exist_ok=True)  # with its data beside it
     model = tmp_path / original.name
     out = tmp_path / "merged.onnx"
-    outcome = run("adapter", "merge", model, exported(folder, run), "--out", out)
-    assert outcome.code == 0, outcome.err
+    run("adapter", "merge", model, exported(folder, run), "--out", out, code=0)
     np.testing.assert_allclose(logits(out), expected(folder, run), rtol=1e-4, atol=1e-4)
     assert out.stat().st_size < 1.1 * model.stat().st_size + 1000
 
@@ -174,8 +169,7 @@ def test_merged_weights_do_not_read_the_model_s_data_from_another_folder(
     onnx.save(model, source / "outside.onnx", save_as_external_data=True, size_threshold=0)
     out = tmp_path / "merged.onnx"
     adapter = exported(folder, run)
-    outcome = run("adapter", "merge", source / "outside.onnx", adapter, "--out", out)
-    assert outcome.code == 0, outcome.err
+    run("adapter", "merge", source / "outside.onnx", adapter, "--out", out, code=0)
     shutil.rmtree(source)
     np.testing.assert_allclose(logits(out), expected(folder, run), rtol=1e-4, atol=1e-4)
 
@@ -194,8 +188,7 @@ def test_what_does_not_fit_is_an_error(
     ):
         spec = dataclasses.replace(copy.copy(SPECS["lora"]), **change)
         build_package(llama_file, other, loss="next_token", adapter=spec)
-        outcome = run("adapter", "import", other, adapter, "--out", tmp_path / "start.ckpt")
-        assert outcome.code == 2
+        outcome = run("adapter", "import", other, adapter, "--out", tmp_path / "start.ckpt", code=2)
         assert code in outcome.err
         assert not (tmp_path / "start.ckpt").exists()
     (adapter / "adapter_model.safetensors").write_bytes(b"\xff" * 100)

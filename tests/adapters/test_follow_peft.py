@@ -312,8 +312,7 @@ def test_files_go_there_and_back(name: str, tmp_path: Path, run: Run) -> None:
     trained = tmp_path / "trained.ckpt"
     CheckpointState.save_checkpoint(state, trained)
     theirs = tmp_path / "theirs"
-    outcome = run("adapter", "export", package, "--checkpoint", trained, "--out", theirs)
-    assert outcome.code == 0, outcome.err
+    run("adapter", "export", package, "--checkpoint", trained, "--out", theirs, code=0)
     reader = peft.PeftModel.from_pretrained(copy.deepcopy(module), str(theirs)).eval()
     with torch.no_grad():
         np.testing.assert_allclose(reader(*tensors), logits(trained), rtol=1e-4, atol=1e-5)
@@ -330,12 +329,10 @@ def test_files_go_there_and_back(name: str, tmp_path: Path, run: Run) -> None:
         expected = writer(*tensors)
     writer.save_pretrained(str(tmp_path / "new"))
     start = tmp_path / "start.ckpt"
-    outcome = run("adapter", "import", package, tmp_path / "new", "--out", start)
-    assert outcome.code == 0, outcome.err
+    run("adapter", "import", package, tmp_path / "new", "--out", start, code=0)
     np.testing.assert_allclose(logits(start), expected, rtol=1e-4, atol=1e-5)
     merged = tmp_path / "merged.onnx"
-    outcome = run("adapter", "merge", model, tmp_path / "new", "--out", merged)
-    assert outcome.code == 0, outcome.err
+    run("adapter", "merge", model, tmp_path / "new", "--out", merged, code=0)
     session = onnxruntime.InferenceSession(merged)
     feeds = {each.name: value for each, value in zip(session.get_inputs(), data[:-1], strict=True)}
     np.testing.assert_allclose(session.run(None, feeds)[0], expected, rtol=1e-4, atol=1e-5)

@@ -206,7 +206,6 @@ def test_it_cannot_be_merged(tmp_path: Path, run: Run) -> None:
     _, model = exported(tmp_path)
     build_package(model, tmp_path / "package", loss="next_token", adapter=SPEC, self_check=False)
     assert run("adapter", "export", tmp_path / "package", "--out", tmp_path / "ours").code == 0
-    done = run("adapter", "merge", model, tmp_path / "ours", "--out", tmp_path / "m.onnx")
-    assert done.code == 2
+    done = run("adapter", "merge", model, tmp_path / "ours", "--out", tmp_path / "m.onnx", code=2)
     assert "adapter-not-mergeable" in done.err
     assert not (tmp_path / "m.onnx").exists()

@@ -182,8 +182,7 @@ def test_paths_that_are_too_long(run: Run, shared: Shared, tmp_path: Path, long:
         (("train", tmp_path / long, "--data", shared.data), "system-refused"),
         (("train", shared.package, "--data", tmp_path / long), None),
     ):
-        outcome = run(*command)
-        assert outcome.code == 2
+        outcome = run(*command, code=2)
         assert "error[internal]" not in outcome.err
         assert code is None or f"error[{code}]" in outcome.err
 
@@ -222,24 +221,21 @@ def test_numbers_that_float32_does_not_hold(
     run: Run, shared: Shared, tmp_path: Path, option: tuple[str, str]
 ) -> None:
     out = tmp_path / "package"
-    outcome = run("build", shared.model, "--loss", "cross_entropy", "--out", out, *option)
-    assert outcome.code == 2
+    outcome = run("build", shared.model, "--loss", "cross_entropy", "--out", out, *option, code=2)
     assert "error[bad-hyperparameter]" in outcome.err
     assert not out.exists()
 
 
 def test_a_path_that_is_not_utf8(run: Run, shared: Shared, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"p\xff")
-    outcome = run("build", shared.model, "--loss", "cross_entropy", "--out", folder)
-    assert outcome.code == 2
+    outcome = run("build", shared.model, "--loss", "cross_entropy", "--out", folder, code=2)
     assert "error[package-not-written]" in outcome.err
     assert not folder.exists()
     folder.symlink_to(shared.package, target_is_directory=True)  # what it leads to has a good name
     assert run("verify", folder).code == 0
     folder.unlink()
     subprocess.run(["cp", "-r", shared.package, folder], check=True)
-    outcome = run("verify", folder)
-    assert outcome.code == 2
+    outcome = run("verify", folder, code=2)
     assert "error[model-not-readable]" in outcome.err
     assert "not UTF-8" in outcome.err
 

@@ -44,8 +44,8 @@ class TestBuild:
         outcome = run(
             *("build", shared.model, "--out", tmp_path / "command", "--loss", "mse"),
             *("--optimizer", "sgd", "--train", "fc.*"),
+            code=0,
         )
-        assert outcome.code == 0
         assert tree(tmp_path / "command") == tree(tmp_path / "call")
         assert outcome.out == ""
         assert "trainable     2 parameters, 99 elements, 396 B" in outcome.err
@@ -74,8 +74,8 @@ class TestBuild:
         outcome = run(
             *("build", shared.model, "--out", tmp_path / "p", "--loss", "cross_entropy"),
             *("--loss-option", "label_smoothing=0.1", "--loss-option", "ignore_index=-1", "--json"),
+            code=0,
         )
-        assert outcome.code == 0, outcome.err
         options = outcome.json()["loss_options"]
         assert options.pop("labels") == "numbers"
         assert options == {"reduction": "mean", "ignore_index": -1, "label_smoothing": 0.1}
@@ -92,8 +92,7 @@ class TestBuild:
         self, run: Run, shared: Shared, tmp_path: Path
     ) -> None:
         build = "build", shared.model, "--out", tmp_path, "--loss", "cross_entropy"
-        first = run(*build, "--ort-format", "--nominal")
-        assert first.code == 0
+        first = run(*build, "--ort-format", "--nominal", code=0)
         assert first.out == ""
         assert first.err.startswith("built")  # the converter's own talk is not shown
         names = set(tree(tmp_path))
@@ -115,8 +114,8 @@ class TestBuild:
         outcome = run(
             *("build", tmp_path / "with_loss.onnx", "--out", tmp_path / "p"),
             *("--loss", "none", "--json"),
+            code=0,
         )
-        assert outcome.code == 0, outcome.err
         assert outcome.json()["loss"] == "none"
         assert [item["name"] for item in outcome.json()["inputs"]] == ["input", "labels"]
 
@@ -129,8 +128,8 @@ class TestTrain:
         outcome = run(
             *("train", shared.package, "--data", shared.data, "--out", tmp_path / "t.ckpt"),
             *("--epochs", 8, "--batch-size", 8, "--lr", 0.02, "--json"),
+            code=0,
         )
-        assert outcome.code == 0, outcome.err
         content = outcome.json()
         assert (content["train_samples"], content["eval_samples"]) == (48, 12)
         assert content["steps"] == 48
@@ -191,8 +190,7 @@ class TestTrain:
         model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 8
         onnx.save(model, tmp_path / "fixed.onnx")
         package = tmp_path / "fixed"
-        built = run("build", tmp_path / "fixed.onnx", "--out", package, "--loss", "cross_entropy")
-        assert built.code == 0, built.err
+        run("build", tmp_path / "fixed.onnx", "--out", package, "--loss", "cross_entropy", code=0)
         rng = np.random.default_rng(0)
         data = {
             "input": rng.normal(size=(30, 4)).astype(np.float32),
@@ -200,15 +198,12 @@ class TestTrain:
         }
         np.savez(tmp_path / "data.npz", allow_pickle=False, **data)
         train = "train", package, "--data", tmp_path / "data.npz", "--out", tmp_path / "t"
-        outcome = run(*train, "--epochs", 1, "--holdout", 0.3, "--json")
-        assert outcome.code == 0, outcome.err
+        outcome = run(*train, "--epochs", 1, "--holdout", 0.3, "--json", code=0)
         assert (outcome.json()["batch_size"], outcome.json()["steps"]) == (8, 2)
-        refused = run(*train, "--batch-size", 4)
-        assert refused.code == 2
+        refused = run(*train, "--batch-size", 4, code=2)
         assert "error[batch-size-fixed]" in refused.err
         assert "--batch-size 8" in refused.err
-        few = run(*train, "--holdout", 0.8)
-        assert few.code == 2
+        few = run(*train, "--holdout", 0.8, code=2)
         assert "error[too-few-samples]" in few.err
 
 
@@ -228,8 +223,7 @@ class TestSplit:
 
 class TestExport:
     def export(self, run: Run, shared: Shared, out: Path, *more: object) -> onnx.ModelProto:
-        outcome = run("export", shared.package, "--out", out, *more)
-        assert outcome.code == 0, outcome.err
+        run("export", shared.package, "--out", out, *more, code=0)
         model = onnx.load(out)
         onnx.checker.check_model(model)
         return model
@@ -343,8 +337,7 @@ def test_build_inspect_train_and_export(run: Run, dtype: type, kept: str, tmp_pa
     np.savez(tmp_path / "data.npz", input=x.astype(dtype), labels=labels)
 
     def done(*arguments: object) -> str:
-        outcome = run(*arguments)
-        assert outcome.code == 0, outcome.err
+        outcome = run(*arguments, code=0)
         return outcome.out + outcome.err
 
     package = tmp_path / "package"
@@ -382,8 +375,7 @@ class TestDiff:
             assert words in outcome.out
 
     def test_json_is_as_the_schema_says(self, run: Run, shared: Shared, newer: Path) -> None:
-        outcome = run("diff", shared.package, newer, "--format", "json")
-        assert outcome.code == 0
+        outcome = run("diff", shared.package, newer, "--format", "json", code=0)
         found = PackageDiff.model_validate_json(outcome.out)
         assert [change.name for change in found.parameters] == ["fc.bias"]
         assert outcome.err == ""
@@ -411,8 +403,7 @@ def test_operators_that_the_provider_lacks_are_named(run: Run, tmp_path: Path) -
         y = LogSoftmax(s) }"""
     )
     onnx.save(model, tmp_path / "m.onnx")
-    done = run("ops", "check", str(tmp_path / "m.onnx"), "--target", "webgpu")
-    assert done.code == 0
+    done = run("ops", "check", str(tmp_path / "m.onnx"), "--target", "webgpu", code=0)
     assert "Round has no kernel on webgpu" in done.out
     assert "LogSoftmax" not in done.out
 

@@ -67,8 +67,7 @@ def test_the_guide_lists_the_examples() -> None:
 
 def test_init_writes_an_example(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "a project"
-    outcome = run("init", "--example", "next-word", "--out", folder, "--json")
-    assert outcome.code == 0
+    outcome = run("init", "--example", "next-word", "--out", folder, "--json", code=0)
     assert (folder / "train.mjs").is_file()
     for words, code in (
         (("--example", "next-word", "--out", folder), "folder-not-empty"),
@@ -76,6 +75,5 @@ def test_init_writes_an_example(run: Run, tmp_path: Path) -> None:
         (("model.onnx", "--example", "next-word"), "usage"),
         ((), "usage"),
     ):
-        outcome = run("init", *words)
-        assert outcome.code == 2
+        outcome = run("init", *words, code=2)
         assert f"error[{code}]" in outcome.err

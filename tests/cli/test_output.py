@@ -47,22 +47,19 @@ def words(shared: Shared, command: tuple[str, ...]) -> list[str]:
 @pytest.mark.parametrize("name", READING)
 def test_what_a_command_found_goes_to_stdout(run: Run, shared: Shared, name: str) -> None:
     command, found = READING[name]
-    outcome = run(*words(shared, command))
-    assert outcome.code == 0, outcome.err
+    outcome = run(*words(shared, command), code=0)
     assert found in outcome.out
     assert outcome.err.strip() == "" or outcome.err.startswith("warning")
 
 
 @pytest.mark.parametrize("name", READING)
 def test_with_json_stdout_is_json_and_nothing_else(run: Run, shared: Shared, name: str) -> None:
-    outcome = run(*words(shared, READING[name][0]), "--json")
-    assert outcome.code == 0, outcome.err
+    outcome = run(*words(shared, READING[name][0]), "--json", code=0)
     assert json.loads(outcome.out)
 
 
 def test_diff_goes_to_stdout(run: Run, shared: Shared) -> None:
-    text = run("diff", shared.package, shared.package)
-    assert text.code == 0
+    text = run("diff", shared.package, shared.package, code=0)
     assert text.out.strip()
     assert text.err == ""
     assert json.loads(run("diff", shared.package, shared.package, "--format", "json").out)
@@ -70,16 +67,16 @@ def test_diff_goes_to_stdout(run: Run, shared: Shared) -> None:
 
 def test_one_command_does_not_decide_for_the_next(run: Run, shared: Shared, tmp_path: Path) -> None:
     assert run("devices", "list").out
-    built = run("build", shared.model, "--loss", "cross_entropy", "--out", tmp_path / "package")
-    assert built.code == 0, built.err
+    built = run(
+        "build", shared.model, "--loss", "cross_entropy", "--out", tmp_path / "package", code=0
+    )
     assert built.out == ""
     assert "built" in built.err
 
 
 def test_errors_go_to_stderr(run: Run) -> None:
     for command in (("inspect", "nowhere"), ("devices", "show", "nothing"), ("verify", "nowhere")):
-        outcome = run(*command)
-        assert outcome.code == 2
+        outcome = run(*command, code=2)
         assert outcome.out == ""
         assert outcome.err.startswith("error[")
 
@@ -95,8 +92,7 @@ def test_errors_go_to_stderr(run: Run) -> None:
 def test_part_of_a_name_gets_the_devices_that_contain_it(
     run: Run, asked: str, expected: list[str]
 ) -> None:
-    outcome = run("devices", "show", asked)
-    assert outcome.code == 2
+    outcome = run("devices", "show", asked, code=2)
     assert expected
     assert f"did you mean {' or '.join(map(repr, expected))}?" in outcome.err
 

@@ -110,8 +110,7 @@ class TestSimulate:
 class TestDemo:
     def test_the_whole_way(self, run: Run, tmp_path: Path) -> None:
         pytest.importorskip("sklearn")
-        outcome = run("demo", "--out", tmp_path / "demo", "--epochs", 2, "--json")
-        assert outcome.code == 0, outcome.err
+        outcome = run("demo", "--out", tmp_path / "demo", "--epochs", 2, "--json", code=0)
         content = outcome.json()
         # The factory model cannot name three of ten digits, and learns them.
         assert 0.5 < content["accuracy_before"] < 0.8

@@ -39,8 +39,7 @@ def test_recipes_are_written_and_build(start: Run, run: Run, tmp_path: Path) -> 
     assert count == 1
     assert set(tree(out)) == {"fit.html", "fit.json", "recipe.schema.json", "recipe-1.toml"}
     assert (out / "recipe-1.toml").read_text() == result.pareto[0].recipe
-    built = run("build", "--recipe", out / "recipe-1.toml", "--json")
-    assert built.code == 0, built.err
+    built = run("build", "--recipe", out / "recipe-1.toml", "--json", code=0)
     manifest = built.json()
     choice = result.pareto[0].choice
     assert manifest["optimizer"]["kind"] == choice.optimizer == "sgd"

@@ -207,8 +207,7 @@ BAD: dict[str, tuple[Change, str, str]] = {
 
 
 def test_the_artifacts_are_good_as_they_are(run: Run, folder: Path) -> None:
-    done = run("import", folder, "--out", folder.with_name("package"), "--json")
-    assert done.code == 0, done.err
+    done = run("import", folder, "--out", folder.with_name("package"), "--json", code=0)
     manifest = done.json()
     assert [p["name"] for p in manifest["parameters"] if p["role"] == "state"] == models.STATISTICS
 

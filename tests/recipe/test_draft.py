@@ -45,8 +45,7 @@ def test_builds_as_it_is(run: Run, tmp_path: Path, name: str) -> None:
     onnx.save(MODELS[name](), tmp_path / "model.onnx")
     recipe = tmp_path / "deep" / "recipe.toml"
     recipe.parent.mkdir()
-    outcome = run("init", tmp_path / "model.onnx", "--out", recipe)
-    assert outcome.code == 0, outcome.err
+    run("init", tmp_path / "model.onnx", "--out", recipe, code=0)
     assert recipe.read_text().startswith("#:schema recipe.schema.json\n")
     assert json.loads((recipe.parent / "recipe.schema.json").read_text())["required"]
     assert 'model = "../model.onnx"' in recipe.read_text()
@@ -84,8 +83,7 @@ def test_what_is_commented_out_is_right_too(run: Run, folder: Path) -> None:
         "losses",
         "privacy",
     }  # it has classes, only samples, and one loss
-    outcome = run("build", "--recipe", folder / "all.toml", "--json")
-    assert outcome.code == 0, outcome.err
+    outcome = run("build", "--recipe", folder / "all.toml", "--json", code=0)
     content = outcome.json()
     assert content["accumulation_steps"] == 4
     assert content["schedule"]["kind"] == "cosine"
@@ -131,8 +129,7 @@ def test_an_encoder_is_offered_a_head(run: Run, tmp_path: Path) -> None:
         text = text.replace(f"# {line}", line)
     text = re.sub(r'^kind = "mse".*', 'kind = "cross_entropy"', text, count=1, flags=re.M)
     (tmp_path / "new.toml").write_text(text)
-    outcome = run("build", "--recipe", tmp_path / "new.toml", "--json")
-    assert outcome.code == 0, outcome.err
+    run("build", "--recipe", tmp_path / "new.toml", "--json", code=0)
 
 
 # The page on recipes: its example builds and replays, its commands run in order.

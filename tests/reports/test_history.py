@@ -86,8 +86,7 @@ def test_several_results_are_judged_at_once(run: Run, tmp_path: Path) -> None:
         path.write_text(made(scale, 1, "").to_json())
     words = ["--budget", tmp_path / "budgets.toml", "--json"]
     out = ["--report", f"html:{tmp_path}/{{name}}.html", "--badge", tmp_path / "{name}.svg"]
-    outcome = run("judge", *paths, *words, *out)
-    assert outcome.code == 1, outcome.err
+    outcome = run("judge", *paths, *words, *out, code=1)
     assert [each["verdict"] == "fail" for each in outcome.json()] == [False, True]
     assert {"good.html", "bad.html", "good.svg", "bad.svg"} <= {p.name for p in tmp_path.iterdir()}
     assert run("judge", paths[0], *words).json() == outcome.json()[0]
@@ -96,8 +95,7 @@ def test_several_results_are_judged_at_once(run: Run, tmp_path: Path) -> None:
     assert_refused(run("judge", *paths, "--badge", tmp_path / "one.svg"), "cannot-write")
     assert_refused(run("judge", *paths, "--badge", tmp_path / "one.png"), "usage", "--badge")
     page = tmp_path / "history.html"
-    shown = run("history", *paths, "--budget", tmp_path / "budgets.toml", "--out", page)
-    assert shown.code == 0, shown.err
+    run("history", *paths, "--budget", tmp_path / "budgets.toml", "--out", page, code=0)
     assert "2 results, the last one: fail" in page.read_text()
     assert_refused(run("history", *paths, "--out", paths[0]), "cannot-write")
 

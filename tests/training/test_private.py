@@ -293,8 +293,7 @@ def test_command_line(tmp_path: Path, run: Run) -> None:
     np.savez(tmp_path / "data.npz", input=data.astype(np.float32), labels=labels)
     path = tmp_path / "package"
     asked = ("--loss", "cross_entropy", "--privacy-clip", "1", "--privacy-noise", "0.8")
-    outcome = run("build", tmp_path / "model.onnx", "--out", path, *asked)
-    assert outcome.code == 0, outcome.err
+    outcome = run("build", tmp_path / "model.onnx", "--out", path, *asked, code=0)
     assert "clipped to 1, noise of 0.8 times that" in run("inspect", path).out
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
@@ -305,9 +304,17 @@ def test_command_line(tmp_path: Path, run: Run) -> None:
     assert run("build", "--recipe", recipe, "--out", same).code == 0
     assert Package.open(path).manifest.recipe_digest == Package.open(same).manifest.recipe_digest
     outcome = run(
-        "train", path, "--data", tmp_path / "data.npz", "--lr", "0.02", "--epochs", "4", "--json"
+        "train",
+        path,
+        "--data",
+        tmp_path / "data.npz",
+        "--lr",
+        "0.02",
+        "--epochs",
+        "4",
+        "--json",
+        code=0,
     )
-    assert outcome.code == 0, outcome.err
     result = json.loads(outcome.out)
     assert result["eval_loss_after"] < result["eval_loss_before"]
     assert result["privacy"]["sampling_rate"] == pytest.approx(32 / 240)
