@@ -260,8 +260,7 @@ def test_the_command_line_has_them(copy: Path) -> None:
     assert (manifest["loss"], manifest["optimizer"]["kind"]) == ("log_cosh", "soft_sign")
     training = onnx.load(copy / "package/training_model.onnx")
     assert "Neg" not in {node.op_type for node in training.graph.node}
-    random = np.random.default_rng(0)
-    x = random.standard_normal((64, 4), dtype=np.float32)
+    x = np.random.default_rng(0).standard_normal((64, 4), dtype=np.float32)
     np.savez(copy / "data.npz", x=x, target=x[:, :2])
     (copy / "budgets.toml").write_text("[budgets]\ntrainable_parameters = 7\n")
     ran(

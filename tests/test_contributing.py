@@ -33,8 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (program,) = re.findall(r"^### A loss\n.*?^```python\n(.*?)^```$", CONTRIBUTING, re.M | re.S)
     (folder / "packager" / "odtpack" / "losses" / "log_cosh.py").write_text(program)
     onnx.save(zoo.mlp((4, 8, 2)), folder / "model.onnx")
-    random = np.random.default_rng(0)
-    x = random.standard_normal((64, 4), dtype=np.float32)
+    x = np.random.default_rng(0).standard_normal((64, 4), dtype=np.float32)
     np.savez(folder / "data.npz", input=x, target=3 * x[:, :2] - x[:, 2:])
     return folder
 

@@ -65,8 +65,7 @@ def exported(folder: Path, exporter: Exporter = "torchscript") -> tuple[Decoder,
 
 
 def batch(length: int = 7) -> list[np.ndarray]:
-    random = np.random.default_rng(1)
-    ids = random.integers(0, VOCABULARY, (3, length))
+    ids = np.random.default_rng(1).integers(0, VOCABULARY, (3, length))
     mask = (np.arange(length) < [[length], [length - 2], [length - 1]]).astype(np.int64)
     places = np.tile(np.arange(length), (3, 1))
     return [ids, mask, places, np.where(mask, ids, -100)]

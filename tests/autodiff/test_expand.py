@@ -227,8 +227,7 @@ scale (a, k) => (c)
 
 @pytest.mark.parametrize(("model_opset", "body_opset"), [(17, 17), (17, 13), (15, 18)])
 def test_functions_of_the_model_are_inlined(model_opset: int, body_opset: int) -> None:
-    text = LOCAL % (model_opset, body_opset, "Add(s, b)", body_opset)
-    model = expand(parse(text), ["w"])
+    model = expand(parse(LOCAL % (model_opset, body_opset, "Add(s, b)", body_opset)), ["w"])
     assert not model.functions
     assert [op for op in operators(model) if op not in ("Constant", "Neg")] == ["Mul", "Add"] * 2
     x = normal(2, 3)

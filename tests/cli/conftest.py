@@ -110,8 +110,7 @@ def refused(run: Run, tmp_path: Path) -> Callable[..., None]:
 
     def check(arguments: tuple[object, ...], code: str, *words: str) -> None:
         before = tree(tmp_path)
-        outcome = run(*arguments)
-        assert_refused(outcome, code, *words)
+        assert_refused(run(*arguments), code, *words)
         assert tree(tmp_path) == before
 
     return check

@@ -103,8 +103,7 @@ def test_interrupt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_app, "_parser", lambda name: _Command(interrupted))
-    outcome = run("devices", "list", code=130)
-    assert outcome.err.startswith("error[interrupted]")
+    assert run("devices", "list", code=130).err.startswith("error[interrupted]")
 
 
 class _Command:

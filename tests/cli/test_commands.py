@@ -139,8 +139,7 @@ class TestTrain:
         assert f"epoch    8   loss {last:.4f}" in outcome.err
         assert f"after        eval loss {content['eval_loss_after']:.4f}" in outcome.err
         assert tree(shared.package) == before
-        state = CheckpointState.load_checkpoint(tmp_path / "t.ckpt")
-        assert state.optimizer.step == 48
+        assert CheckpointState.load_checkpoint(tmp_path / "t.ckpt").optimizer.step == 48
 
     def test_loss_before_is_that_of_the_model(
         self, run: Run, shared: Shared, tmp_path: Path
@@ -166,8 +165,7 @@ class TestTrain:
         whole, half, rest = (tmp_path / name for name in ("whole", "half", "rest"))
         assert run(*train, "--epochs", 4, "--lr", 0.01, "--out", whole).code == 0
         assert run(*train, "--epochs", 2, "--lr", 0.01, "--out", half).code == 0
-        outcome = run(*train, "--epochs", 2, "--resume", half, "--out", rest)
-        assert "epoch    3" in outcome.err
+        assert "epoch    3" in run(*train, "--epochs", 2, "--resume", half, "--out", rest).err
         assert rest.read_bytes() == whole.read_bytes()
 
     def test_seed_decides(self, run: Run, shared: Shared, tmp_path: Path) -> None:

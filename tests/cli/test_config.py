@@ -113,8 +113,7 @@ class TestConfig:
     def test_a_difference_ends_with_code_1(self, run: Run, package: Path, tmp_path: Path) -> None:
         out = tmp_path / "c.config"
         assert run("config", package, "--out", out, "--platform", "arm").code == 0
-        text = out.read_text().replace("Flatten,", "") + "ai.onnx;13;Erf\n"
-        out.write_text(text)
+        out.write_text(out.read_text().replace("Flatten,", "") + "ai.onnx;13;Erf\n")
         outcome = run("config", package, "--check", out, "--platform", "arm", "--json", code=1)
         assert outcome.json()["missing"] == ["ai.onnx;13;Flatten"]
         assert outcome.json()["unused"] == ["ai.onnx;13;Erf"]

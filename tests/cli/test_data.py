@@ -174,13 +174,11 @@ def test_a_recipe_trains_and_simulates_from_texts(tmp_path: Path, run: Run) -> N
     assert found["eval_tokens"] == len(rows)
     assert found["perplexity_before"] == pytest.approx(perplexity, rel=1e-5)
     assert found["perplexity_after"] < perplexity
-    shown = f"perplexity {perplexity:.4g} of {len(rows)} tokens"
-    assert shown in of_texts.err
+    assert f"perplexity {perplexity:.4g} of {len(rows)} tokens" in of_texts.err
 
     page = tmp_path / "report.html"
     options = ("--epochs", 1, "--interruptions", 0, "--json", "--report", f"html:{page}")
-    outcome = run("simulate", tmp_path / "package", *texts, *options, code=1)
-    result = outcome.json()
+    result = run("simulate", tmp_path / "package", *texts, *options, code=1).json()
     training = result["training"]
     assert training["tokens"] == len(rows)
     assert training["perplexity_before"] == pytest.approx(perplexity, rel=1e-5)

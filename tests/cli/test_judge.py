@@ -139,8 +139,7 @@ class TestCompare:
         assert comparison == compare(load_result(base), load_result(head), budgets)
 
     def test_better_is_within_budget(self, run: Run, base: Path, head: Path, budget: Path) -> None:
-        outcome = run("compare", head, base, "--budget", budget, code=0)
-        assert "Within budget" in outcome.out
+        assert "Within budget" in run("compare", head, base, "--budget", budget, code=0).out
 
     @pytest.mark.parametrize("form", ["text", "markdown", "json"])
     def test_a_file_has_what_is_printed(

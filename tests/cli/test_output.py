@@ -54,8 +54,7 @@ def test_what_a_command_found_goes_to_stdout(run: Run, shared: Shared, name: str
 
 @pytest.mark.parametrize("name", READING)
 def test_with_json_stdout_is_json_and_nothing_else(run: Run, shared: Shared, name: str) -> None:
-    outcome = run(*words(shared, READING[name][0]), "--json", code=0)
-    assert json.loads(outcome.out)
+    assert json.loads(run(*words(shared, READING[name][0]), "--json", code=0).out)
 
 
 def test_diff_goes_to_stdout(run: Run, shared: Shared) -> None:
@@ -121,8 +120,7 @@ def completed(*command: str, cwd: Path | None = None) -> list[str]:
         "COMP_WORDS": " ".join(("odtpack", *(word or "''" for word in command))),
         "COMP_CWORD": str(len(command)),
     }
-    done = ran(sys.executable, "-c", code, code=None, env=environment, cwd=cwd)
-    return done.stdout.split()
+    return ran(sys.executable, "-c", code, code=None, env=environment, cwd=cwd).stdout.split()
 
 
 class TestCompletion:

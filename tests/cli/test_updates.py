@@ -55,8 +55,7 @@ def test_every_optimizer_is_built_and_trains(
     options: tuple[object, ...],
     expected: dict[str, object],
 ) -> None:
-    content = build(run, shared, tmp_path / "p", *options)
-    optimizer = content["optimizer"]
+    optimizer = build(run, shared, tmp_path / "p", *options)["optimizer"]
     assert isinstance(optimizer, dict)
     assert optimizer.items() >= expected.items()
     assert run("inspect", tmp_path / "p").out.count(str(expected["kind"])) >= 1

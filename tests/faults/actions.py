@@ -62,8 +62,7 @@ def _state(path: Path) -> str:
     """A digest of what a checkpoint, or the save before it, loads as."""
     if not path.exists():
         return "nothing saved"
-    state = CheckpointState.load_checkpoint(path)
-    data = state.snapshot(include_optimizer_state=True)
+    data = CheckpointState.load_checkpoint(path).snapshot(include_optimizer_state=True)
     seen = hashlib.sha256(repr(sorted(data.properties.items())).encode())
     arrays = {**data.trainable, **data.frozen}
     if data.optimizer is not None:

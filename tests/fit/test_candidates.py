@@ -221,8 +221,7 @@ class TestRecipes:
     def test_a_spread_of_them_builds(self, ground: SearchContext, tmp_path: Path) -> None:
         candidates = space_of(ground).candidates()
         for candidate in Study(candidates, 1, 5).ask(10):
-            path = tmp_path / "recipe.toml"
-            read = check(candidate, ground.base, path)
+            read = check(candidate, ground.base, tmp_path / "recipe.toml")
             manifest = build(BuildSpec.of(read), tmp_path / f"package-{candidate.number}")
             assert manifest.accumulation_steps == candidate.accumulation_steps
             assert manifest.optimizer.kind == candidate.optimizer

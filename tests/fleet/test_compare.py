@@ -149,8 +149,7 @@ def test_the_band_holds_every_seed(longer: list[FleetResult]) -> None:
     by_day = band([runs[0], late], by_day=True, by_accuracy=True)
     assert by_day[-1] == (5.0, runs[0].accuracy, 1.0)
     assert by_day[-2][1] == late.accuracy_before
-    page = render_fleet_report(join_seeds(longer), "html").decode()
-    assert 'class="area"' in page
+    assert 'class="area"' in render_fleet_report(join_seeds(longer), "html").decode()
     assert 'class="area"' not in render_fleet_report(longer[0], "html").decode()
 
 

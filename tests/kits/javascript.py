@@ -55,8 +55,7 @@ def node(
 ) -> Any:
     """Run a script on the kit; return the JSON that it prints."""
     command = [str(NODE), *options, str(SCRIPTS / script), str(kit), *map(str, arguments)]
-    done = ran(*command, timeout=3600)
-    return json.loads(done.stdout)
+    return json.loads(ran(*command, timeout=3600).stdout)
 
 
 def python(module: str, *arguments: str | Path) -> str:

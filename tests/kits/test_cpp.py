@@ -141,8 +141,7 @@ def test_the_self_check_passes_and_notices_a_wrong_figure(
         (folder / "case.json").write_text(json.dumps(case | ({"code": code} if code else {})))
     cases = [{"name": name, "kind": "self_check"} for name in ("right", "wrong")]
     (tmp_path / "index.json").write_text(json.dumps({"cases": cases}))
-    done = run("conformance", tmp_path)
-    assert done.stdout.splitlines() == ["passed right", "passed wrong"]
+    assert run("conformance", tmp_path).stdout.splitlines() == ["passed right", "passed wrong"]
 
 
 def test_code_for_the_former_api_compiles_and_trains(

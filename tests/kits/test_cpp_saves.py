@@ -69,8 +69,7 @@ def test_a_damaged_file_never_becomes_the_save_before(above: int, tmp_path: Path
         path.write_bytes(damaged)
         assert value(path.with_name("trained.previous")) == 1
         # Loaded from the save before, and saved under another name of the same file.
-        done = run("trust", "keep", path, spelling, above, cwd=tmp_path)
-        assert done.stdout == ""
+        assert run("trust", "keep", path, spelling, above, cwd=tmp_path).stdout == ""
         assert value(path) == 1
         assert value(path.with_name("trained.previous")) == 1
 

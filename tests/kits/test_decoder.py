@@ -159,8 +159,7 @@ def test_kotlin(package: Package, batch: dict[str, np.ndarray[Any, Any]], tmp_pa
         save_adapter(package, state, python / form)
     steps = [{"do": "batch"}] * 3
     saves = [{"do": "save adapter", "path": kit / form} for form in FORMS]
-    results = actions({**task, "actions": [*steps, *saves]})
-    assert results[3:] == [None, None]
+    assert actions({**task, "actions": [*steps, *saves]})[3:] == [None, None]
     for name in (FORMS[0], f"peft/{TENSORS}", f"peft/{CONFIG}"):
         assert (kit / name).read_bytes() == (python / name).read_bytes()
 
@@ -177,8 +176,7 @@ def test_kotlin(package: Package, batch: dict[str, np.ndarray[Any, Any]], tmp_pa
 
 def actions(task: dict[str, Any]) -> list[str | None]:
     """What the calls of a session of the Kotlin kit gave: null, or the code of an error."""
-    text = kotlin_kit.run("actions", json.dumps(task, default=str))
-    return list(json.loads(text)["results"])
+    return list(json.loads(kotlin_kit.run("actions", json.dumps(task, default=str)))["results"])
 
 
 def hostile(good: Path, folder: Path) -> dict[Path, str]:

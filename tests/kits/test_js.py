@@ -222,8 +222,7 @@ console.log(JSON.stringify({{
   before, zeros, after, busy, unmoved, unknown, outputs: Array.from(outputs), evaluation,
 }}));
 """)
-    done = ran(NODE, script)
-    found = json.loads(done.stdout)
+    found = json.loads(ran(NODE, script).stdout)
     assert found["names"] == [["input", "labels"], ["loss", "output"]]
     assert (found["both"], found["one"]) == (["loss", "output"], ["output"])
     assert found["size"] == found["length"] > 500

@@ -129,8 +129,7 @@ def test_adapters_are_written_and_read_as_python_does(
         except OdtpackError as error:
             expected[path.name] = error.code
     assert {"adapter-corrupt", "adapter-mismatch", "peft-invalid"} < set(expected.values())
-    found = node("adapters.mjs", package.path, tmp_path, *FORMS)
-    assert found == expected
+    assert node("adapters.mjs", package.path, tmp_path, *FORMS) == expected
     assert len(loaded) > 2
     for path, fresh in loaded.items():
         read = CheckpointState.load_checkpoint(f"{path}.ckpt")
@@ -212,8 +211,7 @@ const path = {json.dumps(str(tmp_path / "model.onnx"))};
 const error = await session.exportModelForInference(path).catch((error) => error);
 console.log(JSON.stringify([error.code, error.hint]));
 """)
-    done = ran(NODE, script)
-    code, hint = json.loads(done.stdout)
+    code, hint = json.loads(ran(NODE, script).stdout)
     assert code == "segments-unsupported"
     assert "odtpack adapter export" in hint
     assert not (tmp_path / "model.onnx").exists()

@@ -169,8 +169,7 @@ def test_an_npm_project(npm: Path, project: Path) -> None:
     assert steps_trained(project) == 60
     load = "import('odtpack/package.json', {with: {type: 'json'}})"
     code = f"{load}.then(found => console.log(found.default.version))"
-    said = finish([str(javascript.NODE), "-e", code], cwd=project)
-    assert said.strip() == release.version()
+    assert finish([str(javascript.NODE), "-e", code], cwd=project).strip() == release.version()
 
 
 @pytest.mark.browser
@@ -197,8 +196,7 @@ def test_an_npm_project_that_vite_bundles_for_chromium(npm: Path, project: Path)
     assert (found["steps"], found["dims"]) == (20, [32, 3])
     assert found["refused"] == "input-count"
     package = Package.open(project / "public" / "package")
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state)
+    module = Module(package.training_model, CheckpointState.load_checkpoint(package.checkpoint))
     optimizer = Optimizer(package.optimizer_model, module)
     optimizer.set_learning_rate(0.01)
     images = np.fromfile(project / "public" / "images.bin", np.float32).reshape(320, 1, 8, 8)

@@ -94,8 +94,7 @@ def check(
         atol: Absolute tolerance.
         loss_rtol: Relative tolerance of losses, if it is another one; their absolute one is then 0.
     """
-    model = shifted([x.shape for x in xs], opset)
-    package(folder, model, name, loss_options, prediction=False)
+    package(folder, shifted([x.shape for x in xs], opset), name, loss_options, prediction=False)
     state, module, optimizer = open_training(folder, options(optimized))
     optimizer.set_learning_rate(RATE)
     shifts = [

@@ -72,8 +72,7 @@ def test_large_logits(magnitude: float, tmp_path: Path) -> None:
 
 def test_long_sequences(tmp_path: Path) -> None:
     """200 steps, 60 labels: probabilities of 1e-200."""
-    random = np.random.default_rng(0)
-    labels = random.integers(1, 30, (2, 60))
+    labels = np.random.default_rng(0).integers(1, 30, (2, 60))
     lengths = np.array([200, 170]), np.array([60, 41])
     x = normal(200, 2, 30)
 
@@ -135,8 +134,7 @@ def test_in_a_block() -> None:
     np.testing.assert_allclose(terms, expected.detach().numpy(), rtol=1e-5)
     expected.sum().backward()
     feeds["s0"] = np.zeros(case.xs[0].shape[1:], np.float32)
-    results = run(train.to_model_proto()[0], feeds)
-    gradient = results["s0_grad.accumulation.out"]
+    gradient = run(train.to_model_proto()[0], feeds)["s0_grad.accumulation.out"]
     np.testing.assert_allclose(gradient, y.grad.sum(0).numpy(), rtol=1e-4, atol=1e-5)
     onnx.checker.check_model(forward.to_model_proto(), full_check=True)
 

@@ -77,8 +77,7 @@ def test_a_step_is_that_of_the_settled_model(state: str, tmp_path: Path) -> None
     assert not notes
 
     # The inference template is the model as it came.
-    trained = parameters.arrays(trainable=True)
-    write_inference_model(package, trained, tmp_path / "model.onnx")
+    write_inference_model(package, parameters.arrays(trainable=True), tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     feeds = {"x": X, "state": STATE.transpose(1, 0, 2), "rate": np.array(3)}
     (found,) = session.run(["y"], feeds)

@@ -100,8 +100,7 @@ def plain(folder: Path) -> None:
 
 
 def without_reset(graph: onnx.GraphProto) -> None:
-    value = next(item for item in graph.input if item.name == "lazy_reset_grad")
-    graph.input.remove(value)
+    graph.input.remove(next(item for item in graph.input if item.name == "lazy_reset_grad"))
 
 
 def with_moments(count: int, *, whole: bool = True) -> Callable[[CheckpointData], Any]:

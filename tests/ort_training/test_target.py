@@ -244,8 +244,7 @@ def test_commands(run: Run, tmp_path: Path) -> None:
         "--target", TARGET, "--json", code=0)  # fmt: skip
     assert "runs on onnxruntime-training 1.19" in built.err
     assert built.json()["target"] == TARGET
-    shown = run("inspect", package)
-    assert "runs on     onnxruntime-training 1.19\n" in shown.out
+    assert "runs on     onnxruntime-training 1.19\n" in run("inspect", package).out
     data = ("--data", tmp_path / "data.npz")
     assert_refused(run("train", package, *data), "package-target", "onnxruntime-training")
     assert_refused(run("simulate", package, *data, "--device", "pi-5"), "package-target")

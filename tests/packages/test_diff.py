@@ -228,8 +228,7 @@ def test_a_checkpoint_that_contradicts_the_manifest(tmp_path: Path) -> None:
 def test_values_in_a_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint file is the same, and its data file is not."""
     monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 0)
-    other = with_values(small_model(), "fc.bias")
-    found = compared(tmp_path, {}, {"model": other})
+    found = compared(tmp_path, {}, {"model": with_values(small_model(), "fc.bias")})
     assert [change.name for change in found.parameters] == ["fc.bias"]
 
 
@@ -302,5 +301,4 @@ def test_the_schema_describes_every_field() -> None:
 
 
 def test_unlike_packages_are_not_equal(tmp_path: Path) -> None:
-    found = compared(tmp_path, {}, {"model": with_values(small_model())})
-    assert not found.same
+    assert not compared(tmp_path, {}, {"model": with_values(small_model())}).same

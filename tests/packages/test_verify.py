@@ -203,8 +203,7 @@ class TestSignature:
     @pytest.mark.parametrize("content", [b"", b"x" * 63, b"x" * 64, b"x" * 65])
     def test_what_is_no_signature(self, package: Path, key: Path, content: bytes) -> None:
         (package / "manifest.sig").write_bytes(content)
-        error = refusal(package, public_key=key.with_suffix(".pub"))
-        assert error.code == "signature-wrong"
+        assert refusal(package, public_key=key.with_suffix(".pub")).code == "signature-wrong"
 
     def test_a_signature_behind_a_link(self, signed: Path, package: Path, key: Path) -> None:
         (package / "manifest.sig").symlink_to(signed / "manifest.sig")
@@ -284,8 +283,7 @@ def test_the_commands(package: Path, tmp_path: Path, capfd: pytest.CaptureFixtur
     assert main(["verify", str(package), "--public-key", str(key.with_suffix(".pub"))]) == 0
     assert "signature   valid" in capfd.readouterr().out
     assert main(["verify", str(package), "--json"]) == 0
-    shown = json.loads(capfd.readouterr().out)
-    assert shown == dataclasses.asdict(verify_package(package))
+    assert json.loads(capfd.readouterr().out) == dataclasses.asdict(verify_package(package))
     for wrong in (["sign"], ["sign", str(package)], ["sign", "--key", str(key)]):
         assert main(wrong) == 2
         assert "help: odtpack sign" in capfd.readouterr().err

@@ -101,8 +101,7 @@ def test_erf_on_the_whole_line() -> None:
 
 
 def test_float32_is_left_alone() -> None:
-    text = FORWARD.replace("double", "float").format(node="e = Erf(x) y = Softplus(e)")
-    model = parse(text)
+    model = parse(FORWARD.replace("double", "float").format(node="e = Erf(x) y = Softplus(e)"))
     before = outline(model)
     assert precision.lower(model) is model
     assert outline(model) == before

@@ -316,8 +316,7 @@ class TestCacheKey:
             "print(json.dumps(sorted(sys.modules)))\n"
             "sys.exit(code)\n"
         )
-        done = ran(sys.executable, "-c", probe)
-        loaded = set(json.loads(done.stdout.splitlines()[-1]))
+        loaded = set(json.loads(ran(sys.executable, "-c", probe).stdout.splitlines()[-1]))
         unwanted = {
             "jinja2", "odtpack.autodiff", "odtpack.build", "odtpack.model.loading",
             "onnx.reference", "onnx_ir", "onnxruntime.tools", "rich", "scipy", "sklearn", "torch",

@@ -83,8 +83,7 @@ def test_what_is_commented_out_is_right_too(run: Run, folder: Path) -> None:
         "losses",
         "privacy",
     }  # it has classes, only samples, and one loss
-    outcome = run("build", "--recipe", folder / "all.toml", "--json", code=0)
-    content = outcome.json()
+    content = run("build", "--recipe", folder / "all.toml", "--json", code=0).json()
     assert content["accumulation_steps"] == 4
     assert content["schedule"]["kind"] == "cosine"
     assert (folder / "package" / "training_model.ort").is_file()

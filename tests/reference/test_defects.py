@@ -351,8 +351,7 @@ def test_04_a_frozen_batch_normalization_stays_frozen(train: list[str], tmp_path
                   for t in model.graph.initializer}  # fmt: skip
 
     def forward(x: Tensor, **trained: Tensor) -> Tensor:
-        values = {**all_values, **trained}
-        return norm_forward(x, training=False, **values)
+        return norm_forward(x, training=False, **{**all_values, **trained})
 
     x = random(4, 3, 5, 5, seed=7)
     _, module, optimizer = follows(tmp_path, model, train, x, forward)

@@ -116,8 +116,7 @@ def test_a_checkpoint_round_trip(package: Path, tmp_path: Path, with_optimizer: 
 
 def test_a_checkpoint_in_memory(package: Path) -> None:
     data = (package / "checkpoint").read_bytes()
-    state = CheckpointState(parse_checkpoint(data))
-    assert len(state.parameters) == 4
+    assert len(CheckpointState(parse_checkpoint(data)).parameters) == 4
     with pytest.raises(OdtpackError):
         parse_checkpoint(data[: len(data) // 2])
 

@@ -180,8 +180,7 @@ def test_operators_stand_under_the_roof() -> None:
 
 def test_interruptions_stand_at_their_steps() -> None:
     markup = charts.event_row([(0.5, 0.25)], "M0 0")
-    lines = re.findall(r'x1="([\d.]+)%" x2="([\d.]+)%"', markup)
-    assert ("25", "50") in lines
+    assert ("25", "50") in re.findall(r'x1="([\d.]+)%" x2="([\d.]+)%"', markup)
     assert 'x="50%"' in markup
 
 

@@ -229,8 +229,7 @@ def test_empty_measurements() -> None:
 def test_diverged_training_is_said() -> None:
     training = {"losses": [2.0, None], "eval_loss_after": None}
     result = changed(make_result(["google/pixel-8a"]), training=training)
-    text = Page(render_html(judge(result)).decode()).text
-    assert "not finite" in text
+    assert "not finite" in Page(render_html(judge(result)).decode()).text
 
 
 def test_budget_to_paste_appears_only_without_budgets(html: str) -> None:

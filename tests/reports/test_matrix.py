@@ -80,8 +80,7 @@ def test_a_floor_that_is_missed() -> None:
         changed(check, limit=0.99, status="fail") if check.metric == "accuracy_floor" else check
         for check in result.checks
     ]
-    found = cells(changed(result, checks=checks), result.devices[0])
-    assert found[-1].words == "below 99 %"
+    assert cells(changed(result, checks=checks), result.devices[0])[-1].words == "below 99 %"
 
 
 def test_words_name_a_metric_that_the_figure_does_not_speak_for() -> None:

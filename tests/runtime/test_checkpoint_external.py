@@ -32,8 +32,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_damage_to_the_data_file_is_found(tmp_path: Path) -> None:
-    data = sample()
-    write_checkpoint(tmp_path / "c", data)
+    write_checkpoint(tmp_path / "c", sample())
     assert read_checkpoint(tmp_path / "c").checked
     stored = bytearray((tmp_path / "c.data").read_bytes())
     for position in range(len(stored)):

@@ -192,8 +192,7 @@ print(json.dumps({
 def test_generated_bindings_read_the_same(tmp_path: Path) -> None:
     data = sample()
     write_checkpoint(tmp_path / "c", data)
-    done = ran(sys.executable, "-W", "error", "-c", BINDINGS, tmp_path / "c")
-    seen = json.loads(done.stdout)
+    seen = json.loads(ran(sys.executable, "-W", "error", "-c", BINDINGS, tmp_path / "c").stdout)
     codes = {dtype: code for code, dtype in DTYPES.items()}
 
     def described(arrays: dict[str, np.ndarray]) -> list[list[object]]:
@@ -291,8 +290,7 @@ def flatc() -> str:
 
 
 def data() -> CheckpointData:
-    random = np.random.default_rng(0)
-    weight = random.random((2, 3), np.float32)
+    weight = np.random.default_rng(0).random((2, 3), np.float32)
     moments = {"fc.weight": (weight * 2, weight * 3)}
     return CheckpointData(
         trainable={"fc.weight": weight},

@@ -143,8 +143,7 @@ def test_the_runtime_s_wheel(runtime_wheel: Path) -> None:
     assert files == modules(ROOT / "runtime" / "odtpack_runtime")
     assert "odtpack_runtime/py.typed" in files
     needed = [text for text in metadata.get_all("Requires-Dist", []) if "extra ==" not in text]
-    names = {text.split(">=")[0] for text in needed}
-    assert names == {"flatbuffers", "numpy", "onnxruntime"}
+    assert {text.split(">=")[0] for text in needed} == {"flatbuffers", "numpy", "onnxruntime"}
     assert metadata["Name"] == "odtpack-runtime"
 
 
@@ -216,8 +215,7 @@ def test_the_whole_wheel(whole_wheel: Path, runtime_wheel: Path) -> None:
 
 def test_links_of_a_readme_work_on_an_index(whole_wheel: Path, runtime_wheel: Path) -> None:
     for made in (whole_wheel, runtime_wheel):
-        text = str(described(made)[1].get_payload())
-        targets = re.findall(r'(?:\]\(|src=")([^")]+)', text)
+        targets = re.findall(r'(?:\]\(|src=")([^")]+)', str(described(made)[1].get_payload()))
         address = "https://odtpack.example/raw/main/"
         assert targets
         for target in targets:
@@ -251,8 +249,7 @@ def test_both_wheels_train_and_replay(
     samples(tmp_path)
     script = ["bash", "-c", TRAIN_AND_REPLAY, "bash", str(tmp_path)]
     path = f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}"
-    done = ran(*script, env={**clean(), "PATH": path})
-    assert "Pass" in done.stdout
+    assert "Pass" in ran(*script, env={**clean(), "PATH": path}).stdout
     pip(interpreter, "uninstall", "--yes", "odtpack")
     package = tmp_path / "package"
     python(interpreter, "-c", TRAIN, package, tmp_path / "data.npz", tmp_path)

@@ -78,8 +78,7 @@ def test_forbidden_modules_are_not_imported_at_all() -> None:
         "import odtpack_runtime.package.self_check, odtpack_runtime.package.inference_template\n"
         f"print([name for name in {FORBIDDEN!r} if name in sys.modules])"
     )
-    done = ran(sys.executable, "-W", "error", "-c", code)
-    assert done.stdout == "[]\n"
+    assert ran(sys.executable, "-W", "error", "-c", code).stdout == "[]\n"
 
 
 def test_what_ships_imports_nothing_of_the_repository_besides() -> None:

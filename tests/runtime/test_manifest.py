@@ -252,8 +252,7 @@ def test_a_nominal_checkpoint_is_checked_like_the_others(package: Path) -> None:
 def test_options_of_a_loss_that_are_nested_deep(
     regression: models.Files, depth: int, code: str | None
 ) -> None:
-    content = describe(regression.folder)
-    text = json.dumps(content | {"loss_options": {"deep": "NEST"}})
+    text = json.dumps(describe(regression.folder) | {"loss_options": {"deep": "NEST"}})
     text = text.replace('"NEST"', "[" * depth + "]" * depth)
     if code is None:
         Manifest.from_json(text.encode(), "manifest.json")

@@ -287,8 +287,7 @@ def test_a_package_trains_alike_with_kernels_and_without(
 ) -> None:
     """The kernels are taken; losses and parameters are those of the bodies."""
     monkeypatch.setenv(VARIABLE, str(native_library.library()))
-    random = np.random.default_rng(1)
-    data = random.standard_normal((5, 4, SIZE, SIZE)).astype(np.float32)
+    data = np.random.default_rng(1).standard_normal((5, 4, SIZE, SIZE)).astype(np.float32)
     labels, results = np.arange(5) % 4, []
     for native in (True, False):
         options = default_session_options(package / "training_model.onnx", 1)

@@ -200,8 +200,7 @@ def test_chance_passes_an_end_in_one_of_twenty(sizes: list[int]) -> None:
 
 
 def test_pooling_keeps_the_mean() -> None:
-    random = np.random.default_rng(1)
-    losses, sizes = list(random.normal(1, 1, 1001)), [8] * 1000 + [3]
+    losses, sizes = list(np.random.default_rng(1).normal(1, 1, 1001)), [8] * 1000 + [3]
     means, counts = pooled(losses, sizes)
     assert len(means) == 128
     assert sum(counts) == sum(sizes)
@@ -212,8 +211,7 @@ def test_pooling_keeps_the_mean() -> None:
 def test_the_smallest_groups_that_both_have_are_compared() -> None:
     coarse, fine = ([1.0, 1.0], [4, 4]), ([1.0] * 8, [1] * 8)
     both = held_out_fall([coarse, fine], [coarse, fine])
-    one = held_out_fall([coarse, fine], [coarse])
-    assert (both.groups, one.groups) == (8, 2)
+    assert (both.groups, held_out_fall([coarse, fine], [coarse]).groups) == (8, 2)
 
 
 def test_without_two_finite_groups_there_is_no_interval() -> None:

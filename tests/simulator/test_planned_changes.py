@@ -86,8 +86,7 @@ def test_frozen_layers_are_planned_as_a_package_that_is_built_so(
     transformer: Case, tmp_path: Path, count: int
 ) -> None:
     package = transformer.package
-    graph = onnx.load(package.training_model).graph
-    layers = trained_layers(graph, package.manifest)
+    layers = trained_layers(onnx.load(package.training_model).graph, package.manifest)
     assert layers[0][0].name == "token_embedding.weight"
     assert {p.name for p in layers[-1]} == {"classifier.weight", "classifier.bias"}
     changes = plan_changes(package, transformer.shapes)
@@ -119,8 +118,7 @@ def test_a_weight_that_is_multiplied_by_itself_again_and_again(
         for before, after in itertools.pairwise(names)
     ]
     nodes.append(onnx.helper.make_node("MatMul", [manifest.inputs[0].name, names[-1]], ["y"]))
-    graph = onnx.helper.make_graph(nodes, "g", [], [])
-    assert trained_layers(graph, manifest)[0][0] == weight
+    assert trained_layers(onnx.helper.make_graph(nodes, "g", [], []), manifest)[0][0] == weight
 
 
 def test_micro_batches_are_planned_with_their_accumulation(tmp_path: Path) -> None:

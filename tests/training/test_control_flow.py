@@ -248,8 +248,7 @@ def test_dropout_in_a_body_is_off_in_evaluation(tmp_path: Path) -> None:
     _, module, _ = open_training(folder)
     parameters = {n: torch.tensor(v).double() for n, v in WEIGHTS.items()}
     expected = F.cross_entropy(scan(torch.tensor(X).double(), parameters), torch.tensor(LABELS))
-    trained = {float(module(X, LABELS)) for _ in range(3)}
-    assert len(trained) == 3
+    assert len({float(module(X, LABELS)) for _ in range(3)}) == 3
     module.eval()
     assert float(module(X, LABELS)[0]) == pytest.approx(expected.item(), rel=1e-5)
 

@@ -51,8 +51,7 @@ CASES = {
 def test_small_models(case: str, tmp_path: Path) -> None:
     build, size, learning_rate = CASES[case]
     model = build()
-    data = batch(model, size)
-    _compare(model, data, learning_rate, tmp_path)
+    _compare(model, batch(model, size), learning_rate, tmp_path)
 
 
 @pytest.mark.parametrize(

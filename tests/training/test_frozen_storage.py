@@ -68,8 +68,7 @@ def test_results_are_those_of_the_expanded_weights(
     build_package(
         model, tmp_path / "small", loss="cross_entropy", train=[HEADS[name]], frozen_storage=kind
     )
-    values = expanded(tmp_path / "small" / "checkpoint")
-    twin = with_values(model, values)
+    twin = with_values(model, expanded(tmp_path / "small" / "checkpoint"))
     build_package(twin, tmp_path / "float32", loss="cross_entropy", train=[HEADS[name]])
     results, exports = [], []
     for folder in (tmp_path / "small", tmp_path / "float32"):

@@ -364,8 +364,7 @@ def test_recurrent_layers_of_float16(kind: str, tmp_path: Path) -> None:
     model, names = rounded(model), list(shapes)
     x = random.standard_normal((5, 6, 3)).astype(np.float16)
     target = random.standard_normal((6, 2)).astype(np.float32)
-    loaded = load_model(retyped(model, np.float16))
-    assert find_obstacles(loaded, names, ["y"]) == []
+    assert find_obstacles(load_model(retyped(model, np.float16)), names, ["y"]) == []
     found = {}
     for dtype in (np.float16, np.float32):
         each = model if dtype is np.float32 else retyped(model, dtype)

@@ -255,8 +255,7 @@ def test_after_close_every_call_is_closed_and_the_state_can_be_saved(
     assert module.train().input_names() == ["input", "labels"]
     assert (optimizer.step_count, module.skipped_steps) == (1, 0)
     CheckpointState.save_checkpoint(state, tmp_path / "saved", include_optimizer_state=True)
-    loaded = CheckpointState.load_checkpoint(tmp_path / "saved")
-    assert contents(loaded) == contents(state)
+    assert contents(CheckpointState.load_checkpoint(tmp_path / "saved")) == contents(state)
 
 
 def when_free(call: Callable[[], object]) -> None:

@@ -269,8 +269,7 @@ def test_every_shipped_profile_has_a_campaign_or_reasons(name: str, state: str) 
 def test_the_example_of_the_documentation_is_what_comes_out(tmp_path: Path) -> None:
     blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```$", DOCUMENT.read_text("utf-8"), re.M | re.S))
     (tmp_path / "phone.toml").write_text(blocks["toml"], "utf-8")
-    done = ran(sys.executable, "-c", blocks["python"], cwd=tmp_path)
-    assert done.stdout == blocks["text"]
+    assert ran(sys.executable, "-c", blocks["python"], cwd=tmp_path).stdout == blocks["text"]
 
 
 def test_the_formula_of_the_documentation_holds_where_it_says() -> None:
@@ -424,8 +423,7 @@ def test_figures_beyond_reason_are_not_judged() -> None:
         "a step, or a checkpoint, would take more than a thousand years"
     }
     device = profile(power__load=1e18, power__battery=1e-300, sustained_fraction=1)
-    result = campaign(device)
-    assert set(reasons(result)) == {"battery_share", "battery_share_per_session"}
+    assert set(reasons(campaign(device))) == {"battery_share", "battery_share_per_session"}
     lazy = Policy(sessions_per_day=1e-300, pieces=2)
     assert math.isfinite(same(campaign(device, policy=lazy, steps=[50, 50]).days))
     still = profile(sustained_fraction=1e-300, time_to_throttle=1e18, background_window=1e18)

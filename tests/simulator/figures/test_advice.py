@@ -220,8 +220,7 @@ MANY = Policy(state="background", sessions_per_day=2, save_every=10, pieces=3)
 def test_saving_less_often_keeps_the_bytes_of_a_day(limit: float) -> None:
     text = advised(played(MANY), "written_per_day", f'"{limit:.0f} B"')
     often = figure(r"save every (\d+) instead of every 10 steps", text)
-    after = play(changed(MANY, save_every=often))
-    assert typical(after.written_bytes_per_day) <= limit
+    assert typical(play(changed(MANY, save_every=often)).written_bytes_per_day) <= limit
 
 
 def test_one_checkpoint_a_day_takes_one_session_a_day() -> None:
@@ -254,12 +253,10 @@ def test_what_takes_longer_to_open_than_the_limit_is_said() -> None:
 
 @pytest.mark.parametrize("share", [0.3, 0.6])
 def test_shorter_sessions_take_so_much_of_the_battery(share: float) -> None:
-    before = typical(play(Policy()).battery_share_per_session)
-    limit = share * before
+    limit = share * typical(play(Policy()).battery_share_per_session)
     text = advised(played(Policy()), "battery_per_session", f'"{100 * limit:.9f} %"')
     count = figure(r": (\d+) sessions instead of 1 take", text)
-    after = typical(play(Policy(pieces=count)).battery_share_per_session)
-    assert after <= 1.05 * limit
+    assert typical(play(Policy(pieces=count)).battery_share_per_session) <= 1.05 * limit
 
 
 def test_three_sessions_at_two_a_day_take_two_days() -> None:

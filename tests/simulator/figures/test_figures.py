@@ -104,8 +104,7 @@ def test_two_means_lie_apart_by_chance_as_their_errors_say() -> None:
 
 
 def test_every_figure_says_what_it_is_of() -> None:
-    result = make_result(["google/pixel-8a", "raspberrypi/pi-4"])
-    figures = all_figures(result)
+    figures = all_figures(make_result(["google/pixel-8a", "raspberrypi/pi-4"]))
     assert len(figures) == sum(2 if each.scope == "device" else 1 for each in METRICS.values())
     for figure in figures:
         declared = METRICS[figure.metric]

@@ -107,8 +107,7 @@ def test_a_limit_that_depends_on_the_device_says_both_ends() -> None:
     ],
 )
 def test_limits_are_inclusive(budget: str, metric: str, status: str) -> None:
-    result = judged(make_result([DEVICE]), f"[budgets]\n{budget}")
-    found = check(result, metric)
+    found = check(judged(make_result([DEVICE]), f"[budgets]\n{budget}"), metric)
     assert found.status == status
     assert found.budget_location == "budgets.toml:2"
     assert (found.advice is not None) == (status == "fail")
@@ -267,8 +266,7 @@ def test_a_model_that_only_becomes_finite_passes() -> None:
 
 def test_interrupted_replay_fails_once() -> None:
     ended = {"outcome": "killed", "steps_done": 12, "detail": "the background window closed"}
-    result = on_devices(make_result([DEVICE]), training=ended)
-    found = check(judge(result), "steps_done")
+    found = check(judge(on_devices(make_result([DEVICE]), training=ended)), "steps_done")
     assert found.status == "fail"
     assert "background window" in found.message
     metrics = [c.metric for c in judge(one_device(outcome="killed")).devices[0].checks]

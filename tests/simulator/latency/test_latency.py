@@ -221,8 +221,7 @@ class TestThreads:
         assert step(carry(host, changed(device, cpu=cpu))).typical == pytest.approx(250)
         small = timing(operators=[row("Shape", 9, 10.0, None, 0)])
         del cpu["training_threads"]
-        found = step(carry(small, changed(device, cpu=cpu)))
-        assert found.high == pytest.approx(10 * 25)
+        assert step(carry(small, changed(device, cpu=cpu))).high == pytest.approx(10 * 25)
 
     def test_without_clusters(self) -> None:
         host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])

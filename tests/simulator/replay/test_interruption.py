@@ -98,8 +98,7 @@ class TestInterrupt:
             # Saves at multiples, and at every warning: what lies behind one is never lost.
             expected = each.step
             if each.at != "memory warning":
-                whole = (each.step - 1) // save_every * save_every
-                expected = max(saved, whole)
+                expected = max(saved, (each.step - 1) // save_every * save_every)
             else:
                 saved = each.step
             assert each.resumed_from_step == expected

@@ -184,8 +184,7 @@ class TestTraining:
         assert events.count("saved") == 1
         if result.peak_bytes is not None:
             assert result.phase_peaks.keys() == whole.phase_peaks.keys()
-        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-        assert state.optimizer.step == 2
+        assert CheckpointState.load_checkpoint(tmp_path / "checkpoint").optimizer.step == 2
 
     def test_without_evaluations(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
         result = run_training_child(mlp.job(tmp_path, evaluate=False))
