@@ -51,6 +51,12 @@ ARM64_CASES = ["cnn", "transformer", "recommender", "gru", "adafactor", "groups"
 Batch = dict[str, np.ndarray[Any, Any]]
 
 
+def needs(*missing: str | None) -> list[pytest.MarkDecorator]:
+    """Marks of tests of kits that are skipped for each reason that is not None."""
+    skipped = [pytest.mark.skipif(True, reason=reason) for reason in missing if reason is not None]
+    return [pytest.mark.kits, *skipped]
+
+
 def packages_of(options: dict[str, dict[str, Any]]) -> Any:
     """A fixture: packages of a small CNN, by the name of their options."""
 

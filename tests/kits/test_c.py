@@ -13,13 +13,11 @@ from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.training.loop import loss_of
 from tests import zoo
 from tests.kits.cpp_kit import DEPENDENCIES, KIT, ROOT, SANITIZE, unavailable
+from tests.kits.harness import needs
 from tests.packages.samples import build
 from tests.programs import ran
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
-]
+pytestmark = needs(unavailable())
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 FLAGS = ("-I", KIT / "include", "-isystem", DEPENDENCIES / "include")
 

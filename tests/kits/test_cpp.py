@@ -27,6 +27,7 @@ from tests.kits.harness import (
     contents,
     damaged_checkpoints,
     damaged_packages,
+    needs,
     passes,
     readable,
     train,
@@ -36,10 +37,7 @@ from tests.programs import ran
 from tests.runtime.checkpoint_samples import Foreign
 from tests.runtime.test_checkpoint_hostile import CORRUPT
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
-]
+pytestmark = needs(cpp_kit.unavailable())
 batches, job, packages = harness.batches, harness.job, harness.packages
 
 

@@ -24,11 +24,9 @@ from tests.kits.cpp_stress import (
     program_of,
     write_job,
 )
+from tests.kits.harness import needs
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
-]
+pytestmark = needs(cpp_kit.unavailable())
 TIMES = 20
 ACCUMULATING = Case(
     models.mlp, CASES["adam"].data, {"accumulation_steps": 4, "outputs": ["output"]}

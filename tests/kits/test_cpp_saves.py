@@ -21,12 +21,10 @@ from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, re
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import run
+from tests.kits.harness import needs
 from tests.programs import ran
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
-]
+pytestmark = needs(cpp_kit.unavailable())
 ELEMENTS = 2000
 ABOVE = pytest.mark.parametrize("above", [2**30, 64], ids=["one file", "external data"])
 CHANGES = ("openat", "write", "fsync", "rename", "link", "linkat", "unlink", "ftruncate")

@@ -19,12 +19,9 @@ from odtpack_runtime.package.records import PackageFile
 from tests import zoo
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import measure, run, save_batch
-from tests.kits.harness import contents, train
+from tests.kits.harness import contents, needs, train
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
-]
+pytestmark = needs(cpp_kit.unavailable())
 WIDTHS = (64, 2048, 1024, 4)
 
 

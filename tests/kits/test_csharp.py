@@ -20,15 +20,12 @@ from tests import zoo
 from tests.kits import cpp_kit, csharp_kit
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
 from tests.kits.csharp_kit import run
-from tests.kits.harness import ARM64_CASES
+from tests.kits.harness import ARM64_CASES, needs
 from tests.kits.measured import check_measurements
 from tests.packages.samples import build
 from tests.programs import ran
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(csharp_kit.unavailable() is not None, reason=str(csharp_kit.unavailable())),
-]
+pytestmark = needs(csharp_kit.unavailable())
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from tests.kits.harness import (
     full_disk,
     goes_on,
     loads_in_the_reference,
+    needs,
     needs_reference,
     same_bits,
 )
@@ -33,10 +34,7 @@ from tests.kits.kills import KITS, loses_nothing
 from tests.kits.measured import check_measurements
 from tests.programs import ran
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
-]
+pytestmark = needs(javascript.unavailable())
 packages, batch, suite = js_fixtures.packages, js_fixtures.batch, js_fixtures.suite
 digits_package = js_fixtures.digits_package
 

@@ -22,6 +22,7 @@ from odtpack_runtime import CheckpointState, Generator, Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import javascript, js_fixtures, web
+from tests.kits.harness import needs
 from tests.kits.javascript import SCRIPTS, train
 from tests.kits.js_fixtures import GUIDE, STEPS, guide_code
 from tests.kits.measured import check_measurements
@@ -33,10 +34,9 @@ from tests.reports.browser import CHROMIUM, Browser
 from tests.software_gpu import NETWORKS, TRIED, package_of
 
 pytestmark = [
-    pytest.mark.kits,
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
-    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
+    *needs(javascript.unavailable()),
 ]
 packages, batch, suite = js_fixtures.packages, js_fixtures.batch, js_fixtures.suite
 digits_package = js_fixtures.digits_package

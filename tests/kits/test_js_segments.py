@@ -25,16 +25,13 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planning import held_weights
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import javascript
-from tests.kits.harness import contents
+from tests.kits.harness import contents, needs
 from tests.kits.javascript import KIT, NODE, node, save_batch, train
 from tests.kits.test_kotlin_segments import KINDS, built
 from tests.kits.test_segments import HOSTILE, write_hostile
 from tests.programs import ran
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
-]
+pytestmark = needs(javascript.unavailable())
 STEPS = 7
 FORMS = ("it.onnx_adapter", "peft")
 

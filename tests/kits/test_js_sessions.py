@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.kits import javascript, js_stress, web
+from tests.kits.harness import needs
 from tests.packages.samples import build
 from tests.reports.browser import CHROMIUM, Browser
 
 TIMES = int(os.environ.get("ODTPACK_STRESS", "20"))
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
-]
+pytestmark = needs(javascript.unavailable())
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ from tests.kits.harness import (
     full_disk,
     goes_on,
     loads_in_the_reference,
+    needs,
     needs_reference,
     packages_of,
     readable,
@@ -45,10 +46,7 @@ from tests.kits.test_kernels import CASES as KERNELS
 from tests.packaging_tools import batch as packaged_batch
 from tests.programs import ran
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable())),
-]
+pytestmark = needs(kotlin_kit.unavailable())
 STEPS = 20
 OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {"nominal": True},

@@ -27,7 +27,7 @@ from tests.faults.inject import (
     environment,
 )
 from tests.kits import kotlin_kit
-from tests.kits.harness import full_disk
+from tests.kits.harness import full_disk, needs
 from tests.kits.kotlin_kit import run
 from tests.powercut.check import check, kit_paths, recorded_kit
 from tests.powercut.paths import PATHS, look_at_checkpoint
@@ -35,10 +35,7 @@ from tests.powercut.record import STRACE
 from tests.powercut.test_powercut import order
 from tests.programs import ran
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable())),
-]
+pytestmark = needs(kotlin_kit.unavailable())
 INSIDE, OUTSIDE = 2**30, 1000
 """Bytes of elements above which they lie in a data file."""
 

@@ -21,14 +21,11 @@ from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import kotlin_kit
-from tests.kits.harness import contents
+from tests.kits.harness import contents, needs
 from tests.kits.kotlin_kit import OPTIONS, command, run, save_batch, train
 from tests.kits.test_segments import HOSTILE, write_hostile
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable())),
-]
+pytestmark = needs(kotlin_kit.unavailable())
 KINDS: dict[str, dict[str, Any]] = {
     "float32": {},
     "int8": {"base": "int8"},

@@ -17,14 +17,11 @@ from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import kotlin_kit
-from tests.kits.harness import contents
+from tests.kits.harness import contents, needs
 from tests.kits.kotlin_kit import run, save_batch
 from tests.kits.stress import TIMES
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable())),
-]
+pytestmark = needs(kotlin_kit.unavailable())
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"step_model": "never"},
     "step model": {"step_model": "always"},

@@ -21,6 +21,7 @@ from odtpack_runtime.session.native import VARIABLE
 from scripts import release
 from tests import zoo
 from tests.kits import cpp_kit, javascript, kotlin_kit, web
+from tests.kits.harness import needs
 from tests.kits.kotlin_kit import finish
 from tests.once import made_once
 from tests.packages.samples import build
@@ -30,7 +31,7 @@ from tests.reports.browser import CHROMIUM, Browser
 ROOT = cpp_kit.ROOT
 GUIDES = ROOT / "docs" / "guides"
 MISSING = cpp_kit.unavailable() or kotlin_kit.unavailable() or javascript.unavailable()
-pytestmark = [pytest.mark.kits, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+pytestmark = needs(MISSING)
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>app</groupId><artifactId>app</artifactId><version>1</version>

@@ -13,16 +13,13 @@ import pytest
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import swift_kit
-from tests.kits.harness import contents
+from tests.kits.harness import contents, needs
 from tests.kits.measured import check_measurements
 from tests.kits.swift_kit import ROOT, command, in_toolchain, run
 from tests.packages.samples import build
 from tests.programs import ran
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable())),
-]
+pytestmark = needs(swift_kit.unavailable())
 SHAPE = (1, 8, 8)
 
 
