@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.kits import cpp_kit
+from tests.kits import cpp_kit, harness
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
@@ -127,9 +126,4 @@ def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def measure(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Run a job of ``kit measure``; return what it prints."""
-    path = folder / "job.json"
-    path.write_text(json.dumps(job, default=str))
-    done = run("measure", path)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads(done.stdout))
+    return harness.measured(run, job, folder)

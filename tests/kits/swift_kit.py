@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.kits import harness
 from tests.kits.cpp_kit import one_at_a_time
 from tests.programs import ran
 
@@ -136,9 +136,4 @@ def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def measure(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Run a job of ``kit measure``; return what it prints."""
-    path = folder / "job.json"
-    path.write_text(json.dumps(job, default=str))
-    done = run("measure", path)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads(done.stdout))
+    return harness.measured(run, job, folder)

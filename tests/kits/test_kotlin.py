@@ -18,20 +18,19 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.optimizers import GroupRule, make_optimizer
-from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
-from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.session.native import VARIABLE
 from tests import native_library, zoo
 from tests.hostile.checkpoints import many_tensors
 from tests.kits import harness, kotlin_kit
 from tests.kits.harness import (
+    carried_over,
     contents,
     damaged_checkpoints,
     damaged_packages,
-    full_disk,
     goes_on,
+    keeps_its_file_on_a_full_disk,
     loads_in_the_reference,
     needs,
     needs_reference,
@@ -44,7 +43,6 @@ from tests.kits.kotlin_kit import KIT, ROOT, SOURCES, finish, run, save_batch, t
 from tests.kits.measured import check_measurements
 from tests.kits.test_kernels import CASES as KERNELS
 from tests.packaging_tools import batch as packaged_batch
-from tests.programs import ran
 
 pytestmark = needs(kotlin_kit.unavailable())
 STEPS = 20
@@ -174,16 +172,8 @@ def test_100_kills_in_saves_lose_nothing(limit: int, tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    arrays = {"p": np.zeros(200_000, np.float32)}
-    write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
-    before = path.read_bytes()
-
-    done = ran(
-        *kotlin_kit.command("saves", path, 2**30, "replace"), code=None, **full_disk(100_000)
-    )
-    assert done.stderr.splitlines()[-1] == "file-not-written"
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    said = keeps_its_file_on_a_full_disk(kotlin_kit.command("saves", path, 2**30, "replace"), path)
+    assert said.splitlines()[-1] == "file-not-written"
 
 
 def test_500_hostile_files_end_in_one_clear_error(
@@ -233,12 +223,7 @@ def test_code_for_the_former_java_api_runs(
     losses = [float(line) for line in output.split()]
     task = {"package": package, "data": batch, "steps": 5, "save": tmp_path / "python.ckpt"}
     assert losses == train(task, "python")["losses"]
-    state = CheckpointState.load_checkpoint(tmp_path / "former.ckpt")
-    assert dict(state.properties) == {"epoch": 3, "note": "one training", "share": 0.25}
-    fresh = CheckpointState.load_checkpoint(package / "checkpoint")
-    carry_over(state, fresh)
-    CheckpointState.save_checkpoint(fresh, tmp_path / "wanted.ckpt", include_optimizer_state=True)
-    assert contents(tmp_path / "carried.ckpt") == contents(tmp_path / "wanted.ckpt")
+    carried_over(package, tmp_path)
 
 
 @pytest.fixture(scope="module")
