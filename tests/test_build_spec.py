@@ -162,8 +162,7 @@ def test_the_manifest_has_a_field_for_every_option_that_is_recorded() -> None:
     recorded = {each.manifest for each in options() if each.manifest}
     assert recorded <= fields
     assert {"loss", "optimizer", "accumulation_steps", "session", "adapter"} <= recorded
-    records = manifest_schema()["properties"]
-    assert recorded <= records.keys()
+    assert recorded <= manifest_schema()["properties"].keys()
 
 
 def test_what_a_manifest_records_is_what_was_asked_for(tmp_path: Path) -> None:

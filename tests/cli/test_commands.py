@@ -201,8 +201,7 @@ class TestTrain:
         refused = run(*train, "--batch-size", 4, code=2)
         assert "error[batch-size-fixed]" in refused.err
         assert "--batch-size 8" in refused.err
-        few = run(*train, "--holdout", 0.8, code=2)
-        assert "error[too-few-samples]" in few.err
+        assert "error[too-few-samples]" in run(*train, "--holdout", 0.8, code=2).err
 
 
 class TestSplit:

@@ -59,8 +59,7 @@ class TestBuildAndExport:
             *("--ort-format", "--ort-style", "runtime", "--ort-platform", "arm"),
             code=0,
         )
-        opened = Package.open(tmp_path / "p")
-        path = opened.ort_model("training_model", "runtime", "arm")
+        path = Package.open(tmp_path / "p").ort_model("training_model", "runtime", "arm")
         assert path.name == "training_model.with_runtime_opt.ort"
 
     @pytest.mark.parametrize("option", [("--ort-style", "fixed"), ("--ort-platform", "arm")])

@@ -214,8 +214,7 @@ def test_brute_force_agrees_and_a_search_goes_on(files: Files, tmp_path: Path) -
     with refused("study-of-another-search"):
         fit(dataclasses.replace(request, wishes=one))
 
-    settings = BuildSpec.of(recipe)
-    ground = make_search_context(settings, files.data, tmp_path, 0)
+    ground = make_search_context(BuildSpec.of(recipe), files.data, tmp_path, 0)
     package = str(tmp_path / "recipe")
     metrics = [
         train(Trial(package, ground.files, ground.schedule(64, 1, 3), rate)).metric or 0.0

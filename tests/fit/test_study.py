@@ -209,8 +209,7 @@ def test_without_the_extra_its_name_is_the_first_error(
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", without)
-    refused = run("fit", files.model)
-    assert_refused(refused, "optuna-missing", "pip install optuna")
+    assert_refused(run("fit", files.model), "optuna-missing", "pip install optuna")
     fleet = run("fleet", "fit", files.folder, "--data", files.data, "--fleet", "none.toml")
     assert_refused(fleet, "optuna-missing", "pip install optuna")
 

@@ -80,8 +80,7 @@ def test_the_result_does_not_depend_on_the_number_of_processes(
 def test_a_result_counts_what_the_rounds_say_and_reads_back(
     folder: Path, tmp_path: Path, tables: dict[str, Any]
 ) -> None:
-    fleet = fleet_of(**tables)
-    federation = make(folder, fleet)
+    federation = make(folder, fleet_of(**tables))
     result, state = federation.simulate()
     ends = result.ends()
     assert set(ends) <= set(ENDS)
@@ -113,8 +112,7 @@ def test_a_stopped_federation_goes_on_to_the_same_bits(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: dict[str, Any]
 ) -> None:
     """Stopped at fifty random calls, in the middle of whatever these are part of."""
-    fleet = fleet_of(**tables)
-    federation = make(folder, fleet)
+    federation = make(folder, fleet_of(**tables))
     whole, end = federation.simulate()
     path = tmp_path / "state.npz"
     order = random.Random(0)
@@ -289,8 +287,7 @@ def test_a_fleet_that_is_never_there_ends_without_a_round(folder: Path) -> None:
 def test_a_client_that_diverges_is_refused_with_a_reason(folder: Path) -> None:
     text = IDEAL.replace("learning_rate = 0.1", "learning_rate = 1e6").replace("= 3\n", "= 1\n", 1)
     fleet = parse_fleet(text.encode())
-    federation = Federation(folder / "package", folder / "digits.npz", fleet)
-    result, state = federation.simulate()
+    result, state = Federation(folder / "package", folder / "digits.npz", fleet).simulate()
     assert result.ends()["refused"] > 0
     assert any("NaN" in reason or "norm" in reason for reason in result.rounds[0].refused)
     for array in state.arrays.values():

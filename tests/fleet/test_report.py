@@ -80,8 +80,7 @@ def test_other_formats_say_the_same(result: FleetResult) -> None:
     assert FleetResult.model_validate_json(render_fleet_report(result, "json")) == result
     suites = ET.fromstring(render_fleet_report(result, "junit"))  # noqa: S314 - our own
     assert suites.attrib["failures"] == "1"
-    failure = suites.find(".//failure")
-    assert failure.attrib["type"] == "accuracy"
+    assert suites.find(".//failure").attrib["type"] == "accuracy"
     github = render_fleet_report(result, "github").decode()
     assert "::error title=Accuracy::the accuracy is" in github
     markdown = render_fleet_report(result, "markdown").decode()

@@ -98,8 +98,7 @@ def test_the_guide_trains_with_the_nuget_package(package: Path, tmp_path: Path) 
     rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
     for _ in range(2):  # the second time there is nothing left to do
         subprocess.run(csharp_kit.command(app), cwd=tmp_path, check=True)
-        optimizer = read_checkpoint(tmp_path / "trained.ckpt").optimizer
-        assert optimizer.step == 100
+        assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 100
     assert (tmp_path / "trained.ckpt.previous").is_file()
     onnxruntime.InferenceSession(tmp_path / "personal.onnx")
 

@@ -72,8 +72,7 @@ def test_a_package_fetches_nothing_outside_of_its_folder(package: Path, tmp_path
         asked.clear()
         found = browser.evaluate(SECRETS % json.dumps([*outside, *inside]))
     fetched = {path for path in asked if "manifest" not in path and path.startswith("/package/")}
-    strangers = [path for path in asked if not path.startswith("/package/")]
-    assert strangers == []
+    assert [path for path in asked if not path.startswith("/package/")] == []
     assert {found[path] for path in inside} == {"package-incomplete"}  # asked for, and not there
     assert {f"/package/{each}" for each in inside.values()} <= fetched
     # `%2e%2e` is an odd name in a package, and no way out of it.

@@ -101,8 +101,7 @@ def guide(name: str, file: str) -> str:
 
 
 def steps_trained(folder: Path) -> int:
-    optimizer = read_checkpoint(folder / "trained.ckpt").optimizer
-    return optimizer.step
+    return read_checkpoint(folder / "trained.ckpt").optimizer.step
 
 
 def test_a_cmake_project(dist: Path, project: Path) -> None:

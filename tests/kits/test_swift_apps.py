@@ -40,8 +40,7 @@ def test_the_guide_builds_and_trains(package: Path, tmp_path: Path) -> None:
     rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
     for _ in range(2):  # the second time it goes on from the end
         done = ran(*command(tmp_path / "app"), cwd=tmp_path)
-        optimizer = read_checkpoint(tmp_path / "trained.ckpt").optimizer
-        assert optimizer.step == 100
+        assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 100
     last = re.fullmatch(r"loss ([\d.]+), accuracy ([\d.]+)", done.stdout.splitlines()[-1])
     images = np.fromfile(tmp_path / "assets" / "images.bin", np.float32).reshape(320, *SHAPE)[:64]
     labels = np.fromfile(tmp_path / "assets" / "labels.bin", np.int64)[:64]

@@ -110,8 +110,7 @@ def test_only_amd64_lays_convolutions_out_in_blocks(tmp_path: Path) -> None:
 def test_the_level_is_the_one_that_the_model_records(
     level: str, fused: bool, tmp_path: Path
 ) -> None:
-    package = package_of("cnn", tmp_path / "p")
-    model = onnx.load(package.eval_model)
+    model = onnx.load(package_of("cnn", tmp_path / "p").eval_model)
     onnx.helper.set_model_props(model, {"odtpack.optimization_level": level})
     onnx.save(model, tmp_path / "m.onnx")
     convert_model(tmp_path / "m.onnx", tmp_path / "m.ort")
@@ -196,8 +195,7 @@ def test_the_manifest_lists_every_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["damaged", "missing", "outside"])
 def test_a_changed_file_is_refused(change: str, tmp_path: Path) -> None:
-    package = package_of("mlp", tmp_path, OrtFormat())
-    path = package.ort_model("eval_model")
+    path = package_of("mlp", tmp_path, OrtFormat()).ort_model("eval_model")
     if change == "damaged":
         data = bytearray(path.read_bytes())
         data[-1] ^= 1

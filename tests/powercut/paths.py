@@ -113,8 +113,7 @@ def _look_at_package(folder: Path, name: str = "package") -> int:
             raise
         finish_update(folder / name)
         package = Package.open(folder / name)
-    settings = str(package.manifest.optimizer)
-    return 1 if "0.7" in settings else 0
+    return 1 if "0.7" in str(package.manifest.optimizer) else 0
 
 
 def _act_once(call: Callable[[Path], object]) -> Callable[[Path], None]:

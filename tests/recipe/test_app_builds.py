@@ -198,8 +198,7 @@ def test_action_builds_then_takes_it_from_the_cache(project: Path, tmp_path: Pat
     first = once()
     assert first["built"] == "true"
     assert len(first["cache-key"]) == 64
-    app = project / "app" / "src" / "main" / "assets" / "odtpack"
-    assert set(tree(app)) == NEEDED
+    assert set(tree(project / "app" / "src" / "main" / "assets" / "odtpack")) == NEEDED
     # What the cache keeps, on another machine: the same bytes with other times.
     cached = [step["with"] for step in steps(ACTION) if "actions/cache" in str(step.get("uses"))]
     assert isinstance(cached[0], dict)
@@ -228,8 +227,7 @@ def test_gradle_runs_these_commands(project: Path) -> None:
             assert done.returncode == 0, done.stderr
     assert "unchanged" in done.stderr
     assert set(tree(project / paths["assets.get().asFile.path"])) == NEEDED
-    version = shell(project, ["odtpack", "--version"])
-    assert version.stdout.startswith("odtpack ")
+    assert shell(project, ["odtpack", "--version"]).stdout.startswith("odtpack ")
     declared = re.findall(r"outputs\.dir\((\w+)\)", GRADLE)
     assert declared == ["built", "assets"]
     assert GRADLE.count("{") == GRADLE.count("}")

@@ -68,12 +68,7 @@ def stored_result(names: Sequence[str] | None = None) -> SimulationResult:
 
 
 def demo_result(names: Sequence[str] | None = None, *, scale: float = 2.0) -> SimulationResult:
-    """The judged result.
-
-    Args:
-        names: Shipped profiles, all by default.
-        scale: Factor on the memory of everything that grows with the batch.
-    """
+    """The judged result; ``scale`` is a factor on the memory that grows with the batch."""
     result = judge(rich(make_result(names, scale=scale, app=True)), parse_budgets(BUDGETS))
     return changed(result, devices=[_with_campaign_checks(device) for device in result.devices])
 

@@ -156,8 +156,7 @@ def test_details_open_and_close(result: SimulationResult) -> None:
 def test_it_fits_into_a_comment_and_says_what_is_missing(
     result: SimulationResult, copies: int
 ) -> None:
-    many = result.model_copy(update={"devices": result.devices * copies})
-    data = render_markdown(many)
+    data = render_markdown(result.model_copy(update={"devices": result.devices * copies}))
     assert len(data) < COMMENT
     text = data.decode()
     left = sum(int(n) for n in re.findall(r"_(\d+) more devices left out", text))

@@ -67,8 +67,7 @@ def test_validated_profiles_are_not_marked() -> None:
 
 
 def test_the_matrix_says_every_verdict_in_words(html: str, result: SimulationResult) -> None:
-    table = section(html, "devices")
-    rows = re.findall(r"<tr>(.*?)</tr>", table, re.S)[1:]
+    rows = re.findall(r"<tr>(.*?)</tr>", section(html, "devices"), re.S)[1:]
     assert len(rows) == len(result.devices)
     for device, row in zip(result.devices, rows, strict=True):
         assert device.title in row.replace("\N{NO-BREAK SPACE}", " ")
@@ -106,8 +105,7 @@ def test_operators_have_class_rate_and_a_place_under_the_roof(html: str) -> None
 
 
 def test_curves_of_a_few_devices_can_be_switched_without_scripts(html: str) -> None:
-    part = section(html, "learning")
-    page = Page(part + "</section>")
+    page = Page(section(html, "learning") + "</section>")
     radios = [a for tag, a in page.tags if tag == "input"]
     assert [radio["type"] for radio in radios] == ["radio"] * 5
     labels = [a["for"] for tag, a in page.tags if tag == "label"]
@@ -137,8 +135,7 @@ def test_interruptions_are_told_and_drawn(html: str, result: SimulationResult) -
     part = section(html, "interruptions")
     assert part.count('class="event"') == len(result.interruption.interruptions)
     assert "bit for bit" in part
-    unequal = changed(result, interruption={"equal": False, "detail": ""})
-    other = render_html(unequal).decode()
+    other = render_html(changed(result, interruption={"equal": False, "detail": ""})).decode()
     assert "did not end with the same weights" in section(other, "interruptions")
 
 

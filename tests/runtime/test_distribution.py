@@ -251,8 +251,7 @@ def test_both_wheels_train_and_replay(
     path = f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}"
     assert "Pass" in ran(*script, env={**clean(), "PATH": path}).stdout
     pip(interpreter, "uninstall", "--yes", "odtpack")
-    package = tmp_path / "package"
-    python(interpreter, "-c", TRAIN, package, tmp_path / "data.npz", tmp_path)
+    python(interpreter, "-c", TRAIN, tmp_path / "package", tmp_path / "data.npz", tmp_path)
 
 
 def test_the_demo_works_in_the_source_distribution(tmp_path: Path) -> None:

@@ -290,8 +290,7 @@ def test_a_simulation_of_an_app_in_javascript(
     mapped = plan_memory(package, shapes(2, 64), sharing="none").peak.nbytes
     limit = 2 * (mapped + held) + 10**8  # with what Node takes besides
     profile = make_profile("any", limit).model_copy(update={"os": system})
-    policy = Policy(kit="js")
-    result = simulated(package.path, tmp_path, 4, [profile], policy=policy, **JUDGED)
+    result = simulated(package.path, tmp_path, 4, [profile], policy=Policy(kit="js"), **JUDGED)
     (app,) = result.devices
     assert (app.memory.kit, app.memory.sharing) == ("js", "none")
     assert app.memory.predicted_peak_bytes == mapped + held

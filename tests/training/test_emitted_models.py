@@ -92,8 +92,7 @@ ALIKE = {
 @pytest.mark.parametrize("name", split(EMITTED, lambda name: name not in ALIKE))
 def test_models_are_plain_and_valid(name: str, tmp_path: Path) -> None:
     model = EMITTED[name]()
-    frozen = statistic_names(model)
-    generate(model, tmp_path, OPTIMIZERS["adamw"], frozen_params=frozen)
+    generate(model, tmp_path, OPTIMIZERS["adamw"], frozen_params=statistic_names(model))
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     asked = model.opset_import[0].version
     for kind in ("training", "eval", "optimizer"):
@@ -105,8 +104,7 @@ def test_models_are_plain_and_valid(name: str, tmp_path: Path) -> None:
         assert opset.version == (17 if 13 <= asked < 17 else asked)
         found = set(_operators(emitted.graph, opset.version))
         assert sorted(found) == list(manifest["operators"][f"{kind}_model"]["ai.onnx"])
-        target = targets.lowest_target(opset.version)
-        assert emitted.ir_version <= target.ir_version
+        assert emitted.ir_version <= targets.lowest_target(opset.version).ir_version
         assert emitted.ir_version >= onnx.helper.find_min_ir_version_for(emitted.opset_import)
     least = targets.parsed(manifest["minimum_onnxruntime"])
     assert least >= targets.parsed(targets.lowest_target(opset.version).name)

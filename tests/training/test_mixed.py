@@ -212,8 +212,7 @@ def test_a_float16_model_keeps_its_types_and_gets_a_scale(tmp_path: Path) -> Non
     for precision in ("model", "mixed"):
         folder = tmp_path / precision
         folder.mkdir()
-        package = package_of(model, folder, precision=precision)
-        _, optimizer = opened(package)
+        _, optimizer = opened(package_of(model, folder, precision=precision))
         losses.append([float(optimizer.step_on(*batch)) for _ in range(5)])
     np.testing.assert_allclose(losses[1], losses[0], rtol=2e-3)
 

@@ -95,8 +95,7 @@ def test_a_nan_in_a_batch(tmp_path: Path, name: str, whole: bool) -> None:
 
 def test_clipping_by_the_norm(tmp_path: Path) -> None:
     model = zoo.mlp((20, 16, 10))
-    package = package_of(model, tmp_path, clip_norm=0.1)
-    module, optimizer = opened(package)
+    module, optimizer = opened(package_of(model, tmp_path, clip_norm=0.1))
     before = contents(module)
     train_step(module, optimizer, [spoilt(batch(model, 8))])
     assert contents(module) == before
@@ -194,8 +193,7 @@ def test_large_parameters_and_small_ones_of_a_step_model(
                                (chunks, "PART", 128), (chunks, "LEAST_PART", 1)):  # fmt: skip
         monkeypatch.setattr(owner, name, value)
     model = zoo.mlp((40, 30, 10))
-    package = package_of(model, tmp_path, step_model="always")
-    module, optimizer = opened(package, whole=True)
+    module, optimizer = opened(package_of(model, tmp_path, step_model="always"), whole=True)
     feeds = batch(model, 8)
     train_step(module, optimizer, [feeds])
     before = contents(module)

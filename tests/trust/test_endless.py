@@ -220,8 +220,7 @@ def _build_and_measure(content: bytes, package: Path) -> tuple[str, int]:
 
     with _half_a_gibibyte(), pytest.raises(OdtpackError) as caught:
         build_package(onnx.load_from_string(content), package, loss="mse")
-    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    return caught.value.code, most
+    return caught.value.code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
 
 def test_one_process_for_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,8 +114,7 @@ def test_windows_that_lose_steps() -> None:
 def test_a_checkpoint_that_is_cut_off_is_written_but_does_not_count() -> None:
     """As above, but with a window of 4.1 s: the second checkpoint would end at 4.2."""
     device = profile(sustained_fraction=1, background_window=4.1)
-    policy = Policy(state="background", save_every=10)
-    result = campaign(device, policy=policy, steps=20)
+    result = campaign(device, policy=Policy(state="background", save_every=10), steps=20)
     assert same(result.sessions) == 2
     assert same(result.repeated_steps) == 10
     assert same(result.written_bytes) == 3 * MB
@@ -410,8 +409,7 @@ def test_steps_per_window_are_what_a_window_keeps() -> None:
     steps = steps_per_window(device, FULL)
     # Until 4.6 s: at full rate 32 steps; throttled from 3.0 on 16 in 1.5 s and 8 in 1.6 s.
     assert triple(steps) == (24, 24, 32)
-    most = Policy(state="background", save_every=24)
-    assert campaign(device, policy=most).endless is None
+    assert campaign(device, policy=Policy(state="background", save_every=24)).endless is None
     more = Policy(state="background", save_every=25)
     assert campaign(device, policy=more).endless == "typical"
     assert steps_per_window(profile(), FULL) is None

@@ -274,8 +274,7 @@ def test_so_many_sessions_a_day_end_it_in_time(days: int) -> None:
     text = advised(played(policy), "days", f"{days}.5")
     often = figure(r"(\d+) sessions a day instead of 2", text)
     assert typical(play(changed(policy, sessions_per_day=often)).days) <= days
-    rarer = changed(policy, sessions_per_day=often - 1)
-    assert typical(play(rarer).days) > days
+    assert typical(play(changed(policy, sessions_per_day=often - 1)).days) > days
     assert "pieces of data takes a session" in advised(played(policy), "days", "0.5")
     assert "raise the limit" in advised(played(Policy()), "days", "0.5")
 

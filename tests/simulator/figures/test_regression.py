@@ -35,8 +35,7 @@ def with_metric(metric: float, loss: float = 0.1) -> SimulationResult:
 def slower(factor: float, spread: float = 0.01) -> SimulationResult:
     """A result whose host, and so whose devices, take longer by a factor."""
     result = make_result([DEVICE])
-    host = result.latency_host
-    median = host.p50_ms.typical * factor
+    median = result.latency_host.p50_ms.typical * factor
     p50 = Interval(low=median * (1 - spread), typical=median, high=median * (1 + spread))
     device = result.devices[0]
     result = on_devices(result, latency={"step_ms": device.latency.step_ms.scaled(factor)})

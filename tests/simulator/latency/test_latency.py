@@ -128,8 +128,7 @@ class TestCarrying:
 
     def test_quantiles(self, device: DeviceProfile) -> None:
         steady = carry(timing(), device)
-        host = timing(steps_ms=[9.0, *[10.0] * 30, *[16.0] * 9])
-        spread = carry(host, device)
+        spread = carry(timing(steps_ms=[9.0, *[10.0] * 30, *[16.0] * 9]), device)
         assert steady.p90_ms == steady.step_ms
         assert spread.p90_ms.typical == pytest.approx(1.6 * step(spread).typical)
         assert spread.p90_ms.low >= step(spread).low
@@ -138,8 +137,7 @@ class TestCarrying:
     def test_the_90th_percentile_is_nowhere_below_the_median(self, device: DeviceProfile) -> None:
         """Also where, of few steps, its interval reaches below it."""
         latency = carry(timing(steps_ms=[1.0, 10.0, 10.0]), device)
-        certain = step(carry(timing(steps_ms=[10.0] * 3), device))
-        assert latency.p90_ms.low >= certain.low
+        assert latency.p90_ms.low >= step(carry(timing(steps_ms=[10.0] * 3), device)).low
 
     def test_the_median_is_an_interval_of_its_own(self, device: DeviceProfile) -> None:
         certain = step(carry(timing(steps_ms=[10.0] * 11), device))
@@ -194,8 +192,7 @@ class TestThreads:
     def test_on_the_fastest_cores(self, device: DeviceProfile) -> None:
         """Two big cores of 15 GFLOPS, two small ones of 5: two threads keep three quarters."""
         host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
-        clusters = [cluster(2, 1.8, 10), cluster(2, 2.2, 30)]
-        both = changed(device, cpu={"clusters": clusters})
+        both = changed(device, cpu={"clusters": [cluster(2, 1.8, 10), cluster(2, 2.2, 30)]})
         two = changed(both, cpu={"training_threads": figure(2, "cores")})
         assert step(carry(host, two)).typical == pytest.approx(
             step(carry(host, both)).typical * 4 / 3
@@ -373,8 +370,7 @@ def test_rates_lie_between_both_calibrations() -> None:
 
 
 def test_rates_are_those_of_the_machine() -> None:
-    host = timing(calibration={"gemm_flops": 3 * GIGA})
-    assert host.gemm_flops == 3 * GIGA
+    assert timing(calibration={"gemm_flops": 3 * GIGA}).gemm_flops == 3 * GIGA
 
 
 # What follows from a timing child's measurements for a step on this machine.

@@ -279,8 +279,7 @@ class TestKill:
         assert torn.exists()
         state = CheckpointState.load_checkpoint(target)
         assert load_position(state, job, run_digest(job)).step == 3
-        begun = [m["step"] for m in run_child(job) if m["event"] == "begun"]
-        assert begun == [3]
+        assert [m["step"] for m in run_child(job) if m["event"] == "begun"] == [3]
         assert not torn.exists()
 
     def test_before_the_first_save(self, mlp: Case, tmp_path: Path) -> None:
