@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.inliner
 import onnxruntime
 import torch

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 

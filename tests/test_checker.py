@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import onnx
 import onnx.parser
 import onnx_ir as ir
 import onnxruntime

@@ -7,7 +7,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 import onnx.numpy_helper
 import onnx_ir as ir
 import onnxruntime

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest

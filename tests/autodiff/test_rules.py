@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.defs
 import onnx.helper
 import onnx_ir as ir

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnx.reference
 import pytest

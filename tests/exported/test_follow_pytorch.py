@@ -8,7 +8,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnx.parser
 import pytest
 import torch

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 

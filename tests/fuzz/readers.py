@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 from onnx import numpy_helper

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest

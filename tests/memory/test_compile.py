@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.numpy_helper
 import onnx.parser
 import onnx_ir as ir

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.numpy_helper
 import onnx.parser
 import onnx_ir as ir

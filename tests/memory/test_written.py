@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.helper as oh
 import onnx.numpy_helper
 import onnx_ir as ir

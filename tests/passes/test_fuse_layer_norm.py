@@ -5,7 +5,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnx_ir as ir
 import onnxruntime

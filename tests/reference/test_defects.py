@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnxruntime
 import pytest

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.helper
 import onnx.numpy_helper
 import pytest

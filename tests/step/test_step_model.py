@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnx_ir as ir
 import onnxruntime

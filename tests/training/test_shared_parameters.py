@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnxruntime
 import pytest
