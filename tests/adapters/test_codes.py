@@ -11,7 +11,6 @@ import onnx.numpy_helper
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from torch import nn
 
 from odtpack.adapters import insert_adapter
 from odtpack.adapters.layers import find_layers
@@ -24,7 +23,7 @@ from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
-from tests.adapters.test_follow_peft import SPECS, follow, next_token, unpacked
+from tests.adapters.test_follow_peft import SPECS, follow, next_token, unpacked, with_its_own_matrix
 from tests.autodiff.oracle import add_gradients, normal, session
 from tests.refused import refused
 
@@ -172,11 +171,7 @@ def test_tied_to_the_embedding(words: int, base: Any, llama_file: Path, tmp_path
 @needs_peft
 @pytest.mark.parametrize("base", [None, "int8", "int4"])
 def test_a_matrix_of_its_own(base: Any, tmp_path: Path) -> None:
-    module = llama.llama()
-    module.lm_head.weight = nn.Parameter(0.5 * module.lm_head.weight.detach().flip(0))
-    model = llama.exported(module, tmp_path / "model.onnx")
-    if base is not None:
-        module = unpacked(module, model, base)
+    module, model = with_its_own_matrix(base, tmp_path / "model.onnx")
     follow(
         module, model, tmp_path / "package", SPECS["lora"], LOSS, llama.batch(),
         base=base, loss_options={"words": 8},

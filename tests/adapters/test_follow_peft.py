@@ -153,6 +153,14 @@ def unpacked(module: nn.Module, model: Path, base: Any) -> nn.Module:
     return module
 
 
+def with_its_own_matrix(base: Any, path: Path) -> tuple[nn.Module, Path]:
+    """A decoder whose output is no tied table, and its file; weights are the base's."""
+    module: nn.Module = llama.llama()
+    module.lm_head.weight = nn.Parameter(0.5 * module.lm_head.weight.detach().flip(0))
+    model = llama.exported(module, path)
+    return module if base is None else unpacked(module, model, base), model
+
+
 @needs_peft
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 @pytest.mark.parametrize("base", ["int8", "int4", "nf4"])

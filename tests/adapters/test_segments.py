@@ -12,7 +12,6 @@ import onnx.parser
 import onnxruntime
 import pytest
 import safetensors.numpy
-from torch import nn
 
 from odtpack import optimizers
 from odtpack.adapters import AdapterSpec
@@ -24,7 +23,7 @@ from odtpack_runtime.package.adapter import TENSORS
 from odtpack_runtime.package.verify import verify_package
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
-from tests.adapters.test_follow_peft import SPECS, follow, next_token, unpacked
+from tests.adapters.test_follow_peft import SPECS, follow, next_token, unpacked, with_its_own_matrix
 from tests.packages.mutations import seal
 from tests.packaging_tools import open_training
 from tests.refused import refused
@@ -45,11 +44,7 @@ def test_ten_steps_follow_peft(kind: str, base: Any, llama_file: Path, tmp_path:
 @pytest.mark.parametrize("base", [None, "int8", "int4"])
 def test_by_parts_of_the_vocabulary(base: Any, tmp_path: Path) -> None:
     """With a matrix of its own; the test below has one that is tied."""
-    module = llama.llama()
-    module.lm_head.weight = nn.Parameter(0.5 * module.lm_head.weight.detach().flip(0))
-    model = llama.exported(module, tmp_path / "model.onnx")
-    if base is not None:
-        module = unpacked(module, model, base)
+    module, model = with_its_own_matrix(base, tmp_path / "model.onnx")
     follow(
         module, model, tmp_path / "package", SPECS["lora"], LOSS, llama.batch(),
         base=base, loss_options={"words": 8}, segments=True,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -98,11 +99,8 @@ def _train(folder: Path, steps: int = STEPS) -> None:
 
 def _train_outside(folder: Path, steps: int = STEPS) -> None:
     """The same, with the elements in a second file, as those of a large checkpoint."""
-    threshold, writer.EXTERNAL_DATA_THRESHOLD = writer.EXTERNAL_DATA_THRESHOLD, 64
-    try:
+    with mock.patch.object(writer, "EXTERNAL_DATA_THRESHOLD", 64):
         _train(folder, steps)
-    finally:
-        writer.EXTERNAL_DATA_THRESHOLD = threshold
 
 
 def _milestones(folder: Path) -> list[str]:

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from pathlib import Path
 
-import numpy as np
 import onnx.parser
 import pytest
 
@@ -36,6 +35,7 @@ from odtpack_simulator.memory.runtime_graph import load_runtime_graph
 from odtpack_simulator.values.memory_fit import MARGIN, with_margin
 from tests import zoo
 from tests.fit.conftest import Files
+from tests.fit.test_finalists import parsed
 from tests.refused import refused
 from tests.simulator.factory import make_result
 
@@ -315,16 +315,6 @@ def test_headroom_leaves_the_rest_of_what_is_granted() -> None:
 # The counted work of operators against figures by hand, and of packages against each other.
 
 
-def save(text: str, path: Path, **shapes: tuple[int, ...]) -> Path:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>\n{text}')
-    random = np.random.default_rng(0)
-    for name, shape in shapes.items():
-        value = random.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-    onnx.save(model, path)
-    return path
-
-
 @pytest.mark.parametrize(
     ("text", "shapes", "flops", "moved"),
     [
@@ -364,7 +354,8 @@ def test_operators(
     text: str, shapes: dict[str, tuple[int, ...]], flops: int, moved: int, tmp_path: Path
 ) -> None:
     weights = {name: shape for name, shape in shapes.items() if name != "x"}
-    path = save(text, tmp_path / "model.onnx", **weights)
+    path = tmp_path / "model.onnx"
+    onnx.save(parsed(text, **weights), path)
     graph = load_runtime_graph(path, {"x": shapes["x"]})
     known = {v.name: (v.shape, v.itemsize) for v in graph.values.values() if v.shape is not None}
     (node,) = [each for each in graph.nodes if each.op_type not in ("Reshape", "Squeeze")][-1:]

@@ -38,8 +38,8 @@ def campaign(result: SimulationResult = BASE, **update: object) -> SimulationRes
     return on_devices(result, campaign=update)
 
 
-def number(text: str, before: str) -> int:
-    found = re.search(rf"{before}(\d+)", text)
+def figure(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
     assert found, text
     return int(found[1])
 
@@ -102,7 +102,7 @@ def test_without_plans_nothing_is_proposed() -> None:
 def test_a_step_that_is_too_long() -> None:
     step = BASE.devices[0].latency.step_ms
     text = advised(BASE, "step_latency", f'"{step.typical / 2:.6f} ms"')
-    assert number(text, "about ") in (31, 32)
+    assert figure(r"about (\d+)", text) in (31, 32)
     assert "instead of 64 samples" in text
     assert "Conv takes 33 %" in text
     assert "freeze the first of the 4 trained layers" in text
@@ -205,12 +205,6 @@ def played(policy: Policy) -> SimulationResult:
 
 def typical(figure: Interval | None) -> float:
     return figure.typical
-
-
-def figure(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    assert found, text
-    return int(found[1])
 
 
 MANY = Policy(state="background", sessions_per_day=2, save_every=10, pieces=3)
