@@ -223,7 +223,7 @@ def test_a_matrix_in_a_constant_beside_initializers_is_named(
 
 
 @pytest.mark.parametrize("row", [True, False])
-def test_a_row_that_shuts_out_does_not_make_a_mask_of_a_table(row: bool, tmp_path: Path) -> None:
+def test_a_row_that_shuts_out_does_not_make_a_mask_of_a_table(row: bool) -> None:
     model = _model(
         """g (int64[N] x) => (float[N, 2] y) { h = Gather(table, x) y = MatMul(h, w) }""",
         table=(4, 3), w=(3, 2),

@@ -187,7 +187,7 @@ def test_paths_that_are_too_long(run: Run, shared: Shared, tmp_path: Path, long:
         assert code is None or f"error[{code}]" in outcome.err
 
 
-def started(shared: Shared, close: str, *words: object) -> subprocess.CompletedProcess[str]:
+def started(close: str, *words: object) -> subprocess.CompletedProcess[str]:
     command = ['exec "$@" ' + close, "sh", sys.executable, "-m", "odtpack", *map(str, words)]
     return ran("sh", "-c", *command, code=None)
 
@@ -195,7 +195,7 @@ def started(shared: Shared, close: str, *words: object) -> subprocess.CompletedP
 @pytest.mark.parametrize("close", [">&-", ">/dev/full"])
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_results_that_cannot_be_written(shared: Shared, close: str, more: tuple[str, ...]) -> None:
-    done = started(shared, close, "inspect", shared.model, *more)
+    done = started(close, "inspect", shared.model, *more)
     assert done.returncode == 2
     assert done.stderr.count("error[system-refused]") == 1
     assert "Exception" not in done.stderr
@@ -208,7 +208,7 @@ def test_commands_without_results_need_no_streams(
 ) -> None:
     out = tmp_path / "package"
     words = ("build", shared.model, "--loss", "cross_entropy", "--out", out)
-    done = started(shared, close, *words)
+    done = started(close, *words)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in out.iterdir()} == {p.name for p in shared.package.iterdir()}
     assert (out / "checkpoint").read_bytes() == (shared.package / "checkpoint").read_bytes()

@@ -181,7 +181,7 @@ class TestTrain:
         assert run("train", package, "--data", shared.data, "--epochs", 1).code == 0
         assert (tmp_path / "pkg.ckpt").is_file()
 
-    def test_fixed_batch(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_fixed_batch(self, run: Run, tmp_path: Path) -> None:
         model = zoo.mlp(sizes=(4, 3))
         model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 8
         model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 8

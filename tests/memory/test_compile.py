@@ -194,7 +194,7 @@ def test_same_recipe_same_bytes(tmp_path: Path) -> None:
     assert here.read_bytes() == (tmp_path / "there" / "training_model.onnx").read_bytes()
 
 
-def test_ten_steps_as_without(tmp_path: Path) -> None:
+def test_ten_steps_as_without() -> None:
     """Whole trainings: the same losses, step by step."""
     model = MODELS["transformer"]()
     plain, *compiled = build(model, None), kept("transformer"), halved("transformer")

@@ -288,7 +288,7 @@ def test_the_commands(package: Path, tmp_path: Path, capfd: pytest.CaptureFixtur
         assert "help: odtpack sign" in capfd.readouterr().err
 
 
-def test_training_progress_beside_a_package(package: Path, tmp_path: Path) -> None:
+def test_training_progress_beside_a_package(package: Path) -> None:
     """A checkpoint that somebody saved into the package makes it another one."""
     state = CheckpointState.load_checkpoint(package / "checkpoint")
     state.parameters["fc1.bias"].data = np.ones(4, np.float32)

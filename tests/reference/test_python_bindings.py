@@ -295,7 +295,7 @@ def test_step_with_ort_values(training: bool, package: Path) -> None:
         assert np.array_equal(result.numpy(), array)
 
 
-def test_get_and_set_parameter_values(package: Path, tmp_path: Path) -> None:
+def test_get_and_set_parameter_values(package: Path) -> None:
     """By name and by iteration, before and after a Module exists; live views of both."""
     state = CheckpointState.load_checkpoint(package / "checkpoint")
     theirs = dict(pytorch().named_parameters())

@@ -93,7 +93,7 @@ def test_destinations() -> None:
 
 
 def test_a_dash_is_standard_output_for_text(
-    result: SimulationResult, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+    result: SimulationResult, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     for name in report_formats():
         if not report_format(name).to_stdout:
@@ -368,7 +368,7 @@ def test_a_comparison_is_drawn() -> None:
     assert "No figure changed." in same.text
 
 
-def test_a_search_is_drawn(tmp_path: Path) -> None:
+def test_a_search_is_drawn() -> None:
     def solution(number: int, metric: float, peak: int) -> dict[str, object]:
         choice = {
             "batch_size": 32, "micro_batch": 8, "frozen": "nothing", "freeze": [],

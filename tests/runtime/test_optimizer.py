@@ -594,7 +594,7 @@ def test_accumulation_that_is_none(regression: models.Files, text: str) -> None:
         Module(path, CheckpointState.load_checkpoint(regression.checkpoint))
 
 
-def test_moments_of_other_shapes_are_refused(regression: models.Files, tmp_path: Path) -> None:
+def test_moments_of_other_shapes_are_refused(regression: models.Files) -> None:
     """What a checkpoint may hold and this optimizer does not keep."""
     module = open_module(regression)
     Optimizer(regression.adamw, module).step()

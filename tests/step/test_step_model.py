@@ -315,9 +315,7 @@ def test_as_pytorch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.75, 0.5])
-def test_with_a_memory_budget(
-    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_a_memory_budget(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is computed again reads parameters late; still every step is the same."""
     monkeypatch.setattr(step_models, "OWN", 64)
     model = zoo.transformer_encoder(d=64, layers=2, ff=256, opset=14)

@@ -116,7 +116,6 @@ def test_ten_steps(
     optimizer: str,
     folder: Path,
     theirs: dict[str, dict[str, Any]],
-    tmp_path: Path,
 ) -> None:
     answer = theirs[optimizer]
     state, module, update = open_training(folder / "ours" / f"{name}-{optimizer}")

@@ -220,7 +220,7 @@ webgpu = pytest.param("webgpu", marks=pytest.mark.skipif(bool(WITHOUT), reason=W
 
 @pytest.mark.parametrize("name", ["CPUExecutionProvider", webgpu])
 def test_a_gpu_is_measured_into_a_profile_that_simulations_read(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu, "_SIZES", (128,))
     monkeypatch.setattr(gpu, "_ELEMENTS", 2**18)
