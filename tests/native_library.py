@@ -29,6 +29,7 @@ from odtpack_runtime.files.atomic import locked
 from odtpack_runtime.package.native import check_functions, program_of
 from odtpack_runtime.session.native import DOMAIN, ENTRY
 from odtpack_runtime.session.options import default_session_options
+from tests.packaging_tools import losses_of_steps
 from tests.refused import refused
 
 ROOT = Path(__file__).parents[1]
@@ -107,11 +108,7 @@ def train(
     module = Module(package / "training_model.onnx", state, session_options=options)
     optimizer = Optimizer(package / "optimizer_model.onnx", module)
     optimizer.set_learning_rate(0.05)
-    losses = []
-    for _ in range(3):
-        losses.append(float(module(*batch)))
-        optimizer.step()
-        module.lazy_reset_grad()
+    losses = losses_of_steps(module, optimizer, [batch] * 3)
     return losses, [np.array(value.data) for _, value in state.parameters]
 
 

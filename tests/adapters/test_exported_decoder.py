@@ -27,7 +27,7 @@ from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
 from tests.cli.conftest import Run, run
-from tests.packaging_tools import open_training
+from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
 
 __all__ = ["run"]
@@ -110,11 +110,7 @@ def test_a_decoder_in_float16_learns_from_the_same_loss(symmetric: bool, tmp_pat
     build_package(tmp_path / "model.onnx", tmp_path / "package", loss="next_token", adapter=spec)
     _, trainer, optimizer = open_training(tmp_path / "package")
     optimizer.set_learning_rate(0.01)
-    losses = []
-    for _ in range(4):
-        losses.append(float(trainer(ids, labels)))
-        optimizer.step()
-        trainer.lazy_reset_grad()
+    losses = losses_of_steps(trainer, optimizer, [(ids, labels)] * 4)
     assert losses[0] == pytest.approx(wanted.item(), rel=1e-3)
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < 0.97 * losses[0]

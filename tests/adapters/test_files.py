@@ -23,7 +23,7 @@ from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import SPECS, config
 from tests.cli.conftest import Run, run
-from tests.packaging_tools import open_training
+from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
 
 __all__ = ["run"]
@@ -43,10 +43,7 @@ def trained(llama_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Train
             build_package(llama_file, folder / "package", loss="next_token", adapter=spec)
             state, module, optimizer = open_training(folder / "package")
             optimizer.set_learning_rate(0.05)
-            for _ in range(3):
-                module(*llama.batch())
-                optimizer.step()
-                module.lazy_reset_grad()
+            losses_of_steps(module, optimizer, [llama.batch()] * 3)
             CheckpointState.save_checkpoint(state, folder / "trained.ckpt")
         return made[kind]
 

@@ -25,7 +25,7 @@ from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.cli.conftest import Run, run
 from tests.exported.export import export
-from tests.packaging_tools import open_training
+from tests.packaging_tools import losses_of_steps, open_training
 
 STEPS, EPSILON = 10, 1e-3
 RATES = {"lora": 0.01, "dora": 0.01, "ia3": 0.05}
@@ -313,10 +313,7 @@ def test_files_go_there_and_back(name: str, tmp_path: Path, run: Run) -> None:
 
     state, trainer, optimizer = open_training(package)
     optimizer.set_learning_rate(0.05)
-    for _ in range(3):
-        trainer(*data)
-        optimizer.step()
-        trainer.lazy_reset_grad()
+    losses_of_steps(trainer, optimizer, [data] * 3)
     trained = tmp_path / "trained.ckpt"
     CheckpointState.save_checkpoint(state, trained)
     theirs = tmp_path / "theirs"

@@ -13,7 +13,7 @@ from odtpack.build import build_package
 from odtpack_runtime import Generator, Package, save_adapter
 from tests.adapters import llama
 from tests.adapters.written.models import causal, run_builder, save
-from tests.packaging_tools import open_training
+from tests.packaging_tools import losses_of_steps, open_training
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
@@ -37,10 +37,7 @@ def test_the_guides_hand_over(precision: str, tmp_path: Path) -> None:
     )  # fmt: skip
     state, module, optimizer = open_training(phone)
     optimizer.set_learning_rate(0.05)
-    for _ in range(3):
-        module(*llama.batch())
-        optimizer.step()
-        module.lazy_reset_grad()
+    losses_of_steps(module, optimizer, [llama.batch()] * 3)
     save_adapter(Package.open(phone), state, tmp_path / "mine.onnx_adapter")
     config = json.loads((tmp_path / "genai" / "genai_config.json").read_text())
     config["model"]["decoder"]["filename"] = "decoder.onnx"

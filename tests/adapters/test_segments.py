@@ -25,7 +25,7 @@ from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import SPECS, follow, next_token, unpacked, with_its_own_matrix
 from tests.packages.mutations import seal
-from tests.packaging_tools import open_training
+from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
 
 LOSS = ("next_token", next_token)
@@ -116,11 +116,7 @@ def built(model: Path, folder: Path, **more: Any) -> Path:
 
 def trained(folder: Path, steps: int, checkpoint: Path | None = None) -> tuple[Any, list[float]]:
     state, module, optimizer = open_training(folder, checkpoint=checkpoint)
-    losses = []
-    for _ in range(steps):
-        losses.append(float(module(*llama.batch())))
-        optimizer.step()
-        module.lazy_reset_grad()
+    losses = losses_of_steps(module, optimizer, [llama.batch()] * steps)
     module.eval()
     losses.append(float(module(*llama.batch())))
     return state, losses
@@ -169,10 +165,7 @@ def test_resuming_gives_the_same_bits(llama_file: Path, tmp_path: Path) -> None:
     folder = built(llama_file, tmp_path / "package")
     state, through = trained(folder, 6)
     half, module, optimizer = open_training(folder)
-    for _ in range(3):
-        module(*llama.batch())
-        optimizer.step()
-        module.lazy_reset_grad()
+    losses_of_steps(module, optimizer, [llama.batch()] * 3)
     CheckpointState.save_checkpoint(half, tmp_path / "half.ckpt", include_optimizer_state=True)
     again, rest = trained(folder, 3, tmp_path / "half.ckpt")
     assert rest == through[3:]
@@ -212,11 +205,7 @@ def test_activations_in_a_file(llama_file: Path, tmp_path: Path) -> None:
         state = CheckpointState.load_checkpoint(package.checkpoint)
         module = Module(package.training_model, state, activations=activations)
         optimizer = Optimizer(package.optimizer_model, module)
-        losses = []
-        for batch in batches:
-            losses.append(float(module(*batch)))
-            optimizer.step()
-            module.lazy_reset_grad()
+        losses = losses_of_steps(module, optimizer, batches)
         runs.append((losses, {name: each.data.tobytes() for name, each in state.parameters}))
         assert not [*place.iterdir()]
     assert runs[0] == runs[1]
@@ -270,11 +259,7 @@ def test_an_input_that_nothing_reads_stays_one(tmp_path: Path) -> None:
         _, module, optimizer = open_training(folder)
         assert module.input_names() == ["input", "unread", "target"]
         batch = [np.ones((3, 40), np.float32), np.ones(3, np.float32), np.ones((3, 40), np.float32)]
-        found = []
-        for _ in range(3):
-            found.append(float(module(*batch)))
-            optimizer.step()
-            module.lazy_reset_grad()
+        found = losses_of_steps(module, optimizer, [batch] * 3)
         losses.append(found)
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
 

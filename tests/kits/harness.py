@@ -34,6 +34,7 @@ from odtpack_runtime.training.loop import loss_of
 from tests import zoo
 from tests.once import made_once
 from tests.packages import mutations
+from tests.packaging_tools import losses_of_steps
 from tests.peer import client
 from tests.programs import ran
 
@@ -146,11 +147,9 @@ def train(
     module = Module(model, state, package / "eval_model.onnx", session_options=options)
     optimizer = Optimizer(package / "optimizer_model.onnx", module)
     optimizer.set_learning_rate(0.01)
-    losses = []
-    for step in range(count):
-        losses.append(float(module(*batches[step % len(batches)].values())))
-        optimizer.step()
-        module.lazy_reset_grad()
+    losses = losses_of_steps(
+        module, optimizer, (batches[step % len(batches)].values() for step in range(count))
+    )
     loss = loss_of(module.eval()(*batches[0].values()))
     CheckpointState.save_checkpoint(state, save, include_optimizer_state=True)
     return losses, loss

@@ -37,7 +37,7 @@ from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from tests import zoo
 from tests.ort.conftest import Shared
 from tests.ort.models import BOTH_STYLES, EVERYTHING, MODELS, package_of
-from tests.packaging_tools import batch
+from tests.packaging_tools import batch, losses_of_steps
 from tests.refused import refused
 
 LEVEL_VARIABLE = "ORT_CONVERT_ONNX_MODELS_TO_ORT_OPTIMIZATION_LEVEL"
@@ -144,11 +144,7 @@ def losses_of(package: Package, models: dict[str, Path], level: str, **entries: 
     optimizer.set_learning_rate(0.01)
     feeds = SampleFeeds(package)("training_model", package.training_model)
     batch = [feeds[item.name] for item in package.manifest.inputs]
-    losses = []
-    for _ in range(5):
-        losses.append(float(module(*batch)))
-        optimizer.step()
-        module.lazy_reset_grad()
+    losses = losses_of_steps(module, optimizer, [batch] * 5)
     evaluated = module.eval()(*batch)
     return [*losses, float(evaluated[0] if isinstance(evaluated, tuple) else evaluated)]
 

@@ -16,7 +16,7 @@ from odtpack.ort_training.importing import import_artifacts
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.ort_training import models
-from tests.packaging_tools import distance_limit, open_training
+from tests.packaging_tools import distance_limit, losses_of_steps, open_training
 from tests.peer import client
 
 pytestmark = [
@@ -270,11 +270,7 @@ def test_batch_norm_that_was_exported_for_inference_trains_as_in_the_reference(
     import_artifacts(tmp_path / "artifacts", tmp_path / "package")
     _, module, update = open_training(tmp_path / "package")
     update.set_learning_rate(0.1)
-    losses = []
-    for _ in range(3):
-        losses.append(float(module(*models.feeds(model, "cross_entropy", 8).values())))
-        update.step()
-        module.lazy_reset_grad()
+    losses = losses_of_steps(module, update, [models.feeds(model, "cross_entropy", 8).values()] * 3)
     assert losses == pytest.approx(answer["losses"], rel=2e-5)
 
 

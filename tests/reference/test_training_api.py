@@ -15,7 +15,7 @@ from odtpack.artifacts import OptimType
 from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError, Optimizer
 from odtpack_runtime.checkpoint.format import parse_checkpoint
 from tests import zoo
-from tests.packaging_tools import batch, generate, open_training
+from tests.packaging_tools import batch, generate, losses_of_steps, open_training
 from tests.refused import refused
 
 MODEL = zoo.mlp((20, 30, 10))
@@ -93,10 +93,7 @@ def test_buffers_of_a_wrong_size(package: Path) -> None:
 @pytest.mark.parametrize("with_optimizer", [True, False])
 def test_a_checkpoint_round_trip(package: Path, tmp_path: Path, with_optimizer: bool) -> None:
     state, module, optimizer = open_training(package)
-    for seed in range(2):
-        module(*batch(MODEL, 8, seed))
-        optimizer.step()
-        module.lazy_reset_grad()
+    losses_of_steps(module, optimizer, (batch(MODEL, 8, seed) for seed in range(2)))
     state.properties["epoch"] = 3
     path = tmp_path / "checkpoint"
     CheckpointState.save_checkpoint(state, path, include_optimizer_state=with_optimizer)

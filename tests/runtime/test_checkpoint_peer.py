@@ -11,6 +11,7 @@ import pytest
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import CheckpointData
+from tests.packaging_tools import losses_of_steps
 from tests.peer import client
 from tests.runtime import models
 
@@ -83,11 +84,7 @@ def ours(
     optimizer.set_learning_rate(RATE)
     with np.load(folder / "data.npz") as data:
         batch = data["input"], data["target"]
-    losses = []
-    for _ in range(steps):
-        losses.append(float(module(*batch)))
-        optimizer.step()
-        module.lazy_reset_grad()
+    losses = losses_of_steps(module, optimizer, [batch] * steps)
     state.properties["steps"] = steps
     state.properties["rate"] = RATE
     state.properties["name"] = "ä"

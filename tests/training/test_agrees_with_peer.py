@@ -15,7 +15,14 @@ from benchmarks.package_size import MODELS, measure
 from odtpack_runtime import CheckpointState
 from tests import zoo
 from tests.ort_training import models
-from tests.packaging_tools import OPTIMIZERS, batch, distance_limit, generate, open_training
+from tests.packaging_tools import (
+    OPTIMIZERS,
+    batch,
+    distance_limit,
+    generate,
+    losses_of_steps,
+    open_training,
+)
 from tests.peer import client
 from tests.sweep import split
 
@@ -122,11 +129,7 @@ def test_ten_steps(
     update.set_learning_rate(CASES[name].rates[optimizer])
     with np.load(folder / f"{name}.npz") as data:
         x, labels = data["input"], data["labels"]
-    losses = []
-    for _ in range(STEPS):
-        losses.append(float(module(x, labels)))
-        update.step()
-        module.lazy_reset_grad()
+    losses = losses_of_steps(module, update, [(x, labels)] * STEPS)
     assert losses[-1] < 0.9 * losses[0]
     # AdamW makes a step of every gradient, also of one that is rounding error around zero.
     tolerance, walk = 2e-5, 0.0

@@ -16,7 +16,7 @@ from odtpack import optimizers
 from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
-from tests.packaging_tools import open_training
+from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
 
 Tensors = dict[str, torch.Tensor]
@@ -167,11 +167,7 @@ def follow(
     losses, values, final = pytorch(function, names)
     state, module, optimizer = open_training(folder)
     optimizer.set_learning_rate(RATE)
-    found = []
-    for _ in range(STEPS):
-        found.append(float(module(X, LABELS)))
-        optimizer.step()
-        module.lazy_reset_grad()
+    found = losses_of_steps(module, optimizer, [(X, LABELS)] * STEPS)
     np.testing.assert_allclose(found, losses, rtol=1e-5)
     trained = {n: parameter for n, parameter in state.parameters if parameter.requires_grad}
     assert sorted(trained) == sorted(names)

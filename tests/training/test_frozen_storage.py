@@ -20,7 +20,7 @@ from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime import OdtpackError as RuntimeOdtpackError
 from odtpack_runtime.package.package import Package
 from tests import zoo
-from tests.packaging_tools import batch
+from tests.packaging_tools import batch, losses_of_steps
 from tests.refused import refused
 
 HEADS = {"mobilenet": "classifier.*", "transformer": "classifier.*"}
@@ -78,11 +78,7 @@ def test_results_are_those_of_the_expanded_weights(
             session_options=options,
         )  # fmt: skip
         optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-        losses = []
-        for _ in range(3):
-            losses.append(float(module(x, labels)))
-            optimizer.step()
-            module.lazy_reset_grad()
+        losses = losses_of_steps(module, optimizer, [(x, labels)] * 3)
         module.eval()
         losses.append(float(module(x, labels)[0]))
         trained = {key: p.data.copy() for key, p in state.parameters if p.requires_grad}

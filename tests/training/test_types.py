@@ -25,6 +25,7 @@ from tests.packaging_tools import (
     LOSSES,
     batch,
     generate,
+    losses_of_steps,
     open_training,
     statistic_names,
     trainable_names,
@@ -319,10 +320,7 @@ def test_a_double_checkpoint_resumes(tmp_path: Path) -> None:
 
     def steps(folder: Path, count: int, checkpoint: Path | None = None) -> CheckpointState:
         state, module, optimizer = open_training(folder, checkpoint=checkpoint)
-        for _ in range(count):
-            module(x, target)
-            optimizer.step()
-            module.lazy_reset_grad()
+        losses_of_steps(module, optimizer, [(x, target)] * count)
         return state
 
     half = steps(tmp_path, 2)
