@@ -14,6 +14,7 @@ import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 if TYPE_CHECKING:
     from odtpack_simulator.replay.job import Job, Message
@@ -41,11 +42,8 @@ def shared() -> Iterator[None]:
                         stream.write(json.dumps(message["calibration"]).encode())
                 yield message
 
-    latency.run_child = once
-    try:
+    with mock.patch.object(latency, "run_child", once):
         yield
-    finally:
-        latency.run_child = original
 
 
 if __name__ == "__main__":

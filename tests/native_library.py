@@ -20,14 +20,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnx
 import onnx.helper
 import onnxruntime
 import pytest
 
+from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.files.atomic import locked
-from odtpack_runtime.package.native import program_of
-from odtpack_runtime.session.native import DOMAIN
+from odtpack_runtime.package.native import check_functions, program_of
+from odtpack_runtime.session.native import DOMAIN, ENTRY
+from odtpack_runtime.session.options import default_session_options
+from tests.packaging_tools import losses_of_steps
+from tests.refused import refused
 
 ROOT = Path(__file__).parents[1]
 INCLUDE = ROOT / "build/cpp-deps/include"
@@ -71,6 +74,42 @@ def session(model: onnx.ModelProto, *, native: bool) -> Any:
     if native and APART:
         return Apart(model)
     return onnxruntime.InferenceSession(model.SerializeToString(), options(native=native))
+
+
+def runs_or_says(model: onnx.ModelProto, feeds: Any, words: tuple[str, ...]) -> None:
+    """Check that a model runs with the library, or that the error has one of the words."""
+    said = words[0]
+    try:
+        session(model, native=True).run(None, feeds)
+    except Exception as error:
+        said = str(error)
+    assert any(word in said for word in words)
+
+
+def refuses_bodies(model: onnx.ModelProto, *, unless: bool) -> None:
+    """Check that a model whose functions have other bodies than their kernels is refused."""
+    if unless:
+        check_functions(model, "here")
+        return
+    with refused("package-limits", "no body, or another one"):
+        check_functions(model, "here")
+
+
+def train(
+    package: Path, batch: Sequence[np.ndarray], prefix: Path, *, native: bool
+) -> tuple[list[float], list[np.ndarray]]:
+    """Losses of three steps on a batch, and parameters; the profile has this prefix."""
+    options = default_session_options(package / "training_model.onnx", 1)
+    options.enable_profiling = True
+    options.profile_file_prefix = str(prefix)
+    if not native:
+        options.add_session_config_entry(ENTRY, "0")
+    state = CheckpointState.load_checkpoint(package / "checkpoint")
+    module = Module(package / "training_model.onnx", state, session_options=options)
+    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(0.05)
+    losses = losses_of_steps(module, optimizer, [batch] * 3)
+    return losses, [np.array(value.data) for _, value in state.parameters]
 
 
 @functools.cache

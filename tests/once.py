@@ -12,13 +12,7 @@ from odtpack_runtime.files.atomic import locked
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """Return a folder that no test changes.
-
-    Args:
-        factory: The run's.
-        name: The folder's, which says what it is made of.
-        make: Makes the folder, or what is in it.
-    """
+    """Return a folder that no test changes; its name says what ``make`` makes it of."""
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent  # that of all workers

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.inliner
 import onnxruntime
 import torch
@@ -314,7 +313,6 @@ def Pad(
     call: Call, x: Tensor, pads: Value = None, fill: Value = None, axes: Value = None
 ) -> Tensor:
     flat = call.list("pads", pads)
-    assert flat is not None
     chosen = call.list("axes", axes) or list(range(x.ndim))
     mode, half = call.get("mode", "constant"), len(flat) // 2
     value = 0.0 if fill is None else fill.item()

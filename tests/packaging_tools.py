@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import onnxruntime
 
 from odtpack import artifacts
 from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime.training.loop import loss_of
 
 LOSSES = {
     "mse": artifacts.LossType.MSELoss,
@@ -64,6 +66,18 @@ def open_training(
         session_options=session_options,
     )
     return state, module, Optimizer(folder / "optimizer_model.onnx", module)
+
+
+def losses_of_steps(
+    module: Module, optimizer: Optimizer, batches: Iterable[Iterable[Any]]
+) -> list[float]:
+    """Make a step on each batch; return the losses."""
+    losses = []
+    for inputs in batches:
+        losses.append(loss_of(module(*inputs)))
+        optimizer.step()
+        module.lazy_reset_grad()
+    return losses
 
 
 def batch(

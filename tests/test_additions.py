@@ -11,15 +11,15 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
+
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.sweep
@@ -215,11 +215,9 @@ def contributing() -> str:
 def run(copy: Path, *words: str) -> str:
     """Run Python in the copy, to a good end."""
     paths = os.pathsep.join(map(str, (copy / "packager", copy / "runtime")))
-    done = subprocess.run(
-        [sys.executable, *words], cwd=copy, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "200"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    done = ran(
+        sys.executable, *words, cwd=copy, env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "200"}
+    )
     return done.stdout
 
 
@@ -261,18 +259,15 @@ def test_the_command_line_has_them(copy: Path) -> None:
     assert (manifest["loss"], manifest["optimizer"]["kind"]) == ("log_cosh", "soft_sign")
     training = onnx.load(copy / "package/training_model.onnx")
     assert "Neg" not in {node.op_type for node in training.graph.node}
-    random = np.random.default_rng(0)
-    x = random.standard_normal((64, 4), dtype=np.float32)
+    x = np.random.default_rng(0).standard_normal((64, 4), dtype=np.float32)
     np.savez(copy / "data.npz", x=x, target=x[:, :2])
     (copy / "budgets.toml").write_text("[budgets]\ntrainable_parameters = 7\n")
-    out = subprocess.run(
-        [sys.executable, "-m", "odtpack", "simulate", "package", "--data", "data.npz", "--device",
-         "pixel-8b", "--budget", "budgets.toml", "--report", "line:line.txt",
-         "--epochs", "1", "--interruptions", "0"],
-        cwd=copy, capture_output=True, text=True, check=False,
+    ran(
+        sys.executable, "-m", "odtpack", "simulate", "package", "--data", "data.npz", "--device",
+        "pixel-8b", "--budget", "budgets.toml", "--report", "line:line.txt",
+        "--epochs", "1", "--interruptions", "0", code=1, cwd=copy,
         env={**os.environ, "PYTHONPATH": f"{copy}/packager{os.pathsep}{copy}/runtime"},
     )  # fmt: skip
-    assert out.returncode == 1, out.stderr
     assert "Trainable parameters: " in (copy / "line.txt").read_text()
 
 

@@ -25,6 +25,7 @@ from odtpack_runtime.training.schedules import ScheduleSpec
 from scripts.manifest_schema import manifest_schema
 from tests import zoo
 from tests.packages.samples import tree
+from tests.refused import refused
 
 MODEL = Path("model.onnx")
 
@@ -161,8 +162,7 @@ def test_the_manifest_has_a_field_for_every_option_that_is_recorded() -> None:
     recorded = {each.manifest for each in options() if each.manifest}
     assert recorded <= fields
     assert {"loss", "optimizer", "accumulation_steps", "session", "adapter"} <= recorded
-    records = manifest_schema()["properties"]
-    assert recorded <= records.keys()
+    assert recorded <= manifest_schema()["properties"].keys()
 
 
 def test_what_a_manifest_records_is_what_was_asked_for(tmp_path: Path) -> None:
@@ -175,12 +175,9 @@ def test_what_a_manifest_records_is_what_was_asked_for(tmp_path: Path) -> None:
     assert (manifest.loss, manifest.accumulation_steps) == ("mse", 3)
     assert manifest.optimizer.kind == "sgd"
     assert manifest.optimizer.settings["momentum"] == 0.9
-    assert manifest.clip is not None
     assert manifest.clip.norm == 0.5
-    assert manifest.session is not None
     assert not manifest.session.arena
     assert [group.learning_rate_scale for group in manifest.groups] == [1.0, 2.0]
-    assert manifest.schedule is not None
     assert manifest.schedule.kind == "cosine"
     assert manifest.self_check is None
 
@@ -200,9 +197,8 @@ def test_what_a_manifest_records_is_what_was_asked_for(tmp_path: Path) -> None:
     ],
 )
 def test_bounds_are_checked_wherever_a_value_comes_from(wrong: dict[str, Any], code: str) -> None:
-    with pytest.raises(OdtpackError) as error:
+    with refused(code) as error:
         BuildSpec(MODEL, "mse", **wrong)
-    assert error.value.code == code
     assert next(iter(wrong)) in error.value.what
     assert error.value.hint
 

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import onnx
 import onnx.parser
 import onnx_ir as ir
 import onnxruntime
@@ -33,6 +32,7 @@ from scripts.kernel_table import listed
 from tests import zoo
 from tests.exported.export import export
 from tests.packaging_tools import open_training, trainable_names
+from tests.refused import refused
 
 
 def _exported(exporter: str) -> Callable[[Path], Path]:
@@ -227,11 +227,10 @@ def test_files_in_ort_format_count(tmp_path: Path) -> None:
         mlp, tmp_path / "p", loss="cross_entropy", ort_format=OrtFormat(), onnxruntime="1.16"
     )
     assert built.minimum_onnxruntime == "1.16"
-    with pytest.raises(OdtpackError, match="ORT format") as error:
+    with refused("target-cannot-load", "ORT format"):
         build_package(
             mlp, tmp_path / "q", loss="cross_entropy", ort_format=OrtFormat(), onnxruntime="1.15"
         )
-    assert error.value.code == "target-cannot-load"
     assert not (tmp_path / "q").exists()
     later = build_package(mlp, tmp_path / "q", loss="cross_entropy")
     assert later.minimum_onnxruntime == "1.12"

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from tests import zoo
 from tests.packaging_tools import open_training
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[1]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
@@ -33,8 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (program,) = re.findall(r"^### A loss\n.*?^```python\n(.*?)^```$", CONTRIBUTING, re.M | re.S)
     (folder / "packager" / "odtpack" / "losses" / "log_cosh.py").write_text(program)
     onnx.save(zoo.mlp((4, 8, 2)), folder / "model.onnx")
-    random = np.random.default_rng(0)
-    x = random.standard_normal((64, 4), dtype=np.float32)
+    x = np.random.default_rng(0).standard_normal((64, 4), dtype=np.float32)
     np.savez(folder / "data.npz", input=x, target=3 * x[:, :2] - x[:, 2:])
     return folder
 
@@ -42,15 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def odtpack(folder: Path, *arguments: str) -> str:
     """Run the command line of the copy, and return what it prints."""
     paths = [str(folder / "packager"), str(ROOT / "runtime")]
-    done = subprocess.run(
-        [sys.executable, "-m", "odtpack", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
-    )
-    assert done.returncode == 0, done.stderr
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
+    done = ran(sys.executable, "-m", "odtpack", *arguments, cwd=folder, env=environment)
     return done.stdout + done.stderr
 
 

@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 import tomllib
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 
@@ -36,6 +34,7 @@ from tests.adapters.written.models import HERE
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as cli
 from tests.peer import client
+from tests.programs import ran
 
 __all__ = ["cli"]
 
@@ -85,9 +84,7 @@ def prepare_encoder(folder: Path) -> None:
 
 def run(command: list[str], folder: Path, tries: int = 5) -> None:
     environment = os.environ | {"COLUMNS": "100", "PYTHONWARNINGS": "default"}
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, env=environment
-    )
+    done = ran(*command, code=None, cwd=folder, env=environment)
     if tries > 1 and done.returncode == 2 and BUSY in done.stderr:
         time.sleep(PAUSE_SECONDS)  # as it says: other tests kept this machine busy
         run(command, folder, tries - 1)
@@ -180,10 +177,7 @@ def test_the_python_guide_prints_what_it_shows(folder: Path) -> None:
     pairs = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", text, re.M | re.S)
     assert len(pairs) == len(blocks(PYTHON, "python")) == len(blocks(PYTHON, "text"))
     (folder / "guide.py").write_text("\n".join(program for program, _ in pairs))
-    done = subprocess.run(
-        [sys.executable, "guide.py"], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran(sys.executable, "guide.py", cwd=folder)
     assert done.stdout == "".join(output for _, output in pairs)
 
 
@@ -212,9 +206,7 @@ def test_readme_options_exist(folder: Path) -> None:
     assert script is not None
     text = (ROOT / "README.md").read_text().replace("\\\n", " ")
     for command, rest in re.findall(r"^odtpack ((?:fleet )?\w+)(.*)$", text, re.M):
-        help_text = subprocess.run(
-            [script, *command.split(), "--help"], capture_output=True, text=True, check=True
-        ).stdout
+        help_text = ran(script, *command.split(), "--help").stdout
         for option in re.findall(r"(?<!\S)--[\w-]+", rest):
             assert option in help_text, f"odtpack {command} {option}"
 
@@ -234,8 +226,6 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 def test_federated_average_learns(tmp_path: Path) -> None:
     spec = importlib.util.spec_from_file_location("example", EXAMPLES / "federated_average.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.main(tmp_path) < 1.0  # ln 8 = 2.08 before

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 from onnx import numpy_helper
@@ -22,6 +21,7 @@ from odtpack.onnxblock.loss import CrossEntropyLoss
 from odtpack.package.parameters import candidates
 from odtpack_runtime.package.manifest import Manifest
 from tests.packaging_tools import open_training
+from tests.refused import refused
 
 RANDOM = np.random.default_rng(2)
 
@@ -189,9 +189,8 @@ def test_cross_entropy_refuses_classes_of_any_number(tmp_path: Path) -> None:
     model = _model(
         "g (float[batch, c, 4, 5] x) => (float[batch, c, 4, 5] y) { y = MatMul(x, w) }", w=(5, 5)
     )
-    with pytest.raises(OdtpackError) as caught:
+    with refused("classes-unknown") as caught:
         build_package(model, tmp_path / "package", loss="cross_entropy")
-    assert caught.value.code == "classes-unknown"
     assert "[batch, c, 4, 5]" in caught.value.what
 
 
@@ -224,7 +223,7 @@ def test_a_matrix_in_a_constant_beside_initializers_is_named(
 
 
 @pytest.mark.parametrize("row", [True, False])
-def test_a_row_that_shuts_out_does_not_make_a_mask_of_a_table(row: bool, tmp_path: Path) -> None:
+def test_a_row_that_shuts_out_does_not_make_a_mask_of_a_table(row: bool) -> None:
     model = _model(
         """g (int64[N] x) => (float[N, 2] y) { h = Gather(table, x) y = MatMul(h, w) }""",
         table=(4, 3), w=(3, 2),

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from odtpack.memory import compile as memory_compile
 from odtpack.model.head import add_head
 from odtpack_runtime.training.loop import train_step
 from tests.packaging_tools import open_training
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "guides" / "sentence-encoder.md"
@@ -99,8 +99,7 @@ def test_the_encoder_is_that_of_pytorch(tmp_path: Path) -> None:
     values = small_bert(tmp_path)
     model = sentence_intents.encoder(tmp_path)
     onnx.checker.check_model(model, full_check=True)
-    rng = np.random.default_rng(1)
-    ids = rng.integers(0, 20, (3, 7))
+    ids = np.random.default_rng(1).integers(0, 20, (3, 7))
     mask = (np.arange(7) < np.array([[7], [3], [5]])).astype(np.int64)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     (found,) = session.run(None, {"input_ids": ids, "attention_mask": mask})
@@ -180,10 +179,7 @@ def run(command: str, folder: Path) -> str:
     """What a command of the guide prints."""
     program, *words = shlex.split(command)
     words = [str(ROOT / words[0]), *words[1:]] if program == "python" else ["-m", program, *words]
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran(sys.executable, *words, cwd=folder)
     return done.stdout + done.stderr
 
 

@@ -129,8 +129,7 @@ def exported(module: nn.Module, path: Path, exporter: Exporter = "torchscript") 
 
 def batch(count: int = 3) -> tuple[np.ndarray, np.ndarray]:
     """Tokens, and the same as labels with a prompt and an end that do not count."""
-    random = np.random.default_rng(4)
-    ids = random.integers(0, VOCABULARY, (count, LENGTH))
+    ids = np.random.default_rng(4).integers(0, VOCABULARY, (count, LENGTH))
     places = np.arange(LENGTH)
     counts = (places >= 3) & (places < [[LENGTH], [LENGTH - 2], [LENGTH - 1]][:count])
     return ids, np.where(counts, ids, -100)

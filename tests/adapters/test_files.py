@@ -17,14 +17,14 @@ import torch
 
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
-from odtpack.errors import OdtpackError
 from odtpack_runtime import CheckpointState, Package
 from odtpack_runtime.package.adapter import CONFIG, TENSORS, PeftAdapter, read_peft, write_peft
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import SPECS, config
 from tests.cli.conftest import Run, run
-from tests.packaging_tools import open_training
+from tests.packaging_tools import losses_of_steps, open_training
+from tests.refused import refused
 
 __all__ = ["run"]
 
@@ -43,10 +43,7 @@ def trained(llama_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Train
             build_package(llama_file, folder / "package", loss="next_token", adapter=spec)
             state, module, optimizer = open_training(folder / "package")
             optimizer.set_learning_rate(0.05)
-            for _ in range(3):
-                module(*llama.batch())
-                optimizer.step()
-                module.lazy_reset_grad()
+            losses_of_steps(module, optimizer, [llama.batch()] * 3)
             CheckpointState.save_checkpoint(state, folder / "trained.ckpt")
         return made[kind]
 
@@ -64,16 +61,14 @@ def expected(folder: Path, run: Run) -> np.ndarray:
     """What the package exports as a plain model with the trained values."""
     out = folder / "plain.onnx"
     asked = ("--checkpoint", folder / "trained.ckpt", "--outputs", "logits", "--out", out)
-    outcome = run("export", folder / "package", *asked)
-    assert outcome.code == 0, outcome.err
+    run("export", folder / "package", *asked, code=0)
     return logits(out)
 
 
 def exported(folder: Path, run: Run, *more: str) -> Path:
     out = folder / "adapter"
     asked = ("--checkpoint", folder / "trained.ckpt", "--out", out, *more)
-    outcome = run("adapter", "export", folder / "package", *asked)
-    assert outcome.code == 0, outcome.err
+    run("adapter", "export", folder / "package", *asked, code=0)
     return out
 
 
@@ -94,8 +89,7 @@ def test_peft_reads_what_is_written(kind: str, trained: Trained, run: Run) -> No
 def folder_model(folder: Path, run: Run) -> Path:
     """The model as it was before the training."""
     out = folder / "before.onnx"
-    outcome = run("export", folder / "package", "--outputs", "logits", "--out", out)
-    assert outcome.code == 0, outcome.err
+    run("export", folder / "package", "--outputs", "logits", "--out", out, code=0)
     return out
 
 
@@ -106,7 +100,6 @@ def test_what_peft_writes_is_read(kind: str, trained: Trained, run: Run, tmp_pat
 
     folder = trained(kind)
     info = Package.open(folder / "package").manifest.adapter
-    assert info is not None
     torch.manual_seed(8)
     model = peft.get_peft_model(llama.llama(), config(SPECS[kind], list(info.layers))).eval()
     with torch.no_grad():
@@ -116,8 +109,7 @@ def test_what_peft_writes_is_read(kind: str, trained: Trained, run: Run, tmp_pat
         theirs = model(torch.from_numpy(llama.batch()[0])).numpy()
     model.save_pretrained(str(tmp_path / "theirs"))
     start = tmp_path / "start.ckpt"
-    outcome = run("adapter", "import", folder / "package", tmp_path / "theirs", "--out", start)
-    assert outcome.code == 0, outcome.err
+    run("adapter", "import", folder / "package", tmp_path / "theirs", "--out", start, code=0)
     out = tmp_path / "plain.onnx"
     asked = ("--checkpoint", start, "--outputs", "logits", "--out", out)
     assert run("export", folder / "package", *asked).code == 0
@@ -160,8 +152,7 @@ def test_merged_weights(
     shutil.copytree(original.parent, tmp_path, dirs_exist_ok=True)  # with its data beside it
     model = tmp_path / original.name
     out = tmp_path / "merged.onnx"
-    outcome = run("adapter", "merge", model, exported(folder, run), "--out", out)
-    assert outcome.code == 0, outcome.err
+    run("adapter", "merge", model, exported(folder, run), "--out", out, code=0)
     np.testing.assert_allclose(logits(out), expected(folder, run), rtol=1e-4, atol=1e-4)
     assert out.stat().st_size < 1.1 * model.stat().st_size + 1000
 
@@ -175,8 +166,7 @@ def test_merged_weights_do_not_read_the_model_s_data_from_another_folder(
     onnx.save(model, source / "outside.onnx", save_as_external_data=True, size_threshold=0)
     out = tmp_path / "merged.onnx"
     adapter = exported(folder, run)
-    outcome = run("adapter", "merge", source / "outside.onnx", adapter, "--out", out)
-    assert outcome.code == 0, outcome.err
+    run("adapter", "merge", source / "outside.onnx", adapter, "--out", out, code=0)
     shutil.rmtree(source)
     np.testing.assert_allclose(logits(out), expected(folder, run), rtol=1e-4, atol=1e-4)
 
@@ -195,8 +185,7 @@ def test_what_does_not_fit_is_an_error(
     ):
         spec = dataclasses.replace(copy.copy(SPECS["lora"]), **change)
         build_package(llama_file, other, loss="next_token", adapter=spec)
-        outcome = run("adapter", "import", other, adapter, "--out", tmp_path / "start.ckpt")
-        assert outcome.code == 2
+        outcome = run("adapter", "import", other, adapter, "--out", tmp_path / "start.ckpt", code=2)
         assert code in outcome.err
         assert not (tmp_path / "start.ckpt").exists()
     (adapter / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
@@ -237,9 +226,8 @@ def test_bad_settings_of_peft(setting: str, code: str, peft_files: Path) -> None
     assert read_peft(peft_files).scaling == 1.0
     path = peft_files / CONFIG
     path.write_text(path.read_text().rstrip("}\n") + f", {setting}}}")
-    with pytest.raises(OdtpackError) as caught:
+    with refused(code) as caught:
         read_peft(peft_files)
-    assert caught.value.code == code
     assert len(caught.value.what) < 300
 
 
@@ -254,9 +242,8 @@ def test_modules_to_save_that_are_no_list(saved: str, peft_files: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff" * 9, b"[" * 100_000, b"\x00" * 64])
 def test_files_that_are_not_peft_s(name: str, content: bytes, peft_files: Path) -> None:
     (peft_files / name).write_bytes(content)
-    with pytest.raises(OdtpackError) as caught:
+    with refused("peft-invalid"):
         read_peft(peft_files)
-    assert caught.value.code == "peft-invalid"
 
 
 @pytest.mark.parametrize(
@@ -272,15 +259,13 @@ def test_files_that_are_not_peft_s(name: str, content: bytes, peft_files: Path) 
     ],
 )
 def test_a_bad_adapter_is_an_error(kind: Any, change: dict[str, Any], code: str) -> None:
-    with pytest.raises(OdtpackError) as caught:
+    with refused(code):
         AdapterSpec(kind, **change)
-    assert caught.value.code == code
 
 
 def test_an_unknown_layer_is_an_error(llama_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(OdtpackError) as caught:
+    with refused("unknown-layer") as caught:
         build_package(
             llama_file, tmp_path, loss="next_token", adapter=AdapterSpec("lora", ("*.query",))
         )
-    assert caught.value.code == "unknown-layer"
     assert "layers.0.self_attn.q_proj" in str(caught.value.hint)

@@ -25,7 +25,7 @@ from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.cli.conftest import Run, run
 from tests.exported.export import export
-from tests.packaging_tools import open_training
+from tests.packaging_tools import losses_of_steps, open_training
 
 STEPS, EPSILON = 10, 1e-3
 RATES = {"lora": 0.01, "dora": 0.01, "ia3": 0.05}
@@ -69,7 +69,6 @@ def follow(
         ),
         adapter=spec, **build,
     )  # fmt: skip
-    assert manifest.adapter is not None
     theirs = peft.get_peft_model(copy.deepcopy(module), config(spec, list(manifest.adapter.layers)))
     state, trainer, optimizer = open_training(folder)
     start = {n: p.data.copy() for n, p in state.parameters if p.requires_grad}
@@ -152,6 +151,14 @@ def unpacked(module: nn.Module, model: Path, base: Any) -> nn.Module:
             table.copy_(torch.from_numpy(codes * scales[:, None]))
     assert count > 10
     return module
+
+
+def with_its_own_matrix(base: Any, path: Path) -> tuple[nn.Module, Path]:
+    """A decoder whose output is no tied table, and its file; weights are the base's."""
+    module: nn.Module = llama.llama()
+    module.lm_head.weight = nn.Parameter(0.5 * module.lm_head.weight.detach().flip(0))
+    model = llama.exported(module, path)
+    return module if base is None else unpacked(module, model, base), model
 
 
 @needs_peft
@@ -306,15 +313,11 @@ def test_files_go_there_and_back(name: str, tmp_path: Path, run: Run) -> None:
 
     state, trainer, optimizer = open_training(package)
     optimizer.set_learning_rate(0.05)
-    for _ in range(3):
-        trainer(*data)
-        optimizer.step()
-        trainer.lazy_reset_grad()
+    losses_of_steps(trainer, optimizer, [data] * 3)
     trained = tmp_path / "trained.ckpt"
     CheckpointState.save_checkpoint(state, trained)
     theirs = tmp_path / "theirs"
-    outcome = run("adapter", "export", package, "--checkpoint", trained, "--out", theirs)
-    assert outcome.code == 0, outcome.err
+    run("adapter", "export", package, "--checkpoint", trained, "--out", theirs, code=0)
     reader = peft.PeftModel.from_pretrained(copy.deepcopy(module), str(theirs)).eval()
     with torch.no_grad():
         np.testing.assert_allclose(reader(*tensors), logits(trained), rtol=1e-4, atol=1e-5)
@@ -331,12 +334,10 @@ def test_files_go_there_and_back(name: str, tmp_path: Path, run: Run) -> None:
         expected = writer(*tensors)
     writer.save_pretrained(str(tmp_path / "new"))
     start = tmp_path / "start.ckpt"
-    outcome = run("adapter", "import", package, tmp_path / "new", "--out", start)
-    assert outcome.code == 0, outcome.err
+    run("adapter", "import", package, tmp_path / "new", "--out", start, code=0)
     np.testing.assert_allclose(logits(start), expected, rtol=1e-4, atol=1e-5)
     merged = tmp_path / "merged.onnx"
-    outcome = run("adapter", "merge", model, tmp_path / "new", "--out", merged)
-    assert outcome.code == 0, outcome.err
+    run("adapter", "merge", model, tmp_path / "new", "--out", merged, code=0)
     session = onnxruntime.InferenceSession(merged)
     feeds = {each.name: value for each, value in zip(session.get_inputs(), data[:-1], strict=True)}
     np.testing.assert_allclose(session.run(None, feeds)[0], expected, rtol=1e-4, atol=1e-5)

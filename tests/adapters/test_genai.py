@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ from odtpack.build import build_package
 from odtpack_runtime import Generator, Package, save_adapter
 from tests.adapters import llama
 from tests.adapters.written.models import causal, run_builder, save
-from tests.packaging_tools import open_training
+from tests.packaging_tools import losses_of_steps, open_training
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".venv-exporters" / "transformers-5"
@@ -37,10 +37,7 @@ def test_the_guides_hand_over(precision: str, tmp_path: Path) -> None:
     )  # fmt: skip
     state, module, optimizer = open_training(phone)
     optimizer.set_learning_rate(0.05)
-    for _ in range(3):
-        module(*llama.batch())
-        optimizer.step()
-        module.lazy_reset_grad()
+    losses_of_steps(module, optimizer, [llama.batch()] * 3)
     save_adapter(Package.open(phone), state, tmp_path / "mine.onnx_adapter")
     config = json.loads((tmp_path / "genai" / "genai_config.json").read_text())
     config["model"]["decoder"]["filename"] = "decoder.onnx"
@@ -53,9 +50,7 @@ def test_the_guides_hand_over(precision: str, tmp_path: Path) -> None:
     found = []
     for adapter in ("mine", None):
         text = program if adapter else re.sub(r".*set_active_adapter.*\n", "", program)
-        printed = subprocess.run(
-            [str(PYTHON), "-c", text], cwd=tmp_path, capture_output=True, text=True, check=True
-        ).stdout
+        printed = ran(PYTHON, "-c", text, cwd=tmp_path).stdout
         found.append([int(each) for each in printed.split()])
         wanted = [*generator.generate([3, 1, 4], adapter=adapter, max_tokens=9)]
         assert found[-1] == wanted[: len(found[-1])]  # genai's ends at its end of a sequence

@@ -24,7 +24,7 @@ from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import ALPHA, RANK, config, follow, next_token
 from tests.adapters.written.models import GENAI, HERE, KEYS, OPTIMUM, SIZE, causal
 from tests.adapters.written.values import matrices, take_over
-from tests.packaging_tools import open_training
+from tests.packaging_tools import losses_of_steps, open_training
 
 # PEFT reads an attribute that transformers renames.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -128,10 +128,7 @@ def test_float16_within_a_budget_follows_what_has_none(tmp_path: Path) -> None:
         counts.append(len(nodes))
         state, trainer, optimizer = open_training(folder)
         optimizer.set_learning_rate(1.0)
-        for _ in range(3):
-            losses.append(float(trainer(*llama.batch())))
-            optimizer.step()
-            trainer.lazy_reset_grad()
+        losses += losses_of_steps(trainer, optimizer, [llama.batch()] * 3)
         ends.append({n: p.data.copy() for n, p in state.parameters if p.requires_grad})
     assert counts[1] > counts[0]  # more of it is computed again
     assert losses[3:] == pytest.approx(losses[:3], rel=1e-4)
@@ -150,7 +147,6 @@ def test_what_peft_trained_is_imported(name: str, tmp_path: Path) -> None:
         HERE / name / "model.onnx", package, loss="next_token", adapter=SPEC,
         optimizer=optimizers.SGD(),
     )  # fmt: skip
-    assert manifest.adapter is not None
     theirs = get_peft_model(twin(name), config(SPEC, [*manifest.adapter.layers]))
     ids, labels = llama.batch()
     optimizer = torch.optim.SGD([p for p in theirs.parameters() if p.requires_grad], 1.0)

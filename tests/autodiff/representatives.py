@@ -23,7 +23,6 @@ CROSSED = {
 def rule_of(case: Case) -> tuple[str, str, int]:
     """Domain, operator and first opset of the rule that differentiates a case."""
     rule = REGISTRY.lookup(case.domain, case.op, case.opset if not case.domain else 1)
-    assert rule is not None
     return case.domain, case.op, rule.since
 
 

@@ -29,6 +29,7 @@ from tests.autodiff.oracle import (
 )
 from tests.autodiff.representatives import rule_of
 from tests.autodiff.test_rules import CASES
+from tests.refused import refused
 from tests.software_gpu import reason_without
 from tests.sweep import split
 
@@ -119,8 +120,7 @@ def test_outputs_add_up_and_may_depend_on_each_other() -> None:
 def test_branches_that_the_loss_does_not_see_are_not_differentiated() -> None:
     model = net("unused = custom.Unknown(x) dead = Exp(x) y = Sin(x)")
     before = len(model.graph)
-    found = add_gradients(model, ["x"])[1]
-    assert list(found) == ["x"]
+    assert list(add_gradients(model, ["x"])[1]) == ["x"]
     assert [n.op_type for n in list(model.graph)[before:]] == ["Cos", "Mul", "Identity"]
 
 
@@ -174,9 +174,8 @@ def test_without_rule_the_error_names_operator_node_opset_and_parameters() -> No
     )
     for node in model.graph:
         node.name = f"{node.op_type}_node"
-    with pytest.raises(OdtpackError) as error:
+    with refused("no-gradient") as error:
         add_gradients(model, ["w", "v", "free"])
-    assert error.value.code == "no-gradient"
     text = str(error.value)
     for part in ("Fancy", "custom", "opset 2", "'w', 'v'", "'Fancy_node'", "'u'", "--freeze"):
         assert part in text
@@ -194,18 +193,16 @@ def test_without_rule_inside_of_a_body_the_error_names_the_inner_node() -> None:
     branch.name = "choice"
     then = branch.attributes["then_branch"].as_graph()
     then[1].name = "fancy"
-    with pytest.raises(OdtpackError, match=r"operator Fancy .* has no gradient; 'w' can") as error:
+    with refused("no-gradient", r"operator Fancy .* has no gradient; 'w' can") as error:
         add_gradients(model, ["w"])
-    assert error.value.code == "no-gradient"
     assert "node 'fancy', output 'r', in If 'choice'" in str(error.value)
 
 
 def test_what_a_rule_does_not_cover_is_an_error_that_names_the_node() -> None:
     model = net("y = Det(x)", inputs="float[n, n] x", outputs="float y")
     next(iter(model.graph)).name = "volume"
-    with pytest.raises(OdtpackError, match="'volume' \\(Det\\): the length of axis") as error:
+    with refused("unsupported-node", "'volume' \\(Det\\): the length of axis"):
         add_gradients(model, ["x"])
-    assert error.value.code == "unsupported-node"
 
 
 def custom(rule: Callable[[Context], Cotangents], **options: bool) -> Registry:
@@ -334,9 +331,8 @@ def test_cotangents_have_the_shapes_of_broadcast_inputs(
 def test_before_opset_13_unknown_ranks_cannot_be_summed_to() -> None:
     model = net("y = Add(x, w)", inputs="float[n, 3] x, float[] w", opset=12,
                 outputs="float[n, 3] y")  # fmt: skip
-    with pytest.raises(OdtpackError, match="must be known") as error:
+    with refused("unknown-shape", "must be known"):
         add_gradients(model, ["w"])
-    assert error.value.code == "unknown-shape"
 
 
 # The gradient of one case of each rule in the forms for WebGPU, there and on the processor.

@@ -82,7 +82,5 @@ def test_a_second_rule_for_the_same_version_is_refused() -> None:
     vjp("Own", domain="com.example", since=3)(rule)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"two rules for com\.example::Own since 2"):
         vjp("Own", domain="com.example", since=2)(rule)  # type: ignore[arg-type]
-    newest = REGISTRY.lookup("com.example", "Own", 5)
-    assert newest is not None
-    assert newest.since == 3
+    assert REGISTRY.lookup("com.example", "Own", 5).since == 3
     assert REGISTRY.lookup("com.example", "Own", 1) is None

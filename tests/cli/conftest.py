@@ -36,13 +36,17 @@ Run = Callable[..., Outcome]
 
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run ``odtpack`` in this process with what a process would print."""
+    """Run ``odtpack`` in this process with what a process would print.
 
-    def call(*arguments: object) -> Outcome:
+    If a code is given, the command has to end with it.
+    """
+
+    def call(*arguments: object, code: int | None = None) -> Outcome:
         capfd.readouterr()
-        code = main([str(argument) for argument in arguments])
+        ended = main([str(argument) for argument in arguments])
         printed = capfd.readouterr()
-        return Outcome(code, printed.out, printed.err)
+        assert code in (None, ended), printed.err
+        return Outcome(ended, printed.out, printed.err)
 
     return call
 
@@ -106,8 +110,7 @@ def refused(run: Run, tmp_path: Path) -> Callable[..., None]:
 
     def check(arguments: tuple[object, ...], code: str, *words: str) -> None:
         before = tree(tmp_path)
-        outcome = run(*arguments)
-        assert_refused(outcome, code, *words)
+        assert_refused(run(*arguments), code, *words)
         assert tree(tmp_path) == before
 
     return check

@@ -16,6 +16,7 @@ from odtpack.cli._options import LossName, OptimizerName
 from odtpack.losses import LOSSES
 from odtpack.optimizers import OPTIMIZERS
 from tests.cli.conftest import Run, assert_refused
+from tests.programs import ran
 
 COMMANDS = [
     (),
@@ -37,8 +38,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_of_every_command_shows_an_example(run: Run, command: tuple[str, ...]) -> None:
-    outcome = run(*command, "--help")
-    assert outcome.code == 0
+    outcome = run(*command, "--help", code=0)
     assert " ".join(("odtpack", *command)).strip() in outcome.out.partition("Examples:")[2]
 
 
@@ -53,14 +53,12 @@ def test_installed_script_answers_without_heavy_imports() -> None:
         "heavy = {'onnx', 'onnx_ir', 'onnxruntime', 'numpy', 'pydantic', 'torch'}; "
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    ran(sys.executable, "-c", code)
 
 
 @pytest.mark.parametrize("command", [(), ("devices",)], ids=["odtpack", "devices"])
 def test_no_command_is_a_usage_error(run: Run, command: tuple[str, ...]) -> None:
-    outcome = run(*command)
-    assert outcome.code == 2
+    outcome = run(*command, code=2)
     assert outcome.out == ""
     assert "Usage: odtpack" in outcome.err
 
@@ -105,9 +103,7 @@ def test_interrupt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_app, "_parser", lambda name: _Command(interrupted))
-    outcome = run("devices", "list")
-    assert outcome.code == 130
-    assert outcome.err.startswith("error[interrupted]")
+    assert run("devices", "list", code=130).err.startswith("error[interrupted]")
 
 
 class _Command:
@@ -119,8 +115,7 @@ class _Command:
 
 
 def test_control_characters_never_reach_the_terminal(run: Run) -> None:
-    outcome = run("devices", "show", "\x1b[31mred\x07.toml")
-    assert outcome.code == 2
+    outcome = run("devices", "show", "\x1b[31mred\x07.toml", code=2)
     assert "\x1b" not in outcome.err
     assert "\x07" not in outcome.err
 

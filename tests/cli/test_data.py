@@ -32,8 +32,7 @@ def test_what_was_made_is_told_and_is_json(made: Path, tmp_path: Path, run: Run)
     rows = [CHAT, {"messages": CHAT["messages"][:1]}, {"prompt": 300 * "x", "answer": "y"}]
     texts.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
     arguments = ("--tokenizer", made, "--template", "chatml", "--length", 40, "--out", out)
-    outcome = run("data", "prepare", texts, *arguments, "--json")
-    assert outcome.code == 0, outcome.err
+    outcome = run("data", "prepare", texts, *arguments, "--json", code=0)
     for words in ("3 rows, 2 samples of 40 tokens", "longer: 1", "no answer: 1", f"wrote {out}"):
         assert words in outcome.err
     with np.load(out) as data:
@@ -121,11 +120,9 @@ def test_a_configuration_beside_the_tokenizer_names_template_and_tokens(
     content = {"eos_token": {"content": "[SEP]"}, "bos_token": "[CLS]"}
     template = text + "{{ eos_token }}{% endif %}{% endfor %}"
     config.write_text(json.dumps({**content, "chat_template": template}))
-    outcome = run(
+    run(
         "data", "prepare", tmp_path / "texts.jsonl", "--tokenizer", tmp_path / "tokenizer.json",
-        "--template", config, "--length", 9, "--out", tmp_path / "data.npz",
-    )  # fmt: skip
-    assert outcome.code == 0, outcome.err
+        "--template", config, "--length", 9, "--out", tmp_path / "data.npz", code=0)  # fmt: skip
     ours = tokenizer("bpe")
     for row, whole in enumerate(("[CLS]ab c[SEP]", "<s>d[SEP]")):
         ids = ours.encode(whole, add_special_tokens=False).ids
@@ -162,8 +159,7 @@ def test_a_recipe_trains_and_simulates_from_texts(tmp_path: Path, run: Run) -> N
     data, evaluation = train.with_suffix(".npz"), held.with_suffix(".npz")
     of_arrays = run("train", tmp_path / "package", "--data", data, "--eval", evaluation, *more)
     texts = ("--data", train, "--eval", held, "--recipe", recipe)
-    of_texts = run("train", tmp_path / "package", *texts, *more)
-    assert of_texts.code == 0, of_texts.err
+    of_texts = run("train", tmp_path / "package", *texts, *more, code=0)
     found = of_texts.json()
     assert found == of_arrays.json()
 
@@ -178,14 +174,11 @@ def test_a_recipe_trains_and_simulates_from_texts(tmp_path: Path, run: Run) -> N
     assert found["eval_tokens"] == len(rows)
     assert found["perplexity_before"] == pytest.approx(perplexity, rel=1e-5)
     assert found["perplexity_after"] < perplexity
-    shown = f"perplexity {perplexity:.4g} of {len(rows)} tokens"
-    assert shown in of_texts.err
+    assert f"perplexity {perplexity:.4g} of {len(rows)} tokens" in of_texts.err
 
     page = tmp_path / "report.html"
     options = ("--epochs", 1, "--interruptions", 0, "--json", "--report", f"html:{page}")
-    outcome = run("simulate", tmp_path / "package", *texts, *options)
-    assert outcome.code == 1, outcome.err
-    result = outcome.json()
+    result = run("simulate", tmp_path / "package", *texts, *options, code=1).json()
     training = result["training"]
     assert training["tokens"] == len(rows)
     assert training["perplexity_before"] == pytest.approx(perplexity, rel=1e-5)

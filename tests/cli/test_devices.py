@@ -32,8 +32,7 @@ def assert_timed(latency: dict[str, object]) -> None:
 
 class TestCheck:
     def test_the_documented_example(self, run: Run, example: Path) -> None:
-        outcome = run("devices", "check", example)
-        assert outcome.code == 0
+        outcome = run("devices", "check", example, code=0)
         assert outcome.err == ""
         assert "is a valid profile: acme/phone-1" in outcome.out
         assert "judged      memory in the foreground, step time" in outcome.out
@@ -44,8 +43,7 @@ class TestCheck:
 
     def test_all_shipped_profiles_pass(self, run: Run) -> None:
         names = list_profiles()
-        outcome = run("devices", "check", *names, "--json")
-        assert outcome.code == 0
+        outcome = run("devices", "check", *names, "--json", code=0)
         assert [entry["file"] for entry in outcome.json()] == names
         for entry in outcome.json():
             assert entry["valid"] is True
@@ -58,8 +56,7 @@ class TestCheck:
             "value = 0.4, low = 0.25, high = 0.5", "value = 1, low = 1, high = 1"
         )
         example.write_text(text, "utf-8")
-        outcome = run("devices", "check", example)
-        assert outcome.code == 0
+        outcome = run("devices", "check", example, code=0)
         assert "warning: cpu.gemm_efficiency is 1" in outcome.err
 
     @pytest.mark.parametrize(
@@ -86,8 +83,9 @@ class TestCheck:
             assert f"in: {example}:{line}" in outcome.err
 
     def test_one_of_several_is_wrong(self, run: Run, example: Path, tmp_path: Path) -> None:
-        outcome = run("devices", "check", tmp_path / "gone.toml", example, "pixel-8", "--json")
-        assert outcome.code == 2
+        outcome = run(
+            "devices", "check", tmp_path / "gone.toml", example, "pixel-8", "--json", code=2
+        )
         entries = outcome.json()
         assert [entry["valid"] for entry in entries] == [False, True, False]
         assert entries[0]["error"]["code"] == "profile-missing"
@@ -101,8 +99,7 @@ class TestCheck:
         self, run: Run, example: Path
     ) -> None:
         example.write_text(EXAMPLE.replace("not tried", "\\u001b[31mred"), "utf-8")
-        outcome = run("devices", "check", example)
-        assert outcome.code == 0
+        outcome = run("devices", "check", example, code=0)
         assert "red" in outcome.out
         assert "\x1b[31mred" not in outcome.out
 
@@ -120,8 +117,7 @@ class TestMeasure:
     ) -> None:
         out = tmp_path / "here.toml"
         named = "--name", "acme/edge-1", "--title", "Edge 1"
-        outcome = run("devices", "measure", "--out", out, "--threads", 1, *named, "--json")
-        assert outcome.code == 0, outcome.err
+        outcome = run("devices", "measure", "--out", out, "--threads", 1, *named, "--json", code=0)
         assert [path.name for path in tmp_path.iterdir()] == ["here.toml"]
         content = outcome.json()
         assert content["name"] == "acme/edge-1"
@@ -129,14 +125,13 @@ class TestMeasure:
         assert "storage: 1 of 2" in outcome.err
         assert f"wrote {out}" in outcome.err
         assert out.read_text().startswith("# Made by odtpack devices measure.")
-        checked = run("devices", "check", out, "--json")
-        assert checked.code == 0
+        checked = run("devices", "check", out, "--json", code=0)
         assert checked.json()[0]["report"]["warnings"] == []
         simulated = run(
             *("simulate", shared.package, "--data", shared.data, "--device", out),
             *("--epochs", 1, "--batch-size", 8, "--json"),
+            code=0,
         )
-        assert simulated.code == 0, simulated.err
         (measured_profile,) = simulated.json()["devices"]
         assert measured_profile["name"] == "acme/edge-1"
         assert_timed(measured_profile["latency"])
@@ -175,16 +170,15 @@ class TestImport:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         Path("phone.json").write_text(json.dumps(self.MEASURED))
-        outcome = run("devices", "import", "phone.json", "--title", "My phone", "--json")
-        assert outcome.code == 0, outcome.err
+        outcome = run("devices", "import", "phone.json", "--title", "My phone", "--json", code=0)
         assert "wrote phone.toml" in outcome.err
         assert outcome.json()["validated"] is True
         assert load_profile("./phone.toml").os == "ios"
         simulated = run(
             *("simulate", shared.package, "--data", shared.data, "--device", "./phone.toml"),
             *("--epochs", 1, "--batch-size", 8, "--json"),
+            code=0,
         )
-        assert simulated.code == 0, simulated.err
         (measured_profile,) = simulated.json()["devices"]
         assert measured_profile["validated"] is True
         assert_timed(measured_profile["latency"])
@@ -192,8 +186,7 @@ class TestImport:
     def test_bad_input_is_refused(self, run: Run, tmp_path: Path) -> None:
         file = tmp_path / "phone.json"
         out = "--out", tmp_path / "phone.toml"
-        absent = run("devices", "import", file, *out)
-        assert absent.code == 2
+        absent = run("devices", "import", file, *out, code=2)
         assert f"error[measurements-missing]: the file of measurements {file.name!r}" in absent.err
         file.write_text(json.dumps(self.MEASURED | {"gemm_flops": [0]}))
         outcome = run("devices", "import", file, *out)
@@ -206,8 +199,7 @@ def test_all_errors_of_a_profile_are_shown(run: Run, tmp_path: Path) -> None:
     profile = tmp_path / "mine.toml"
     profile.write_text('schema_version = 1\nname = "Bad Name"\ntitle = "T"\nvendor = "V"\n'
                        'os = "beos"\nvalidated = "perhaps"\ncolour = 1\n')  # fmt: skip
-    outcome = run("devices", "check", profile)
-    assert outcome.code == 2
+    outcome = run("devices", "check", profile, code=2)
     for words in ("colour: unknown key", "name (line 2): ", "os (line 5): 'beos'",
                   "validated (line 6): "):  # fmt: skip
         assert words in outcome.err

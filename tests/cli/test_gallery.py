@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from odtpack.cli import model
 from odtpack_runtime.package.package import Package
 from tests.cli.conftest import Run
+from tests.programs import ran
 
 FAST = "anomaly-autoencoder"
 NAMES = [
@@ -30,11 +30,7 @@ def commands(text: str) -> list[list[str]]:
 
 def run_command(words: list[str], folder: Path) -> str:
     program = [sys.executable, *(("-m", "odtpack") if words[0] == "odtpack" else ())]
-    done = subprocess.run(
-        [*program, *words[1:]], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
+    return ran(*program, *words[1:], cwd=folder).stdout
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,7 +55,6 @@ def test_an_example_runs_as_its_page_says(name: str, tmp_path: Path) -> None:
         assert np.isfinite(output).all()
     if name == FAST:
         found = re.search(r"(\d+)% of sound windows above it, (\d+)% of the anomalies", said[-1])
-        assert found is not None
         assert int(found[1]) < 10
         assert int(found[2]) > 90
 
@@ -72,8 +67,7 @@ def test_the_guide_lists_the_examples() -> None:
 
 def test_init_writes_an_example(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "a project"
-    outcome = run("init", "--example", "next-word", "--out", folder, "--json")
-    assert outcome.code == 0
+    outcome = run("init", "--example", "next-word", "--out", folder, "--json", code=0)
     assert (folder / "train.mjs").is_file()
     for words, code in (
         (("--example", "next-word", "--out", folder), "folder-not-empty"),
@@ -81,6 +75,5 @@ def test_init_writes_an_example(run: Run, tmp_path: Path) -> None:
         (("model.onnx", "--example", "next-word"), "usage"),
         ((), "usage"),
     ):
-        outcome = run("init", *words)
-        assert outcome.code == 2
+        outcome = run("init", *words, code=2)
         assert f"error[{code}]" in outcome.err

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.numpy_helper
 import onnx.parser
 import pytest
@@ -168,18 +167,18 @@ def test_every_loss_is_named_and_restored(run: Run, tmp_path: Path) -> None:
         ),
     ]  # fmt: skip
     for name, why, options in reasons:
-        outcome = run(*command, f"{file}:build", *restore, "--json")
-        assert outcome.code == 1
+        outcome = run(*command, f"{file}:build", *restore, "--json", code=1)
         different = {each["name"]: each["why"] for each in outcome.json()["different"]}
         assert why in different[name]
         restore += options
-    outcome = run(*command, f"{file}:build", *restore)
-    assert outcome.code == 0, outcome.err
+    outcome = run(*command, f"{file}:build", *restore, code=0)
     assert "5 of 5 gradients are those of PyTorch" in outcome.out
-    outcome = run("build", model, "--loss", "cross_entropy", "--out", tmp_path / "p", *restore)
-    assert outcome.code == 0
-    outcome = run("compare-gradients", tmp_path / "p", "--torch", f"{file}:training", "--json")
-    assert outcome.code == 1
+    outcome = run(
+        "build", model, "--loss", "cross_entropy", "--out", tmp_path / "p", *restore, code=0
+    )
+    outcome = run(
+        "compare-gradients", tmp_path / "p", "--torch", f"{file}:training", "--json", code=1
+    )
     (why,) = {each["why"] for each in outcome.json()["different"]}
     assert "Dropout is in training mode" in why
 
@@ -205,7 +204,12 @@ def test_what_does_not_train_is_named(run: Run, tmp_path: Path) -> None:
 def test_steps_that_cannot_be_taken(function: str, code: str, run: Run, tmp_path: Path) -> None:
     model, file = write(tmp_path)
     outcome = run(
-        "compare-gradients", model, "--loss", "cross_entropy", "--torch", f"{file}:{function}"
+        "compare-gradients",
+        model,
+        "--loss",
+        "cross_entropy",
+        "--torch",
+        f"{file}:{function}",
+        code=2,
     )
-    assert outcome.code == 2
     assert f"error[{code}]" in outcome.err

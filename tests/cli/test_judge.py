@@ -46,8 +46,7 @@ class TestJudge:
         html, report = tmp_path / "r.html", tmp_path / "r.json"
         options = "--budget", budget, "--baseline", base, "--json"
         reports = "--report", f"html:{html}", "--report", f"json:{report}"
-        outcome = run("judge", head, *options, *reports)
-        assert outcome.code == 1, outcome.err
+        outcome = run("judge", head, *options, *reports, code=1)
         result = SimulationResult.model_validate_json(outcome.out)
         expected = judge(
             load_result(head),
@@ -60,15 +59,13 @@ class TestJudge:
         assert {path: path.read_bytes() for path in before} == before
 
     def test_within_budget(self, run: Run, base: Path, budget: Path) -> None:
-        outcome = run("judge", base, "--budget", budget, "--baseline", base)
-        assert outcome.code == 0, outcome.err
+        outcome = run("judge", base, "--budget", budget, "--baseline", base, code=0)
         assert "Both devices pass" in outcome.out
         assert outcome.err == ""
 
     def test_without_a_baseline(self, run: Run, base: Path, budget: Path) -> None:
         """Nothing fails, and nothing passes that was not judged."""
-        outcome = run("judge", base, "--budget", budget, "--json")
-        assert outcome.code == 0, outcome.err
+        outcome = run("judge", base, "--budget", budget, "--json", code=0)
         assert outcome.json()["verdict"] == "not judged"
 
     def test_strict(self, run: Run, base: Path, budget: Path) -> None:
@@ -77,8 +74,7 @@ class TestJudge:
         assert run("judge", base, "--budget", budget, "--baseline", base, "--strict").code == 0
 
     def test_without_a_budget(self, run: Run, base: Path) -> None:
-        outcome = run("judge", base)
-        assert outcome.code == 0, outcome.err
+        outcome = run("judge", base, code=0)
         text = outcome.err.partition("No budget was given.")[2].partition("\n")[2]
         budgets = parse_budgets(text.encode())
         result = load_result(base)
@@ -87,8 +83,7 @@ class TestJudge:
     def test_a_failing_result_is_not_said_to_keep_a_budget(self, run: Run, tmp_path: Path) -> None:
         failing = make_result(["raspberrypi/zero-2-w"], scale=5)
         (tmp_path / "failing.json").write_text(failing.to_json())
-        outcome = run("judge", tmp_path / "failing.json")
-        assert outcome.code == 1
+        outcome = run("judge", tmp_path / "failing.json", code=1)
         assert "This result fails without any budget" in outcome.out
         assert "No budget was given" not in outcome.out
         assert "keep" not in outcome.out.partition("This result fails")[2].partition("\n")[0]
@@ -132,23 +127,19 @@ class TestJudge:
 
 class TestCompare:
     def test_text(self, run: Run, base: Path, head: Path) -> None:
-        outcome = run("compare", base, head)
-        assert outcome.code == 0, outcome.err
+        outcome = run("compare", base, head, code=0)
         assert outcome.err == ""
         assert "Google Pixel 8a *, Raspberry Pi 5 (8 GB) *  Peak memory" in outcome.out
         assert "+34.3 %" in outcome.out
 
     def test_json(self, run: Run, base: Path, head: Path, budget: Path) -> None:
-        outcome = run("compare", base, head, "--budget", budget, "--format", "json")
-        assert outcome.code == 1, outcome.err
+        outcome = run("compare", base, head, "--budget", budget, "--format", "json", code=1)
         comparison = Comparison.model_validate_json(outcome.out)
         budgets = parse_budgets(budget.read_bytes(), str(budget))
         assert comparison == compare(load_result(base), load_result(head), budgets)
 
     def test_better_is_within_budget(self, run: Run, base: Path, head: Path, budget: Path) -> None:
-        outcome = run("compare", head, base, "--budget", budget)
-        assert outcome.code == 0, outcome.err
-        assert "Within budget" in outcome.out
+        assert "Within budget" in run("compare", head, base, "--budget", budget, code=0).out
 
     @pytest.mark.parametrize("form", ["text", "markdown", "json"])
     def test_a_file_has_what_is_printed(

@@ -24,6 +24,7 @@ from odtpack_simulator.reports import report_formats
 from odtpack_simulator.reports.svg import element
 from odtpack_simulator.values.text import clean
 from tests.cli.conftest import Run, Shared
+from tests.programs import ran
 
 READING = {
     "inspect a package": (("inspect", "PACKAGE"), "conv2.weight"),
@@ -46,22 +47,18 @@ def words(shared: Shared, command: tuple[str, ...]) -> list[str]:
 @pytest.mark.parametrize("name", READING)
 def test_what_a_command_found_goes_to_stdout(run: Run, shared: Shared, name: str) -> None:
     command, found = READING[name]
-    outcome = run(*words(shared, command))
-    assert outcome.code == 0, outcome.err
+    outcome = run(*words(shared, command), code=0)
     assert found in outcome.out
     assert outcome.err.strip() == "" or outcome.err.startswith("warning")
 
 
 @pytest.mark.parametrize("name", READING)
 def test_with_json_stdout_is_json_and_nothing_else(run: Run, shared: Shared, name: str) -> None:
-    outcome = run(*words(shared, READING[name][0]), "--json")
-    assert outcome.code == 0, outcome.err
-    assert json.loads(outcome.out)
+    assert json.loads(run(*words(shared, READING[name][0]), "--json", code=0).out)
 
 
 def test_diff_goes_to_stdout(run: Run, shared: Shared) -> None:
-    text = run("diff", shared.package, shared.package)
-    assert text.code == 0
+    text = run("diff", shared.package, shared.package, code=0)
     assert text.out.strip()
     assert text.err == ""
     assert json.loads(run("diff", shared.package, shared.package, "--format", "json").out)
@@ -69,16 +66,16 @@ def test_diff_goes_to_stdout(run: Run, shared: Shared) -> None:
 
 def test_one_command_does_not_decide_for_the_next(run: Run, shared: Shared, tmp_path: Path) -> None:
     assert run("devices", "list").out
-    built = run("build", shared.model, "--loss", "cross_entropy", "--out", tmp_path / "package")
-    assert built.code == 0, built.err
+    built = run(
+        "build", shared.model, "--loss", "cross_entropy", "--out", tmp_path / "package", code=0
+    )
     assert built.out == ""
     assert "built" in built.err
 
 
 def test_errors_go_to_stderr(run: Run) -> None:
     for command in (("inspect", "nowhere"), ("devices", "show", "nothing"), ("verify", "nowhere")):
-        outcome = run(*command)
-        assert outcome.code == 2
+        outcome = run(*command, code=2)
         assert outcome.out == ""
         assert outcome.err.startswith("error[")
 
@@ -94,8 +91,7 @@ def test_errors_go_to_stderr(run: Run) -> None:
 def test_part_of_a_name_gets_the_devices_that_contain_it(
     run: Run, asked: str, expected: list[str]
 ) -> None:
-    outcome = run("devices", "show", asked)
-    assert outcome.code == 2
+    outcome = run("devices", "show", asked, code=2)
     assert expected
     assert f"did you mean {' or '.join(map(repr, expected))}?" in outcome.err
 
@@ -107,8 +103,6 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         with subprocess.Popen(
             [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
             process.stdout.close()
             error = process.stderr.read()
             process.wait()
@@ -119,20 +113,14 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 
 def completed(*command: str, cwd: Path | None = None) -> list[str]:
     """What bash is offered for the last of these words."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; from odtpack.cli import main; sys.exit(main([]))"],
-        env={
-            **os.environ,
-            "_ODTPACK_COMPLETE": "complete_bash",
-            "COMP_WORDS": " ".join(("odtpack", *(word or "''" for word in command))),
-            "COMP_CWORD": str(len(command)),
-        },
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.split()
+    code = "import sys; from odtpack.cli import main; sys.exit(main([]))"
+    environment = {
+        **os.environ,
+        "_ODTPACK_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(("odtpack", *(word or "''" for word in command))),
+        "COMP_CWORD": str(len(command)),
+    }
+    return ran(sys.executable, "-c", code, code=None, env=environment, cwd=cwd).stdout.split()
 
 
 class TestCompletion:
@@ -313,10 +301,7 @@ def test_onnxruntimes_own_log(
     images = np.ones((8, 1, 6, 6), np.float32)
     np.savez(data, allow_pickle=False, x=images, target=images)
     command = ["train", str(out), "--data", str(data), "--out", str(tmp_path / "trained")]
-    done = subprocess.run(
-        [sys.executable, "-m", "odtpack", *command], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
+    done = ran(sys.executable, "-m", "odtpack", *command, code=2)
     assert "error[run-failed]" in done.stderr
     assert done.stderr.count("ONNX Runtime says: ") == 1
     harmless(done.stderr)

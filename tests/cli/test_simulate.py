@@ -19,6 +19,7 @@ from odtpack_simulator.reports.html_report import Again, render_html
 from odtpack_simulator.result import SimulationResult, load_result
 from odtpack_simulator.values.units import Interval
 from tests.cli.conftest import Outcome, Run, Shared, assert_refused, tree
+from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
 
 
@@ -109,8 +110,7 @@ class TestSimulate:
 class TestDemo:
     def test_the_whole_way(self, run: Run, tmp_path: Path) -> None:
         pytest.importorskip("sklearn")
-        outcome = run("demo", "--out", tmp_path / "demo", "--epochs", 2, "--json")
-        assert outcome.code == 0, outcome.err
+        outcome = run("demo", "--out", tmp_path / "demo", "--epochs", 2, "--json", code=0)
         content = outcome.json()
         # The factory model cannot name three of ten digits, and learns them.
         assert 0.5 < content["accuracy_before"] < 0.8
@@ -186,13 +186,9 @@ def test_the_failing_budget_is_broken_by_one_device(others: tuple[float, float, 
     for device, (low, typical, high) in zip(result.devices, spans, strict=True):
         step = Interval(low=low, typical=typical, high=high)
         memory = {"limit_bytes": 10**12, "measured_peak_bytes": 10**6, "outcome": "fits"}
-        changes = {
-            "latency": device.latency.model_copy(update={"step_ms": step}),
-            "memory": device.memory.model_copy(update=memory | {"warning_bytes": None}),
-            "training": None,
-        }
-        devices.append(device.model_copy(update=changes))
-    result = result.model_copy(update={"devices": devices})
+        memory["warning_bytes"] = None
+        devices.append(changed(device, latency={"step_ms": step}, memory=memory, training=None))
+    result = changed(result, devices=devices)
     judged = judge(result, parse_budgets(budget_that_one_breaks(result).encode()))
     assert [device.verdict for device in judged.devices] == ["pass", "pass", "fail"]
     assert "exit code 1" in exit_words(judged)

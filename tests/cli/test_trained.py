@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnxruntime
 import pytest
@@ -66,9 +65,7 @@ def test_what_trains(
     model = _chain(tmp_path / "model.onnx", layers)
     outcome = run(
         "build", model, "--out", tmp_path / "package", "--loss", "mse", "--json",
-        "--no-self-check", *options,
-    )  # fmt: skip
-    assert outcome.code == 0
+        "--no-self-check", *options, code=0)  # fmt: skip
     start = outcome.err.index(TITLE) + len(TITLE)
     printed = [line.strip() for line in outcome.err[start:].splitlines()]
     assert sorted(printed[: len(lines)]) == sorted(lines)
@@ -181,8 +178,7 @@ def test_simulate_shows_loss_and_accuracy_before_and_after(run: Run, shared: Sha
 
 
 def test_tree(run: Run, shared: Shared) -> None:
-    outcome = run("inspect", shared.package)
-    assert outcome.code == 0
+    outcome = run("inspect", shared.package, code=0)
     for path in shared.package.iterdir():
         (line,) = (row for row in outcome.out.splitlines() if path.name in row)
         assert "%" in line
@@ -197,9 +193,15 @@ def test_json(run: Run, shared: Shared) -> None:
 def test_reports(run: Run, shared: Shared, tmp_path: Path) -> None:
     page, data = tmp_path / "sizes.html", tmp_path / "sizes.json"
     outcome = run(
-        "inspect", shared.package, "--report", f"html:{page}", "--report", f"json:{data}", "--json"
+        "inspect",
+        shared.package,
+        "--report",
+        f"html:{page}",
+        "--report",
+        f"json:{data}",
+        "--json",
+        code=0,
     )
-    assert outcome.code == 0
     assert json.loads(data.read_text()) == outcome.json()["sizes"]
     assert shared.package.name in page.read_text()
 
@@ -217,16 +219,14 @@ def test_bad_reports(
     of: str, destination: str, code: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    outcome = run("inspect", getattr(shared, of), "--report", destination)
-    assert outcome.code == 2
+    outcome = run("inspect", getattr(shared, of), "--report", destination, code=2)
     assert f"error[{code}]" in outcome.err
     assert not list(tmp_path.iterdir())
 
 
 def test_a_report_does_not_replace_a_file_of_the_package(run: Run, shared: Shared) -> None:
     before = (shared.package / "checkpoint").read_bytes()
-    outcome = run("inspect", shared.package, "--report", f"html:{shared.package / 'checkpoint'}")
-    assert outcome.code == 2
+    run("inspect", shared.package, "--report", f"html:{shared.package / 'checkpoint'}", code=2)
     assert (shared.package / "checkpoint").read_bytes() == before
 
 
@@ -249,7 +249,5 @@ def test_frozen_dtype(run: Run, tmp_path: Path) -> None:
 def test_frozen_dtype_without_frozen_weights(run: Run, shared: Shared, tmp_path: Path) -> None:
     outcome = run(
         "build", shared.model, "--out", tmp_path / "p", "--loss", "cross_entropy",
-        "--frozen-dtype", "int8",
-    )  # fmt: skip
-    assert outcome.code == 2
+        "--frozen-dtype", "int8", code=2)  # fmt: skip
     assert "error[storage-not-used]" in outcome.err

@@ -16,9 +16,10 @@ from tests.cli.conftest import Run, Shared
 
 def build(run: Run, shared: Shared, folder: Path, *options: object) -> dict[str, object]:
     outcome = run(
-        *("build", shared.model, "--out", folder, "--loss", "cross_entropy", "--json"), *options
+        *("build", shared.model, "--out", folder, "--loss", "cross_entropy", "--json"),
+        *options,
+        code=0,
     )
-    assert outcome.code == 0, outcome.err
     content: dict[str, object] = outcome.json()
     return content
 
@@ -54,8 +55,7 @@ def test_every_optimizer_is_built_and_trains(
     options: tuple[object, ...],
     expected: dict[str, object],
 ) -> None:
-    content = build(run, shared, tmp_path / "p", *options)
-    optimizer = content["optimizer"]
+    optimizer = build(run, shared, tmp_path / "p", *options)["optimizer"]
     assert isinstance(optimizer, dict)
     assert optimizer.items() >= expected.items()
     assert run("inspect", tmp_path / "p").out.count(str(expected["kind"])) >= 1
@@ -63,8 +63,8 @@ def test_every_optimizer_is_built_and_trains(
     outcome = run(
         *("train", tmp_path / "p", "--data", shared.data, "--out", tmp_path / "t.ckpt"),
         *("--epochs", 8, "--batch-size", 8, "--lr", rate, "--json"),
+        code=0,
     )
-    assert outcome.code == 0, outcome.err
     assert outcome.json()["eval_loss_after"] < 0.8 * outcome.json()["eval_loss_before"]
 
 
@@ -128,8 +128,7 @@ def test_train_follows_the_schedule_and_goes_on_with_it(
         "--json",
     )
     whole, half, rest = (tmp_path / name for name in ("whole", "half", "rest"))
-    outcome = run(*train, "--epochs", 4, "--out", whole)
-    assert outcome.code == 0, outcome.err
+    outcome = run(*train, "--epochs", 4, "--out", whole, code=0)
     assert outcome.json()["steps"] == 8
     assert outcome.json()["schedule"] == "cosine"
     assert "batches of 8 x 4" in outcome.err
@@ -168,8 +167,8 @@ def test_schedules_that_do_not_fit(
     outcome = run(
         *("train", shared.package, "--data", shared.data, "--out", tmp_path / "t"),
         *("--epochs", 1, "--batch-size", 8, "--schedule", schedule),
+        code=2,
     )
-    assert outcome.code == 2
     assert "error[bad-schedule]" in outcome.err
     assert word in outcome.err
     assert not (tmp_path / "t").exists()

@@ -36,16 +36,8 @@ def assert_follows(
 ) -> Manifest:
     """Every loss, and every parameter after every step, agree with both optimizers.
 
-    Args:
-        subject: The task.
-        module: What PyTorch trains, as it was when it was exported; not changed.
-        data: Inputs of every step.
-        target: Target of every step.
-        model: The export, built into packages in ``folder``.
-        folder: Where the packages go.
-
-    Returns:
-        Manifest of the package.
+    ``module`` is as it was when it was exported to ``model``, and not changed. Every step has the
+    same data and target. Packages go to ``folder``; returns the manifest of one.
     """
     for kind, method in OPTIMIZERS.items():
         package = folder / kind

@@ -26,15 +26,7 @@ def export(
 ) -> Path:
     """Write ``module`` to ``path``; its layers stay in the modes that they are in.
 
-    Args:
-        module: What to export.
-        inputs: Arguments of its forward, by name, in order.
-        path: Destination.
-        exporter: ``"torchscript"`` is ``dynamo=False``, ``"dynamo"`` is ``dynamo=True``.
-        opset: Opset to ask for; the exporter's default if None.
-        dynamic: Axes whose length is not fixed, with their names, by input.
-        output: Name of the output.
-        options: Further arguments of torch.onnx.export.
+    ``inputs`` are in the order of forward, and ``dynamic`` names the axes of free length.
     """
     arguments = dict(options)
     if exporter == "torchscript":

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -62,8 +63,7 @@ def _state(path: Path) -> str:
     """A digest of what a checkpoint, or the save before it, loads as."""
     if not path.exists():
         return "nothing saved"
-    state = CheckpointState.load_checkpoint(path)
-    data = state.snapshot(include_optimizer_state=True)
+    data = CheckpointState.load_checkpoint(path).snapshot(include_optimizer_state=True)
     seen = hashlib.sha256(repr(sorted(data.properties.items())).encode())
     arrays = {**data.trainable, **data.frozen}
     if data.optimizer is not None:
@@ -99,11 +99,8 @@ def _train(folder: Path, steps: int = STEPS) -> None:
 
 def _train_outside(folder: Path, steps: int = STEPS) -> None:
     """The same, with the elements in a second file, as those of a large checkpoint."""
-    threshold, writer.EXTERNAL_DATA_THRESHOLD = writer.EXTERNAL_DATA_THRESHOLD, 64
-    try:
+    with mock.patch.object(writer, "EXTERNAL_DATA_THRESHOLD", 64):
         _train(folder, steps)
-    finally:
-        writer.EXTERNAL_DATA_THRESHOLD = threshold
 
 
 def _milestones(folder: Path) -> list[str]:

@@ -221,8 +221,7 @@ def by_hand(job: dict[str, Any]) -> dict[str, Any]:
         content = RecordDict(
             {"arrays": arrays, "config": ConfigRecord({"server-round": number, **extra})}
         )
-        message = Message(content, dst_node_id=7, message_type="train")
-        reply = app(message, context)
+        reply = app(Message(content, dst_node_id=7, message_type="train"), context)
         if reply.has_error():
             steps.append({"code": reply.error.code, "reason": reply.error.reason})
             continue

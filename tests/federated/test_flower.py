@@ -195,8 +195,7 @@ def test_differential_privacy_of_flower_learns_less(
         )
         losses.append(found["server"]["3"]["loss"])
         assert found["refused"] == []
-    before = found["server"]["0"]["loss"]
-    assert losses[0] < before
+    assert losses[0] < found["server"]["0"]["loss"]
     assert losses[0] < losses[1]
 
 
@@ -204,8 +203,7 @@ def secure_and_plain(
     play: Play, job: dict[str, Any], out: Path, diverged: tuple[int, ...] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """SecAgg+ into a checkpoint, and FedAvg into that of the job."""
-    attacks = {str(number): "nan" for number in diverged}
-    plain = play(task="simulate", attacks=attacks, **job)
+    plain = play(task="simulate", attacks={str(number): "nan" for number in diverged}, **job)
     shares = {"num_shares": 5, "reconstruction_threshold": 3, "max_weight": MOST_SAMPLES}
     secure = play(task="secure", diverged=diverged, secure=shares, **job | {"out": out})
     return secure, plain

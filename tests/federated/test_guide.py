@@ -17,6 +17,7 @@ import pytest
 from odtpack_runtime import CheckpointState
 from tests.federated.play import ENVIRONMENT, ROOT, SETTINGS, WITHIN
 from tests.fleet.fleets import write_digits
+from tests.programs import ran
 
 pytestmark = pytest.mark.federated
 GUIDE = (ROOT / "docs" / "guides" / "federated.md").read_text()
@@ -110,15 +111,11 @@ def test_the_app_of_the_guide_trains_on_real_supernodes(
             node += ["--node-config", f"partition-id={number} num-partitions={nodes}"]
             log = tmp_path / f"node{number}.log"
             stack.enter_context(started(command("flower-supernode", *node), log, environment))
-        done = subprocess.run(
-            [
-                *(str(binaries / "flwr"), "run", str(app.parent), "here", "--stream"),
-                *("--run-config", f"num-rounds={rounds}"),
-            ],
+        done = ran(
+            *(str(binaries / "flwr"), "run", str(app.parent), "here", "--stream"),
+            *("--run-config", f"num-rounds={rounds}"),
+            code=None,
             env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
             timeout=300,
         )
     said = done.stdout + done.stderr

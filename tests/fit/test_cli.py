@@ -35,12 +35,10 @@ def test_recipes_are_written_and_build(start: Run, run: Run, tmp_path: Path) -> 
     assert outcome.code == 0, outcome.err
     result = FitResult.model_validate_json(outcome.out)
     assert json.loads((out / "fit.json").read_text()) == outcome.json()
-    count = len(result.pareto)
-    assert count == 1
+    assert len(result.pareto) == 1
     assert set(tree(out)) == {"fit.html", "fit.json", "recipe.schema.json", "recipe-1.toml"}
     assert (out / "recipe-1.toml").read_text() == result.pareto[0].recipe
-    built = run("build", "--recipe", out / "recipe-1.toml", "--json")
-    assert built.code == 0, built.err
+    built = run("build", "--recipe", out / "recipe-1.toml", "--json", code=0)
     manifest = built.json()
     choice = result.pareto[0].choice
     assert manifest["optimizer"]["kind"] == choice.optimizer == "sgd"
@@ -67,7 +65,6 @@ def test_nothing_fits(start: Run, files: Files, tmp_path: Path) -> None:
     assert result.pareto == []
     assert not result.found
     nearest = result.nearest
-    assert nearest is not None
     assert nearest.miss == pytest.approx(nearest.peak_bytes / 500e3 - 1)
     dropped = [each for each in result.left if each.stage == "plan"]
     assert len(dropped) == result.looked_at - 1
@@ -125,8 +122,7 @@ def test_train_simulate_and_fit_evaluate_on_the_same(
     assert replayed["training"]["eval_loss_after"] == pytest.approx(trained["eval_loss_after"])
     (best,) = fitted["pareto"] + fitted["over_budget"]
     assert best["loss"] == pytest.approx(trained["eval_loss_after"], rel=1e-4)
-    both = start(*device, "--eval", files.data, "--holdout", 0.5)
-    assert_refused(both, "holdout-and-eval")
+    assert_refused(start(*device, "--eval", files.data, "--holdout", 0.5), "holdout-and-eval")
 
 
 class TestBadInput:

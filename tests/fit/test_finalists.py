@@ -7,7 +7,6 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 

@@ -68,7 +68,6 @@ def test_more_training_is_better_and_costs_more_energy(
     assert figure(found, "traffic").direction == "same"
     reached = figure(found, "rounds")
     first = seed_run(longer[0]).reached(0.3)
-    assert first is not None
     assert seed_run(short[0]).reached(0.3) is None
     assert (reached.base, reached.head, reached.direction) == (None, first.round, "better")
     assert "epochs: 1 before, 4 now" in found.notes
@@ -150,8 +149,7 @@ def test_the_band_holds_every_seed(longer: list[FleetResult]) -> None:
     by_day = band([runs[0], late], by_day=True, by_accuracy=True)
     assert by_day[-1] == (5.0, runs[0].accuracy, 1.0)
     assert by_day[-2][1] == late.accuracy_before
-    page = render_fleet_report(join_seeds(longer), "html").decode()
-    assert 'class="area"' in page
+    assert 'class="area"' in render_fleet_report(join_seeds(longer), "html").decode()
     assert 'class="area"' not in render_fleet_report(longer[0], "html").decode()
 
 

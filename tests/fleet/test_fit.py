@@ -21,10 +21,10 @@ from odtpack.fit.federated import (
     fit_fleet,
     fleet_space,
 )
-from odtpack_runtime import OdtpackError
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetFile
 from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
+from tests.refused import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = [device("acme/one"), device("acme/two", step=50_000_000)]
@@ -72,9 +72,8 @@ def test_what_may_vary_lies_around_the_fleet_file() -> None:
         ([], [0.0], "bad-learning-rate"),
         ([], [float("nan")], "bad-learning-rate"),
     ):
-        with pytest.raises(OdtpackError) as error:
+        with refused(code):
             fleet_space(fleet, clients, [], rates)
-        assert error.value.code == code
 
 
 @pytest.mark.parametrize("federation", [{}, {"clients": 6, "buffer": 3}], ids=["rounds", "buffer"])
@@ -119,7 +118,6 @@ def test_settings_over_a_budget_are_left_early_and_never_among_the_best(folder: 
     assert [each.number for each in result.best] == [1]
     assert not result.over_budget
     for each in result.left:
-        assert each.reason is not None
         assert each.reason.startswith("after 3 rounds: a device sends and receives up to")
     tight = fleet.model_copy(
         update={"budgets": fleet.budgets.model_copy(update={"traffic_per_device": 1.0})}

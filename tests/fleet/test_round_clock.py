@@ -178,8 +178,7 @@ def test_a_slower_device_never_finishes_earlier(
 
 def test_who_is_there_follows_the_hours_and_stays_through_the_night() -> None:
     night = [0.8] * 7 + [0.1] * 15 + [0.6] * 2
-    fleet = fleet_of(population={"availability": {"charging": night}})
-    model = make_availability(fleet)
+    model = make_availability(fleet_of(population={"availability": {"charging": night}}))
     clients = np.arange(20_000)
     for hour, wanted in ((3, 0.8), (13, 0.1), (23, 0.6)):
         # Half an hour of play: devices' hours begin at minutes of their own.
@@ -212,7 +211,6 @@ def test_memory_does_not_grow_with_the_population(kind: type[RoundClock]) -> Non
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         for each in played:
-            assert each is not None
             assert len(each.averaged) == 100
             assert each.looked_at > 2000
     assert max(peaks) < 1.2 * min(peaks) + 1_000_000

@@ -270,8 +270,7 @@ def _groups(good: Content) -> Iterator[Any]:
     data = json.dumps(good).encode()
     at = data.index(b'"learning_rate_scale": ')
     end = data.index(b",", at)
-    infinite = data[:at] + b'"learning_rate_scale": 1e400' + data[end:]
-    yield "group_scale_1e400", infinite, INVALID
+    yield "group_scale_1e400", data[:at] + b'"learning_rate_scale": 1e400' + data[end:], INVALID
     names = good["groups"][0]["parameters"]
     for name, value in {
         "none": [], "unknown": ["nothing"], "twice": [*names, names[0]], "text": names[0],

@@ -63,8 +63,7 @@ def test_the_digest_of_the_content_tells_contents_apart() -> None:
     other.trainable["fc1.bias"][0] += 1
     named = plain()
     named.frozen["fc1.bias"] = named.trainable.pop("fc1.bias")
-    digests = {content_digest(data) for data in (sample(), plain(), other, named)}
-    assert len(digests) == 4
+    assert len({content_digest(data) for data in (sample(), plain(), other, named)}) == 4
 
 
 def test_damaged_checkpoints_are_refused_or_whole(tmp_path: Path) -> None:

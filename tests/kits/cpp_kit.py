@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kits import harness
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
 save_batch = harness.save_batch
@@ -116,8 +117,7 @@ def make(source: Path, folder: Path, options: list[str], target: str) -> None:
             ["cmake", "-S", source, "-B", folder, *options],
             ["cmake", "--build", folder, "--target", target],
         ):
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+            ran(*words)
 
 
 def command(program: str, *arguments: object, variant: str = "native") -> list[str]:
@@ -141,10 +141,9 @@ def run(
     words = command(program, *arguments, variant=variant)
     if variant == "arm64":
         words = [*emulated(DEPENDENCIES / "arm64"), *words]
-    return subprocess.run(
-        words, capture_output=True, text=True, timeout=900, check=False,
-        env={**os.environ, **SANITIZERS}, **{"input": "", **options},
-    )  # fmt: skip
+    return ran(
+        *words, code=None, timeout=900, env={**os.environ, **SANITIZERS}, **{"input": "", **options}
+    )
 
 
 def saving(path: Path, external_above: int, before: str) -> list[str]:

@@ -17,7 +17,6 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.parser
 
 from odtpack.build import build_package

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -12,7 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.kits import cpp_kit
+from tests.kits import cpp_kit, harness
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
 KIT = ROOT / "runtime" / "csharp"
@@ -40,11 +40,7 @@ def core() -> Path:
 
 def compiled(target: Path, *words: object) -> Path:
     """Compile C# sources; any warning is an error."""
-    done = subprocess.run(
-        ["mcs", *WARNINGS, f"-out:{target}", *map(str, words)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    ran("mcs", *WARNINGS, f"-out:{target}", *words)
     return target
 
 
@@ -126,16 +122,8 @@ def saving(path: Path, external_above: int, before: str) -> list[str]:
 
 def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the test program to its end, whatever that is."""
-    return subprocess.run(
-        command(built(), *arguments), capture_output=True, text=True, timeout=900, check=False,
-        **options,
-    )  # fmt: skip
+    return ran(*command(built(), *arguments), code=None, timeout=900, **options)
 
 
 def measure(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Run a job of ``kit measure``; return what it prints."""
-    path = folder / "job.json"
-    path.write_text(json.dumps(job, default=str))
-    done = run("measure", path)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads(done.stdout))
+    return harness.measured(run, job, folder)

@@ -150,8 +150,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 def _batches() -> dict[str, tuple[list[Array], str]]:
     """Batches for the small perceptron that a step refuses, and the code."""
-    random = np.random.default_rng(0)
-    x = random.standard_normal((3, 16)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
     y = np.array([0, 3, 1])
 
     def labels(*values: int) -> list[Array]:

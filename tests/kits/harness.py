@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import random
@@ -9,7 +10,7 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,15 +22,21 @@ from odtpack.build import build_package
 from odtpack.optimizers import GroupRule, make_optimizer
 from odtpack.passes import mixed
 from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_runtime.checkpoint.format import read_checkpoint
+from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.state import carry_over
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.manifest import PackageFile
+from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import loss_of
 from tests import zoo
 from tests.once import made_once
 from tests.packages import mutations
+from tests.packaging_tools import losses_of_steps
 from tests.peer import client
+from tests.programs import ran
 
 STEPS = 18
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -49,6 +56,12 @@ OVERFLOWS = mock.patch.dict(mixed.STATES, {LOSS_SCALE_NAMES[0]: np.inf})
 ARM64_CASES = ["cnn", "transformer", "recommender", "gru", "adafactor", "groups", "clip_norm",
                "frozen_int8", "float16_model", "ort_format", "resume_adam", "nominal"]  # fmt: skip
 Batch = dict[str, np.ndarray[Any, Any]]
+
+
+def needs(*missing: str | None) -> list[pytest.MarkDecorator]:
+    """Marks of tests of kits that are skipped for each reason that is not None."""
+    skipped = [pytest.mark.skipif(True, reason=reason) for reason in missing if reason is not None]
+    return [pytest.mark.kits, *skipped]
 
 
 def packages_of(options: dict[str, dict[str, Any]]) -> Any:
@@ -134,11 +147,9 @@ def train(
     module = Module(model, state, package / "eval_model.onnx", session_options=options)
     optimizer = Optimizer(package / "optimizer_model.onnx", module)
     optimizer.set_learning_rate(0.01)
-    losses = []
-    for step in range(count):
-        losses.append(float(module(*batches[step % len(batches)].values())))
-        optimizer.step()
-        module.lazy_reset_grad()
+    losses = losses_of_steps(
+        module, optimizer, (batches[step % len(batches)].values() for step in range(count))
+    )
     loss = loss_of(module.eval()(*batches[0].values()))
     CheckpointState.save_checkpoint(state, save, include_optimizer_state=True)
     return losses, loss
@@ -197,6 +208,62 @@ def goes_on(
     rest = train({**half, "checkpoint": folder / "half", "save": folder / "end"}, order[1])
     assert first["losses"] + rest["losses"] == whole
     assert contents(folder / "end") == contents(folder / "whole")
+
+
+def goes_on_in_segments(
+    train: Train, kit: str, package: Path, batches: list[dict[str, Any]], folder: Path
+) -> None:
+    """Check that trainings begun in a kit or in Python, and gone on with in the other, are one."""
+    task = {"package": package, "batches": batches, "steps": 3, "rate": 0.01}
+    for first, second in ((kit, "python"), ("python", kit), ("python", "python")):
+        begun = folder / f"{first}-{second}.ckpt"
+        train({**task, "save": begun}, first)
+        train({**task, "checkpoint": begun, "save": f"{begun}.end"}, second)
+    ends = [contents(path) for path in folder.glob("*.end")]
+    assert len(ends) == 3
+    assert ends[0] == ends[1] == ends[2]
+
+
+def keeps_its_file_on_a_full_disk(words: Sequence[object], path: Path) -> str:
+    """Check what a program that saves to a path leaves there; return what it says."""
+    arrays = {"p": np.zeros(200_000, np.float32)}
+    write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
+    before = path.read_bytes()
+    done = ran(*words, code=None, **full_disk(100_000))
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+    return done.stderr
+
+
+def carried_over(package: Path, folder: Path) -> None:
+    """Check what a program for the former API saved, and what it carried over to a package."""
+    state = CheckpointState.load_checkpoint(folder / "former.ckpt")
+    assert dict(state.properties) == {"epoch": 3, "note": "one training", "share": 0.25}
+    fresh = CheckpointState.load_checkpoint(package / "checkpoint")
+    carry_over(state, fresh)
+    CheckpointState.save_checkpoint(fresh, folder / "wanted.ckpt", include_optimizer_state=True)
+    assert contents(folder / "carried.ckpt") == contents(folder / "wanted.ckpt")
+
+
+def with_step_model_of(wrong: Package, folder: Path) -> None:
+    """Give a package the step model of another one, and list it in the manifest."""
+    package = Package.open(folder)
+    assert package.step_model is not None
+    shutil.copyfile(wrong.step_model, package.step_model)  # type: ignore[arg-type]
+    files = dataclasses.replace(
+        package.manifest.files, step_model=PackageFile.describe(package.step_model)
+    )
+    changed = dataclasses.replace(package.manifest, files=files).to_json()
+    (folder / "manifest.json").write_text(changed)
+
+
+def measured(run: Callable[..., Any], job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run a job of a kit's program ``measure``; return what it prints."""
+    path = folder / "job.json"
+    path.write_text(json.dumps(job, default=str))
+    done = run("measure", path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout))
 
 
 def needs_reference(test: Any) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kits import harness
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
 save_batch = harness.save_arrays
@@ -54,9 +55,7 @@ def node(
 ) -> Any:
     """Run a script on the kit; return the JSON that it prints."""
     command = [str(NODE), *options, str(SCRIPTS / script), str(kit), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
-    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-1000:]
-    return json.loads(done.stdout)
+    return json.loads(ran(*command, timeout=3600).stdout)
 
 
 def python(module: str, *arguments: str | Path) -> str:
@@ -65,11 +64,7 @@ def python(module: str, *arguments: str | Path) -> str:
     paths = [own, ROOT / "packager", ROOT / "runtime", ROOT]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=900, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    return ran(*command, timeout=900, env=environment).stdout
 
 
 def train(task: dict[str, Any], where: str, *, collect: bool = False) -> dict[str, Any]:

@@ -79,7 +79,6 @@ def kill_saves(
     for kill in range(kills):
         words = command(path, external_above, ("keep", "replace")[kill % 2])
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
             first = process.stdout.readline()
             time.sleep(rng.uniform(0, 0.03))
             if kill % 4 > 1:  # of a program that hashes for longer than it writes few are hit else

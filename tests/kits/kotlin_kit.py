@@ -7,12 +7,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from tests.kits import harness
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
 save_batch = harness.save_arrays
@@ -60,9 +60,7 @@ def run(program: str, *arguments: object, options: tuple[str, ...] = OPTIONS, **
 def finish(words: list[str], **options: Any) -> str:
     """Run a command, which must succeed; return what it prints."""
     options = {"timeout": 900, **options}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
-    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-1000:]
-    return done.stdout
+    return ran(*words, **options).stdout
 
 
 def compile_kotlin(target: Path, sources: list[Path], *more: Path) -> None:

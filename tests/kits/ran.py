@@ -53,13 +53,7 @@ class Ran:
         """Outcome of each test, and why it was skipped."""
 
     def add(self, test: str, outcome: str, reason: str) -> None:
-        """Note the outcome of a test; those that belong to no platform are left out.
-
-        Args:
-            test: ``tests/kits/test_cpp.py::test_name``.
-            outcome: ``passed``, ``failed`` or ``skipped``.
-            reason: Why it was skipped.
-        """
+        """Note whether a test passed, failed or was skipped; those of no platform are left out."""
         file, _, name = test.partition("::")
         for start, part, platform in _PLATFORMS:
             if Path(file).name.startswith(start) and part in name:

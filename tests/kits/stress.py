@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ran
 
 TIMES = int(os.environ.get("ODTPACK_STRESS", "20"))
 """How often the tests of the kits' sessions do each of the four."""
@@ -28,10 +29,8 @@ def _run_tests(times: int, *words: str) -> None:
     """Run tests of this folder, with :data:`TIMES` as given; none of them may be left out."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-o",
                "faulthandler_timeout=0", *words]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
-        env={**os.environ, "ODTPACK_STRESS": str(times)},
-    )  # fmt: skip
+    environment = {**os.environ, "ODTPACK_STRESS": str(times)}
+    done = ran(*command, code=None, cwd=Path(__file__).parent, env=environment)
     if done.returncode != 0 or "skipped" in done.stdout:
         raise AssertionError(done.stdout[-4000:] + done.stderr[-1000:])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -13,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.kits import harness
 from tests.kits.cpp_kit import one_at_a_time
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
 KIT = ROOT / "runtime" / "swift"
@@ -38,11 +39,7 @@ def unavailable() -> str | None:
 def in_toolchain(*command: object, cwd: Path = ROOT) -> None:
     """Run a command inside the toolchain's root, to a good end."""
     environment = {**os.environ, "ODTPACK_SWIFT_BIND": tempfile.gettempdir()}
-    done = subprocess.run(
-        [ROOT / "scripts" / "swift.sh", *map(str, command)],
-        capture_output=True, text=True, check=False, cwd=cwd, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    ran(ROOT / "scripts" / "swift.sh", *command, cwd=cwd, env=environment)
 
 
 def _cached(kind: str, sources: list[Path], build: Callable[[Path], None]) -> Path:
@@ -135,16 +132,8 @@ def measuring(job: Path) -> list[str]:
 
 def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the test program to its end, whatever that is."""
-    return subprocess.run(
-        command(built(), *arguments), capture_output=True, text=True, timeout=900, check=False,
-        **options,
-    )  # fmt: skip
+    return ran(*command(built(), *arguments), code=None, timeout=900, **options)
 
 
 def measure(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Run a job of ``kit measure``; return what it prints."""
-    path = folder / "job.json"
-    path.write_text(json.dumps(job, default=str))
-    done = run("measure", path)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads(done.stdout))
+    return harness.measured(run, job, folder)

@@ -14,9 +14,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint.format import read_checkpoint
-from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_simulator.measure.measured_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
 from tests.kits import cpp_kit, fuzz_cpp, harness
@@ -24,21 +22,21 @@ from tests.kits.cpp_kit import KIT, ROOT, make, measure, run
 from tests.kits.harness import (
     ARM64_CASES,
     STEPS,
+    carried_over,
     contents,
     damaged_checkpoints,
     damaged_packages,
+    needs,
     passes,
     readable,
     train,
 )
 from tests.kits.measured import measurements
+from tests.programs import ran
 from tests.runtime.checkpoint_samples import Foreign
 from tests.runtime.test_checkpoint_hostile import CORRUPT
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
-]
+pytestmark = needs(cpp_kit.unavailable())
 batches, job, packages = harness.batches, harness.job, harness.packages
 
 
@@ -92,8 +90,7 @@ def test_hundreds_of_hostile_files_are_refused_and_crash_nothing(
         for path, answer in zip(checkpoints, answers, strict=False)
     )
     assert agree >= len(checkpoints) - 5
-    refused = sum(answer.startswith("refused") for answer in answers)
-    assert refused > 0.7 * len(answers)
+    assert sum(answer.startswith("refused") for answer in answers) > 0.7 * len(answers)
 
 
 @pytest.mark.parametrize("reader", fuzz_cpp.READERS)
@@ -112,8 +109,7 @@ def test_kept_inputs_of_libfuzzer(
 @pytest.mark.skipif(cpp_kit.without_libfuzzer() is not None, reason="clang is not installed")
 def test_libfuzzer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz_cpp, "FINDINGS", tmp_path / "findings")
-    package = fuzz_cpp.prepare(tmp_path)
-    assert fuzz_cpp.fuzz("schedule", tmp_path, package, 1, keep=False) == []
+    assert fuzz_cpp.fuzz("schedule", tmp_path, fuzz_cpp.prepare(tmp_path), 1, keep=False) == []
 
 
 def test_the_conformance_suite_passes_under_sanitizers(suite: Path) -> None:
@@ -140,8 +136,7 @@ def test_the_self_check_passes_and_notices_a_wrong_figure(
         (folder / "case.json").write_text(json.dumps(case | ({"code": code} if code else {})))
     cases = [{"name": name, "kind": "self_check"} for name in ("right", "wrong")]
     (tmp_path / "index.json").write_text(json.dumps({"cases": cases}))
-    done = run("conformance", tmp_path)
-    assert done.stdout.splitlines() == ["passed right", "passed wrong"]
+    assert run("conformance", tmp_path).stdout.splitlines() == ["passed right", "passed wrong"]
 
 
 def test_code_for_the_former_api_compiles_and_trains(
@@ -155,13 +150,7 @@ def test_code_for_the_former_api_compiles_and_trains(
     assert done.returncode == 0, done.stderr
     losses = [float(line) for line in done.stdout.split()]
     assert losses == train(packages["adamw"], batches[:1], len(losses), tmp_path / "python.ckpt")[0]
-    state = CheckpointState.load_checkpoint(tmp_path / "former.ckpt")
-    assert dict(state.properties) == {"epoch": 3, "note": "one training", "share": 0.25}
-    fresh = CheckpointState.load_checkpoint(packages["adamw"] / "checkpoint")
-    carry_over(state, fresh)
-    CheckpointState.save_checkpoint(fresh, tmp_path / "wanted.ckpt", include_optimizer_state=True)
-    carried, wanted = contents(tmp_path / "carried.ckpt"), contents(tmp_path / "wanted.ckpt")
-    assert carried == wanted
+    carried_over(packages["adamw"], tmp_path)
 
 
 def test_the_guide_builds_and_trains(
@@ -180,10 +169,7 @@ def test_the_guide_builds_and_trains(
     rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
     make(tmp_path, tmp_path / "build", cpp_kit.cmake_options("plain"), "app")
     for _ in range(2):  # the second time it goes on from the end
-        done = subprocess.run(
-            [tmp_path / "build" / "app"], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        ran(tmp_path / "build" / "app", cwd=tmp_path)
         assert read_checkpoint(tmp_path / "trained.ckpt").properties["app.step"] == 100
     personal = onnxruntime.InferenceSession(tmp_path / "personal.onnx")
     image = np.fromfile(tmp_path / "assets" / "images.bin", np.float32).reshape(320, *shape)[:4]

@@ -24,11 +24,9 @@ from tests.kits.cpp_stress import (
     program_of,
     write_job,
 )
+from tests.kits.harness import needs
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
-]
+pytestmark = needs(cpp_kit.unavailable())
 TIMES = 20
 ACCUMULATING = Case(
     models.mlp, CASES["adam"].data, {"accumulation_steps": 4, "outputs": ["output"]}
@@ -92,7 +90,6 @@ def python_says(path: Path) -> str:
         data[:] = np.where(whole, np.float32(value), np.float32(value) / 2)
     assert np.isfinite(optimizer.step_on(*batch)).all()
     last = module.last_not_finite
-    assert last is not None
     counts = f"{module.skipped_steps} {optimizer.step_count} {last.code} {last.step}"
     return " ".join([counts, *last.parameters])
 

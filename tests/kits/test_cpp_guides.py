@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.kits import cpp_kit, swift_kit
+from tests.programs import ran
 
 pytestmark = pytest.mark.kits
 GUIDES = cpp_kit.ROOT / "docs" / "guides"
@@ -67,7 +67,6 @@ def fragments(guide: str, language: str) -> list[str]:
 def test_each_guide_begins_with_the_training_loop() -> None:
     for name in ("cpp", "csharp", "java", "javascript", "kotlin", "swift"):
         block = re.search(r"^```\w+\n(.*?)^```$", (GUIDES / f"{name}.md").read_text(), re.M | re.S)
-        assert block is not None
         assert re.search("trainBatch", block[1], re.I), name
         assert block[1].count("\n") <= 30, name
 
@@ -79,12 +78,8 @@ def test_what_the_guides_show_in_cpp_compiles(tmp_path: Path) -> None:
     source = tmp_path / "guides.cpp"
     source.write_text(CPP.format(openssl=OPENSSL, loop=loop, generate=generate, newer=newer,
                                  signature=signature, update=update, former=former))  # fmt: skip
-    done = subprocess.run(
-        ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-I", cpp_kit.KIT / "include", "-isystem",
-         cpp_kit.DEPENDENCIES / "include", source],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    ran("g++", "-std=c++17", "-fsyntax-only", "-Wall", "-I", cpp_kit.KIT / "include",
+        "-isystem", cpp_kit.DEPENDENCIES / "include", source)  # fmt: skip
 
 
 @pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable()))

@@ -21,11 +21,10 @@ from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, re
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import run
+from tests.kits.harness import needs
+from tests.programs import ran
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
-]
+pytestmark = needs(cpp_kit.unavailable())
 ELEMENTS = 2000
 ABOVE = pytest.mark.parametrize("above", [2**30, 64], ids=["one file", "external data"])
 CHANGES = ("openat", "write", "fsync", "rename", "link", "linkat", "unlink", "ftruncate")
@@ -68,8 +67,7 @@ def test_a_damaged_file_never_becomes_the_save_before(above: int, tmp_path: Path
         path.write_bytes(damaged)
         assert value(path.with_name("trained.previous")) == 1
         # Loaded from the save before, and saved under another name of the same file.
-        done = run("trust", "keep", path, spelling, above, cwd=tmp_path)
-        assert done.stdout == ""
+        assert run("trust", "keep", path, spelling, above, cwd=tmp_path).stdout == ""
         assert value(path) == 1
         assert value(path.with_name("trained.previous")) == 1
 
@@ -155,11 +153,10 @@ def test_only_files_are_replaced(above: int, tmp_path: Path) -> None:
 def _traced(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Save the value 3 over that of 2; return how it ended and the calls of the main thread."""
     log = folder.with_suffix(".strace")
-    done = subprocess.run(
-        ["strace", "-y", "-o", str(log), "-e", f"trace={','.join(CHANGES)}", *options,
-         *cpp_kit.command("trust", "keep", folder.parent / "three", folder / "trained",
-                          folder.name)],
-        capture_output=True, text=True, check=False,
+    done = ran(
+        "strace", "-y", "-o", log, "-e", f"trace={','.join(CHANGES)}", *options,
+        *cpp_kit.command("trust", "keep", folder.parent / "three", folder / "trained", folder.name),
+        code=None,
     )  # fmt: skip
     return done, log.read_text().splitlines()
 

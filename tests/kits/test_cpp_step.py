@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +13,12 @@ import pytest
 from odtpack.build import build_package
 from odtpack.optimizers import SGD, AdamW, GroupRule, Optimizer
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.package.records import PackageFile
 from tests import zoo
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import measure, run, save_batch
-from tests.kits.harness import contents, train
+from tests.kits.harness import contents, needs, train, with_step_model_of
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
-]
+pytestmark = needs(cpp_kit.unavailable())
 WIDTHS = (64, 2048, 1024, 4)
 
 
@@ -99,15 +93,7 @@ def test_gradients_take_no_memory(job: dict[str, Any], tmp_path: Path) -> None:
 def test_a_step_model_of_another_optimizer_is_refused(
     other: dict[str, Any], job: dict[str, Any], tmp_path: Path
 ) -> None:
-    package, wrong = Package.open(job["package"]), build(tmp_path / "other", **other)
-    assert package.step_model is not None
-    assert wrong.step_model is not None
-    shutil.copyfile(wrong.step_model, package.step_model)
-    files = dataclasses.replace(
-        package.manifest.files, step_model=PackageFile.describe(package.step_model)
-    )
-    changed = dataclasses.replace(package.manifest, files=files).to_json()
-    (package.path / "manifest.json").write_text(changed)
+    with_step_model_of(build(tmp_path / "other", **other), job["package"])
     (tmp_path / "job.json").write_text(json.dumps(job, default=str))
     done = run("measure", tmp_path / "job.json")
     assert done.returncode == 2

@@ -20,14 +20,12 @@ from tests import zoo
 from tests.kits import cpp_kit, csharp_kit
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
 from tests.kits.csharp_kit import run
-from tests.kits.harness import ARM64_CASES
+from tests.kits.harness import ARM64_CASES, needs
 from tests.kits.measured import check_measurements
 from tests.packages.samples import build
+from tests.programs import ran
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(csharp_kit.unavailable() is not None, reason=str(csharp_kit.unavailable())),
-]
+pytestmark = needs(csharp_kit.unavailable())
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_the_conformance_suite_passes_on_arm64(suite: Path) -> None:
     words = csharp_kit.arm64_command("conformance", suite, "--tolerance", *ARM64_CASES)
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = ran(*words, code=None)
     passed = sorted(f"passed {case}" for case in ARM64_CASES)
     assert sorted(done.stdout.splitlines()) == passed, done.stderr[-4000:]
 
@@ -100,9 +98,7 @@ def test_the_guide_trains_with_the_nuget_package(package: Path, tmp_path: Path) 
     rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
     for _ in range(2):  # the second time there is nothing left to do
         subprocess.run(csharp_kit.command(app), cwd=tmp_path, check=True)
-        optimizer = read_checkpoint(tmp_path / "trained.ckpt").optimizer
-        assert optimizer is not None
-        assert optimizer.step == 100
+        assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 100
     assert (tmp_path / "trained.ckpt.previous").is_file()
     onnxruntime.InferenceSession(tmp_path / "personal.onnx")
 
@@ -167,9 +163,7 @@ def test_functions_are_where_the_header_has_them(tmp_path: Path) -> None:
 
 
 def test_the_library_links_no_onnx_runtime() -> None:
-    done = subprocess.run(
-        ["nm", "-D", csharp_kit.core()], capture_output=True, text=True, check=True
-    )
+    done = ran("nm", "-D", csharp_kit.core())
     assert not re.findall(r"^ +U .*(?:Ort|onnx).*$", done.stdout, re.M)
     shown = re.findall(r"T (\w+)", done.stdout)
     declared = re.findall(r"odtpack_\w+(?=\()", (csharp_kit.SOURCES / "Native.cs").read_text())
@@ -199,7 +193,6 @@ def test_an_adapter_is_taken_over_by_its_names(tmp_path: Path) -> None:
     trained.trainable = {name: array + 1 for name, array in trained.trainable.items()}
     write_checkpoint(tmp_path / "trained", trained)
     done = run("adapter", package.path, tmp_path / "trained", tmp_path / "saved")
-    assert package.manifest.adapter is not None
     assert sorted(done.stdout.split("\n")) == sorted(package.manifest.adapter.parameters)
     for name, array in read_checkpoint(tmp_path / "saved").trainable.items():
         np.testing.assert_array_equal(array, trained.trainable[name])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
 from tests.kits.harness import contents, save_batch, train
 from tests.kits.js_fixtures import GUIDE
 from tests.packed_weights import packed_by_onnxruntime, packed_in
+from tests.programs import ran
 
 pytestmark = pytest.mark.kits
 FORMS = ("it.onnx_adapter", "peft")
@@ -166,8 +166,7 @@ def test_kotlin(package: Package, batch: dict[str, np.ndarray[Any, Any]], tmp_pa
         save_adapter(package, state, python / form)
     steps = [{"do": "batch"}] * 3
     saves = [{"do": "save adapter", "path": kit / form} for form in FORMS]
-    results = actions({**task, "actions": [*steps, *saves]})
-    assert results[3:] == [None, None]
+    assert actions({**task, "actions": [*steps, *saves]})[3:] == [None, None]
     for name in (FORMS[0], f"peft/{TENSORS}", f"peft/{CONFIG}"):
         assert (kit / name).read_bytes() == (python / name).read_bytes()
 
@@ -184,8 +183,7 @@ def test_kotlin(package: Package, batch: dict[str, np.ndarray[Any, Any]], tmp_pa
 
 def actions(task: dict[str, Any]) -> list[str | None]:
     """What the calls of a session of the Kotlin kit gave: null, or the code of an error."""
-    text = kotlin_kit.run("actions", json.dumps(task, default=str))
-    return list(json.loads(text)["results"])
+    return list(json.loads(kotlin_kit.run("actions", json.dumps(task, default=str)))["results"])
 
 
 def hostile(good: Path, folder: Path) -> dict[Path, str]:
@@ -271,11 +269,7 @@ def test_the_guides_code_generates(package: Package, tmp_path: Path) -> None:
     kit = (javascript.KIT / "dist" / "index.js").as_uri()
     code = code.replace("'odtpack'", f"'{kit}'").replace("'phone'", f"'{package.path}'")
     (tmp_path / "guide.mjs").write_text(f"{code}\n".replace("batches)", "[])"))
-    done = subprocess.run(
-        [str(javascript.NODE), "guide.mjs"], cwd=tmp_path, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = ran(javascript.NODE, "guide.mjs", cwd=tmp_path)
     wanted = Generator(package).generate([3, 1, 4], max_tokens=8, stop={2})
     assert [int(each) for each in done.stdout.split()] == [*wanted]
 

@@ -11,10 +11,11 @@ import pytest
 from odtpack.flower import fedavg
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests.kits import javascript, kotlin_kit
+from tests.kits.harness import needs
 from tests.packages.samples import build, small_model
 
 MISSING = kotlin_kit.unavailable() or javascript.unavailable()
-pytestmark = [pytest.mark.kits, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+pytestmark = needs(MISSING)
 EXAMPLES = (8, 24, 13)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from tests.cli.test_gallery import commands, run_command
 from tests.kits import javascript, kotlin_kit, swift_kit
 from tests.kits.kotlin_kit import finish
 from tests.once import made_once
+from tests.programs import ran
 
 pytestmark = pytest.mark.kits
 EXAMPLES = model.names()
@@ -37,9 +37,7 @@ def project(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory)
 
 def check(project: Path) -> None:
     """All steps were made, and the trained model differs from the one before."""
-    optimizer = read_checkpoint(project / "trained.ckpt").optimizer
-    assert optimizer is not None
-    assert optimizer.step == STEPS
+    assert read_checkpoint(project / "trained.ckpt").optimizer.step == STEPS
     assert (project / "personal.onnx").stat().st_size > 0
 
 
@@ -93,6 +91,5 @@ def swift_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable()))
 def test_in_swift(swift_loops: Path, project: Path, name: str) -> None:
     words = swift_kit.command(swift_loops / f"run-{name}", STEPS)
-    done = subprocess.run(words, cwd=project, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    ran(*words, cwd=project)
     check(project)

@@ -10,21 +10,20 @@ import json
 import random
 import re
 import statistics
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
-from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from tests.kits import javascript, js_fixtures, web
 from tests.kits.harness import (
-    full_disk,
     goes_on,
+    keeps_its_file_on_a_full_disk,
     loads_in_the_reference,
+    needs,
     needs_reference,
     same_bits,
 )
@@ -32,11 +31,9 @@ from tests.kits.javascript import KIT, NODE, SCRIPTS, node, train
 from tests.kits.js_fixtures import OPTIONS, STEPS, guide_code
 from tests.kits.kills import KITS, loses_nothing
 from tests.kits.measured import check_measurements
+from tests.programs import ran
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
-]
+pytestmark = needs(javascript.unavailable())
 packages, batch, suite = js_fixtures.packages, js_fixtures.batch, js_fixtures.suite
 digits_package = js_fixtures.digits_package
 
@@ -78,17 +75,8 @@ def test_100_kills_in_saves_lose_nothing(limit: int, tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    arrays = {"p": np.zeros(200_000, np.float32)}
-    write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
-    before = path.read_bytes()
-
-    done = subprocess.run(
-        [str(NODE), SCRIPTS / "saves.mjs", KIT, path, str(2**30), "replace"],
-        capture_output=True, text=True, check=False, **full_disk(100_000),
-    )  # fmt: skip
-    assert "file-not-written" in done.stderr
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    words = [NODE, SCRIPTS / "saves.mjs", KIT, path, 2**30, "replace"]
+    assert "file-not-written" in keeps_its_file_on_a_full_disk(words, path)
 
 
 def test_500_damaged_files_end_in_one_clear_error(
@@ -147,14 +135,7 @@ def test_node_does_not_grow_over_thirty_thousand_steps(
 
 
 def test_units() -> None:
-    done = subprocess.run(
-        [str(NODE), "--test", "test/"],
-        cwd=KIT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    ran(NODE, "--test", "test/", cwd=KIT)
 
 
 def test_the_guides_code_for_node_trains(digits_package: Path, tmp_path: Path) -> None:
@@ -173,24 +154,17 @@ def test_the_guides_code_for_node_trains(digits_package: Path, tmp_path: Path) -
     (tmp_path / "train.mjs").write_text(code)
     losses = []
     for _ in range(2):  # the second run goes on from the first, which was at its end
-        done = subprocess.run(
-            [str(NODE), "train.mjs"], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        done = ran(NODE, "train.mjs", cwd=tmp_path)
         losses.append(float(done.stdout.splitlines()[-1].split()[0]))
     assert losses[0] == losses[1] < 2.3
     assert (tmp_path / "personal.onnx").stat().st_size > 2_000
 
     (tmp_path / "personal.onnx").unlink()
     samples = re.search(r"^import \* as ort.*?^}$", code, re.M | re.S)
-    assert samples is not None
     given = f"import {{ readFileSync }} from 'node:fs';\n{samples[0]}\n"
     given += "const batches = [0, 1].map(batch);\n"
     (tmp_path / "train.mjs").write_text(given + loop)
-    done = subprocess.run(
-        [str(NODE), "train.mjs"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran(NODE, "train.mjs", cwd=tmp_path)
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["61", "62"]  # goes on
     assert (tmp_path / "personal.onnx").is_file()
 
@@ -237,9 +211,7 @@ console.log(JSON.stringify({{
   before, zeros, after, busy, unmoved, unknown, outputs: Array.from(outputs), evaluation,
 }}));
 """)
-    done = subprocess.run([str(NODE), script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(ran(NODE, script).stdout)
     assert found["names"] == [["input", "labels"], ["loss", "output"]]
     assert (found["both"], found["one"]) == (["loss", "output"], ["output"])
     assert found["size"] == found["length"] > 500
@@ -261,8 +233,7 @@ import {{ benchmark }} from {json.dumps(str(KIT / "dist" / "index.js"))};
 const folder = {json.dumps(str(tmp_path))};
 console.log(JSON.stringify(await benchmark({{ folder, memoryLimit: 500_000_000 }})));
 """)
-    done = subprocess.run([str(NODE), script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = ran(NODE, script)
     version = javascript.runtime_version()
     check_measurements(done.stdout, "js", version, unmeasured=("read_bytes_per_second",))
     assert list(tmp_path.iterdir()) == [script]

@@ -22,21 +22,20 @@ from odtpack_runtime import CheckpointState, Generator, Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import javascript, js_fixtures, web
+from tests.kits.harness import needs
 from tests.kits.javascript import SCRIPTS, train
 from tests.kits.js_fixtures import GUIDE, STEPS, guide_code
 from tests.kits.measured import check_measurements
 from tests.kits.test_decoder import built as built_decoder
-from tests.kits.test_js_segments import three_lengths
-from tests.kits.test_kotlin_segments import built
+from tests.kits.test_kotlin_segments import built, three_lengths
 from tests.reports import browser
 from tests.reports.browser import CHROMIUM, Browser
 from tests.software_gpu import NETWORKS, TRIED, package_of
 
 pytestmark = [
-    pytest.mark.kits,
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
-    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
+    *needs(javascript.unavailable()),
 ]
 packages, batch, suite = js_fixtures.packages, js_fixtures.batch, js_fixtures.suite
 digits_package = js_fixtures.digits_package
@@ -101,6 +100,20 @@ TRAIN = """(async () => {
 })().catch((error) => ({ code: error.code, what: String(error) }))"""
 
 
+def trained_as_in_python(
+    found: dict[str, Any], wanted: list[float], task: dict[str, Any], folder: Path
+) -> None:
+    """Check losses, and what the browser saved, with which Python goes on."""
+    for loss, right in zip(found["losses"], wanted, strict=True):
+        assert abs(loss - right) <= 2e-6 * max(1, abs(right))
+    (folder / "browser.ckpt").write_bytes(base64.b64decode(found["saved"]))
+    state = CheckpointState.load_checkpoint(folder / "browser.ckpt")
+    for name, array in read_checkpoint(folder / "python.ckpt").trainable.items():
+        np.testing.assert_allclose(state.parameters[name].data, array, atol=1e-4)
+    resumed = {**task, "checkpoint": folder / "browser.ckpt", "steps": 1}
+    assert train(resumed, "python")["losses"][0] < wanted[0]
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_chromium_trains_as_python_does(
     threads: int,
@@ -113,19 +126,11 @@ def test_chromium_trains_as_python_does(
     wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")["losses"]
     found = in_browser(browsers, task, tmp_path, query=f"?threads={threads}")
     assert (found["threads"], found["isolated"]) == (threads, True)
-    for loss, right in zip(found["losses"], wanted, strict=True):
-        assert abs(loss - right) <= 2e-6 * max(1, abs(right))
     assert (found["step"], found["checked"], found["kept"]) == (STEPS, True, 2)
     nothing, recovered, saves = found["recovered"]
     assert nothing is saves is None
     assert "of optimizer step 20: what was trained since is lost" in recovered
-    # What a browser saves, Python goes on with.
-    (tmp_path / "browser.ckpt").write_bytes(base64.b64decode(found["saved"]))
-    state = CheckpointState.load_checkpoint(tmp_path / "browser.ckpt")
-    for name, array in read_checkpoint(tmp_path / "python.ckpt").trainable.items():
-        np.testing.assert_allclose(state.parameters[name].data, array, atol=1e-4)
-    resumed = {**task, "checkpoint": tmp_path / "browser.ckpt", "steps": 1}
-    assert train(resumed, "python")["losses"][0] < wanted[0]
+    trained_as_in_python(found, wanted, task, tmp_path)
 
 
 def test_chromium_trains_segment_by_segment(browsers: Browser, tmp_path: Path) -> None:
@@ -135,14 +140,7 @@ def test_chromium_trains_segment_by_segment(browsers: Browser, tmp_path: Path) -
     wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")["losses"]
     found = in_browser(browsers, task, tmp_path)
     assert wanted[6] < wanted[0]
-    for loss, right in zip(found["losses"], wanted, strict=True):
-        assert abs(loss - right) <= 2e-6 * max(1, abs(right))
-    (tmp_path / "browser.ckpt").write_bytes(base64.b64decode(found["saved"]))
-    state = CheckpointState.load_checkpoint(tmp_path / "browser.ckpt")
-    for name, array in read_checkpoint(tmp_path / "python.ckpt").trainable.items():
-        np.testing.assert_allclose(state.parameters[name].data, array, atol=1e-4)
-    resumed = {**task, "checkpoint": tmp_path / "browser.ckpt", "steps": 1}
-    assert train(resumed, "python")["losses"][0] < wanted[0]
+    trained_as_in_python(found, wanted, task, tmp_path)
 
 
 GENERATE = """(async () => {

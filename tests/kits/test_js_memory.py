@@ -13,14 +13,14 @@ from odtpack_runtime.checkpoint.format import CheckpointData
 from tests.fuzz.guard import MEMORY_BYTES
 from tests.hostile.checkpoints import many_tensors, plain, shared_table, written
 from tests.kits import javascript
+from tests.kits.harness import needs
 from tests.kits.javascript import node
 from tests.runtime.checkpoint_samples import Foreign
 
 COUNT = 300_000
 pytestmark = [
-    pytest.mark.kits,
     pytest.mark.skipif(sys.platform != "linux", reason="the most memory is read from /proc"),
-    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
+    *needs(javascript.unavailable()),
 ]
 
 

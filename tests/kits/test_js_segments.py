@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.decoder.model import SHAPES, Shape, write_model
+from benchmarks.decoder.model import Shape, write_model
 from odtpack_runtime import CheckpointState, OdtpackError, load_adapter, save_adapter
 from odtpack_runtime.package import adapter
 from odtpack_runtime.package.adapter import (
@@ -25,42 +24,19 @@ from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planning import held_weights
 from odtpack_simulator.memory.process_memory import child_environment
-from tests.kits import javascript
-from tests.kits.harness import contents
+from tests.kits import javascript, test_kotlin_segments
+from tests.kits.harness import contents, goes_on_in_segments, needs
 from tests.kits.javascript import KIT, NODE, node, save_batch, train
 from tests.kits.test_kotlin_segments import KINDS, built
 from tests.kits.test_segments import HOSTILE, write_hostile
+from tests.programs import ran
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
-]
+pytestmark = needs(javascript.unavailable())
 STEPS = 7
 FORMS = ("it.onnx_adapter", "peft")
 
 
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A decoder of three blocks, by how its base is stored."""
-    folder = tmp_path_factory.mktemp("segments")
-    model = write_model(SHAPES["small"], folder / "model")
-    return {name: built(model, folder / name, **options) for name, options in KINDS.items()}
-
-
-def three_lengths(folder: Path) -> list[dict[str, Any]]:
-    """Batches of sequences of three lengths, two of them of two."""
-    rng = np.random.default_rng(1)
-    found = []
-    for number, size in enumerate(((2, 24), (1, 40), (2, 7))):
-        ids = rng.integers(0, SHAPES["small"].words, size)
-        (folder / str(number)).mkdir()
-        found.append(save_batch(folder / str(number), input_ids=ids, labels=ids))
-    return found
-
-
-@pytest.fixture
-def batches(tmp_path: Path) -> list[dict[str, Any]]:
-    return three_lengths(tmp_path)
+packages, batches = test_kotlin_segments.packages, test_kotlin_segments.batches
 
 
 @pytest.mark.parametrize("fetched", [False, True])
@@ -96,14 +72,7 @@ def test_gradients_of_several_batches_make_a_step(
 def test_a_training_begun_in_one_goes_on_in_the_other(
     packages: dict[str, Path], batches: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    task = {"package": packages["int4"], "batches": batches, "steps": 3, "rate": 0.01}
-    for first, second in (("node", "python"), ("python", "node"), ("python", "python")):
-        begun = tmp_path / f"{first}-{second}.ckpt"
-        train({**task, "save": begun}, first)
-        train({**task, "checkpoint": begun, "save": f"{begun}.end"}, second)
-    ends = [contents(path) for path in tmp_path.glob("*.end")]
-    assert len(ends) == 3
-    assert ends[0] == ends[1] == ends[2]
+    goes_on_in_segments(train, "node", packages["int4"], batches, tmp_path)
 
 
 def test_adapters_are_written_and_read_as_python_does(
@@ -129,8 +98,7 @@ def test_adapters_are_written_and_read_as_python_does(
         except OdtpackError as error:
             expected[path.name] = error.code
     assert {"adapter-corrupt", "adapter-mismatch", "peft-invalid"} < set(expected.values())
-    found = node("adapters.mjs", package.path, tmp_path, *FORMS)
-    assert found == expected
+    assert node("adapters.mjs", package.path, tmp_path, *FORMS) == expected
     assert len(loaded) > 2
     for path, fresh in loaded.items():
         read = CheckpointState.load_checkpoint(f"{path}.ckpt")
@@ -212,8 +180,7 @@ const path = {json.dumps(str(tmp_path / "model.onnx"))};
 const error = await session.exportModelForInference(path).catch((error) => error);
 console.log(JSON.stringify([error.code, error.hint]));
 """)
-    done = subprocess.run([str(NODE), script], capture_output=True, text=True, check=True)
-    code, hint = json.loads(done.stdout)
+    code, hint = json.loads(ran(NODE, script).stdout)
     assert code == "segments-unsupported"
     assert "odtpack adapter export" in hint
     assert not (tmp_path / "model.onnx").exists()

@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.kits import javascript, js_stress, web
+from tests.kits.harness import needs
 from tests.packages.samples import build
 from tests.reports.browser import CHROMIUM, Browser
 
 TIMES = int(os.environ.get("ODTPACK_STRESS", "20"))
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
-]
+pytestmark = needs(javascript.unavailable())
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +72,7 @@ def test_a_package_fetches_nothing_outside_of_its_folder(package: Path, tmp_path
         asked.clear()
         found = browser.evaluate(SECRETS % json.dumps([*outside, *inside]))
     fetched = {path for path in asked if "manifest" not in path and path.startswith("/package/")}
-    strangers = [path for path in asked if not path.startswith("/package/")]
-    assert strangers == []
+    assert [path for path in asked if not path.startswith("/package/")] == []
     assert {found[path] for path in inside} == {"package-incomplete"}  # asked for, and not there
     assert {f"/package/{each}" for each in inside.values()} <= fetched
     # `%2e%2e` is an odd name in a package, and no way out of it.

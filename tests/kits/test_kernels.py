@@ -66,7 +66,7 @@ def test_the_conformance_suite_without_kernels(
     assert printed.splitlines() == [f"passed {name}" for name in names]
 
 
-def losses_of(package: Path, arrays: tuple[Any, ...]) -> list[float]:
+def losses_of_steps(package: Path, arrays: tuple[Any, ...]) -> list[float]:
     """The losses of Python's steps."""
     opened = Package.open(package)
     options = default_session_options(opened.training_model, threads=1)
@@ -90,7 +90,7 @@ def test_a_session_takes_kernels_by_itself(
     found, expected = {}, {}
     for value, library in (("0", "0"), ("1", str(native_library.library()))):
         monkeypatch.setenv(VARIABLE, library)
-        expected[value] = losses_of(package, arrays)
+        expected[value] = losses_of_steps(package, arrays)
         monkeypatch.setenv(VARIABLE, value)
         result = native.measure(job, tmp_path)
         assert result["kernels"] is (value == "1")

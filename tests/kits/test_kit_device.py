@@ -14,15 +14,12 @@ import pytest
 from benchmarks import gpu
 from odtpack_runtime import CheckpointState, Module, Package
 from tests.kits import cpp_kit, csharp_kit, harness, swift_kit
+from tests.kits.harness import needs
 from tests.software_gpu import CHROMIUM, TRIED, package_of, reason_without
 
 WITHOUT = reason_without()
 KITS = {"cpp": cpp_kit, "csharp": csharp_kit, "swift": swift_kit}
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT),
-    pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable())),
-]
+pytestmark = [pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT), *needs(cpp_kit.unavailable())]
 
 
 @pytest.fixture(scope="module")

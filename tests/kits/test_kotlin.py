@@ -10,7 +10,6 @@ import base64
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,21 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.optimizers import GroupRule, make_optimizer
-from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
-from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.session.native import VARIABLE
 from tests import native_library, zoo
 from tests.hostile.checkpoints import many_tensors
 from tests.kits import harness, kotlin_kit
 from tests.kits.harness import (
+    carried_over,
     contents,
     damaged_checkpoints,
     damaged_packages,
-    full_disk,
     goes_on,
+    keeps_its_file_on_a_full_disk,
     loads_in_the_reference,
+    needs,
     needs_reference,
     packages_of,
     readable,
@@ -45,10 +44,7 @@ from tests.kits.measured import check_measurements
 from tests.kits.test_kernels import CASES as KERNELS
 from tests.packaging_tools import batch as packaged_batch
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable())),
-]
+pytestmark = needs(kotlin_kit.unavailable())
 STEPS = 20
 OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {"nominal": True},
@@ -176,17 +172,8 @@ def test_100_kills_in_saves_lose_nothing(limit: int, tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    arrays = {"p": np.zeros(200_000, np.float32)}
-    write_checkpoint(path, CheckpointData(arrays, {}, properties={"number": 0}))
-    before = path.read_bytes()
-
-    done = subprocess.run(
-        kotlin_kit.command("saves", path, 2**30, "replace"), capture_output=True, text=True,
-        check=False, **full_disk(100_000),
-    )  # fmt: skip
-    assert done.stderr.splitlines()[-1] == "file-not-written"
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    said = keeps_its_file_on_a_full_disk(kotlin_kit.command("saves", path, 2**30, "replace"), path)
+    assert said.splitlines()[-1] == "file-not-written"
 
 
 def test_500_hostile_files_end_in_one_clear_error(
@@ -236,12 +223,7 @@ def test_code_for_the_former_java_api_runs(
     losses = [float(line) for line in output.split()]
     task = {"package": package, "data": batch, "steps": 5, "save": tmp_path / "python.ckpt"}
     assert losses == train(task, "python")["losses"]
-    state = CheckpointState.load_checkpoint(tmp_path / "former.ckpt")
-    assert dict(state.properties) == {"epoch": 3, "note": "one training", "share": 0.25}
-    fresh = CheckpointState.load_checkpoint(package / "checkpoint")
-    carry_over(state, fresh)
-    CheckpointState.save_checkpoint(fresh, tmp_path / "wanted.ckpt", include_optimizer_state=True)
-    assert contents(tmp_path / "carried.ckpt") == contents(tmp_path / "wanted.ckpt")
+    carried_over(package, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -27,17 +27,15 @@ from tests.faults.inject import (
     environment,
 )
 from tests.kits import kotlin_kit
-from tests.kits.harness import full_disk
+from tests.kits.harness import full_disk, needs
 from tests.kits.kotlin_kit import run
 from tests.powercut.check import check, kit_paths, recorded_kit
 from tests.powercut.paths import PATHS, look_at_checkpoint
 from tests.powercut.record import STRACE
 from tests.powercut.test_powercut import order
+from tests.programs import ran
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable())),
-]
+pytestmark = needs(kotlin_kit.unavailable())
 INSIDE, OUTSIDE = 2**30, 1000
 """Bytes of elements above which they lie in a data file."""
 
@@ -139,10 +137,7 @@ def test_a_full_disk_leaves_the_data_file_as_it_was(tmp_path: Path) -> None:
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
     assert len(before["ck.data"]) == 16_000
 
-    done = subprocess.run(
-        kotlin_kit.command("resave", path, OUTSIDE, path), capture_output=True, text=True,
-        check=True, **full_disk(20_000),
-    )  # fmt: skip
+    done = ran(*kotlin_kit.command("resave", path, OUTSIDE, path), **full_disk(20_000))
     assert done.stdout.split() == ["file-not-written"]
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 

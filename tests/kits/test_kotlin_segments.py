@@ -21,14 +21,11 @@ from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import kotlin_kit
-from tests.kits.harness import contents
+from tests.kits.harness import contents, goes_on_in_segments, needs
 from tests.kits.kotlin_kit import OPTIONS, command, run, save_batch, train
 from tests.kits.test_segments import HOSTILE, write_hostile
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable())),
-]
+pytestmark = needs(kotlin_kit.unavailable())
 KINDS: dict[str, dict[str, Any]] = {
     "float32": {},
     "int8": {"base": "int8"},
@@ -57,16 +54,19 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: built(model, folder / name, **options) for name, options in KINDS.items()}
 
 
-@pytest.fixture
-def batches(tmp_path: Path) -> list[dict[str, Any]]:
-    """Sequences of three lengths, two of them in batches of two."""
+def three_lengths(folder: Path) -> list[dict[str, Any]]:
+    """Batches of sequences of three lengths, two of them of two."""
     rng = np.random.default_rng(1)
     found = []
     for number, size in enumerate(((2, 24), (1, 40), (2, 7))):
         ids = rng.integers(0, SHAPES["small"].words, size)
-        (tmp_path / str(number)).mkdir()
-        found.append(save_batch(tmp_path / str(number), input_ids=ids, labels=ids))
+        found.append(save_batch(folder / str(number), input_ids=ids, labels=ids))
     return found
+
+
+@pytest.fixture
+def batches(tmp_path: Path) -> list[dict[str, Any]]:
+    return three_lengths(tmp_path)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -88,14 +88,7 @@ def test_a_training_gives_the_bits_of_python(
 def test_a_training_begun_in_one_goes_on_in_the_other(
     packages: dict[str, Path], batches: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    task = {"package": packages["int4"], "batches": batches, "steps": 3, "rate": 0.01}
-    for first, second in (("kotlin", "python"), ("python", "kotlin"), ("python", "python")):
-        begun = tmp_path / f"{first}-{second}.ckpt"
-        train({**task, "save": begun}, first)
-        train({**task, "checkpoint": begun, "save": f"{begun}.end"}, second)
-    ends = [contents(path) for path in tmp_path.glob("*.end")]
-    assert len(ends) == 3
-    assert ends[0] == ends[1] == ends[2]
+    goes_on_in_segments(train, "kotlin", packages["int4"], batches, tmp_path)
 
 
 def test_one_model_for_inference_is_refused(packages: dict[str, Path], tmp_path: Path) -> None:
@@ -169,7 +162,6 @@ def _need(task: dict[str, Any]) -> int:
     # The kernel's mark of the peak, in which pages of files count: they come, and then stay.
     peaks = {"VmHWM": 0, "RssFile": 0}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as child:
-        assert child.stdout is not None
         while child.poll() is None:
             for line in Path(f"/proc/{child.pid}/status").read_text().splitlines():
                 name, _, figure = line.partition(":")

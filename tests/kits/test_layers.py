@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shutil
@@ -20,9 +19,7 @@ from odtpack_runtime import (
     load_adapter,
     save_adapter,
 )
-from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.package.records import PackageFile
 from tests import zoo
 from tests.kits import harness
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
@@ -30,6 +27,7 @@ from tests.kits.harness import (
     OPTIONS,
     STEPS,
     Batch,
+    carried_over,
     contents,
     damaged_checkpoints,
     damaged_packages,
@@ -40,6 +38,7 @@ from tests.kits.harness import (
     readable,
     save_batch,
     train,
+    with_step_model_of,
 )
 from tests.kits.kills import loses_nothing
 from tests.packages.samples import build
@@ -115,15 +114,7 @@ def test_a_step_model_of_another_optimizer_is_refused(
     shutil.copytree(packages["step model"], folder)
     model = zoo.cnn(size=8, width=(4, 8), classes=3)
     wrong = Package.open(build(tmp_path / "other", model, step_model="always", **other))
-    package = Package.open(folder)
-    assert package.step_model is not None
-    assert wrong.step_model is not None
-    shutil.copyfile(wrong.step_model, package.step_model)
-    files = dataclasses.replace(
-        package.manifest.files, step_model=PackageFile.describe(package.step_model)
-    )
-    changed = dataclasses.replace(package.manifest, files=files).to_json()
-    (folder / "manifest.json").write_text(changed)
+    with_step_model_of(wrong, folder)
     (tmp_path / "job.json").write_text(json.dumps({**job, "package": folder}, default=str))
     done = layer.run("measure", tmp_path / "job.json")
     assert done.returncode == 2
@@ -254,12 +245,7 @@ def test_code_for_the_former_api_compiles_and_trains(
     assert done.returncode == 0, done.stderr
     losses = [float(line) for line in done.stdout.split()]
     assert losses == train(package, batches[:1], 12, tmp_path / "python.ckpt")[0]
-    state = CheckpointState.load_checkpoint(tmp_path / "former.ckpt")
-    assert dict(state.properties) == {"epoch": 3, "note": "one training", "share": 0.25}
-    fresh = CheckpointState.load_checkpoint(package / "checkpoint")
-    carry_over(state, fresh)
-    CheckpointState.save_checkpoint(fresh, tmp_path / "wanted.ckpt", include_optimizer_state=True)
-    assert contents(tmp_path / "carried.ckpt") == contents(tmp_path / "wanted.ckpt")
+    carried_over(package, tmp_path)
 
 
 @pytest.mark.parametrize("name", TRIED)

@@ -25,6 +25,7 @@ from odtpack_runtime.training.loop import loss_of
 from odtpack_runtime.training.schedules import make_schedule
 from tests.kits.plain_kit import PlainKit
 from tests.kits.vectors import write_suite
+from tests.refused import refused
 
 THREADS = 1
 
@@ -85,9 +86,8 @@ def check_runs(suite: Path, tmp_path: Path) -> None:
     for folder, case in cases(suite, "train", "resume", "nominal", "not_finite"):
         package, module, optimizer = open_module(folder, case)
         if case["kind"] == "nominal":
-            with pytest.raises(OdtpackError) as caught:
+            with refused("nominal-state"):
                 module(*tensors(folder, case["steps"][0]["inputs"]))
-            assert caught.value.code == "nominal-state"
             values = tensor(folder, case["values"])
             module.copy_buffer_to_parameters(values, trainable_only=False)
         if case["learning_rate"] is not None:
@@ -104,7 +104,6 @@ def check_runs(suite: Path, tmp_path: Path) -> None:
             same_loss(loss_of(results), step, folder.name)
             outputs = results[1:] if isinstance(results, tuple) else ()
             if step["loss"] is None:
-                assert module.last_not_finite is not None
                 assert module.last_not_finite.code == step["not_finite"]
             else:
                 for entry, found in zip(step["outputs"], outputs, strict=True):
@@ -155,7 +154,6 @@ def check_plain_runs(suite: Path, tmp_path: Path) -> None:
         batch = {entry["name"]: tensor(folder, entry) for entry in inputs}
         assert float(kit.evaluate(batch)[0]) == case["evaluation"]["loss"], folder.name
         after = read_checkpoint(folder / case["after"])
-        assert after.optimizer is not None
         kit.rate = np.float32(after.optimizer.learning_rate)
         kit.properties |= case["properties"]
         kit.properties |= {k: v for k, v in after.properties.items() if k == "odtpack.schedule"}
@@ -177,8 +175,6 @@ def same(found: CheckpointData, expected: CheckpointData, where: str) -> None:
             assert array.dtype == other[name].dtype
             np.testing.assert_array_equal(array, other[name], f"{where}: {name}")
     assert found.properties == expected.properties, where
-    assert found.optimizer is not None
-    assert expected.optimizer is not None
     for key in ("step", "learning_rate", "groups", "kind"):
         assert getattr(found.optimizer, key) == getattr(expected.optimizer, key), (where, key)
     assert found.optimizer.moments.keys() == expected.optimizer.moments.keys(), where
@@ -224,7 +220,6 @@ def test_recoveries(suite: Path, tmp_path: Path) -> None:
         state = CheckpointState.load_checkpoint(path)
         assert state.recovered
         assert f"of optimizer step {case['step']}:" in state.recovered
-        assert state.optimizer is not None
         assert state.optimizer.step == case["step"]
         same(state.snapshot(True), read_checkpoint(folder / case["previous"]), folder.name)
         if case["lost"] is not None:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,15 +21,17 @@ from odtpack_runtime.session.native import VARIABLE
 from scripts import release
 from tests import zoo
 from tests.kits import cpp_kit, javascript, kotlin_kit, web
+from tests.kits.harness import needs
 from tests.kits.kotlin_kit import finish
 from tests.once import made_once
 from tests.packages.samples import build
+from tests.programs import ran
 from tests.reports.browser import CHROMIUM, Browser
 
 ROOT = cpp_kit.ROOT
 GUIDES = ROOT / "docs" / "guides"
 MISSING = cpp_kit.unavailable() or kotlin_kit.unavailable() or javascript.unavailable()
-pytestmark = [pytest.mark.kits, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+pytestmark = needs(MISSING)
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>app</groupId><artifactId>app</artifactId><version>1</version>
@@ -100,9 +101,7 @@ def guide(name: str, file: str) -> str:
 
 
 def steps_trained(folder: Path) -> int:
-    optimizer = read_checkpoint(folder / "trained.ckpt").optimizer
-    assert optimizer is not None
-    return optimizer.step
+    return read_checkpoint(folder / "trained.ckpt").optimizer.step
 
 
 def test_a_cmake_project(dist: Path, project: Path) -> None:
@@ -115,8 +114,7 @@ def test_a_cmake_project(dist: Path, project: Path) -> None:
     (project / "CMakeLists.txt").write_text(lists)
     (project / "main.cpp").write_text(guide("cpp.md", "main.cpp"))
     words = ["cmake", "-S", str(project), f"-DCMAKE_PREFIX_PATH={prefix}"]
-    refused = subprocess.run([*words, "-B", project / "none"], capture_output=True, text=True,
-                             check=False)  # fmt: skip
+    refused = ran(*words, "-B", project / "none", code=None)
     assert refused.returncode
     assert "ONNXRUNTIME_INCLUDE_DIR" in refused.stderr
     finish([*words, "-B", str(project / "out"), *cpp_kit.cmake_options("plain")])
@@ -171,8 +169,7 @@ def test_an_npm_project(npm: Path, project: Path) -> None:
     assert steps_trained(project) == 60
     load = "import('odtpack/package.json', {with: {type: 'json'}})"
     code = f"{load}.then(found => console.log(found.default.version))"
-    said = finish([str(javascript.NODE), "-e", code], cwd=project)
-    assert said.strip() == release.version()
+    assert finish([str(javascript.NODE), "-e", code], cwd=project).strip() == release.version()
 
 
 @pytest.mark.browser
@@ -199,8 +196,7 @@ def test_an_npm_project_that_vite_bundles_for_chromium(npm: Path, project: Path)
     assert (found["steps"], found["dims"]) == (20, [32, 3])
     assert found["refused"] == "input-count"
     package = Package.open(project / "public" / "package")
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state)
+    module = Module(package.training_model, CheckpointState.load_checkpoint(package.checkpoint))
     optimizer = Optimizer(package.optimizer_model, module)
     optimizer.set_learning_rate(0.01)
     images = np.fromfile(project / "public" / "images.bin", np.float32).reshape(320, 1, 8, 8)
@@ -367,9 +363,7 @@ def test_the_wheel_of_native_kernels(tmp_path: Path) -> None:
         assert (library == str(*site.rglob("*odtpack-kernels.so"))) is taken
         profile = "".join(each.read_text() for each in tmp_path.glob(f"{taken}-*.json"))
         assert ('"op_name" : "Kernel0"' in profile) is taken
-        judged = subprocess.run(
-            [sys.executable, *simulate], env=env, capture_output=True, text=True, check=False
-        )
+        judged = ran(sys.executable, *simulate, code=None, env=env)
         assert judged.returncode == (0 if taken else 2), judged.stderr
         assert ("pip install 'odtpack[native]'" in judged.stderr) is not taken
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)

@@ -200,7 +200,6 @@ def test_mapped_weights_stay_clean_and_are_given_back(kit: Any, tmp_path: Path) 
     (tmp_path / "job.json").write_text(json.dumps(job, default=str))
     with subprocess.Popen(kit.measuring(tmp_path / "job.json"), stdout=subprocess.PIPE) as child:
         try:
-            assert child.stdout is not None
             found = json.loads(child.stdout.readline())
             wait_for(tmp_path / "done")
             pages = pages_of(child.pid, package / "segments.weights")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +13,13 @@ import pytest
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import swift_kit
-from tests.kits.harness import contents
+from tests.kits.harness import contents, needs
 from tests.kits.measured import check_measurements
 from tests.kits.swift_kit import ROOT, command, in_toolchain, run
 from tests.packages.samples import build
+from tests.programs import ran
 
-pytestmark = [
-    pytest.mark.kits,
-    pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable())),
-]
+pytestmark = needs(swift_kit.unavailable())
 SHAPE = (1, 8, 8)
 
 
@@ -42,16 +39,9 @@ def test_the_guide_builds_and_trains(package: Path, tmp_path: Path) -> None:
     rng.standard_normal((320, *SHAPE), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
     rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
     for _ in range(2):  # the second time it goes on from the end
-        done = subprocess.run(
-            command(tmp_path / "app"), cwd=tmp_path, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        optimizer = read_checkpoint(tmp_path / "trained.ckpt").optimizer
-        assert optimizer is not None
-        assert optimizer.step == 100
+        done = ran(*command(tmp_path / "app"), cwd=tmp_path)
+        assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 100
     last = re.fullmatch(r"loss ([\d.]+), accuracy ([\d.]+)", done.stdout.splitlines()[-1])
-    assert last is not None
     images = np.fromfile(tmp_path / "assets" / "images.bin", np.float32).reshape(320, *SHAPE)[:64]
     labels = np.fromfile(tmp_path / "assets" / "labels.bin", np.int64)[:64]
     personal = onnxruntime.InferenceSession(tmp_path / "personal.onnx")
@@ -86,7 +76,7 @@ def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path
 
     def run_trainer(files: Path, *arguments: object) -> str:
         words = command(tmp_path / "train", package, files, *arguments)
-        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        return ran(*words).stdout
 
     images = rng.standard_normal((160, *SHAPE), dtype=np.float32)
     labels = rng.integers(0, 3, 160)
@@ -98,7 +88,6 @@ def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path
     assert run_trainer(tmp_path / "often", 71) == "false\n"
     assert run_trainer(tmp_path / "often", 330, "it is hot") == "false\n"
     optimizer = read_checkpoint(tmp_path / "often" / "trained.ckpt").optimizer
-    assert optimizer is not None
     assert optimizer.step == 70 + 330  # the step that followed the warning was made
     assert run_trainer(tmp_path / "often", 10_000) == "true\n"
     one, two = (tmp_path / name / "trained.ckpt" for name in ("once", "often"))

@@ -16,13 +16,13 @@ from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_simulator.measure.measured_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
 from tests.kits import javascript
+from tests.kits.harness import needs
 from tests.reports.browser import CHROMIUM, Browser
 
 pytestmark = [
-    pytest.mark.kits,
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
-    pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable())),
+    *needs(javascript.unavailable()),
 ]
 Stroke = list[tuple[int, int]]
 LETTERS: dict[str, list[Stroke]] = {

@@ -107,7 +107,6 @@ class Run:
             "reset": update,
         }
         if self.module.skipped_steps > skipped:
-            assert self.module.last_not_finite is not None
             entry |= {"loss": None, "outputs": [], "not_finite": self.module.last_not_finite.code}
         if update:
             entry["rate"] = rate
@@ -214,7 +213,6 @@ def write_nominal(out: Path) -> Iterator[dict[str, Any]]:
     case = dataclasses.replace(case, build={**case.build, "nominal": True})
     folder = open_folder(out, "nominal")
     package = build(case, folder.path / "package")
-    assert package.nominal_checkpoint is not None
     full = Run(case, package)
     values = full.module.get_contiguous_parameters(trainable_only=False).numpy()
     run = Run(case, package, package.nominal_checkpoint)
@@ -243,7 +241,6 @@ def write_self_checks(out: Path) -> Iterator[dict[str, Any]]:
     folder = open_folder(out, "self_check_failed")
     package = build(CASES["sgd"], folder.path / "package")
     info = package.manifest.self_check
-    assert info is not None
     losses = (*info.losses[:3], info.losses[3] + 1.0, info.losses[4])
     wrong = dataclasses.replace(
         package.manifest, self_check=dataclasses.replace(info, losses=losses)

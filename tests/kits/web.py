@@ -51,10 +51,7 @@ def serve(
 ) -> Iterator[str]:
     """Serve each folder under its name, and a page at the root; yield the address.
 
-    Args:
-        folders: The folders.
-        page: The page.
-        asked: Gets the path of every request, as the browser sent it.
+    ``asked`` gets the path of every request, as the browser sent it.
     """
 
     class Mapped(Handler):

@@ -97,8 +97,7 @@ def _classification() -> dict[str, Case]:
 
 
 def _next_token() -> dict[str, Case]:
-    random = np.random.default_rng(11)
-    tokens = random.integers(0, 5, (3, 6))
+    tokens = np.random.default_rng(11).integers(0, 5, (3, 6))
     completion = np.where(np.arange(6) < [[2], [4], [5]], -100, tokens)
     cases = {}
     for label, options, given in (

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnxruntime
 import torch
@@ -81,21 +80,12 @@ def check(
     """Ten steps of SGD side by side with PyTorch in float64: losses, gradients, parameters.
 
     Args:
-        folder: For the package.
-        name: Name of the loss.
-        loss_options: Its options.
         xs: Inputs of :func:`shifted`.
-        targets: Target inputs.
         oracle: The same loss in PyTorch, of predictions, then targets.
-        opset: Opset of the model.
         optimized: Whether ONNX Runtime optimizes the graphs.
-        steps: How many steps.
-        rtol: Relative tolerance.
-        atol: Absolute tolerance.
         loss_rtol: Relative tolerance of losses, if it is another one; their absolute one is then 0.
     """
-    model = shifted([x.shape for x in xs], opset)
-    package(folder, model, name, loss_options, prediction=False)
+    package(folder, shifted([x.shape for x in xs], opset), name, loss_options, prediction=False)
     state, module, optimizer = open_training(folder, options(optimized))
     optimizer.set_learning_rate(RATE)
     shifts = [

@@ -7,14 +7,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 import torch
 from torch.nn import functional as F
 
 from odtpack.build import build_package
-from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES, make_loss, parse_options
 from odtpack.optimizers import OPTIMIZERS
 from odtpack_runtime.package.manifest import Manifest
@@ -23,17 +21,8 @@ from scripts.manifest_schema import manifest_schema
 from tests.losses.cases import CASES, normal, probabilities
 from tests.losses.harness import package, shifted
 from tests.packaging_tools import open_training
+from tests.refused import refused
 from tests.training.forward import contents, names
-
-
-def refused(code: str, *words: str) -> pytest.RaisesExc[OdtpackError]:
-    """The error that a block of code must end in."""
-
-    def fits(error: OdtpackError) -> bool:
-        return error.code == code and all(word in str(error) for word in words)
-
-    return pytest.RaisesExc(OdtpackError, check=fits)
-
 
 # What a package says of its loss
 
@@ -190,7 +179,7 @@ def test_loss_inputs_that_do_not_fit(tmp_path: Path) -> None:
         package(tmp_path / "c", towers(), "mse", {}, loss_inputs=["ea", "ep", "en"])
     with refused("prediction-shape", "'other', 'ea'"):
         package(tmp_path / "d", towers(), "info_nce", {}, loss_inputs=["other", "ea"])
-    with refused("prediction-rank", "[N, D]"):
+    with refused("prediction-rank", r"\[N, D\]"):
         package(tmp_path / "e", shifted([(2, 3, 4)] * 2), "info_nce", {})
     with refused("target-type", "INT64", "'ep'", "labels=prob"):
         package(tmp_path / "f", towers(), "cross_entropy", {}, loss_inputs=["ea", "ep"])
@@ -248,7 +237,7 @@ def test_weights_must_fit_the_model(tmp_path: Path) -> None:
     with refused("bad-loss-option", "weight", "each of the 3 classes"):
         package(tmp_path, shifted([(4, 3)]), "cross_entropy", {"weight": [1, 2]})
     for weight in ([1, 2], np.ones((1, 1, 3))):
-        with refused("bad-loss-option", "pos_weight", "[N, 3]"):
+        with refused("bad-loss-option", "pos_weight", r"\[N, 3\]"):
             package(tmp_path, shifted([(4, 3)]), "bce_with_logits", {"pos_weight": weight})
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.numpy_helper
 import onnx.parser
 import onnx_ir as ir
@@ -27,6 +25,7 @@ from tests import zoo
 from tests.memory.test_compile import BATCH, ROOT, feeds, run, written
 from tests.memory.test_written import LEVELS
 from tests.packaging_tools import trainable_names
+from tests.programs import ran
 
 LAYERS = 10
 SIZE = BATCH * 10 * 32 * 32
@@ -77,7 +76,6 @@ ORDER = MemorySpec(batch=BATCH, limit=0, slowdown=0.0)
 def test_gradients_are_those_of_the_activation(activation: str) -> None:
     model = network(activation)
     plain, compiled = (build(model, BIASES, memory) for memory in (None, ORDER))
-    assert compiled.memory is not None
     assert compiled.memory.after < compiled.memory.before
     given = feeds(model, plain)
     for level in LEVELS:
@@ -133,10 +131,8 @@ def test_what_is_computed_again_goes_with_masks() -> None:
     model = zoo.mobilenet_v2(32, width_mult=0.35, stages=3, batch_norm="train")
     biases = tuple(name for name in trainable_names(model) if name.endswith("bias"))
     plain, ordered = build(model, biases, None), build(model, biases, ORDER)
-    assert ordered.memory is not None
     limit = ordered.memory.after * 3 // 4
     halved = build(model, biases, MemorySpec(batch=BATCH, limit=limit, slowdown=1.0))
-    assert halved.memory is not None
     assert halved.memory.decisions
     assert halved.memory.after < ordered.memory.after < 0.8 * ordered.memory.before
     given = feeds(model, plain)
@@ -164,7 +160,4 @@ def test_two_builds_give_the_same_bytes() -> None:
     """Once more in a process that puts sets into another order."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "7"}
-    found = subprocess.run(
-        [sys.executable, "-c", DIGEST], check=True, env=environment, capture_output=True, text=True
-    )
-    assert found.stdout.split()[-1] == digest()
+    assert ran(sys.executable, "-c", DIGEST, env=environment).stdout.split()[-1] == digest()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.helper as oh
 import onnx.numpy_helper
 import onnx_ir as ir
@@ -95,7 +94,6 @@ def test_takes_what_was_planned(
     if share is not None:
         spec = MemorySpec(batch=16, limit=int(share * kept.before), slowdown=1.0)
     report = build(model, spec).memory
-    assert report is not None
     assert report.decisions
     assert report.after <= 1.01 * chosen[-1].peak
     assert report.after <= (share or 0.9) * report.before
@@ -108,7 +106,6 @@ def test_depth_is_no_limit() -> None:
         report = build(gated(140), MemorySpec(batch=8)).memory
     finally:
         sys.setrecursionlimit(before)
-    assert report is not None
     assert report.decisions
 
 

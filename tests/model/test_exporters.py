@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
@@ -236,12 +235,14 @@ def test_by_what_torch_export_notes() -> None:
     assert _split(model) == {"a.weight": ["one"], "blocks.1.norm.weight": ["two"]}
 
 
-def test_by_the_identities_that_the_older_exporter_leaves() -> None:
+@pytest.mark.parametrize("values", ["1, 1, 1, 1", "1, 1, 2, 1"], ids=["ones", "equal layers"])
+def test_by_the_identities_that_the_older_exporter_leaves(values: str) -> None:
+    """It knows a tied parameter by one name, and leaves no Identity of it."""
     model = parse(
-        """g (float[N, 4] x) => (float[N, 4] y) <float[4] "a.weight" = {1, 1, 1, 1}> {
+        f"""g (float[N, 4] x) => (float[N, 4] y) <float[4] "a.weight" = {{{values}}}> {{
             [Identity_3] "b.weight" = Identity("a.weight")
             [one] h = LayerNormalization(x, "b.weight")
-            [two] y = LayerNormalization(h, "a.weight") }"""
+            [two] y = LayerNormalization(h, "a.weight") }}"""
     )
     assert _split(model) == {"a.weight": ["two"], "b.weight": ["one"]}
 
@@ -303,14 +304,3 @@ def test_what_the_caller_names() -> None:
 def test_a_factor_is_no_parameter(name: str) -> None:
     text = TWO_NORMS % ("/a/LayerNormalization", "/b/LayerNormalization")
     assert _stays(parse(text.replace("a.weight", name)))
-
-
-def test_identities_of_equal_layers() -> None:
-    """The older exporter knows a tied parameter by one name, and leaves no Identity of it."""
-    model = parse(
-        """g (float[N, 4] x) => (float[N, 4] y) <float[4] "a.weight" = {1, 1, 2, 1}> {
-            [Identity_3] "b.weight" = Identity("a.weight")
-            [one] h = LayerNormalization(x, "b.weight")
-            [two] y = LayerNormalization(h, "a.weight") }"""
-    )
-    assert _split(model) == {"a.weight": ["two"], "b.weight": ["one"]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.helper
 import onnx.numpy_helper
 import onnx_ir as ir
@@ -17,6 +16,7 @@ from odtpack.errors import OdtpackError
 from odtpack.model import external_data
 from odtpack.model.loading import load_model
 from tests import zoo
+from tests.refused import refused
 
 LENGTHS = st.sampled_from([0, 1, 255, 256, 257, 300, 5000])
 
@@ -113,9 +113,8 @@ def test_a_large_tensor_must_have_all_its_bytes(kind: str, tmp_path: Path) -> No
         return
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(OdtpackError, match="and not") as error:
+    with refused("initializer-size", "and not"):
         load_model(path if kind == "path" else model)
-    assert error.value.code == "initializer-size"
 
 
 def test_two_large_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -123,9 +122,8 @@ def test_two_large_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
     model.graph.initializer.append(model.graph.initializer[0])
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(OdtpackError) as error:
+    with refused("invalid-model"):
         load_model(path)
-    assert error.value.code == "invalid-model"
 
 
 def test_bfloat16_weights_are_read(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from odtpack_runtime import CheckpointState
 from tests import zoo
 from tests.onnxblock.nets import Twin, batch, mlp, model_of, names, run, session, values
 from tests.packaging_tools import statistic_names, trainable_names
+from tests.refused import refused
 
 BUFFER, OUT = "_grad.accumulation.buffer", "_grad.accumulation.out"
 
@@ -338,9 +339,8 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     onnxblock.save_checkpoint(parameters, tmp_path / "nominal", nominal_checkpoint=True)
     other = mlp((12, 9, 5))
     before = other.SerializeToString()
-    with pytest.raises(OdtpackError, match=r"'fc1\.weight'") as mismatch:
+    with refused("parameter-mismatch", r"'fc1\.weight'"):
         onnxblock.load_checkpoint_to_model(tmp_path / "checkpoint", other)
-    assert mismatch.value.code == "parameter-mismatch"
     with pytest.raises(OdtpackError, match="no values"):
         onnxblock.load_checkpoint_to_model(tmp_path / "nominal", mlp())
     assert other.SerializeToString() == before

@@ -100,8 +100,7 @@ def plain(folder: Path) -> None:
 
 
 def without_reset(graph: onnx.GraphProto) -> None:
-    value = next(item for item in graph.input if item.name == "lazy_reset_grad")
-    graph.input.remove(value)
+    graph.input.remove(next(item for item in graph.input if item.name == "lazy_reset_grad"))
 
 
 def with_moments(count: int, *, whole: bool = True) -> Callable[[CheckpointData], Any]:
@@ -207,8 +206,7 @@ BAD: dict[str, tuple[Change, str, str]] = {
 
 
 def test_the_artifacts_are_good_as_they_are(run: Run, folder: Path) -> None:
-    done = run("import", folder, "--out", folder.with_name("package"), "--json")
-    assert done.code == 0, done.err
+    done = run("import", folder, "--out", folder.with_name("package"), "--json", code=0)
     manifest = done.json()
     assert [p["name"] for p in manifest["parameters"] if p["role"] == "state"] == models.STATISTICS
 

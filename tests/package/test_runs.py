@@ -15,6 +15,7 @@ from odtpack.cli import main
 from odtpack.optimizers import SGD
 from odtpack.package import self_check
 from odtpack_runtime import CheckpointState, OdtpackError
+from tests.refused import refused
 
 FLOATS = np.linspace(-1, 1, 60, dtype=np.float32)
 CASES = {
@@ -56,9 +57,8 @@ def model(
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_that_does_not_run(name: str, self_check: bool, tmp_path: Path) -> None:
     nodes, code, node = CASES[name]
-    with pytest.raises(OdtpackError) as caught:
+    with refused(code) as caught:
         build_package(model(nodes), tmp_path / "p", loss="mse", self_check=self_check)
-    assert caught.value.code == code
     assert node in caught.value.what
     assert not (tmp_path / "p").exists()
 
@@ -82,7 +82,6 @@ def test_a_size_that_only_a_weight_tells(tmp_path: Path) -> None:
     manifest = build_package(
         model("y = MatMul(x, w)", "float[batch, width] x"), tmp_path / "p", loss="mse"
     )
-    assert manifest.self_check is not None
     assert manifest.self_check.inputs[0].shape == (2, 4)
 
 
@@ -176,7 +175,6 @@ def test_a_target_has_the_size_that_a_run_tells(tmp_path: Path) -> None:
         "float[batch, length] x", "float[batch, double, 3] y",
     )  # fmt: skip
     manifest = build_package(forward, tmp_path / "p", loss="mse")
-    assert manifest.self_check is not None
     assert [item.shape for item in manifest.self_check.inputs] == [(2, 2), (2, 4, 3)]
 
 
@@ -189,7 +187,6 @@ def test_what_a_build_cannot_or_need_not_record_is_run_all_the_same(
     manifest = build_package(
         model("y = MatMul(x, w)"), tmp_path / "p", loss="mse", remark=notes.append
     )
-    assert manifest.self_check is not None
     assert "too large" in str(manifest.self_check.reason)
     assert ["the models were run" in note for note in notes] == [True]
     with pytest.raises(OdtpackError, match="'h'"):
@@ -218,7 +215,6 @@ def test_sizes_that_nothing_tells_are_no_reason_to_refuse(tmp_path: Path) -> Non
     notes: list[str] = []
     manifest = build_package(model, tmp_path / "package", loss="mse", remark=notes.append)
     assert any("no sizes of the inputs were found" in note for note in notes)
-    assert manifest.self_check is not None
     assert "no sizes are known" in str(manifest.self_check.reason)
 
 

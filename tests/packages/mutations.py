@@ -35,13 +35,7 @@ Mutation = tuple[str, Callable[[Path], None]]
 
 
 def damage(names: list[str], count: int, seed: int) -> Iterator[Mutation]:
-    """Yield what damages a package without anybody's intent, and crude tampering.
-
-    Args:
-        names: Files of the package, the manifest among them.
-        count: How many mutations.
-        seed: Seed of the random numbers.
-    """
+    """Yield what damages a package of these files without anybody's intent, and crude tampering."""
     rng = random.Random(seed)
     fixed = [*_folders(names), *_paths(), *_duplicate_keys(), *_texts()]
     yield from fixed[:count]

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -29,6 +28,7 @@ from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SESSION_CONFIG
 from odtpack_runtime.package.verify import verify_package
+from tests.programs import ran
 
 HEADERS = Path(__file__).parents[1] / "hostile" / "config_keys.txt"
 WRITES = "session.collect_node_memory_stats_to_file"
@@ -206,11 +206,7 @@ def test_the_command_refuses_and_writes_nothing(copy: Path, tmp_path: Path) -> N
         ["verify", str(copy), "--stranger"],
         ["train", str(copy), "--data", str(data), "--out", str(tmp_path / "trained")],
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "odtpack", *command],
-            capture_output=True, text=True, check=False, cwd=tmp_path,
-        )  # fmt: skip
-        assert done.returncode == 2
+        done = ran(sys.executable, "-m", "odtpack", *command, code=2, cwd=tmp_path)
         assert "manifest-invalid" in done.stderr
         assert victim.read_text() == "my only copy"
 

@@ -23,6 +23,7 @@ from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.packages.samples import small_model, with_values
+from tests.refused import refused
 
 _HEAD = ["fc.*"]
 
@@ -203,9 +204,8 @@ def test_whether_the_checkpoint_opens_as_it_is(trained: Trained) -> None:
     if trained.verdict.opens_as_is:
         train(trained.new, without_optimizer(trained.state()))
     else:
-        with pytest.raises(OdtpackError) as caught:
+        with refused("model-mismatch"):
             open_with(trained.new, without_optimizer(trained.state()))
-        assert caught.value.code == "model-mismatch"
 
 
 @cases("compatible")
@@ -218,7 +218,6 @@ def test_compatible_goes_on_with_moments(trained: Trained) -> None:
         _, optimizer = open_with(trained.new, state)
         saved = trained.state()
         assert saved.optimizer is not None
-        assert state.optimizer is not None
         assert optimizer.step_count == 3
         assert optimizer.get_learning_rate() == np.float32(0.01)
         assert state.properties["epoch"] == 7
@@ -238,9 +237,8 @@ def test_parameters_go_on_and_moments_do_not(
     case = CASES[request.node.callspec.params["trained"]]
     names = trained.verdict.carry_over
     if case.moments_fit:
-        with pytest.raises(OdtpackError) as caught:
+        with refused("optimizer-mismatch"):
             open_with(trained.new, trained.state())
-        assert caught.value.code == "optimizer-mismatch"
         assert "from adamw to adam" in trained.verdict.reset_reasons[0]
     else:
         with pytest.raises(OdtpackError) as caught:
@@ -263,9 +261,8 @@ def test_incompatible_parameters_have_no_place(trained: Trained) -> None:
     """Each one that is named cannot be carried over; all others can."""
     assert trained.verdict.problems
     for problem in trained.verdict.problems:
-        with pytest.raises(OdtpackError) as caught:
+        with refused("carry-over-parameter"):
             carry_over(trained.state(), trained.fresh(), [problem.parameter])
-        assert caught.value.code == "carry-over-parameter"
     state = carry_over(
         trained.state(), trained.fresh(), trained.verdict.carry_over, optimizer_state=False
     )

@@ -14,8 +14,7 @@ HEAD = "g (float[4] source, float[4] g, float[4, 4] w, bool c) => ({outputs}) {{
 def _verify(body: str, outputs: str = "float[4] out") -> None:
     graph = parse(HEAD.format(outputs=outputs, body=body)).graph
     source = next(value for value in graph.inputs if value.name == "source")
-    out = next(value for value in graph.outputs if value.name == "out")
-    verify(graph, source, out)
+    verify(graph, source, next(value for value in graph.outputs if value.name == "out"))
 
 
 IF = """

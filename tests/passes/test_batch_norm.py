@@ -11,6 +11,7 @@ from odtpack.graph import graphs
 from odtpack.graph.ops import Ops
 from odtpack.passes import batch_norm
 from tests.passes.tools import check, op_types, parse, run
+from tests.refused import refused
 
 NORM = """
 norm (float[{shape}] x, float[3] scale, float[3] bias, float[3] mean, float[3] var)
@@ -178,9 +179,8 @@ def test_inference_mode_is_left_alone(opset: int) -> None:
 def test_unknown_channels_are_refused(shape: str) -> None:
     """A single axis, too, which ONNX allows for a single channel."""
     model = _model(shape=shape)
-    with pytest.raises(OdtpackError) as caught:
+    with refused("unknown-shape"):
         _updates(model)
-    assert caught.value.code == "unknown-shape"
     x = model.graph.inputs[0]
     with pytest.raises(OdtpackError, match="'x'"):
         batch_norm.count_per_channel(Ops(model.graph, "new/"), x, ir.DataType.FLOAT)
@@ -200,9 +200,8 @@ def test_evaluation_uses_the_running_statistics() -> None:
 @pytest.mark.parametrize("name", ["m2", "v2"])
 def test_statistics_read_by_other_nodes_are_refused(name: str) -> None:
     body = TRAIN.format(attributes="") + f" z = Neg({name})"
-    with pytest.raises(OdtpackError, match="hands its statistics") as caught:
+    with refused("batch-norm-statistics-used", "hands its statistics"):
         batch_norm.mark(_model(body, outputs="y, float[3] z").graph)
-    assert caught.value.code == "batch-norm-statistics-used"
 
 
 @pytest.mark.parametrize("name", ["m2", "v2"])
@@ -215,9 +214,8 @@ def test_statistics_returned_are_refused(name: str) -> None:
 def test_running_statistics_read_elsewhere_are_refused(name: str) -> None:
     """Their update is written into their memory, perhaps before the other node reads it."""
     body = TRAIN.format(attributes="") + f" z = Neg({name})"
-    with pytest.raises(OdtpackError, match=f"'{name}'") as caught:
+    with refused("statistic-shared", f"'{name}'"):
         batch_norm.mark(_model(body, outputs="y, float[3] z").graph)
-    assert caught.value.code == "statistic-shared"
 
 
 def test_names_that_the_model_has_stay_its_own() -> None:

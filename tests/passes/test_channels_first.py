@@ -165,18 +165,16 @@ def test_convolutions_left_alone(x: str, w: str, attributes: str) -> None:
     assert_unchanged(small_convolutions, _convolution(x, w, attributes))
 
 
-def test_a_constant_weight() -> None:
+@pytest.mark.parametrize(
+    ("given", "weight"),
+    [
+        pytest.param("", "Constant <value = float[1, 2, 1, 1] {1, 2}> ()", id="constant"),
+        pytest.param(", float[1, 2, 1, 1] v", "Neg(v)", id="computed"),
+    ],
+)
+def test_a_weight_that_is_not_stored(given: str, weight: str) -> None:
     model = parse(
-        "g (float[N, 2, 3, 3] x) => (float[N, 1, 3, 3] y)"
-        "{ w = Constant <value = float[1, 2, 1, 1] {1, 2}> () y = Conv(x, w) }"
-    )
-    assert_unchanged(small_convolutions, model)
-
-
-def test_a_computed_weight() -> None:
-    model = parse(
-        "g (float[N, 2, 3, 3] x, float[1, 2, 1, 1] v) => (float[N, 1, 3, 3] y)"
-        "{ w = Neg(v) y = Conv(x, w) }"
+        f"g (float[N, 2, 3, 3] x{given}) => (float[N, 1, 3, 3] y) {{ w = {weight} y = Conv(x, w) }}"
     )
     assert_unchanged(small_convolutions, model)
 

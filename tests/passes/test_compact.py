@@ -94,8 +94,7 @@ def test_types_go_that_inference_finds() -> None:
 def test_shapes_stay_that_inference_does_not_find() -> None:
     """The packager may know a shape that follows from data."""
     model = parse("g (float[6] x, int64[2] s) => (float[n, m] y) { t = Reshape(x, s) y = Neg(t) }")
-    value = model.graph[0].outputs[0]
-    value.shape = ir.Shape([2, 3])
+    model.graph[0].outputs[0].shape = ir.Shape([2, 3])
     small = compact(model, keep_names=False)
     (info,) = ir.to_proto(small).graph.value_info
     assert [dim.dim_value for dim in info.type.tensor_type.shape.dim] == [2, 3]

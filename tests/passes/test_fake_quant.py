@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
@@ -114,8 +113,7 @@ def test_gradients_are_those_of_pytorch() -> None:
 
 def test_without_zero_point_it_is_zero() -> None:
     feeds = {"x": X, "s": np.asarray(0.01, np.float32), "z": np.array(0, np.uint8)}
-    model = pair("uint8", "", zero=False)
-    _, dx, _ = gradients(model, feeds)
+    _, dx, _ = gradients(pair("uint8", "", zero=False), feeds)
     np.testing.assert_array_equal(dx, SEED * (np.round(X / np.float32(0.01)) >= 0) * (X < 2.555))
 
 

@@ -5,7 +5,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnx_ir as ir
 import onnxruntime
@@ -277,8 +276,7 @@ def test_a_number_with_more_axes_adds_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["inner", "e", "plus", "first"])
 def test_a_part_of_a_gelu_is_read_elsewhere(name: str) -> None:
-    both = "float[N, 5] y, float[N, 5] other"
-    _assert_unchanged(_gelu(GELU + f"other = Neg({name})", both))
+    _assert_unchanged(_gelu(GELU + f"other = Neg({name})", "float[N, 5] y, float[N, 5] other"))
     _assert_unchanged(_gelu(GELU, f"float[N, 5] y, float[N, 5] {name}"))
 
 
@@ -368,8 +366,7 @@ def test_a_fused_kernel_does_not_take_another_epsilon(kind: str) -> None:
     # Once no release that misreads it is supported, the pass can go.
     read_right = np.allclose(unchanged, expected, rtol=1e-3)
     assert read_right == (kind in right_here()), onnxruntime.__version__
-    after = changed(keep_epsilon, model)
-    (found,) = session(ir.to_proto(after), "all").run(None, feeds)
+    (found,) = session(ir.to_proto(changed(keep_epsilon, model)), "all").run(None, feeds)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 

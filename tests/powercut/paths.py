@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -79,13 +80,8 @@ def _checkpoint(*, keep: bool, outside: bool) -> SavePath:
             _done(number)
 
     def prepare(folder: Path) -> None:
-        threshold, writer.EXTERNAL_DATA_THRESHOLD = writer.EXTERNAL_DATA_THRESHOLD, (
-            64 if outside else 2**30
-        )  # fmt: skip
-        try:
+        with mock.patch.object(writer, "EXTERNAL_DATA_THRESHOLD", 64 if outside else 2**30):
             _save(folder, 0, keep=keep)
-        finally:
-            writer.EXTERNAL_DATA_THRESHOLD = threshold
 
     return SavePath(prepare, act, look_at_checkpoint)
 
@@ -113,8 +109,7 @@ def _look_at_package(folder: Path, name: str = "package") -> int:
             raise
         finish_update(folder / name)
         package = Package.open(folder / name)
-    settings = str(package.manifest.optimizer)
-    return 1 if "0.7" in settings else 0
+    return 1 if "0.7" in str(package.manifest.optimizer) else 0
 
 
 def _act_once(call: Callable[[Path], object]) -> Callable[[Path], None]:

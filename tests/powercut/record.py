@@ -65,7 +65,6 @@ def record(
             words, stdout=subprocess.PIPE, stderr=errors, text=True, env=env,
             start_new_session=True,
         ) as process:  # fmt: skip
-            assert process.stdout is not None
             # strace writes a call down after it returned: the next number says that it has.
             for _ in range(saves + 1 if saves else 0):
                 process.stdout.readline()

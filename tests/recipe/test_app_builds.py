@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import arrays, tree
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "app-builds"
@@ -43,13 +44,11 @@ def project(folder: Path) -> Path:
 
 def shell(project: Path, command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     path = f"{project / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        command,
+    return ran(
+        *command,
+        code=None,
         cwd=project,
         env={**os.environ, "PATH": path, "COLUMNS": "100", **variables},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 
@@ -60,7 +59,6 @@ def steps(text: str) -> list[dict[str, object]]:
     """
     found: list[dict[str, object]] = []
     block = re.search(r"^( *)steps:\n((?:\1 +.*\n|\n)+)", text, re.M)
-    assert block is not None
     lines = textwrap.dedent(block[2]).splitlines()
     index = 0
     inside = ""
@@ -110,9 +108,7 @@ class TestYaml:
             script = str(step["run"])
             assert step["shell"] == "bash"
             assert "${{" not in script  # a value with a quote in it would be run as a command
-            done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True,
-                                  check=False)  # fmt: skip
-            assert done.returncode == 0, done.stderr
+            ran("bash", "-n", input=script)
             env = step["env"]
             assert isinstance(env, dict)
             for name in re.findall(r"\$\{?([A-Z_]+)", script):
@@ -121,7 +117,6 @@ class TestYaml:
 
 def test_action_declares_what_it_uses() -> None:
     inputs = re.search(r"^inputs:\n(.*?)^outputs:\n(.*?)^runs:", ACTION, re.M | re.S)
-    assert inputs is not None
     declared = set(re.findall(r"^  ([a-z-]+):", inputs[1], re.M))
     assert set(re.findall(r"inputs\.([a-z-]+)", ACTION)) == declared
     outputs = set(re.findall(r"^  ([a-z-]+):", inputs[2], re.M))
@@ -203,8 +198,7 @@ def test_action_builds_then_takes_it_from_the_cache(project: Path, tmp_path: Pat
     first = once()
     assert first["built"] == "true"
     assert len(first["cache-key"]) == 64
-    app = project / "app" / "src" / "main" / "assets" / "odtpack"
-    assert set(tree(app)) == NEEDED
+    assert set(tree(project / "app" / "src" / "main" / "assets" / "odtpack")) == NEEDED
     # What the cache keeps, on another machine: the same bytes with other times.
     cached = [step["with"] for step in steps(ACTION) if "actions/cache" in str(step.get("uses"))]
     assert isinstance(cached[0], dict)
@@ -233,8 +227,7 @@ def test_gradle_runs_these_commands(project: Path) -> None:
             assert done.returncode == 0, done.stderr
     assert "unchanged" in done.stderr
     assert set(tree(project / paths["assets.get().asFile.path"])) == NEEDED
-    version = shell(project, ["odtpack", "--version"])
-    assert version.stdout.startswith("odtpack ")
+    assert shell(project, ["odtpack", "--version"]).stdout.startswith("odtpack ")
     declared = re.findall(r"outputs\.dir\((\w+)\)", GRADLE)
     assert declared == ["built", "assets"]
     assert GRADLE.count("{") == GRADLE.count("}")
@@ -289,9 +282,7 @@ class TestXcode:
 @pytest.mark.parametrize("platform", ["android", "ios"])
 def test_fastlane_runs_these_commands(project: Path, platform: str) -> None:
     lane = re.search(rf"platform :{platform} do(.*?)^end", FASTFILE, re.M | re.S)
-    assert lane is not None
     call = re.search(r'build_training_package\(recipe, "(--\w+)", "([^"]+)"\)', lane[1])
-    assert call is not None
     package = re.search(r'package = "([^"]+)"', FASTFILE)
     assert package is not None
     commands = re.findall(r"sh\((.*)\)", FASTFILE)

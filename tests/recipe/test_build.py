@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from odtpack.errors import OdtpackError
 from odtpack.fit.finalists import Surroundings, recipe_text
 from odtpack.recipe import BuildSpec, read_recipe
 from odtpack.recipe.key import cache_key, write_stamp
@@ -20,7 +18,9 @@ from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.cli.conftest import arrays, assert_refused, tree
+from tests.programs import ran
 from tests.recipe.conftest import RECIPE, Run, Write, run
+from tests.refused import refused
 from tests.test_docs import prepare_encoder
 
 FULL = """
@@ -71,8 +71,7 @@ AS_OPTIONS = (
 
 def test_a_recipe_builds_what_options_build(run: Run, folder: Path) -> None:
     (folder / "recipe.toml").write_text('outputs = ["output"]\n' + RECIPE + FULL)
-    outcome = run("build", "--recipe", folder / "recipe.toml")
-    assert outcome.code == 0, outcome.err
+    run("build", "--recipe", folder / "recipe.toml", code=0)
     other = folder / "other"
     assert run("build", folder / "factory.onnx", "--out", other, *AS_OPTIONS).code == 0
     assert tree(folder / "package") == tree(other)
@@ -88,8 +87,8 @@ def test_options_take_the_place_of_keys(run: Run, folder: Path, write: Write) ->
         *("--loss", "mse", "--optimizer", "adamw", "--beta1", 0.8, "--freeze", "conv2.*"),
         *("--accumulate", 1, "--clip-value", 0.5, "--group", "conv1.*:decay=1"),
         *("--schedule", "cosine"),
+        code=0,
     )
-    assert outcome.code == 0, outcome.err
     content = outcome.json()
     assert not (folder / "package").exists()
     assert content["loss"] == "mse"
@@ -111,8 +110,8 @@ def test_one_option_of_the_recipes_own_loss_and_optimizer(
     outcome = run(
         *("build", "--recipe", write(FULL), "--json"),
         *("--loss-option", "label_smoothing=0.3", "--momentum", 0.5),
+        code=0,
     )
-    assert outcome.code == 0, outcome.err
     content = outcome.json()
     assert content["loss_options"]["label_smoothing"] == 0.3
     assert content["loss_options"]["ignore_index"] == 2
@@ -184,8 +183,7 @@ class TestTarget:
         """Without a target the model of opset 13 is read as one of opset 17."""
         _linear(folder / "factory.onnx", 13, 7)
         for more, opset in (("", 17), ('[target]\nonnxruntime = "1.8"\n', 13)):
-            outcome = run("build", "--recipe", write(more))
-            assert outcome.code == 0, outcome.err
+            run("build", "--recipe", write(more), code=0)
             manifest = Package.open(folder / "package").manifest
             assert manifest.opsets[""] == opset
         assert manifest.minimum_onnxruntime == "1.8"
@@ -194,9 +192,8 @@ class TestTarget:
 class TestIfChanged:
     def build(self, run: Run, folder: Path, *options: object) -> bool:
         outcome = run(
-            "build", "--recipe", folder / "recipe.toml", "--if-changed", "--json", *options
+            "build", "--recipe", folder / "recipe.toml", "--if-changed", "--json", *options, code=0
         )
-        assert outcome.code == 0, outcome.err
         content = outcome.json()
         assert content["cache_key"] in outcome.err
         built = content["built"]
@@ -264,8 +261,7 @@ def _keys(folder: Path) -> str:
 
 class TestCacheKey:
     def test_is_that_of_build(self, run: Run, folder: Path) -> None:
-        outcome = run("cache-key", "--recipe", folder / "recipe.toml")
-        assert outcome.code == 0
+        outcome = run("cache-key", "--recipe", folder / "recipe.toml", code=0)
         assert outcome.err == ""
         key = outcome.out.strip()
         assert len(key) == 64
@@ -320,11 +316,7 @@ class TestCacheKey:
             "print(json.dumps(sorted(sys.modules)))\n"
             "sys.exit(code)\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", probe], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        loaded = set(json.loads(done.stdout.splitlines()[-1]))
+        loaded = set(json.loads(ran(sys.executable, "-c", probe).stdout.splitlines()[-1]))
         unwanted = {
             "jinja2", "odtpack.autodiff", "odtpack.build", "odtpack.model.loading",
             "onnx.reference", "onnx_ir", "onnxruntime.tools", "rich", "scipy", "sklearn", "torch",
@@ -418,16 +410,16 @@ def test_every_key_of_the_head_decides_the_package(prepared: Path) -> None:
     ],
 )
 def test_what_is_no_head_is_refused_with_its_key(prepared: Path, head: str, key: str) -> None:
-    with pytest.raises(OdtpackError) as caught:
+    with refused("recipe-invalid") as caught:
         read_recipe(written(prepared, head))
-    assert caught.value.code == "recipe-invalid"
     assert key in caught.value.what
 
 
 def test_a_head_that_does_not_fit_is_refused_with_the_model(run: Run, prepared: Path) -> None:
     for head, code in (("none", "head-without-input"), ('cls"\ninput = "no', "unknown-output")):
-        outcome = run("build", "--recipe", written(prepared, f'pool = "{head}"\nclasses = 3'))
-        assert outcome.code == 2
+        outcome = run(
+            "build", "--recipe", written(prepared, f'pool = "{head}"\nclasses = 3'), code=2
+        )
         assert f"[{code}]" in outcome.err
         assert "encoder.onnx" in outcome.err
     assert not (prepared / "package").exists()
@@ -472,7 +464,6 @@ def test_budgets_devices_and_batch_are_those_of_the_recipe(
     assert '"batch_size": 6' in outcome.out
     (folder / "wide.toml").write_text('[budgets]\npackage_size = "1 GB"\n')
     options = "--budget", folder / "wide.toml", "--device", "pi-4", "--batch-size", 4
-    outcome = run(*command, "--recipe", recipe, "--json", *options)
-    assert outcome.code == 0, outcome.err
+    outcome = run(*command, "--recipe", recipe, "--json", *options, code=0)
     assert [device["name"] for device in outcome.json()["devices"]] == ["raspberrypi/pi-4"]
     assert '"batch_size": 4' in outcome.out

@@ -111,8 +111,7 @@ def test_a_package_without_other_files_keeps_its_manifest(
 
 def test_command(run: Run, package: Path, tmp_path: Path) -> None:
     app, bundle = tmp_path / "app", tmp_path / "bundle"
-    outcome = run("install", package, "--android", app, "--ios", bundle, "--json")
-    assert outcome.code == 0, outcome.err
+    outcome = run("install", package, "--android", app, "--ios", bundle, "--json", code=0)
     assert 'noCompress += listOf("onnx"' in outcome.err
     content = outcome.json()
     assert content["android"]["changed"] is True

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnxruntime
 import pytest
@@ -26,6 +25,7 @@ from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackE
 from tests import zoo
 from tests.packaging_tools import generate, open_training
 from tests.reference.packaged import follows, package, parsed, random
+from tests.refused import refused
 from tests.training.forward import linear, make
 
 # 1. LinearLRScheduler hands its arguments on in the wrong order
@@ -67,18 +67,16 @@ def test_06_evaluation_without_an_evaluation_model(tmp_path: Path) -> None:
     make(linear(), tmp_path)
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = Module(tmp_path / "training_model.onnx", state)
-    with pytest.raises(OdtpackError) as caught:
+    with refused("no-eval-model"):
         module.eval()(random(4, 3), random(4, 2))
-    assert caught.value.code == "no-eval-model"
     assert np.isfinite(module.train()(random(4, 3), random(4, 2)))
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_06_an_empty_batch(training: bool, tmp_path: Path) -> None:
     _, module, _ = package(tmp_path, linear(), ["w"], LossType.CrossEntropyLoss)
-    with pytest.raises(OdtpackError) as caught:
+    with refused("empty-batch"):
         module.train(training)(np.zeros((0, 3), np.float32), np.zeros(0, np.int64))
-    assert caught.value.code == "empty-batch"
     assert np.isfinite(module(random(4, 3), np.array([0, 1, 1, 0])))
 
 
@@ -120,9 +118,8 @@ def test_06_an_if_on_the_way(positive: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_06_labels_out_of_range(label: int, training: bool, tmp_path: Path) -> None:
     state, module, _ = package(tmp_path, linear(), ["w"], LossType.CrossEntropyLoss)
-    with pytest.raises(OdtpackError, match=f"label {label} at \\[2\\]") as caught:
+    with refused("label-out-of-range", f"label {label} at \\[2\\]"):
         module.train(training)(random(4, 3), np.array([0, 1, label, 0]))
-    assert caught.value.code == "label-out-of-range"
     assert not state.parameters["w"].grad.any()
 
 
@@ -181,9 +178,8 @@ def test_09_sgd_refuses_the_state_of_adamw(tmp_path: Path) -> None:
     optimizer.step()
     CheckpointState.save_checkpoint(state, tmp_path / "c", include_optimizer_state=True)
     package(tmp_path / "s", linear(), ["w"])
-    with pytest.raises(OdtpackError) as caught:
+    with refused("optimizer-mismatch"):
         open_training(tmp_path / "s", checkpoint=tmp_path / "c")
-    assert caught.value.code == "optimizer-mismatch"
 
 
 # 10. AdamW
@@ -354,8 +350,7 @@ def test_04_a_frozen_batch_normalization_stays_frozen(train: list[str], tmp_path
                   for t in model.graph.initializer}  # fmt: skip
 
     def forward(x: Tensor, **trained: Tensor) -> Tensor:
-        values = {**all_values, **trained}
-        return norm_forward(x, training=False, **values)
+        return norm_forward(x, training=False, **{**all_values, **trained})
 
     x = random(4, 3, 5, 5, seed=7)
     _, module, optimizer = follows(tmp_path, model, train, x, forward)
@@ -485,7 +480,6 @@ def test_08_dropout_without_a_mask(tmp_path: Path) -> None:
     kept = float(module(x, target)) / (4 / 3) ** 2
     assert 0.7 < kept < 0.8
     gradient = state.parameters["w"].grad
-    assert gradient is not None
     np.testing.assert_allclose(gradient.sum(), 2 * kept * (4 / 3) ** 2, rtol=1e-4)
     assert module.eval()(x, target) == 1
 

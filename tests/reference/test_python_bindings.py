@@ -28,6 +28,7 @@ from odtpack_runtime import (
 )
 from tests import zoo
 from tests.packaging_tools import OPTIMIZERS, generate, open_training, trainable_names
+from tests.refused import refused
 from tests.torch_twins import twin
 
 MODEL = zoo.mlp((784, 500, 10))
@@ -66,7 +67,6 @@ def test_train_step(package: Path) -> None:
     np.testing.assert_allclose(ours, loss.item(), rtol=1e-6)
     assert logits.shape == (64, 10)
     for name, parameter in theirs.named_parameters():
-        assert parameter.grad is not None
         found = state.parameters[name].grad
         np.testing.assert_allclose(found, parameter.grad.numpy(), rtol=1e-4, atol=1e-7)
 
@@ -169,9 +169,8 @@ def test_export_model_for_inferencing(package: Path, tmp_path: Path) -> None:
 def test_cuda_execution_provider(package: Path) -> None:
     """There is no other device; the reference's test only makes the Module."""
     state = CheckpointState.load_checkpoint(package / "checkpoint")
-    with pytest.raises(OdtpackError, match="cuda") as caught:
+    with refused("unsupported-device", "cuda"):
         Module(package / "training_model.onnx", state, device="cuda")
-    assert caught.value.code == "unsupported-device"
 
 
 @pytest.mark.parametrize(
@@ -249,9 +248,8 @@ def test_ort_custom_ops(tmp_path: Path) -> None:
         nodes = onnx.load(tmp_path / f"{name}_model.onnx").graph.node
         assert ("test.customop", "Prepare") in {(node.domain, node.op_type) for node in nodes}
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-    with pytest.raises(OdtpackError, match="Prepare") as caught:
+    with refused("model-not-loadable", "Prepare"):
         Module(tmp_path / "training_model.onnx", state)
-    assert caught.value.code == "model-not-loadable"
     options = onnxruntime.SessionOptions()
     with pytest.raises(Exception, match="no-such-library"):
         options.register_custom_ops_library("no-such-library.so")
@@ -297,7 +295,7 @@ def test_step_with_ort_values(training: bool, package: Path) -> None:
         assert np.array_equal(result.numpy(), array)
 
 
-def test_get_and_set_parameter_values(package: Path, tmp_path: Path) -> None:
+def test_get_and_set_parameter_values(package: Path) -> None:
     """By name and by iteration, before and after a Module exists; live views of both."""
     state = CheckpointState.load_checkpoint(package / "checkpoint")
     theirs = dict(pytorch().named_parameters())
@@ -315,7 +313,6 @@ def test_get_and_set_parameter_values(package: Path, tmp_path: Path) -> None:
     optimizer = Optimizer(package / "optimizer_model.onnx", module)
     weight = state.parameters["fc1.weight"]
     view, gradient = weight.data, weight.grad
-    assert gradient is not None
     assert not gradient.any()
     module(*data())
     assert gradient.any()
@@ -350,9 +347,8 @@ def test_model_construction_with_nominal_checkpoint(package: Path) -> None:
         module.get_contiguous_parameters,
         lambda: state.parameters["fc1.weight"],
     ):
-        with pytest.raises(OdtpackError) as caught:
+        with refused("nominal-state"):
             use()
-        assert caught.value.code == "nominal-state"
 
 
 def test_train_with_nominal_checkpoint(package: Path, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from odtpack.artifacts import OptimType
 from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError, Optimizer
 from odtpack_runtime.checkpoint.format import parse_checkpoint
 from tests import zoo
-from tests.packaging_tools import batch, generate, open_training
+from tests.packaging_tools import batch, generate, losses_of_steps, open_training
+from tests.refused import refused
 
 MODEL = zoo.mlp((20, 30, 10))
 
@@ -29,7 +30,6 @@ def test_gradients_accumulate_until_they_are_reset(package: Path) -> None:
     state, module, _ = open_training(package)
     first, second = batch(MODEL, 8, 1), batch(MODEL, 8, 2)
     gradient = state.parameters["fc1.weight"].grad
-    assert gradient is not None
     module(*first)
     one = gradient.copy()
     module.lazy_reset_grad()
@@ -86,18 +86,14 @@ def test_parameters_by_name_are_read_and_updated(package: Path) -> None:
 def test_buffers_of_a_wrong_size(package: Path) -> None:
     _, module, _ = open_training(package)
     for size in (0, module.get_parameters_size() - 1, module.get_parameters_size() + 1):
-        with pytest.raises(OdtpackError) as caught:
+        with refused("buffer-size"):
             module.copy_buffer_to_parameters(np.zeros(size, np.float32))
-        assert caught.value.code == "buffer-size"
 
 
 @pytest.mark.parametrize("with_optimizer", [True, False])
 def test_a_checkpoint_round_trip(package: Path, tmp_path: Path, with_optimizer: bool) -> None:
     state, module, optimizer = open_training(package)
-    for seed in range(2):
-        module(*batch(MODEL, 8, seed))
-        optimizer.step()
-        module.lazy_reset_grad()
+    losses_of_steps(module, optimizer, (batch(MODEL, 8, seed) for seed in range(2)))
     state.properties["epoch"] = 3
     path = tmp_path / "checkpoint"
     CheckpointState.save_checkpoint(state, path, include_optimizer_state=with_optimizer)
@@ -117,13 +113,11 @@ def test_a_checkpoint_round_trip(package: Path, tmp_path: Path, with_optimizer: 
 
 def test_a_checkpoint_in_memory(package: Path) -> None:
     data = (package / "checkpoint").read_bytes()
-    state = CheckpointState(parse_checkpoint(data))
-    assert len(state.parameters) == 4
+    assert len(CheckpointState(parse_checkpoint(data)).parameters) == 4
     with pytest.raises(OdtpackError):
         parse_checkpoint(data[: len(data) // 2])
 
 
 def test_a_missing_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(OdtpackError) as caught:
+    with refused("checkpoint-not-found"):
         CheckpointState.load_checkpoint(tmp_path / "nothing")
-    assert caught.value.code == "checkpoint-not-found"

@@ -29,6 +29,7 @@ from odtpack_simulator.result import (
 )
 from odtpack_simulator.values.figure import Check, Unit
 from odtpack_simulator.values.units import Interval
+from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
 
 BUDGETS = b"""
@@ -63,45 +64,33 @@ def stored_result(names: Sequence[str] | None = None) -> SimulationResult:
     if names is None:
         return result
     kept = [device for device in result.devices if device.name in names]
-    return result.model_copy(update={"devices": kept})
+    return changed(result, devices=kept)
 
 
 def demo_result(names: Sequence[str] | None = None, *, scale: float = 2.0) -> SimulationResult:
-    """The judged result.
-
-    Args:
-        names: Shipped profiles, all by default.
-        scale: Factor on the memory of everything that grows with the batch.
-    """
+    """The judged result; ``scale`` is a factor on the memory that grows with the batch."""
     result = judge(rich(make_result(names, scale=scale, app=True)), parse_budgets(BUDGETS))
-    devices = [_with_campaign_checks(device) for device in result.devices]
-    return result.model_copy(update={"devices": devices})
+    return changed(result, devices=[_with_campaign_checks(device) for device in result.devices])
 
 
 def rich(result: SimulationResult) -> SimulationResult:
     """The result with a campaign per device, interruptions, phases and costs of operators."""
-    training = result.training.model_copy(
-        update={"curve": _curve(), "metric_interval": (0.9518, 0.9762)}
-    )
-    host = result.latency_host.model_copy(
-        update={
-            "by_operator": [
-                cost.model_copy(
-                    update={
-                        "flops": _times(PER_STEP_FLOPS.get(cost.op_type)),
-                        "moved_bytes": _times(PER_STEP_BYTES.get(cost.op_type)),
-                    }
-                )
-                for cost in result.latency_host.by_operator
-            ],
-            "p50_ms": Interval(low=41.0, typical=41.2, high=41.5),
-            "p90_ms": Interval(low=42.3, typical=42.6, high=43.1),
-            "session_creation_ms": 61.2,
-            "checkpoint_load_ms": 9.4,
-            "checkpoint_save_ms": 21.7,
-            "checkpoint_bytes": CHECKPOINT_BYTES,
-        }
-    )
+    host = {
+        "by_operator": [
+            changed(
+                cost,
+                flops=_times(PER_STEP_FLOPS.get(cost.op_type)),
+                moved_bytes=_times(PER_STEP_BYTES.get(cost.op_type)),
+            )
+            for cost in result.latency_host.by_operator
+        ],
+        "p50_ms": Interval(low=41.0, typical=41.2, high=41.5),
+        "p90_ms": Interval(low=42.3, typical=42.6, high=43.1),
+        "session_creation_ms": 61.2,
+        "checkpoint_load_ms": 9.4,
+        "checkpoint_save_ms": 21.7,
+        "checkpoint_bytes": CHECKPOINT_BYTES,
+    }
     predicted = result.memory.predicted.peak_bytes
     measured = result.memory.measured_peak_bytes
     phases = [
@@ -115,15 +104,14 @@ def rich(result: SimulationResult) -> SimulationResult:
         ),
         PhasePeak(phase="checkpoint saved", predicted_bytes=48_600_000, measured_bytes=None),
     ]
-    return result.model_copy(
-        update={
-            "policy": Policy(sessions_per_day=1.0, save_every=20, state="background"),
-            "training": training,
-            "latency_host": host,
-            "memory": result.memory.model_copy(update={"phases": phases}),
-            "devices": [_device(device) for device in result.devices],
-            "interruption": interruption(),
-        }
+    return changed(
+        result,
+        policy=Policy(sessions_per_day=1.0, save_every=20, state="background"),
+        training={"curve": _curve(), "metric_interval": (0.9518, 0.9762)},
+        latency_host=host,
+        memory={"phases": phases},
+        devices=[_device(device) for device in result.devices],
+        interruption=interruption(),
     )
 
 
@@ -169,30 +157,25 @@ def _device(device: DeviceResult) -> DeviceResult:
             NotJudged(figure=name, reason="the step time is unknown")
             for name in ("active_s", "sessions", "days", "energy_j", "battery_share")
         ]
-        campaign = DeviceCampaign(not_judged=missing)
-        return device.model_copy(update={"campaign": campaign})
-    latency = device.latency.model_copy(
-        update={
-            "p90_ms": step.scaled(1.06),
-            "first_step_ms": step.scaled(2.3),
-            "session_creation_ms": Interval(low=60, typical=140, high=310),
-            "checkpoint_load_ms": Interval(low=11, typical=19, high=42),
-            "checkpoint_save_ms": Interval(low=35, typical=71, high=180),
-            "threads": 1 if device.os == "linux" else 4,
-            "by_class": [
-                ClassTime(operator_class="compute", host_ms=29.8, device_ms=step.scaled(0.7)),
-                ClassTime(operator_class="memory", host_ms=10.7, device_ms=step.scaled(0.27)),
-                ClassTime(operator_class="other", host_ms=0.8, device_ms=step.scaled(0.03)),
-            ],
-        }
-    )
-    memory = device.memory
-    if memory.limit_bytes is not None:
-        warning = int(0.8 * memory.limit_bytes)
-        held = "cgroup" if memory.outcome == "killed" else None
-        memory = memory.model_copy(update={"warning_bytes": warning, "held": held})
-    changes = {"latency": latency, "memory": memory, "campaign": _campaign(device, step)}
-    return device.model_copy(update=changes)
+        return changed(device, campaign=DeviceCampaign(not_judged=missing))
+    latency = {
+        "p90_ms": step.scaled(1.06),
+        "first_step_ms": step.scaled(2.3),
+        "session_creation_ms": Interval(low=60, typical=140, high=310),
+        "checkpoint_load_ms": Interval(low=11, typical=19, high=42),
+        "checkpoint_save_ms": Interval(low=35, typical=71, high=180),
+        "threads": 1 if device.os == "linux" else 4,
+        "by_class": [
+            ClassTime(operator_class="compute", host_ms=29.8, device_ms=step.scaled(0.7)),
+            ClassTime(operator_class="memory", host_ms=10.7, device_ms=step.scaled(0.27)),
+            ClassTime(operator_class="other", host_ms=0.8, device_ms=step.scaled(0.03)),
+        ],
+    }
+    memory: dict[str, object] = {}
+    if device.memory.limit_bytes is not None:
+        held = "cgroup" if device.memory.outcome == "killed" else None
+        memory = {"warning_bytes": int(0.8 * device.memory.limit_bytes), "held": held}
+    return changed(device, latency=latency, memory=memory, campaign=_campaign(device, step))
 
 
 def _campaign(device: DeviceResult, step: Interval) -> DeviceCampaign:
@@ -279,4 +262,4 @@ def _with_campaign_checks(device: DeviceResult) -> DeviceResult:
     verdict = device.verdict
     if verdict == "pass" and any(check.status == "fail" for check in checks):
         verdict = "warn"
-    return device.model_copy(update={"checks": checks, "verdict": verdict})
+    return changed(device, checks=checks, verdict=verdict)

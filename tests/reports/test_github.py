@@ -13,6 +13,7 @@ from odtpack_simulator.reports.junit_report import render_junit
 from odtpack_simulator.result import SimulationResult
 from tests.reports.demo import stored_result
 from tests.reports.hostile import HOSTILE, hostile_result
+from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
 
 
@@ -88,13 +89,9 @@ def test_paths_are_those_from_the_root_of_the_repository(
         str(tmp_path / "b.toml"): "b.toml",
         "/elsewhere/b.toml": "/elsewhere/b.toml",
     }.items():
-        check = (
-            result.devices[0]
-            .checks[0]
-            .model_copy(update={"status": "fail", "budget_location": f"{given}:3"})
-        )
-        device = result.devices[0].model_copy(update={"checks": [check]})
-        found = commands(result.model_copy(update={"devices": [device], "checks": []}))
+        device = result.devices[0]
+        check = changed(device.checks[0], status="fail", budget_location=f"{given}:3")
+        found = commands(changed(result, devices=[changed(device, checks=[check])], checks=[]))
         assert [c.properties["file"] for c in found if "file" in c.properties] == [shown]
 
 
@@ -118,16 +115,11 @@ def test_the_limits_of_github_are_kept_and_the_rest_is_counted(result: Simulatio
     device = result.devices[0]
     check = device.checks[0]
     checks = [
-        check.model_copy(
-            update={"metric": f"metric_{i:03}", "status": "fail", "level": level, "message": "m"}
-        )
+        changed(check, metric=f"metric_{i:03}", status="fail", level=level, message="m")
         for level in ("error", "warn")
         for i in range(37)
     ]
-    crowded = result.model_copy(
-        update={"devices": [device.model_copy(update={"checks": checks})], "checks": []}
-    )
-    found = commands(crowded)
+    found = commands(changed(result, devices=[changed(device, checks=checks)], checks=[]))
     for level in ("error", "warning"):
         of_level = [command for command in found if command.name == level]
         assert len(of_level) == MOST_OF_A_LEVEL == 10
@@ -138,9 +130,9 @@ def test_the_limits_of_github_are_kept_and_the_rest_is_counted(result: Simulatio
 
 def test_long_messages_are_cut(result: SimulationResult) -> None:
     device = result.devices[0]
-    check = device.checks[0].model_copy(update={"status": "fail", "message": "x" * 4000})
-    devices = [device.model_copy(update={"checks": [check]})] * 300
-    found = commands(result.model_copy(update={"devices": devices, "checks": []}))
+    check = changed(device.checks[0], status="fail", message="x" * 4000)
+    devices = [changed(device, checks=[check])] * 300
+    found = commands(changed(result, devices=devices, checks=[]))
     assert max(len(command.data) for command in found) <= MOST_MESSAGE
     assert max(len(command.properties["title"]) for command in found) <= 255
 
@@ -263,9 +255,8 @@ def test_hostile_names_stay_text() -> None:
 
 def test_equal_names_of_checks_are_told_apart() -> None:
     result = stored_result(["google/pixel-8a"])
-    device = result.devices[0]
-    twice = device.model_copy(update={"checks": [*device.checks, device.checks[0]]})
-    root = parsed(render_junit(result.model_copy(update={"devices": [twice]})))
+    checks = result.devices[0].checks
+    root = parsed(render_junit(on_devices(result, checks=[*checks, checks[0]])))
     names = [case.attrib["name"] for case in root[1].findall("testcase")]
     assert names[-1] == f"{names[0]} (2)"
 

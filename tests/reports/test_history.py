@@ -86,8 +86,7 @@ def test_several_results_are_judged_at_once(run: Run, tmp_path: Path) -> None:
         path.write_text(made(scale, 1, "").to_json())
     words = ["--budget", tmp_path / "budgets.toml", "--json"]
     out = ["--report", f"html:{tmp_path}/{{name}}.html", "--badge", tmp_path / "{name}.svg"]
-    outcome = run("judge", *paths, *words, *out)
-    assert outcome.code == 1, outcome.err
+    outcome = run("judge", *paths, *words, *out, code=1)
     assert [each["verdict"] == "fail" for each in outcome.json()] == [False, True]
     assert {"good.html", "bad.html", "good.svg", "bad.svg"} <= {p.name for p in tmp_path.iterdir()}
     assert run("judge", paths[0], *words).json() == outcome.json()[0]
@@ -96,8 +95,7 @@ def test_several_results_are_judged_at_once(run: Run, tmp_path: Path) -> None:
     assert_refused(run("judge", *paths, "--badge", tmp_path / "one.svg"), "cannot-write")
     assert_refused(run("judge", *paths, "--badge", tmp_path / "one.png"), "usage", "--badge")
     page = tmp_path / "history.html"
-    shown = run("history", *paths, "--budget", tmp_path / "budgets.toml", "--out", page)
-    assert shown.code == 0, shown.err
+    run("history", *paths, "--budget", tmp_path / "budgets.toml", "--out", page, code=0)
     assert "2 results, the last one: fail" in page.read_text()
     assert_refused(run("history", *paths, "--out", paths[0]), "cannot-write")
 
@@ -158,8 +156,7 @@ def test_details_open_and_close(result: SimulationResult) -> None:
 def test_it_fits_into_a_comment_and_says_what_is_missing(
     result: SimulationResult, copies: int
 ) -> None:
-    many = result.model_copy(update={"devices": result.devices * copies})
-    data = render_markdown(many)
+    data = render_markdown(result.model_copy(update={"devices": result.devices * copies}))
     assert len(data) < COMMENT
     text = data.decode()
     left = sum(int(n) for n in re.findall(r"_(\d+) more devices left out", text))
@@ -174,8 +171,7 @@ def test_it_fits_into_a_comment_and_says_what_is_missing(
 
 
 def test_hostile_names_stay_text() -> None:
-    data = render_markdown(hostile_result())
-    html = str(PARSER.render(data.decode("utf-8")))
+    html = str(PARSER.render(render_markdown(hostile_result()).decode("utf-8")))
     tags = set(re.findall(r"<([a-z0-9]+)", html))
     assert tags <= set(re.findall(r"<([a-z0-9]+)", page(stored_result())))
     assert "<a " not in html

@@ -18,6 +18,7 @@ from tests.reports.browser import CHROMIUM
 from tests.reports.demo import STORED, demo_result, stored_result
 from tests.reports.hostile import hostile_result
 from tests.reports.page import Page
+from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
 
 SECTIONS = ["devices", "learning", "memory", "latency", "checks", "provenance"]
@@ -60,27 +61,23 @@ def test_verdicts_of_phones_are_marked(html: str, name: str) -> None:
 
 def test_validated_profiles_are_not_marked() -> None:
     result = stored_result(["google/pixel-8a"])
-    devices = [device.model_copy(update={"validated": True}) for device in result.devices]
-    text = Page(render_html(result.model_copy(update={"devices": devices})).decode()).text
+    text = Page(render_html(on_devices(result, validated=True)).decode()).text
     assert "not validated on hardware" not in text
     assert "validated on hardware" in text
 
 
 def test_the_matrix_says_every_verdict_in_words(html: str, result: SimulationResult) -> None:
-    table = section(html, "devices")
-    rows = re.findall(r"<tr>(.*?)</tr>", table, re.S)[1:]
+    rows = re.findall(r"<tr>(.*?)</tr>", section(html, "devices"), re.S)[1:]
     assert len(rows) == len(result.devices)
     for device, row in zip(result.devices, rows, strict=True):
         assert device.title in row.replace("\N{NO-BREAK SPACE}", " ")
         verdict = re.search(r'class="whole">.*?</svg> (.*?)</span>', row, re.S)
-        assert verdict is not None
         assert verdict[1] == WORDS[device.verdict]
         cells = re.findall(r"<td data-label=.*?</td>", row, re.S)
         assert len(cells) == len(TOPICS)
         for cell in cells:
             if "<svg" in cell:  # a symbol never stands without its word
                 word = re.search(r'class="sr">(.*?): </span>', cell)
-                assert word is not None
                 assert word[1] in WORDS.values()
 
 
@@ -108,8 +105,7 @@ def test_operators_have_class_rate_and_a_place_under_the_roof(html: str) -> None
 
 
 def test_curves_of_a_few_devices_can_be_switched_without_scripts(html: str) -> None:
-    part = section(html, "learning")
-    page = Page(part + "</section>")
+    page = Page(section(html, "learning") + "</section>")
     radios = [a for tag, a in page.tags if tag == "input"]
     assert [radio["type"] for radio in radios] == ["radio"] * 5
     labels = [a["for"] for tag, a in page.tags if tag == "label"]
@@ -137,11 +133,9 @@ def test_reasons_of_what_is_not_judged(html: str) -> None:
 
 def test_interruptions_are_told_and_drawn(html: str, result: SimulationResult) -> None:
     part = section(html, "interruptions")
-    assert result.interruption is not None
     assert part.count('class="event"') == len(result.interruption.interruptions)
     assert "bit for bit" in part
-    unequal = result.interruption.model_copy(update={"equal": False, "detail": ""})
-    other = render_html(result.model_copy(update={"interruption": unequal})).decode()
+    other = render_html(changed(result, interruption={"equal": False, "detail": ""})).decode()
     assert "did not end with the same weights" in section(other, "interruptions")
 
 
@@ -161,8 +155,7 @@ def test_drawings_have_words_and_tables_have_headers(html: str) -> None:
 
 def test_fifty_devices() -> None:
     result = stored_result()
-    fifty = result.model_copy(update={"devices": result.devices * 9})
-    page = Page(render_html(fifty).decode())
+    page = Page(render_html(changed(result, devices=result.devices * 9)).decode())
     assert page.text.count("Raspberry Pi Zero 2 W") >= 5
     assert "5 of 54" in page.text
 
@@ -218,32 +211,22 @@ def test_sparse_results(result: SimulationResult) -> None:
 
 
 def test_empty_measurements() -> None:
-    result = make_result(["web/phone"])
-    training = result.training.model_copy(
-        update={
-            "losses": [],
-            "eval_loss_before": None,
-            "eval_loss_after": None,
-            "metric_after": None,
-        }
+    result = changed(
+        make_result(["web/phone"]),
+        training=dict.fromkeys(("eval_loss_before", "eval_loss_after", "metric_after"))
+        | {"losses": []},
+        latency_host={"steps_ms": [], "by_operator": [], "first_step_ms": None},
+        memory={"timeline": [], "tensors_at_peak": [], "measured_peak_bytes": None},
     )
-    host = result.latency_host.model_copy(
-        update={"steps_ms": [], "by_operator": [], "first_step_ms": None}
-    )
-    memory = result.memory.model_copy(
-        update={"timeline": [], "tensors_at_peak": [], "measured_peak_bytes": None}
-    )
-    changes = {"training": training, "latency_host": host, "memory": memory}
-    page = Page(render_html(judge(result.model_copy(update=changes))).decode("utf-8"))
+    page = Page(render_html(judge(result)).decode("utf-8"))
     assert "predicted, not measured" in page.text
     assert "Not judged: neither the host's steps" in page.text
 
 
 def test_diverged_training_is_said() -> None:
-    result = make_result(["google/pixel-8a"])
-    training = result.training.model_copy(update={"losses": [2.0, None], "eval_loss_after": None})
-    text = Page(render_html(judge(result.model_copy(update={"training": training}))).decode()).text
-    assert "not finite" in text
+    training = {"losses": [2.0, None], "eval_loss_after": None}
+    result = changed(make_result(["google/pixel-8a"]), training=training)
+    assert "not finite" in Page(render_html(judge(result)).decode()).text
 
 
 def test_budget_to_paste_appears_only_without_budgets(html: str) -> None:

@@ -28,7 +28,9 @@ from odtpack_simulator.values.figure import Check, shortened
 from odtpack_simulator.values.text import clean
 from odtpack_simulator.values.units import Interval, format_energy, format_interval, format_value
 from tests.reports.demo import stored_result
+from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
+from tests.simulator.factory_campaign import same
 
 
 def cell(name: str, topic: str) -> Cell:
@@ -57,11 +59,8 @@ def test_cells(name: str, topic: str, state: str | None, figure: str, words: str
 
 def test_a_replay_that_was_ended_although_the_plan_fits() -> None:
     result = stored_result(["raspberrypi/zero-2-w"])
-    device = result.devices[0]
-    memory = device.memory.model_copy(update={"outcome": "killed"})
-    training = device.training.model_copy(update={"outcome": "killed"})  # type: ignore[union-attr]
-    device = device.model_copy(update={"memory": memory, "training": training})
-    result = judge(result.model_copy(update={"devices": [device]}))
+    killed = {"outcome": "killed"}
+    result = judge(on_devices(result, memory=killed, training=killed))
     found = dict(zip(TOPICS, cells(result, result.devices[0]), strict=True))
     assert (found["Memory"].state, found["Memory"].words) == ("fail", "ended there")
     assert found["Metric"].figure == "ended early"
@@ -69,8 +68,7 @@ def test_a_replay_that_was_ended_although_the_plan_fits() -> None:
 
 def test_without_a_budget_a_figure_stands_alone() -> None:
     result = stored_result(["google/pixel-8a"])
-    device = result.devices[0].model_copy(update={"checks": []})
-    found = cells(result.model_copy(update={"checks": []}), device)
+    found = cells(changed(result, checks=[]), changed(result.devices[0], checks=[]))
     assert {each.state for each in found} == {None}
     assert {each.words for each in found} == {"no budget"}
     assert found[TOPICS.index("Step")].figure == "50.5 ms"
@@ -79,60 +77,43 @@ def test_without_a_budget_a_figure_stands_alone() -> None:
 def test_a_floor_that_is_missed() -> None:
     result = stored_result(["google/pixel-8a"])
     checks = [
-        check.model_copy(update={"limit": 0.99, "status": "fail"})
-        if check.metric == "accuracy_floor"
-        else check
+        changed(check, limit=0.99, status="fail") if check.metric == "accuracy_floor" else check
         for check in result.checks
     ]
-    found = cells(result.model_copy(update={"checks": checks}), result.devices[0])
-    assert found[-1].words == "below 99 %"
+    assert cells(changed(result, checks=checks), result.devices[0])[-1].words == "below 99 %"
 
 
 def test_words_name_a_metric_that_the_figure_does_not_speak_for() -> None:
     result = stored_result(["google/pixel-8a"])
     device = result.devices[0]
-    written = device.checks[0].model_copy(
-        update={"metric": "written_per_day", "limit": 20e6, "actual": 43e6, "status": "fail"}
-    )
-    bad = device.model_copy(update={"checks": [*device.checks, written]})
+    missed = {"metric": "written_per_day", "limit": 20e6, "actual": 43e6, "status": "fail"}
+    written = changed(device.checks[0], **missed)
+    bad = changed(device, checks=[*device.checks, written])
     sessions = cells(result, bad)[TOPICS.index("Sessions")]
     assert (sessions.figure, sessions.words) == ("1", "Written per day: over 20 MB")
-    kept = written.model_copy(update={"status": "pass", "limit": 50e6})
-    good = device.model_copy(update={"checks": [kept, *device.checks]})
+    kept = changed(written, status="pass", limit=50e6)
+    good = changed(device, checks=[kept, *device.checks])
     assert cells(result, good)[TOPICS.index("Sessions")].words == "within 3"
 
 
 def test_what_to_change_first_is_of_the_device_that_is_furthest_off() -> None:
     """A failure before a warning; a figure near its limit before one far below it."""
     result = stored_result(["google/pixel-8a", "raspberrypi/pi-4", "samsung/galaxy-a12"])
-    base = (
-        result.devices[0]
-        .checks[0]
-        .model_copy(update={"metric": "energy", "unit": "J", "limit": 100.0, "status": "fail"})
-    )
+    missed = {"metric": "energy", "unit": "J", "limit": 100.0, "status": "fail"}
+    base = changed(result.devices[0].checks[0], **missed)
     for levels, actuals, expected in (
         (("warn", "warn", "warn"), (28.0, 90.0, 50.0), 1),
         (("warn", "error", "warn"), (400.0, 120.0, 50.0), 1),
         (("error", "error", "error"), (120.0, 150.0, 400.0), 2),
     ):
         devices = [
-            device.model_copy(
-                update={
-                    "checks": [
-                        base.model_copy(
-                            update={"level": level, "actual": actual, "advice": device.name}
-                        )
-                    ]
-                }
-            )
+            changed(device, checks=[changed(base, level=level, actual=actual, advice=device.name)])
             for device, level, actual in zip(result.devices, levels, actuals, strict=True)
         ]
-        (fix,) = first_fixes(
-            report_of(result.model_copy(update={"devices": devices, "checks": []}))
-        )
+        (fix,) = first_fixes(report_of(changed(result, devices=devices, checks=[])))
         assert fix.advice == devices[expected].name
-    floor = base.model_copy(update={"metric": "accuracy_floor", "limit": 0.9})
-    pair = [(None, floor.model_copy(update={"actual": actual})) for actual in (0.8, 0.5)]
+    floor = changed(base, metric="accuracy_floor", limit=0.9)
+    pair = [(None, changed(floor, actual=actual)) for actual in (0.8, 0.5)]
     assert worst(pair, CHECKS)[1].actual == 0.5
 
 
@@ -141,18 +122,17 @@ def test_a_metric_without_a_title_is_called_by_its_name() -> None:
         metric="ink_used", limit=1, actual=2, unit="1", level="error", status="fail",
         message="m", advice="write less",
     )  # fmt: skip
-    result = stored_result().model_copy(update={"checks": [check]})
+    result = changed(stored_result(), checks=[check])
     assert "Ink used" in [row.title for row in check_rows(report_of(result))]
     assert "Ink used" in [fix.title for fix in first_fixes(report_of(result))]
 
 
 def test_the_time_to_finish_is_that_of_the_campaign() -> None:
     device = stored_result(["google/pixel-8a"]).devices[0]
-    assert device.campaign is not None
     result = stored_result(["google/pixel-8a"])
     figure = cells(result, device)[TOPICS.index("Finish")].figure
     assert figure == format_value(device.campaign.active_s.typical, "s")
-    bare = device.model_copy(update={"campaign": None, "checks": []})
+    bare = changed(device, campaign=None, checks=[])
     for topic in ("Sessions", "Energy", "Finish"):
         assert cells(result, bare)[TOPICS.index(topic)].figure == "–"
 
@@ -161,29 +141,17 @@ def test_the_time_to_finish_is_that_of_the_campaign() -> None:
     ("elapsed", "words"), [(2e-5, "in 1 day"), (1.0, "in 1 day"), (1.00002, "in 2 days")]
 )
 def test_days_are_told_as_on_a_calendar(elapsed: float, words: str) -> None:
-    result = stored_result(["google/pixel-8a"])
-    (device,) = result.devices
-    assert device.campaign is not None
-    days = Interval(low=elapsed, typical=elapsed, high=elapsed)
-    campaign = device.campaign.model_copy(update={"days": days})
-    device = device.model_copy(update={"campaign": campaign})
-    told = device.model_copy(update={"checks": []})
+    result = on_devices(stored_result(["google/pixel-8a"]), campaign={"days": same(elapsed)})
+    told = changed(result.devices[0], checks=[])
     assert cells(result, told)[TOPICS.index("Sessions")].detail == words
-    (row,) = campaign_rows(result.model_copy(update={"devices": [device]}))
+    (row,) = campaign_rows(result)
     assert ("Days", words.split(" ")[1], words.split(" ")[1]) in row.figures
 
 
 def test_reasons_are_grouped_by_what_they_leave_out() -> None:
     result = stored_result(["google/pixel-8a", "raspberrypi/pi-4"])
     reason = NotJudged(figure="days", reason="r")
-    devices = [
-        device.model_copy(
-            update={"campaign": device.campaign.model_copy(update={"not_judged": [reason]})}
-        )
-        for device in result.devices
-        if device.campaign
-    ]
-    (entry,) = unknown_rows(result.model_copy(update={"devices": devices}))
+    (entry,) = unknown_rows(on_devices(result, campaign={"not_judged": [reason]}))
     assert (entry.figures, entry.reason) == ("days", "r")
     assert entry.devices == "Google Pixel 8a, Raspberry Pi 4 (4 GB)"
 
@@ -191,12 +159,8 @@ def test_reasons_are_grouped_by_what_they_leave_out() -> None:
 def test_what_is_counted_as_nothing_is_shown() -> None:
     """A figure that is too low because something is unknown must say so on the page."""
     result = stored_result(["google/pixel-8a"])
-    (device,) = result.devices
-    assert device.campaign is not None
     entry = NotJudged(figure="checkpoint_save_ms", reason="no storage <rate> is known")
-    campaign = device.campaign.model_copy(update={"left_out": [entry]})
-    device = device.model_copy(update={"campaign": campaign})
-    page = render_html(result.model_copy(update={"devices": [device]})).decode()
+    page = render_html(on_devices(result, campaign={"left_out": [entry]})).decode()
     assert "<span>counted as nothing</span>" in page
     assert "no storage &lt;rate&gt; is known" in page
     assert "saving checkpoints</td>" in page
@@ -221,7 +185,7 @@ def test_energy_has_three_digits_and_its_unit(value: float) -> None:
 
 def test_counts_and_ends_in_words() -> None:
     assert shown(Interval(low=1, typical=2.5, high=3), "count") == ("2.5", "1 to 3")
-    assert shown(Interval(low=1, typical=1, high=1), "count") == ("1", "1")
+    assert shown(same(1), "count") == ("1", "1")
     assert format_interval(Interval(low=20, typical=30, high=40), "J") == "20.0 to 40.0 J"
     assert format_interval(Interval(low=200, typical=300, high=4000), "J") == "200 J to 4.00 kJ"
 
@@ -229,8 +193,8 @@ def test_counts_and_ends_in_words() -> None:
 def test_not_validated_in_words() -> None:
     result = stored_result(["google/pixel-8a", "raspberrypi/pi-4"])
     assert report_of(result).caution.startswith("The profiles are not validated")
-    one = result.devices[0].model_copy(update={"validated": True})
-    mixed = result.model_copy(update={"devices": [one, result.devices[1]]})
+    one = changed(result.devices[0], validated=True)
+    mixed = changed(result, devices=[one, result.devices[1]])
     assert report_of(mixed).caution.startswith("1 of 2 profiles is not validated")
     assert report_of(make_result([])).caution == ""
 

@@ -49,8 +49,10 @@ from odtpack_simulator.result import (
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import format_bytes, format_interval
+from tests.programs import ran
 from tests.reports.demo import stored_result
 from tests.reports.page import Page
+from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
 
 FORMATS = sorted(
@@ -91,7 +93,7 @@ def test_destinations() -> None:
 
 
 def test_a_dash_is_standard_output_for_text(
-    result: SimulationResult, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+    result: SimulationResult, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     for name in report_formats():
         if not report_format(name).to_stdout:
@@ -142,8 +144,8 @@ def test_console_keeps_to_its_width(result: SimulationResult, width: int) -> Non
 
 
 def test_console_defuses_control_characters(result: SimulationResult) -> None:
-    device = result.devices[0].model_copy(update={"title": "\x1b[2J[red]evil[/red]\u202e"})
-    text = printed(result.model_copy(update={"devices": [device]}))
+    device = changed(result.devices[0], title="\x1b[2J[red]evil[/red]\u202e")
+    text = printed(changed(result, devices=[device]))
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert "[red]evil" in text
@@ -185,13 +187,9 @@ def test_console_says_why_something_was_not_judged() -> None:
     policy = Policy(state="background")
     names = ["google/pixel-8a", "apple/iphone-16-pro", "samsung/galaxy-a12", "raspberrypi/pi-5"]
     result = make_result(names, policy=policy)
-    devices = []
-    for device in result.devices:
-        unknown = {"limit_bytes": None, "limit_state": "background", "outcome": "not judged"}
-        memory = device.memory.model_copy(update=unknown)
-        devices.append(device.model_copy(update={"memory": memory}))
+    unknown = {"limit_bytes": None, "limit_state": "background", "outcome": "not judged"}
     budgets = parse_budgets(b'[budgets]\npeak_memory = "+5 %"\nenergy = "1 MJ"')
-    open_result = judge(result.model_copy(update={"devices": devices}), budgets)
+    open_result = judge(on_devices(result, memory=unknown), budgets)
     lines = " ".join(printed(open_result, 160).split())
     first = "Google Pixel 8a, Apple iPhone 16 Pro, Samsung Galaxy A12 (3 GB) and 1 more"
     limit = "the device's limit in the background is unknown: a peak_memory limit in the budgets"
@@ -202,41 +200,31 @@ def test_console_says_why_something_was_not_judged() -> None:
 
 def test_console_says_why_a_finish_is_missing() -> None:
     """A step that is known without an end that is: the background window has no figure."""
-    device = make_result(["google/pixel-8a"]).devices[0]
-    assert device.campaign is not None
+    known = make_result(["google/pixel-8a"])
     reason = NotJudged(figure="active_s", reason="the window is not published")
-    campaign = device.campaign.model_copy(update={"active_s": None, "not_judged": [reason]})
-    device = device.model_copy(update={"campaign": campaign})
-    result = make_result(["google/pixel-8a"]).model_copy(update={"devices": [device]})
+    result = on_devices(known, campaign={"active_s": None, "not_judged": [reason]})
     lines = " ".join(printed(judge(result), 160).split())
     assert "? finish of Google Pixel 8a: the window is not published" in lines
-    assert "? finish" not in printed(judge(make_result(["google/pixel-8a"])), 160)
+    assert "? finish" not in printed(judge(known), 160)
 
 
 def test_a_reason_is_told_whole() -> None:
     """What a profile says of a figure may have a semicolon, and is no figure before a reason."""
     result = judge(make_result(["google/pixel-8a"]))
-    check = (
-        result.devices[0]
-        .checks[0]
-        .model_copy(
-            update={"status": "not judged", "actual": None, "message": "one thing; another"}
-        )
-    )
-    device = result.devices[0].model_copy(update={"checks": [check]})
-    found = not_judged(report_of(result.model_copy(update={"devices": [device]})))
+    unknown = {"status": "not judged", "actual": None, "message": "one thing; another"}
+    check = changed(result.devices[0].checks[0], **unknown)
+    found = not_judged(report_of(on_devices(result, checks=[check])))
     assert [entry.reason for entry in found] == ["one thing; another"]
 
 
 def test_the_advice_is_that_of_the_killed_device_with_the_least_room() -> None:
     """What is enough for the roomier one would be false of the other."""
     result = make_result(["google/pixel-8a", "raspberrypi/zero-2-w"])
-    devices = []
-    for device, limit in zip(result.devices, (150_000_000, 60_000_000), strict=True):
-        killed = {"limit_bytes": limit, "outcome": "killed"}
-        memory = device.memory.model_copy(update=killed)
-        devices.append(device.model_copy(update={"memory": memory}))
-    judged = judge(result.model_copy(update={"devices": devices}))
+    devices = [
+        changed(device, memory={"limit_bytes": limit, "outcome": "killed"})
+        for device, limit in zip(result.devices, (150_000_000, 60_000_000), strict=True)
+    ]
+    judged = judge(changed(result, devices=devices))
     fix = next(f for f in first_fixes(report_of(judged)) if f.title == "Device memory limit")
     assert fix.devices.startswith("Raspberry Pi Zero 2 W")
     checks = [c for d in judged.devices for c in d.checks if c.metric == "memory_limit"]
@@ -249,16 +237,14 @@ NAMES = ["samsung/galaxy-a12", "apple/iphone-16-pro", "raspberrypi/zero-2-w"]
 
 
 def test_the_package_is_named_and_not_where_it_lies() -> None:
-    result = make_result(NAMES)
-    package = result.package.model_copy(update={"path": "/home/ada/secret/digits-cnn/"})
     origin = Origin(commit="0123456789abcdef", date="2026-11-22T08:30+00:00")
-    result = judge(result.model_copy(update={"package": package, "origin": origin}))
+    package = {"path": "/home/ada/secret/digits-cnn/"}
+    result = judge(changed(make_result(NAMES), package=package, origin=origin))
     for text in (Page(render_html(result).decode()).text, render_markdown(result).decode()):
         assert "digits-cnn" in text
         assert "secret" not in text
         assert "commit 0123456789ab, 2026-11-22 08" in text.replace("\N{ZERO WIDTH SPACE}", "")
-    windows = package.model_copy(update={"path": "C:\\build\\digits"})
-    assert windows.name == "digits"
+    assert changed(result.package, path="C:\\build\\digits").name == "digits"
 
 
 def test_the_commit_is_that_of_the_repository(
@@ -271,10 +257,7 @@ def test_the_commit_is_that_of_the_repository(
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "x"]):
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
-    head = subprocess.run(
-        ["git", "-C", str(tmp_path), "rev-parse", "HEAD"],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    head = ran("git", "-C", tmp_path, "rev-parse", "HEAD")
     assert find_origin(tmp_path).commit == head.stdout.strip()
     monkeypatch.setenv("GITHUB_SHA", "ab" * 20)
     assert find_origin(tmp_path).commit == "ab" * 20
@@ -286,8 +269,7 @@ def test_the_figures_on_top_are_those_of_the_worst_device() -> None:
     limits = {d.memory.limit_bytes: d for d in result.devices if d.memory.limit_bytes}
     least = limits[min(limits)]
     assert "GPU memory" not in figures
-    on_gpu = result.memory.model_copy(update={"gpu_bytes": 3_000_000})
-    shown = key_figures(result.model_copy(update={"memory": on_gpu}))
+    shown = key_figures(changed(result, memory={"gpu_bytes": 3_000_000}))
     assert ("GPU memory", format_bytes(3_000_000), "planned, WebGPU's buffers") in shown
     share, remark = figures["Peak memory, worst device"]
     assert float(share.rstrip(" %")) == pytest.approx(
@@ -386,7 +368,7 @@ def test_a_comparison_is_drawn() -> None:
     assert "No figure changed." in same.text
 
 
-def test_a_search_is_drawn(tmp_path: Path) -> None:
+def test_a_search_is_drawn() -> None:
     def solution(number: int, metric: float, peak: int) -> dict[str, object]:
         choice = {
             "batch_size": 32, "micro_batch": 8, "frozen": "nothing", "freeze": [],
@@ -430,9 +412,8 @@ def failing(metric: str, scope: str) -> SimulationResult:
     )  # fmt: skip
     result = make_result(["google/pixel-8a"])
     if scope == "package":
-        return result.model_copy(update={"checks": [check], "verdict": "fail"})
-    device = result.devices[0].model_copy(update={"checks": [check], "verdict": "fail"})
-    return result.model_copy(update={"devices": [device], "verdict": "fail"})
+        return changed(result, checks=[check], verdict="fail")
+    return changed(on_devices(result, checks=[check], verdict="fail"), verdict="fail")
 
 
 def scopes(metric: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
+from tests.refused import refused
 from tests.runtime.checkpoint_samples import Foreign, assert_same, sample
 
 
@@ -24,7 +25,6 @@ def test_round_trip(tmp_path: Path) -> None:
     data = sample()
     write_checkpoint(tmp_path / "c", data)
     arrays = [*data.trainable.values(), *data.frozen.values()]
-    assert data.optimizer is not None
     arrays += [m for moments in data.optimizer.moments.values() for m in moments]
     packed = b"".join(array.tobytes() for array in arrays)
     assert (tmp_path / "c.data").read_bytes() == packed
@@ -32,8 +32,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_damage_to_the_data_file_is_found(tmp_path: Path) -> None:
-    data = sample()
-    write_checkpoint(tmp_path / "c", data)
+    write_checkpoint(tmp_path / "c", sample())
     assert read_checkpoint(tmp_path / "c").checked
     stored = bytearray((tmp_path / "c.data").read_bytes())
     for position in range(len(stored)):
@@ -90,9 +89,8 @@ def test_a_missing_or_short_data_file_is_an_error(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "c", CheckpointData({"w": np.ones(50, np.float32)}, {}))
     data = (tmp_path / "c.data").read_bytes()
     (tmp_path / "c.data").write_bytes(data[:-1])
-    with pytest.raises(OdtpackError) as caught:
+    with refused("checkpoint-corrupt"):
         read_checkpoint(tmp_path / "c")
-    assert caught.value.code == "checkpoint-corrupt"
     (tmp_path / "c.data").unlink()
     with pytest.raises(OdtpackError, match=r"c\.data"):
         read_checkpoint(tmp_path / "c")
@@ -112,11 +110,10 @@ def test_a_data_file_that_is_shared_by_tensors_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(OdtpackError) as caught:
+    with refused("file-not-written"):
         write_checkpoint(
             tmp_path / "absent" / "c", CheckpointData({"w": np.ones(50, np.float32)}, {})
         )
-    assert caught.value.code == "file-not-written"
 
 
 def test_a_data_file_that_is_a_link_is_neither_read_nor_written(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import CheckpointData
+from tests.packaging_tools import losses_of_steps
 from tests.peer import client
 from tests.runtime import models
 
@@ -83,11 +84,7 @@ def ours(
     optimizer.set_learning_rate(RATE)
     with np.load(folder / "data.npz") as data:
         batch = data["input"], data["target"]
-    losses = []
-    for _ in range(steps):
-        losses.append(float(module(*batch)))
-        optimizer.step()
-        module.lazy_reset_grad()
+    losses = losses_of_steps(module, optimizer, [batch] * steps)
     state.properties["steps"] = steps
     state.properties["rate"] = RATE
     state.properties["name"] = "ä"
@@ -135,7 +132,6 @@ def test_a_run_that_changes_sides(folder: Path, kind: str, tmp_path: Path) -> No
     np.testing.assert_allclose(back, there["losses"][3:], rtol=1e-5)
     assert back_state.properties["i"] == 7
     assert back_state.properties["f"] == 0.5
-    assert back_state.optimizer is not None
     assert back_state.optimizer.step == 8
     with np.load(tmp_path / "end.npz") as end:
         for name, parameter in state.parameters:
@@ -166,7 +162,6 @@ def test_what_the_reference_changes_carries_no_stale_digest(folder: Path, tmp_pa
     back = CheckpointState.load_checkpoint(tmp_path / "theirs")
     assert not back.checked
     assert "without a digest" in repr(back)
-    assert back.optimizer is not None
     assert back.optimizer.step == 5
 
 

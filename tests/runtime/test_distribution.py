@@ -24,6 +24,7 @@ from onnx.reference import ReferenceEvaluator
 from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Module, Package
 from tests import zoo
+from tests.programs import ran
 
 pytestmark = pytest.mark.distribution
 
@@ -83,11 +84,7 @@ def clean() -> dict[str, str]:
 
 
 def python(interpreter: str | Path, *arguments: str | Path) -> str:
-    done = subprocess.run(
-        [interpreter, *arguments], env=clean(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return ran(interpreter, *arguments, env=clean()).stdout
 
 
 def pip(interpreter: str | Path, *arguments: str | Path) -> None:
@@ -146,8 +143,7 @@ def test_the_runtime_s_wheel(runtime_wheel: Path) -> None:
     assert files == modules(ROOT / "runtime" / "odtpack_runtime")
     assert "odtpack_runtime/py.typed" in files
     needed = [text for text in metadata.get_all("Requires-Dist", []) if "extra ==" not in text]
-    names = {text.split(">=")[0] for text in needed}
-    assert names == {"flatbuffers", "numpy", "onnxruntime"}
+    assert {text.split(">=")[0] for text in needed} == {"flatbuffers", "numpy", "onnxruntime"}
     assert metadata["Name"] == "odtpack-runtime"
 
 
@@ -219,8 +215,7 @@ def test_the_whole_wheel(whole_wheel: Path, runtime_wheel: Path) -> None:
 
 def test_links_of_a_readme_work_on_an_index(whole_wheel: Path, runtime_wheel: Path) -> None:
     for made in (whole_wheel, runtime_wheel):
-        text = str(described(made)[1].get_payload())
-        targets = re.findall(r'(?:\]\(|src=")([^")]+)', text)
+        targets = re.findall(r'(?:\]\(|src=")([^")]+)', str(described(made)[1].get_payload()))
         address = "https://odtpack.example/raw/main/"
         assert targets
         for target in targets:
@@ -254,14 +249,9 @@ def test_both_wheels_train_and_replay(
     samples(tmp_path)
     script = ["bash", "-c", TRAIN_AND_REPLAY, "bash", str(tmp_path)]
     path = f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        script, env={**clean(), "PATH": path}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Pass" in done.stdout
+    assert "Pass" in ran(*script, env={**clean(), "PATH": path}).stdout
     pip(interpreter, "uninstall", "--yes", "odtpack")
-    package = tmp_path / "package"
-    python(interpreter, "-c", TRAIN, package, tmp_path / "data.npz", tmp_path)
+    python(interpreter, "-c", TRAIN, tmp_path / "package", tmp_path / "data.npz", tmp_path)
 
 
 def test_the_demo_works_in_the_source_distribution(tmp_path: Path) -> None:
@@ -272,11 +262,7 @@ def test_the_demo_works_in_the_source_distribution(tmp_path: Path) -> None:
     shutil.unpack_archive(made, tmp_path, filter="data")
     folder = tmp_path / made.name.removesuffix(".tar.gz")
     assert not (folder / "runtime/js/node_modules").exists()
-    done = subprocess.run(
-        ["make", "demo", f"PYTHON={sys.executable}"], cwd=folder, env=clean(), capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    ran("make", "demo", f"PYTHON={sys.executable}", cwd=folder, env=clean())
     assert (folder / "build/demo/report.html").exists()
 
 
@@ -286,7 +272,6 @@ def test_the_action_installs_its_own_checkout(tmp_path: Path) -> None:
     script = re.search(
         r"CHECKOUT: .*?action_path \}\}(.*?)\n      run: \|\n(.*?)\n    - ", text, re.S
     )
-    assert script is not None
     interpreter = environment(tmp_path / "venv")
     path = f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}"
     given = {"REQUIREMENT": "", "CHECKOUT": f"{action}{script[1]}", "PATH": path}

@@ -13,6 +13,7 @@ import onnxruntime
 
 from odtpack.build import build_package
 from tests import zoo
+from tests.programs import ran
 
 FORBIDDEN = (
     "onnx", "onnx_ir", "onnxscript", "pydantic", "typer", "rich", "jinja2", "google", "torch",
@@ -32,9 +33,7 @@ print(json.dumps(sorted({name.split(".")[0] for name in allowed})))
 
 
 def test_the_core_imports_numpy_onnxruntime_and_flatbuffers_only() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROBE], capture_output=True, text=True, check=True
-    )
+    done = ran(sys.executable, "-W", "error", "-c", PROBE)
     assert done.stderr == ""
     added, everything, allowed = (json.loads(line) for line in done.stdout.splitlines())
     tops = {name.split(".")[0] for name in added}
@@ -79,10 +78,7 @@ def test_forbidden_modules_are_not_imported_at_all() -> None:
         "import odtpack_runtime.package.self_check, odtpack_runtime.package.inference_template\n"
         f"print([name for name in {FORBIDDEN!r} if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"
+    assert ran(sys.executable, "-W", "error", "-c", code).stdout == "[]\n"
 
 
 def test_what_ships_imports_nothing_of_the_repository_besides() -> None:

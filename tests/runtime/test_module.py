@@ -21,6 +21,7 @@ from odtpack_runtime import (
     default_session_options,
 )
 from odtpack_runtime.training.loop import evaluate, right_labels, train_step
+from tests.refused import refused
 from tests.runtime import models
 
 
@@ -186,9 +187,8 @@ def test_ortvalues_in_ortvalues_out(classifier: models.Files) -> None:
         assert isinstance(result, onnxruntime.OrtValue)
         assert np.array_equal(result.numpy(), array)
     assert np.array_equal(state.parameters["W"].grad, gradient)
-    with pytest.raises(OdtpackError) as caught:
+    with refused("label-out-of-range"):
         module(*(onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in (x, labels + 3)))
-    assert caught.value.code == "label-out-of-range"
     # One array among them makes it a call with arrays.
     mixed = module(onnxruntime.OrtValue.ortvalue_from_numpy(x), labels)
     assert np.array_equal(mixed[0], expected[0])
@@ -271,9 +271,8 @@ def test_a_view_of_the_contiguous_parameters_outlives_the_ortvalue(
 def test_buffers_that_do_not_fit(regression: models.Files, buffer: object, code: str) -> None:
     module, state = open_module(regression)
     before = state.parameters["W"].data.copy()
-    with pytest.raises(OdtpackError) as caught:
+    with refused(code):
         module.copy_buffer_to_parameters(buffer)
-    assert caught.value.code == code
     assert np.array_equal(state.parameters["W"].data, before)
 
 
@@ -335,9 +334,8 @@ def test_text_inputs(tmp_path: Path) -> None:
         assert module(words, target) == np.float32(1.5)
         assert state.parameters["W"].grad.tolist() == [1.5 * repeat]
     assert module(words.tolist(), target) == np.float32(1.5)
-    with pytest.raises(OdtpackError) as caught:
+    with refused("input-type"):
         module(np.float32([1, 2, 3, 4]), target)
-    assert caught.value.code == "input-type"
 
 
 # The packager's advice on how to run a training model reaches the session.
@@ -402,9 +400,8 @@ def test_the_manifest_beside_the_model_says_it(tmp_path: Path) -> None:
         manifest.write_text(damaged)
         assert default_session_options(path).graph_optimization_level == _ALL
     manifest.write_text(json.dumps(content).replace("disabled", "odd"))
-    with pytest.raises(OdtpackError) as caught:
+    with refused("manifest-invalid"):
         default_session_options(path)
-    assert caught.value.code == "manifest-invalid"
     content["files"]["training_model"]["path"] = "another.onnx"
     manifest.write_text(json.dumps(content))
     assert default_session_options(path).graph_optimization_level == _ALL

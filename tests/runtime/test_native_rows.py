@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.helper
 import onnx.numpy_helper
 import onnx.reference

@@ -29,6 +29,7 @@ from odtpack_runtime.training.schedules import (
     Step,
     make_schedule,
 )
+from tests.refused import refused
 from tests.runtime import models
 
 RATE = 0.03
@@ -114,7 +115,6 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
         optimizer: Optimizer, module_state: CheckpointState, steps: range
     ) -> tuple[list[float], dict[str, bytes]]:
         scheduler = LRScheduler.restore(optimizer)
-        assert scheduler is not None
         assert scheduler.schedule == schedule
         module = Module(regression.training, module_state)
         rates = []
@@ -185,9 +185,8 @@ def test_without_a_schedule_nothing_is_restored(regression: models.Files) -> Non
 def test_properties_that_are_no_schedule(regression: models.Files, text: str) -> None:
     optimizer = open_optimizer(regression)
     optimizer.checkpoint_state.properties[PROPERTY] = text
-    with pytest.raises(OdtpackError) as caught:
+    with refused("bad-schedule"):
         LRScheduler.restore(optimizer)
-    assert caught.value.code == "bad-schedule"
     optimizer.checkpoint_state.properties[PROPERTY] = 7
     with pytest.raises(OdtpackError):
         LRScheduler.restore(optimizer)
@@ -266,9 +265,8 @@ def test_a_resumed_run_stays_on_the_line(regression: models.Files, tmp_path: Pat
 @pytest.mark.parametrize(("warmup", "total"), [(5, 4), (-1, 4), (0, 0), (0, -1)])
 def test_schedules_that_make_no_sense(regression: models.Files, warmup: int, total: int) -> None:
     optimizer = open_scaled(regression)
-    with pytest.raises(OdtpackError) as caught:
+    with refused("bad-schedule"):
         LinearLRScheduler(optimizer, warmup, total, 0.2)
-    assert caught.value.code == "bad-schedule"
     assert optimizer.get_learning_rate() == float(np.float32(0.001))
     with pytest.raises(OdtpackError):
         LinearLRScheduler(optimizer, 0, 4, float("nan"))

@@ -26,6 +26,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import Cosine
 from odtpack_simulator.device.profile import load_profile
 from tests import zoo
+from tests.refused import refused
 from tests.runtime import models
 from tests.simulator.factory import make_result
 
@@ -82,9 +83,8 @@ def test_values_are_live_and_can_be_set_before_a_module_exists(state: Checkpoint
 def test_a_value_of_another_shape_or_type_is_refused(
     state: CheckpointState, value: object, code: str
 ) -> None:
-    with pytest.raises(OdtpackError, match="'w'") as caught:
+    with refused(code, "'w'"):
         state.parameters["w"].data = value  # type: ignore[assignment]
-    assert caught.value.code == code
     assert state.parameters["w"].data.tolist() == [[1, 2], [3, 4]]
 
 
@@ -97,7 +97,6 @@ def test_a_module_places_parameters_in_aligned_flat_memory(regression: models.Fi
         assert address(parameter.data) % ALIGNMENT == 0
         assert np.array_equal(parameter.data, before[name])
         if parameter.requires_grad:
-            assert parameter.grad is not None
             assert parameter.grad.shape == parameter.data.shape
             assert not parameter.grad.any()
         else:
@@ -203,9 +202,8 @@ def test_a_nominal_state_has_names_only(tmp_path: Path) -> None:
         lambda: list(state.parameters),
         lambda: state.parameters.__setitem__("W", np.zeros((3, 2), np.float32)),
     ):
-        with pytest.raises(OdtpackError) as caught:
+        with refused("nominal-state"):
             use()
-        assert caught.value.code == "nominal-state"
     state.properties["round"] = 2
     CheckpointState.save_checkpoint(state, tmp_path / "again")
     again = CheckpointState.load_checkpoint(tmp_path / "again")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.parser
 from onnx import numpy_helper
 
@@ -16,7 +15,7 @@ from odtpack.choices import OrtFormat
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from tests import zoo
-from tests.packaging_tools import batch
+from tests.packaging_tools import batch, losses_of_steps
 
 STEPS, RATE, BATCH = 5, 3e-3, 8
 
@@ -106,11 +105,7 @@ class Trained:
         module = Module(self.package.training_model, state, self.package.eval_model)
         optimizer = Optimizer(self.package.optimizer_model, module)
         optimizer.set_learning_rate(RATE)
-        losses = []
-        for _ in range(STEPS):
-            losses.append(float(module(*inputs)))
-            optimizer.step()
-            module.lazy_reset_grad()
+        losses = losses_of_steps(module, optimizer, [inputs] * STEPS)
         return [*losses, float(module.eval()(*inputs)[0])]
 
 

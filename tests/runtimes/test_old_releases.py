@@ -11,7 +11,6 @@ import datetime
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ import pytest
 
 from odtpack import targets
 from scripts.old_runtimes import CACHE, REFUSING, ROOT, TRAINED
+from tests.programs import ran
 from tests.runtimes.packages import MODELS, STEPS, Trained
 
 RECORD = ROOT / "docs" / "runtimes.json"
@@ -71,8 +71,7 @@ def run(release: str, packages: dict[str, Trained], folder: Path) -> dict[str, A
         pytest.skip(f"ONNX Runtime {release} is not installed (run: make runtimes)")
     job = folder / "job.json"
     job.write_text(json.dumps({name: trained.job for name, trained in packages.items()}))
-    done = subprocess.run([python, WORKER, job], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = ran(python, WORKER, job)
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 

@@ -84,7 +84,6 @@ def campaign(
 
 
 def triple(figure: Interval | None) -> tuple[float, float, float]:
-    assert figure is not None
     return figure.low, figure.typical, figure.high
 
 

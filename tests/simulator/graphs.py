@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import onnx
 import onnx.parser
 
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph

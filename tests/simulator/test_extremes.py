@@ -30,6 +30,7 @@ from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import Interval
 from tests import zoo
 from tests.cli.conftest import arrays
+from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
 from tests.sweep import split_rows
 
@@ -101,30 +102,25 @@ def results(draw: st.DrawFn) -> SimulationResult:
         key: draw(COUNTS)
         for key in ("trainable_parameters", "total_parameters", "parameter_bytes", "package_bytes")
     }
-    update = {
-        "latency": device.latency.model_copy(update={**latency, "not_judged": "unknown"}),
-        "campaign": device.campaign.model_copy(
-            update={**whole, "endless": draw(st.sampled_from([None, "typical", "worst case"]))}
+    endless = draw(st.sampled_from([None, "typical", "worst case"]))
+    result = on_devices(
+        BASE,
+        latency={**latency, "not_judged": "unknown"},
+        campaign={**whole, "endless": endless},
+        memory=memory,
+    )
+    result = changed(
+        result,
+        package=package,
+        data=data,
+        policy=Policy(
+            state=draw(st.sampled_from(["foreground", "background"])),
+            save_every=draw(st.sampled_from([None, 1, 2**31])),
+            sessions_per_day=draw(st.sampled_from([5e-324, 1.0, 1440.0])),
         ),
-        "memory": device.memory.model_copy(update=memory),
-    }
-    predicted = PredictedMemory(peak_bytes=parts.total, breakdown=parts)
-    result = BASE.model_copy(
-        update={
-            "package": BASE.package.model_copy(update=package),
-            "data": BASE.data.model_copy(update=data),
-            "policy": Policy(
-                state=draw(st.sampled_from(["foreground", "background"])),
-                save_every=draw(st.sampled_from([None, 1, 2**31])),
-                sessions_per_day=draw(st.sampled_from([5e-324, 1.0, 1440.0])),
-            ),
-            "training": BASE.training.model_copy(update=training),
-            "latency_host": BASE.latency_host.model_copy(
-                update={"p50_ms": interval(), "p90_ms": interval()}
-            ),
-            "memory": BASE.memory.model_copy(update={"predicted": predicted}),
-            "devices": [device.model_copy(update=update)],
-        }
+        training=training,
+        latency_host={"p50_ms": interval(), "p90_ms": interval()},
+        memory={"predicted": PredictedMemory(peak_bytes=parts.total, breakdown=parts)},
     )
     return SimulationResult.model_validate_json(result.to_json())  # as a file brings it
 
@@ -175,7 +171,6 @@ def test_the_interval_is_that_of_a_paired_t_test(count: int) -> None:
     random = np.random.default_rng(count)
     before, after = random.normal(2, 1, count), random.normal(1.5, 1, count)
     fall = held_out_fall([groups(before)], [groups(after)])
-    assert fall is not None
     expected = stats.ttest_rel(before, after).confidence_interval(0.9)
     assert (fall.low, fall.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
     assert fall.fall == pytest.approx(float(np.mean(before - after)))
@@ -185,7 +180,6 @@ def test_a_group_counts_as_its_samples() -> None:
     """Five samples as groups of one, or some of them together: the same mean fall."""
     falls, sizes = [0.5, 0.1, 0.4, 0.2], [1, 1, 1, 2]
     fall = held_out_fall([(falls, sizes)], [([0.0] * 4, sizes)])
-    assert fall is not None
     assert fall.fall == pytest.approx((0.5 + 0.1 + 0.4 + 2 * 0.2) / 5)
     assert (fall.groups, fall.samples) == (4, 5)
 
@@ -199,7 +193,6 @@ def test_chance_passes_an_end_in_one_of_twenty(sizes: list[int]) -> None:
     for _ in range(draws):
         differences = list(random.normal(0, 1, len(sizes)) / root)
         fall = held_out_fall([(differences, sizes)], [([0.0] * len(sizes), sizes)])
-        assert fall is not None
         above += fall.low > 0
         below += fall.high < 0
     for count in (above, below):
@@ -207,8 +200,7 @@ def test_chance_passes_an_end_in_one_of_twenty(sizes: list[int]) -> None:
 
 
 def test_pooling_keeps_the_mean() -> None:
-    random = np.random.default_rng(1)
-    losses, sizes = list(random.normal(1, 1, 1001)), [8] * 1000 + [3]
+    losses, sizes = list(np.random.default_rng(1).normal(1, 1, 1001)), [8] * 1000 + [3]
     means, counts = pooled(losses, sizes)
     assert len(means) == 128
     assert sum(counts) == sum(sizes)
@@ -219,10 +211,7 @@ def test_pooling_keeps_the_mean() -> None:
 def test_the_smallest_groups_that_both_have_are_compared() -> None:
     coarse, fine = ([1.0, 1.0], [4, 4]), ([1.0] * 8, [1] * 8)
     both = held_out_fall([coarse, fine], [coarse, fine])
-    one = held_out_fall([coarse, fine], [coarse])
-    assert both is not None
-    assert one is not None
-    assert (both.groups, one.groups) == (8, 2)
+    assert (both.groups, held_out_fall([coarse, fine], [coarse]).groups) == (8, 2)
 
 
 def test_without_two_finite_groups_there_is_no_interval() -> None:
@@ -259,8 +248,7 @@ def test_only_a_fall_beyond_its_noise_passes(
 def test_a_loss_that_is_always_zero_fails_however_few_the_samples() -> None:
     result = with_fall(None)
     zero = {"eval_loss_before": 0.0, "eval_loss_after": 0.0}
-    training = result.training.model_copy(update=zero)
-    check = learns(judge(result.model_copy(update={"training": training})))
+    check = learns(judge(changed(result, training=zero)))
     assert (check.status, check.advice is not None) == ("fail", True)
     assert "exactly 0" in check.message
 
@@ -295,7 +283,6 @@ def test_a_model_that_learned_nothing_fails(
     assert check.status == status, check.message
     assert result.verdict == status
     fall = result.training.held_out_fall
-    assert fall is not None
     assert fall.groups == groups
     before, after = result.training.eval_loss_before, result.training.eval_loss_after
     assert before is not None
@@ -310,7 +297,6 @@ def test_a_loss_with_negatives_from_its_batch_is_compared_in_its_batches(tmp_pat
     build_package(model, package, loss="info_nce", loss_inputs=reads)
     data = {"input": np.random.default_rng(0).normal(size=(640, 16)).astype(np.float32)}
     fall = run(package, tmp_path, data, 0.001).training.held_out_fall
-    assert fall is not None
     assert (fall.groups, fall.samples) == (128 // 16, 128)
 
 
@@ -326,9 +312,7 @@ def groups(losses: np.ndarray) -> Groups:
 
 
 def with_fall(fall: HeldOutFall | None) -> SimulationResult:
-    result = make_result([])
-    training = result.training.model_copy(update={"held_out_fall": fall})
-    return result.model_copy(update={"training": training, "interruption": None})
+    return changed(make_result([]), training={"held_out_fall": fall}, interruption=None)
 
 
 def learns(result: SimulationResult) -> Check:

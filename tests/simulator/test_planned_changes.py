@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 from onnx import numpy_helper
@@ -28,6 +27,7 @@ from odtpack_simulator.simulation import judge_again, simulate
 from odtpack_simulator.values.figure import Check
 from tests import zoo
 from tests.packaging_tools import generate, trainable_names
+from tests.simulator.changed import changed
 from tests.simulator.packages import Case, make_case, make_profile
 from tests.sweep import split
 
@@ -91,8 +91,7 @@ def test_frozen_layers_are_planned_as_a_package_that_is_built_so(
     transformer: Case, tmp_path: Path, count: int
 ) -> None:
     package = transformer.package
-    graph = onnx.load(package.training_model).graph
-    layers = trained_layers(graph, package.manifest)
+    layers = trained_layers(onnx.load(package.training_model).graph, package.manifest)
     assert layers[0][0].name == "token_embedding.weight"
     assert {p.name for p in layers[-1]} == {"classifier.weight", "classifier.bias"}
     changes = changes_of(package, transformer.shapes)
@@ -124,8 +123,7 @@ def test_a_weight_that_is_multiplied_by_itself_again_and_again(
         for before, after in itertools.pairwise(names)
     ]
     nodes.append(onnx.helper.make_node("MatMul", [manifest.inputs[0].name, names[-1]], ["y"]))
-    graph = onnx.helper.make_graph(nodes, "g", [], [])
-    assert trained_layers(graph, manifest)[0][0] == weight
+    assert trained_layers(onnx.helper.make_graph(nodes, "g", [], []), manifest)[0][0] == weight
 
 
 def test_micro_batches_are_planned_with_their_accumulation(tmp_path: Path) -> None:
@@ -182,7 +180,7 @@ def test_a_recommender_is_advised_to_freeze_its_table(
     assert "even training in micro-batches of 1" in (
         memory_check(again, "peak_memory").advice or ""
     )
-    moved = fits.model_copy(update={"package": fits.package.model_copy(update={"path": "gone"})})
+    moved = changed(fits, package={"path": "gone"})
     lost = judge_again(moved, lambda result: judge(result, tight))
     assert "where the package is" in (memory_check(lost, "peak_memory").advice or "")
 

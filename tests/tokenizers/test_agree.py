@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ import pytest
 from odtpack.spec import TextSpec
 from odtpack.text import prepare
 from tests.kits import csharp_kit, javascript, kotlin_kit, swift_kit
+from tests.programs import ran
 from tests.test_docs import ROOT, blocks
 from tests.text_tools import saved, texts, tokenizer
 
@@ -192,11 +192,6 @@ def built(name: str, source: str, make: Callable[[Path, Path], None]) -> Path:
     return folder
 
 
-def made(*command: object) -> None:
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]
-
-
 def needs(found: Path, *reasons: str | None) -> None:
     """Skip where something is missing."""
     missing = next(filter(None, reasons), None if found.exists() else f"{found} is missing")
@@ -221,7 +216,7 @@ def kotlin() -> list[str]:
     libraries = f"{BUILD / 'jvm'}/*:{kotlin_kit.BUILD / 'tools'}/kotlin-stdlib-2.1.21.jar"
     folder = built(
         "kotlin", code("kotlin", KOTLIN),
-        lambda folder, source: made(
+        lambda folder, source: ran(
             kotlin_kit.SOURCES / "kotlinc.sh", "-d", folder, "-cp", libraries, source
         ),
     )  # fmt: skip
@@ -240,7 +235,7 @@ def cpp() -> list[str]:
 
     def make(folder: Path, source: Path) -> None:
         header(folder)
-        made("g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", source, "-o",
+        ran("g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", source, "-o",
              folder / "main", f"-L{NATIVE}", "-ltokenizer", f"-Wl,-rpath,{NATIVE}")  # fmt: skip
 
     return [str(built("cpp", code("cpp", CPP), make) / "main")]
@@ -251,7 +246,7 @@ def csharp() -> list[str]:
     needs(NATIVE / "libtokenizer.so", mono)
     folder = built(
         "csharp", code("csharp", CSHARP),
-        lambda folder, source: made(
+        lambda folder, source: ran(
             "mcs", *csharp_kit.WARNINGS, "-r:System.Core.dll", f"-out:{folder / 'main.exe'}", source
         ),
     )  # fmt: skip
@@ -313,10 +308,7 @@ def test_tokens_and_labels_are_those_of_python(language: str, kind: str, folder:
     program = LANGUAGES[language]()
     file, rows, expected = wanted(kind, folder)
     command = [*program, str(file), str(LENGTH), str(rows)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=600, env={**os.environ}
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = ran(*command, timeout=600, env={**os.environ})
     found = [[*map(int, line.split())] for line in done.stdout.splitlines()]
     assert len(found) == len(expected) == 3 * COUNT
     different = [i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b]

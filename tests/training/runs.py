@@ -13,7 +13,7 @@ import onnxruntime
 import torch
 from torch.nn import functional as F
 
-from tests.packaging_tools import open_training
+from tests.packaging_tools import losses_of_steps, open_training
 from tests.torch_twins import twin
 from tests.training.settled import KinkMargin
 
@@ -49,11 +49,7 @@ def ours(
     """Train the package in ``folder`` through the training runtime."""
     state, module, optimizer = open_training(folder, options)
     optimizer.set_learning_rate(learning_rate)
-    losses = []
-    for _ in range(steps):
-        losses.append(float(module(x, labels)))
-        optimizer.step()
-        module.lazy_reset_grad()
+    losses = losses_of_steps(module, optimizer, [(x, labels)] * steps)
     evaluated = module.eval()(x, labels)
     return Run(
         np.array(losses),

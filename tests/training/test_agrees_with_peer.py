@@ -14,10 +14,17 @@ import pytest
 from benchmarks.package_size import MODELS, measure
 from odtpack_runtime import CheckpointState
 from tests import zoo
-from tests.packaging_tools import OPTIMIZERS, batch, distance_limit, generate, open_training
+from tests.ort_training import models
+from tests.packaging_tools import (
+    OPTIMIZERS,
+    batch,
+    distance_limit,
+    generate,
+    losses_of_steps,
+    open_training,
+)
 from tests.peer import client
 from tests.sweep import split
-from tests.training import settled
 
 pytestmark = [
     pytest.mark.peer,
@@ -25,11 +32,6 @@ pytestmark = [
 ]
 
 STEPS = 10
-
-
-def _mobilenet() -> onnx.ModelProto:
-    x, _ = batch(zoo.mobilenet_v2(), 2, seed=3)
-    return settled.mobilenet("fold", x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +45,10 @@ class Case:
 CASES = {
     "mlp": Case(zoo.mlp, 64, 0, {"sgd": 0.1, "adamw": 1e-3}),
     "cnn": Case(lambda: zoo.cnn(hidden=128), 8, 0, {"sgd": 0.05, "adamw": 1e-3}),
-    "mobilenet": Case(_mobilenet, 2, 3, {"sgd": 2e-3, "adamw": 1e-4}),
+    "mobilenet": Case(models.mobilenet, 2, 3, {"sgd": 2e-3, "adamw": 1e-4}),
     # Opset 14: the reference cannot differentiate the LayerNormalization operator of opset 17.
     "transformer": Case(
-        lambda: zoo.transformer_encoder(vocab=100, d=64, layers=2, T=32, ff=128, opset=14),
+        models.transformer,
         4,
         0,
         {"sgd": 0.05, "adamw": 1e-3},
@@ -121,18 +123,13 @@ def test_ten_steps(
     optimizer: str,
     folder: Path,
     theirs: dict[str, dict[str, Any]],
-    tmp_path: Path,
 ) -> None:
     answer = theirs[optimizer]
     state, module, update = open_training(folder / "ours" / f"{name}-{optimizer}")
     update.set_learning_rate(CASES[name].rates[optimizer])
     with np.load(folder / f"{name}.npz") as data:
         x, labels = data["input"], data["labels"]
-    losses = []
-    for _ in range(STEPS):
-        losses.append(float(module(x, labels)))
-        update.step()
-        module.lazy_reset_grad()
+    losses = losses_of_steps(module, update, [(x, labels)] * STEPS)
     assert losses[-1] < 0.9 * losses[0]
     # AdamW makes a step of every gradient, also of one that is rounding error around zero.
     tolerance, walk = 2e-5, 0.0

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
@@ -15,10 +14,10 @@ from onnx import TensorProto
 
 from odtpack import artifacts
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
-from odtpack.errors import OdtpackError
 from odtpack_runtime import CheckpointState, Module
 from tests import zoo
 from tests.packaging_tools import LOSSES, generate, open_training, statistic_names, trainable_names
+from tests.refused import refused
 from tests.training.forward import contents, linear, make, names, renamed
 
 FILES = {"training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint"}
@@ -215,8 +214,7 @@ def test_what_is_neither_trained_nor_frozen_stays_inside(tmp_path: Path) -> None
         path = tmp_path / f"{name}_model.onnx"
         assert "b" in {tensor.name for tensor in onnx.load(path).graph.initializer}
         assert "b" not in names(path)[0]
-    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-    assert "b" not in state.parameters
+    assert "b" not in CheckpointState.load_checkpoint(tmp_path / "checkpoint").parameters
 
 
 def test_nothing_to_train(tmp_path: Path) -> None:
@@ -337,9 +335,8 @@ def test_statistics_are_state(tmp_path: Path) -> None:
     assert contents(plain) == contents(frozen)
     outputs = names(plain / "training_model.onnx")[1]
     assert {f"{name}.update.out" for name in statistics} <= set(outputs)
-    with pytest.raises(OdtpackError, match="running statistic") as caught:
+    with refused("statistic-trained", "running statistic"):
         make(model, tmp_path / "c", requires_grad=[statistics[0]])
-    assert caught.value.code == "statistic-trained"
 
 
 def test_the_enumerations_are_the_references() -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 
@@ -21,6 +19,7 @@ from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.packaging_tools import OPTIMIZERS, batch, generate, open_training, statistic_names
+from tests.programs import ran
 from tests.sweep import split
 from tests.training.forward import contents, linear, make
 
@@ -92,8 +91,7 @@ ALIKE = {
 @pytest.mark.parametrize("name", split(EMITTED, lambda name: name not in ALIKE))
 def test_models_are_plain_and_valid(name: str, tmp_path: Path) -> None:
     model = EMITTED[name]()
-    frozen = statistic_names(model)
-    generate(model, tmp_path, OPTIMIZERS["adamw"], frozen_params=frozen)
+    generate(model, tmp_path, OPTIMIZERS["adamw"], frozen_params=statistic_names(model))
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     asked = model.opset_import[0].version
     for kind in ("training", "eval", "optimizer"):
@@ -105,8 +103,7 @@ def test_models_are_plain_and_valid(name: str, tmp_path: Path) -> None:
         assert opset.version == (17 if 13 <= asked < 17 else asked)
         found = set(_operators(emitted.graph, opset.version))
         assert sorted(found) == list(manifest["operators"][f"{kind}_model"]["ai.onnx"])
-        target = targets.lowest_target(opset.version)
-        assert emitted.ir_version <= target.ir_version
+        assert emitted.ir_version <= targets.lowest_target(opset.version).ir_version
         assert emitted.ir_version >= onnx.helper.find_min_ir_version_for(emitted.opset_import)
     least = targets.parsed(manifest["minimum_onnxruntime"])
     assert least >= targets.parsed(targets.lowest_target(opset.version).name)
@@ -182,17 +179,9 @@ def test_a_model_of_more_than_2_gb_is_built_without_copies(tmp_path: Path) -> No
         build_package({str(path)!r}, {str(tmp_path / "package")!r}, loss="cross_entropy",
                       train=["head"])
     """)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    ran(sys.executable, "-c", script, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"})
     package = Package.open(tmp_path / "package")
     data = package.manifest.files.checkpoint_data
-    assert data is not None
     assert data.size_bytes == ROWS * COLUMNS * 4 + COLUMNS * 3 * 4
     table = np.memmap(package.checkpoint.with_name(data.path), np.float32, "r", COLUMNS * 3 * 4)
     np.testing.assert_array_equal(table[: 3 * COLUMNS].reshape(3, -1).mean(1), [0, 1, 0])

@@ -51,8 +51,7 @@ CASES = {
 def test_small_models(case: str, tmp_path: Path) -> None:
     build, size, learning_rate = CASES[case]
     model = build()
-    data = batch(model, size)
-    _compare(model, data, learning_rate, tmp_path)
+    _compare(model, batch(model, size), learning_rate, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +103,7 @@ def _compare(
     folder: Path,
 ) -> runs.Run:
     """Both runs agree; return PyTorch's."""
-    frozen = statistic_names(model)
-    generate(model, folder, frozen_params=frozen)
+    generate(model, folder, frozen_params=statistic_names(model))
     ours = runs.ours(folder, *data, learning_rate)
     theirs = runs.pytorch(model, *data, learning_rate)
     # Ten steps that change nothing would agree too.
@@ -266,9 +264,7 @@ def test_gradients_are_pytorchs(level: str, threads: int, tmp_path: Path) -> Non
             loss.backward()
             assert float(module(tokens, labels)) == pytest.approx(loss.item(), rel=1e-5)
             for name, parameter in state.parameters:
-                grad = tensors[name].grad
-                assert grad is not None
-                expected = grad.numpy()
+                expected = tensors[name].grad.numpy()
                 atol = 1e-6 * np.abs(expected).max()
                 np.testing.assert_allclose(
                     parameter.grad, expected, rtol=1e-4, atol=atol, err_msg=name
@@ -293,9 +289,7 @@ def test_float16(tmp_path: Path) -> None:
         F.cross_entropy(logits, torch.from_numpy(labels)).backward()
         module(tokens, labels)
         for name, parameter in state.parameters:
-            grad = tensors[name].grad
-            assert grad is not None
-            expected = grad.numpy()
+            expected = tensors[name].grad.numpy()
             assert parameter.grad.dtype == np.float32
             error = np.linalg.norm(parameter.grad - expected)
             assert error < 2e-3 * np.linalg.norm(expected), name

@@ -18,9 +18,10 @@ from benchmarks.decoder.model import Shape, write_model
 from odtpack.build import build_package
 from odtpack.optimizers import AdamW
 from odtpack.passes.mixed import GROWS_AFTER
-from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
+from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from tests import zoo
+from tests.refused import refused
 from tests.training.test_not_finite import contents, opened, package_of
 
 SCALE, GOOD = "mixed.loss_scale", "mixed.good_steps"
@@ -154,7 +155,6 @@ def test_an_overflow_skips_one_step(tmp_path: Path, options: dict[str, Any]) -> 
                 module.state.parameters[SCALE] = np.array([np.inf], "f")
                 assert np.isfinite(optimizer.step_on(*batches[0]))
                 assert module.skipped_steps == 1
-                assert module.last_not_finite is not None
                 assert module.last_not_finite.code == "gradient-not-finite"
                 after = contents(module)
                 assert {n for n in before if after[n] != before[n]} == {SCALE, GOOD}
@@ -212,8 +212,7 @@ def test_a_float16_model_keeps_its_types_and_gets_a_scale(tmp_path: Path) -> Non
     for precision in ("model", "mixed"):
         folder = tmp_path / precision
         folder.mkdir()
-        package = package_of(model, folder, precision=precision)
-        _, optimizer = opened(package)
+        _, optimizer = opened(package_of(model, folder, precision=precision))
         losses.append([float(optimizer.step_on(*batch)) for _ in range(5)])
     np.testing.assert_allclose(losses[1], losses[0], rtol=2e-3)
 
@@ -245,7 +244,6 @@ def test_the_scale_is_saved_and_resumed(tmp_path: Path) -> None:
     ],
 )
 def test_what_keeps_no_loss_scale_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(OdtpackError) as caught:
+    with refused("mixed-precision"):
         build_package(MLP, tmp_path / "p", loss="cross_entropy", precision="mixed", **options)
-    assert caught.value.code == "mixed-precision"
     assert not (tmp_path / "p").exists()

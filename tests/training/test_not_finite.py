@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 
 from odtpack.build import build_package
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion
 from odtpack.optimizers import Optimizer as Formula
-from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError, Optimizer
+from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.loop import train_step
 from odtpack_runtime.training.parameter_vector import all_finite
 from tests import zoo
 from tests.packaging_tools import batch
+from tests.refused import refused
 
 OPTIMIZERS = {
     "sgd": SGD(), "momentum": SGD(momentum=0.9), "adam": Adam(), "adamw": AdamW(weight_decay=0.1),
@@ -49,7 +49,6 @@ def contents(module: Module) -> dict[str, bytes]:
     """Everything that a step may change, as bytes: -0.0 is not 0.0."""
     state = module.state
     found = {name: parameter.data.tobytes() for name, parameter in state.parameters}
-    assert state.optimizer is not None
     for name, own in state.optimizer.moments.items():
         found |= {f"{name}.{i}": moment.tobytes() for i, moment in enumerate(own)}
     return found | {"step": str(state.optimizer.step).encode()}
@@ -80,7 +79,6 @@ def test_a_nan_in_a_batch(tmp_path: Path, name: str, whole: bool) -> None:
     assert contents(module) == before
     assert optimizer.get_learning_rate() == rate
     assert module.skipped_steps == 1
-    assert module.last_not_finite is not None
     assert module.last_not_finite.code == "loss-not-finite"
     assert module.last_not_finite.step == 2
     # What follows is what follows without that batch.
@@ -96,8 +94,7 @@ def test_a_nan_in_a_batch(tmp_path: Path, name: str, whole: bool) -> None:
 
 def test_clipping_by_the_norm(tmp_path: Path) -> None:
     model = zoo.mlp((20, 16, 10))
-    package = package_of(model, tmp_path, clip_norm=0.1)
-    module, optimizer = opened(package)
+    module, optimizer = opened(package_of(model, tmp_path, clip_norm=0.1))
     before = contents(module)
     train_step(module, optimizer, [spoilt(batch(model, 8))])
     assert contents(module) == before
@@ -177,7 +174,6 @@ def test_a_gradient_that_is_not_finite_with_a_loss_that_is(tmp_path: Path, whole
     before = contents(module)
     assert np.isfinite(train_step(module, optimizer, [feeds]))
     after = contents(module)
-    assert module.last_not_finite is not None
     assert module.last_not_finite.code == "gradient-not-finite"
     assert module.last_not_finite.parameters == ("second",)
     assert (module.skipped_steps, optimizer.step_count) == (1, int(whole))
@@ -196,8 +192,7 @@ def test_large_parameters_and_small_ones_of_a_step_model(
                                (chunks, "PART", 128), (chunks, "LEAST_PART", 1)):  # fmt: skip
         monkeypatch.setattr(owner, name, value)
     model = zoo.mlp((40, 30, 10))
-    package = package_of(model, tmp_path, step_model="always")
-    module, optimizer = opened(package, whole=True)
+    module, optimizer = opened(package_of(model, tmp_path, step_model="always"), whole=True)
     feeds = batch(model, 8)
     train_step(module, optimizer, [feeds])
     before = contents(module)
@@ -216,13 +211,11 @@ def test_to_stop_is_a_policy(tmp_path: Path, whole: bool) -> None:
     package = package_of(model, tmp_path, step_model="always" if whole else "never")
     module, optimizer = opened(package, whole=whole, on_not_finite="stop")
     before = contents(module)
-    with pytest.raises(OdtpackError) as caught:
+    with refused("loss-not-finite"):
         train_step(module, optimizer, [spoilt(batch(model, 8))])
-    assert caught.value.code == "loss-not-finite"
     assert contents(module) == before
-    with pytest.raises(OdtpackError) as caught:
+    with refused("bad-policy"):
         opened(package, on_not_finite="ignore")
-    assert caught.value.code == "bad-policy"
 
 
 def test_step_on_without_a_step_model(tmp_path: Path) -> None:
@@ -243,9 +236,8 @@ def test_learning_rates(tmp_path: Path, rate: float) -> None:
     _module, optimizer = opened(package_of(zoo.mlp((20, 16, 10)), tmp_path))
     before = optimizer.get_learning_rate()
     for act in (optimizer.set_learning_rate, lambda r: LinearLRScheduler(optimizer, 5, 10, r)):
-        with pytest.raises(OdtpackError) as caught:
+        with refused("bad-learning-rate"):
             act(rate)
-        assert caught.value.code == "bad-learning-rate"
         assert optimizer.get_learning_rate() == before
     optimizer.set_learning_rate(0)
     assert optimizer.get_learning_rate() == 0
@@ -301,7 +293,6 @@ def test_in_segments(tmp_path: Path, harm: str) -> None:
     before = contents(module)
     assert np.isfinite(train_step(module, optimizer, [bad])) == (harm == "gradient")
     assert contents(module) == before
-    assert module.last_not_finite is not None
     assert module.last_not_finite.code == f"{harm}-not-finite"
     if harm == "gradient":
         assert module.last_not_finite.parameters == ("first",)

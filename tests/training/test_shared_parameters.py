@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnxruntime
 import pytest
@@ -211,7 +210,7 @@ def test_the_copy_keeps_its_name_as_a_value(name: str) -> None:
     assert name not in loaded.graph.initializers
 
 
-def test_what_is_no_copy_stays(tmp_path: Path) -> None:
+def test_what_is_no_copy_stays() -> None:
     other = E.T.copy()
     other[3, 2] += 1e-6
     for copy, name in ((other, "val_1"), (E.T.copy(), "head.weight"), (E.T * 0, "val_1")):

@@ -97,8 +97,7 @@ def test_releases_only_grow(package: Path, keys: Path) -> None:
     assert code_of(verify_package, package, minimum_release=0) == "package-downgrade"
     sign_package(package, keys / "old.pem", release=3)
     assert Package.open(package).manifest.release == 3
-    found = verify_package(package, public_key=keys / "old.pub", minimum_release=3)
-    assert found.release == 3
+    assert verify_package(package, public_key=keys / "old.pub", minimum_release=3).release == 3
     assert code_of(verify_package, package, minimum_release=4) == "package-downgrade"
     assert code_of(sign_package, package, keys / "old.pem", release=2) == "package-downgrade"
     sign_package(package, keys / "new.pem")
@@ -109,7 +108,6 @@ def test_limits_of_what_a_stranger_may_ask(package: Path) -> None:
     manifest = Package.open(package).manifest
     Limits().check(manifest, "here")
     layout = manifest.layout
-    assert layout is not None
     parameters = sum(item.size_bytes or 0 for item in manifest.parameters)
     exact = Limits(
         disk_bytes=sum(file.size_bytes for file in manifest.files.all()),
@@ -195,8 +193,7 @@ def test_a_report_holds_no_sample(
     """One that could be told by its numbers, in no form in which they might be written."""
     home = tmp_path / "ada-lovelace"
     build_package(zoo.mlp((4, 3, 2)), home / "package", loss="cross_entropy")
-    random = np.random.default_rng(0)
-    data = random.random((12, 4), np.float32) + np.float32(0.31415927)
+    data = np.random.default_rng(0).random((12, 4), np.float32) + np.float32(0.31415927)
     np.savez(home / "data.npz", input=data, labels=np.arange(12) % 2)
     monkeypatch.chdir(home)
     reports = [f"{kind}:{tmp_path / f'r.{kind}'}" for kind in ("json", "html", "junit")]

@@ -115,8 +115,7 @@ def subsets(names: str) -> list[str]:
 
 def output_choices(op: str) -> list[dict[str, Any]]:
     """Which outputs a node has, and which of them the loss depends on."""
-    count = OUTPUTS[op]
-    states = itertools.product(("absent", "unused", "used"), repeat=count)
+    states = itertools.product(("absent", "unused", "used"), repeat=OUTPUTS[op])
     return [
         {
             "absent": [i for i, state in enumerate(choice) if state == "absent"],

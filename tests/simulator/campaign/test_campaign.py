@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +16,7 @@ from odtpack_simulator.campaign import FIGURES, steps_per_window
 from odtpack_simulator.device.profile import list_profiles, load_profile, parse_profile
 from odtpack_simulator.replay.job import make_sample_plan
 from odtpack_simulator.result import DeviceCampaign, DeviceLatency, Policy
+from tests.programs import ran
 from tests.simulator.campaigns import (
     FULL,
     MB,
@@ -114,8 +114,7 @@ def test_windows_that_lose_steps() -> None:
 def test_a_checkpoint_that_is_cut_off_is_written_but_does_not_count() -> None:
     """As above, but with a window of 4.1 s: the second checkpoint would end at 4.2."""
     device = profile(sustained_fraction=1, background_window=4.1)
-    policy = Policy(state="background", save_every=10)
-    result = campaign(device, policy=policy, steps=20)
+    result = campaign(device, policy=Policy(state="background", save_every=10), steps=20)
     assert same(result.sessions) == 2
     assert same(result.repeated_steps) == 10
     assert same(result.written_bytes) == 3 * MB
@@ -269,14 +268,7 @@ def test_every_shipped_profile_has_a_campaign_or_reasons(name: str, state: str) 
 def test_the_example_of_the_documentation_is_what_comes_out(tmp_path: Path) -> None:
     blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```$", DOCUMENT.read_text("utf-8"), re.M | re.S))
     (tmp_path / "phone.toml").write_text(blocks["toml"], "utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", blocks["python"]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == blocks["text"]
+    assert ran(sys.executable, "-c", blocks["python"], cwd=tmp_path).stdout == blocks["text"]
 
 
 def test_the_formula_of_the_documentation_holds_where_it_says() -> None:
@@ -417,8 +409,7 @@ def test_steps_per_window_are_what_a_window_keeps() -> None:
     steps = steps_per_window(device, FULL)
     # Until 4.6 s: at full rate 32 steps; throttled from 3.0 on 16 in 1.5 s and 8 in 1.6 s.
     assert triple(steps) == (24, 24, 32)
-    most = Policy(state="background", save_every=24)
-    assert campaign(device, policy=most).endless is None
+    assert campaign(device, policy=Policy(state="background", save_every=24)).endless is None
     more = Policy(state="background", save_every=25)
     assert campaign(device, policy=more).endless == "typical"
     assert steps_per_window(profile(), FULL) is None
@@ -430,8 +421,7 @@ def test_figures_beyond_reason_are_not_judged() -> None:
         "a step, or a checkpoint, would take more than a thousand years"
     }
     device = profile(power__load=1e18, power__battery=1e-300, sustained_fraction=1)
-    result = campaign(device)
-    assert set(reasons(result)) == {"battery_share", "battery_share_per_session"}
+    assert set(reasons(campaign(device))) == {"battery_share", "battery_share_per_session"}
     lazy = Policy(sessions_per_day=1e-300, pieces=2)
     assert math.isfinite(same(campaign(device, policy=lazy, steps=[50, 50]).days))
     still = profile(sustained_fraction=1e-300, time_to_throttle=1e18, background_window=1e18)

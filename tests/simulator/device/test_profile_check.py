@@ -126,8 +126,7 @@ def test_what_looks_odd_is_a_warning(words: str, change: tuple[str, str]) -> Non
 
 
 def test_mostly_assumed() -> None:
-    text = EXAMPLE.replace('"measured"', '"assumed"')
-    warnings = check_profile(parse(text)).warnings
+    warnings = check_profile(parse(EXAMPLE.replace('"measured"', '"assumed"'))).warnings
     assert warnings == [
         "13 of 19 known figures are assumed: verdicts rest on assumptions more than on facts"
     ]

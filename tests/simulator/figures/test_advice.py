@@ -18,7 +18,9 @@ from odtpack_simulator.result import (
     SimulationResult,
 )
 from odtpack_simulator.values.units import Interval, format_bytes
+from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
+from tests.simulator.factory_campaign import same
 
 DEVICE = "google/pixel-8a"
 BASE = make_result([DEVICE])
@@ -33,25 +35,17 @@ def advised(result: SimulationResult, key: str, value: str) -> str:
 
 
 def campaign(result: SimulationResult = BASE, **update: object) -> SimulationResult:
-    device = result.devices[0]
-    assert device.campaign is not None
-    changed = device.campaign.model_copy(update=update)
-    return result.model_copy(update={"devices": [device.model_copy(update={"campaign": changed})]})
+    return on_devices(result, campaign=update)
 
 
-def at(value: float) -> Interval:
-    return Interval(low=value, typical=value, high=value)
-
-
-def number(text: str, before: str) -> int:
-    found = re.search(rf"{before}(\d+)", text)
+def figure(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
     assert found, text
     return int(found[1])
 
 
 def with_changes(*changes: PlannedChange) -> SimulationResult:
-    memory = BASE.memory.model_copy(update={"changes": list(changes)})
-    return BASE.model_copy(update={"memory": memory})
+    return changed(BASE, memory={"changes": list(changes)})
 
 
 SIZES = [PlannedChange(micro_batch=n, peak_bytes=25_480_000 + n * 2_400_000) for n in (32, 16, 8)]
@@ -99,8 +93,7 @@ def test_the_model_has_to_be_smaller_only_where_nothing_helps() -> None:
 
 def test_without_plans_nothing_is_proposed() -> None:
     """As where a stored result is judged by a limit that it was not simulated with."""
-    memory = BASE.memory.model_copy(update={"changes": None})
-    text = advised(BASE.model_copy(update={"memory": memory}), "peak_memory", '"19 MB"')
+    text = advised(changed(BASE, memory={"changes": None}), "peak_memory", '"19 MB"')
     assert "planned where the package is: odtpack judge" in text
     assert "smaller model" not in text
     assert "has to be smaller" not in text
@@ -108,33 +101,31 @@ def test_without_plans_nothing_is_proposed() -> None:
 
 def test_a_step_that_is_too_long() -> None:
     step = BASE.devices[0].latency.step_ms
-    assert step is not None
     text = advised(BASE, "step_latency", f'"{step.typical / 2:.6f} ms"')
-    assert number(text, "about ") in (31, 32)
+    assert figure(r"about (\d+)", text) in (31, 32)
     assert "instead of 64 samples" in text
     assert "Conv takes 33 %" in text
     assert "freeze the first of the 4 trained layers" in text
     for layers in (None, 0, 1):  # then there is nothing more to freeze
-        package = BASE.package.model_copy(update={"trained_layers": layers})
-        result = BASE.model_copy(update={"package": package})
+        result = changed(BASE, package={"trained_layers": layers})
         assert "freeze" not in advised(result, "step_latency", f'"{step.typical / 2:.6f} ms"')
 
 
 def test_fewer_steps_and_what_they_reach() -> None:
-    result = campaign(active_s=at(60.0))
+    result = campaign(active_s=same(60.0))
     text = advised(result, "time_to_finish", '"45 s"')
     assert "about 180 of the 240 steps" in text
     assert "after 160 steps accuracy is 0.95, at the end 0.9659" in text
     assert "throttles for 35.0 % of the time" in text
     assert "not even one step" in advised(result, "time_to_finish", '"1 ms"')
-    assert "about 120 of the 240" in advised(campaign(energy_j=at(2000.0)), "energy", '"1 kJ"')
+    assert "about 120 of the 240" in advised(campaign(energy_j=same(2000.0)), "energy", '"1 kJ"')
 
 
 def test_sessions_days_and_battery() -> None:
     result = campaign(
         make_result([DEVICE], policy=Policy(state="background", sessions_per_day=2)),
-        sessions=at(20.0), days=at(10.0), repeated_steps=at(60.0),
-        active_s=at(600.0), battery_share_per_session=at(0.02),
+        sessions=same(20.0), days=same(10.0), repeated_steps=same(60.0),
+        active_s=same(600.0), battery_share_per_session=same(0.02),
     )  # fmt: skip
     assert "5 sessions a day instead of 2 end it in 4 days" in advised(result, "days", "4")
     text = advised(result, "sessions", "10")
@@ -147,13 +138,13 @@ def test_sessions_days_and_battery() -> None:
 
 def test_how_often_to_save() -> None:
     often = make_result([DEVICE], policy=Policy(state="background", save_every=10))
-    result = campaign(often, written_bytes_per_day=at(100e6), repeated_steps=at(60.0))
+    result = campaign(often, written_bytes_per_day=same(100e6), repeated_steps=same(60.0))
     text = advised(result, "written_per_day", '"25 MB"')
     assert "save every 240 instead of every 10 steps" in text  # one of 14.5 MB fits
     assert "66.7 % of a checkpoint" in text  # two moments beside the parameters
     assert "save every 3 instead of every 10" in advised(result, "repeated_steps", "20")
     every = make_result([DEVICE], policy=Policy(state="background", save_every=1))
-    text = advised(campaign(every, repeated_steps=at(60.0)), "repeated_steps", "20")
+    text = advised(campaign(every, repeated_steps=same(60.0)), "repeated_steps", "20")
     assert "although every one is saved" in text
 
 
@@ -162,14 +153,14 @@ def test_the_first_step() -> None:
 
 
 def test_a_package_with_frozen_weights() -> None:
-    package = BASE.package.model_copy(update={"trainable_parameters": 241_000})
-    text = advised(BASE.model_copy(update={"package": package}), "package_size", '"1 MB"')
+    result = changed(BASE, package={"trainable_parameters": 241_000})
+    text = advised(result, "package_size", '"1 MB"')
     assert "80.0 % of them frozen" in text
     assert '"float16" saves about 1.93 MB' in text
     assert '"int8" about 2.89 MB' in text
     assert "smaller model" in advised(BASE, "package_size", '"1 MB"')
-    halved = package.model_copy(update={"parameter_bytes": 2_410_000})
-    text = advised(BASE.model_copy(update={"package": halved}), "package_size", '"1 MB"')
+    halved = changed(result, package={"parameter_bytes": 2_410_000})
+    text = advised(halved, "package_size", '"1 MB"')
     assert "float16" not in text
 
 
@@ -183,16 +174,13 @@ def test_a_package_with_frozen_weights() -> None:
 )
 def test_what_the_curve_says(losses: list[float], words: str) -> None:
     curve = [EvaluationPoint(step=10 * i, loss=loss) for i, loss in enumerate(losses)]
-    training = BASE.training.model_copy(update={"curve": curve})
-    result = BASE.model_copy(update={"training": training})
-    assert words in advised(result, "final_loss", "0.01")
+    assert words in advised(changed(BASE, training={"curve": curve}), "final_loss", "0.01")
 
 
 def test_without_a_curve_the_training_losses_speak() -> None:
     falling: list[float | None] = [1.0 / (1 + i) for i in range(100)]
     for losses, words in ((falling, "train more steps"), ([1.0] * 100, "no longer falls")):
-        training = BASE.training.model_copy(update={"curve": [], "losses": losses})
-        result = BASE.model_copy(update={"training": training})
+        result = changed(BASE, training={"curve": [], "losses": losses})
         assert words in advised(result, "final_loss", "0.01")
 
 
@@ -212,20 +200,11 @@ def play(policy: Policy, steps: int = BASE.data.steps) -> DeviceCampaign:
 
 
 def played(policy: Policy) -> SimulationResult:
-    result = make_result([DEVICE], policy=policy)
-    device = result.devices[0].model_copy(update={"campaign": play(policy)})
-    return result.model_copy(update={"devices": [device]})
+    return on_devices(make_result([DEVICE], policy=policy), campaign=play(policy))
 
 
 def typical(figure: Interval | None) -> float:
-    assert figure is not None
     return figure.typical
-
-
-def figure(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    assert found, text
-    return int(found[1])
 
 
 MANY = Policy(state="background", sessions_per_day=2, save_every=10, pieces=3)
@@ -235,14 +214,13 @@ MANY = Policy(state="background", sessions_per_day=2, save_every=10, pieces=3)
 def test_saving_less_often_keeps_the_bytes_of_a_day(limit: float) -> None:
     text = advised(played(MANY), "written_per_day", f'"{limit:.0f} B"')
     often = figure(r"save every (\d+) instead of every 10 steps", text)
-    after = play(MANY.model_copy(update={"save_every": often}))
-    assert typical(after.written_bytes_per_day) <= limit
+    assert typical(play(changed(MANY, save_every=often)).written_bytes_per_day) <= limit
 
 
 def test_one_checkpoint_a_day_takes_one_session_a_day() -> None:
     text = advised(played(MANY), "written_per_day", '"20 MB"')
     assert "save only at the end of a session, and train in 1 instead of 2 sessions a day" in text
-    after = play(MANY.model_copy(update={"save_every": None, "sessions_per_day": 1}))
+    after = play(changed(MANY, save_every=None, sessions_per_day=1))
     assert typical(after.written_bytes_per_day) <= 20e6
     assert "a single checkpoint takes 14.5 MB" in advised(played(MANY), "written_per_day", '"1 MB"')
 
@@ -269,12 +247,10 @@ def test_what_takes_longer_to_open_than_the_limit_is_said() -> None:
 
 @pytest.mark.parametrize("share", [0.3, 0.6])
 def test_shorter_sessions_take_so_much_of_the_battery(share: float) -> None:
-    before = typical(play(Policy()).battery_share_per_session)
-    limit = share * before
+    limit = share * typical(play(Policy()).battery_share_per_session)
     text = advised(played(Policy()), "battery_per_session", f'"{100 * limit:.9f} %"')
     count = figure(r": (\d+) sessions instead of 1 take", text)
-    after = typical(play(Policy(pieces=count)).battery_share_per_session)
-    assert after <= 1.05 * limit
+    assert typical(play(Policy(pieces=count)).battery_share_per_session) <= 1.05 * limit
 
 
 def test_three_sessions_at_two_a_day_take_two_days() -> None:
@@ -291,9 +267,8 @@ def test_so_many_sessions_a_day_end_it_in_time(days: int) -> None:
     policy = Policy(pieces=12, sessions_per_day=2)
     text = advised(played(policy), "days", f"{days}.5")
     often = figure(r"(\d+) sessions a day instead of 2", text)
-    assert typical(play(policy.model_copy(update={"sessions_per_day": often})).days) <= days
-    rarer = policy.model_copy(update={"sessions_per_day": often - 1})
-    assert typical(play(rarer).days) > days
+    assert typical(play(changed(policy, sessions_per_day=often)).days) <= days
+    assert typical(play(changed(policy, sessions_per_day=often - 1)).days) > days
     assert "pieces of data takes a session" in advised(played(policy), "days", "0.5")
     assert "raise the limit" in advised(played(Policy()), "days", "0.5")
 

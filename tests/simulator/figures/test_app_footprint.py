@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.app_footprint import (
     APP_FOOTPRINTS,
     RUNTIME_LIBRARY_BYTES,
@@ -25,6 +24,8 @@ from odtpack_simulator.reports.simulation import ProcessBar, process_bars
 from odtpack_simulator.result import DeviceMemory, Policy, SimulationResult
 from odtpack_simulator.simulation import _AppOnDevice, _memory
 from odtpack_simulator.values.figure import Check
+from tests.refused import refused
+from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
 
 PIXEL = "google/pixel-8a"
@@ -35,8 +36,7 @@ def with_memory(result: SimulationResult, **changes: object) -> SimulationResult
     memory = DeviceMemory.model_validate(
         {**device.memory.model_dump(), "measured_peak_bytes": None, **changes}
     )
-    device = device.model_copy(update={"memory": memory})
-    return result.model_copy(update={"devices": [device]})
+    return on_devices(result, memory=memory)
 
 
 def limit_check(result: SimulationResult) -> Check:
@@ -102,9 +102,8 @@ def test_where_the_budgets_say_it_the_report_names_the_line() -> None:
 @pytest.mark.parametrize("value", ["50", "50000000", '"50 s"', '"-5 MB"', "[1]"])
 def test_it_needs_a_unit(value: str) -> None:
     text = f"[budgets]\napp_footprint = {value}"
-    with pytest.raises(OdtpackError) as caught:
+    with refused("budgets-invalid") as caught:
         parse_budgets(text.encode())
-    assert caught.value.code == "budgets-invalid"
     assert "app_footprint" in caught.value.what
 
 
@@ -182,9 +181,8 @@ def test_every_report_shows_app_library_training_and_limit() -> None:
 
 def test_a_comparison_says_that_the_kit_is_another() -> None:
     base = make_result([PIXEL], app=True)
-    own = base.memory.model_copy(update={"sharing": "own"})
-    policy = base.policy.model_copy(update={"kit": "kotlin"})
-    notes = compare(base, base.model_copy(update={"memory": own, "policy": policy})).notes
+    head = changed(base, memory={"sharing": "own"}, policy={"kit": "kotlin"})
+    notes = compare(base, head).notes
     assert "arenas of the sessions: not said before, own now" in notes
     assert "kit: the usual before, kotlin now" in notes
 

@@ -21,7 +21,9 @@ from odtpack_simulator.figures.simulated import METRICS
 from odtpack_simulator.figures.suggest import suggest_budget
 from odtpack_simulator.result import Policy, SimulationResult, Subject
 from odtpack_simulator.values.units import Interval
+from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
+from tests.simulator.factory_campaign import same
 
 DOCUMENT = Path(__file__).parents[3] / "docs/formats/budgets.md"
 EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)[0]
@@ -304,8 +306,6 @@ def test_every_result_keeps_the_budget_that_it_suggests(
     before: float | None, metric: float | None, ends: tuple[float, float] | None, peak: int,
     size: int, state: str,
 ) -> None:  # fmt: skip
-    device = BASE.devices[0]
-    assert device.campaign is not None
     reason = None if times[0] is not None else "unknown"
     latency = dict(zip(TIMES, times, strict=True)) | {"not_judged": reason}
     learned = {
@@ -316,18 +316,14 @@ def test_every_result_keeps_the_budget_that_it_suggests(
         if ends is not None and metric is not None
         else None,
     }
-    update = {
-        "latency": device.latency.model_copy(update=latency),
-        "campaign": device.campaign.model_copy(update=dict(zip(WHOLE, whole, strict=True))),
-        "memory": device.memory.model_copy(update={"predicted_peak_bytes": peak}),
-    }
-    result = BASE.model_copy(
-        update={
-            "package": BASE.package.model_copy(update={"package_bytes": size}),
-            "policy": Policy(state=state),  # type: ignore[arg-type]
-            "training": BASE.training.model_copy(update=learned),
-            "devices": [device.model_copy(update=update)],
-        }
+    result = changed(
+        BASE, package={"package_bytes": size}, policy={"state": state}, training=learned
+    )
+    result = on_devices(
+        result,
+        latency=latency,
+        campaign=dict(zip(WHOLE, whole, strict=True)),
+        memory={"predicted_peak_bytes": peak},
     )
     judged = judge(result, parse_budgets(suggest_budget(result).encode()), baseline=result)
     placed = [check for _, check in judged.all_checks() if check.budget_location]
@@ -372,14 +368,11 @@ UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "J": 1.0, "kJ": 1e3, "k
 )
 def test_a_suggested_limit_is_what_was_measured_in_every_unit(seconds: float) -> None:
     """From 10 s on the step was suggested in thousandths of what its unit says."""
-    device = BASE.devices[0]
-    assert device.campaign is not None
-    same = Interval(low=seconds, typical=seconds, high=seconds)
-    update = {
-        "latency": device.latency.model_copy(update={"step_ms": same.scaled(1e3)}),
-        "campaign": device.campaign.model_copy(update={"active_s": same, "energy_j": same}),
-    }
-    text = suggest_budget(BASE.model_copy(update={"devices": [device.model_copy(update=update)]}))
+    latency, campaign = same(1e3 * seconds), same(seconds)
+    result = on_devices(
+        BASE, latency={"step_ms": latency}, campaign={"active_s": campaign, "energy_j": campaign}
+    )
+    text = suggest_budget(result)
     for key in ("step_latency", "time_to_finish", "energy"):
         found = re.search(rf'^{key} = \[?"([0-9.]+) (\w+)"', text, re.M)
         assert found, key
@@ -388,11 +381,8 @@ def test_a_suggested_limit_is_what_was_measured_in_every_unit(seconds: float) ->
 
 
 def test_limits_are_typical_figures_and_regressions() -> None:
-    device = BASE.devices[0]
     wide = Interval(low=10.0, typical=100.0, high=1000.0)
-    latency = device.latency.model_copy(update={"step_ms": wide})
-    devices = [device.model_copy(update={"latency": latency})]
-    text = suggest_budget(BASE.model_copy(update={"devices": devices}))
+    text = suggest_budget(on_devices(BASE, latency={"step_ms": wide}))
     assert 'step_latency = ["130 ms", "+10 %"]\n' in text
     assert re.search(r'^peak_memory = \["[0-9.]+ MB", "\+10 %"\]$', text, re.M)
 
@@ -440,15 +430,12 @@ def test_many_devices_share_limits() -> None:
 def test_figures_that_some_devices_of_a_class_lack_are_told_by_device() -> None:
     """As with the shipped profiles: power is known of few."""
     result = make_result()
-    devices = []
-    for index, device in enumerate(result.devices):
-        campaign = device.campaign
-        assert campaign is not None
-        if index % 3:
-            update = {"energy_j": None, "battery_share_per_session": None}
-            campaign = campaign.model_copy(update=update)
-        devices.append(device.model_copy(update={"campaign": campaign}))
-    assert_short_and_kept(result.model_copy(update={"devices": devices}))
+    unknown = {"energy_j": None, "battery_share_per_session": None}
+    devices = [
+        changed(device, campaign=unknown if index % 3 else {})
+        for index, device in enumerate(result.devices)
+    ]
+    assert_short_and_kept(changed(result, devices=devices))
 
 
 def test_equal_figures_are_limited_once() -> None:
@@ -466,8 +453,7 @@ def test_few_devices_have_tables_of_their_own() -> None:
 
 
 def test_unknown_figures_are_left_out() -> None:
-    text = suggest_budget(make_result(["web/phone"]))
-    assert "web/phone" not in text
+    assert "web/phone" not in suggest_budget(make_result(["web/phone"]))
     board = suggest_budget(make_result(["raspberrypi/pi-5"]))
     assert "time_to_finish" in board
     assert "energy" not in board
@@ -475,12 +461,9 @@ def test_unknown_figures_are_left_out() -> None:
 
 def test_a_floor_lies_below_the_interval_of_few_samples() -> None:
     update = {"metric_after": 0.9, "metric_before": 0.88, "metric_interval": (0.6, 0.98)}
-    training = BASE.training.model_copy(update=update)
-    text = suggest_budget(BASE.model_copy(update={"training": training}))
-    assert "accuracy_floor = 0.600\n" in text
+    assert "accuracy_floor = 0.600\n" in suggest_budget(changed(BASE, training=update))
 
 
 def test_a_floor_of_nothing_is_left_out() -> None:
     update = {"metric_after": 0.05, "metric_before": 0.05, "metric_interval": (0.0, 0.3)}
-    training = BASE.training.model_copy(update=update)
-    assert "accuracy_floor" not in suggest_budget(BASE.model_copy(update={"training": training}))
+    assert "accuracy_floor" not in suggest_budget(changed(BASE, training=update))

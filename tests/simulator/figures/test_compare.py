@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -21,41 +21,25 @@ from odtpack_simulator.reports.comparison import (
     rows,
 )
 from odtpack_simulator.result import DeviceResult, Policy, SimulationResult
-from odtpack_simulator.values.units import Interval
+from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result, rebuilt
+from tests.simulator.factory_campaign import same
 
 DEVICE = "google/pixel-8a"
 
 
-def with_device(
-    change: Callable[[DeviceResult], DeviceResult], base: SimulationResult | None = None
-) -> SimulationResult:
-    result = base or make_result([DEVICE])
-    return result.model_copy(update={"devices": [change(result.devices[0])]})
-
-
 def times(factor: float) -> SimulationResult:
     """Everything on host and device takes longer by a factor."""
-
-    def change(device: DeviceResult) -> DeviceResult:
-        assert device.latency.step_ms is not None
-        assert device.campaign is not None
-        assert device.campaign.active_s is not None
-        latency = device.latency.model_copy(
-            update={"step_ms": device.latency.step_ms.scaled(factor)}
-        )
-        campaign = device.campaign.model_copy(
-            update={"active_s": device.campaign.active_s.scaled(factor)}
-        )
-        return device.model_copy(update={"latency": latency, "campaign": campaign})
-
-    return rebuilt(with_device(change), factor)
+    result = make_result([DEVICE])
+    device = result.devices[0]
+    latency = {"step_ms": device.latency.step_ms.scaled(factor)}
+    campaign = {"active_s": device.campaign.active_s.scaled(factor)}
+    return rebuilt(on_devices(result, latency=latency, campaign=campaign), factor)
 
 
 def learned(metric: float, loss: float, interval: tuple[float, float]) -> SimulationResult:
-    result = make_result([DEVICE])
-    update = {"metric_after": metric, "metric_interval": interval, "eval_loss_after": loss}
-    return result.model_copy(update={"training": result.training.model_copy(update=update)})
+    training = {"metric_after": metric, "metric_interval": interval, "eval_loss_after": loss}
+    return changed(make_result([DEVICE]), training=training)
 
 
 def figure(comparison: Comparison, metric: str) -> Change:
@@ -129,8 +113,8 @@ def test_change_and_direction(
 
 def test_times_of_different_hosts_are_not_compared() -> None:
     base = make_result([DEVICE])
-    host = base.host.model_copy(update={"cpu": "Another CPU", "onnxruntime": "1.22.0"})
-    comparison = compare(base.model_copy(update={"host": host}), times(2.0))
+    base = changed(base, host={"cpu": "Another CPU", "onnxruntime": "1.22.0"})
+    comparison = compare(base, times(2.0))
     assert figure(comparison, "step_latency").direction == "not compared"
     assert "another host" in (figure(comparison, "energy").reason or "")
     assert figure(comparison, "peak_memory").direction == "same"
@@ -143,9 +127,8 @@ def test_times_of_different_hosts_are_not_compared() -> None:
 def test_what_differs_is_noted() -> None:
     base = make_result([DEVICE])
     head = make_result([DEVICE], policy=Policy(state="background", save_every=10))
-    data = head.data.model_copy(update={"seed": 8, "batch_size": 32})
-    package = head.package.model_copy(update={"optimizer": "sgd", "manifest_sha256": "0" * 64})
-    head = head.model_copy(update={"data": data, "package": package})
+    package = {"optimizer": "sgd", "manifest_sha256": "0" * 64}
+    head = changed(head, data={"seed": 8, "batch_size": 32}, package=package)
     assert compare(base, head).notes == [
         "seed: 7 before, 8 now",
         "samples at once: 64 before, 32 now",
@@ -170,10 +153,8 @@ def test_new_and_removed_devices() -> None:
 
 
 def test_figures_that_became_known_or_unknown() -> None:
-    def forget(device: DeviceResult) -> DeviceResult:
-        return device.model_copy(update={"campaign": None})
-
-    base, head = make_result([DEVICE]), with_device(forget)
+    base = make_result([DEVICE])
+    head = on_devices(base, campaign=None)
     assert figure(compare(base, head), "energy").direction == "unknown now"
     assert "no campaign" in (figure(compare(base, head), "energy").reason or "")
     assert figure(compare(head, base), "energy").direction == "known now"
@@ -234,29 +215,20 @@ def test_hostile_text_stays_text() -> None:
     title = "Phone\x1b[2J\n| <img src=x onerror=alert(1)> [a](b) @all `code` " + "x" * 3900
     long = "reason\r\n" + "y" * 3990
 
-    def change(device: DeviceResult) -> DeviceResult:
-        assert device.training is not None
-        update = {"outcome": "killed", "steps_done": 1, "detail": long}
-        latency = device.latency.model_copy(update={"step_ms": None, "not_judged": long})
-        return device.model_copy(
-            update={
-                "title": title,
-                "training": device.training.model_copy(update=update),
-                "latency": latency,
-                "campaign": None,
-            }
-        )
-
     base = make_result([DEVICE])
-    head = with_device(change)
-    assert head.interruption is not None
-    head = head.model_copy(
-        update={
-            "host": head.host.model_copy(update={"cpu": long, "onnxruntime": long}),
-            "interruption": head.interruption.model_copy(update={"equal": False, "detail": long}),
-            "training": head.training.model_copy(update={"metric_name": long}),
-            "package": head.package.model_copy(update={"loss": long, "optimizer": long}),
-        }
+    head = on_devices(
+        base,
+        title=title,
+        training={"outcome": "killed", "steps_done": 1, "detail": long},
+        latency={"step_ms": None, "not_judged": long},
+        campaign=None,
+    )
+    head = changed(
+        head,
+        host={"cpu": long, "onnxruntime": long},
+        interruption={"equal": False, "detail": long},
+        training={"metric_name": long},
+        package={"loss": long, "optimizer": long},
     )
     budgets = parse_budgets(
         b'[budgets]\nstep_latency = "+1 %"\nenergy = "1 J"\naccuracy_floor = "-1 %"\n'
@@ -273,7 +245,7 @@ def test_hostile_text_stays_text() -> None:
     assert len(markdown.encode()) <= MAX_COMMENT
     assert "<img" not in markdown.replace("\\<img", "")
     assert "[a](b)" not in markdown
-    only_here = compare(base.model_copy(update={"devices": []}), head)
+    only_here = compare(changed(base, devices=[]), head)
     for shown in (render_text(only_here), render_markdown(only_here)):
         assert "only in the head" in shown
         assert "\x1b" not in shown
@@ -282,14 +254,8 @@ def test_hostile_text_stays_text() -> None:
 def with_campaign(**figures: float) -> SimulationResult:
     """A result whose device's campaign has these figures."""
     policy = Policy(state="background", sessions_per_day=1)
-
-    def change(device: DeviceResult) -> DeviceResult:
-        assert device.campaign is not None
-        update = {key: Interval(low=n, typical=n, high=n) for key, n in figures.items()}
-        campaign = device.campaign.model_copy(update=update)
-        return device.model_copy(update={"campaign": campaign})
-
-    return rebuilt(with_device(change, make_result([DEVICE], policy=policy)), figures)
+    campaign = {key: same(number) for key, number in figures.items()}
+    return rebuilt(on_devices(make_result([DEVICE], policy=policy), campaign=campaign), figures)
 
 
 def test_a_change_of_many_times_the_base_is_a_factor() -> None:
@@ -318,7 +284,7 @@ def test_days_are_whole(before: float, now: float, direction: str, change: float
 def test_times_of_the_same_package_are_never_worse(factor: float) -> None:
     """However busy the machine was when one of them was taken."""
     base = make_result([DEVICE])
-    head = times(factor).model_copy(update={"package": base.package})
+    head = changed(times(factor), package=base.package)
     comparison = compare(base, head)
     found = figure(comparison, "step_latency")
     assert found.direction == "within noise"
@@ -326,9 +292,7 @@ def test_times_of_the_same_package_are_never_worse(factor: float) -> None:
     assert not {f.direction for _, f in comparison.figures()} & {"worse", "better"}
     budgets = parse_budgets(b'[budgets]\nstep_latency = "+5 %"')
     assert not compare(base, head, budgets).over_budget
-    other = times(factor).model_copy(
-        update={"package": base.package, "policy": Policy(save_every=7)}
-    )
+    other = changed(head, policy=Policy(save_every=7))
     assert figure(compare(base, other), "step_latency").direction in ("worse", "better")
 
 
@@ -338,19 +302,14 @@ def test_times_of_the_same_package_are_never_worse(factor: float) -> None:
 def grown(device: DeviceResult, factor: float) -> DeviceResult:
     """The device with a larger peak and longer times."""
     latency, campaign = device.latency, device.campaign
-    assert latency.step_ms is not None
-    assert latency.p90_ms is not None
-    assert campaign is not None
-    assert campaign.active_s is not None
-    peak = int(factor * device.memory.predicted_peak_bytes)
-    times = {"step_ms": latency.step_ms.scaled(factor), "p90_ms": latency.p90_ms.scaled(factor)}
-    work = {"active_s": campaign.active_s.scaled(factor)}
-    return device.model_copy(
-        update={
-            "memory": device.memory.model_copy(update={"predicted_peak_bytes": peak}),
-            "latency": latency.model_copy(update=times),
-            "campaign": campaign.model_copy(update=work),
-        }
+    return changed(
+        device,
+        memory={"predicted_peak_bytes": int(factor * device.memory.predicted_peak_bytes)},
+        latency={
+            "step_ms": latency.step_ms.scaled(factor),
+            "p90_ms": latency.p90_ms.scaled(factor),
+        },
+        campaign={"active_s": campaign.active_s.scaled(factor)},
     )
 
 
@@ -366,7 +325,7 @@ def many(factors: Sequence[float]) -> SimulationResult:
         )
         for index, factor in enumerate(factors)
     ]
-    return rebuilt(result.model_copy(update={"devices": devices}), factors)
+    return rebuilt(changed(result, devices=devices), factors)
 
 
 @pytest.mark.parametrize("limit", [MAX_COMMENT, 3000, 700, 60])
@@ -424,8 +383,7 @@ def test_twenty_five_devices_are_told_in_a_few_rows() -> None:
         grown(device, factor) if device.latency.step_ms is not None else device
         for device, factor in zip(base.devices, factors, strict=True)
     ]
-    head = base.model_copy(update={"devices": devices})
-    comparison = compare(base, head)
+    comparison = compare(base, changed(base, devices=devices))
     found, same = rows(comparison)
     assert len(found) <= 15
     told = 0
@@ -438,15 +396,13 @@ def test_twenty_five_devices_are_told_in_a_few_rows() -> None:
     assert len(render_text(comparison).splitlines()) <= 25
     markdown = render_markdown(comparison)
     assert len(markdown.encode()) < 8_000
-    visible = re.sub(r"<details>.*?</details>", "", markdown)
-    assert len(visible.splitlines()) <= 30
+    assert len(re.sub(r"<details>.*?</details>", "", markdown).splitlines()) <= 30
 
 
 def test_devices_whose_verdict_changed_come_first() -> None:
     """The limit is passed by two of four; the others are much slower too, and stay within it."""
     base = many([1.0] * 4)
     step = base.devices[0].latency.step_ms
-    assert step is not None
     text = f'[budgets]\nstep_latency = "{2 * step.high} ms"\npackage_size = "1 GB"'
     budgets = parse_budgets(text.encode())
     head = many([9.0, 1.5, 1.5, 8.0])
@@ -471,11 +427,8 @@ def test_the_peak_that_all_share_is_told_once() -> None:
     """Though the verdict of some changed, and of one it is unknown now."""
     names = ["google/pixel-8a", "google/pixel-4a", "raspberrypi/pi-4", "raspberrypi/pi-5"]
     base, head = make_result(names), make_result(names, scale=1.4)
-    last = head.devices[-1]
-    memory = last.memory.model_copy(update={"outcome": "killed"})
-    head = head.model_copy(
-        update={"devices": [*head.devices[:-1], last.model_copy(update={"memory": memory})]}
-    )
+    last = changed(head.devices[-1], memory={"outcome": "killed"})
+    head = changed(head, devices=[*head.devices[:-1], last])
     budgets = parse_budgets(b'[budgets]\n[class.android]\npeak_memory = "200 MB"')
     found = [r for r in rows(compare(base, head, budgets))[0] if r.title == "Peak memory"]
     assert [(row.names.shown, row.verdicts, row.head) for row in found] == [

@@ -15,6 +15,7 @@ from odtpack_simulator.figures.simulated import METRICS, all_figures
 from odtpack_simulator.figures.suggest import suggest_budget
 from odtpack_simulator.fleet.figures import METRICS as FLEET_METRICS
 from odtpack_simulator.values.figure import Basis, Check, Figure, Verdict, verdict_of
+from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
 
 
@@ -103,8 +104,7 @@ def test_two_means_lie_apart_by_chance_as_their_errors_say() -> None:
 
 
 def test_every_figure_says_what_it_is_of() -> None:
-    result = make_result(["google/pixel-8a", "raspberrypi/pi-4"])
-    figures = all_figures(result)
+    figures = all_figures(make_result(["google/pixel-8a", "raspberrypi/pi-4"]))
     assert len(figures) == sum(2 if each.scope == "device" else 1 for each in METRICS.values())
     for figure in figures:
         declared = METRICS[figure.metric]
@@ -118,8 +118,7 @@ def test_every_figure_says_what_it_is_of() -> None:
 def test_a_result_with_an_adapter_gets_no_budget_for_it() -> None:
     """What is not suggested is not, whether there is one per package or one per device."""
     result = make_result(["google/pixel-8a"])
-    package = result.package.model_copy(update={"adapter_bytes": 4096})
-    text = suggest_budget(result.model_copy(update={"package": package}))
+    text = suggest_budget(changed(result, package={"adapter_bytes": 4096}))
     assert "package_size" in text
     for each in METRICS.values():
         if not each.suggested:

@@ -16,33 +16,24 @@ from odtpack_simulator.result import DeviceCampaign, NotJudged, Policy, Simulati
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.quantities import Quantity
 from odtpack_simulator.values.units import Interval
+from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
+from tests.simulator.factory_campaign import same
 
 DEVICE = "google/pixel-8a"
 
 
 def one_device(**memory: object) -> SimulationResult:
-    result = make_result([DEVICE])
-    device = result.devices[0]
-    memory = {"measured_peak_bytes": None, **memory}
-    changed = device.model_copy(update={"memory": device.memory.model_copy(update=memory)})
-    return result.model_copy(update={"devices": [changed]})
+    return on_devices(make_result([DEVICE]), memory={"measured_peak_bytes": None, **memory})
 
 
 def with_latency(low: float, typical: float, high: float) -> SimulationResult:
-    result = make_result([DEVICE])
     step = Interval(low=low, typical=typical, high=high)
-    device = result.devices[0]
     times = dict.fromkeys(("step_ms", "p90_ms", "first_step_ms"), step)
     fields = "active_s energy_j sessions days written_bytes_per_day repeated_steps"
     whole = dict.fromkeys(fields.split(), step)
     shares = dict.fromkeys(("battery_share", "battery_share_per_session"), step.scaled(0.01))
-    assert device.campaign is not None
-    update = {
-        "latency": device.latency.model_copy(update=times),
-        "campaign": device.campaign.model_copy(update=whole | shares),
-    }
-    return result.model_copy(update={"devices": [device.model_copy(update=update)]})
+    return on_devices(make_result([DEVICE]), latency=times, campaign=whole | shares)
 
 
 def check(result: SimulationResult, metric: str) -> Check:
@@ -116,8 +107,7 @@ def test_a_limit_that_depends_on_the_device_says_both_ends() -> None:
     ],
 )
 def test_limits_are_inclusive(budget: str, metric: str, status: str) -> None:
-    result = judged(make_result([DEVICE]), f"[budgets]\n{budget}")
-    found = check(result, metric)
+    found = check(judged(make_result([DEVICE]), f"[budgets]\n{budget}"), metric)
     assert found.status == status
     assert found.budget_location == "budgets.toml:2"
     assert (found.advice is not None) == (status == "fail")
@@ -127,10 +117,8 @@ def test_limits_are_inclusive(budget: str, metric: str, status: str) -> None:
     ("size", "budget"), [(2010, "2.01 kB"), (2_010_000, "2.01 MB"), (4_350_000, "4.35 MB")]
 )
 def test_a_figure_at_a_limit_with_a_fraction_keeps_it(size: int, budget: str) -> None:
-    result = make_result([DEVICE])
-    package = result.package.model_copy(update={"package_bytes": size})
-    limit = f'[budgets]\npackage_size = "{budget}"'
-    at = judged(result.model_copy(update={"package": package}), limit)
+    result = changed(make_result([DEVICE]), package={"package_bytes": size})
+    at = judged(result, f'[budgets]\npackage_size = "{budget}"')
     assert check(at, "package_size").status == "pass"
 
 
@@ -148,12 +136,7 @@ def test_a_language_model_is_judged_by_tokens_and_adapter(
 ) -> None:
     result = with_latency(20_480.0, 25_000.0, 61_440.0)  # ms for 4 x 2 x 256 tokens
     data = {"tokens_per_sample": 256, "batch_size": 4, "accumulation_steps": 2}
-    result = result.model_copy(
-        update={
-            "data": result.data.model_copy(update=data),
-            "package": result.package.model_copy(update={"adapter_bytes": 4096}),
-        }
-    )
+    result = changed(result, data=data, package={"adapter_bytes": 4096})
     assert check(judged(result, f"[budgets]\n{budget}"), metric).status == status
 
 
@@ -234,10 +217,8 @@ def test_unknown_figures_are_not_judged_and_never_pass() -> None:
     result = judged(one_device(limit_bytes=None), '[budgets]\nmemory_headroom = "1 %"')
     assert check(result, "memory_headroom").status == "not judged"
 
-    training = make_result([DEVICE]).training.model_copy(
-        update={"eval_loss_after": None, "metric_after": None}
-    )
-    result = make_result([DEVICE]).model_copy(update={"training": training})
+    unknown = {"eval_loss_after": None, "metric_after": None}
+    result = changed(make_result([DEVICE]), training=unknown)
     result = judged(result, "[budgets]\nfinal_loss = 9\naccuracy_floor = 0")
     assert check(result, "final_loss").status == "not judged"
     assert check(result, "accuracy_floor").status == "not judged"
@@ -257,9 +238,7 @@ def test_worst_verdict_wins() -> None:
 
 
 def test_diverged_training_fails() -> None:
-    result = make_result([DEVICE])
-    training = result.training.model_copy(update={"losses": [2.3, None, None]})
-    result = judge(result.model_copy(update={"training": training}))
+    result = judge(changed(make_result([DEVICE]), training={"losses": [2.3, None, None]}))
     found = check(result, "finite_loss")
     assert found.status == "fail"
     assert "learning rate" in (found.advice or "")
@@ -269,12 +248,8 @@ def test_diverged_training_fails() -> None:
 def test_a_training_whose_last_step_diverged_fails() -> None:
     """All training losses are finite then: they come before the update."""
     result = make_result([DEVICE])
-    point = result.training.curve[-1].model_copy(update={"loss": None})
-    curve = [*result.training.curve[:-1], point]
-    update = {"curve": curve, "eval_loss_after": None}
-    result = judge(
-        result.model_copy(update={"training": result.training.model_copy(update=update)})
-    )
+    curve = [*result.training.curve[:-1], changed(result.training.curve[-1], loss=None)]
+    result = judge(changed(result, training={"curve": curve, "eval_loss_after": None}))
     found = check(result, "finite_loss")
     assert (found.status, found.actual) == ("fail", 1)
     assert f"1 of {len(curve) - 1} on held-out samples are not" in found.message
@@ -284,21 +259,14 @@ def test_a_training_whose_last_step_diverged_fails() -> None:
 
 def test_a_model_that_only_becomes_finite_passes() -> None:
     result = make_result([DEVICE])
-    curve = [result.training.curve[0].model_copy(update={"loss": None}), *result.training.curve[1:]]
-    training = result.training.model_copy(update={"curve": curve, "eval_loss_before": None})
-    assert check(judge(result.model_copy(update={"training": training})), "finite_loss").actual == 0
+    curve = [changed(result.training.curve[0], loss=None), *result.training.curve[1:]]
+    result = changed(result, training={"curve": curve, "eval_loss_before": None})
+    assert check(judge(result), "finite_loss").actual == 0
 
 
 def test_interrupted_replay_fails_once() -> None:
-    result = make_result([DEVICE])
-    device = result.devices[0]
-    training = device.training.model_copy(  # type: ignore[union-attr]
-        update={"outcome": "killed", "steps_done": 12, "detail": "the background window closed"}
-    )
-    result = result.model_copy(
-        update={"devices": [device.model_copy(update={"training": training})]}
-    )
-    found = check(judge(result), "steps_done")
+    ended = {"outcome": "killed", "steps_done": 12, "detail": "the background window closed"}
+    found = check(judge(on_devices(make_result([DEVICE]), training=ended)), "steps_done")
     assert found.status == "fail"
     assert "background window" in found.message
     metrics = [c.metric for c in judge(one_device(outcome="killed")).devices[0].checks]
@@ -352,19 +320,15 @@ def test_unknown_figures_of_the_campaign_say_why() -> None:
     assert check(result, "energy").status == "not judged"
     assert "no battery" in check(result, "energy").message
     assert check(result, "sessions").status == "pass"
-    device = result.devices[0].model_copy(update={"campaign": None})
-    result = judged(result.model_copy(update={"devices": [device]}), text)
+    result = judged(on_devices(result, campaign=None), text)
     assert check(result, "sessions").status == "not judged"
     assert "no campaign" in check(result, "sessions").message
 
 
 def test_in_the_background_the_background_limit_is_judged() -> None:
     result = make_result([DEVICE], policy=Policy(state="background"))
-    memory = result.devices[0].memory.model_copy(update={"limit_bytes": 190_000_000})
-    device = result.devices[0].model_copy(update={"memory": memory})
-    result = judged(
-        result.model_copy(update={"devices": [device]}), '[budgets]\nmemory_headroom = "10 %"'
-    )
+    result = on_devices(result, memory={"limit_bytes": 190_000_000})
+    result = judged(result, '[budgets]\nmemory_headroom = "10 %"')
     assert "in the background" in check(result, "memory_limit").message
     assert check(result, "memory_limit").status == "pass"
     assert check(result, "memory_headroom").status == "fail"
@@ -378,15 +342,13 @@ def test_in_the_background_the_background_limit_is_judged() -> None:
 def test_interruptions_must_end_in_equal_weights(
     equal: bool | None, status: str, verdict: str
 ) -> None:
-    result = make_result([DEVICE])
-    assert result.interruption is not None
-    info = result.interruption.model_copy(update={"equal": equal, "detail": "see the log"})
-    result = judge(result.model_copy(update={"interruption": info}))
+    interruption = {"equal": equal, "detail": "see the log"}
+    result = judge(changed(make_result([DEVICE]), interruption=interruption))
     found = check(result, "interruption")
     assert (found.status, found.actual, result.verdict) == (status, 3, verdict)
     assert "see the log" in found.message
     assert (found.advice is not None) == (status == "fail")
-    without = judge(result.model_copy(update={"interruption": None}))
+    without = judge(changed(result, interruption=None))
     assert [c.metric for c in without.checks] == ["finite_loss", "learns"]
 
 
@@ -397,10 +359,8 @@ def test_a_training_without_end_fails(
     endless: Literal["typical", "worst case"] | None, verdict: str
 ) -> None:
     result = make_result([DEVICE], policy=Policy(state="background"))
-    memory = result.devices[0].memory.model_copy(update={"limit_bytes": 10**9})
     campaign = DeviceCampaign(endless=endless)
-    device = result.devices[0].model_copy(update={"campaign": campaign, "memory": memory})
-    result = judge(result.model_copy(update={"devices": [device]}))
+    result = judge(on_devices(result, campaign=campaign, memory={"limit_bytes": 10**9}))
     assert result.verdict == verdict
     found = [c for c in result.devices[0].checks if c.metric == "finishes"]
     assert len(found) == (endless is not None)
@@ -413,35 +373,26 @@ def test_why_a_real_campaign_never_ends() -> None:
     """The campaign's own words: what the window lacks."""
     profile = load_profile(DEVICE)
     result = make_result([DEVICE], policy=Policy(state="background"))
-    latency = result.devices[0].latency.model_copy(
-        update={"session_creation_ms": Interval(low=3e6, typical=3e6, high=3e6)}
-    )
+    latency = changed(result.devices[0].latency, session_creation_ms=same(3e6))
     campaign = run_campaign(
         profile, latency, result.policy, steps=[240], checkpoint_bytes=10**6, curve=[]
     )
     assert campaign.endless == "typical"
-    device = result.devices[0].model_copy(update={"campaign": campaign})
-    text = b'[budgets]\ntime_to_finish = "1 h"'
-    judged = judge(result.model_copy(update={"devices": [device]}), parse_budgets(text))
-    assert judged.verdict == "fail"
-    assert "ends before a checkpoint is written" in check(judged, "finishes").message
-    assert check(judged, "time_to_finish").status == "not judged"
-    assert "ends before a checkpoint is written" in check(judged, "time_to_finish").message
+    result = on_devices(result, campaign=campaign)
+    result = judged(result, '[budgets]\ntime_to_finish = "1 h"')
+    assert result.verdict == "fail"
+    assert "ends before a checkpoint is written" in check(result, "finishes").message
+    assert check(result, "time_to_finish").status == "not judged"
+    assert "ends before a checkpoint is written" in check(result, "time_to_finish").message
 
 
 def test_what_a_figure_leaves_out_is_said() -> None:
-    result = make_result([DEVICE])
-    assert result.devices[0].campaign is not None
     left_out = [
         NotJudged(figure="power.idle", reason="unknown"),
         NotJudged(figure="checkpoint_save_ms", reason="unknown"),
     ]
-    campaign = result.devices[0].campaign.model_copy(update={"left_out": left_out})
-    device = result.devices[0].model_copy(update={"campaign": campaign})
-    result = judged(
-        result.model_copy(update={"devices": [device]}),
-        '[budgets]\nenergy = "1 MJ"\ntime_to_finish = "1 h"',
-    )
+    result = on_devices(make_result([DEVICE]), campaign={"left_out": left_out})
+    result = judged(result, '[budgets]\nenergy = "1 MJ"\ntime_to_finish = "1 h"')
     energy, time = check(result, "energy"), check(result, "time_to_finish")
     assert "without subtracting idle power and saving checkpoints, which are" in energy.message
     assert "without saving checkpoints, which is unknown, allowed" in time.message
@@ -464,8 +415,7 @@ def test_memory_of_a_gpu(
 ) -> None:
     result = one_device(gpu_own_bytes=own, limit_bytes=app, predicted_peak_bytes=600)
     assert "gpu_memory" not in [c.metric for c in judge(result).devices[0].checks]
-    memory = result.memory.model_copy(update={"gpu_bytes": on_gpu})
-    found = check(judge(result.model_copy(update={"memory": memory})), "gpu_memory")
+    found = check(judge(changed(result, memory={"gpu_bytes": on_gpu})), "gpu_memory")
     assert (found.status, found.level) == (status, level)
     assert found.actual == (on_gpu if own is not None else on_gpu + 600)
 
@@ -473,9 +423,7 @@ def test_memory_of_a_gpu(
 def test_own_memory_of_a_gpu_is_read_of_a_profile() -> None:
     profile = load_profile("pixel-8a")
     assert profile.gpu_memory() is None
-    gpu = GpuFigures(own_memory=quantity(2, "GiB"))
-    own = profile.model_copy(update={"gpu": gpu}).gpu_memory()
-    assert own is not None
+    own = changed(profile, gpu=GpuFigures(own_memory=quantity(2, "GiB"))).gpu_memory()
     assert own.low == 2**31
 
 
@@ -531,22 +479,15 @@ def test_windows_alone_make_counts_depend_on_times() -> None:
     left_out = [NotJudged(figure="checkpoint_save_ms", reason="unknown")]
     for state, said in (("foreground", False), ("background", True)):
         result = make_result([DEVICE], policy=Policy.model_validate({"state": state}))
-        assert result.devices[0].campaign is not None
-        campaign = result.devices[0].campaign.model_copy(update={"left_out": left_out})
-        device = result.devices[0].model_copy(update={"campaign": campaign})
-        result = judged(
-            result.model_copy(update={"devices": [device]}),
-            '[budgets]\nsessions = 900\nwritten_per_day = "9 GB"',
-        )
+        result = on_devices(result, campaign={"left_out": left_out})
+        result = judged(result, '[budgets]\nsessions = 900\nwritten_per_day = "9 GB"')
         for metric in ("sessions", "written_per_day"):
             assert ("without saving checkpoints" in check(result, metric).message) == said
 
 
 def test_a_host_that_cannot_measure_memory_is_told() -> None:
     """As macOS and Windows: the plan's verdict stands, and what was not measured is not a pass."""
-    result = make_result([DEVICE])
-    memory = result.memory.model_copy(update={"measured_peak_bytes": None})
-    result = judge(result.model_copy(update={"memory": memory}))
+    result = judge(changed(make_result([DEVICE]), memory={"measured_peak_bytes": None}))
     found = check(result, "memory_measured")
     assert (found.status, found.message) == (
         "not judged",
@@ -575,15 +516,12 @@ def test_more_memory(
     result = make_result(["google/pixel-8a"])
 
     def verdict(limit: int, low: int) -> int:
-        memory = result.devices[0].memory.model_copy(
-            update={
-                "predicted_peak_bytes": planned, "measured_peak_bytes": measured,
-                "limit_bytes": limit, "limit_low_bytes": low, "app_bytes": app,
-                "warning_bytes": None,
-            }
-        )  # fmt: skip
-        device = result.devices[0].model_copy(update={"memory": memory})
-        judged = judge(result.model_copy(update={"devices": [device]}), BUDGETS)
+        memory = {
+            "predicted_peak_bytes": planned, "measured_peak_bytes": measured,
+            "limit_bytes": limit, "limit_low_bytes": low, "app_bytes": app,
+            "warning_bytes": None,
+        }  # fmt: skip
+        judged = judge(on_devices(result, memory=memory), BUDGETS)
         return ORDER.index(judged.devices[0].verdict)
 
     low = int(share * limit)
@@ -614,18 +552,17 @@ def test_faster_storage_and_a_later_or_milder_throttle(
             key: None if (time := getattr(latency, key)) is None else time.scaled(1 / storage)
             for key in ("checkpoint_load_ms", "checkpoint_save_ms")
         }
-        latency = latency.model_copy(update=stored)
+        latency = changed(latency, **stored)
         campaign = run_campaign(
             profile, latency, policy, steps=[240], checkpoint_bytes=10**7, curve=[]
         )
         return None if campaign.active_s is None else campaign.active_s.typical
 
     def throttled(share: float, seconds: float) -> DeviceProfile:
-        return profile.model_copy(
-            update={
-                "sustained_fraction": quantity(share, "1"),
-                "time_to_throttle": quantity(seconds, "s"),
-            }
+        return changed(
+            profile,
+            sustained_fraction=quantity(share, "1"),
+            time_to_throttle=quantity(seconds, "s"),
         )
 
     slow = finish(throttled(sustained, throttle), 1)

@@ -8,6 +8,7 @@ from odtpack_simulator.figures.simulated import METRICS, host_interval
 from odtpack_simulator.result import HostLatency, SimulationResult, Subject
 from odtpack_simulator.values.figure import Check, Figure
 from odtpack_simulator.values.units import Interval
+from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result, rebuilt
 
 DEVICE = "google/pixel-8a"
@@ -23,40 +24,22 @@ def against(
 
 
 def with_memory(**update: object) -> SimulationResult:
-    result = make_result([DEVICE])
-    memory = result.devices[0].memory.model_copy(update={"measured_peak_bytes": None, **update})
-    device = result.devices[0].model_copy(update={"memory": memory})
-    return result.model_copy(update={"devices": [device]})
+    return on_devices(make_result([DEVICE]), memory={"measured_peak_bytes": None, **update})
 
 
 def with_metric(metric: float, loss: float = 0.1) -> SimulationResult:
-    result = make_result([DEVICE])
-    update = {"metric_after": metric, "eval_loss_after": loss, "metric_interval": None}
-    return result.model_copy(update={"training": result.training.model_copy(update=update)})
+    training = {"metric_after": metric, "eval_loss_after": loss, "metric_interval": None}
+    return changed(make_result([DEVICE]), training=training)
 
 
 def slower(factor: float, spread: float = 0.01) -> SimulationResult:
     """A result whose host, and so whose devices, take longer by a factor."""
     result = make_result([DEVICE])
-    host = result.latency_host
-    assert host.p50_ms is not None
-    p50 = host.p50_ms.model_copy(
-        update={
-            "low": host.p50_ms.typical * factor * (1 - spread),
-            "typical": host.p50_ms.typical * factor,
-            "high": host.p50_ms.typical * factor * (1 + spread),
-        }
-    )
+    median = result.latency_host.p50_ms.typical * factor
+    p50 = Interval(low=median * (1 - spread), typical=median, high=median * (1 + spread))
     device = result.devices[0]
-    assert device.latency.step_ms is not None
-    latency = device.latency.model_copy(update={"step_ms": device.latency.step_ms.scaled(factor)})
-    changed = result.model_copy(
-        update={
-            "latency_host": host.model_copy(update={"p50_ms": p50}),
-            "devices": [device.model_copy(update={"latency": latency})],
-        }
-    )
-    return rebuilt(changed, factor)
+    result = on_devices(result, latency={"step_ms": device.latency.step_ms.scaled(factor)})
+    return rebuilt(changed(result, latency_host={"p50_ms": p50}), factor)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +98,12 @@ def test_a_negative_loss_may_grow_by_a_share_of_its_size() -> None:
 def test_a_result_is_no_worse_than_itself(metric: object) -> None:
     key = METRICS[metric.key].key  # type: ignore[attr-defined]
     value = '"-0 %"' if METRICS[key].better == "higher" else '"+0 %"'
-    result = make_result([DEVICE])
-    update = {  # of a language model, which has all figures
-        "data": result.data.model_copy(update={"tokens_per_sample": 128}),
-        "training": result.training.model_copy(update={"perplexity_after": 9.0, "tokens": 50}),
-        "package": result.package.model_copy(update={"adapter_bytes": 4096}),
-    }
-    result = result.model_copy(update=update)
+    result = changed(  # of a language model, which has all figures
+        make_result([DEVICE]),
+        data={"tokens_per_sample": 128},
+        training={"perplexity_after": 9.0, "tokens": 50},
+        package={"adapter_bytes": 4096},
+    )
     check, _ = against(result, result, key, value)
     assert check.status == "pass"
     assert check.baseline == check.actual == check.limit
@@ -155,14 +137,10 @@ def test_a_count_has_no_noise_and_is_compared_across_hosts(other_host: bool) -> 
     """28.9 % more bytes a day are more, however much the host's times scatter."""
     base, head = slower(1.0, spread=0.4), slower(1.0, spread=0.4)
     if other_host:
-        host = base.host.model_copy(update={"cpu": "Another processor"})
-        base = base.model_copy(update={"host": host})
+        base = changed(base, host={"cpu": "Another processor"})
     device = head.devices[0]
-    assert device.campaign is not None
-    assert device.campaign.written_bytes_per_day is not None
     more = device.campaign.written_bytes_per_day.scaled(1.289)
-    campaign = device.campaign.model_copy(update={"written_bytes_per_day": more})
-    head = head.model_copy(update={"devices": [device.model_copy(update={"campaign": campaign})]})
+    head = on_devices(head, campaign={"written_bytes_per_day": more})
     for key in ("written_per_day", "sessions", "repeated_steps"):
         check, _ = against(head, base, key, '"+5 %"')
         assert check.level == "error"
@@ -183,35 +161,15 @@ def test_without_a_baseline_nothing_is_judged() -> None:
 
 def test_what_cannot_be_compared_is_not_judged() -> None:
     base, head = make_result([DEVICE]), make_result([DEVICE])
-    device = base.devices[0]
-
-    def altered(**update: object) -> SimulationResult:
-        changed = device.model_copy(update=update)
-        return base.model_copy(update={"devices": [changed]})
-
+    killed = on_devices(base, memory={"outcome": "killed"})
+    measured = on_devices(base, memory={"measured_peak_bytes": 2**40})
     cases = [
-        (base.model_copy(update={"devices": []}), "peak_memory", "does not have this device"),
-        (
-            altered(memory=device.memory.model_copy(update={"outcome": "killed"})),
-            "peak_memory",
-            "not known of the baseline",
-        ),
-        (
-            altered(memory=device.memory.model_copy(update={"measured_peak_bytes": 2**40})),
-            "peak_memory",
-            "measured, here predicted",
-        ),
-        (altered(profile_digest="0" * 64), "step_latency", "profile is another"),
-        (
-            base.model_copy(update={"host": base.host.model_copy(update={"cpu": "Another"})}),
-            "energy",
-            "another host (Another",
-        ),
-        (
-            base.model_copy(update={"host": base.host.model_copy(update={"threads": 2})}),
-            "step_latency",
-            "another host",
-        ),
+        (changed(base, devices=[]), "peak_memory", "does not have this device"),
+        (killed, "peak_memory", "not known of the baseline"),
+        (measured, "peak_memory", "measured, here predicted"),
+        (on_devices(base, profile_digest="0" * 64), "step_latency", "profile is another"),
+        (changed(base, host={"cpu": "Another"}), "energy", "another host (Another"),
+        (changed(base, host={"threads": 2}), "step_latency", "another host"),
     ]
     for other, key, words in cases:
         check, verdict = against(head, other, key, '"+5 %"')
@@ -242,7 +200,7 @@ def test_a_relative_floor_of_a_class_is_judged_on_its_devices() -> None:
     budgets = parse_budgets(b'[class.android]\naccuracy_floor = "-0.01"')
     base, head = with_metric(0.95), with_metric(0.9)
     # The baseline knows the metric even where it did not replay this device.
-    base = base.model_copy(update={"devices": []})
+    base = changed(base, devices=[])
     result = judge(head, budgets, baseline=base)
     assert [c.status for c in result.devices[0].checks if c.metric == "accuracy_floor"] == ["fail"]
 
@@ -259,14 +217,13 @@ def test_the_interval_of_a_median_against_the_binomial() -> None:
         )
         for sample, quantile in (("median", 0.5), ("p90", 0.9)):
             interval = host_interval(host, sample)  # type: ignore[arg-type]
-            assert interval is not None
             true = -10.0 * np.log(1.0 - quantile)
             inside[sample] += interval.low <= true <= interval.high
     assert 930 <= inside["median"] <= 980
     assert 920 <= inside["p90"] <= 985
     few = HostLatency(first_step_ms=None, steps_ms=[1.0], by_operator=[])
     assert host_interval(few, "median") is None
-    assert host_interval(few.model_copy(update={"steps_ms": []}), "single") is None
+    assert host_interval(changed(few, steps_ms=[]), "single") is None
 
 
 def test_a_device_metric_is_not_read_from_a_package() -> None:
@@ -275,9 +232,8 @@ def test_a_device_metric_is_not_read_from_a_package() -> None:
 
 
 def test_a_single_step_may_be_any_of_nine_in_ten() -> None:
-    host = make_result([DEVICE]).latency_host.model_copy(
-        update={"steps_ms": [float(step) for step in range(101)]}
-    )
+    host = make_result([DEVICE]).latency_host
+    host = changed(host, steps_ms=[float(step) for step in range(101)])
     assert host_interval(host, "single") == Interval(low=5.0, typical=50.0, high=95.0)
 
 
@@ -287,8 +243,7 @@ def test_noise_is_the_larger_of_both_ways() -> None:
     def step(low: float, high: float) -> Figure:
         result = make_result([DEVICE])
         p50 = Interval(low=low, typical=10.0, high=high)
-        host = result.latency_host.model_copy(update={"p50_ms": p50})
-        subject = Subject(result.model_copy(update={"latency_host": host}), result.devices[0])
+        subject = Subject(changed(result, latency_host={"p50_ms": p50}), result.devices[0])
         return METRICS["step_latency"].of(subject, DEVICE)
 
     wide, narrow = step(10.0, 20.0), step(10.0, 10.0)
@@ -298,11 +253,7 @@ def test_noise_is_the_larger_of_both_ways() -> None:
 
 @pytest.mark.parametrize(("before", "noise"), [(0.90, 0.02), (0.99, 0.03)])
 def test_a_metric_scatters_by_the_end_that_looks_at_the_other(before: float, noise: float) -> None:
-    head = with_metric(0.95)
-    training = head.training.model_copy(update={"metric_interval": (0.93, 0.98)})
+    head = changed(with_metric(0.95), training={"metric_interval": (0.93, 0.98)})
     metric = METRICS["accuracy_floor"]
-    found = metric.chance(
-        metric.read(Subject(with_metric(before))),
-        metric.read(Subject(head.model_copy(update={"training": training}))),
-    )
-    assert found == pytest.approx(noise)
+    read = (metric.read(Subject(result)) for result in (with_metric(before), head))
+    assert metric.chance(*read) == pytest.approx(noise)

@@ -97,8 +97,7 @@ class TestBetween:
         large = ([Node("Conv", 1900.0, Work(3e8, 1e3))], 2.3)
         for nodes, step_ms in (small, large):
             works = [node.work for node in nodes]
-            found = step_between(small, large, (0.5, 0.0), FLAT, works)
-            assert found == pytest.approx(step_ms)
+            assert step_between(small, large, (0.5, 0.0), FLAT, works) == pytest.approx(step_ms)
 
     def test_threads_gain_what_each_node_gained_at_the_larger_size(self) -> None:
         """Half for the product, nothing for what runs in one thread, and what that leaves out."""

@@ -24,6 +24,7 @@ from odtpack_simulator.replay.limits import (
     remove_group,
 )
 from odtpack_simulator.replay.replay import run_training_child
+from tests.programs import ran
 from tests.simulator.packages import Case, without_arena
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
@@ -245,8 +246,7 @@ before = anonymous_bytes(os.getpid())
 kept = b"1" * 2**25
 print(before, anonymous_bytes(os.getpid()))
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    before, after = map(int, ran.stdout.split())
+    before, after = map(int, ran(sys.executable, "-c", code).stdout.split())
     assert before > 0
     assert 2**25 <= after - before <= 2**25 + 2**20
 

@@ -1,0 +1,15 @@
+"""Programs that are run to their end."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+
+def ran(*words: object, code: int | None = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """What a command printed, which must end with this code if one is given."""
+    done = subprocess.run(
+        [*map(str, words)], capture_output=True, text=True, check=False, **options
+    )
+    assert code in (None, done.returncode), done.stdout[-4000:] + done.stderr[-4000:]
+    return done

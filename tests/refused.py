@@ -1,0 +1,23 @@
+"""The error that a block of code has to end in."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from odtpack_runtime.errors import OdtpackError
+
+
+@contextlib.contextmanager
+def refused(
+    code: str, *patterns: str, kind: type[OdtpackError] = OdtpackError
+) -> Iterator[pytest.ExceptionInfo[OdtpackError]]:
+    """An error of this kind and code whose text has each of the patterns in it."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    assert caught.value.code == code
+    for pattern in patterns:
+        assert re.search(pattern, str(caught.value)), f"{pattern!r} is not in {caught.value}"
