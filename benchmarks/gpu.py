@@ -62,26 +62,8 @@ def networks(
     small: bool,
 ) -> dict[str, tuple[Callable[[Path], Any], tuple[int, ...], dict[str, Any]]]:
     """Model, batch sizes and further build options of each network."""
+    from benchmarks.workloads import vit_tiny
     from tests import zoo
-
-    def vit(_: Path) -> Any:
-        import torch
-
-        from benchmarks.fidelity.architectures import VisionTransformer
-        from tests.exported.export import export
-
-        size, *rest = (32, 48, 2) if small else (96, 192, 12)
-        patch = 8 if small else 16
-        torch.manual_seed(7)
-        module = VisionTransformer(size, *rest, patch=patch, heads=3, ratio=4).train()
-        with tempfile.TemporaryDirectory() as folder:
-            import onnx
-
-            path = export(
-                module, {"input": torch.rand(2, 3, size, size)}, Path(folder) / "model.onnx",
-                "torchscript", opset=17, dynamic={"input": {0: "batch"}, "output": {0: "batch"}},
-            )  # fmt: skip
-            return onnx.load(path)
 
     def decoder(folder: Path) -> Any:
         from benchmarks.decoder.model import SHAPES, Shape, write_model
@@ -107,7 +89,7 @@ def networks(
             if small else zoo.mobilenet_v2(batch_norm="train"),
             (8, 64), {},
         ),
-        "vit": (vit, (8, 64), {}),
+        "vit": (lambda _: vit_tiny(*((32, 48, 2, 8) if small else ()), opset=17), (8, 64), {}),
         "transformer": (
             lambda _: zoo.transformer_encoder(**(tiny if small else {})), (8, 64), {},
         ),

@@ -50,17 +50,20 @@ class Workload:
         return folder / "model.onnx", folder / "batch.npz"
 
 
-def vit_tiny() -> onnx.ModelProto:
+def vit_tiny(
+    size: int = 96, d: int = 192, depth: int = 12, patch: int = 16, opset: int = 14
+) -> onnx.ModelProto:
     """ViT-Ti/16 (Dosovitskiy et al. 2020, Touvron et al. 2021) for images of 96x96, exported.
 
     The opset is 14: the peer cannot differentiate the LayerNormalization operator of opset 17.
     """
     with torch.random.fork_rng(devices=()), tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(7)
-        module = VisionTransformer(96, 192, 12, patch=16, heads=3, ratio=4).train()
+        module = VisionTransformer(size, d, depth, patch=patch, heads=3, ratio=4).train()
+        images = torch.rand(2, 3, size, size)
         path = export(
-            module, {"input": torch.rand(2, 3, 96, 96)}, Path(folder) / "model.onnx", "torchscript",
-            opset=14, dynamic={"input": {0: "batch"}, "output": {0: "batch"}},
+            module, {"input": images}, Path(folder) / "model.onnx", "torchscript", opset=opset,
+            dynamic={"input": {0: "batch"}, "output": {0: "batch"}},
         )  # fmt: skip
         return onnx.load(path)
 
