@@ -40,40 +40,23 @@ STEPS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model and how it is trained.
+    """A model and how it is trained."""
 
-    Attributes:
-        name: As the command line has it.
-        title: What a reader of the table must know.
-        module: Makes the network.
-        inputs: One sample's shape of each input of the network, in order.
-        ranges: For an input or target of whole numbers, how many there are.
-        batches: Batch sizes.
-        loss: As odtpack names it; None where the model returns its loss.
-        optimizer: What trains it.
-        update: Clipping and the like.
-        accumulation_steps: Batches of one optimizer step.
-        target: One sample's shape of the target, where the model leaves it open.
-        norms: How batch normalizations are exported: in training mode, or folded.
-        freeze: Patterns of the parameters that stay as they are.
-        storage: How frozen weights are stored.
-        threads: Numbers of threads.
-    """
-
-    name: str
-    title: str
+    name: str  # as the command line has it
+    title: str  # what a reader of the table must know
     module: Callable[[], nn.Module]
-    inputs: Mapping[str, tuple[int, ...]]
-    batches: tuple[int, ...]
+    inputs: Mapping[str, tuple[int, ...]]  # one sample's shape of each input, in order
+    batches: tuple[int, ...]  # sizes
+    # for an input or target of whole numbers, how many there are
     ranges: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    loss: str | None = "cross_entropy"
+    loss: str | None = "cross_entropy"  # None where the model returns its loss
     optimizer: optimizers.Optimizer = dataclasses.field(default_factory=AdamW)
-    update: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    update: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # clipping and the like
     accumulation_steps: int = 1
-    target: tuple[int, ...] = ()
-    norms: bool = False
-    freeze: tuple[str, ...] = ()
-    storage: Storage | None = None
+    target: tuple[int, ...] = ()  # one sample's shape of it, where the model leaves that open
+    norms: bool = False  # whether batch normalizations are in training mode, or folded
+    freeze: tuple[str, ...] = ()  # patterns of the parameters that stay as they are
+    storage: Storage | None = None  # of frozen weights
     threads: tuple[int, ...] = (1, 2)
 
     def model(self) -> onnx.ModelProto:
@@ -132,36 +115,22 @@ class Built:
             name: (batch_size, *np.load(file, "r").shape[1:]) for name, file in self.data.items()
         }
 
-    def job(self, folder: Path, batch_size: int, threads: int = 1, **changes: object) -> Job:
+    def job(self, folder: Path, batch_size: int, threads: int = 1, **changes: Any) -> Job:
         """A training of :data:`STEPS` full batches, in a child that may write to ``folder``."""
         package = self.package
-        arguments: dict[str, object] = {
-            "task": "train",
-            "training_model": str(package.training_model),
-            "eval_model": str(package.eval_model),
-            "optimizer_model": str(package.optimizer_model),
-            "checkpoint": str(package.checkpoint),
-            "folder": str(folder),
-            "data": self.data,
-            "samples": _samples(self.case, batch_size),
-            "batch_size": batch_size,
-            "epochs": 1,
-            "seed": 3,
-            "full_batches": True,
-            "learning_rate": 1e-4,
-            "threads": threads,
-            "accumulation_steps": self.case.accumulation_steps,
-        }
-        return Job(**(arguments | changes))  # type: ignore[arg-type]
+        files = (package.training_model, package.eval_model, package.optimizer_model)
+        job = Job(
+            "train", *map(str, files), str(package.checkpoint), str(folder), self.data,
+            _samples(self.case, batch_size), batch_size, epochs=1, seed=3, full_batches=True,
+            learning_rate=1e-4, threads=threads, accumulation_steps=self.case.accumulation_steps,
+        )  # fmt: skip
+        return dataclasses.replace(job, **changes)
 
 
 def build(case: Case, root: Path | None = None, *, native: bool = False) -> Built:
     """Build the package of a case and random data for it, unless that was done before.
 
-    Args:
-        case: The case.
-        root: Where all of them are kept; ``build/fidelity`` of the repository if None.
-        native: With native nodes.
+    They are kept in ``root``, or in ``build/fidelity`` of the repository.
     """
     name = f"{case.name}-native" if native else case.name
     folder = (root or ROOT / "build" / "fidelity") / f"{name}-{_version()}"
