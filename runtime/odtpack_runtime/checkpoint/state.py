@@ -487,21 +487,12 @@ class CheckpointState:
         )
 
     def place(self, order: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> FlatState:
-        """Move the trainable parameters into a flat buffer, in the given order. For Module's use.
-
-        A state that was placed before stays where it is, so that a second
-        Module shares the parameters with the first; gradients are set to zero.
-
-        Args:
-            order: Names of the parameters in the order of the training graph's
-                inputs. Frozen ones that it does not name follow.
-            shapes: Shape of every parameter, for a nominal state, which has none.
-
-        Raises:
-            OdtpackError: ``parameter-type`` if the trainable parameters are not all
-                float32 or all float64, ``model-mismatch`` if the state was placed in
-                another order.
-        """
+        """Move the trainable parameters into a flat buffer, in this order. For Module's use."""
+        # A state that was placed before stays where it is, so that a second Module shares the
+        # parameters with the first; gradients are set to zero.
+        # `order`: names of the parameters in the order of the training graph's inputs. Frozen ones
+        # that it does not name follow.
+        # `shapes`: shape of every parameter, for a nominal state, which has none.
         ranks = {name: rank for rank, name in enumerate(order)}
         items = sorted(
             self._parameters.items.values(),

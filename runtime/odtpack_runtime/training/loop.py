@@ -172,14 +172,9 @@ def _check_header(stream: IO[bytes], spec: TensorSpec, size: int, where: str) ->
             where=where,
             hint=f"convert it with .astype('{'str' if spec.dtype == object else spec.dtype}')",
         )
-    wanted = spec.shape[1:]
-    fits = not spec.shape or (
-        len(shape) == len(spec.shape)
-        and all(
-            size == dim for size, dim in zip(shape[1:], wanted, strict=True) if isinstance(dim, int)
-        )
-    )
-    if not shape or not fits:
+    # The first axis counts samples, and may have any size.
+    free = TensorSpec(spec.name, dtype, (None, *spec.shape[1:]) if spec.shape else ())
+    if not shape or not free.fits(dtype, shape):
         raise OdtpackError(
             "data-shape",
             f"Array '{spec.name}' has the shape {list(shape)}, and the model takes {spec}; "
@@ -320,23 +315,15 @@ def train_step(
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an evaluation saw.
+    """What an evaluation saw."""
 
-    Attributes:
-        losses: Mean loss of each batch.
-        sizes: Samples of each batch.
-        right: Labels that the highest score names.
-        total: Labels that count; 0 where there are none, or no scores.
-        means: Mean per sample of each further number that is returned.
-        tokens: Of a language model, the tokens that the loss of each batch is the mean of.
-    """
-
-    losses: tuple[float, ...]
-    sizes: tuple[int, ...]
-    right: int
-    total: int
+    losses: tuple[float, ...]  # mean loss of each batch
+    sizes: tuple[int, ...]  # samples of each batch
+    right: int  # labels that the highest score names
+    total: int  # labels that count; 0 where there are none, or no scores
+    # mean per sample of each further number that is returned
     means: dict[str, float] = field(default_factory=dict)
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()  # of a language model, those that each batch's loss is the mean of
 
     @property
     def perplexity(self) -> float | None:

@@ -291,11 +291,7 @@ class Module:
         self.close()
 
     def require_open(self) -> None:
-        """Check that the module has not been closed.
-
-        Raises:
-            OdtpackError: ``closed``.
-        """
+        """Check that the module has not been closed, else raise ``closed``."""
         if self._closed:
             raise OdtpackError("closed", "The Module is closed.", hint="make a new one")
 
@@ -475,15 +471,9 @@ class Module:
     def check_first_step(
         self, user_inputs: Sequence[object], step: StepGraph | None = None
     ) -> None:
-        """Compare one step on another device with the processor's, before the first one.
-
-        Args:
-            user_inputs: The batch.
-            step: The step model, if that is to make the step.
-
-        Raises:
-            OdtpackError: ``device-wrong``; ``self-check-failed`` after :meth:`check_kernels`.
-        """
+        """Compare one step on another device with the processor's, before the first one."""
+        # `step`: the step model, if that is to make the step.
+        # Raises OdtpackError: `device-wrong`; `self-check-failed` after check_kernels.
         if self._checked:
             return
         from odtpack_runtime.training.first_step import Run, compare_step, run_of
@@ -516,11 +506,7 @@ class Module:
         return self._step
 
     def require_values(self) -> None:
-        """Check that the parameters have values.
-
-        Raises:
-            OdtpackError: ``nominal-state``.
-        """
+        """Check that the parameters have values, else raise ``nominal-state``."""
         if self.state.is_nominal:
             raise nominal_error("nothing can be computed without its parameters' values")
 
