@@ -167,18 +167,22 @@ def export_inference_model(
     except (MalformedError, RecursionError) as error:
         reason = str(error) if isinstance(error, MalformedError) else "it nests too deeply"
         _not_loadable(eval_model, reason, error)
+    check_size(pieces)
+    if Path(destination).suffix == ".ort":
+        pieces = [to_ort(b"".join(pieces), str(destination), apart=apart)]
+    with atomic_write(destination) as stream:
+        stream.writelines(pieces)
+    return [name for name in model.inputs if name not in values]
+
+
+def check_size(pieces: Sequence[Piece]) -> None:
+    """Refuse a model that one ONNX file does not hold."""
     if size(pieces) > MAX_MODEL_SIZE:
         raise OdtpackError(
             "model-too-large",
             f"The model with its parameters has {size(pieces)} bytes, and one ONNX file holds "
             f"{MAX_MODEL_SIZE}.",
         )
-    if Path(destination).suffix == ".ort":
-        pieces = [to_ort(b"".join(pieces), str(destination), apart=apart)]
-    with atomic_write(destination) as stream:
-        for piece in pieces:
-            stream.write(piece)
-    return [name for name in model.inputs if name not in values]
 
 
 @dataclass

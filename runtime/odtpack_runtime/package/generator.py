@@ -115,8 +115,7 @@ class Generator:
         Raises:
             OdtpackError: ``bad-prompt``, ``unknown-adapter``, ``run-failed``.
         """
-        return np.concatenate([*_Run(self._session, self._outputs, self._given, self._states,
-                                     self._adapter(adapter)).read(_checked(tokens))])  # fmt: skip
+        return np.concatenate([*self._run(adapter).read(_checked(tokens))])
 
     def generate(
         self,
@@ -153,10 +152,12 @@ class Generator:
                 "temperature and top_k must be 0 or more, top_p above 0 and at most 1, and "
                 "max_tokens 0 or more.",
             )
-        given = self._adapter(adapter)
-        run = _Run(self._session, self._outputs, self._given, self._states, given)
-        return _follow(run, _checked(prompt), max_tokens, frozenset(stop),
+        return _follow(self._run(adapter), _checked(prompt), max_tokens, frozenset(stop),
                        _Draw(temperature, top_k, top_p, seed))  # fmt: skip
+
+    def _run(self, adapter: str | None) -> _Run:
+        arrays = self._states | self._adapter(adapter)
+        return _Run(self._session, self._outputs, self._given, arrays)
 
     def _adapter(self, name: str | None) -> dict[str, Array]:
         if name is None:
@@ -192,13 +193,13 @@ class _Run:
         session: onnxruntime.InferenceSession,
         outputs: list[str],
         given: Collection[str],
-        states: dict[str, Array],
-        adapter: dict[str, Array],
+        arrays: dict[str, Array],
     ) -> None:
+        # `arrays`: the states at first, in the order of their outputs, and then the adapter's.
         self._session, self._outputs, self._given = session, outputs, given
         value = onnxruntime.OrtValue.ortvalue_from_numpy
-        self._feeds = {name: value(array) for name, array in (states | adapter).items()}
-        self._states = [*states]
+        self._feeds = {name: value(array) for name, array in arrays.items()}
+        self._states = [*arrays][: len(outputs) - 1]
         self._count = 0
 
     def read(self, tokens: Array) -> Iterator[Array]:

@@ -125,18 +125,14 @@ class Device:
         self, binding: Any, name: str, array: Array, shape: Sequence[int] | None = None
     ) -> None:
         """Let an input be the twin of an array, in another shape if one is given."""
-        twin = self._twin(array)
-        where = self._memory, self._index, array.dtype.type
-        binding.bind_input(name, *where, shape or array.shape, twin.data_ptr())
+        where = (*self.place, array.dtype.type, shape or array.shape)
+        binding.bind_input(name, *where, self._twin(array).data_ptr())
 
-    def bind_output(
-        self, binding: Any, name: str, array: Array, shape: Sequence[int] | None = None
-    ) -> None:
+    def bind_output(self, binding: Any, name: str, array: Array) -> None:
         """Let an output be written to the twin of an array."""
-        twin = self._twin(array)
+        where = (*self.place, array.dtype.type, array.shape)
+        binding.bind_output(name, *where, self._twin(array).data_ptr())
         self._written.add(_key(array))
-        where = self._memory, self._index, array.dtype.type
-        binding.bind_output(name, *where, shape or array.shape, twin.data_ptr())
 
     def _twin(self, array: Array) -> Any:
         key = _key(array)
@@ -146,7 +142,7 @@ class Device:
 
     def _copied(self, array: Array) -> Any:
         new = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
-            list(array.shape), array.dtype.type, self._memory, self._index
+            list(array.shape), array.dtype.type, *self.place
         )
         new.update_inplace(array)
         return new
@@ -203,15 +199,13 @@ class Device:
     def sums(self, reduction: str, arrays: Sequence[Array]) -> npt.NDArray[Any]:
         """A sum over each twin: of magnitudes (`ReduceL1`) or of squares (`ReduceSumSquare`)."""
         # All have one type, and the arrays are the same in every call.
-        if reduction not in self._sums:
+        new = reduction not in self._sums
+        if new:
             model = _sums_model(reduction, len(arrays), arrays[0].dtype)
             session = self.session(model, onnxruntime.SessionOptions())
-            binding = session.io_binding()
-            for index, array in enumerate(arrays):
-                self.bind_input(binding, f"x{index}", array, (array.size,))
-            self._sums[reduction] = session, binding
+            self._sums[reduction] = session, session.io_binding()
         session, binding = self._sums[reduction]
-        if not self.resident:
+        if new or not self.resident:
             for index, array in enumerate(arrays):
                 self.bind_input(binding, f"x{index}", array, (array.size,))
         binding.bind_output("sums")

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from odtpack_runtime.checkpoint.parameters import Array, address
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.session.device import Device
 from odtpack_runtime.session.graph_signature import RESET_NAME, TensorSpec
 from odtpack_runtime.session.segments import Part, SegmentedGraph, Segments
-from odtpack_runtime.session.session import UserInputs, owned_ortvalue, run_failed
+from odtpack_runtime.session.session import UserInputs, bind_here, owned_ortvalue, run_failed
 
 
 class DeviceSegmentedGraph(UserInputs):
@@ -126,7 +126,7 @@ class DeviceSegmentedGraph(UserInputs):
         if not isinstance(value, np.ndarray):
             binding.bind_ortvalue_input(own, value)
         elif name in given or name == RESET_NAME:
-            binding.bind_input(own, "cpu", 0, value.dtype.type, value.shape, address(value))
+            bind_here(binding.bind_input, own, value)
         else:
             self._device.bind_input(binding, own, value)
 

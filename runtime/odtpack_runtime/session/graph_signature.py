@@ -131,20 +131,12 @@ COTANGENT_SUFFIX = ".cotangent"
 Dim = int | str | None
 
 _DTYPES: dict[str, np.dtype[Any]] = {
-    "tensor(float)": np.dtype(np.float32),
-    "tensor(double)": np.dtype(np.float64),
-    "tensor(float16)": np.dtype(np.float16),
-    "tensor(int8)": np.dtype(np.int8),
-    "tensor(int16)": np.dtype(np.int16),
-    "tensor(int32)": np.dtype(np.int32),
-    "tensor(int64)": np.dtype(np.int64),
-    "tensor(uint8)": np.dtype(np.uint8),
-    "tensor(uint16)": np.dtype(np.uint16),
-    "tensor(uint32)": np.dtype(np.uint32),
-    "tensor(uint64)": np.dtype(np.uint64),
-    "tensor(bool)": np.dtype(np.bool_),
-    "tensor(string)": np.dtype(object),
-}
+    f"tensor({name})": np.dtype(name)
+    for name in (
+        *("float16", "double", "int8", "int16", "int32", "int64"),
+        *("uint8", "uint16", "uint32", "uint64", "bool"),
+    )
+} | {"tensor(float)": np.dtype(np.float32), "tensor(string)": np.dtype(object)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,11 @@ def first_line(error: Exception) -> str:
 
 _FED = (RESET_NAME, RATE_NAME, STEP_NAME)
 """Inputs that a device takes from the processor in each run: they change, and are numbers."""
+
+
+def bind_here(bind: Callable[..., None], name: str, array: Array) -> None:
+    """Let an input or an output of a binding, whose method ``bind`` is, be an array by address."""
+    bind(name, "cpu", 0, array.dtype.type, array.shape, address(array))
 
 
 class UserInputs:
@@ -191,9 +196,7 @@ class BoundGraph(UserInputs):
         self._loss = None
         if not first.shape and first.dtype != object and not self._text:
             self._loss = np.zeros((), first.dtype)
-            self._binding.bind_output(
-                first.name, "cpu", 0, self._loss.dtype.type, (), address(self._loss)
-            )
+            bind_here(self._binding.bind_output, first.name, self._loss)
         # Outputs come back in the order in which they are bound first: now the user's.
         self._fresh = [spec.name for spec in self.outputs[self._loss is not None :]]
         self._renew_outputs()
@@ -204,9 +207,7 @@ class BoundGraph(UserInputs):
         if self._device is not None and name not in _FED:
             self._device.bind_input(self._binding, name, memory)
         elif not self._text:
-            self._binding.bind_input(
-                name, "cpu", 0, memory.dtype.type, memory.shape, address(memory)
-            )
+            bind_here(self._binding.bind_input, name, memory)
 
     def bind_output(self, name: str, memory: Array) -> None:
         """Let the graph write its output ``name`` to ``memory``, from now on."""
@@ -214,9 +215,7 @@ class BoundGraph(UserInputs):
         if self._device is not None and name != KEPT_NAME:
             self._device.bind_output(self._binding, name, memory)
         elif not self._text:
-            self._binding.bind_output(
-                name, "cpu", 0, memory.dtype.type, memory.shape, address(memory)
-            )
+            bind_here(self._binding.bind_output, name, memory)
 
     def __call__(self, values: Sequence[object]) -> list[Any]:
         """Run the graph once."""

@@ -180,21 +180,24 @@ class Module:
             for name in signature.updates
             if name not in LOSS_SCALE_NAMES
         }
-        self._undo = Undo(self._flat, statistics, self._device)
-        self._trained = [name for name in signature.parameters if name in set(trained)]
+        # For Optimizer's use: what puts back what a step changes; the names of the trainable
+        # parameters in the order of the model's inputs; whether all batches since the last reset
+        # were not finite, and a step does nothing; and the step model, if there is one.
+        self.undo = Undo(self._flat, statistics, self._device)
+        self.trained = [name for name in signature.parameters if name in set(trained)]
+        self.nothing_to_step = False
+        self.step_graph: StepGraph | None = None
         self._skipped_steps = self._overflows = 0
         self._last_not_finite: NotFinite | None = None
-        self._nothing_to_step = False
         self._train: Graph | None = None
-        self._step: StepGraph | None = None
         if step is None:
             self._train = self._bind_training(session, signature, metadata)
         else:
             graph = self._bound(session, signature, metadata)
             assert isinstance(graph, BoundGraph)  # noqa: S101 - segments have no step model
-            self._step = StepGraph(graph, step)
+            self.step_graph = StepGraph(graph, step)
             for name in trained:
-                self._step.bind_updated(name, state.parameters.items[name].data)
+                self.step_graph.bind_updated(name, state.parameters.items[name].data)
             self._bind_updates(graph, signature)
         self._eval: Graph | None = None
         if eval_signature is not None:
@@ -208,7 +211,7 @@ class Module:
     def __repr__(self) -> str:
         mode = "training" if self.training else "evaluation"
         without = "" if self._eval_path else ", no evaluation model"
-        without += "" if self._step is None else ", step model"
+        without += "" if self.step_graph is None else ", step model"
         name, size = self._train_path.name, self.state.elements_text()
         return f"Module({name}, {size}, {mode} mode{without})"
 
@@ -245,20 +248,20 @@ class Module:
     def _training_step(self, user_inputs: Sequence[object]) -> list[Any]:
         self.check_first_step(user_inputs)
         graph, adds = self._graph(), not self._reset[0]
-        self._undo.keep(gradients=adds)
+        self.undo.keep(gradients=adds)
         try:
             results = graph(user_inputs)
         except BaseException:
-            self._undo.put_back(gradients=adds)
+            self.undo.put_back(gradients=adds)
             raise
         done = 0 if self.state.optimizer is None else self.state.optimizer.step
-        problem = self._undo.problem(loss_value(results), done + 1, self._trained)
+        problem = self.undo.problem(loss_value(results), done + 1, self.trained)
         if problem is None:
             self._accumulated = self._accumulated + 1 if adds else 1
-            self._reset[0] = self._nothing_to_step = False
+            self._reset[0] = self.nothing_to_step = False
         else:
-            self._undo.put_back(gradients=adds)
-            self._nothing_to_step = not adds
+            self.undo.put_back(gradients=adds)
+            self.nothing_to_step = not adds
             self.note(problem)
         return results
 
@@ -278,7 +281,7 @@ class Module:
         """
         self._closed = True
         with self.state.lock.after_all():
-            self._train = self._eval = self._step = None
+            self._train = self._eval = self.step_graph = None
             self._segments = None
             for close in self._when_closed:
                 close()
@@ -320,12 +323,12 @@ class Module:
         with self.state.lock:
             self.require_open()
             self._reset[0] = True
-            self._nothing_to_step = False
+            self.nothing_to_step = False
 
     def gradients_given(self) -> None:
         """Take what lies in the gradients' memory for those of one batch: they were written."""
         self._accumulated = 1
-        self._reset[0] = self._nothing_to_step = False
+        self._reset[0] = self.nothing_to_step = False
 
     def input_names(self) -> list[str]:
         """Return the names of the inputs that a call takes in the current mode."""
@@ -438,21 +441,6 @@ class Module:
         return self._last_not_finite
 
     @property
-    def nothing_to_step(self) -> bool:
-        """Whether all batches since the last reset were not finite; a step does nothing then."""
-        return self._nothing_to_step
-
-    @property
-    def undo(self) -> Undo:
-        """What puts back what a step changes; the optimizer uses it."""
-        return self._undo
-
-    @property
-    def trained(self) -> Sequence[str]:
-        """Names of the trainable parameters, in the order of the model's inputs."""
-        return self._trained
-
-    @property
     def flat(self) -> FlatState:
         """The memory of the parameters and gradients; the optimizer works on it."""
         if self._device is not None:
@@ -499,11 +487,6 @@ class Module:
         there = run_of(graph.session) if isinstance(graph, BoundGraph) else graph.once
         compare_step(self._device, path, feeds, there, here)
         self._checked = True
-
-    @property
-    def step_graph(self) -> StepGraph | None:
-        """The step model, which the optimizer runs; None without one."""
-        return self._step
 
     def require_values(self) -> None:
         """Check that the parameters have values, else raise ``nominal-state``."""
