@@ -296,25 +296,25 @@ def _peft_config(adapter: PeftAdapter, dropout: float = 0.0) -> str:
         "base_model_name_or_path": None,
         "task_type": None,
         "inference_mode": True,
-        "target_modules": list(adapter.layers),
-        "modules_to_save": list(adapter.saved) or None,
-        "fan_in_fan_out": False,
     }
     if adapter.kind == "prompt":
         (vectors,) = adapter.tensors.values()
-        content = {
-            "peft_type": _TYPES["prompt"],
-            "base_model_name_or_path": None,
+        content |= {
             "task_type": "CAUSAL_LM",
-            "inference_mode": True,
             "num_virtual_tokens": len(vectors),
             "token_dim": vectors.shape[1],
             "num_transformer_submodules": 1,
             "prompt_tuning_init": "RANDOM",
         }
-    elif adapter.kind == "ia3":
-        content |= {"feedforward_modules": list(adapter.feedforward), "init_ia3_weights": True}
     else:
+        content |= {
+            "target_modules": list(adapter.layers),
+            "modules_to_save": list(adapter.saved) or None,
+            "fan_in_fan_out": False,
+        }
+    if adapter.kind == "ia3":
+        content |= {"feedforward_modules": list(adapter.feedforward), "init_ia3_weights": True}
+    elif adapter.kind != "prompt":
         content |= {
             "r": adapter.rank,
             "lora_alpha": adapter.scaling * adapter.rank,

@@ -9,7 +9,7 @@ import numpy as np
 
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.session.device import Device
-from odtpack_runtime.session.graph_signature import RESET_NAME, TensorSpec
+from odtpack_runtime.session.graph_signature import RESET_NAME, ModelMetadata, TensorSpec
 from odtpack_runtime.session.segments import Part, SegmentedGraph, Segments
 from odtpack_runtime.session.session import UserInputs, bind_here, owned_ortvalue, run_failed
 
@@ -26,14 +26,12 @@ class DeviceSegmentedGraph(UserInputs):
         segments: Segments,
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
-        device: Device,
+        metadata: ModelMetadata | None = None,
         *,
+        device: Device,
         training: bool,
-        class_count: int | None = None,
-        ignored_label: int | None = None,
     ) -> None:
-        super().__init__(inputs, class_count, ignored_label)
-        self.outputs = tuple(outputs)
+        super().__init__(inputs, outputs, metadata)
         self._device = device
         self._segments = segments
         self._weights = segments.weights
@@ -83,7 +81,7 @@ class DeviceSegmentedGraph(UserInputs):
         graph: DeviceSegmentedGraph | SegmentedGraph
         device = Device(self._device.name)  # its twins go with it
         if processor is None:
-            graph = DeviceSegmentedGraph(self._segments, *ends, device, training=True)
+            graph = DeviceSegmentedGraph(self._segments, *ends, device=device, training=True)
         else:
             graph = SegmentedGraph(processor, *ends, training=True)
         made = {name: np.zeros_like(memory) for name, memory in self._memory_out.items()}

@@ -40,11 +40,7 @@ class ModelMetadata:
             for key in ("odtpack.class_count", "odtpack.ignore_index", "odtpack.accumulation_steps")
         )
         if steps is not None and steps < 1:
-            raise OdtpackError(
-                "bad-metadata",
-                f"The model's metadata say odtpack.accumulation_steps = {steps}.",
-                where=where,
-            )
+            raise _bad_metadata(f"say odtpack.accumulation_steps = {steps}", where)
         return cls(
             class_count,
             ignored_label,
@@ -61,11 +57,7 @@ def _whole_number(metadata: dict[str, str], key: str, where: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise OdtpackError(
-            "bad-metadata",
-            f"The model's metadata say {key} = {text!r}, which is not a number.",
-            where=where,
-        ) from None
+        raise _bad_metadata(f"say {key} = {text!r}, which is not a number", where) from None
 
 
 def _memory_order(
@@ -84,12 +76,13 @@ def _memory_order(
         or not all(isinstance(name, str) for name in names)
         or sorted(names) != sorted(trainable)
     ):
-        raise OdtpackError(
-            "bad-metadata",
-            "The model's metadata odtpack.parameter_order do not list its trainable parameters.",
-            where=where,
-        )
+        what = "odtpack.parameter_order do not list its trainable parameters"
+        raise _bad_metadata(what, where)
     return tuple(names)
+
+
+def _bad_metadata(what: str, where: str) -> OdtpackError:
+    return OdtpackError("bad-metadata", f"The model's metadata {what}.", where=where)
 
 
 # What a graph takes and gives: tensor specifications, and the roles of a training graph's names.

@@ -20,6 +20,7 @@ from odtpack_runtime.session.graph_signature import (
     RATE_NAME,
     RESET_NAME,
     STEP_NAME,
+    ModelMetadata,
     TensorSpec,
     check_labels,
     check_tensors,
@@ -101,21 +102,21 @@ def bind_here(bind: Callable[..., None], name: str, array: Array) -> None:
 class UserInputs:
     """The user inputs of a graph, and the values that are passed for them."""
 
-    # `class_count`: if known, labels (the input `labels`) are checked against it.
+    # `metadata`: if it says the number of classes, labels (the input `labels`) are checked.
 
     def __init__(
         self,
         inputs: Sequence[TensorSpec],
-        class_count: int | None = None,
-        ignored_label: int | None = None,
+        outputs: Sequence[TensorSpec],
+        metadata: ModelMetadata | None,
     ) -> None:
-        self.inputs = tuple(inputs)
-        self._class_count = class_count
-        self._ignored_label = ignored_label
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self._class_count = None if metadata is None else metadata.class_count
+        self._ignored_label = None if metadata is None else metadata.ignored_label
         names = [spec.name for spec in inputs if spec.dtype == np.int64]
         self._labels = (
             [spec.name for spec in inputs].index("labels")
-            if class_count is not None and "labels" in names
+            if self._class_count is not None and "labels" in names
             else None
         )
         self._dtypes = [spec.dtype for spec in inputs]
@@ -177,16 +178,13 @@ class BoundGraph(UserInputs):
         session: onnxruntime.InferenceSession,
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
-        *,
-        class_count: int | None = None,
-        ignored_label: int | None = None,
-        device: Device | None = None,
+        metadata: ModelMetadata,
+        device: Device | None,
     ) -> None:
-        super().__init__(inputs, class_count, ignored_label)
+        super().__init__(inputs, outputs, metadata)
         self.session = session
         self._device = device
         self._binding = session.io_binding()
-        self.outputs = tuple(outputs)
         self._text = any(spec.dtype == object for spec in inputs)
         # Also keeps the memory alive: ONNX Runtime holds bare addresses.
         self._memory_in: dict[str, Array] = {}

@@ -561,22 +561,20 @@ class Module:
         metadata: ModelMetadata,
     ) -> Graph:
         """A model, or a list of them, that reads the parameters where they lie."""
-        ends = signature.inputs, signature.outputs
-        labels: dict[str, Any] = {
-            "class_count": metadata.class_count,
-            "ignored_label": metadata.ignored_label,
-        }
+        ends = signature.inputs, signature.outputs, metadata
         graph: Graph
         if self._segments is None:
-            graph = BoundGraph(session, *ends, **labels, device=self._device)
+            graph = BoundGraph(session, *ends, self._device)
         else:
-            labels["training"] = session is self._segments.training
+            training = session is self._segments.training
             if self._device is None:
                 graph = SegmentedGraph(
-                    self._segments, *ends, activations=self._activations, **labels
+                    self._segments, *ends, training=training, activations=self._activations
                 )
             else:
-                graph = DeviceSegmentedGraph(self._segments, *ends, self._device, **labels)
+                graph = DeviceSegmentedGraph(
+                    self._segments, *ends, device=self._device, training=training
+                )
         for name in signature.parameters:
             graph.bind_input(name, self.state.parameters.items[name].data)
         return graph
