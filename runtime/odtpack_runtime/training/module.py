@@ -39,7 +39,7 @@ from odtpack_runtime.training.parameter_vector import (
     gather,
     scatter,
 )
-from odtpack_runtime.training.step_graph import StepGraph, nominal_shapes, read_signature, roles
+from odtpack_runtime.training.step_graph import StepGraph, nominal_shapes, roles
 
 Graph = BoundGraph | SegmentedGraph | DeviceSegmentedGraph
 
@@ -149,15 +149,16 @@ class Module:
                 nodes = evaluation.get_inputs(), evaluation.get_outputs()
                 models.append((str(self._eval_path), *nodes))
         shapes = nominal_shapes(state, models) if state.is_nominal else {}
+        known = roles(state, shapes)
         step = None
         if whole is None:
-            signature = read_signature(state, shapes, *models[0])
+            signature = GraphSignature.read(*models[0], *known)
             trained = signature.gradients
         else:
-            step = StepSignature.read(*models[0], *roles(state, shapes))
+            step = StepSignature.read(*models[0], *known)
             signature = step.graph
             trained = tuple(name for name in signature.parameters if name in step.updates)
-        others = [read_signature(state, shapes, *model) for model in models[1:]]
+        others = [GraphSignature.read(*model, *known) for model in models[1:]]
         if self._segments is not None:
             self._segments.check_inputs(each.inputs for each in (signature, *others))
         eval_signature = others[0] if others else None
@@ -515,7 +516,7 @@ class Module:
         where = str(self._train_path)
         session = open_session(self._train_path, self.session_options, self._device)
         nodes = session.get_inputs(), session.get_outputs()
-        signature = read_signature(self.state, {}, where, *nodes)
+        signature = GraphSignature.read(where, *nodes, *roles(self.state, {}))
         self._check(signature.gradients, None, where)
         metadata = ModelMetadata.read(session, set(signature.gradients), where)
         return self._bind_training(session, signature, metadata)
