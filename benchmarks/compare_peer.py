@@ -204,19 +204,15 @@ def measure(
                         "pytorch", malloc=malloc, model=model, optimizer=optimizer, **count
                     )
                 rivals.append(Sample.of(answer))
-                _progress(
+                own = ", ".join(f"{each[-1].step_ms:.2f} ms" for each in ours_by.values())
+                print(
                     f"{workload.name} {optimizer}, threads {threads}, malloc {malloc}, round "
-                    f"{number + 1} of {plan.rounds}: "
-                    f"{', '.join(f'{m[-1].step_ms:.2f} ms' for m in ours_by.values())}, rival "
-                    f"{rivals[-1].step_ms:.2f} ms"
-                )
+                    f"{number + 1} of {plan.rounds}: {own}, rival {rivals[-1].step_ms:.2f} ms",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
             floor = statistics.median(floors)
             for loop, mine in ours_by.items():
                 yield Row(workload, optimizer, threads, malloc, loop, mine, rivals, floor)
-
-
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def table(rows: list[Row], plan: Plan) -> Table:

@@ -28,7 +28,6 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import ScheduleSpec
 from odtpack_simulator.replay.interruption import interrupt
 from odtpack_simulator.replay.job import Job
-from odtpack_simulator.result import InterruptionInfo
 from tests import zoo
 from tests.packaging_tools import statistic_names
 
@@ -111,12 +110,6 @@ def make_job(workload: Workload, folder: Path) -> Job:
     return dataclasses.replace(job, rate_kind=rates.kind, rate_settings=rates.settings())
 
 
-def counts(info: InterruptionInfo) -> list[int]:
-    """Kills between steps, kills in saves, low-memory warnings."""
-    kinds = [each.at for each in info.interruptions]
-    return [kinds.count(kind) for kind in ("step", "save", "memory warning")]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200, help="over all models together")
@@ -136,8 +129,10 @@ def main() -> int:
             info = interrupt(
                 job, seed=arguments.seed + index, count=share * 3 // 2, save_every=SAVE_EVERY
             )
-        at_steps, in_saves, warnings = counts(info)
-        again = sum(each.at != "memory warning" for each in info.interruptions)
+        kinds = [each.at for each in info.interruptions]
+        at_steps, in_saves = kinds.count("step"), kinds.count("save")
+        warnings = kinds.count("memory warning")
+        again = len(kinds) - warnings
         repeated = sum(each.repeated_steps for each in info.interruptions)
         row = (job.steps, at_steps, in_saves, again, warnings, repeated)
         print(

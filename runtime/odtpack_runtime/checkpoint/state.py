@@ -518,7 +518,9 @@ class CheckpointState:
             for slot in frozen.slots:
                 parameter = self._parameters.items[slot.name]
                 # As they are read they stay where they are: they may be larger than all others.
-                if not keep or not _is_aligned(parameter.data):
+                data = parameter.data
+                aligned = data.flags.c_contiguous and address(data) % ALIGNMENT == 0
+                if not keep or not aligned:
                     memory = allocate(slot.nbytes).view(slot.dtype).reshape(slot.shape)
                     parameter.place(memory, None, keep=keep)
             self._flat = flat
@@ -544,10 +546,6 @@ def _check_one_type(trained: Sequence[Parameter]) -> None:
                 "float32, or all float64.",
                 hint="build the package again: odtpack gives the parameters one type",
             )
-
-
-def _is_aligned(array: Array) -> bool:
-    return array.flags.c_contiguous and address(array) % ALIGNMENT == 0
 
 
 def _layout(parameters: Iterable[Parameter], shapes: Mapping[str, tuple[int, ...]]) -> Layout:

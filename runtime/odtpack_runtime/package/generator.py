@@ -75,7 +75,8 @@ class Generator:
             heads, size = inputs[name].shape[1], inputs[name].shape[3]
             dtype = np.float16 if "float16" in inputs[name].type else np.float32
             self._states[name] = np.zeros((1, heads, 0, size), dtype)
-        self._outputs = ["logits", *(_present(name) for name in self._states)]
+        present = (_PRESENT + name.removeprefix(_PAST) for name in self._states)
+        self._outputs = ["logits", *present]
         self._adapters: dict[str, dict[str, Array]] = {}
 
     def add_adapter(self, name: str, source: CheckpointState | str | os.PathLike[str]) -> None:
@@ -253,10 +254,6 @@ class _Draw:
         mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
         mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
         return float((mixed ^ (mixed >> 31)) >> 11) / 2**53
-
-
-def _present(name: str) -> str:
-    return _PRESENT + name.removeprefix(_PAST)
 
 
 def _checked(tokens: Sequence[int] | Array) -> Array:

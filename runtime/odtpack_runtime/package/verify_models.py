@@ -72,7 +72,9 @@ def check_models(package: Package) -> None:
     _check_training(manifest, *whole, _metadata(training), package.training_model)
     whole = segments.whole(evaluation, package.eval_model, training=False)
     _check_evaluation(manifest, *whole, package.eval_model)
-    _check_optimizer(manifest, optimizer, package.optimizer_model)
+    kind = _metadata(optimizer).get("odtpack.optimizer", "custom")
+    what = "odtpack.optimizer in its metadata"
+    same(package.optimizer_model, what, kind, manifest.optimizer.kind)
     if package.step_model is not None:
         _check_step(manifest, models["step_model"], training, package.step_model)
     _check_device_parts(package, training, optimizer)
@@ -178,11 +180,6 @@ def _check_evaluation(
     expected = [*said(manifest.inputs), *said(manifest.parameters)]
     same(where, "inputs and parameters", inputs, expected)
     same(where, "outputs", outputs, said(manifest.all_outputs))
-
-
-def _check_optimizer(manifest: Manifest, model: onnx.ModelProto, where: Path) -> None:
-    kind = _metadata(model).get("odtpack.optimizer", "custom")
-    same(where, "odtpack.optimizer in its metadata", kind, manifest.optimizer.kind)
 
 
 def _check_step(
