@@ -204,7 +204,7 @@ def check_tensors(
                     )
 
 
-def check_labels(name: str, labels: Array, class_count: int, ignored: int | None = None) -> None:
+def check_labels(labels: Array, class_count: int, ignored: int | None = None) -> None:
     """Check that integer labels name existing classes."""
     # Read as uint64 a negative label is huge: one reduction instead of two.
     if labels.size == 0 or labels.view(np.uint64).max() < class_count:
@@ -217,7 +217,7 @@ def check_labels(name: str, labels: Array, class_count: int, ignored: int | None
         place = ", ".join(str(int(axis)) for axis in index)
         raise OdtpackError(
             "label-out-of-range",
-            f"Input '{name}' holds the label {int(labels[index])} at [{place}], and the model's "
+            f"Input 'labels' holds the label {int(labels[index])} at [{place}], and the model's "
             f"{class_count} classes are numbered 0 to {class_count - 1}.",
         )
 

@@ -149,7 +149,7 @@ class UserInputs:
             check_tensors(self.inputs, [(array.dtype, array.shape) for array in arrays])
             self._shapes = shapes
         if self._labels is not None and self._class_count is not None:
-            check_labels("labels", arrays[self._labels], self._class_count, self._ignored_label)
+            check_labels(arrays[self._labels], self._class_count, self._ignored_label)
         return arrays
 
     def from_ortvalues(self, values: Sequence[Any]) -> list[Array]:

@@ -76,7 +76,7 @@ def load_dataset(
     _check(arrays, inputs, str(file))
     if class_count is not None and "labels" in arrays and arrays["labels"].dtype == np.int64:
         try:
-            check_labels("labels", arrays["labels"], class_count, ignored_label)
+            check_labels(arrays["labels"], class_count, ignored_label)
         except OdtpackError as error:
             error.where = str(file)
             error.hint = "drop or correct those samples, or build the model with more classes"
