@@ -13,34 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.exported.sequence import Bert, BertLayer, CausalLanguageModel
-from tests.exported.vision import ChannelNorm, ConvNeXtBlock, InvertedResidual, conv_norm
-
-
-class KeywordGru(nn.Module):
-    """Frames [N, T, 40] to a keyword: a convolution over time and a GRU."""
-
-    def __init__(self, width: int = 64, hidden: int = 96, classes: int = 12) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(40, width, 5, stride=2, padding=2)
-        self.gru = nn.GRU(width, hidden, batch_first=True)
-        self.head = nn.Linear(hidden, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.silu(self.conv(x.transpose(1, 2))).transpose(1, 2)
-        return self.head(self.gru(x)[0][:, -1])
-
-
-class BidirectionalLstm(nn.Module):
-    """Tokens [N, T] to a class."""
-
-    def __init__(self, vocabulary: int = 6000, d: int = 64, hidden: int = 64) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, d)
-        self.lstm = nn.LSTM(d, hidden, batch_first=True, bidirectional=True)
-        self.head = nn.Linear(2 * hidden, 4)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.lstm(self.embedding(tokens))[0].mean(dim=1))
+from tests.exported.vision import ChannelNorm, ConvNeXtBlock, InvertedResidual, Siamese, conv_norm
 
 
 class UNet(nn.Module):
@@ -170,43 +143,15 @@ def causal_lm(vocabulary: int, length: int, d: int, depth: int) -> CausalLanguag
     return model
 
 
-class Autoencoder(nn.Module):
-    """Strided convolutions down to 128 numbers, transposed ones up; the target is the input."""
-
-    def __init__(self, width: int = 24) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(
-            nn.Conv2d(1, width, 3, stride=2, padding=1), nn.LeakyReLU(0.1),
-            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.Tanh(),
-            nn.Flatten(), nn.Linear(2 * width * 16 * 16, 128),
-        )  # fmt: skip
-        self.decoder = nn.Sequential(
-            nn.Linear(128, 2 * width * 16 * 16), nn.Unflatten(1, (2 * width, 16, 16)), nn.ELU(),
-            nn.ConvTranspose2d(2 * width, width, 3, stride=2, padding=1, output_padding=1),
-            nn.Softplus(),
-            nn.ConvTranspose2d(width, 1, 4, stride=2, padding=1), nn.Sigmoid(),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(self.encoder(x))
-
-
-class Siamese(nn.Module):
+def siamese(width: int = 24) -> nn.Module:
     """One tower, two images, and the contrastive loss (Hadsell et al., 2006)."""
-
-    def __init__(self, width: int = 24) -> None:
-        super().__init__()
-        self.tower = nn.Sequential(
-            nn.Conv2d(1, width, 5, stride=2), nn.SiLU(),
-            nn.Conv2d(width, 2 * width, 3), nn.SiLU(), nn.MaxPool2d(2),
-            nn.Conv2d(2 * width, 4 * width, 3), nn.SiLU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 64),
-        )  # fmt: skip
-
-    def forward(self, left: Tensor, right: Tensor, same: Tensor) -> Tensor:
-        distance = functional.pairwise_distance(self.tower(left), self.tower(right))
-        apart = torch.clamp(1.5 - distance, min=0.0)
-        return torch.mean(same * distance**2 + (1 - same) * apart**2)
+    tower = nn.Sequential(
+        nn.Conv2d(1, width, 5, stride=2), nn.SiLU(),
+        nn.Conv2d(width, 2 * width, 3), nn.SiLU(), nn.MaxPool2d(2),
+        nn.Conv2d(2 * width, 4 * width, 3), nn.SiLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 64),
+    )  # fmt: skip
+    return Siamese(tower=tower)
 
 
 class BasicBlock(nn.Module):

@@ -31,7 +31,8 @@ from odtpack.optimizers import SGD, Adafactor, AdamW, Lion
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.replay.job import Job
 from tests.exported.export import export
-from tests.exported.sequence import Recommender
+from tests.exported.sequence import KeywordSpotter, LstmClassifier, Recommender
+from tests.exported.vision import Autoencoder
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 4
@@ -190,11 +191,11 @@ def _version() -> str:
 _CASES = (
     Case(
         "keyword-gru", "GRU over 60 frames of sound, AdamW",
-        architectures.KeywordGru, {"x": (60, 40)}, (8, 32),
+        partial(KeywordSpotter, 12, 40, 64, 5, 2, 96), {"x": (60, 40)}, (8, 32),
     ),
     Case(
         "lstm", "bidirectional LSTM over 32 tokens, SGD with momentum",
-        architectures.BidirectionalLstm, {"tokens": (32,)}, (8, 32),
+        partial(LstmClassifier, 6000, 4, 64, 64), {"tokens": (32,)}, (8, 32),
         ranges={"tokens": 6000}, optimizer=SGD(momentum=0.9),
     ),
     Case(
@@ -238,11 +239,11 @@ _CASES = (
     ),
     Case(
         "autoencoder", "convolutional autoencoder 64x64, AdamW",
-        architectures.Autoencoder, {"x": (1, 64, 64)}, (8, 32), loss="mse",
+        partial(Autoencoder, (24, 48), 16, 128), {"x": (1, 64, 64)}, (8, 32), loss="mse",
     ),
     Case(
         "siamese", "Siamese towers 48x48, loss in the model, SGD",
-        architectures.Siamese, {"left": (1, 48, 48), "right": (1, 48, 48), "same": ()}, (8, 24),
+        architectures.siamese, {"left": (1, 48, 48), "right": (1, 48, 48), "same": ()}, (8, 24),
         ranges={"same": 2}, loss=None, optimizer=SGD(),
     ),
     Case(
