@@ -92,18 +92,11 @@ def efficientnet_b0() -> nn.Module:
     """EfficientNet-B0: M. Tan and Q. Le, arXiv 1905.11946, table 1."""
     plan = [(1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3),
             (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3)]  # fmt: skip
-    layers, fan_in = [conv_norm(3, 32, 3, nn.SiLU, stride=2)], 32
-    for factor, width, count, stride, size in plan:
-        for index in range(count):
-            block = InvertedResidual(
-                fan_in, width, size=size, stride=1 if index else stride, hidden=factor * fan_in,
-                activation=nn.SiLU, gate=nn.Sigmoid, squeezed=fan_in // 4,
-            )  # fmt: skip
-            layers.append(block)
-            fan_in = width
     return nn.Sequential(
-        *layers, conv_norm(320, 1280, 1, nn.SiLU), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Dropout(0.2), nn.Linear(1280, 1000),
+        conv_norm(3, 32, 3, nn.SiLU, stride=2),
+        *architectures.inverted(plan, 32, nn.SiLU, nn.Sigmoid, squeeze=4),
+        conv_norm(320, 1280, 1, nn.SiLU), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2),
+        nn.Linear(1280, 1000),
     )  # fmt: skip
 
 

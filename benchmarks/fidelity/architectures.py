@@ -7,6 +7,7 @@ joined to whole networks.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -251,22 +252,37 @@ class Tabular(nn.Module):
         return self.head(self.layers(x))
 
 
-def mobilenet_v2(width: int = 16) -> nn.Module:
-    """Inverted residuals (Sandler et al., 2018) of the published factors and repeats."""
-    plan = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 2, 2), (6, 96, 1, 1)]
-    blocks, fan_in = [conv_norm(3, width, 3, nn.ReLU6, stride=2)], width
-    for factor, fan_out, count, stride in plan:
+def inverted(
+    plan: Sequence[tuple[int, ...]],
+    fan_in: int,
+    activation: type[nn.Module] = nn.ReLU6,
+    gate: type[nn.Module] = nn.Identity,
+    squeeze: int = 0,
+) -> list[nn.Module]:
+    """Inverted residuals (Sandler et al., 2018), gated if something is squeezed.
+
+    Each row of the plan: factor, width, number of blocks, stride of the first, kernels' size or 3.
+    """
+    blocks: list[nn.Module] = []
+    for factor, width, count, stride, *size in plan:
         for index in range(count):
-            blocks.append(
-                InvertedResidual(
-                    fan_in, fan_out, size=3, stride=1 if index else stride, activation=nn.ReLU6,
-                    gate=nn.Identity, hidden=factor * fan_in, squeezed=0,
-                )
+            block = InvertedResidual(
+                fan_in, width, size=size[0] if size else 3, stride=1 if index else stride,
+                activation=activation, gate=gate, hidden=factor * fan_in,
+                squeezed=fan_in // squeeze if squeeze else 0,
             )  # fmt: skip
-            fan_in = fan_out
+            blocks.append(block)
+            fan_in = width
+    return blocks
+
+
+def mobilenet_v2(width: int = 16) -> nn.Module:
+    """Inverted residuals of the published factors and repeats."""
+    plan = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 2, 2), (6, 96, 1, 1)]
     return nn.Sequential(
-        *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.0), nn.Linear(fan_in, 20)
-    )
+        conv_norm(3, width, 3, nn.ReLU6, stride=2), *inverted(plan, width),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.0), nn.Linear(96, 20),
+    )  # fmt: skip
 
 
 def cnn(width: int = 16) -> nn.Module:
