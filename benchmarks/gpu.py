@@ -40,6 +40,7 @@ from odtpack_runtime import (
     default_session_options,
 )
 from odtpack_runtime.session.device import Device
+from odtpack_runtime.training.loop import loss_of
 
 BAR = 1e-5
 """Of each gradient's largest element, or twice what the processor is off from float64."""
@@ -186,7 +187,7 @@ class Subject:
             name: each.grad.copy() for name, each in self.state.parameters if each.requires_grad
         }
         self.module.lazy_reset_grad()
-        return _number(loss), found
+        return loss_of(loss), found
 
     def turn(self, batch: Batch, seconds: float) -> None:
         """Make steps for some time."""
@@ -195,10 +196,6 @@ class Subject:
             start = time.perf_counter()
             self.optimizer.step_on(*batch)
             self.times.append(1000 * (time.perf_counter() - start))
-
-
-def _number(loss: Any) -> float:
-    return float(loss[0] if isinstance(loss, tuple) else loss)
 
 
 def first_batch(folder: Path) -> Batch:
@@ -220,7 +217,7 @@ def steps(folder: Path, device: str, batch: Batch, gradients: Mapping[str, np.nd
     count = 1 if any(p.role == "state" for p in here.package.manifest.parameters) else STEPS
     worst = 0.0
     for _ in range(count):
-        losses = [_number(each.optimizer.step_on(*batch)) for each in (here, there)]
+        losses = [loss_of(each.optimizer.step_on(*batch)) for each in (here, there)]
         worst = max(worst, abs(losses[1] / losses[0] - 1))
     for name, gradient in gradients.items():
         right, found = (each.state.parameters[name].data for each in (here, there))

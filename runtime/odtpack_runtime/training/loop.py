@@ -132,32 +132,26 @@ def check_axes(inputs: Sequence[TensorSpec], where: str | None = None) -> None:
     Raises:
         OdtpackError: ``data-shape``.
     """
-    named = {
-        spec.shape[0]: spec for spec in inputs if spec.shape and isinstance(spec.shape[0], str)
-    }
+    named = {spec.shape[0] for spec in inputs if spec.shape and isinstance(spec.shape[0], str)}
     sizes = {
         spec.shape[0]: spec for spec in inputs if spec.shape and isinstance(spec.shape[0], int)
     }
-    problem = name = ""
-    for size, spec in sizes.items():
+    for size, spec in reversed(sizes.items()):
         axes = [axis for axis, dim in enumerate(spec.shape) if dim in named]
-        other = next(
-            each for each in (*sizes.values(), spec) if each.shape[0] != size or each is spec
-        )
+        others = [each for each in sizes.values() if each.shape[0] != size]
         if axes:
-            name, axis = spec.name, axes[0]
-            problem = f"has {spec.shape[axis]!r}, the samples of other inputs, on axis {axis}"
-        elif other is not spec:
-            name = spec.name
-            problem = f"takes {size} on its first axis, and '{other.name}' {other.shape[0]}"
-    if problem:
+            problem = f"has {spec.shape[axes[0]]!r}, the samples of other inputs, on axis {axes[0]}"
+        elif others:
+            problem = f"takes {size} on its first axis, and '{others[0].name}' {others[0].shape[0]}"
+        else:
+            continue
         raise OdtpackError(
             "data-shape",
-            f"Input '{name}' {problem}: batches are cut along the first axis of every input.",
+            f"Input '{spec.name}' {problem}: batches are cut along the first axis of every input.",
             where=where,
-            hint=f"build with --input {name}=zeros if it is a state that starts at zero, "
-            f"--input {name}=NUMBER if it is always the same, or --input {name}=axis:K if axis K "
-            "counts samples",
+            hint=f"build with --input {spec.name}=zeros if it is a state that starts at zero, "
+            f"--input {spec.name}=NUMBER if it is always the same, or --input {spec.name}=axis:K "
+            "if axis K counts samples",
         )
 
 
