@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import onnx
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.fidelity import architectures
 from benchmarks.fidelity.models import Case
@@ -31,23 +31,14 @@ from tests.exported.vision import InvertedResidual, conv_norm
 from tests.peer import client
 
 
-class Bottleneck(nn.Module):
+def bottleneck(fan_in: int, width: int, stride: int) -> nn.Module:
     """Narrow, filter, widen, and a shortcut (K. He and others, arXiv 1512.03385)."""
-
-    def __init__(self, fan_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            conv_norm(fan_in, width, 1, nn.ReLU),
-            conv_norm(width, width, 3, nn.ReLU, stride=stride),
-            conv_norm(width, 4 * width, 1, nn.Identity),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if fan_in != 4 * width:
-            self.shortcut = conv_norm(fan_in, 4 * width, 1, nn.Identity, stride=stride)
-        self.activation = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.body(x) + self.shortcut(x))
+    body = nn.Sequential(
+        conv_norm(fan_in, width, 1, nn.ReLU),
+        conv_norm(width, width, 3, nn.ReLU, stride=stride),
+        conv_norm(width, 4 * width, 1, nn.Identity),
+    )
+    return architectures.Residual(body, fan_in, 4 * width, stride)
 
 
 def resnet50() -> nn.Module:
@@ -56,7 +47,7 @@ def resnet50() -> nn.Module:
     for level, depth in enumerate((3, 4, 6, 3)):
         for index in range(depth):
             stride = 2 if level and not index else 1
-            layers.append(Bottleneck(fan_in, 64 << level, stride))
+            layers.append(bottleneck(fan_in, 64 << level, stride))
             fan_in = 256 << level
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
 

@@ -155,20 +155,19 @@ def siamese(width: int = 24) -> nn.Module:
     return Siamese(tower=tower)
 
 
-class BasicBlock(nn.Module):
-    """Two convolutions and a shortcut (He et al., 2015)."""
+class Residual(nn.Module):
+    """Convolutions and a shortcut (He et al., 2015)."""
 
-    def __init__(self, fan_in: int, fan_out: int, stride: int) -> None:
+    def __init__(self, body: nn.Module, fan_in: int, fan_out: int, stride: int) -> None:
         super().__init__()
-        self.first = conv_norm(fan_in, fan_out, 3, nn.ReLU, stride=stride)
-        self.second = conv_norm(fan_out, fan_out, 3, nn.Identity)
+        self.body = body
         same = stride == 1 and fan_in == fan_out
         self.shortcut = (
             nn.Identity() if same else conv_norm(fan_in, fan_out, 1, nn.Identity, stride=stride)
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.relu(self.second(self.first(x)) + self.shortcut(x))
+        return functional.relu(self.body(x) + self.shortcut(x))
 
 
 class ResNet(nn.Module):
@@ -179,11 +178,13 @@ class ResNet(nn.Module):
         blocks, fan_in = [], width
         for level in range(4):
             fan_out = width << level
-            blocks += [
-                BasicBlock(fan_in, fan_out, 2 if level else 1),
-                BasicBlock(fan_out, fan_out, 1),
-            ]
-            fan_in = fan_out
+            for stride in (2 if level else 1, 1):
+                body = nn.Sequential(
+                    conv_norm(fan_in, fan_out, 3, nn.ReLU, stride=stride),
+                    conv_norm(fan_out, fan_out, 3, nn.Identity),
+                )
+                blocks.append(Residual(body, fan_in, fan_out, stride))
+                fan_in = fan_out
         self.backbone = nn.Sequential(
             conv_norm(3, width, 7, nn.ReLU, stride=2), nn.MaxPool2d(3, 2, 1), *blocks
         )
