@@ -199,13 +199,15 @@ class Device:
     def sums(self, reduction: str, arrays: Sequence[Array]) -> npt.NDArray[Any]:
         """A sum over each twin: of magnitudes (`ReduceL1`) or of squares (`ReduceSumSquare`)."""
         # All have one type, and the arrays are the same in every call.
-        new = reduction not in self._sums
-        if new:
+        if reduction not in self._sums:
             model = _sums_model(reduction, len(arrays), arrays[0].dtype)
             session = self.session(model, onnxruntime.SessionOptions())
-            self._sums[reduction] = session, session.io_binding()
+            binding = session.io_binding()
+            for index, array in enumerate(arrays):
+                self.bind_input(binding, f"x{index}", array, (array.size,))
+            self._sums[reduction] = session, binding
         session, binding = self._sums[reduction]
-        if new or not self.resident:
+        if not self.resident:
             for index, array in enumerate(arrays):
                 self.bind_input(binding, f"x{index}", array, (array.size,))
         binding.bind_output("sums")
