@@ -153,13 +153,7 @@ def place_of(path: str) -> str | None:
 
 
 def adapt_links(text: str, origin: str, place: str) -> str:
-    """Rewrite the links of a page.
-
-    Args:
-        text: Its Markdown.
-        origin: Its path in the repository.
-        place: Its path on the site.
-    """
+    """Rewrite the links of a page, whose path in the repository and on the site are given."""
 
     def adapted(found: re.Match[str]) -> str:
         before, target, anchor = found[1], found[2], found[3] or ""
