@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import onnx
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.fidelity import architectures
 from benchmarks.fidelity.models import Case
@@ -31,23 +31,14 @@ from tests.exported.vision import InvertedResidual, conv_norm
 from tests.peer import client
 
 
-class Bottleneck(nn.Module):
+def bottleneck(fan_in: int, width: int, stride: int) -> nn.Module:
     """Narrow, filter, widen, and a shortcut (K. He and others, arXiv 1512.03385)."""
-
-    def __init__(self, fan_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            conv_norm(fan_in, width, 1, nn.ReLU),
-            conv_norm(width, width, 3, nn.ReLU, stride=stride),
-            conv_norm(width, 4 * width, 1, nn.Identity),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if fan_in != 4 * width:
-            self.shortcut = conv_norm(fan_in, 4 * width, 1, nn.Identity, stride=stride)
-        self.activation = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.body(x) + self.shortcut(x))
+    body = nn.Sequential(
+        conv_norm(fan_in, width, 1, nn.ReLU),
+        conv_norm(width, width, 3, nn.ReLU, stride=stride),
+        conv_norm(width, 4 * width, 1, nn.Identity),
+    )
+    return architectures.Residual(body, fan_in, 4 * width, stride)
 
 
 def resnet50() -> nn.Module:
@@ -56,7 +47,7 @@ def resnet50() -> nn.Module:
     for level, depth in enumerate((3, 4, 6, 3)):
         for index in range(depth):
             stride = 2 if level and not index else 1
-            layers.append(Bottleneck(fan_in, 64 << level, stride))
+            layers.append(bottleneck(fan_in, 64 << level, stride))
             fan_in = 256 << level
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
 
@@ -92,18 +83,11 @@ def efficientnet_b0() -> nn.Module:
     """EfficientNet-B0: M. Tan and Q. Le, arXiv 1905.11946, table 1."""
     plan = [(1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3),
             (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3)]  # fmt: skip
-    layers, fan_in = [conv_norm(3, 32, 3, nn.SiLU, stride=2)], 32
-    for factor, width, count, stride, size in plan:
-        for index in range(count):
-            block = InvertedResidual(
-                fan_in, width, size=size, stride=1 if index else stride, hidden=factor * fan_in,
-                activation=nn.SiLU, gate=nn.Sigmoid, squeezed=fan_in // 4,
-            )  # fmt: skip
-            layers.append(block)
-            fan_in = width
     return nn.Sequential(
-        *layers, conv_norm(320, 1280, 1, nn.SiLU), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Dropout(0.2), nn.Linear(1280, 1000),
+        conv_norm(3, 32, 3, nn.SiLU, stride=2),
+        *architectures.inverted(plan, 32, nn.SiLU, nn.Sigmoid, squeeze=4),
+        conv_norm(320, 1280, 1, nn.SiLU), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2),
+        nn.Linear(1280, 1000),
     )  # fmt: skip
 
 

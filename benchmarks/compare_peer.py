@@ -110,8 +110,7 @@ class Row:
     @property
     def time_ratio(self) -> Spread:
         """Our step time over the rival's."""
-        pairs = zip(self.ours, self.rival, strict=True)
-        return Spread.over([a.step_ms / b.step_ms for a, b in pairs])
+        return self._ratio("step_ms")
 
     @property
     def fastest_ratio(self) -> float:
@@ -122,16 +121,17 @@ class Row:
     @property
     def memory_ratio(self) -> Spread:
         """Our peak over the rival's."""
+        return self._ratio("peak_bytes")
+
+    def _ratio(self, field: str) -> Spread:
         pairs = zip(self.ours, self.rival, strict=True)
-        return Spread.over([a.peak_bytes / b.peak_bytes for a, b in pairs])
+        return Spread.over([getattr(a, field) / getattr(b, field) for a, b in pairs])
 
     def to_json(self) -> dict[str, Any]:
         """The row as it stands, with the ratios."""
-        samples = {
+        return {
             "ours": [dataclasses.asdict(sample) for sample in self.ours],
             "rival": [dataclasses.asdict(sample) for sample in self.rival],
-        }
-        return samples | {
             "workload": self.workload.name,
             "optimizer": self.optimizer,
             "threads": self.threads,
@@ -159,16 +159,9 @@ class Plan:
 def measure(
     workload: Workload, optimizers: tuple[str, ...], plan: Plan, folder: Path
 ) -> Iterator[Row]:
-    """Build both packages of a workload and measure them in turns.
+    """Build both packages of a workload in an empty folder, and measure them in turns.
 
-    Args:
-        workload: Model and batch.
-        optimizers: Names of optimizers.
-        plan: Rounds, steps and settings of malloc.
-        folder: Empty folder for the files.
-
-    Yields:
-        A row per optimizer, setting of malloc and loop; the loops share a round's rival.
+    Yields a row per optimizer, setting of malloc and loop; the loops share a round's rival.
     """
     model, data = workload.write(folder)
     proto = onnx.load(model)
@@ -211,19 +204,15 @@ def measure(
                         "pytorch", malloc=malloc, model=model, optimizer=optimizer, **count
                     )
                 rivals.append(Sample.of(answer))
-                _progress(
+                own = ", ".join(f"{each[-1].step_ms:.2f} ms" for each in ours_by.values())
+                print(
                     f"{workload.name} {optimizer}, threads {threads}, malloc {malloc}, round "
-                    f"{number + 1} of {plan.rounds}: "
-                    f"{', '.join(f'{m[-1].step_ms:.2f} ms' for m in ours_by.values())}, rival "
-                    f"{rivals[-1].step_ms:.2f} ms"
-                )
+                    f"{number + 1} of {plan.rounds}: {own}, rival {rivals[-1].step_ms:.2f} ms",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
             floor = statistics.median(floors)
             for loop, mine in ours_by.items():
                 yield Row(workload, optimizer, threads, malloc, loop, mine, rivals, floor)
-
-
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def table(rows: list[Row], plan: Plan) -> Table:

@@ -40,18 +40,9 @@ evaluate_every = {rounds}
 
 
 def prepare(folder: Path, arguments: argparse.Namespace) -> None:
-    import numpy as np
-    from sklearn.datasets import load_digits
+    from tests.fleet.fleets import write_digits
 
-    from odtpack.build import build_package
-    from odtpack.optimizers import SGD
-    from tests.zoo.cnn import cnn
-
-    digits = load_digits()
-    images = (digits.images[:, None] / 16).astype(np.float32)
-    np.savez(folder / "digits.npz", input=images, labels=digits.target.astype(np.int64))
-    model = cnn(size=8, width=(16, 32))
-    build_package(model, folder / "package", loss="cross_entropy", optimizer=SGD())
+    write_digits(folder, width=(16, 32))
     text = FLEET.format(
         population=arguments.clients, per_round=arguments.per_round, rounds=arguments.rounds
     )

@@ -40,6 +40,7 @@ from odtpack_runtime import (
     default_session_options,
 )
 from odtpack_runtime.session.device import Device
+from odtpack_runtime.training.loop import loss_of
 
 BAR = 1e-5
 """Of each gradient's largest element, or twice what the processor is off from float64."""
@@ -62,26 +63,8 @@ def networks(
     small: bool,
 ) -> dict[str, tuple[Callable[[Path], Any], tuple[int, ...], dict[str, Any]]]:
     """Model, batch sizes and further build options of each network."""
+    from benchmarks.workloads import vit_tiny
     from tests import zoo
-
-    def vit(_: Path) -> Any:
-        import torch
-
-        from benchmarks.fidelity.architectures import VisionTransformer
-        from tests.exported.export import export
-
-        size, *rest = (32, 48, 2) if small else (96, 192, 12)
-        patch = 8 if small else 16
-        torch.manual_seed(7)
-        module = VisionTransformer(size, *rest, patch=patch, heads=3, ratio=4).train()
-        with tempfile.TemporaryDirectory() as folder:
-            import onnx
-
-            path = export(
-                module, {"input": torch.rand(2, 3, size, size)}, Path(folder) / "model.onnx",
-                "torchscript", opset=17, dynamic={"input": {0: "batch"}, "output": {0: "batch"}},
-            )  # fmt: skip
-            return onnx.load(path)
 
     def decoder(folder: Path) -> Any:
         from benchmarks.decoder.model import SHAPES, Shape, write_model
@@ -107,7 +90,7 @@ def networks(
             if small else zoo.mobilenet_v2(batch_norm="train"),
             (8, 64), {},
         ),
-        "vit": (vit, (8, 64), {}),
+        "vit": (lambda _: vit_tiny(*((32, 48, 2, 8) if small else ()), opset=17), (8, 64), {}),
         "transformer": (
             lambda _: zoo.transformer_encoder(**(tiny if small else {})), (8, 64), {},
         ),
@@ -204,7 +187,7 @@ class Subject:
             name: each.grad.copy() for name, each in self.state.parameters if each.requires_grad
         }
         self.module.lazy_reset_grad()
-        return _number(loss), found
+        return loss_of(loss), found
 
     def turn(self, batch: Batch, seconds: float) -> None:
         """Make steps for some time."""
@@ -213,10 +196,6 @@ class Subject:
             start = time.perf_counter()
             self.optimizer.step_on(*batch)
             self.times.append(1000 * (time.perf_counter() - start))
-
-
-def _number(loss: Any) -> float:
-    return float(loss[0] if isinstance(loss, tuple) else loss)
 
 
 def first_batch(folder: Path) -> Batch:
@@ -238,7 +217,7 @@ def steps(folder: Path, device: str, batch: Batch, gradients: Mapping[str, np.nd
     count = 1 if any(p.role == "state" for p in here.package.manifest.parameters) else STEPS
     worst = 0.0
     for _ in range(count):
-        losses = [_number(each.optimizer.step_on(*batch)) for each in (here, there)]
+        losses = [loss_of(each.optimizer.step_on(*batch)) for each in (here, there)]
         worst = max(worst, abs(losses[1] / losses[0] - 1))
     for name, gradient in gradients.items():
         right, found = (each.state.parameters[name].data for each in (here, there))

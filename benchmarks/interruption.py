@@ -21,15 +21,15 @@ import numpy as np
 import onnx
 import onnx.parser
 
+from benchmarks.memory_prediction import job_of
 from odtpack.build import build_package
 from odtpack.optimizers import SGD, AdamW, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import ScheduleSpec
 from odtpack_simulator.replay.interruption import interrupt
 from odtpack_simulator.replay.job import Job
-from odtpack_simulator.result import InterruptionInfo
 from tests import zoo
-from tests.packaging_tools import batch, statistic_names
+from tests.packaging_tools import statistic_names
 
 SAVE_EVERY = 7
 COSINE = ScheduleSpec("cosine", {"warmup_steps": 9, "floor": 0.05})
@@ -99,28 +99,15 @@ def make_job(workload: Workload, folder: Path) -> Job:
     package = Package.open(folder / "package")
     each = workload.batch_size * workload.accumulation_steps
     samples = workload.steps // workload.epochs * each * 5 // 4 + 1
-    inputs, labels = batch(model, samples)
-    data = {}
-    for name, array in (("input", inputs), ("labels", labels)):
-        data[name] = str(folder / f"{name}.npy")
-        np.save(data[name], array)
-    files = (package.training_model, package.eval_model, package.optimizer_model)
-    job = Job(
-        "train", *map(str, files), str(package.checkpoint), str(folder), data, samples,
-        workload.batch_size, epochs=workload.epochs, seed=4, full_batches=False,
-        accumulation_steps=workload.accumulation_steps, learning_rate=3e-3,
-        threads=1, pieces=workload.pieces,
+    job = job_of(
+        package, model, samples, folder, batch_size=workload.batch_size, epochs=workload.epochs,
+        seed=4, accumulation_steps=workload.accumulation_steps, learning_rate=3e-3,
+        pieces=workload.pieces,
     )  # fmt: skip
     if workload.schedule is None:
         return job
     rates = workload.schedule.schedule(job.steps)
     return dataclasses.replace(job, rate_kind=rates.kind, rate_settings=rates.settings())
-
-
-def counts(info: InterruptionInfo) -> list[int]:
-    """Kills between steps, kills in saves, low-memory warnings."""
-    kinds = [each.at for each in info.interruptions]
-    return [kinds.count(kind) for kind in ("step", "save", "memory warning")]
 
 
 def main() -> int:
@@ -142,8 +129,10 @@ def main() -> int:
             info = interrupt(
                 job, seed=arguments.seed + index, count=share * 3 // 2, save_every=SAVE_EVERY
             )
-        at_steps, in_saves, warnings = counts(info)
-        again = sum(each.at != "memory warning" for each in info.interruptions)
+        kinds = [each.at for each in info.interruptions]
+        at_steps, in_saves = kinds.count("step"), kinds.count("save")
+        warnings = kinds.count("memory warning")
+        again = len(kinds) - warnings
         repeated = sum(each.repeated_steps for each in info.interruptions)
         row = (job.steps, at_steps, in_saves, again, warnings, repeated)
         print(

@@ -12,6 +12,7 @@ that are not asked for keep what is there.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import gzip
 import json
@@ -75,19 +76,14 @@ def _from_the_first(task: Task) -> dict[str, Any]:
     return {**found, "times": [statistics.fmean(found["times"])]}
 
 
-def _cpp(task: Task) -> dict[str, Any]:
-    found = cpp_kit.measure(_job(task), Path(task["package"]).parent)
-    return {"times": [found["processor_seconds"] / task["steps"] * 1e3]}
+def _native(kit: Any) -> Callable[[Task], dict[str, Any]]:
+    """How a program in C++, Swift or C# trains: it says what all steps took together."""
 
+    def train(task: Task) -> dict[str, Any]:
+        found = kit.measure(_job(task), Path(task["package"]).parent)
+        return {"times": [found["processor_seconds"] / task["steps"] * 1e3]}
 
-def _swift(task: Task) -> dict[str, Any]:
-    found = swift_kit.measure(_job(task), Path(task["package"]).parent)
-    return {"times": [found["processor_seconds"] / task["steps"] * 1e3]}
-
-
-def _csharp(task: Task) -> dict[str, Any]:
-    found = csharp_kit.measure(_job(task), Path(task["package"]).parent)
-    return {"times": [found["processor_seconds"] / task["steps"] * 1e3]}
+    return train
 
 
 def _job(task: Task) -> dict[str, Any]:
@@ -105,30 +101,18 @@ def _kotlin(task: Task) -> dict[str, Any]:
     )
 
 
-def _lines(folder: Path, pattern: str) -> int:
+def _lines(pattern: str) -> int:
     """Lines of a kit's own code: neither empty, nor comments, nor generated."""
     text = "".join(re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
-                   for path in folder.glob(pattern))  # fmt: skip
+                   for path in (ROOT / "runtime").glob(pattern))  # fmt: skip
     lines = [line.strip() for line in text.splitlines()]
     return sum(bool(line) and not line.startswith("//") for line in lines)
 
 
-def _size_of_cpp() -> int:
+def _stripped(program: Path) -> int:
     stripped = ROOT / "build" / "kits" / "stripped"
-    subprocess.run(["strip", "-o", stripped, cpp_kit.built("former")], check=True)
+    subprocess.run(["strip", "-o", stripped, program], check=True)
     return stripped.stat().st_size
-
-
-def _size_of_swift() -> int:
-    stripped = ROOT / "build" / "kits" / "stripped"
-    subprocess.run(["strip", "-o", stripped, swift_kit.built()], check=True)
-    return stripped.stat().st_size
-
-
-def _size_of_csharp() -> int:
-    stripped = ROOT / "build" / "kits" / "stripped"
-    subprocess.run(["strip", "-o", stripped, csharp_kit.core()], check=True)
-    return stripped.stat().st_size + csharp_kit.assembly().stat().st_size
 
 
 def _size_of_kotlin() -> int:
@@ -144,65 +128,51 @@ def _size_of_js() -> int:
     return sum(len(gzip.compress(path.read_bytes(), mtime=0)) for path in modules)
 
 
+@dataclasses.dataclass(frozen=True)
 class Kit:
     """A kit that runs natively: why it cannot, how it trains, and Python's way with its library."""
 
-    def __init__(
-        self,
-        unavailable: Callable[[], str | None],
-        train: Callable[[Task], dict[str, Any]],
-        python: Callable[[Task], dict[str, Any]],
-        version: Callable[[], str],
-        size: Callable[[], int],
-        sources: str,
-    ) -> None:
-        self.unavailable = unavailable
-        self.train = train
-        self.python = python
-        self.version = version
-        self.size = size
-        self.lines = _lines(ROOT / "runtime", sources)
+    unavailable: Callable[[], str | None]
+    train: Callable[[Task], dict[str, Any]]
+    size: Callable[[], int]
+    sources: str  # pattern below runtime/
+    python: Callable[[Task], dict[str, Any]] = _from_the_first
+    version: Callable[[], str] = lambda: onnxruntime.__version__
 
 
 KITS = {
     "C++ on x86-64": Kit(
         cpp_kit.unavailable,
-        _cpp,
-        _from_the_first,
-        lambda: onnxruntime.__version__,
-        _size_of_cpp,
+        _native(cpp_kit),
+        lambda: _stripped(cpp_kit.built("former")),
         "cpp/include/odtpack/*.hpp",
     ),
     "Node.js": Kit(
         javascript.unavailable,
         lambda task: javascript.train(task, "node"),
-        lambda task: javascript.train(task, "python"),
-        javascript.runtime_version,
         _size_of_js,
         "js/src/*.ts",
+        lambda task: javascript.train(task, "python"),
+        javascript.runtime_version,
     ),
     "Kotlin and Java on the JVM": Kit(
         kotlin_kit.unavailable,
         _kotlin,
-        lambda task: kotlin_kit.train(task, "python"),
-        kotlin_kit.runtime_version,
         _size_of_kotlin,
         "kotlin/src/main/kotlin/org/odtpack/*.kt",
+        lambda task: kotlin_kit.train(task, "python"),
+        kotlin_kit.runtime_version,
     ),
     "Swift on Linux": Kit(
         swift_kit.unavailable,
-        _swift,
-        _from_the_first,
-        lambda: onnxruntime.__version__,
-        _size_of_swift,
+        _native(swift_kit),
+        lambda: _stripped(swift_kit.built()),
         "swift/Sources/Odtpack/*.swift",
     ),
     "C# under Mono": Kit(
         csharp_kit.unavailable,
-        _csharp,
-        _from_the_first,
-        lambda: onnxruntime.__version__,
-        _size_of_csharp,
+        _native(csharp_kit),
+        lambda: _stripped(csharp_kit.core()) + csharp_kit.assembly().stat().st_size,
         "csharp/src/*.cs",
     ),
 }
@@ -218,7 +188,7 @@ def measured(rounds: int, kits: Sequence[str]) -> dict[str, Any]:
             continue
         steps = {name: _compared(kit, name, rounds) for name in NETWORKS if rounds}
         found[title] = {"onnxruntime": kit.version(), "bytes": kit.size(), "steps": steps,
-                        "lines": kit.lines}  # fmt: skip
+                        "lines": _lines(kit.sources)}  # fmt: skip
         for name, each in steps.items():
             print(f"{title}, {name}: {each['ms']:.3f} ms, Python's {each['python_ms']:.3f} ms, "
                   f"ratio {each['ratio']:.3f}", flush=True)  # fmt: skip

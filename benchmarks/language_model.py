@@ -293,13 +293,9 @@ def _step(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
 
     package = _package(given)
     state = CheckpointState.load_checkpoint(package / "checkpoint")
-    options = default_session_options(package / "training_model.onnx", given.threads)
-    module = Module(
-        package / "training_model.onnx",
-        state,
-        session_options=options,
-        activations=given.activations,
-    )
+    training = package / "training_model.onnx"
+    options = default_session_options(training, given.threads)
+    module = Module(training, state, session_options=options, activations=given.activations)
     optimizer = Optimizer(package / "optimizer_model.onnx", module)
     losses = []
 
@@ -315,13 +311,7 @@ def _step(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
 
 def _forward(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """The same model in int4 as ONNX Runtime infers with it, by its default options."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = given.threads
-    session = onnxruntime.InferenceSession(
-        folder / "model.onnx", options, providers=["CPUExecutionProvider"]
-    )
+    session = _session(folder / "model.onnx", given.threads)
     ids, shape = _tokens(given), DECODERS[given.shape]
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)} | {
         node.name: np.zeros((1, shape.shared, 0, shape.size), np.float32)
@@ -330,6 +320,14 @@ def _forward(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     }
     session.run(["logits"], feeds)
     return _timed(lambda: session.run(["logits"], feeds), given.steps)
+
+
+def _session(model: Path | bytes, threads: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def processor() -> str:
@@ -363,18 +361,13 @@ def _tokens(given: argparse.Namespace) -> np.ndarray:
 def _speed(_: Path, given: argparse.Namespace) -> dict[str, Any]:
     """What ONNX Runtime's products of float32 run at here, in GFLOP/s."""
     import onnx
-    import onnxruntime
 
     size = 1024
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : 17]> g (float[{size}, {size}] a) => (float y) '
         "{ b = MatMul(a, a) y = ReduceMax<keepdims=0>(b) }"
     )
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = given.threads
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = _session(model.SerializeToString(), given.threads)
     feeds = {"a": np.ones((size, size), np.float32)}
     best = min(_timed(lambda: session.run(None, feeds), 1)["seconds"] for _ in range(10))
     return {"gflops": 2 * size**3 / best / 1e9}

@@ -15,6 +15,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -44,15 +45,23 @@ def make_job(model: onnx.ModelProto, size: int, optimizer: OptimType, folder: Pa
     """A package, and a training of three full batches on random data."""
     package = Package.open(generate(model, folder / "package", optimizer))
     samples = size * STEPS * 5 // 4
+    return job_of(package, model, samples, folder, batch_size=size, epochs=1, learning_rate=1e-3)
+
+
+def job_of(
+    package: Package, model: onnx.ModelProto, samples: int, folder: Path, **settings: Any
+) -> Job:
+    """A training of a package on random data, which are written to a folder."""
     inputs, labels = batch(model, samples)
     data = {}
     for name, array in (("input", inputs), ("labels", labels)):
         data[name] = str(folder / f"{name}.npy")
         np.save(data[name], array)
     files = (package.training_model, package.eval_model, package.optimizer_model)
+    usual = {"seed": 0, "full_batches": False, "threads": 1}
     return Job(
-        "train", *map(str, files), str(package.checkpoint), str(folder), data, samples, size,
-        epochs=1, seed=0, full_batches=False, learning_rate=1e-3, threads=1,
+        "train", *map(str, files), str(package.checkpoint), str(folder), data, samples,
+        **usual | settings,
     )  # fmt: skip
 
 
@@ -81,12 +90,9 @@ def main() -> None:
                 for share in limits:
                     limit = int(share * measured)
                     fits = run_training_child(dataclasses.replace(job, limit_bytes=limit)).outcome
-                    if (fits == "completed") == memory_fit(plan.peak.nbytes, limit) == "fits":
-                        verdicts["right"] += 1
-                    else:
-                        verdicts[
-                            "under" if memory_fit(plan.peak.nbytes, limit) == "fits" else "refused"
-                        ] += 1
+                    said = memory_fit(plan.peak.nbytes, limit)
+                    right = (fits == "completed") == said == "fits"
+                    verdicts["right" if right else "under" if said == "fits" else "refused"] += 1
     print(f"median error {100 * statistics.median(map(abs, errors)):.1f} %, "
           f"largest {100 * max(map(abs, errors)):.1f} %")  # fmt: skip
     if limits:

@@ -38,26 +38,17 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Bytes of one package and of the reference's artifacts; 0 where there is no reference.
+    """Bytes of one package and of the reference's artifacts."""
 
-    Attributes:
-        package: All files of the package, with the checkpoint.
-        nominal: The same with a nominal checkpoint, which has no values, in its place.
-        reference: All files of the reference but its nominal checkpoint.
-    """
-
-    package: int
-    nominal: int
-    reference: int
+    package: int  # all files of the package, with the checkpoint
+    nominal: int  # the same with a nominal checkpoint, which has no values, in its place
+    reference: int  # all files but its nominal checkpoint; 0 where there is no reference
 
 
 def measure(name: str, storage: Storage | None = None, *, head: bool = False) -> Sizes:
     """Build one package and the reference's artifacts, and count their bytes.
 
-    Args:
-        name: Of :data:`MODELS`.
-        storage: Of the frozen weights.
-        head: Train the classifier only, in place of everything.
+    ``head`` trains the classifier only; ``storage`` is that of the frozen weights.
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -19,12 +19,7 @@ MALLOC = {"default": {}, "mmap": {"MALLOC_MMAP_THRESHOLD_": "65536"}}
 
 
 def measure(command: str, *, malloc: str, **job: Any) -> dict[str, Any]:
-    """Run one job of the worker.
-
-    Args:
-        command: ``train``, ``pytorch``, ``profile`` or ``forward``.
-        malloc: Key of :data:`MALLOC`.
-        **job: Arguments of the command.
+    """Run a command of the worker with its arguments; ``malloc`` is a key of :data:`MALLOC`.
 
     Raises:
         RuntimeError: The process failed; with the end of what it wrote.
@@ -34,14 +29,9 @@ def measure(command: str, *, malloc: str, **job: Any) -> dict[str, Any]:
         content = {"command": command, "result": result, **job}
         work.write_text(json.dumps(content, default=os.fspath))
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.worker", work],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            env=os.environ | MALLOC[malloc],
-        )
+            [sys.executable, "-m", "benchmarks.worker", work], cwd=ROOT, capture_output=True,
+            text=True, errors="replace", check=False, env=os.environ | MALLOC[malloc],
+        )  # fmt: skip
         if done.returncode or not result.exists():
             raise RuntimeError(f"{command} {job}: exit {done.returncode}\n{done.stderr[-2000:]}")
         answer: dict[str, Any] = json.loads(result.read_text())

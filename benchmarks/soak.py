@@ -110,17 +110,11 @@ def soak(folder: Path, steps: int, saves: int, evaluations: int, updates: int) -
     packages = make_packages(folder / "packages")
     saved = folder / "trained.ckpt"
     app = App(packages[0], packages[0] / "checkpoint")
-    events = sorted(
-        {0, steps}
-        | {steps * i // saves for i in range(1, saves + 1)}
-        | {steps * i // evaluations for i in range(1, evaluations + 1)}
-        | {steps * i // updates for i in range(1, updates + 1)}
-        | {steps * i // 20 for i in range(1, 21)}
-    )
     save_at, evaluate_at, update_at, read_at = (
         {steps * i // count for i in range(1, count + 1)}
         for count in (saves, evaluations, updates, 20)
     )
+    events = sorted({0} | save_at | evaluate_at | update_at | read_at)
     made, loss = 0, float("nan")
     for before, step in pairwise(events):
         app.train(step - before)

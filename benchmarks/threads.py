@@ -55,13 +55,15 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
             turns = {
                 setting: Turns(
-                    built.job(_folder(scratch, setting), size, threads, task="time"), rest
+                    built.job(Path(tempfile.mkdtemp(dir=scratch)), size, threads, task="time"), rest
                 )
                 for setting, (threads, rest) in settings.items()
             }
             rounds = [{name: turn.median_ms() for name, turn in turns.items()}
                       for _ in range(given.rounds)]  # fmt: skip
-        spinning, one = (_ratios(rounds, to) for to in ("spinning", "one"))
+        spinning, one = (
+            sorted(row["resting"] / row[to] for row in rounds) for to in ("spinning", "one")
+        )
         gains.append(statistics.median(spinning))
         times = [f"{statistics.median(row[setting] for row in rounds):.2f}" for setting in settings]
         table.add_row(name, str(size), *times, _text(spinning), _text(one))
@@ -97,16 +99,6 @@ class Turns:
         while len(times) < 3 or time.perf_counter() < end:
             times.append(1e3 * self._trainer.step(next(self._source))[1])
         return statistics.median(times)
-
-
-def _folder(scratch: str, setting: str) -> Path:
-    folder = Path(scratch) / setting
-    folder.mkdir()
-    return folder
-
-
-def _ratios(rounds: list[dict[str, float]], to: str) -> list[float]:
-    return sorted(row["resting"] / row[to] for row in rounds)
 
 
 def _text(ratios: list[float]) -> str:

@@ -38,17 +38,8 @@ def train(
     """Time training steps and take the peak of the resident set.
 
     The inputs, the interpreter and the libraries are in memory before the count begins. A step
-    is the step model, or where the package has none the training model, the optimizer and
-    ``lazy_reset_grad``.
-
-    Args:
-        folder: Folder of the package.
-        inputs: ``.npz`` with one batch.
-        steps: Number of timed steps.
-        warm_up: Number of steps before them.
-        learning_rate: Learning rate.
-        threads: Threads within an operator.
-        step_model: Whether to train with the step model of a package that has one.
+    is the step model, or where the package in ``folder`` has none (or without ``step_model``) the
+    training model, the optimizer and ``lazy_reset_grad``. ``inputs`` is an ``.npz`` with one batch.
 
     Returns:
         ``train_ms`` and ``optimizer_ms``, a figure per timed step, the second 0 with a step model;
@@ -148,17 +139,10 @@ def _timed_steps(
 def profile(
     *, folder: str, inputs: str, steps: int, warm_up: int, optimized: str
 ) -> dict[str, Any]:
-    """ONNX Runtime's profiles of training steps on one thread.
+    """ONNX Runtime's profiles of training steps on one thread, those to warm up included.
 
-    Args:
-        folder: Folder of the package.
-        inputs: ``.npz`` with one batch.
-        steps: Number of steps.
-        warm_up: Number of steps before them, which are in the profiles too.
-        optimized: Where to write the training model as ONNX Runtime executes it.
-
-    Returns:
-        ``events``: for the training and the optimizer model the events of its profile.
+    Writes the training model as ONNX Runtime executes it to ``optimized``, and returns ``events``:
+    for the training and the optimizer model the events of its profile.
     """
     feeds = _load(inputs)
     root = Path(folder)
@@ -223,12 +207,7 @@ def status_bytes(field: str) -> int:
     return int(kib) * 1024
 
 
-COMMANDS = {
-    "train": train,
-    "pytorch": pytorch,
-    "profile": profile,
-    "forward": forward,
-}
+COMMANDS = {each.__name__: each for each in (train, pytorch, profile, forward)}
 
 
 def main(path: str) -> None:

@@ -23,23 +23,14 @@ GEOMETRIC_MEAN_GOAL = 0.72
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A model and the batch it is trained on.
+    """A model and the batch it is trained on."""
 
-    Attributes:
-        name: As the command line has it.
-        title: What a reader of the table must know.
-        build: Returns the forward model.
-        batch: Samples of a batch.
-        goal: Highest ratio of our step time to the rival's, AdamW on one thread.
-        rival: What it is compared with: ONNX Runtime training, or PyTorch on the same weights.
-    """
-
-    name: str
-    title: str
+    name: str  # as the command line has it
+    title: str  # what a reader of the table must know
     build: Callable[[], onnx.ModelProto]
-    batch: int
-    goal: float
-    rival: str = PEER
+    batch: int  # samples
+    goal: float  # highest ratio of our step time to the rival's, AdamW on one thread
+    rival: str = PEER  # ONNX Runtime training, or PyTorch on the same weights
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Write model and batch; return the two files."""
@@ -50,17 +41,20 @@ class Workload:
         return folder / "model.onnx", folder / "batch.npz"
 
 
-def vit_tiny() -> onnx.ModelProto:
+def vit_tiny(
+    size: int = 96, d: int = 192, depth: int = 12, patch: int = 16, opset: int = 14
+) -> onnx.ModelProto:
     """ViT-Ti/16 (Dosovitskiy et al. 2020, Touvron et al. 2021) for images of 96x96, exported.
 
     The opset is 14: the peer cannot differentiate the LayerNormalization operator of opset 17.
     """
     with torch.random.fork_rng(devices=()), tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(7)
-        module = VisionTransformer(96, 192, 12, patch=16, heads=3, ratio=4).train()
+        module = VisionTransformer(size, d, depth, patch=patch, heads=3, ratio=4).train()
+        images = torch.rand(2, 3, size, size)
         path = export(
-            module, {"input": torch.rand(2, 3, 96, 96)}, Path(folder) / "model.onnx", "torchscript",
-            opset=14, dynamic={"input": {0: "batch"}, "output": {0: "batch"}},
+            module, {"input": images}, Path(folder) / "model.onnx", "torchscript", opset=opset,
+            dynamic={"input": {0: "batch"}, "output": {0: "batch"}},
         )  # fmt: skip
         return onnx.load(path)
 
@@ -71,36 +65,23 @@ WORKLOADS = {
         Workload("mlp", "MLP 784-500-10, batch 64", zoo.mlp, 64, goal=1.0),
         Workload("cnn", "CNN 1x28x28, batch 32", lambda: zoo.cnn(hidden=128), 32, goal=0.45),
         Workload(
-            "mobilenet",
-            "MobileNetV2 96x96, batch 8, BN folded",
-            lambda: zoo.mobilenet_v2(batch_norm="fold"),
-            8,
-            goal=0.5,
+            "mobilenet", "MobileNetV2 96x96, batch 8, BN folded",
+            lambda: zoo.mobilenet_v2(batch_norm="fold"), 8, goal=0.5,
         ),
         Workload(
-            "mobilenet-bn",
-            "MobileNetV2 96x96, batch 8, training-mode BN",
-            lambda: zoo.mobilenet_v2(batch_norm="train"),
-            8,
-            goal=0.6,
-            rival=PYTORCH,
+            "mobilenet-bn", "MobileNetV2 96x96, batch 8, training-mode BN",
+            lambda: zoo.mobilenet_v2(batch_norm="train"), 8, goal=0.6, rival=PYTORCH,
         ),
         Workload(
-            "transformer",
-            "transformer d256 L4 T128, batch 8",
+            "transformer", "transformer d256 L4 T128, batch 8",
             # The peer cannot differentiate the LayerNormalization operator of opset 17.
-            lambda: zoo.transformer_encoder(opset=14),
-            8,
-            goal=0.95,
+            lambda: zoo.transformer_encoder(opset=14), 8, goal=0.95,
         ),
         Workload("vit", "ViT-tiny 96x96, batch 8", vit_tiny, 8, goal=0.85),
         Workload(
-            "big-mlp",
-            "MLP 4096-4096-1000, batch 1",
-            lambda: zoo.mlp((4096, 4096, 1000)),
-            1,
+            "big-mlp", "MLP 4096-4096-1000, batch 1", lambda: zoo.mlp((4096, 4096, 1000)), 1,
             goal=0.8,
         ),
     )
-}
+}  # fmt: skip
 OPTIMIZERS = ("sgd", "adamw")

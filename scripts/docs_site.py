@@ -37,6 +37,7 @@ PAGES = {
 THEME = ROOT / "runtime" / "odtpack_simulator" / "reports" / "templates" / "theme.css"
 TOOLS = ROOT / "build" / "docs-tools"
 """What scripts/setup_docs.sh made of the kits' sources, where their tools are installed."""
+MERMAID, SHIM = TOOLS / "mermaid.min.js", TOOLS / "iframe-worker.js"
 KITS = {  # title, folder of the tools, first page, guide
     "cpp": ("C++ and C", "cpp/html", "annotated.html", "guides/cpp.md"),
     "javascript": ("JavaScript", "javascript", "index.html", "guides/javascript.md"),
@@ -152,13 +153,7 @@ def place_of(path: str) -> str | None:
 
 
 def adapt_links(text: str, origin: str, place: str) -> str:
-    """Rewrite the links of a page.
-
-    Args:
-        text: Its Markdown.
-        origin: Its path in the repository.
-        place: Its path on the site.
-    """
+    """Rewrite the links of a page, whose path in the repository and on the site are given."""
 
     def adapted(found: re.Match[str]) -> str:
         before, target, anchor = found[1], found[2], found[3] or ""
@@ -231,8 +226,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
                     entry.update({k: folders.get(v, v) if isinstance(v, str) else v
                                   for k, v in entry.items()})  # fmt: skip
     # Search works without a server if a worker is imitated; the plugin would load that from a host.
-    config.extra["polyfills"] = ["assets/iframe-worker.js"] if _shim().is_file() else []
-    if _mermaid().is_file():
+    config.extra["polyfills"] = ["assets/iframe-worker.js"] if SHIM.is_file() else []
+    if MERMAID.is_file():
         config.extra_javascript.append("assets/mermaid.min.js")
         fences = config.mdx_configs.setdefault("pymdownx.superfences", {})
         from pymdownx.superfences import fence_code_format
@@ -241,14 +236,6 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
         ]
     return config
-
-
-def _mermaid() -> Path:
-    return TOOLS / "mermaid.min.js"
-
-
-def _shim() -> Path:
-    return TOOLS / "iframe-worker.js"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -266,7 +253,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 where = place_of(linked)
                 if where is not None and where.startswith("source/"):
                     content[where] = (ROOT / linked).read_text("utf-8")
-    for script in (_mermaid(), _shim()):
+    for script in (MERMAID, SHIM):
         if script.is_file():
             content[f"assets/{script.name}"] = script.read_text("utf-8")
     for place in ("README.md", "adr/README.md", *content):

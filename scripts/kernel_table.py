@@ -45,34 +45,40 @@ def ask(release: str, *arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def versions() -> Iterator[tuple[str, str, int, onnx.defs.OpSchema | None]]:
-    """Operators with each version that a model of today may contain."""
+def versions() -> Iterator[onnx.defs.OpSchema]:
+    """Operators of the standard, each version that a model of today may contain."""
     history: dict[str, list[onnx.defs.OpSchema]] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if not schema.domain and schema.support_level.name == "COMMON":
             history.setdefault(schema.name, []).append(schema)
-    for name, schemas in sorted(history.items()):
+    for _, schemas in sorted(history.items()):
         schemas.sort(key=lambda schema: schema.since_version)
         for schema, following in zip(schemas, [*schemas[1:], None], strict=True):
             if following is None or following.since_version > OLDEST_OPSET:
-                yield "ai.onnx", name, schema.since_version, schema
+                yield schema
+
+
+def _takes(kernel: Kernel, version: int) -> bool:
+    """Whether a kernel is one of this version, as ONNX Runtime matches them."""
+    first, last = kernel[2]
+    return version == first or first <= version <= last < 2**31 - 1
 
 
 def listed(kernels: list[Kernel]) -> Found:
-    """What a list of kernels holds, as ONNX Runtime matches versions."""
+    """What a list of kernels holds."""
     by_name: dict[tuple[str, str], list[Kernel]] = {}
     for kernel in kernels:
         by_name.setdefault((kernel[0], kernel[1]), []).append(kernel)
-    wanted = [(domain, name, version) for domain, name, version, _ in versions()]
+    wanted = [("ai.onnx", schema.name, schema.since_version) for schema in versions()]
     wanted += sorted(
         {(_CONTRIB, name, 1) for domain, name in by_name if domain.startswith(_CONTRIB)}
     )
     found: Found = set()
     for domain, name, version in wanted:
-        for _, _, (first, last), types in by_name.get((domain, name), ()):
-            if version == first or (last < 2**31 - 1 and first <= version <= last):
+        for kernel in by_name.get((domain, name), ()):
+            if _takes(kernel, version):
                 found.add((domain, name, version, "", ""))
-                for constraint, names in types.items():
+                for constraint, names in kernel[3].items():
                     found |= {(domain, name, version, constraint, each) for each in names}
     return found
 
@@ -80,16 +86,18 @@ def listed(kernels: list[Kernel]) -> Found:
 def probes(kernels: list[Kernel]) -> dict[tuple[str, str, int, str, str], bytes]:
     """A model for each type of each kernel; domain, operator, version, constraint and type."""
     made = {}
-    for domain, name, version, schema in versions():
-        for _, _, (first, last), types in (k for k in kernels if k[:2] == (domain, name)):
-            if schema is None or not (version == first or first <= version <= last < 2**31 - 1):
+    for schema in versions():
+        key = ("ai.onnx", schema.name)
+        for kernel in kernels:
+            if kernel[:2] != key or not _takes(kernel, schema.since_version):
                 continue
+            types = kernel[3]
+            others = {c: n[0] for c, n in types.items()}
             for constraint, names in types.items() or {"": [""]}.items():
                 for each in names:
-                    others = {c: n[0] for c, n in types.items()}
                     model = probe(schema, {**others, constraint: each})
                     if model is not None:
-                        made[domain, name, version, constraint, each] = model
+                        made[*key, schema.since_version, constraint, each] = model
     return made
 
 

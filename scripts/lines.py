@@ -39,11 +39,7 @@ class Count:
 
 
 def count(path: Path) -> Count:
-    """Count the lines of a file.
-
-    Raises:
-        SyntaxError: The file is not Python.
-    """
+    """Count the lines of a file."""
     text = path.read_text("utf-8")
     kinds = dict[int, str]()
     for node in ast.walk(ast.parse(text)):
@@ -65,11 +61,7 @@ def count(path: Path) -> Count:
 
 
 def rooms(root: Path) -> Iterator[tuple[str, Count]]:
-    """Yield each room of a package, a folder below it, with its count; files beside them as ".".
-
-    Args:
-        root: Folder of the package.
-    """
+    """Yield each room of a package, a folder below it, with its count; files beside them as "."."""
     found: dict[str, Count] = collections.defaultdict(Count)
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts

@@ -77,10 +77,15 @@ def write_nupkg(out: Path) -> Path:
         }
     path = out / f"Odtpack.{project['version']}.nupkg"
     out.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    write_zip(path, files)
+    return path
+
+
+def write_zip(path: Path, files: dict[str, bytes]) -> None:
+    """Write an archive that is the same for the same files."""
+    with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
             archive.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED)
-    return path
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import inspect
 import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from odtpack_runtime.files.records import Part, default_of, is_required, kind_of, record_hints
+from odtpack_runtime.files.records import Part, default_of, is_required, record_hints
 
 Schema = dict[str, Any]
 
@@ -50,7 +50,7 @@ def _schema(hint: Any, found: dict[str, Schema]) -> Schema:
             schema |= rule.keywords
         return schema
     if origin is Union or origin is types.UnionType:
-        return _union(options, found)
+        return {"anyOf": [_schema(option, found) for option in options]}
     if origin is Literal:
         plain = _PLAIN[type(options[0])]
         return {"type": plain, **({"enum": [*options]} if options[1:] else {"const": options[0]})}
@@ -67,11 +67,3 @@ def _schema(hint: Any, found: dict[str, Schema]) -> Schema:
             found[hint.__name__] = _record(hint, found)
         return {"$ref": f"#/$defs/{hint.__name__}"}
     return {} if hint is Any else {"type": _PLAIN[hint]}
-
-
-def _union(options: tuple[Any, ...], found: dict[str, Schema]) -> Schema:
-    schemas = [_schema(option, found) for option in options]
-    if not all(isinstance(option, type) and issubclass(option, Part) for option in options):
-        return {"anyOf": schemas}
-    kinds = {kind_of(option): s["$ref"] for option, s in zip(options, schemas, strict=True)}
-    return {"discriminator": {"mapping": kinds, "propertyName": "kind"}, "oneOf": schemas}

@@ -26,18 +26,16 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-import zipfile
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from scripts.nupkg import write_nupkg
+from scripts.nupkg import write_nupkg, write_zip
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 KOTLIN: Final = ROOT / "runtime/kotlin"
 JS: Final = ROOT / "runtime/js"
 MIN_SDK: Final = 24
-_DATE: Final = (1980, 1, 1, 0, 0, 0)  # the same sources give the same archives
 
 
 def version() -> str:
@@ -90,13 +88,9 @@ def maven(out: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         sources = folder / "sources.jar"
-        with zipfile.ZipFile(sources, "w") as archive:
-            for path in sorted((KOTLIN / "src/main").rglob("*.*")):
-                _add(
-                    archive,
-                    "/".join(path.relative_to(KOTLIN / "src/main").parts[1:]),
-                    path.read_bytes(),
-                )
+        main = KOTLIN / "src/main"
+        paths = {path: path.relative_to(main) for path in sorted(main.rglob("*.*"))}
+        write_zip(sources, {"/".join(own.parts[1:]): p.read_bytes() for p, own in paths.items()})
         _run(
             "mvn", "-q", "-B", "org.jetbrains.dokka:dokka-maven-plugin:2.0.0:javadocJar", cwd=KOTLIN
         )
@@ -137,13 +131,7 @@ def _write_aar(aar: Path, jar: Path) -> None:
         "proguard.txt": (KOTLIN / "consumer-rules.pro").read_bytes(),
         "LICENSE": (ROOT / "LICENSE").read_bytes(),
     }
-    with zipfile.ZipFile(aar, "w") as archive:
-        for name, content in files.items():
-            _add(archive, name, content)
-
-
-def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    archive.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED)
+    write_zip(aar, files)
 
 
 def cmake(out: Path) -> None:

@@ -29,11 +29,7 @@ _LINE = re.compile(r"^\s*([\d.]+)s (?:call|setup|teardown)\s+(\S.*?)\s*$", re.MU
 
 
 def chosen(seconds: dict[str, float]) -> list[str]:
-    """Return the tests that go to make sweep, sorted.
-
-    Args:
-        seconds: Time of each test by its identifier.
-    """
+    """Return the tests that go to make sweep, sorted, by the time of each."""
     functions, files = collections.defaultdict(list), collections.defaultdict(list)
     for test in sorted(seconds, key=lambda test: seconds[test]):
         functions[test.partition("[")[0]].append(test)

@@ -60,14 +60,10 @@ PASSED = (ir.Model, ir.Graph, onnx.ModelProto, onnx.GraphProto, Task, Graphs, Bu
 
 
 class Walk:
-    """Collects the visits of a thread while it is traced.
-
-    Attributes:
-        visits: Paths, in order.
-    """
+    """Collects the visits of a thread while it is traced."""
 
     def __init__(self, shown: set[str], passed: tuple[type, ...]) -> None:
-        self.visits: list[str] = []
+        self.visits: list[str] = []  # paths, in order
         self._shown, self._passed = shown, passed
         self._sites = collections.defaultdict[FrameType, set[tuple[int, str]]](set)
         self._last: dict[FrameType, str] = {}

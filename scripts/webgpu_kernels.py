@@ -20,17 +20,8 @@ from scripts.kernel_table import OLDEST_OPSET, probe, versions
 
 TABLE = Path(__file__).parents[1] / "packager/odtpack/ort/webgpu_kernels.json"
 _TYPES = (
-    "float",
-    "int32",
-    "int64",
-    "bool",
-    "float16",
-    "double",
-    "uint8",
-    "int8",
-    "uint32",
-    "int4",
-    "uint4",
+    *("float", "int32", "int64", "bool", "float16", "double", "uint8", "int8", "uint32"),
+    *("int4", "uint4"),
 )
 
 
@@ -54,9 +45,7 @@ def main() -> None:
     device = Device("webgpu")
     onnxruntime.set_default_logger_severity(4)
     tree: dict[str, Any] = {}
-    for _, name, version, schema in versions():
-        if schema is None:
-            continue
+    for schema in versions():
         allowed = {
             each.type_param_str: [t for t in _TYPES if f"tensor({t})" in each.allowed_type_strs]
             for each in schema.type_constraints
@@ -69,7 +58,7 @@ def main() -> None:
                 own = {**first, constraint: f"tensor({each})"} if constraint else {}
                 model = probe(schema, own)
                 if model is not None and taken(device, model):
-                    entry = tree.setdefault(f"{name};{version}", {})
+                    entry = tree.setdefault(f"{schema.name};{schema.since_version}", {})
                     entry.setdefault(constraint, []).append(each)
     found = {"provider": device.provider, "onnxruntime": onnxruntime.__version__, "kernels": tree}
     TABLE.write_text(json.dumps(found, separators=(",", ":"), sort_keys=True) + "\n")

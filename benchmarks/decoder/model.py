@@ -21,7 +21,7 @@ class Shape:
     heads: int
     shared: int
     inner: int
-    words: int = 151_936
+    words: int
 
     @property
     def size(self) -> int:
@@ -29,19 +29,10 @@ class Shape:
         return self.width // self.heads
 
 
-SHAPES = {
-    shape.name: shape
-    for shape in (
-        Shape("0.5B", 24, 896, 14, 2, 4864),
-        Shape("1.5B", 28, 1536, 12, 2, 8960),
-        Shape("small", 3, 128, 4, 2, 256, 1000),
-    )
-}
+SHAPES = {"small": Shape("small", 3, 128, 4, 2, 256, 1000)}
 
 
-def write_model(
-    shape: Any, folder: Path, seed: int = 0, writer: type[Writer] | None = None
-) -> Path:
+def write_model(shape: Any, folder: Path, writer: type[Writer] | None = None) -> Path:
     """Write ``model.onnx`` and its weights in float32 into a folder, unless they lie there.
 
     Returns:
@@ -52,7 +43,7 @@ def write_model(
         return path
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "model.data").open("wb") as stream:
-        model = (writer or Writer)(shape, stream, np.random.default_rng(seed)).model()
+        model = (writer or Writer)(shape, stream, np.random.default_rng(0)).model()
     partial = folder / "model.onnx.partial"
     partial.write_bytes(model.SerializeToString())
     partial.rename(path)
@@ -130,7 +121,7 @@ class Writer:
         return name
 
     def _linear(self, x: str, name: str, inputs: int, outputs: int, bias: bool = False) -> str:
-        node = f"/{name.replace('.self', '/self').replace('.mlp', '/mlp').replace('proj', 'proj')}"
+        node = f"/{name.replace('.self', '/self').replace('.mlp', '/mlp')}"
         y = self("MatMul", [x, self._drawn(f"{name}.weight", inputs, outputs)], f"{node}/MatMul")
         return self("Add", [y, self._drawn(f"{name}.bias", outputs)]) if bias else y
 

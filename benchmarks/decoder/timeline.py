@@ -43,10 +43,8 @@ class Sample:
 def draw(samples: Sequence[Sample], title: str, published: Sequence[tuple[str, float]]) -> str:
     """A stand-alone SVG: memory that stays and all that is resident, and a line for each peak.
 
-    Args:
-        samples: At least one, ascending in time.
-        title: What ran.
-        published: Names of systems and the MB that they were published with.
+    There is a sample at least, and they ascend in time; ``published`` are names of systems and the
+    MB that they were published with.
     """
     end = samples[-1].seconds or 1.0
     times = linear_axis(end)

@@ -34,7 +34,11 @@ def main() -> None:
     cases = [CASES[name] for name in arguments.models]
     console = Console(width=None if os.isatty(1) else 120, highlight=False)
     start = time.monotonic()
-    document: dict[str, Any] = {"machine": _machine(), "quick": arguments.quick}
+    machine = (
+        f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, "
+        f"ONNX Runtime {onnxruntime.__version__}"
+    )
+    document: dict[str, Any] = {"machine": machine, "quick": arguments.quick}
     targets: Targets = []
     if not arguments.latency_only:
         targets += _memory(cases, arguments, console, document)
@@ -172,13 +176,6 @@ def _latency(
             least = 0.8 if group.group == "threads" else 0.9
             targets.append((title, within, f"at least {100 * least:.0f} %", within >= least))
     return targets
-
-
-def _machine() -> str:
-    return (
-        f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, "
-        f"ONNX Runtime {onnxruntime.__version__}"
-    )
 
 
 def _markdown(document: dict[str, Any], targets: Targets) -> list[str]:

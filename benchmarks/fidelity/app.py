@@ -31,14 +31,7 @@ Lives = tuple[dict[str, int], dict[str, int]]
 
 
 class App:
-    """A training in the app; use it as a context manager, which keeps its files.
-
-    Args:
-        built: The case.
-        batch_size: Samples of a batch.
-        threads: Intra-operator threads.
-        loop: How it makes its steps.
-    """
+    """A training in the app; use it as a context manager, which keeps its files."""
 
     def __init__(self, built: Built, batch_size: int, threads: int, loop: Loop = "step") -> None:
         reason = cpp_kit.unavailable()
@@ -84,10 +77,7 @@ class App:
         return first, second
 
     def completes(self, limit: int) -> bool:
-        """Whether both lives come to their ends within a limit in bytes.
-
-        :meth:`measure` comes first.
-        """
+        """Whether both lives come to their ends within a limit in bytes, after :meth:`measure`."""
         lives: tuple[dict[str, Any], ...] = ({}, {"checkpoint": "resumed from"})
         return all(self._live({**life, "limit_bytes": limit}) is not None for life in lives)
 

@@ -7,40 +7,14 @@ joined to whole networks.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.exported.sequence import Bert, BertLayer, CausalLanguageModel
-from tests.exported.vision import ChannelNorm, ConvNeXtBlock, InvertedResidual, conv_norm
-
-
-class KeywordGru(nn.Module):
-    """Frames [N, T, 40] to a keyword: a convolution over time and a GRU."""
-
-    def __init__(self, width: int = 64, hidden: int = 96, classes: int = 12) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(40, width, 5, stride=2, padding=2)
-        self.gru = nn.GRU(width, hidden, batch_first=True)
-        self.head = nn.Linear(hidden, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.silu(self.conv(x.transpose(1, 2))).transpose(1, 2)
-        return self.head(self.gru(x)[0][:, -1])
-
-
-class BidirectionalLstm(nn.Module):
-    """Tokens [N, T] to a class."""
-
-    def __init__(self, vocabulary: int = 6000, d: int = 64, hidden: int = 64) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, d)
-        self.lstm = nn.LSTM(d, hidden, batch_first=True, bidirectional=True)
-        self.head = nn.Linear(2 * hidden, 4)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.lstm(self.embedding(tokens))[0].mean(dim=1))
+from tests.exported.vision import ChannelNorm, ConvNeXtBlock, InvertedResidual, Siamese, conv_norm
 
 
 class UNet(nn.Module):
@@ -170,59 +144,30 @@ def causal_lm(vocabulary: int, length: int, d: int, depth: int) -> CausalLanguag
     return model
 
 
-class Autoencoder(nn.Module):
-    """Strided convolutions down to 128 numbers, transposed ones up; the target is the input."""
-
-    def __init__(self, width: int = 24) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(
-            nn.Conv2d(1, width, 3, stride=2, padding=1), nn.LeakyReLU(0.1),
-            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.Tanh(),
-            nn.Flatten(), nn.Linear(2 * width * 16 * 16, 128),
-        )  # fmt: skip
-        self.decoder = nn.Sequential(
-            nn.Linear(128, 2 * width * 16 * 16), nn.Unflatten(1, (2 * width, 16, 16)), nn.ELU(),
-            nn.ConvTranspose2d(2 * width, width, 3, stride=2, padding=1, output_padding=1),
-            nn.Softplus(),
-            nn.ConvTranspose2d(width, 1, 4, stride=2, padding=1), nn.Sigmoid(),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(self.encoder(x))
-
-
-class Siamese(nn.Module):
+def siamese(width: int = 24) -> nn.Module:
     """One tower, two images, and the contrastive loss (Hadsell et al., 2006)."""
+    tower = nn.Sequential(
+        nn.Conv2d(1, width, 5, stride=2), nn.SiLU(),
+        nn.Conv2d(width, 2 * width, 3), nn.SiLU(), nn.MaxPool2d(2),
+        nn.Conv2d(2 * width, 4 * width, 3), nn.SiLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 64),
+    )  # fmt: skip
+    return Siamese(tower=tower)
 
-    def __init__(self, width: int = 24) -> None:
+
+class Residual(nn.Module):
+    """Convolutions and a shortcut (He et al., 2015)."""
+
+    def __init__(self, body: nn.Module, fan_in: int, fan_out: int, stride: int) -> None:
         super().__init__()
-        self.tower = nn.Sequential(
-            nn.Conv2d(1, width, 5, stride=2), nn.SiLU(),
-            nn.Conv2d(width, 2 * width, 3), nn.SiLU(), nn.MaxPool2d(2),
-            nn.Conv2d(2 * width, 4 * width, 3), nn.SiLU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 64),
-        )  # fmt: skip
-
-    def forward(self, left: Tensor, right: Tensor, same: Tensor) -> Tensor:
-        distance = functional.pairwise_distance(self.tower(left), self.tower(right))
-        apart = torch.clamp(1.5 - distance, min=0.0)
-        return torch.mean(same * distance**2 + (1 - same) * apart**2)
-
-
-class BasicBlock(nn.Module):
-    """Two convolutions and a shortcut (He et al., 2015)."""
-
-    def __init__(self, fan_in: int, fan_out: int, stride: int) -> None:
-        super().__init__()
-        self.first = conv_norm(fan_in, fan_out, 3, nn.ReLU, stride=stride)
-        self.second = conv_norm(fan_out, fan_out, 3, nn.Identity)
+        self.body = body
         same = stride == 1 and fan_in == fan_out
         self.shortcut = (
             nn.Identity() if same else conv_norm(fan_in, fan_out, 1, nn.Identity, stride=stride)
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.relu(self.second(self.first(x)) + self.shortcut(x))
+        return functional.relu(self.body(x) + self.shortcut(x))
 
 
 class ResNet(nn.Module):
@@ -233,11 +178,13 @@ class ResNet(nn.Module):
         blocks, fan_in = [], width
         for level in range(4):
             fan_out = width << level
-            blocks += [
-                BasicBlock(fan_in, fan_out, 2 if level else 1),
-                BasicBlock(fan_out, fan_out, 1),
-            ]
-            fan_in = fan_out
+            for stride in (2 if level else 1, 1):
+                body = nn.Sequential(
+                    conv_norm(fan_in, fan_out, 3, nn.ReLU, stride=stride),
+                    conv_norm(fan_out, fan_out, 3, nn.Identity),
+                )
+                blocks.append(Residual(body, fan_in, fan_out, stride))
+                fan_in = fan_out
         self.backbone = nn.Sequential(
             conv_norm(3, width, 7, nn.ReLU, stride=2), nn.MaxPool2d(3, 2, 1), *blocks
         )
@@ -306,22 +253,37 @@ class Tabular(nn.Module):
         return self.head(self.layers(x))
 
 
-def mobilenet_v2(width: int = 16) -> nn.Module:
-    """Inverted residuals (Sandler et al., 2018) of the published factors and repeats."""
-    plan = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 2, 2), (6, 96, 1, 1)]
-    blocks, fan_in = [conv_norm(3, width, 3, nn.ReLU6, stride=2)], width
-    for factor, fan_out, count, stride in plan:
+def inverted(
+    plan: Sequence[tuple[int, ...]],
+    fan_in: int,
+    activation: type[nn.Module] = nn.ReLU6,
+    gate: type[nn.Module] = nn.Identity,
+    squeeze: int = 0,
+) -> list[nn.Module]:
+    """Inverted residuals (Sandler et al., 2018), gated if something is squeezed.
+
+    Each row of the plan: factor, width, number of blocks, stride of the first, kernels' size or 3.
+    """
+    blocks: list[nn.Module] = []
+    for factor, width, count, stride, *size in plan:
         for index in range(count):
-            blocks.append(
-                InvertedResidual(
-                    fan_in, fan_out, size=3, stride=1 if index else stride, activation=nn.ReLU6,
-                    gate=nn.Identity, hidden=factor * fan_in, squeezed=0,
-                )
+            block = InvertedResidual(
+                fan_in, width, size=size[0] if size else 3, stride=1 if index else stride,
+                activation=activation, gate=gate, hidden=factor * fan_in,
+                squeezed=fan_in // squeeze if squeeze else 0,
             )  # fmt: skip
-            fan_in = fan_out
+            blocks.append(block)
+            fan_in = width
+    return blocks
+
+
+def mobilenet_v2(width: int = 16) -> nn.Module:
+    """Inverted residuals of the published factors and repeats."""
+    plan = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 2, 2), (6, 96, 1, 1)]
     return nn.Sequential(
-        *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.0), nn.Linear(fan_in, 20)
-    )
+        conv_norm(3, width, 3, nn.ReLU6, stride=2), *inverted(plan, width),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.0), nn.Linear(96, 20),
+    )  # fmt: skip
 
 
 def cnn(width: int = 16) -> nn.Module:

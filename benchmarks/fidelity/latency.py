@@ -140,6 +140,7 @@ def measure_model(built: Built, effort: Effort) -> list[Row]:
         ("between", "middle"),
         ("threads", "middle-two"),
     )
+    largest_product = [turns["calibrated"]["products"][-1][1] for turns in rounds]
     rows = []
     for group, name in questions:
         # Of two threads one waits for the other: processor times say nothing there.
@@ -162,7 +163,7 @@ def measure_model(built: Built, effort: Effort) -> list[Row]:
                 (built.case.name, group, *configurations[name], clock),
                 [prediction.of(group, name, turns, clock) for turns in judged],
                 [turns[name]["steps"] for turns in judged],
-                _drift([turns["calibrated"] for turns in rounds]),
+                max(largest_product) / min(largest_product) - 1,
             )
         )
     return rows
@@ -182,16 +183,13 @@ class Prediction:
         if group == "process":
             return calibrated_ms
         large = (self.nodes["calibrated"], calibrated_ms)
-        here = self._curves("calibrated")
+        here = Curves.best([each["calibrated"] for each in self.rounds], self.costs[0])
         small = (self.nodes["small"], typical(turns["small"]["steps"], clock))
         works = [node.work for node in self.nodes["middle"]]
         if group == "threads":
             two = (self.nodes["two"], typical(turns["two"]["steps"], clock))
             return threaded_step(small, large, two, self.costs, here, works)
         return step_between(small, large, self.costs, here, works)
-
-    def _curves(self, name: str) -> Curves:
-        return Curves.best([turns[name] for turns in self.rounds], self.costs[0])
 
 
 TURNS = (
@@ -260,11 +258,6 @@ class Process:
             raise RuntimeError(f"a worker ended with exit code {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
-
-
-def _drift(turns: Sequence[dict[str, Any]]) -> float:
-    times = [turn["products"][-1][1] for turn in turns]
-    return max(times) / min(times) - 1
 
 
 def main() -> None:

@@ -18,61 +18,36 @@ INTERRUPTED = 1.02
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One prediction, compared.
-
-    Attributes:
-        model: Name of the case.
-        group: What it asks.
-        batch_size: Of the predicted step.
-        threads: Of the predicted step.
-        predicted_ms: Median of the predictions of rounds in which a step was compared.
-        clock: What is compared: wall time, or processor time where that was disturbed.
-        measured_ms: Median of all steps that were compared.
-        error: Median over the rounds of prediction over that round's median step, less 1.
-        within: Share of the steps within 10 % of their round's prediction.
-        steps: Steps that were compared.
-        interrupted: Steps that waited for the processor.
-        drift: How much longer a matrix product took in one round than in another.
-    """
+    """One prediction, compared."""
 
     model: str
     group: Group
-    batch_size: int
+    batch_size: int  # of the predicted step, as the threads
     threads: int
-    clock: Clock
-    predicted_ms: float
-    measured_ms: float
-    error: float
-    within: float
-    steps: int
-    interrupted: int
-    drift: float
+    clock: Clock  # wall time, or processor time where that was disturbed
+    predicted_ms: float  # median of the predictions of rounds in which a step was compared
+    measured_ms: float  # median of all steps that were compared
+    error: float  # median over the rounds of prediction over that round's median step, less 1
+    within: float  # share of the steps within 10 % of their round's prediction
+    steps: int  # that were compared
+    interrupted: int  # steps that waited for the processor
+    drift: float  # how much longer a matrix product took in one round than in another
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """The rows of one group, or of all.
-
-    Attributes:
-        group: Which rows.
-        cases: Their number.
-        median_error: Of the cases.
-        cases_within: Share of the cases whose error is at most 10 %.
-        steps_within: Share of all steps that lie within 10 % of their prediction. In the time of
-            one step of a convolutional network the smallest makes a thousand.
-        alike_within: The same where every case counts alike, whatever the number of its steps.
-        interrupted: Share of the steps that waited for the processor.
-        drift: Median of the cases' drifts.
-    """
+    """The rows of one group, or of all."""
 
     group: Group | Literal["all"]
     cases: int
     median_error: float
-    cases_within: float
+    cases_within: float  # share of the cases whose error is at most 10 %
+    # Share of all steps that lie within 10 % of their prediction. In the time of one step of a
+    # convolutional network the smallest makes a thousand.
     steps_within: float
-    alike_within: float
-    interrupted: float
-    drift: float
+    alike_within: float  # the same where every case counts alike, whatever the number of its steps
+    interrupted: float  # share of the steps that waited for the processor
+    drift: float  # median of the cases' drifts
 
 
 def compare(
@@ -81,13 +56,9 @@ def compare(
     measured: Sequence[Steps],
     drift: float,
 ) -> Row:
-    """Compare each round's prediction with its steps.
+    """Compare each round's prediction in milliseconds with wall and processor time of its steps.
 
-    Args:
-        configuration: Model, group, batch size, threads, clock.
-        predictions: Milliseconds, one per round.
-        measured: Per round, wall and processor milliseconds of each step.
-        drift: See :class:`Row`.
+    The configuration is model, group, batch size, threads and clock.
     """
     clock = configuration[-1]
     errors: list[float] = []

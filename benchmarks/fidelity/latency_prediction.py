@@ -46,10 +46,8 @@ class Curves:
     def best(cls, turns: Sequence[Mapping[str, Any]], node_us: float) -> Curves:
         """The quickest of several measurements, without what starting a run takes.
 
-        Args:
-            turns: ``products`` and ``copies``, and ``least``: the seconds of a run of one
-                operator that has nothing to do.
-            node_us: What such an operator takes within a longer run.
+        ``least`` of a turn are the seconds of a run of one operator that has nothing to do,
+        ``node_us`` is what such an operator takes within a longer run.
         """
         start = min(turn["least"] for turn in turns) - node_us / 1e6
         products, copies = (
@@ -90,15 +88,17 @@ class Node:
     work: Work
 
 
+Step = tuple[Sequence[Node], float]
+"""The nodes of a step, and its milliseconds."""
+
+
 def calibrated_nodes(
     nodes: Sequence[Node], step_ms: float, costs: tuple[float, float]
 ) -> tuple[list[float], float]:
     """Microseconds of each node without the profile, and of the rest of the step.
 
-    Args:
-        nodes: As profiled.
-        step_ms: Time of the step without a profile, to which nodes and the rest sum.
-        costs: Microseconds that the runtime takes for any node, and that a profile adds.
+    Both sum to ``step_ms``, the step without a profile. ``costs`` are the microseconds that the
+    runtime takes for any node, and that a profile adds.
     """
     node_us, profile_us = costs
     added = added_us([(node.us, 1) for node in nodes], node_us, profile_us, 1e3 * step_ms)
@@ -108,8 +108,8 @@ def calibrated_nodes(
 
 
 def step_between(
-    small: tuple[Sequence[Node], float],
-    large: tuple[Sequence[Node], float],
+    small: Step,
+    large: Step,
     costs: tuple[float, float],
     curves: Curves,
     works: Sequence[Work],
@@ -117,22 +117,16 @@ def step_between(
     """Milliseconds of a step at a batch size between two calibrated ones.
 
     Each node's time is linear in what its roof takes, through both its times: what
-    does not depend on the batch size needs no model.
-
-    Args:
-        small: Nodes and step of the smaller batch size.
-        large: The same of the larger one.
-        costs: See :func:`calibrated_nodes`.
-        curves: Of this machine.
-        works: Work of the same nodes at the batch size asked for.
+    does not depend on the batch size needs no model. ``works`` is that of the same nodes at the
+    batch size asked for, ``costs`` that of :func:`calibrated_nodes`.
     """
     times, rest = nodes_between(small, large, costs, curves, works)
     return (sum(times) + rest) / 1e3
 
 
 def nodes_between(
-    small: tuple[Sequence[Node], float],
-    large: tuple[Sequence[Node], float],
+    small: Step,
+    large: Step,
     costs: tuple[float, float],
     curves: Curves,
     works: Sequence[Work],
@@ -152,9 +146,9 @@ def nodes_between(
 
 
 def threaded_step(
-    small: tuple[Sequence[Node], float],
-    large: tuple[Sequence[Node], float],
-    threaded: tuple[Sequence[Node], float],
+    small: Step,
+    large: Step,
+    threaded: Step,
     costs: tuple[float, float],
     curves: Curves,
     works: Sequence[Work],
@@ -163,16 +157,8 @@ def threaded_step(
 
     Each node gains what it gained at the larger batch size; operators that run in one thread
     gain nothing, however the two timings scattered. The step with more threads at the larger batch
-    size, reckoned so, is held to the measured one, and what it is off by is taken to be the same
-    share here.
-
-    Args:
-        small: Nodes and step of the smaller batch size with one thread.
-        large: The same of the larger one.
-        threaded: The same of the larger one with the threads asked for.
-        costs: See :func:`calibrated_nodes`.
-        curves: Of this machine with one thread.
-        works: Work of the same nodes at the batch size asked for.
+    size (``threaded``), reckoned so, is held to the measured one, and what it is off by is taken
+    to be the same share here. The rest is as for :func:`step_between`, with one thread.
     """
     times, rest = nodes_between(small, large, costs, curves, works)
     alone, rest_alone = calibrated_nodes(*large, costs)

@@ -42,19 +42,12 @@ NEAR = 0.03
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What the prediction said of a limit, and what a training held to it did.
+    """What the prediction said of a limit, and what a training held to it did."""
 
-    Attributes:
-        share: The limit, as a share of the measured need.
-        limit_bytes: The limit.
-        said: What `odtpack simulate` says: fits, close (which fails) or over.
-        did: Whether it was completed.
-    """
-
-    share: float
+    share: float  # the limit, as a share of the measured need
     limit_bytes: int
-    said: MemoryFit
-    did: bool
+    said: MemoryFit  # by `odtpack simulate`: fits, close (which fails) or over
+    did: bool  # whether it was completed
 
     @property
     def wrong(self) -> str:
@@ -68,31 +61,18 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One model, trained in one way.
-
-    Attributes:
-        model: Name of the case.
-        batch_size: Samples per batch.
-        threads: Intra-operator threads.
-        predicted_bytes: Peak of the plan.
-        measured_bytes: Highest peak of the app.
-        python_bytes: Peak of a replay in Python; None if it was not measured.
-        loop: How the app makes its steps.
-        predicted_phase: Phase of the plan that is its peak.
-        phases: Measured bytes by phase of the app, the resumed one's after ``resumed``.
-        verdicts: One for each limit.
-    """
+    """One model, trained in one way."""
 
     model: str
     batch_size: int
     threads: int
-    predicted_bytes: int
-    measured_bytes: int
-    python_bytes: int | None
-    predicted_phase: str
-    loop: Loop
-    phases: dict[str, int]
-    verdicts: tuple[Verdict, ...] = ()
+    predicted_bytes: int  # peak of the plan
+    measured_bytes: int  # highest peak of the app
+    python_bytes: int | None  # peak of a replay in Python; None if it was not measured
+    predicted_phase: str  # phase of the plan that is its peak
+    loop: Loop  # how the app makes its steps
+    phases: dict[str, int]  # measured by phase of the app, the resumed one's after ``resumed``
+    verdicts: tuple[Verdict, ...] = ()  # one for each limit
 
     @property
     def error(self) -> float:
@@ -120,28 +100,16 @@ class Summary:
 def measure(
     cases: Sequence[Case],
     *,
-    limits: Sequence[float] = LIMITS,
-    quick: bool = False,
-    threads: Sequence[int] | None = None,
-    jobs: int = 2,
-    sessions: str = "package",
-    loops: Sequence[Loop] = ("step", "train"),
-    native: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    limits: Sequence[float] = LIMITS,  # shares of the measured need
+    quick: bool = False,  # only the first batch size and one thread of each
+    threads: Sequence[int] | None = None,  # the cases' own if None
+    jobs: int = 2,  # trainings at once
+    sessions: str = "package",  # a key of SESSIONS
+    loops: Sequence[Loop] = ("step", "train"),  # packages without a step model have one way
+    native: bool = False,  # ODTPACK_NATIVE names the library that the plan takes
+    say: Callable[[str], None] = lambda _: None,  # called with what begins
 ) -> Iterator[Row]:
-    """Plan and measure cases, and hold them to limits; rows come in order.
-
-    Args:
-        cases: What to train.
-        limits: Shares of the measured need.
-        quick: Only the first batch size and one thread of each.
-        threads: Numbers of threads; the cases' own if None.
-        jobs: Trainings at once.
-        loops: How the app makes its steps; packages without a step model have one way.
-        sessions: A key of :data:`SESSIONS`.
-        native: With native kernels; ``ODTPACK_NATIVE`` names the library that the plan takes.
-        say: Called with what begins.
-    """
+    """Plan and measure cases, and hold them to limits; rows come in order."""
     tasks = []
     with tempfile.TemporaryDirectory(prefix="odtpack-own-") as folder:
         for case in cases:

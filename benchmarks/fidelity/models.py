@@ -31,7 +31,8 @@ from odtpack.optimizers import SGD, Adafactor, AdamW, Lion
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.replay.job import Job
 from tests.exported.export import export
-from tests.exported.sequence import Recommender
+from tests.exported.sequence import KeywordSpotter, LstmClassifier, Recommender
+from tests.exported.vision import Autoencoder
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 4
@@ -40,40 +41,23 @@ STEPS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model and how it is trained.
+    """A model and how it is trained."""
 
-    Attributes:
-        name: As the command line has it.
-        title: What a reader of the table must know.
-        module: Makes the network.
-        inputs: One sample's shape of each input of the network, in order.
-        ranges: For an input or target of whole numbers, how many there are.
-        batches: Batch sizes.
-        loss: As odtpack names it; None where the model returns its loss.
-        optimizer: What trains it.
-        update: Clipping and the like.
-        accumulation_steps: Batches of one optimizer step.
-        target: One sample's shape of the target, where the model leaves it open.
-        norms: How batch normalizations are exported: in training mode, or folded.
-        freeze: Patterns of the parameters that stay as they are.
-        storage: How frozen weights are stored.
-        threads: Numbers of threads.
-    """
-
-    name: str
-    title: str
+    name: str  # as the command line has it
+    title: str  # what a reader of the table must know
     module: Callable[[], nn.Module]
-    inputs: Mapping[str, tuple[int, ...]]
-    batches: tuple[int, ...]
+    inputs: Mapping[str, tuple[int, ...]]  # one sample's shape of each input, in order
+    batches: tuple[int, ...]  # sizes
+    # for an input or target of whole numbers, how many there are
     ranges: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    loss: str | None = "cross_entropy"
+    loss: str | None = "cross_entropy"  # None where the model returns its loss
     optimizer: optimizers.Optimizer = dataclasses.field(default_factory=AdamW)
-    update: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    update: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # clipping and the like
     accumulation_steps: int = 1
-    target: tuple[int, ...] = ()
-    norms: bool = False
-    freeze: tuple[str, ...] = ()
-    storage: Storage | None = None
+    target: tuple[int, ...] = ()  # one sample's shape of it, where the model leaves that open
+    norms: bool = False  # whether batch normalizations are in training mode, or folded
+    freeze: tuple[str, ...] = ()  # patterns of the parameters that stay as they are
+    storage: Storage | None = None  # of frozen weights
     threads: tuple[int, ...] = (1, 2)
 
     def model(self) -> onnx.ModelProto:
@@ -132,36 +116,22 @@ class Built:
             name: (batch_size, *np.load(file, "r").shape[1:]) for name, file in self.data.items()
         }
 
-    def job(self, folder: Path, batch_size: int, threads: int = 1, **changes: object) -> Job:
+    def job(self, folder: Path, batch_size: int, threads: int = 1, **changes: Any) -> Job:
         """A training of :data:`STEPS` full batches, in a child that may write to ``folder``."""
         package = self.package
-        arguments: dict[str, object] = {
-            "task": "train",
-            "training_model": str(package.training_model),
-            "eval_model": str(package.eval_model),
-            "optimizer_model": str(package.optimizer_model),
-            "checkpoint": str(package.checkpoint),
-            "folder": str(folder),
-            "data": self.data,
-            "samples": _samples(self.case, batch_size),
-            "batch_size": batch_size,
-            "epochs": 1,
-            "seed": 3,
-            "full_batches": True,
-            "learning_rate": 1e-4,
-            "threads": threads,
-            "accumulation_steps": self.case.accumulation_steps,
-        }
-        return Job(**(arguments | changes))  # type: ignore[arg-type]
+        files = (package.training_model, package.eval_model, package.optimizer_model)
+        job = Job(
+            "train", *map(str, files), str(package.checkpoint), str(folder), self.data,
+            _samples(self.case, batch_size), batch_size, epochs=1, seed=3, full_batches=True,
+            learning_rate=1e-4, threads=threads, accumulation_steps=self.case.accumulation_steps,
+        )  # fmt: skip
+        return dataclasses.replace(job, **changes)
 
 
 def build(case: Case, root: Path | None = None, *, native: bool = False) -> Built:
     """Build the package of a case and random data for it, unless that was done before.
 
-    Args:
-        case: The case.
-        root: Where all of them are kept; ``build/fidelity`` of the repository if None.
-        native: With native nodes.
+    They are kept in ``root``, or in ``build/fidelity`` of the repository.
     """
     name = f"{case.name}-native" if native else case.name
     folder = (root or ROOT / "build" / "fidelity") / f"{name}-{_version()}"
@@ -221,11 +191,11 @@ def _version() -> str:
 _CASES = (
     Case(
         "keyword-gru", "GRU over 60 frames of sound, AdamW",
-        architectures.KeywordGru, {"x": (60, 40)}, (8, 32),
+        partial(KeywordSpotter, 12, 40, 64, 5, 2, 96), {"x": (60, 40)}, (8, 32),
     ),
     Case(
         "lstm", "bidirectional LSTM over 32 tokens, SGD with momentum",
-        architectures.BidirectionalLstm, {"tokens": (32,)}, (8, 32),
+        partial(LstmClassifier, 6000, 4, 64, 64), {"tokens": (32,)}, (8, 32),
         ranges={"tokens": 6000}, optimizer=SGD(momentum=0.9),
     ),
     Case(
@@ -269,11 +239,11 @@ _CASES = (
     ),
     Case(
         "autoencoder", "convolutional autoencoder 64x64, AdamW",
-        architectures.Autoencoder, {"x": (1, 64, 64)}, (8, 32), loss="mse",
+        partial(Autoencoder, (24, 48), 16, 128), {"x": (1, 64, 64)}, (8, 32), loss="mse",
     ),
     Case(
         "siamese", "Siamese towers 48x48, loss in the model, SGD",
-        architectures.Siamese, {"left": (1, 48, 48), "right": (1, 48, 48), "same": ()}, (8, 24),
+        architectures.siamese, {"left": (1, 48, 48), "right": (1, 48, 48), "same": ()}, (8, 24),
         ranges={"same": 2}, loss=None, optimizer=SGD(),
     ),
     Case(

@@ -19,6 +19,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,6 @@ class Outcome:
     result: dict[str, Any]
 
 
-def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-
-
 def attempt(index: int, model: RealModel) -> None:
     """Take one model through every command, and keep what became of it, a crash too."""
     folder = FOLDER / "out" / str(index)
@@ -80,8 +77,9 @@ def attempt(index: int, model: RealModel) -> None:
     path = fetch(model, FOLDER / "cache")
     command = [sys.executable, "-m", "benchmarks.models.one", str(index), path, folder]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    limit = partial(resource.setrlimit, resource.RLIMIT_AS, (MEMORY, MEMORY))
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, preexec_fn=_limit, text=True,
+        done = subprocess.run(command, cwd=ROOT, env=environment, preexec_fn=limit, text=True,
                               timeout=SECONDS, capture_output=True, check=False)  # fmt: skip
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     except subprocess.TimeoutExpired:

@@ -24,25 +24,16 @@ _INPUT = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class RealModel:
-    """One row of the list.
+    """One row of the list."""
 
-    Attributes:
-        registry: ``PyPI`` or ``npm``.
-        package: Package with its version.
-        file_ends_with: End of the file's path in the package.
-        sha256: SHA-256 of the file.
-        inputs: What is fed: ``name [shape] dtype``, with ``= value``, ``= low..high`` (without high
-            itself) or ``= text`` (dark strokes on light) where it is not standard normal,
-            apart by semicolons.
-        loss_input: Value that the loss reads; empty for the first output.
-    """
-
-    registry: str
-    package: str
-    file_ends_with: str
-    sha256: str
+    registry: str  # ``PyPI`` or ``npm``
+    package: str  # with its version
+    file_ends_with: str  # end of the file's path in the package
+    sha256: str  # of the file
+    # What is fed: ``name [shape] dtype``, with ``= value``, ``= low..high`` (without high) or
+    # ``= text`` (dark strokes on light) where it is not standard normal, apart by semicolons.
     inputs: str
-    loss_input: str
+    loss_input: str  # value that the loss reads; empty for the first output
 
     @property
     def label(self) -> str:

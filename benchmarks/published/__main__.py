@@ -43,7 +43,7 @@ def count(name: str) -> Counts:
 
     network = case.module().eval()
     for module in network.modules():
-        if not list(module.children()):
+        if not list(module.children()) and not isinstance(module, nn.Identity):
             module.register_forward_hook(add)
     with torch.no_grad():
         network(*(torch.zeros(1, *shape) for shape in case.inputs.values()))

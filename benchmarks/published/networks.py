@@ -9,8 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from benchmarks.fidelity.architectures import inverted
 from benchmarks.fidelity.models import Case
 from odtpack.optimizers import SGD
+from tests.exported.vision import conv_norm
 
 
 def _conv(fan_in: int, fan_out: int, size: int, stride: int = 1, padding: int = 0) -> nn.Conv2d:
@@ -91,39 +93,14 @@ def googlenet() -> nn.Module:
     )  # fmt: skip
 
 
-class Inverted(nn.Module):
-    """An inverted residual with batch normalization."""
-
-    def __init__(self, fan_in: int, fan_out: int, stride: int, factor: int) -> None:
-        super().__init__()
-        width = fan_in * factor
-        layers: list[nn.Module] = []
-        if factor != 1:
-            layers += [nn.Conv2d(fan_in, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU6()]
-        self.body = nn.Sequential(
-            *layers, nn.Conv2d(width, width, 3, stride, 1, groups=width, bias=False),
-            nn.BatchNorm2d(width), nn.ReLU6(), nn.Conv2d(width, fan_out, 1, bias=False),
-            nn.BatchNorm2d(fan_out),
-        )  # fmt: skip
-        self.same = stride == 1 and fan_in == fan_out
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x) if self.same else self.body(x)
-
-
 def mobilenet() -> nn.Module:
     """``MobilenetV2.cpp``, as in arXiv 1801.04381, table 2."""
     plan = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
             (6, 160, 3, 2), (6, 320, 1, 1)]  # fmt: skip
-    layers = [nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6()]
-    fan_in = 32
-    for factor, width, count, stride in plan:
-        for index in range(count):
-            layers.append(Inverted(fan_in, width, stride if index == 0 else 1, factor))
-            fan_in = width
     return nn.Sequential(
-        *layers, nn.Conv2d(320, 1280, 1, bias=False), nn.BatchNorm2d(1280), nn.ReLU6(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1001),
+        conv_norm(3, 32, 3, nn.ReLU6, stride=2), *inverted(plan, 32),
+        conv_norm(320, 1280, 1, nn.ReLU6), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(1280, 1001),
     )  # fmt: skip
 
 

@@ -10,24 +10,15 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ErrorCode:
-    """An entry of the table.
+    """An entry of the table."""
 
-    Attributes:
-        means: One sentence that says what is wrong, whatever the culprit.
-        hint: The usual next thing to do, which the error's message shows; None if it depends on
-            the culprit.
-        fix: What to do in general, where there is no hint.
-        cause: What usually causes the error, where ``means`` does not say it.
-        example: Lines to paste that help, or that are right.
-        kits: Whether the training kits of other languages raise the code too.
-    """
-
-    means: str
+    means: str  # one sentence that says what is wrong, whatever the culprit
+    # The usual next thing to do, which the error's message shows; None if it depends on the case.
     hint: str | None = None
-    fix: str | None = None
-    cause: str | None = None
-    example: str | None = None
-    kits: bool = False
+    fix: str | None = None  # what to do in general, where there is no hint
+    cause: str | None = None  # what usually causes the error, where `means` does not say it
+    example: str | None = None  # lines to paste that help, or that are right
+    kits: bool = False  # whether the training kits of other languages raise the code too
 
     @property
     def advice(self) -> str:

@@ -12,12 +12,15 @@ from torch.nn import functional as F
 class KeywordSpotter(nn.Module):
     """Frames [N, T, features] to a keyword: a convolution over time, a GRU, its last state."""
 
-    def __init__(self, classes: int = 5) -> None:
+    def __init__(
+        self, classes: int = 5, features: int = 6, width: int = 8, size: int = 3, stride: int = 1,
+        hidden: int = 10,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.conv = nn.Conv1d(6, 8, 3, padding=1)
+        self.conv = nn.Conv1d(features, width, size, stride, padding=size // 2)
         self.activation = nn.SiLU()
-        self.gru = nn.GRU(8, 10, batch_first=True)
-        self.head = nn.Linear(10, classes)
+        self.gru = nn.GRU(width, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.activation(self.conv(x.transpose(1, 2))).transpose(1, 2)
@@ -28,11 +31,11 @@ class KeywordSpotter(nn.Module):
 class LstmClassifier(nn.Module):
     """Tokens [N, T] to a class: a bidirectional LSTM, its mean over time."""
 
-    def __init__(self, vocabulary: int = 20, classes: int = 4) -> None:
+    def __init__(self, vocabulary: int = 20, classes: int = 4, d: int = 8, hidden: int = 6) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, 8)
-        self.lstm = nn.LSTM(8, 6, batch_first=True, bidirectional=True)
-        self.head = nn.Linear(12, classes)
+        self.embedding = nn.Embedding(vocabulary, d)
+        self.lstm = nn.LSTM(d, hidden, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(2 * hidden, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
         y, _ = self.lstm(self.embedding(tokens))

@@ -198,17 +198,20 @@ class VisionTransformer(nn.Module):
 class Autoencoder(nn.Module):
     """Strided convolutions down, transposed ones up; the target is the input."""
 
-    def __init__(self) -> None:
+    def __init__(self, widths: tuple[int, int] = (6, 8), side: int = 4, code: int = 12) -> None:
         super().__init__()
+        first, last = widths
+        inner = (last, side, side)
         self.encoder = nn.Sequential(
-            nn.Conv2d(1, 6, 3, stride=2, padding=1), nn.LeakyReLU(0.1),
-            nn.Conv2d(6, 8, 3, stride=2, padding=1), nn.Tanh(),
-            nn.Flatten(), nn.Linear(8 * 4 * 4, 12),
+            nn.Conv2d(1, first, 3, stride=2, padding=1), nn.LeakyReLU(0.1),
+            nn.Conv2d(first, last, 3, stride=2, padding=1), nn.Tanh(),
+            nn.Flatten(), nn.Linear(last * side * side, code),
         )  # fmt: skip
         self.decoder = nn.Sequential(
-            nn.Linear(12, 8 * 4 * 4), nn.Unflatten(1, (8, 4, 4)), nn.ELU(),
-            nn.ConvTranspose2d(8, 6, 3, stride=2, padding=1, output_padding=1), nn.Softplus(),
-            nn.ConvTranspose2d(6, 1, 4, stride=2, padding=1), nn.Sigmoid(),
+            nn.Linear(code, last * side * side), nn.Unflatten(1, inner), nn.ELU(),
+            nn.ConvTranspose2d(last, first, 3, stride=2, padding=1, output_padding=1),
+            nn.Softplus(),
+            nn.ConvTranspose2d(first, 1, 4, stride=2, padding=1), nn.Sigmoid(),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -218,10 +221,10 @@ class Autoencoder(nn.Module):
 class Siamese(nn.Module):
     """One tower, two images; the contrastive loss is part of the model (Hadsell et al., 2006)."""
 
-    def __init__(self, margin: float = 1.5) -> None:
+    def __init__(self, margin: float = 1.5, tower: nn.Module | None = None) -> None:
         super().__init__()
         self.margin = margin
-        self.tower = nn.Sequential(
+        self.tower = tower or nn.Sequential(
             nn.Conv2d(1, 4, 3, stride=2), nn.SiLU(), nn.Conv2d(4, 6, 3), nn.SiLU(),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 8),
         )  # fmt: skip

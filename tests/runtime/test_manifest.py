@@ -368,12 +368,12 @@ def test_specs_as_text() -> None:
 @pytest.mark.parametrize("shape", [(4,), (2, 2), (1, 2, 2)])
 def test_labels_of_any_shape(shape: tuple[int, ...]) -> None:
     labels = np.array([0, 1, 5, 1]).reshape(shape)
-    check_labels("labels", labels, 6)
+    check_labels(labels, 6)
     with pytest.raises(OdtpackError, match="label 5 at") as caught:
-        check_labels("labels", labels, 5)
+        check_labels(labels, 5)
     place = ", ".join(str(int(i)) for i in np.argwhere(labels == 5)[0])
     assert f"[{place}]" in str(caught.value)
-    check_labels("labels", np.array([], np.int64), 5)
+    check_labels(np.array([], np.int64), 5)
 
 
 # Records of JSON are checked strictly, and say where they are wrong.

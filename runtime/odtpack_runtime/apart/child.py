@@ -36,12 +36,16 @@ def main() -> int:
         forget_log()
         started = time.process_time()
         try:
+            module, _, name = request["function"].partition(":")
             with _limited(request["memory"]):
-                found = _function(request["function"])(**request["arguments"])
+                function = getattr(importlib.import_module(module), name)
+                found = function(**request["arguments"])
             seconds = time.process_time() - started
             message: dict[str, Any] = {"result": found, "log": _log(), "seconds": seconds}
         except Exception as error:
-            message = {"error": _parts(_as_own(error, request["memory"]))}
+            own = _as_own(error, request["memory"])
+            names = ("code", "what", "where", "hint")
+            message = {"error": {name: getattr(own, name) for name in names}}
         _send(message)
     return 0
 
@@ -70,11 +74,6 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
-def _function(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
 def _send(message: dict[str, Any]) -> None:
     assert _channel is not None  # noqa: S101 - only in the child
     _channel.write(json.dumps(message) + "\n")
@@ -89,10 +88,6 @@ def _as_own(error: Exception, memory: int) -> OdtpackError:
     words = str(error).splitlines()
     what = f"A run of the models failed: {type(error).__name__}: {(words or ['?'])[0]}"
     return OdtpackError("models-crash", what)
-
-
-def _parts(error: OdtpackError) -> dict[str, str | None]:
-    return {"code": error.code, "what": error.what, "where": error.where, "hint": error.hint}
 
 
 def _log() -> str:

@@ -21,9 +21,6 @@ from odtpack_runtime.apart.ort_log import log_lines
 from odtpack_runtime.apart.refused import says_refused, too_large
 from odtpack_runtime.errors import OdtpackError
 
-# Whether an error means that memory was refused.
-
-
 # Whether processes that are waited for do not go on: silent for too long, or stopped.
 
 STOPPED_SECONDS: Final = 30.0
@@ -94,15 +91,10 @@ _SHOWN: Final = 4000  # bytes of the process's last words
 
 @dataclass(frozen=True)
 class Limits:
-    """What a question may take.
+    """What a question may take."""
 
-    Attributes:
-        seconds: Longest silence.
-        memory: Bytes beyond what the process holds before it.
-    """
-
-    seconds: float = SILENCE_SECONDS
-    memory: int = _MEMORY_BYTES
+    seconds: float = SILENCE_SECONDS  # longest silence
+    memory: int = _MEMORY_BYTES  # bytes beyond what the process holds before it
 
     @classmethod
     def of(cls, files: Iterable[str | os.PathLike[str]]) -> Limits:

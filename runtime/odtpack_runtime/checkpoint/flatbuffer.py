@@ -82,17 +82,6 @@ class Source:
             where=self.where,
         )
 
-    def count_table(self, position: int, size: int) -> None:
-        """Count a table that is referred to; no table twice, and all within the stream's size."""
-        if position in self._tables:
-            self.fail(f"its table at {position} is referred to twice")
-        self._tables.add(position)
-        self._table_bytes += size
-        if len(self._tables) > MAX_TABLES:
-            self.fail(f"it holds more than {MAX_TABLES} tables")
-        if self._table_bytes > self.size:
-            self.fail("its tables overlap")
-
     def count_text(self, length: int) -> None:
         """Count the bytes of one string; all together may not exceed the stream's size."""
         self._text += length
@@ -176,9 +165,16 @@ class Source:
         return self.table(self.number("I", 0))
 
     def table(self, position: int) -> Table:
-        """Return a table that is referred to for the first time."""
+        """Return a table that is referred to; no table twice, and all within the stream's size."""
         found = Table(self, position)
-        self.count_table(position, found.size)
+        if position in self._tables:
+            self.fail(f"its table at {position} is referred to twice")
+        self._tables.add(position)
+        self._table_bytes += found.size
+        if len(self._tables) > MAX_TABLES:
+            self.fail(f"it holds more than {MAX_TABLES} tables")
+        if self._table_bytes > self.size:
+            self.fail("its tables overlap")
         return found
 
     def count(self, pattern: bytes, most: int) -> int:

@@ -536,9 +536,9 @@ class _Reader:
         return properties
 
 
-def _whole(table: Table, number: int) -> int:
-    return table.integer(number, "q")
-
-
-_READERS: tuple[Callable[[Table, int], PropertyValue], ...] = (_whole, Table.real, Table.string)
+_READERS: tuple[Callable[[Table, int], PropertyValue], ...] = (
+    lambda table, number: table.integer(number, "q"),
+    Table.real,
+    Table.string,
+)
 """Of a property's value, in the order of the vectors of the property bag."""

@@ -487,21 +487,12 @@ class CheckpointState:
         )
 
     def place(self, order: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> FlatState:
-        """Move the trainable parameters into a flat buffer, in the given order. For Module's use.
-
-        A state that was placed before stays where it is, so that a second
-        Module shares the parameters with the first; gradients are set to zero.
-
-        Args:
-            order: Names of the parameters in the order of the training graph's
-                inputs. Frozen ones that it does not name follow.
-            shapes: Shape of every parameter, for a nominal state, which has none.
-
-        Raises:
-            OdtpackError: ``parameter-type`` if the trainable parameters are not all
-                float32 or all float64, ``model-mismatch`` if the state was placed in
-                another order.
-        """
+        """Move the trainable parameters into a flat buffer, in this order. For Module's use."""
+        # A state that was placed before stays where it is, so that a second Module shares the
+        # parameters with the first; gradients are set to zero.
+        # `order`: names of the parameters in the order of the training graph's inputs. Frozen ones
+        # that it does not name follow.
+        # `shapes`: shape of every parameter, for a nominal state, which has none.
         ranks = {name: rank for rank, name in enumerate(order)}
         items = sorted(
             self._parameters.items.values(),
@@ -527,7 +518,9 @@ class CheckpointState:
             for slot in frozen.slots:
                 parameter = self._parameters.items[slot.name]
                 # As they are read they stay where they are: they may be larger than all others.
-                if not keep or not _is_aligned(parameter.data):
+                data = parameter.data
+                aligned = data.flags.c_contiguous and address(data) % ALIGNMENT == 0
+                if not keep or not aligned:
                     memory = allocate(slot.nbytes).view(slot.dtype).reshape(slot.shape)
                     parameter.place(memory, None, keep=keep)
             self._flat = flat
@@ -553,10 +546,6 @@ def _check_one_type(trained: Sequence[Parameter]) -> None:
                 "float32, or all float64.",
                 hint="build the package again: odtpack gives the parameters one type",
             )
-
-
-def _is_aligned(array: Array) -> bool:
-    return array.flags.c_contiguous and address(array) % ALIGNMENT == 0
 
 
 def _layout(parameters: Iterable[Parameter], shapes: Mapping[str, tuple[int, ...]]) -> Layout:

@@ -24,7 +24,6 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -290,20 +289,14 @@ def previous_path(path: str | os.PathLike[str]) -> Path:
     return Path(f"{path}.previous")
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A tensor table that still has to learn where its bytes are."""
-
-    table: int  # offset from the end of the finished head
-    array: Array
-
-
 class _Head:
     """Everything of a checkpoint file but the tensors' bytes; the digests at its very end."""
 
     def __init__(self, data: CheckpointData, hasher: Hasher, *, external_from: int | None) -> None:
         self._builder = flatbuffers.Builder(4096)
-        self._pending: list[_Pending] = []
+        # Tensor tables that still have to learn where their bytes are, by their offset from the end
+        # of the finished head.
+        self._pending: list[tuple[int, Array]] = []
         self._digests: list[tuple[int, Callable[[], bytes]]] = []
         self._hasher = hasher
         self._outline = Outline(nominal=data.nominal)
@@ -339,7 +332,7 @@ class _Head:
     @property
     def payload(self) -> list[Array]:
         """The arrays whose bytes stand outside the head, in order."""
-        return [pending.array for pending in self._pending]
+        return [array for _, array in self._pending]
 
     def write(self, stream: BinaryIO) -> None:
         """Write the head."""
@@ -370,11 +363,11 @@ class _Head:
             struct.pack_into("<I", self._bytes, slot, position - slot)
 
         end = len(self._bytes)
-        for pending in () if external else self._pending:
+        for table, array in () if external else self._pending:
             position = round_up(end + 4, _PAYLOAD_ALIGNMENT)
-            refer(pending.table, _RAW_DATA, position - 4)
+            refer(table, _RAW_DATA, position - 4)
             self._gaps.append(position - 4 - end)
-            end = position + pending.array.nbytes
+            end = position + array.nbytes
         self._last_gap = -end % 4
         end += self._last_gap
         *tensors, (root, _) = self._digests
@@ -415,7 +408,7 @@ class _Head:
             (6, "Int64", offset, -1),
         )
         if kept:
-            self._pending.append(_Pending(table, array))
+            self._pending.append((table, array))
         if not self._nominal:
             self._digests.append((table, digest))
         return table

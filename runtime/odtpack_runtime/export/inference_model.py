@@ -44,17 +44,15 @@ def is_ort_format(data: bytes) -> bool:
     return data[4:8] == _IDENTIFIER
 
 
-def to_onnx(data: bytes, where: str, *, apart: bool = False) -> bytes:
-    """Return a model in ORT format as ONNX."""
-    # The nodes are those of the file: what the conversion to ORT format fused stays fused, and
-    # names that it dropped are gone.
+def rewritten(data: bytes, kind: str, where: str, *, apart: bool = False) -> bytes:
+    """Return a model in ``ONNX`` format, or in ``ORT`` with fusions that suit every processor."""
+    # The nodes are those of the file: what a conversion to ORT format fused stays fused, and names
+    # that it dropped are gone.
     # `apart`: whether another process loads it, with limits of time and memory.
-    return _rewritten(data, "ONNX", where, apart=apart)
-
-
-def to_ort(data: bytes, where: str, *, apart: bool = False) -> bytes:
-    """Return an ONNX model in ORT format, with the fusions that suit every processor."""
-    return _rewritten(data, "ORT", where, apart=apart)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result"
+        _ask("rewrite", data, apart=apart, out=str(out), kind=kind, where=where)
+        return out.read_bytes()
 
 
 def output_specs(data: bytes, where: str, *, apart: bool = False) -> list[TensorSpec]:
@@ -98,13 +96,6 @@ def rewrite(model: str, out: str, kind: str, where: str) -> None:
             where=where,
             hint="work with the .onnx files of the package",
         ) from error
-
-
-def _rewritten(data: bytes, kind: str, where: str, *, apart: bool) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "result"
-        _ask("rewrite", data, apart=apart, out=str(out), kind=kind, where=where)
-        return out.read_bytes()
 
 
 def _ask(function: str, data: bytes, *, apart: bool, **arguments: str) -> Any:
@@ -167,18 +158,22 @@ def export_inference_model(
     except (MalformedError, RecursionError) as error:
         reason = str(error) if isinstance(error, MalformedError) else "it nests too deeply"
         _not_loadable(eval_model, reason, error)
+    check_size(pieces)
+    if Path(destination).suffix == ".ort":
+        pieces = [rewritten(b"".join(pieces), "ORT", str(destination), apart=apart)]
+    with atomic_write(destination) as stream:
+        stream.writelines(pieces)
+    return [name for name in model.inputs if name not in values]
+
+
+def check_size(pieces: Sequence[Piece]) -> None:
+    """Refuse a model that one ONNX file does not hold."""
     if size(pieces) > MAX_MODEL_SIZE:
         raise OdtpackError(
             "model-too-large",
             f"The model with its parameters has {size(pieces)} bytes, and one ONNX file holds "
             f"{MAX_MODEL_SIZE}.",
         )
-    if Path(destination).suffix == ".ort":
-        pieces = [to_ort(b"".join(pieces), str(destination), apart=apart)]
-    with atomic_write(destination) as stream:
-        for piece in pieces:
-            stream.write(piece)
-    return [name for name in model.inputs if name not in values]
 
 
 @dataclass
@@ -289,7 +284,7 @@ def _load(path: Path, *, apart: bool) -> _Model:
         _not_loadable(path, error.strerror or str(error), error)
     converted = is_ort_format(data)
     if converted:
-        data = to_onnx(data, str(path), apart=apart)
+        data = rewritten(data, "ONNX", str(path), apart=apart)
     view = memoryview(data)
     model = _Model()
     graphs: list[memoryview] = []

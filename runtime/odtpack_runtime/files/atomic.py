@@ -135,11 +135,13 @@ def atomic_write(
     try:
         sync_folder(target.parent)
     except OSError as error:
-        raise OdtpackError(
-            "file-not-written",
-            f"{target} was {UNSYNCED}: {error.strerror or error}.",
-            where=str(target),
-        ) from error
+        raise not_synced(target, error) from error
+
+
+def not_synced(target: Path, error: OSError) -> OdtpackError:
+    """Return the error for a file that took its name in a folder that could not be synced."""
+    what = f"{target} was {UNSYNCED}: {error.strerror or error}."
+    return OdtpackError("file-not-written", what, where=str(target))
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes, *, mode: int = 0o666) -> None:

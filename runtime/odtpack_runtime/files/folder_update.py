@@ -22,6 +22,7 @@ from odtpack_runtime.files.atomic import (
     atomic_write,
     is_running,
     locked,
+    not_synced,
     not_written,
     remove_stale,
     sync_folder,
@@ -430,8 +431,5 @@ def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[
     try:
         sync()
     except OSError as error:
-        raise OdtpackError(
-            "file-not-written", f"{target} was {UNSYNCED}: {error.strerror or error}.",
-            where=str(target),
-        ) from error  # fmt: skip
+        raise not_synced(target, error) from error
     return [folder / name for name in names]

@@ -61,9 +61,9 @@ class Rule:
         self.keywords = keywords
 
     def check_count(self, value: Any, path: KeyPath) -> None:
-        """Check how many entries a list or an object has, before they are looked at."""
-        most = self.keywords.get("maxItems", self.keywords.get("maxProperties"))
-        if most is not None and isinstance(value, list | dict) and len(value) > most:
+        """Check how many entries a list has, before they are looked at."""
+        most = self.keywords.get("maxItems")
+        if most is not None and isinstance(value, list) and len(value) > most:
             raise InvalidRecordError(f"it must have {most} entries or fewer", path)
 
     def check(self, value: Any, path: KeyPath) -> None:
@@ -81,7 +81,6 @@ _RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "pattern": (lambda value, bound: bool(re.fullmatch(bound, value, re.ASCII)), "match {}"),
     "exclusiveMinimum": (lambda value, bound: value > bound, "be above {}"),
     "maxItems": (lambda value, bound: len(value) <= bound, "have {} entries or fewer"),
-    "maxProperties": (lambda value, bound: len(value) <= bound, "have {} entries or fewer"),
 }
 
 

@@ -271,11 +271,9 @@ class PeftAdapter:
     saved: tuple[str, ...] = ()  # modules that were trained as a whole
 
 
-def write_peft(folder: Path, adapter: PeftAdapter, dropout: float = 0.0) -> tuple[Path, Path]:
-    """Write the files of an adapter; each is whole or not there."""
-    # folder: Where they go; it is made if needed. dropout: ``lora``: the dropout of its training.
-    # Returns paths of the tensors and of the configuration.
-    config = _peft_config(adapter, dropout)
+def write_peft(folder: Path, adapter: PeftAdapter) -> tuple[Path, Path]:
+    """Write tensors and configuration of an adapter, each whole or not; return their paths."""
+    config = _peft_config(adapter)
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / TENSORS, folder / CONFIG
     _write_safetensors(paths[0], adapter.tensors)
@@ -284,7 +282,7 @@ def write_peft(folder: Path, adapter: PeftAdapter, dropout: float = 0.0) -> tupl
     return paths
 
 
-def _peft_config(adapter: PeftAdapter, dropout: float = 0.0) -> str:
+def _peft_config(adapter: PeftAdapter) -> str:
     """The text of the configuration; of the tensors only a prompt's shape counts."""
     if adapter.kind not in _TYPES:
         raise OdtpackError(
@@ -296,29 +294,29 @@ def _peft_config(adapter: PeftAdapter, dropout: float = 0.0) -> str:
         "base_model_name_or_path": None,
         "task_type": None,
         "inference_mode": True,
-        "target_modules": list(adapter.layers),
-        "modules_to_save": list(adapter.saved) or None,
-        "fan_in_fan_out": False,
     }
     if adapter.kind == "prompt":
         (vectors,) = adapter.tensors.values()
-        content = {
-            "peft_type": _TYPES["prompt"],
-            "base_model_name_or_path": None,
+        content |= {
             "task_type": "CAUSAL_LM",
-            "inference_mode": True,
             "num_virtual_tokens": len(vectors),
             "token_dim": vectors.shape[1],
             "num_transformer_submodules": 1,
             "prompt_tuning_init": "RANDOM",
         }
-    elif adapter.kind == "ia3":
-        content |= {"feedforward_modules": list(adapter.feedforward), "init_ia3_weights": True}
     else:
+        content |= {
+            "target_modules": list(adapter.layers),
+            "modules_to_save": list(adapter.saved) or None,
+            "fan_in_fan_out": False,
+        }
+    if adapter.kind == "ia3":
+        content |= {"feedforward_modules": list(adapter.feedforward), "init_ia3_weights": True}
+    elif adapter.kind != "prompt":
         content |= {
             "r": adapter.rank,
             "lora_alpha": adapter.scaling * adapter.rank,
-            "lora_dropout": dropout,
+            "lora_dropout": 0.0,
             "use_dora": adapter.kind == "dora",
             "use_rslora": False,
             "bias": "none",

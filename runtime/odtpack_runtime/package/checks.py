@@ -57,11 +57,10 @@ def ort_operators(path: Path) -> set[tuple[str, str]]:
             for node in graph.tables(_NODES):
                 found.add((node.string(_DOMAIN) or "ai.onnx", node.string(_OPERATOR)))
                 for attribute in node.tables(_ATTRIBUTES):
-                    inner = attribute.table(_GRAPH)
-                    waiting += [*([] if inner is None else [inner]), *attribute.tables(_GRAPHS)]
-                    single = attribute.table(_TENSOR)
-                    for tensor in (*([] if single is None else [single]),
-                                   *attribute.tables(_TENSORS)):  # fmt: skip
+                    graphs = (attribute.table(_GRAPH), *attribute.tables(_GRAPHS))
+                    waiting += filter(None, graphs)
+                    tensors = (attribute.table(_TENSOR), *attribute.tables(_TENSORS))
+                    for tensor in filter(None, tensors):
                         _check_inside(tensor, path)
             found |= set(_produced(graph.table(_OPTIMIZATIONS)))
     return found

@@ -75,7 +75,8 @@ class Generator:
             heads, size = inputs[name].shape[1], inputs[name].shape[3]
             dtype = np.float16 if "float16" in inputs[name].type else np.float32
             self._states[name] = np.zeros((1, heads, 0, size), dtype)
-        self._outputs = ["logits", *(_present(name) for name in self._states)]
+        present = (_PRESENT + name.removeprefix(_PAST) for name in self._states)
+        self._outputs = ["logits", *present]
         self._adapters: dict[str, dict[str, Array]] = {}
 
     def add_adapter(self, name: str, source: CheckpointState | str | os.PathLike[str]) -> None:
@@ -115,8 +116,7 @@ class Generator:
         Raises:
             OdtpackError: ``bad-prompt``, ``unknown-adapter``, ``run-failed``.
         """
-        return np.concatenate([*_Run(self._session, self._outputs, self._given, self._states,
-                                     self._adapter(adapter)).read(_checked(tokens))])  # fmt: skip
+        return np.concatenate([*self._run(adapter).read(_checked(tokens))])
 
     def generate(
         self,
@@ -153,10 +153,12 @@ class Generator:
                 "temperature and top_k must be 0 or more, top_p above 0 and at most 1, and "
                 "max_tokens 0 or more.",
             )
-        given = self._adapter(adapter)
-        run = _Run(self._session, self._outputs, self._given, self._states, given)
-        return _follow(run, _checked(prompt), max_tokens, frozenset(stop),
+        return _follow(self._run(adapter), _checked(prompt), max_tokens, frozenset(stop),
                        _Draw(temperature, top_k, top_p, seed))  # fmt: skip
+
+    def _run(self, adapter: str | None) -> _Run:
+        arrays = self._states | self._adapter(adapter)
+        return _Run(self._session, self._outputs, self._given, arrays)
 
     def _adapter(self, name: str | None) -> dict[str, Array]:
         if name is None:
@@ -192,13 +194,13 @@ class _Run:
         session: onnxruntime.InferenceSession,
         outputs: list[str],
         given: Collection[str],
-        states: dict[str, Array],
-        adapter: dict[str, Array],
+        arrays: dict[str, Array],
     ) -> None:
+        # `arrays`: the states at first, in the order of their outputs, and then the adapter's.
         self._session, self._outputs, self._given = session, outputs, given
         value = onnxruntime.OrtValue.ortvalue_from_numpy
-        self._feeds = {name: value(array) for name, array in (states | adapter).items()}
-        self._states = [*states]
+        self._feeds = {name: value(array) for name, array in arrays.items()}
+        self._states = [*arrays][: len(outputs) - 1]
         self._count = 0
 
     def read(self, tokens: Array) -> Iterator[Array]:
@@ -252,10 +254,6 @@ class _Draw:
         mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
         mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
         return float((mixed ^ (mixed >> 31)) >> 11) / 2**53
-
-
-def _present(name: str) -> str:
-    return _PRESENT + name.removeprefix(_PAST)
 
 
 def _checked(tokens: Sequence[int] | Array) -> Array:

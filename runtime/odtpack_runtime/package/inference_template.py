@@ -14,16 +14,9 @@ import numpy as np
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_runtime.export import onnx_wire as wire
-from odtpack_runtime.export.inference_model import MAX_MODEL_SIZE, cast_parameter
+from odtpack_runtime.export.inference_model import cast_parameter, check_size
 from odtpack_runtime.files.atomic import atomic_write
-from odtpack_runtime.files.protobuf_wire import (
-    BYTES,
-    MalformedError,
-    Piece,
-    bytes_field,
-    fields,
-    size,
-)
+from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, Piece, bytes_field, fields
 from odtpack_runtime.package.manifest import ParameterInfo
 from odtpack_runtime.package.package import Package
 
@@ -70,15 +63,9 @@ def write_inference_model(
     known = {item.name: item for item in package.manifest.parameters}
     for name in info.parameters:
         pieces += fragment(name, _in_model_type(known[name], known, parameters))
-    if size(pieces) > MAX_MODEL_SIZE:
-        raise OdtpackError(
-            "model-too-large",
-            f"The model with its parameters has {size(pieces)} bytes, and one ONNX file holds "
-            f"{MAX_MODEL_SIZE}.",
-        )
+    check_size(pieces)
     with atomic_write(destination) as stream:
-        for piece in pieces:
-            stream.write(piece)
+        stream.writelines(pieces)
 
 
 def fragment(name: str, array: Array) -> list[Piece]:

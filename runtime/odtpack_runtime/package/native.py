@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package import native_conv, native_product, native_trial
+from odtpack_runtime.package.onnx_files import graphs_of
 from odtpack_runtime.session.native import DOMAIN
 
 if TYPE_CHECKING:
@@ -107,17 +108,23 @@ def program_of(
     return [len(inputs), len(outputs), *results, *code]
 
 
+def _attributes(node: onnx.NodeProto) -> dict[str, onnx.AttributeProto]:
+    """The attributes of a node by name, each once and with a value of its own."""
+    found = {each.name: each for each in node.attribute}
+    if any(each.ref_attr_name for each in found.values()) or len(found) != len(node.attribute):
+        raise NotAProgramError(f"the attributes of {node.op_type}")
+    return found
+
+
 def _reduction(node: onnx.NodeProto, given: list[list[int]]) -> tuple[int, int]:
     """The operator of a reduction, and its axis from 1 on, 0 for the last, or how many it sums."""
-    found = {each.name: each for each in node.attribute}
+    found = _attributes(node)
     if "axes" in found:
         given = [*given, list(found["axes"].ints)]
     keeps = "keepdims" not in found or found["keepdims"].i == 1
     if (
         len(given) != 1
-        or len(found) != len(node.attribute)
         or not found.keys() <= {"axes", "keepdims"}
-        or any(each.ref_attr_name for each in found.values())
         or (node.input[0] == "" or len(node.input) != 2 - ("axes" in found))
     ):
         raise NotAProgramError(f"the attributes of {node.op_type}")
@@ -133,9 +140,9 @@ def _axes(node: onnx.NodeProto) -> list[int]:
     """What a node of axes has."""
     import onnx.numpy_helper
 
-    found = {each.name: each for each in node.attribute}
+    found = _attributes(node)
     tensor = found["value"].t if found.keys() == {"value"} else None
-    if tensor is None or len(node.attribute) != 1 or node.domain or node.input:
+    if tensor is None or node.domain or node.input:
         raise NotAProgramError("a constant")
     if tensor.data_type != 7 or len(tensor.dims) != 1 or not 0 < tensor.dims[0] <= 8:
         raise NotAProgramError("a constant")
@@ -144,9 +151,7 @@ def _axes(node: onnx.NodeProto) -> list[int]:
 
 def _settings(node: onnx.NodeProto) -> list[int]:
     """What a node's attributes add to its program: two numbers as bits, or nothing."""
-    found = {each.name: each for each in node.attribute}
-    if any(each.ref_attr_name for each in found.values()) or len(found) != len(node.attribute):
-        raise NotAProgramError(f"the attributes of {node.op_type}")
+    found = _attributes(node)
     if node.op_type == "HardSigmoid" and found.keys() <= {"alpha", "beta"}:
         numbers = [
             found[name].f if name in found else usual
@@ -169,8 +174,6 @@ def check_functions(model: onnx.ModelProto, where: str) -> None:
     Raises:
         OdtpackError: ``package-limits``, where they do, or where a body is not one of odtpack's.
     """
-    from odtpack_runtime.package.onnx_files import graphs_of
-
     bodies: dict[str, onnx.FunctionProto] = {}
     for function in model.functions:
         if function.domain == DOMAIN:
@@ -189,8 +192,6 @@ class _Constants:
     """Values of a model's constants, by name; what is named twice is not one."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        from odtpack_runtime.package.onnx_files import graphs_of
-
         self.tensors: dict[str, onnx.TensorProto] = {}
         self.writers: dict[str, onnx.NodeProto] = {}
         self.known: set[tuple[object, ...]] = set()

@@ -5,6 +5,7 @@ A body is a gradient rule's nodes: slices, products, sums, in one of several for
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import secrets
@@ -33,17 +34,9 @@ _LONGEST = 64
 def computes(
     function: onnx.FunctionProto, program: Sequence[int], constants: Sequence[np.ndarray]
 ) -> bool:
-    """Whether a body computes what a program of the kernel says.
-
-    Args:
-        function: Function whose first inputs are the kernel's.
-        program: Attribute of its call.
-        constants: Values of its other inputs.
-    """
-
-    def trial(samples: int) -> Depthwise:
-        return Depthwise(program, samples)
-
+    """Whether a body computes what a program of the kernel says."""
+    # `constants`: values of the function's inputs after the kernel's.
+    trial = functools.partial(Depthwise, program)
     return native_trial.computes(function, trial, native_trial.SUMS, constants)
 
 
@@ -59,12 +52,7 @@ def inputs_of(program: Sequence[int]) -> int:
 
 
 class Depthwise:
-    """Inputs of the kernel, of small whole numbers, and its result.
-
-    Attributes:
-        inputs: Tensors of the kernel, without the constants of its body.
-        result: What it computes of them.
-    """
+    """Inputs of the kernel, and its result, as of a :class:`~native_trial.Trial`."""
 
     def __init__(self, program: Sequence[int], samples: int) -> None:
         if len(program) != LENGTH or min(program) < 0 or max(program) > 1 << 16:

@@ -6,6 +6,7 @@ and multiplies; the kernel unpacks a panel of W at a time.
 
 from __future__ import annotations
 
+import functools
 import math
 import secrets
 from collections.abc import Sequence
@@ -62,14 +63,8 @@ def computes(function: onnx.FunctionProto, program: Sequence[int]) -> bool:
     if len(end.input) != 2 or end.input[0] != x:
         return False
     operators = UNPACKING | END | {"Constant"}
-    inputs = len(function.input)
-
-    def matrix(samples: int) -> Product:
-        return Product(program, samples, inputs)
-
-    def vector(samples: int) -> Product:
-        return Product(program, samples, inputs, vector=True)
-
+    matrix = functools.partial(Product, program, inputs=len(function.input))
+    vector = functools.partial(matrix, vector=True)
     return any(native_trial.computes(function, each, operators) for each in (matrix, vector))
 
 

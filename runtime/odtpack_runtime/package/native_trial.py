@@ -34,15 +34,10 @@ _MOST_NODES = 512
 
 
 class Trial(Protocol):
-    """Inputs of a kernel, of small whole numbers, and its result.
+    """Inputs of a kernel, of small whole numbers, and its result."""
 
-    Attributes:
-        inputs: Tensors of the kernel, without the constants of its body.
-        result: What it computes of them.
-    """
-
-    inputs: list[np.ndarray]
-    result: np.ndarray
+    inputs: list[np.ndarray]  # tensors of the kernel, without the constants of its body
+    result: np.ndarray  # what it computes of them
 
 
 class RefusedError(Exception):
@@ -55,14 +50,9 @@ def computes(
     operators: Set[str],
     constants: Sequence[np.ndarray] = (),
 ) -> bool:
-    """Whether a body computes what a kernel does.
-
-    Args:
-        function: Function whose first inputs are the kernel's.
-        trial: Makes inputs of the kernel for a number of samples.
-        operators: Those that the body may have.
-        constants: Values of its other inputs.
-    """
+    """Whether a body of some operators, whose first inputs are a kernel's, computes the same."""
+    # `trial`: makes inputs of the kernel for a number of samples.
+    # `constants`: values of the function's other inputs.
     import onnx
 
     try:
@@ -83,11 +73,7 @@ def computes(
 def unpacked(
     name: str, tensors: Mapping[str, onnx.TensorProto], writers: Mapping[str, onnx.NodeProto]
 ) -> np.ndarray:
-    """The value of a constant, of which nodes may have unpacked it.
-
-    Raises:
-        RefusedError: It is not one.
-    """
+    """The value of a constant, of which nodes may have unpacked it."""
     from onnx import helper, numpy_helper
 
     if name in tensors:

@@ -30,43 +30,29 @@ class Limits:
 
     Whatever keeps within them runs operators of ONNX Runtime alone, and takes memory in
     proportion to what is written here.
-
-    Attributes:
-        domains: Operator domains that models may use.
-        disk_bytes: All files together.
-        state_bytes: Parameters, gradients and the optimizer's vectors together.
-        input_elements: Elements of one input whose shape is fixed.
-        tensors: Parameters, inputs and outputs together.
     """
 
-    domains: Collection[str] = STANDARD_DOMAINS
-    disk_bytes: int = 4 * 2**30
-    state_bytes: int = 4 * 2**30
-    input_elements: int = 2**26
-    tensors: int = 20_000
+    domains: Collection[str] = STANDARD_DOMAINS  # operator domains that models may use
+    disk_bytes: int = 4 * 2**30  # all files together
+    state_bytes: int = 4 * 2**30  # parameters, gradients and the optimizer's vectors together
+    input_elements: int = 2**26  # of one input whose shape is fixed
+    tensors: int = 20_000  # parameters, inputs and outputs together
 
     def check(self, manifest: Manifest, where: str) -> None:
-        """Check a manifest.
-
-        Args:
-            manifest: The manifest.
-            where: The package, for messages.
-
-        Raises:
-            OdtpackError: ``package-limits``, naming the first bound that it breaks.
-        """
+        """Check a manifest; the error ``package-limits`` names the first bound that it breaks."""
+        tensors = (*manifest.parameters, *manifest.inputs, *manifest.all_outputs)
         for what, found, bound in (
             ("bytes of files", sum(file.size_bytes for file in manifest.files.all()),
              self.disk_bytes),
             ("bytes of parameters and what trains them", _state_bytes(manifest),
              self.state_bytes),
             ("elements in an input", _input_elements(manifest), self.input_elements),
-            ("parameters, inputs and outputs", _tensors(manifest), self.tensors),
+            ("parameters, inputs and outputs", len(tensors), self.tensors),
         ):  # fmt: skip
             if found > bound:
                 raise _beyond(f"It has {found} {what}, and at most {bound} are allowed.", where)
-        foreign = sorted(_domains(manifest) - set(self.domains))
-        if foreign:
+        used = {name for domains in manifest.operators.by_model().values() for name in domains}
+        if foreign := sorted(used - set(self.domains)):
             raise _beyond(
                 f"Its models use operators of the domain {foreign[0]!r}, which are not part of "
                 "ONNX Runtime.",
@@ -91,14 +77,6 @@ def _input_elements(manifest: Manifest) -> int:
     shapes = [item.shape for item in manifest.inputs]
     sizes = [math.prod(dim for dim in shape if isinstance(dim, int)) for shape in shapes]
     return max(sizes, default=0)
-
-
-def _tensors(manifest: Manifest) -> int:
-    return len(manifest.parameters) + len(manifest.inputs) + len(manifest.all_outputs)
-
-
-def _domains(manifest: Manifest) -> set[str]:
-    return {domain for domains in manifest.operators.by_model().values() for domain in domains}
 
 
 def _beyond(problem: str, where: str) -> OdtpackError:

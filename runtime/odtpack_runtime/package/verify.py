@@ -49,19 +49,13 @@ _SAMPLES = 2
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What the steps on made-up data gave.
+    """What the steps on made-up data gave."""
 
-    Attributes:
-        onnxruntime: Version that ran them.
-        training_loss: Loss of the first training step; None if it is not finite.
-        evaluation_loss: Loss of the same batch after the optimizer steps, in evaluation mode.
-        shapes: Shape of each input.
-    """
-
-    onnxruntime: str
-    training_loss: float | None
+    onnxruntime: str  # version that ran them
+    training_loss: float | None  # loss of the first training step; None if it is not finite
+    # loss of the same batch after the optimizer steps, in evaluation mode
     evaluation_loss: float | None
-    shapes: dict[str, list[int]]
+    shapes: dict[str, list[int]]  # shape of each input
 
 
 def run_steps_apart(package: Package) -> StepFigures:
@@ -170,32 +164,19 @@ def _finite(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was verified.
+    """What was verified."""
 
-    Attributes:
-        path: The package's folder, absolute.
-        manifest_sha256: SHA-256 of its manifest: what the package is, to the byte.
-        recipe_digest: Digest of what it was built from, if the manifest has one.
-        files: Number of files that the manifest lists.
-        size_bytes: Their size together, with the manifest's.
-        signature: ``valid`` for the key that was passed; ``unchecked`` if there is a
-            signature and no key was passed; ``none`` if there is none.
-        steps: What the steps on made-up data gave.
-        signed_with: File of the key that the signature is valid for.
-        release: Number of the release, if it has one.
-        checked: What was checked, in order, a phrase each.
-    """
-
-    path: str
-    manifest_sha256: str
-    recipe_digest: str | None
-    files: int
-    size_bytes: int
+    path: str  # the package's folder, absolute
+    manifest_sha256: str  # of its manifest: what the package is, to the byte
+    recipe_digest: str | None  # of what it was built from, if the manifest has one
+    files: int  # number of files that the manifest lists
+    size_bytes: int  # their size together, with the manifest's
+    # `valid` for the key that was passed; `unchecked` if there is a signature and no key was passed
     signature: Literal["valid", "unchecked", "none"]
     steps: StepFigures
-    signed_with: str | None
-    release: int | None
-    checked: list[str]
+    signed_with: str | None  # file of the key that the signature is valid for
+    release: int | None  # number of the release, if it has one
+    checked: list[str]  # what was checked, in order, a phrase each
 
 
 def verify_package(

@@ -56,7 +56,7 @@ def check_models(package: Package) -> None:
     models = {"training_model": training, "eval_model": evaluation, "optimizer_model": optimizer}
     if package.step_model is not None:
         models["step_model"] = load_model(package.step_model)
-    known = {domain or "ai.onnx": version for domain, version in manifest.opsets.items()}
+    known = _known_opsets(manifest)
     for path, model in segments.models.items():
         _check_versions(manifest, model, path, known)
     for kind, model in models.items():
@@ -69,11 +69,12 @@ def check_models(package: Package) -> None:
             found = segments.operators(found, training=kind == "training_model")
         same(where, "operators", found, getattr(manifest.operators, kind))
     whole = segments.whole(training, package.training_model, training=True)
-    metadata = {entry.key: entry.value for entry in training.metadata_props}
-    _check_training(manifest, *whole, metadata, package.training_model)
+    _check_training(manifest, *whole, _metadata(training), package.training_model)
     whole = segments.whole(evaluation, package.eval_model, training=False)
     _check_evaluation(manifest, *whole, package.eval_model)
-    _check_optimizer(manifest, optimizer, package.optimizer_model)
+    kind = _metadata(optimizer).get("odtpack.optimizer", "custom")
+    what = "odtpack.optimizer in its metadata"
+    same(package.optimizer_model, what, kind, manifest.optimizer.kind)
     if package.step_model is not None:
         _check_step(manifest, models["step_model"], training, package.step_model)
     _check_device_parts(package, training, optimizer)
@@ -113,6 +114,14 @@ def _check_parameters(package: Package, data: CheckpointData, where: Path) -> No
             for name, array in found.items()
         }
         same(where, kind, held, stated)
+
+
+def _metadata(model: onnx.ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def _known_opsets(manifest: Manifest) -> dict[str, int]:
+    return {domain or "ai.onnx": version for domain, version in manifest.opsets.items()}
 
 
 def _check_versions(
@@ -173,12 +182,6 @@ def _check_evaluation(
     same(where, "outputs", outputs, said(manifest.all_outputs))
 
 
-def _check_optimizer(manifest: Manifest, model: onnx.ModelProto, where: Path) -> None:
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
-    kind = metadata.get("odtpack.optimizer", "custom")
-    same(where, "odtpack.optimizer in its metadata", kind, manifest.optimizer.kind)
-
-
 def _check_step(
     manifest: Manifest, model: onnx.ModelProto, training: onnx.ModelProto, where: Path
 ) -> None:
@@ -199,10 +202,7 @@ def _check_step(
     moved = {name for name, _, _ in given_by_training if name.endswith(UPDATE_SUFFIX)}
     expected = {f"{name}{UPDATE_SUFFIX}" for name in (*trained, *state)} | moved | {KEPT_NAME}
     same(where, "outputs", set(updated), expected)
-    metadata = [
-        {entry.key: entry.value for entry in each.metadata_props} for each in (model, training)
-    ]
-    same(where, "metadata", *metadata)
+    same(where, "metadata", _metadata(model), _metadata(training))
 
 
 def _check_device_parts(
@@ -210,15 +210,14 @@ def _check_device_parts(
 ) -> None:
     """Check session options and layout against what the models say of themselves."""
     manifest, where = package.manifest, package.training_model
-    metadata = {entry.key: entry.value for entry in training.metadata_props}
+    metadata = _metadata(training)
     if manifest.session is not None:
         level = metadata.get("odtpack.optimization_level")
         same(where, "optimization level", level, manifest.session.optimization_level)
     if manifest.layout is None:
         return
     inputs = [value.name for value in optimizer.graph.input]
-    about = {entry.key: entry.value for entry in optimizer.metadata_props}
-    contract = read_contract(about, inputs, str(package.optimizer_model))
+    contract = read_contract(_metadata(optimizer), inputs, str(package.optimizer_model))
     privacy = manifest.privacy and Privacy(**manifest.privacy.as_dict())
     same(package.optimizer_model, "privacy", contract.privacy, privacy)
     # A reader takes the groups from one of the two, with their order, scales and decays.
@@ -238,23 +237,14 @@ def _check_device_parts(
     offsets = {slot.name: slot.offset // dtype.itemsize for slot in layout.slots}
     said = {name: item.offset for name, item in trained.items()}
     same(where, "offsets of the parameters", offsets, said)
-    found = (
-        layout.nbytes // dtype.itemsize,
-        contract.run,
-        tuple(inputs),
-        tuple((vector.name, vector.axes) for vector in contract.state),
+    kept, stated_state = (
+        tuple((vector.name, vector.axes) for vector in state)
+        for state in (contract.state, manifest.layout.state)
     )
-    same(
-        package.optimizer_model,
-        "the layout",
-        found,
-        (
-            manifest.layout.elements,
-            manifest.layout.run,
-            manifest.layout.inputs,
-            tuple((vector.name, vector.axes) for vector in manifest.layout.state),
-        ),
-    )
+    elements, info = layout.nbytes // dtype.itemsize, manifest.layout
+    found = (elements, contract.run, tuple(inputs), kept)
+    stated_layout = (info.elements, info.run, info.inputs, stated_state)
+    same(package.optimizer_model, "the layout", found, stated_layout)
 
 
 def _check_template(manifest: Manifest, model: onnx.ModelProto, where: Path) -> None:
@@ -263,7 +253,7 @@ def _check_template(manifest: Manifest, model: onnx.ModelProto, where: Path) -> 
     assert info is not None  # noqa: S101 - the caller has looked
     same(where, "inputs", tuple(value.name for value in graph.input), info.inputs)
     same(where, "outputs", tuple(value.name for value in graph.output), info.outputs)
-    known = {domain or "ai.onnx": version for domain, version in manifest.opsets.items()}
+    known = _known_opsets(manifest)
     if wrong := opsets_of(model, where).items() - known.items():
         raise contradiction(where, "opsets", dict(wrong), known)
     held: set[str] = set()

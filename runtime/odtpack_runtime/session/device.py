@@ -125,18 +125,14 @@ class Device:
         self, binding: Any, name: str, array: Array, shape: Sequence[int] | None = None
     ) -> None:
         """Let an input be the twin of an array, in another shape if one is given."""
-        twin = self._twin(array)
-        where = self._memory, self._index, array.dtype.type
-        binding.bind_input(name, *where, shape or array.shape, twin.data_ptr())
+        where = (*self.place, array.dtype.type, shape or array.shape)
+        binding.bind_input(name, *where, self._twin(array).data_ptr())
 
-    def bind_output(
-        self, binding: Any, name: str, array: Array, shape: Sequence[int] | None = None
-    ) -> None:
+    def bind_output(self, binding: Any, name: str, array: Array) -> None:
         """Let an output be written to the twin of an array."""
-        twin = self._twin(array)
+        where = (*self.place, array.dtype.type, array.shape)
+        binding.bind_output(name, *where, self._twin(array).data_ptr())
         self._written.add(_key(array))
-        where = self._memory, self._index, array.dtype.type
-        binding.bind_output(name, *where, shape or array.shape, twin.data_ptr())
 
     def _twin(self, array: Array) -> Any:
         key = _key(array)
@@ -146,7 +142,7 @@ class Device:
 
     def _copied(self, array: Array) -> Any:
         new = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
-            list(array.shape), array.dtype.type, self._memory, self._index
+            list(array.shape), array.dtype.type, *self.place
         )
         new.update_inplace(array)
         return new

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from odtpack_runtime.checkpoint.parameters import Array, address
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.session.device import Device
-from odtpack_runtime.session.graph_signature import RESET_NAME, TensorSpec
+from odtpack_runtime.session.graph_signature import RESET_NAME, ModelMetadata, TensorSpec
 from odtpack_runtime.session.segments import Part, SegmentedGraph, Segments
-from odtpack_runtime.session.session import UserInputs, owned_ortvalue, run_failed
+from odtpack_runtime.session.session import UserInputs, bind_here, owned_ortvalue, run_failed
 
 
 class DeviceSegmentedGraph(UserInputs):
@@ -26,14 +26,12 @@ class DeviceSegmentedGraph(UserInputs):
         segments: Segments,
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
-        device: Device,
+        metadata: ModelMetadata | None = None,
         *,
+        device: Device,
         training: bool,
-        class_count: int | None = None,
-        ignored_label: int | None = None,
     ) -> None:
-        super().__init__(inputs, class_count, ignored_label)
-        self.outputs = tuple(outputs)
+        super().__init__(inputs, outputs, metadata)
         self._device = device
         self._segments = segments
         self._weights = segments.weights
@@ -83,7 +81,7 @@ class DeviceSegmentedGraph(UserInputs):
         graph: DeviceSegmentedGraph | SegmentedGraph
         device = Device(self._device.name)  # its twins go with it
         if processor is None:
-            graph = DeviceSegmentedGraph(self._segments, *ends, device, training=True)
+            graph = DeviceSegmentedGraph(self._segments, *ends, device=device, training=True)
         else:
             graph = SegmentedGraph(processor, *ends, training=True)
         made = {name: np.zeros_like(memory) for name, memory in self._memory_out.items()}
@@ -126,7 +124,7 @@ class DeviceSegmentedGraph(UserInputs):
         if not isinstance(value, np.ndarray):
             binding.bind_ortvalue_input(own, value)
         elif name in given or name == RESET_NAME:
-            binding.bind_input(own, "cpu", 0, value.dtype.type, value.shape, address(value))
+            bind_here(binding.bind_input, own, value)
         else:
             self._device.bind_input(binding, own, value)
 

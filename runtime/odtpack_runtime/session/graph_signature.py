@@ -40,11 +40,7 @@ class ModelMetadata:
             for key in ("odtpack.class_count", "odtpack.ignore_index", "odtpack.accumulation_steps")
         )
         if steps is not None and steps < 1:
-            raise OdtpackError(
-                "bad-metadata",
-                f"The model's metadata say odtpack.accumulation_steps = {steps}.",
-                where=where,
-            )
+            raise _bad_metadata(f"say odtpack.accumulation_steps = {steps}", where)
         return cls(
             class_count,
             ignored_label,
@@ -61,11 +57,7 @@ def _whole_number(metadata: dict[str, str], key: str, where: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise OdtpackError(
-            "bad-metadata",
-            f"The model's metadata say {key} = {text!r}, which is not a number.",
-            where=where,
-        ) from None
+        raise _bad_metadata(f"say {key} = {text!r}, which is not a number", where) from None
 
 
 def _memory_order(
@@ -84,12 +76,13 @@ def _memory_order(
         or not all(isinstance(name, str) for name in names)
         or sorted(names) != sorted(trainable)
     ):
-        raise OdtpackError(
-            "bad-metadata",
-            "The model's metadata odtpack.parameter_order do not list its trainable parameters.",
-            where=where,
-        )
+        what = "odtpack.parameter_order do not list its trainable parameters"
+        raise _bad_metadata(what, where)
     return tuple(names)
+
+
+def _bad_metadata(what: str, where: str) -> OdtpackError:
+    return OdtpackError("bad-metadata", f"The model's metadata {what}.", where=where)
 
 
 # What a graph takes and gives: tensor specifications, and the roles of a training graph's names.
@@ -131,20 +124,12 @@ COTANGENT_SUFFIX = ".cotangent"
 Dim = int | str | None
 
 _DTYPES: dict[str, np.dtype[Any]] = {
-    "tensor(float)": np.dtype(np.float32),
-    "tensor(double)": np.dtype(np.float64),
-    "tensor(float16)": np.dtype(np.float16),
-    "tensor(int8)": np.dtype(np.int8),
-    "tensor(int16)": np.dtype(np.int16),
-    "tensor(int32)": np.dtype(np.int32),
-    "tensor(int64)": np.dtype(np.int64),
-    "tensor(uint8)": np.dtype(np.uint8),
-    "tensor(uint16)": np.dtype(np.uint16),
-    "tensor(uint32)": np.dtype(np.uint32),
-    "tensor(uint64)": np.dtype(np.uint64),
-    "tensor(bool)": np.dtype(np.bool_),
-    "tensor(string)": np.dtype(object),
-}
+    f"tensor({name})": np.dtype(name)
+    for name in (
+        *("float16", "double", "int8", "int16", "int32", "int64"),
+        *("uint8", "uint16", "uint32", "uint64", "bool"),
+    )
+} | {"tensor(float)": np.dtype(np.float32), "tensor(string)": np.dtype(object)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +204,7 @@ def check_tensors(
                     )
 
 
-def check_labels(name: str, labels: Array, class_count: int, ignored: int | None = None) -> None:
+def check_labels(labels: Array, class_count: int, ignored: int | None = None) -> None:
     """Check that integer labels name existing classes."""
     # Read as uint64 a negative label is huge: one reduction instead of two.
     if labels.size == 0 or labels.view(np.uint64).max() < class_count:
@@ -232,7 +217,7 @@ def check_labels(name: str, labels: Array, class_count: int, ignored: int | None
         place = ", ".join(str(int(axis)) for axis in index)
         raise OdtpackError(
             "label-out-of-range",
-            f"Input '{name}' holds the label {int(labels[index])} at [{place}], and the model's "
+            f"Input 'labels' holds the label {int(labels[index])} at [{place}], and the model's "
             f"{class_count} classes are numbered 0 to {class_count - 1}.",
         )
 

@@ -43,18 +43,9 @@ def _installed() -> Path | None:
 
 
 def register_kernels(options: onnxruntime.SessionOptions, model: Path) -> bool:
-    """Let sessions of some options use native kernels, if a model can.
-
-    If the library cannot be registered, a warning says so once: the model computes the same
-    without it.
-
-    Args:
-        options: Options of the sessions; changed in place.
-        model: Model that is about to be opened.
-
-    Returns:
-        Whether the kernels are registered with the options.
-    """
+    """Let sessions of some options use native kernels, if a model can; whether they will."""
+    # If the library cannot be registered, a warning says so once: the model computes the same
+    # without it.
     with suppress(RuntimeError):  # it has no such entry
         return str(options.get_session_config_entry(ENTRY)) == "1"
     library = native_library()

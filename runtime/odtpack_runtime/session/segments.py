@@ -21,6 +21,7 @@ from odtpack_runtime.session.graph_signature import (
     COTANGENT_SUFFIX,
     GRADIENT_SUFFIX,
     RESET_NAME,
+    ModelMetadata,
     TensorSpec,
 )
 from odtpack_runtime.session.mapped_weights import ActivationFile, MappedWeights, segments_invalid
@@ -257,14 +258,12 @@ class SegmentedGraph(UserInputs):
         segments: Segments,
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
+        metadata: ModelMetadata | None = None,
         *,
         training: bool,
-        class_count: int | None = None,
-        ignored_label: int | None = None,
         activations: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(inputs, class_count, ignored_label)
-        self.outputs = tuple(outputs)
+        super().__init__(inputs, outputs, metadata)
         self._segments = segments
         weights = segments.weights
         last = segments.last if training else segments.last_evaluated

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from odtpack_runtime.session.graph_signature import (
     RATE_NAME,
     RESET_NAME,
     STEP_NAME,
+    ModelMetadata,
     TensorSpec,
     check_labels,
     check_tensors,
@@ -93,24 +94,29 @@ _FED = (RESET_NAME, RATE_NAME, STEP_NAME)
 """Inputs that a device takes from the processor in each run: they change, and are numbers."""
 
 
+def bind_here(bind: Callable[..., None], name: str, array: Array) -> None:
+    """Let an input or an output of a binding, whose method ``bind`` is, be an array by address."""
+    bind(name, "cpu", 0, array.dtype.type, array.shape, address(array))
+
+
 class UserInputs:
     """The user inputs of a graph, and the values that are passed for them."""
 
-    # `class_count`: if known, labels (the input `labels`) are checked against it.
+    # `metadata`: if it says the number of classes, labels (the input `labels`) are checked.
 
     def __init__(
         self,
         inputs: Sequence[TensorSpec],
-        class_count: int | None = None,
-        ignored_label: int | None = None,
+        outputs: Sequence[TensorSpec],
+        metadata: ModelMetadata | None,
     ) -> None:
-        self.inputs = tuple(inputs)
-        self._class_count = class_count
-        self._ignored_label = ignored_label
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self._class_count = None if metadata is None else metadata.class_count
+        self._ignored_label = None if metadata is None else metadata.ignored_label
         names = [spec.name for spec in inputs if spec.dtype == np.int64]
         self._labels = (
             [spec.name for spec in inputs].index("labels")
-            if class_count is not None and "labels" in names
+            if self._class_count is not None and "labels" in names
             else None
         )
         self._dtypes = [spec.dtype for spec in inputs]
@@ -143,7 +149,7 @@ class UserInputs:
             check_tensors(self.inputs, [(array.dtype, array.shape) for array in arrays])
             self._shapes = shapes
         if self._labels is not None and self._class_count is not None:
-            check_labels("labels", arrays[self._labels], self._class_count, self._ignored_label)
+            check_labels(arrays[self._labels], self._class_count, self._ignored_label)
         return arrays
 
     def from_ortvalues(self, values: Sequence[Any]) -> list[Array]:
@@ -172,16 +178,13 @@ class BoundGraph(UserInputs):
         session: onnxruntime.InferenceSession,
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
-        *,
-        class_count: int | None = None,
-        ignored_label: int | None = None,
-        device: Device | None = None,
+        metadata: ModelMetadata,
+        device: Device | None,
     ) -> None:
-        super().__init__(inputs, class_count, ignored_label)
+        super().__init__(inputs, outputs, metadata)
         self.session = session
         self._device = device
         self._binding = session.io_binding()
-        self.outputs = tuple(outputs)
         self._text = any(spec.dtype == object for spec in inputs)
         # Also keeps the memory alive: ONNX Runtime holds bare addresses.
         self._memory_in: dict[str, Array] = {}
@@ -191,9 +194,7 @@ class BoundGraph(UserInputs):
         self._loss = None
         if not first.shape and first.dtype != object and not self._text:
             self._loss = np.zeros((), first.dtype)
-            self._binding.bind_output(
-                first.name, "cpu", 0, self._loss.dtype.type, (), address(self._loss)
-            )
+            bind_here(self._binding.bind_output, first.name, self._loss)
         # Outputs come back in the order in which they are bound first: now the user's.
         self._fresh = [spec.name for spec in self.outputs[self._loss is not None :]]
         self._renew_outputs()
@@ -204,9 +205,7 @@ class BoundGraph(UserInputs):
         if self._device is not None and name not in _FED:
             self._device.bind_input(self._binding, name, memory)
         elif not self._text:
-            self._binding.bind_input(
-                name, "cpu", 0, memory.dtype.type, memory.shape, address(memory)
-            )
+            bind_here(self._binding.bind_input, name, memory)
 
     def bind_output(self, name: str, memory: Array) -> None:
         """Let the graph write its output ``name`` to ``memory``, from now on."""
@@ -214,9 +213,7 @@ class BoundGraph(UserInputs):
         if self._device is not None and name != KEPT_NAME:
             self._device.bind_output(self._binding, name, memory)
         elif not self._text:
-            self._binding.bind_output(
-                name, "cpu", 0, memory.dtype.type, memory.shape, address(memory)
-            )
+            bind_here(self._binding.bind_output, name, memory)
 
     def __call__(self, values: Sequence[object]) -> list[Any]:
         """Run the graph once."""

@@ -76,7 +76,7 @@ def load_dataset(
     _check(arrays, inputs, str(file))
     if class_count is not None and "labels" in arrays and arrays["labels"].dtype == np.int64:
         try:
-            check_labels("labels", arrays["labels"], class_count, ignored_label)
+            check_labels(arrays["labels"], class_count, ignored_label)
         except OdtpackError as error:
             error.where = str(file)
             error.hint = "drop or correct those samples, or build the model with more classes"
@@ -132,32 +132,26 @@ def check_axes(inputs: Sequence[TensorSpec], where: str | None = None) -> None:
     Raises:
         OdtpackError: ``data-shape``.
     """
-    named = {
-        spec.shape[0]: spec for spec in inputs if spec.shape and isinstance(spec.shape[0], str)
-    }
+    named = {spec.shape[0] for spec in inputs if spec.shape and isinstance(spec.shape[0], str)}
     sizes = {
         spec.shape[0]: spec for spec in inputs if spec.shape and isinstance(spec.shape[0], int)
     }
-    problem = name = ""
-    for size, spec in sizes.items():
+    for size, spec in reversed(sizes.items()):
         axes = [axis for axis, dim in enumerate(spec.shape) if dim in named]
-        other = next(
-            each for each in (*sizes.values(), spec) if each.shape[0] != size or each is spec
-        )
+        others = [each for each in sizes.values() if each.shape[0] != size]
         if axes:
-            name, axis = spec.name, axes[0]
-            problem = f"has {spec.shape[axis]!r}, the samples of other inputs, on axis {axis}"
-        elif other is not spec:
-            name = spec.name
-            problem = f"takes {size} on its first axis, and '{other.name}' {other.shape[0]}"
-    if problem:
+            problem = f"has {spec.shape[axes[0]]!r}, the samples of other inputs, on axis {axes[0]}"
+        elif others:
+            problem = f"takes {size} on its first axis, and '{others[0].name}' {others[0].shape[0]}"
+        else:
+            continue
         raise OdtpackError(
             "data-shape",
-            f"Input '{name}' {problem}: batches are cut along the first axis of every input.",
+            f"Input '{spec.name}' {problem}: batches are cut along the first axis of every input.",
             where=where,
-            hint=f"build with --input {name}=zeros if it is a state that starts at zero, "
-            f"--input {name}=NUMBER if it is always the same, or --input {name}=axis:K if axis K "
-            "counts samples",
+            hint=f"build with --input {spec.name}=zeros if it is a state that starts at zero, "
+            f"--input {spec.name}=NUMBER if it is always the same, or --input {spec.name}=axis:K "
+            "if axis K counts samples",
         )
 
 
@@ -172,14 +166,9 @@ def _check_header(stream: IO[bytes], spec: TensorSpec, size: int, where: str) ->
             where=where,
             hint=f"convert it with .astype('{'str' if spec.dtype == object else spec.dtype}')",
         )
-    wanted = spec.shape[1:]
-    fits = not spec.shape or (
-        len(shape) == len(spec.shape)
-        and all(
-            size == dim for size, dim in zip(shape[1:], wanted, strict=True) if isinstance(dim, int)
-        )
-    )
-    if not shape or not fits:
+    # The first axis counts samples, and may have any size.
+    free = TensorSpec(spec.name, dtype, (None, *spec.shape[1:]) if spec.shape else ())
+    if not shape or not free.fits(dtype, shape):
         raise OdtpackError(
             "data-shape",
             f"Array '{spec.name}' has the shape {list(shape)}, and the model takes {spec}; "
@@ -320,23 +309,15 @@ def train_step(
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an evaluation saw.
+    """What an evaluation saw."""
 
-    Attributes:
-        losses: Mean loss of each batch.
-        sizes: Samples of each batch.
-        right: Labels that the highest score names.
-        total: Labels that count; 0 where there are none, or no scores.
-        means: Mean per sample of each further number that is returned.
-        tokens: Of a language model, the tokens that the loss of each batch is the mean of.
-    """
-
-    losses: tuple[float, ...]
-    sizes: tuple[int, ...]
-    right: int
-    total: int
+    losses: tuple[float, ...]  # mean loss of each batch
+    sizes: tuple[int, ...]  # samples of each batch
+    right: int  # labels that the highest score names
+    total: int  # labels that count; 0 where there are none, or no scores
+    # mean per sample of each further number that is returned
     means: dict[str, float] = field(default_factory=dict)
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()  # of a language model, those that each batch's loss is the mean of
 
     @property
     def perplexity(self) -> float | None:

@@ -39,7 +39,7 @@ from odtpack_runtime.training.parameter_vector import (
     gather,
     scatter,
 )
-from odtpack_runtime.training.step_graph import StepGraph, nominal_shapes, read_signature, roles
+from odtpack_runtime.training.step_graph import StepGraph, nominal_shapes, roles
 
 Graph = BoundGraph | SegmentedGraph | DeviceSegmentedGraph
 
@@ -149,15 +149,16 @@ class Module:
                 nodes = evaluation.get_inputs(), evaluation.get_outputs()
                 models.append((str(self._eval_path), *nodes))
         shapes = nominal_shapes(state, models) if state.is_nominal else {}
+        known = roles(state, shapes)
         step = None
         if whole is None:
-            signature = read_signature(state, shapes, *models[0])
+            signature = GraphSignature.read(*models[0], *known)
             trained = signature.gradients
         else:
-            step = StepSignature.read(*models[0], *roles(state, shapes))
+            step = StepSignature.read(*models[0], *known)
             signature = step.graph
             trained = tuple(name for name in signature.parameters if name in step.updates)
-        others = [read_signature(state, shapes, *model) for model in models[1:]]
+        others = [GraphSignature.read(*model, *known) for model in models[1:]]
         if self._segments is not None:
             self._segments.check_inputs(each.inputs for each in (signature, *others))
         eval_signature = others[0] if others else None
@@ -180,21 +181,24 @@ class Module:
             for name in signature.updates
             if name not in LOSS_SCALE_NAMES
         }
-        self._undo = Undo(self._flat, statistics, self._device)
-        self._trained = [name for name in signature.parameters if name in set(trained)]
+        # For Optimizer's use: what puts back what a step changes; the names of the trainable
+        # parameters in the order of the model's inputs; whether all batches since the last reset
+        # were not finite, and a step does nothing; and the step model, if there is one.
+        self.undo = Undo(self._flat, statistics, self._device)
+        self.trained = [name for name in signature.parameters if name in set(trained)]
+        self.nothing_to_step = False
+        self.step_graph: StepGraph | None = None
         self._skipped_steps = self._overflows = 0
         self._last_not_finite: NotFinite | None = None
-        self._nothing_to_step = False
         self._train: Graph | None = None
-        self._step: StepGraph | None = None
         if step is None:
             self._train = self._bind_training(session, signature, metadata)
         else:
             graph = self._bound(session, signature, metadata)
             assert isinstance(graph, BoundGraph)  # noqa: S101 - segments have no step model
-            self._step = StepGraph(graph, step)
+            self.step_graph = StepGraph(graph, step)
             for name in trained:
-                self._step.bind_updated(name, state.parameters.items[name].data)
+                self.step_graph.bind_updated(name, state.parameters.items[name].data)
             self._bind_updates(graph, signature)
         self._eval: Graph | None = None
         if eval_signature is not None:
@@ -208,7 +212,7 @@ class Module:
     def __repr__(self) -> str:
         mode = "training" if self.training else "evaluation"
         without = "" if self._eval_path else ", no evaluation model"
-        without += "" if self._step is None else ", step model"
+        without += "" if self.step_graph is None else ", step model"
         name, size = self._train_path.name, self.state.elements_text()
         return f"Module({name}, {size}, {mode} mode{without})"
 
@@ -245,20 +249,20 @@ class Module:
     def _training_step(self, user_inputs: Sequence[object]) -> list[Any]:
         self.check_first_step(user_inputs)
         graph, adds = self._graph(), not self._reset[0]
-        self._undo.keep(gradients=adds)
+        self.undo.keep(gradients=adds)
         try:
             results = graph(user_inputs)
         except BaseException:
-            self._undo.put_back(gradients=adds)
+            self.undo.put_back(gradients=adds)
             raise
         done = 0 if self.state.optimizer is None else self.state.optimizer.step
-        problem = self._undo.problem(loss_value(results), done + 1, self._trained)
+        problem = self.undo.problem(loss_value(results), done + 1, self.trained)
         if problem is None:
             self._accumulated = self._accumulated + 1 if adds else 1
-            self._reset[0] = self._nothing_to_step = False
+            self._reset[0] = self.nothing_to_step = False
         else:
-            self._undo.put_back(gradients=adds)
-            self._nothing_to_step = not adds
+            self.undo.put_back(gradients=adds)
+            self.nothing_to_step = not adds
             self.note(problem)
         return results
 
@@ -278,7 +282,7 @@ class Module:
         """
         self._closed = True
         with self.state.lock.after_all():
-            self._train = self._eval = self._step = None
+            self._train = self._eval = self.step_graph = None
             self._segments = None
             for close in self._when_closed:
                 close()
@@ -291,11 +295,7 @@ class Module:
         self.close()
 
     def require_open(self) -> None:
-        """Check that the module has not been closed.
-
-        Raises:
-            OdtpackError: ``closed``.
-        """
+        """Check that the module has not been closed, else raise ``closed``."""
         if self._closed:
             raise OdtpackError("closed", "The Module is closed.", hint="make a new one")
 
@@ -324,12 +324,12 @@ class Module:
         with self.state.lock:
             self.require_open()
             self._reset[0] = True
-            self._nothing_to_step = False
+            self.nothing_to_step = False
 
     def gradients_given(self) -> None:
         """Take what lies in the gradients' memory for those of one batch: they were written."""
         self._accumulated = 1
-        self._reset[0] = self._nothing_to_step = False
+        self._reset[0] = self.nothing_to_step = False
 
     def input_names(self) -> list[str]:
         """Return the names of the inputs that a call takes in the current mode."""
@@ -442,21 +442,6 @@ class Module:
         return self._last_not_finite
 
     @property
-    def nothing_to_step(self) -> bool:
-        """Whether all batches since the last reset were not finite; a step does nothing then."""
-        return self._nothing_to_step
-
-    @property
-    def undo(self) -> Undo:
-        """What puts back what a step changes; the optimizer uses it."""
-        return self._undo
-
-    @property
-    def trained(self) -> Sequence[str]:
-        """Names of the trainable parameters, in the order of the model's inputs."""
-        return self._trained
-
-    @property
     def flat(self) -> FlatState:
         """The memory of the parameters and gradients; the optimizer works on it."""
         if self._device is not None:
@@ -475,15 +460,9 @@ class Module:
     def check_first_step(
         self, user_inputs: Sequence[object], step: StepGraph | None = None
     ) -> None:
-        """Compare one step on another device with the processor's, before the first one.
-
-        Args:
-            user_inputs: The batch.
-            step: The step model, if that is to make the step.
-
-        Raises:
-            OdtpackError: ``device-wrong``; ``self-check-failed`` after :meth:`check_kernels`.
-        """
+        """Compare one step on another device with the processor's, before the first one."""
+        # `step`: the step model, if that is to make the step.
+        # Raises OdtpackError: `device-wrong`; `self-check-failed` after check_kernels.
         if self._checked:
             return
         from odtpack_runtime.training.first_step import Run, compare_step, run_of
@@ -510,17 +489,8 @@ class Module:
         compare_step(self._device, path, feeds, there, here)
         self._checked = True
 
-    @property
-    def step_graph(self) -> StepGraph | None:
-        """The step model, which the optimizer runs; None without one."""
-        return self._step
-
     def require_values(self) -> None:
-        """Check that the parameters have values.
-
-        Raises:
-            OdtpackError: ``nominal-state``.
-        """
+        """Check that the parameters have values, else raise ``nominal-state``."""
         if self.state.is_nominal:
             raise nominal_error("nothing can be computed without its parameters' values")
 
@@ -546,7 +516,7 @@ class Module:
         where = str(self._train_path)
         session = open_session(self._train_path, self.session_options, self._device)
         nodes = session.get_inputs(), session.get_outputs()
-        signature = read_signature(self.state, {}, where, *nodes)
+        signature = GraphSignature.read(where, *nodes, *roles(self.state, {}))
         self._check(signature.gradients, None, where)
         metadata = ModelMetadata.read(session, set(signature.gradients), where)
         return self._bind_training(session, signature, metadata)
@@ -592,22 +562,20 @@ class Module:
         metadata: ModelMetadata,
     ) -> Graph:
         """A model, or a list of them, that reads the parameters where they lie."""
-        ends = signature.inputs, signature.outputs
-        labels: dict[str, Any] = {
-            "class_count": metadata.class_count,
-            "ignored_label": metadata.ignored_label,
-        }
+        ends = signature.inputs, signature.outputs, metadata
         graph: Graph
         if self._segments is None:
-            graph = BoundGraph(session, *ends, **labels, device=self._device)
+            graph = BoundGraph(session, *ends, self._device)
         else:
-            labels["training"] = session is self._segments.training
+            training = session is self._segments.training
             if self._device is None:
                 graph = SegmentedGraph(
-                    self._segments, *ends, activations=self._activations, **labels
+                    self._segments, *ends, training=training, activations=self._activations
                 )
             else:
-                graph = DeviceSegmentedGraph(self._segments, *ends, self._device, **labels)
+                graph = DeviceSegmentedGraph(
+                    self._segments, *ends, device=self._device, training=training
+                )
         for name in signature.parameters:
             graph.bind_input(name, self.state.parameters.items[name].data)
         return graph

@@ -17,7 +17,6 @@ from odtpack_runtime.checkpoint.parameters import (
     Array,
     Layout,
     Slot,
-    address,
     allocate,
     view,
 )
@@ -25,7 +24,7 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
 from odtpack_runtime.session.device import Device
 from odtpack_runtime.session.mapped_weights import give_back_freed_memory
-from odtpack_runtime.session.session import first_line, open_session
+from odtpack_runtime.session.session import bind_here, first_line, open_session
 from odtpack_runtime.training.module import Module, loss_value
 from odtpack_runtime.training.optimizer_contract import (
     Group,
@@ -90,13 +89,8 @@ def _fits(loaded: OptimizerState, kind: str | None, layouts: list[Layout], where
     idle = not any(moment.any() for own in loaded.moments.values() for moment in own)
     # The reference saves one moment per parameter with SGD, and never uses it.
     unused = idle and (loaded.step == 0 or (count == 1 and not layouts))
-    problem = None
     if count != len(layouts):
-        problem = (
-            f"{count} moments per parameter, and this one keeps {len(layouts)}"
-            if not unused
-            else None
-        )
+        problem = f"{count} moments per parameter, and this one keeps {len(layouts)}"
     else:
         shapes = {
             (slot.name, i): slot.shape for i, each in enumerate(layouts) for slot in each.slots
@@ -110,24 +104,21 @@ def _fits(loaded: OptimizerState, kind: str | None, layouts: list[Layout], where
             ),
             None,
         )
-        other = None not in (loaded.kind, kind) and loaded.kind != kind
-        if odd is None and not other:
+        if odd is not None:
+            problem = f"moments of '{odd}' of other shapes than this one keeps"
+        elif None not in (loaded.kind, kind) and loaded.kind != kind:
+            problem = f"the kind {loaded.kind!r:.40}, and this one is {kind!r:.40}"
+        else:
             return True
-        if not unused:
-            problem = (
-                f"moments of '{odd}' of other shapes than this one keeps"
-                if odd is not None
-                else f"the kind {loaded.kind!r:.40}, and this one is {kind!r:.40}"
-            )
-    if problem is not None:
-        raise OdtpackError(
-            "optimizer-mismatch",
-            f"The checkpoint holds the state of an optimizer with {problem}.",
-            where=where,
-            hint="use the optimizer the checkpoint was saved with, or a checkpoint without "
-            "optimizer state",
-        )
-    return False
+    if unused:
+        return False
+    raise OdtpackError(
+        "optimizer-mismatch",
+        f"The checkpoint holds the state of an optimizer with {problem}.",
+        where=where,
+        hint="use the optimizer the checkpoint was saved with, or a checkpoint without "
+        "optimizer state",
+    )
 
 
 def to_float32(value: float) -> float:
@@ -386,7 +377,7 @@ class Optimizer:
         """Bring scalars up to date, and bind anew what a binding copied when it was made."""
         device.push({id(a): a for a in self._kept if a is not self._step}.values())
         for binding, scalars, slices in self._runs:
-            _bind_step(binding, self._step)
+            bind_here(binding.bind_input, "step", self._step)
             for name, array in (scalars | slices).items() if not device.resident else ():
                 device.bind_input(binding, name, array)
         device.ran = True
@@ -469,7 +460,7 @@ class Optimizer:
         binding = self._session.io_binding()
         self._kept += scalars.values()
         if self._device is not None:
-            _bind_step(binding, self._step)
+            bind_here(binding.bind_input, "step", self._step)  # which it takes from the processor
             del scalars["step"]
             for name, array in {**scalars, **slices}.items():
                 self._device.bind_input(binding, name, array)
@@ -479,18 +470,11 @@ class Optimizer:
             self._runs.append((binding, scalars, slices))
             return binding
         for name, array in {**scalars, **slices}.items():
-            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, address(array))
+            bind_here(binding.bind_input, name, array)
         for name, array in slices.items():
             if name != "gradients":
-                binding.bind_output(
-                    f"{name}.out", "cpu", 0, array.dtype.type, array.shape, address(array)
-                )
+                bind_here(binding.bind_output, f"{name}.out", array)
         return binding
-
-
-def _bind_step(binding: Any, step: Array) -> None:
-    """Bind the number of the step, which a device takes from the processor."""
-    binding.bind_input("step", "cpu", 0, step.dtype.type, step.shape, address(step))
 
 
 def _owners(groups: tuple[Group, ...]) -> dict[str, int]:

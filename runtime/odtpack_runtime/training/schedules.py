@@ -79,12 +79,6 @@ class _Ending(LearningRateSchedule):
         good = _is_count(self.total_steps) and self.total_steps >= max(self.warmup_steps, 1)
         self._require(good, "total_steps", "above 0 and no less than warmup_steps")
 
-    def _done(self, step: int) -> float:
-        """How much of the way from the end of the warm-up to the end has passed."""
-        if step >= self.total_steps:
-            return 1.0
-        return (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
-
 
 @dataclass(frozen=True)
 class Linear(_Ending):
@@ -115,7 +109,10 @@ class Cosine(_Ending):
 
     def after(self, step: int) -> float:
         """Return floor + (1 - floor) (1 + cos(pi done)) / 2."""
-        wave = (1 + math.cos(math.pi * self._done(step))) / 2
+        done = 1.0
+        if step < self.total_steps:
+            done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        wave = (1 + math.cos(math.pi * done)) / 2
         return self.floor + (1 - self.floor) * wave
 
 

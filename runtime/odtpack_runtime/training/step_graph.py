@@ -14,24 +14,12 @@ from odtpack_runtime.session.graph_signature import (
     RATE_NAME,
     STEP_NAME,
     UPDATE_SUFFIX,
-    GraphSignature,
     StepSignature,
     model_mismatch,
 )
 from odtpack_runtime.session.session import BoundGraph
 
 # What models take and give, read against the parameters of a state.
-
-
-def read_signature(
-    state: CheckpointState,
-    shapes: Mapping[str, tuple[int, ...]],
-    where: str,
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
-) -> GraphSignature:
-    """Read what a model takes and gives."""
-    return GraphSignature.read(where, inputs, outputs, *roles(state, shapes))
 
 
 def roles(
