@@ -17,7 +17,6 @@ from pydantic import ValidationError
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import NAME_PATTERN, SECTIONS, DeviceProfile, OsClass
-from odtpack_simulator.measure import measurements
 from odtpack_simulator.measure.calibration import copy_bandwidth, gemm_flops, median_seconds
 from odtpack_simulator.measure.gpu import measure_gpu
 from odtpack_simulator.measure.host import (
@@ -28,6 +27,16 @@ from odtpack_simulator.measure.host import (
     WaitingClock,
     measure_storage,
     this_machine,
+)
+from odtpack_simulator.measure.measurements import (
+    DeviceMeasurements,
+    Figure,
+    Sustained,
+    known,
+    repeated,
+    rounded,
+    unknown,
+    whole_mebibytes,
 )
 from odtpack_simulator.measure.operators import Operator, bound_operators
 from odtpack_simulator.values.part import first_problem
@@ -48,7 +57,7 @@ _BY_KIT: Final[dict[str, OsClass]] = {
 
 
 def imported_profile(
-    measured: measurements.DeviceMeasurements,
+    measured: DeviceMeasurements,
     *,
     name: str,
     title: str,
@@ -65,7 +74,7 @@ def imported_profile(
             text = f"the measurements hold no {key}, without which no time can be predicted"
             raise OdtpackError("measurements-incomplete", text, hint="run the whole benchmark")
     source = f"benchmark of the {measured.kit} kit, ONNX Runtime {measured.onnxruntime}"
-    content: measurements.Figure = {
+    content: Figure = {
         "schema_version": 1,
         "name": name,
         "title": title,
@@ -108,9 +117,7 @@ def imported_profile(
         raise OdtpackError("measurements-invalid", text) from error
 
 
-def _imported_gpu(
-    measured: measurements.DeviceMeasurements, source: str
-) -> dict[str, measurements.Figure]:
+def _imported_gpu(measured: DeviceMeasurements, source: str) -> dict[str, Figure]:
     found = {
         "fp32_gemm": (measured.gpu_gemm_flops, 1e9, "GFLOPS", "square matrix product"),
         "bandwidth": (
@@ -122,13 +129,13 @@ def _imported_gpu(
     }  # fmt: skip
     device = f"{measured.gpu or 'GPU'}: {source}"
     return {
-        key: measurements.repeated(values, factor, unit, f"{text}, {device}")
+        key: repeated(values, factor, unit, f"{text}, {device}")
         if values
-        else measurements.unknown("not measured")
+        else unknown("not measured")
         for key, (values, factor, unit, text) in found.items()
     } | {
-        "fp16_gemm": measurements.unknown("this benchmark measures float32"),
-        "own_memory": measurements.unknown("WebGPU does not say whether it has memory of its own"),
+        "fp16_gemm": unknown("this benchmark measures float32"),
+        "own_memory": unknown("WebGPU does not say whether it has memory of its own"),
     }
 
 
@@ -140,7 +147,7 @@ def check_names(name: str, title: str) -> None:
         raise OdtpackError("profile-title", "a title has 1 to 100 characters")
 
 
-def _fill(content: measurements.Figure, like: DeviceProfile) -> None:
+def _fill(content: Figure, like: DeviceProfile) -> None:
     """Take what was not measured from another profile, as it is known there."""
     known_there = like.model_dump(mode="json", exclude_none=True)
     # Peaks, efficiencies and rates belong together, and were measured.
@@ -161,33 +168,25 @@ def _fill(content: measurements.Figure, like: DeviceProfile) -> None:
         content["memory"]["ram"] = known_there.get("memory", {}).get("ram", ram)
 
 
-def _rate(values: Sequence[float], unit: str, factor: float, source: str) -> measurements.Figure:
-    return (
-        measurements.repeated(values, factor, unit, source)
-        if values
-        else measurements.unknown("it was not measured")
-    )
+def _rate(values: Sequence[float], unit: str, factor: float, source: str) -> Figure:
+    return repeated(values, factor, unit, source) if values else unknown("it was not measured")
 
 
-def _imported_memory(measured: measurements.DeviceMeasurements, source: str) -> measurements.Figure:
+def _imported_memory(measured: DeviceMeasurements, source: str) -> Figure:
     ram, limit = measured.memory_bytes, measured.memory_limit_bytes
     text = f"elementwise operator on 64 MiB, one thread, bytes written: {source}"
     return {
-        "ram": measurements.unknown("the system does not report it")
+        "ram": unknown("the system does not report it")
         if ram is None
-        else measurements.whole_mebibytes(ram, "measured", f"as the system reports it: {source}"),
-        "app_limit_foreground": measurements.unknown("the system does not report an app its limit")
+        else whole_mebibytes(ram, "measured", f"as the system reports it: {source}"),
+        "app_limit_foreground": unknown("the system does not report an app its limit")
         if limit is None
-        else measurements.whole_mebibytes(
-            limit, "measured", f"what the system grants the app: {source}"
-        ),
+        else whole_mebibytes(limit, "measured", f"what the system grants the app: {source}"),
         "bandwidth": _rate(measured.copy_bytes_per_second, "GB/s", 1e9, text),
     }
 
 
-def _rates(
-    threads: int, rates: Sequence[Sequence[float]], filters: str, source: str
-) -> measurements.Figure:
+def _rates(threads: int, rates: Sequence[Sequence[float]], filters: str, source: str) -> Figure:
     """Of matrix products with the threads of a training and with one, and of convolutions."""
     product = "square matrix product, best of 256, 512 and 1024"
     gemm, single, convolution = rates
@@ -201,18 +200,16 @@ def _rates(
         )
     }
     why = "the threads the rates were measured with"
-    return {**found, "training_threads": measurements.known(threads, "cores", "assumed", why)}
+    return {**found, "training_threads": known(threads, "cores", "assumed", why)}
 
 
-def _throttling(sustained: measurements.Sustained | None, source: str) -> measurements.Figure:
+def _throttling(sustained: Sustained | None, source: str) -> Figure:
     """How far the rate falls under load, and when."""
     # The first rates are the burst; what the last third holds, in share of that, is sustained.
     # Throttling begins with the first rate after which none comes back to the middle of both.
     last = sustained.seconds[-1] if sustained and sustained.seconds else 0.0
     if sustained is None or last < _LONG_ENOUGH or len(sustained.seconds) < 3 * _BURST:
-        why = measurements.unknown(
-            f"it takes load of {_LONG_ENOUGH / 60:.0f} min or more to show: {source}"
-        )
+        why = unknown(f"it takes load of {_LONG_ENOUGH / 60:.0f} min or more to show: {source}")
         return {"sustained_fraction": why, "time_to_throttle": why}
     rates = sustained.gemm_flops
     burst = statistics.median(rates[:_BURST])
@@ -222,18 +219,18 @@ def _throttling(sustained: measurements.Sustained | None, source: str) -> measur
         if second >= 2 / 3 * last
     ]
     text = f"matrix products for {last / 60:.3g} min: {source}"
-    fraction = measurements.repeated(held, 1.0, "1", text)
+    fraction = repeated(held, 1.0, "1", text)
     middle = (1 + fraction["value"]) / 2 * burst
     late = [index for index, rate in enumerate(rates) if rate >= middle]
     begin = late[-1] + 1 if late else 0
     if fraction["high"] >= 1 or begin >= len(rates):  # it comes back: there is no such moment
         begin = len(rates) - 1
     seconds = sustained.seconds
-    figure = measurements.known(max(1.0, seconds[begin]), "s", "measured", text)
+    figure = known(max(1.0, seconds[begin]), "s", "measured", text)
     # It began between the rate before and this one.
     figure |= {
-        "low": measurements.rounded(max(1.0, seconds[max(0, begin - 1)])),
-        "high": measurements.rounded(max(1.0, seconds[begin])),
+        "low": rounded(max(1.0, seconds[max(0, begin - 1)])),
+        "high": rounded(max(1.0, seconds[begin])),
     }
     return {"sustained_fraction": fraction, "time_to_throttle": figure}
 
@@ -278,14 +275,12 @@ def measured_profile(
         "vendor": name.partition("/")[0],
         "os": _system(),
         "validated": False,
-        "sustained_fraction": measurements.unknown(_SHORT),
-        "time_to_throttle": measurements.unknown(_SHORT),
-        "background_window": measurements.unknown("a service runs until it is stopped"),
+        "sustained_fraction": unknown(_SHORT),
+        "time_to_throttle": unknown(_SHORT),
+        "background_window": unknown("a service runs until it is stopped"),
         "memory": _memory(machine, measured, source),
         "cpu": _cpu(machine, measured, source),
-        "storage": dict.fromkeys(
-            ("read", "write", "sync_latency"), measurements.unknown("not measured")
-        )
+        "storage": dict.fromkeys(("read", "write", "sync_latency"), unknown("not measured"))
         if timing is None
         else _storage(
             measured.file_bytes,
@@ -294,15 +289,13 @@ def measured_profile(
             dropped=" (posix_fadvise)",
             unread=timing.cached or "",
         ),
-        "power": dict.fromkeys(
-            ("idle", "load", "battery"), measurements.unknown("no sensor was read")
-        ),
+        "power": dict.fromkeys(("idle", "load", "battery"), unknown("no sensor was read")),
     }
     if measured.gpu:
         content["gpu"] = {
-            key: measurements.unknown(values)
+            key: unknown(values)
             if isinstance(values, str)
-            else measurements.repeated(values, factor, unit, f"{text}: {source}")
+            else repeated(values, factor, unit, f"{text}: {source}")
             for key, (values, factor, unit, text) in measured.gpu.items()
         }
     if machine.processor:
@@ -320,42 +313,36 @@ def _system() -> str:
     return OS_NAMES[sys.platform]
 
 
-def _memory(machine: Machine, measured: Measurements, source: str) -> measurements.Figure:
-    figures: measurements.Figure = {}
+def _memory(machine: Machine, measured: Measurements, source: str) -> Figure:
+    figures: Figure = {}
     ram = machine.ram_bytes
     if ram is None:
-        figures["ram"] = measurements.unknown("the system does not report it")
-        limit = measurements.unknown("the memory of the machine is not known")
+        figures["ram"] = unknown("the system does not report it")
+        limit = unknown("the memory of the machine is not known")
     else:
-        figures["ram"] = measurements.whole_mebibytes(
-            ram, "measured", f"as the system reports it: {source}"
-        )
+        figures["ram"] = whole_mebibytes(ram, "measured", f"as the system reports it: {source}")
         if machine.limit_bytes is not None:
             text = f"memory.max of the control group: {source}"
-            limit = measurements.whole_mebibytes(machine.limit_bytes, "measured", text)
+            limit = whole_mebibytes(machine.limit_bytes, "measured", text)
         elif ram > 2 * _RESERVE:
             text = "RAM - 512 MiB for the system; there is no limit per process"
-            limit = measurements.whole_mebibytes(ram - _RESERVE, "assumed", text)
+            limit = whole_mebibytes(ram - _RESERVE, "assumed", text)
         else:
-            limit = measurements.unknown(
-                "how much of so little memory the system needs is not known"
-            )
+            limit = unknown("how much of so little memory the system needs is not known")
     figures["app_limit_foreground"] = figures["app_limit_background"] = limit
-    figures["app_limit_entitled"] = measurements.unknown(
-        "the system has no entitlement for more memory"
-    )
-    figures["low_memory_warning"] = measurements.unknown("the system warns no process")
+    figures["app_limit_entitled"] = unknown("the system has no entitlement for more memory")
+    figures["low_memory_warning"] = unknown("the system warns no process")
     text = f"elementwise operator on 64 MiB, one thread, bytes written: {source}"
-    figures["bandwidth"] = measurements.repeated(measured.copy, 1e9, "GB/s", text)
+    figures["bandwidth"] = repeated(measured.copy, 1e9, "GB/s", text)
     return figures
 
 
-def _cpu(machine: Machine, measured: Measurements, source: str) -> measurements.Figure:
+def _cpu(machine: Machine, measured: Measurements, source: str) -> Figure:
     cores = f"as the system reports it: {source}"
     top = "top clock" if len(machine.groups) > 1 else "clock"
     return {
-        "fp32_peak": measurements.unknown("not measured: fp32_gemm is"),
-        "gemm_efficiency": measurements.unknown("not needed: fp32_gemm is given"),
+        "fp32_peak": unknown("not measured: fp32_gemm is"),
+        "gemm_efficiency": unknown("not needed: fp32_gemm is given"),
         **_rates(
             measured.threads,
             (measured.gemm, measured.gemm_single, measured.convolution),
@@ -365,11 +352,11 @@ def _cpu(machine: Machine, measured: Measurements, source: str) -> measurements.
         "clusters": [
             {
                 "core": machine.processor[:64] if machine.processor else "not named",
-                "cores": measurements.known(group.cores, "cores", "measured", cores),
-                "clock": measurements.unknown("the system does not report it")
+                "cores": known(group.cores, "cores", "measured", cores),
+                "clock": unknown("the system does not report it")
                 if group.clock_hz is None
-                else measurements.known(group.clock_hz / 1e9, "GHz", "measured", f"{top}, {cores}"),
-                "fp32_peak": measurements.unknown("not measured per cluster"),
+                else known(group.clock_hz / 1e9, "GHz", "measured", f"{top}, {cores}"),
+                "fp32_peak": unknown("not measured per cluster"),
             }
             for group in machine.groups
         ],
@@ -383,13 +370,13 @@ def _storage(
     *,
     dropped: str = "",
     unread: str = "it was not measured",
-) -> measurements.Figure:
+) -> Figure:
     """Rates of reading and of writing, and seconds of small writes."""
     size = f"file of {file_bytes // 2**20} MiB"
     read, write, sync = timings
     cached = f"{size}, its pages dropped from the page cache before{dropped}: {source}"
     return {
-        "read": _rate(read, "MB/s", 1e6, cached) if read else measurements.unknown(unread),
+        "read": _rate(read, "MB/s", 1e6, cached) if read else unknown(unread),
         "write": _rate(write, "MB/s", 1e6, f"{size}, with fsync: {source}"),
         "sync_latency": _rate(sync, "ms", 1e-3, f"write of 4 KiB with fsync: {source}"),
     }
