@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from odtpack_simulator.device.app_footprint import runtime_bytes
@@ -27,7 +27,7 @@ from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.checks import device_checks, package_checks, too_close
 from odtpack_simulator.figures.limits import Budgets, PlacedLimit
 from odtpack_simulator.figures.metric import Metric, chance, incomparable
-from odtpack_simulator.figures.simulated import METRICS, figures_of, of_scope
+from odtpack_simulator.figures.simulated import METRICS, figures_of
 from odtpack_simulator.result import DeviceResult, SimulationResult, Subject
 from odtpack_simulator.values.figure import (
     Check,
@@ -51,9 +51,9 @@ def limit_checks(
     figures: Iterable[Figure],
     limits: Limits,
     baseline: Sequence[Figure] | str,
-    advise: Callable[[Metric[Source], float], str],
+    source: Source,
 ) -> list[Check]:
-    """A check for each limit of each figure."""
+    """A check for each limit of each figure of a source."""
     # `baseline`: The same subject's figures that limits such as "+5 %" refer to, or why there are
     # none.
     found = []
@@ -63,7 +63,7 @@ def limit_checks(
             limit, base, reason = _resolved(placed, figure, baseline)
             check = _check(metric, placed, figure, limit, base, reason)
             if check.status == "fail" and limit is not None:
-                hint = shortened(advise(metric, limit)) or None
+                hint = shortened(metric.advise(source, limit)) or None
                 check = check.model_copy(update={"advice": hint})
             found.append(check)
     return found
@@ -178,9 +178,10 @@ def judge(
         why = "no device was simulated"
         unknown = [
             Figure(metric=metric.key, value=None, unit=metric.unit, reason=why)
-            for metric in of_scope("device")
+            for metric in METRICS.values()
+            if metric.scope == "device"
         ]
-        checks += limit_checks(METRICS, unknown, overall, NO_BASELINE, lambda _metric, _limit: "")
+        checks += limit_checks(METRICS, unknown, overall, NO_BASELINE, Subject(result))
     devices = [_judge_device(result, device, budgets, baseline) for device in result.devices]
     verdict = worst_of([verdict_of(checks), *(device.verdict for device in devices)])
     return result.model_copy(update={"checks": checks, "devices": devices, "verdict": verdict})
@@ -211,13 +212,7 @@ def _judge_device(
         found = [each for each in baseline.devices if each.name == device.name]
         missing = "the baseline does not have this device"
         base = figures_of(baseline, found[0]) if found else missing
-    own = limit_checks(
-        METRICS,
-        figures_of(result, device),
-        limits,
-        base,
-        lambda metric, limit: metric.advise(subject, limit),
-    )
+    own = limit_checks(METRICS, figures_of(result, device), limits, base, subject)
     checks += _stand_in(own, checks, limits)
     checks += _package_limits(result, device, budgets.narrowed(device.name, device.os), baseline)
     return device.model_copy(update={"checks": checks, "verdict": verdict_of(checks)})
@@ -233,13 +228,7 @@ def _package_limits(
     found = []
     base = NO_BASELINE if baseline is None else figures_of(baseline)
     for figure in figures_of(result):
-        checks = limit_checks(
-            METRICS,
-            [figure],
-            limits,
-            base,
-            lambda metric, limit: metric.advise(Subject(result, device), limit),
-        )
+        checks = limit_checks(METRICS, [figure], limits, base, Subject(result, device))
         for check, placed in zip(checks, limits.get(figure.metric, ()), strict=True):
             found.append(check)
             if figure.metric == "accuracy_floor" and check.limit is not None:

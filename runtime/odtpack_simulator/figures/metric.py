@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -74,6 +74,14 @@ class Metric(CheckKind, Generic[Source]):
         text = self.words.format(figure.shown + noun, kind=figure.kind, how=figure.basis.how)
         text += f" ({figure.ends})" if figure.ends else ""
         return f"{text} {figure.reason}" if figure.reason else text
+
+
+def read_figures(
+    metrics: Mapping[str, Metric[Source]], source: Source, subject: str | None = None
+) -> list[Figure]:
+    """The figures of the whole, or of a device by its name, in the order of the metrics."""
+    scope = "package" if subject is None else "device"
+    return [metric.of(source, subject) for metric in metrics.values() if metric.scope == scope]
 
 
 def of_ratio(base: Figure, head: Figure) -> float | None:

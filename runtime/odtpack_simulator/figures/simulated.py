@@ -14,7 +14,14 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from odtpack_simulator.figures import advice
-from odtpack_simulator.figures.metric import CheckKind, Metric, Topic, of_head, of_ratio
+from odtpack_simulator.figures.metric import (
+    CheckKind,
+    Metric,
+    Topic,
+    of_head,
+    of_ratio,
+    read_figures,
+)
 from odtpack_simulator.result import DeviceResult, HostLatency, SimulationResult, Subject
 from odtpack_simulator.values.figure import Basis, Figure, FigureKind, Unit, shortened
 from odtpack_simulator.values.memory_fit import memory_fit, with_margin
@@ -425,16 +432,9 @@ CHECKS: Final = MappingProxyType({**ALWAYS, **METRICS})
 """All that is judged, in the order of reports."""
 
 
-def of_scope(scope: str) -> list[Metric[Subject]]:
-    """The metrics that there is one of per ``package`` or per ``device``."""
-    return [metric for metric in METRICS.values() if metric.scope == scope]
-
-
 def figures_of(result: SimulationResult, device: DeviceResult | None = None) -> list[Figure]:
     """The figures of a result's package, or of one of its devices, in the order of reports."""
-    subject, name = Subject(result, device), None if device is None else device.name
-    scope = "package" if device is None else "device"
-    return [metric.of(subject, name) for metric in of_scope(scope)]
+    return read_figures(METRICS, Subject(result, device), None if device is None else device.name)
 
 
 def all_figures(result: SimulationResult) -> list[Figure]:

@@ -16,7 +16,7 @@ from typing import Final
 from odtpack_simulator.figures.compare import Comparison, DeviceComparison, changes, differences
 from odtpack_simulator.figures.judge import NO_BASELINE, limit_checks
 from odtpack_simulator.figures.limits import PlacedLimit
-from odtpack_simulator.figures.metric import CheckKind, Metric, of_errors
+from odtpack_simulator.figures.metric import CheckKind, Metric, of_errors, read_figures
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
 from odtpack_simulator.fleet.result import DeviceOutcome, FleetResult, SeedPoint, SeedRun
 from odtpack_simulator.fleet.round_clock import NO_LOSS
@@ -186,15 +186,11 @@ CHECKS: Final = MappingProxyType(
 
 def fleet_figures(result: FleetResult, accuracy: float | None = None) -> list[Figure]:
     """The figures of a federation, means over its seeds, in the order of reports."""
-    played = Played(result, accuracy)
-    return [each.of(played, None) for each in METRICS.values() if each.scope == "package"]
+    return read_figures(METRICS, Played(result, accuracy))
 
 
 def _device_figures(result: FleetResult, device: DeviceOutcome) -> list[Figure]:
-    played = Played(result, device=device)
-    return [
-        each.of(played, device.device.name) for each in METRICS.values() if each.scope == "device"
-    ]
+    return read_figures(METRICS, Played(result, device=device), device.device.name)
 
 
 def judge_fleet(result: FleetResult, budgets: FleetBudgets) -> FleetResult:
@@ -204,14 +200,8 @@ def judge_fleet(result: FleetResult, budgets: FleetBudgets) -> FleetResult:
         for key, limit in budgets
         if limit is not None
     }
-    played = Played(result, budgets.accuracy)
-    checks = limit_checks(
-        METRICS,
-        fleet_figures(result, budgets.accuracy),
-        limits,
-        NO_BASELINE,
-        lambda metric, limit: metric.advise(played, limit),
-    )
+    figures = fleet_figures(result, budgets.accuracy)
+    checks = limit_checks(METRICS, figures, limits, NO_BASELINE, Played(result, budgets.accuracy))
     checks = _as_times_allow(result, [_answers(result), *_refused(result), *checks])
     return result.model_copy(update={"checks": checks, "verdict": verdict_of(checks)})
 

@@ -17,7 +17,7 @@ from odtpack_simulator.figures.limits import (
     parse_budgets,
     read_budgets,
 )
-from odtpack_simulator.figures.simulated import METRICS, of_scope
+from odtpack_simulator.figures.simulated import METRICS
 from odtpack_simulator.figures.suggest import suggest_budget
 from odtpack_simulator.result import Policy, SimulationResult, Subject
 from odtpack_simulator.values.units import Interval
@@ -410,7 +410,9 @@ def assert_short_and_kept(result: SimulationResult) -> None:
             for check in device.checks
             if check.budget_location and check.baseline is None
         }
-        for metric in of_scope("device"):
+        for metric in METRICS.values():
+            if metric.scope != "device":
+                continue
             figure = metric.read(subject)
             if metric.key == "sessions" or not metric.suggested or figure.high is None:
                 continue
