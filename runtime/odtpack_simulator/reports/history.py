@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from markupsafe import Markup
@@ -23,34 +22,26 @@ _HEIGHT: Final = 44
 _ROOM: Final = 0.12  # of a drawing, above and below its lines
 
 
-@dataclass
-class _Trend:
-    """One check of one subject in every result; None where a result has none."""
-
-    checks: list[Check | None] = field(default_factory=list)
-
-
 def render_history(results: Sequence[SimulationResult]) -> bytes:
     """The page as UTF-8 HTML; the oldest result first, those without a date before all others."""
     ordered = sorted(results, key=lambda each: each.origin.date or "")
-    trends: dict[str, dict[str, _Trend]] = {}
+    # Of each subject its checks in every result, by metric; None where a result has none.
+    trends: dict[str, dict[str, list[Check | None]]] = {}
     for index, result in enumerate(ordered):
         for device, check in result.all_checks():
             if check.limit is None or check.metric not in _SHOWN:
                 continue
             own = trends.setdefault("The package" if device is None else device.title, {})
-            trend = own.setdefault(check.metric, _Trend())
-            if len(trend.checks) <= index:  # of several limits on one metric, the first
-                trend.checks += [None] * (index - len(trend.checks)) + [check]
-    count = len(ordered)
+            trend = own.setdefault(check.metric, [None] * len(ordered))
+            trend[index] = trend[index] or check  # of several limits on one metric, the first
     subjects = [
-        (title, [_row(metric, trend, count) for metric, trend in own.items()])
+        (title, [_row(metric, checks) for metric, checks in own.items()])
         for title, own in trends.items()
     ]
     hosts = {each.host.cpu for each in ordered}
     return render_page(
         "history.html.j2",
-        count=count,
+        count=len(ordered),
         subjects=subjects,
         hosts=len(hosts),
         results=[
@@ -67,9 +58,8 @@ def render_history(results: Sequence[SimulationResult]) -> bytes:
     )
 
 
-def _row(metric: str, trend: _Trend, count: int) -> dict[str, object]:
+def _row(metric: str, checks: Sequence[Check | None]) -> dict[str, object]:
     """A line of the list of trends; see ``bars`` in the macros."""
-    checks = trend.checks + [None] * (count - len(trend.checks))
     there = [each for each in checks if each is not None]
     last, known = there[-1], [each for each in there if each.actual is not None]
     figure, detail = "unknown", []
