@@ -19,7 +19,6 @@ from odtpack_simulator.reports.report import (
     Suite,
     Table,
     caution,
-    made_words,
     tally,
 )
 from odtpack_simulator.reports.svg import Axis, rectangle, row
@@ -74,8 +73,6 @@ def fleet_report(result: FleetResult) -> Report:
     return Report(
         result=result,
         of="odtpack fleet",
-        name=result.package.name,
-        made=made_words(result.origin),
         headline=headline(result),
         tally=tally(result.checks, [], "the federation"),
         caution=caution(validated),

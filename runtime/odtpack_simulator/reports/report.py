@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from odtpack_simulator.figures.metric import CheckKind
 from odtpack_simulator.fleet.result import FleetResult
-from odtpack_simulator.result import Origin, SimulationResult
+from odtpack_simulator.result import SimulationResult
 from odtpack_simulator.values.figure import Check, Verdict, shortened
 from odtpack_simulator.values.text import clean
 from odtpack_simulator.values.units import format_limit, format_value
@@ -112,8 +112,6 @@ class Report:
 
     result: AnyResult  # What it is of
     of: str  # What was made, in words: `odtpack simulation`
-    name: str  # The package
-    made: str  # Of which commit the result is, and when it was made
     headline: str  # The verdict in a few words
     tally: Sequence[tuple[Verdict, str]] = ()  # How much does not pass, worst first
     caution: str = ""  # A sentence where verdicts rest on profiles that were never compared
@@ -131,6 +129,20 @@ class Report:
     unknown: Sequence[tuple[str, str]] = ()
     notes: Sequence[tuple[str, str]] = ()  # Further sentences, each with a heading
     advice: str = ""  # What to change first where no check says so
+
+    @property
+    def name(self) -> str:
+        """The package."""
+        return self.result.package.name
+
+    @property
+    def made(self) -> str:
+        """Of which commit the result is, and when it was made; empty where that is unknown."""
+        origin = self.result.origin
+        parts = [f"commit {origin.commit[:12]}"] if origin.commit else []
+        if origin.date:
+            parts.append(origin.date.replace("T", " ").replace("+00:00", " UTC"))
+        return ", ".join(parts)
 
     @property
     def verdict(self) -> Verdict:
@@ -330,14 +342,6 @@ def caution(validated: Sequence[bool]) -> str:
     if open_ones < total:
         who = f"{open_ones} of {total} profiles {'is' if open_ones == 1 else 'are'}"
     return f"{who} {NOT_VALIDATED}: times and energy are estimates."
-
-
-def made_words(origin: Origin) -> str:
-    """Of which commit a result is, and when it was made; empty where that is unknown."""
-    parts = [f"commit {origin.commit[:12]}"] if origin.commit else []
-    if origin.date:
-        parts.append(origin.date.replace("T", " ").replace("+00:00", " UTC"))
-    return ", ".join(parts)
 
 
 def name_list(names: Sequence[str]) -> str:

@@ -24,7 +24,6 @@ from odtpack_simulator.reports.report import (
     Table,
     caution,
     figure_text,
-    made_words,
     tally,
 )
 from odtpack_simulator.result import (
@@ -59,8 +58,6 @@ def simulation_report(result: SimulationResult) -> Report:
     return Report(
         result=result,
         of="odtpack simulation",
-        name=result.package.name,
-        made=made_words(result.origin),
         headline=headline(result),
         tally=tally(result.checks, [device.verdict for device in devices], "the package"),
         caution=caution([device.validated for device in devices]),
