@@ -7,7 +7,6 @@ import mmap
 import os
 import re
 import secrets
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -250,11 +249,6 @@ def measure_storage(
             hint=f"choose a folder with {2 * size // 2**20} MiB of free space",
         ) from error
     return StorageTiming(tuple(write), tuple(read), tuple(sync), None if read else reason)
-
-
-def spread(values: tuple[float, ...]) -> tuple[float, float, float]:
-    """Lowest, median and highest."""
-    return min(values), statistics.median(values), max(values)
 
 
 def _within(seconds: float, times: int) -> Iterator[int]:

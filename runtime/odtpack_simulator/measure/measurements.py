@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -11,7 +12,6 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import OsClass
-from odtpack_simulator.measure.host import spread
 from odtpack_simulator.values.part import Part, first_problem
 from odtpack_simulator.values.textfile import read_bounded
 
@@ -38,9 +38,9 @@ def known(value: float, unit: str, kind: str, source: str) -> Figure:
 def repeated(values: Sequence[float], factor: float, unit: str, source: str) -> Figure:
     """A measured figure: the median of its repetitions, between the lowest and the highest."""
     # `factor`: What the values are divided by to be in `unit`.
-    low, middle, high = spread(tuple(value / factor for value in values))
-    figure = known(middle, unit, "measured", source)
-    return figure | {"low": rounded(low), "high": rounded(high)}
+    scaled = [value / factor for value in values]
+    figure = known(statistics.median(scaled), unit, "measured", source)
+    return figure | {"low": rounded(min(scaled)), "high": rounded(max(scaled))}
 
 
 def whole_mebibytes(count: int, kind: str, source: str) -> Figure:
