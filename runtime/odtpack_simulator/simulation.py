@@ -58,6 +58,7 @@ from odtpack_simulator.replay.replay import (
     choose_rate,
     evenly_spaced,
     final_loss,
+    highest,
     load_samples,
     make_job,
     run_training_child,
@@ -236,10 +237,7 @@ def simulate(
         done = (executor or LocalExecutor()).map(
             run_task, tasks, files=[opened.path, Path(folder)], on_done=reporter.done
         )
-    phases = {
-        name: max(peaks.get(name, 0) for peaks in (free.phase_peaks, done[-1].resumed))
-        for name in {**free.phase_peaks, **done[-1].resumed}
-    }
+    phases = highest(free.phase_peaks, done[-1].resumed)
     measured = free.peak_bytes and max([free.peak_bytes, *phases.values()])
     settled = {use: task.settled for use, task in zip(plans, done, strict=False)}
     by_piece = whole_schedule.steps_by_piece()

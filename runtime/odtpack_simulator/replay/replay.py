@@ -499,11 +499,7 @@ def hold(job: Job) -> ReplayResult:
     second.skipped += first.skipped
     second.overflows += first.overflows
     second.not_finite = second.not_finite or first.not_finite
-    phases = resumed_phases(second.phase_peaks)
-    second.phase_peaks = {
-        name: max(run.get(name, 0) for run in (first.phase_peaks, phases))
-        for name in {**first.phase_peaks, **phases}
-    }
+    second.phase_peaks = highest(first.phase_peaks, resumed_phases(second.phase_peaks))
     if second.peak_bytes is not None and first.peak_bytes is not None:
         second.peak_bytes = max(first.peak_bytes, second.peak_bytes)
     return second
@@ -512,6 +508,11 @@ def hold(job: Job) -> ReplayResult:
 def resumed_phases(peaks: Mapping[str, int]) -> dict[str, int]:
     """Peaks of a process that went on from a checkpoint: what it loads is ``resuming``."""
     return {"resuming" if name == "loading" else name: peak for name, peak in peaks.items()}
+
+
+def highest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """The higher peak of each phase."""
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
 
 
 def _held(job: Job) -> ReplayResult:
