@@ -159,6 +159,3 @@ def _below(t: float, freedom: int) -> float:
         term *= square * index / (index + 1)
     inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
     return (1 + inside) / 2
-
-
-# Which nodes of a model draw random numbers that no seed from outside repeats.
