@@ -115,11 +115,7 @@ def sort_saved_model(saved: onnx.GraphProto, original: onnx.GraphProto) -> None:
             if name in bodies:
                 sort_saved_model(graph, bodies[name])
     if [list(node.output) for node in saved.node] == [list(node.output) for node in original.node]:
-        nodes = [onnx.NodeProto() for _ in saved.node]
-        for node, index in zip(nodes, execution_order(saved), strict=True):
-            node.CopyFrom(saved.node[index])
-        del saved.node[:]
-        saved.node.extend(nodes)
+        _keep(saved.node, [saved.node[index] for index in execution_order(saved)])
 
 
 _CAST: Final = "InsertedPrecisionFreeCast_"
@@ -130,14 +126,7 @@ def rename_casts(saved: onnx.GraphProto) -> None:
     # A node without a kernel for float16 gives a value of a new name, and the model's is gone where
     # only such nodes read it. Inside a body the new names are those outside, and ONNX Runtime does
     # not load such a model again.
-    given = {
-        name
-        for graph in graphs(saved)
-        for name in (
-            *(each.name for each in (*graph.input, *graph.initializer)),
-            *(name for node in graph.node for name in node.output),
-        )
-    }
+    given = {name for graph in graphs(saved) for name in _given(graph)}
     plain = {name: name.removeprefix(_CAST) for name in given if name.startswith(_CAST)}
     names = {name: own for name, own in plain.items() if own not in given}
     for graph in graphs(saved):  # the types of what is gone
@@ -147,11 +136,7 @@ def rename_casts(saved: onnx.GraphProto) -> None:
 
 def rename(graph: onnx.GraphProto, names: Mapping[str, str], outer: frozenset[str]) -> None:
     """Use new names for values of the graphs around, and for those of its own that clash."""
-    own = {
-        *(value.name for value in graph.input),
-        *(tensor.name for tensor in graph.initializer),
-        *(name for node in graph.node for name in node.output if name),
-    }
+    own = {name for name in _given(graph) if name}
     taken = own | outer
     names = dict(names)
     for name in sorted(own & outer):
@@ -170,6 +155,12 @@ def rename(graph: onnx.GraphProto, names: Mapping[str, str], outer: frozenset[st
                 field[:] = [names.get(name, name) for name in field]
         for _, body in subgraphs(node):
             rename(body, names, around)
+
+
+def _given(graph: onnx.GraphProto) -> Iterator[str]:
+    """Names of the values that a graph has: inputs, constants, and outputs of its nodes."""
+    yield from (each.name for each in (*graph.input, *graph.initializer))
+    yield from (name for node in graph.node for name in node.output)
 
 
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
