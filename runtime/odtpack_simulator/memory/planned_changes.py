@@ -60,24 +60,23 @@ def plan_changes(
     # The last one is the most that can be done.
     with scratch_folder("changes") as folder:
         variants = _Variants(package, shapes, Path(folder), use, threads)
-        sizes: list[int | None] = [*_micro_batches(package.manifest, shapes)]
+        sizes = list(_micro_batches(package.manifest, shapes))
         # Whether the optimizer keeps something for each parameter.
         model = onnx.load(str(package.optimizer_model), load_external_data=False)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
-        stateless = [True] if metadata.get("odtpack.state") != "[]" else []
-        freezes: list[_Freeze | None] = [*variants.freezes()]
+        stateless = metadata.get("odtpack.state") != "[]"
+        freezes = list(variants.freezes())
+        size, freeze = sizes[-1] if sizes else None, freezes[-1] if freezes else None
         wanted: list[tuple[int | None, _Freeze | None, bool]] = [
-            *((size, None, False) for size in sizes),
-            *((None, freeze, False) for freeze in freezes),
-            *((None, None, each) for each in stateless),
+            *((each, None, False) for each in sizes),
+            *((None, each, False) for each in freezes),
+            (None, None, stateless),
+            # Two of the three to the full, then all of them.
+            (size, freeze, False),
+            (size, None, stateless),
+            (None, freeze, stateless),
+            (size, freeze, stateless),
         ]
-        most = (sizes or [None])[-1], (freezes or [None])[-1], bool(stateless)
-        # Two of the three to the full, then all of them.
-        for left_out in range(2, -1, -1):
-            pair = [*most]
-            pair[left_out] = False if left_out == 2 else None
-            wanted.append((pair[0], pair[1], pair[2]))  # type: ignore[arg-type]
-        wanted.append(most)
         return [variants.planned(*each) for each in dict.fromkeys(wanted) if any(each)]
 
 
