@@ -88,8 +88,7 @@ def _runs(
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ())],
     )  # fmt: skip
-    model = ModelProto(ir_version=8, graph=graph)
-    model.opset_import.append(helper.make_opsetid("", 13))
+    model = ModelProto(ir_version=8, graph=graph, opset_import=[helper.make_opsetid("", 13)])
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -173,8 +173,7 @@ def bound_operators(
         [helper.make_tensor_value_info(name, types[0], shape) for name, shape in inputs.items()],
         [helper.make_tensor_value_info(operators[-1].output, types[1], result)],
     )
-    model = ModelProto(ir_version=8, graph=graph)
-    model.opset_import.append(helper.make_opsetid("", 13))
+    model = ModelProto(ir_version=8, graph=graph, opset_import=[helper.make_opsetid("", 13)])
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3

@@ -208,8 +208,8 @@ class _Sizes:
             for operand, value in feeds.items()
         ]
         graph = helper.make_graph([node], "sizes", infos, [onnx.ValueInfoProto(name=name)])
-        model = onnx.ModelProto(ir_version=8, graph=graph)
-        model.opset_import.append(helper.make_opsetid("", self._opset))
+        opsets = [helper.make_opsetid("", self._opset)]
+        model = onnx.ModelProto(ir_version=8, graph=graph, opset_import=opsets)
         from onnx.reference import ReferenceEvaluator
 
         results = list(ReferenceEvaluator(model).run([name], feeds))
@@ -391,8 +391,7 @@ def nchwc_block() -> int:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [weight],
     )
-    model = onnx.ModelProto(ir_version=8, graph=graph)
-    model.opset_import.append(helper.make_opsetid("", 13))
+    model = onnx.ModelProto(ir_version=8, graph=graph, opset_import=[helper.make_opsetid("", 13)])
     with scratch_folder("plan") as folder:
         path = Path(folder) / "probe.onnx"
         options = onnxruntime.SessionOptions()
