@@ -76,10 +76,10 @@ def memory_options(threads: int, kernels: str | None = None) -> onnxruntime.Sess
     return options
 
 
-def _status() -> dict[str, int]:
-    """Memory figures of this process in bytes."""
+def memory_status(file: Path = _STATUS) -> dict[str, int]:
+    """Memory figures of a process in bytes, by default of this one."""
     figures = {}
-    for line in _STATUS.read_text().splitlines():
+    for line in file.read_text().splitlines():
         key, _, value = line.partition(":")
         if value.endswith("kB"):
             figures[key] = int(value.split()[0]) * 1024
@@ -116,7 +116,7 @@ class MemoryMeter:
         give_back_memory()
         _map_libraries()
         try:
-            self._base = _status()["RssAnon"]
+            self._base = memory_status()["RssAnon"]
         except (OSError, KeyError, ValueError):
             self.unavailable = f"{sys.platform} does not report to a process its anonymous memory"
             return
@@ -150,7 +150,7 @@ class MemoryMeter:
 
     def _look(self) -> None:
         """Take the kernel's mark; pages of files only came since it was reset."""
-        status = _status()
+        status = memory_status()
         self._seen = max(self._seen, status["RssAnon"])
         if self._is_marked:
             files = status.get("RssFile", 0) + status.get("RssShmem", 0)
@@ -198,7 +198,7 @@ class _Sampler:
 
     def _run(self) -> None:
         while not self._end.wait(_SAMPLING_SECONDS):
-            self._highest = max(self._highest, _status()["RssAnon"])
+            self._highest = max(self._highest, memory_status()["RssAnon"])
 
     def take(self) -> int:
         """The most since the last time."""
@@ -218,7 +218,7 @@ def limit_memory(limit_bytes: int, threads: int = 1) -> str | None:
 
         stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
         stacks = _SESSIONS * (threads - 1) * (stack if 0 < stack < 2**30 else _THREAD_STACK)
-        ceiling = _status()["VmData"] + limit_bytes + stacks
+        ceiling = memory_status()["VmData"] + limit_bytes + stacks
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (ceiling, hard))
     except (ImportError, OSError, KeyError, ValueError) as error:

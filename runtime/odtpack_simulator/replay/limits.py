@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from odtpack_simulator.memory.process_memory import limit_memory
+from odtpack_simulator.memory.process_memory import limit_memory, memory_status
 
 # As in a result. That module would bring its schemas' machinery into the child, whose memory
 # is measured.
@@ -131,10 +131,8 @@ def hold_memory(
 
 def anonymous_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
     """Anonymous memory of a process in bytes; None if it is gone or the system does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        for line in (proc / str(pid) / "status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
+    with suppress(OSError, ValueError):
+        return memory_status(proc / str(pid) / "status").get("RssAnon")
     return None
 
 
