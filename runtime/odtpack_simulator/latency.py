@@ -335,10 +335,7 @@ def operator_groups(
         groups.append(OperatorGroup(row["op_type"], kind, calls, us / 1e3, work))
     total = sum(group.ms for group in groups)
     if total > step_ms:
-        groups = [
-            OperatorGroup(g.op_type, g.operator_class, g.calls, g.ms * step_ms / total, g.work)
-            for g in groups
-        ]
+        groups = [dataclasses.replace(g, ms=g.ms * step_ms / total) for g in groups]
     return tuple(sorted(groups, key=lambda g: (-g.ms, g.op_type, g.work.moved_bytes)))
 
 
@@ -608,11 +605,11 @@ def gpu_rates(profile: DeviceProfile, processor: DeviceRates) -> DeviceRates | s
     """The same of its GPU; nothing but what was measured through ONNX Runtime tells its speed."""
     gpu = profile.gpu or GpuFigures()
     figures = gpu.fp32_gemm, gpu.bandwidth, gpu.operator
-    if not all(isinstance(each, Quantity) and each.kind == "measured" for each in figures):
+    found = [each for each in figures if isinstance(each, Quantity) and each.kind == "measured"]
+    if len(found) < len(figures):
         return "it would run on the GPU, of which the profile has no measured rates"
-    dimensions = zip(figures, ("compute", "bandwidth", "duration"), strict=True)
-    gemm, copy, operator = (bounds(each, dimension) for each, dimension in dimensions)
-    assert gemm is not None and copy is not None  # noqa: S101, PT018 - they are quantities
+    dimensions = ("compute", "bandwidth", "duration")
+    gemm, copy, operator = map(Quantity.interval, found, dimensions)
     return dataclasses.replace(
         processor, threads=None, gemm=gemm, copy=copy, int8=gemm, operator=operator
     )
@@ -636,11 +633,11 @@ def clock_share(profile: DeviceProfile, threads: int, measured: int) -> Interval
         cores, clock = bounds(cluster.cores, "count"), bounds(cluster.clock, "frequency")
         clocks += [clock.typical if clock else 0.0] * (int(cores.typical) if cores else 0)
     share = threads / measured
-    first = [cluster.cores for cluster in profile.cpu.clusters[:1]]
-    fastest = next((bounds(cores, "count") for cores in first), None)
+    clusters = profile.cpu.clusters
+    fastest = bounds(clusters[0].cores, "count") if clusters else None
     if fastest is not None and max(threads, measured) <= fastest.typical:
         return Interval.of(share, share, share)  # all of them on like cores
-    if len(profile.cpu.clusters) == 1:
+    if len(clusters) == 1:
         share = min(threads, len(clocks)) / max(1, min(measured, len(clocks)))
         return Interval.of(share, share, share)
     if clocks and all(clocks):

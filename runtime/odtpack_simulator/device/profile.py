@@ -296,10 +296,7 @@ class DeviceProfile(Strict):
         """FLOP/s of every core, the fastest first; None if a cluster's rate is unknown."""
         peaks: list[float] = []
         for cluster in self.cpu.clusters:
-            peak, cores = (
-                bounds(cluster.fp32_peak, "compute"),
-                bounds(cluster.cores, "count"),
-            )
+            peak, cores = bounds(cluster.fp32_peak, "compute"), bounds(cluster.cores, "count")
             if peak is None or cores is None:
                 return None
             peaks += [peak.typical / cores.typical] * round(cores.typical)
@@ -413,10 +410,8 @@ class DeviceProfile(Strict):
                     continue
                 for index, cluster in enumerate(self.cpu.clusters):
                     for name in ("cores", "clock", "fp32_peak"):
-                        yield (
-                            f"cpu.clusters[{index}].{name} ({cluster.core})",
-                            getattr(cluster, name),
-                        )
+                        label = f"cpu.clusters[{index}].{name} ({cluster.core})"
+                        yield label, getattr(cluster, name)
         for key in ("sustained_fraction", "time_to_throttle", "background_window"):
             yield key, getattr(self, key)
 
