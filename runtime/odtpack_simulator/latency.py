@@ -229,16 +229,6 @@ class HostTiming:
         )
 
     @property
-    def gemm_flops(self) -> float:
-        """FLOP/s of a large matrix product here."""
-        return self.calibration.gemm_flops
-
-    @property
-    def copy_bandwidth(self) -> float:
-        """Bytes per second of a large copy here."""
-        return self.calibration.copy_bandwidth
-
-    @property
     def steps_ms(self) -> tuple[float, ...]:
         """Steps in milliseconds, as far as other programs left them alone."""
         return self.steady.steps_ms
@@ -419,7 +409,7 @@ def carry(host: HostTiming, profile: DeviceProfile, threads: int | None = None) 
         basis = "host times operator by operator"
         return DeviceLatency(step_ms=None, basis=basis, not_judged=why)
     core = core_ratio(host, device)
-    memory = _over(host.copy_bandwidth, device.copy)
+    memory = _over(host.calibration.copy_bandwidth, device.copy)
     by_class = _by_class(host, device, core)
     typical = host.median_ms
     mean = _sum(time.device_ms for time in by_class)
@@ -467,7 +457,7 @@ def core_ratio(host: HostTiming, device: DeviceRates) -> Interval:
     if clock is not None and device.clock_hz is not None:
         other = clock / device.clock_hz
     else:
-        other = host.copy_bandwidth / device.copy.typical
+        other = host.calibration.copy_bandwidth / device.copy.typical
     return Interval.of(min(vectors, other), math.sqrt(vectors * other), max(vectors, other))
 
 
@@ -479,7 +469,7 @@ def group_ratio(
         return core
     roof = host.calibration.roof
     if group.operator_class == "compute" and group.work.flops is None:
-        here, there = host.gemm_flops, device.gemm
+        here, there = host.calibration.gemm_flops, device.gemm
         if group.op_type in INT8_PRODUCTS:
             here, there = host.calibration.int8_ops, device.int8
         ratio, explained = _over(here, there), 1.0
@@ -553,9 +543,9 @@ def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile) -> str
     of = "its GPU's" if host.gpu else "its"
     return (
         f"host step of {host.median_ms:.3g} ms ({shares}), carried operator by operator through "
-        f"a roofline from {host.gemm_flops / 1e9:.3g} GFLOPS and "
-        f"{host.copy_bandwidth / 1e9:.3g} GB/s here to {of} matrix rate{threads} ({gemm}) and copy "
-        f"bandwidth ({copy})"
+        f"a roofline from {host.calibration.gemm_flops / 1e9:.3g} GFLOPS and "
+        f"{host.calibration.copy_bandwidth / 1e9:.3g} GB/s here to {of} matrix rate{threads} "
+        f"({gemm}) and copy bandwidth ({copy})"
         + ("; storage unknown: sessions without reading models" if reading is None else "")
         + (f"; {host.steady.note}" if host.steady.note else "")
     )

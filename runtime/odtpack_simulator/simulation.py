@@ -613,6 +613,6 @@ def _host_info(timing: HostTiming, threads: int) -> HostInfo:
         os=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
         onnxruntime=onnxruntime.__version__,
-        gemm_gflops=timing.gemm_flops / 1e9,
-        memory_bandwidth_gbs=timing.copy_bandwidth / 1e9,
+        gemm_gflops=timing.calibration.gemm_flops / 1e9,
+        memory_bandwidth_gbs=timing.calibration.copy_bandwidth / 1e9,
     )
