@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,26 +114,22 @@ class FleetState:
             raise _wrong(path, f"it cannot be read: {detail[:200]}") from error
         if record.run != run:
             raise _wrong(path, "it is that of another package, data or fleet file")
-        problem = mismatch(initial, arrays) or mismatch(server, kept)
-        for model in models.values():
-            problem = problem or mismatch(initial, model)
-        ages = {len(record.rounds) - flight.version: flight.version for flight in record.flights}
-        for age, version in ages.items():
+        pairs = ((initial, arrays), (server, kept), *((initial, each) for each in models.values()))
+        if problem := next(filter(None, itertools.starmap(mismatch, pairs)), None):
+            raise _wrong(path, problem)
+        for version in dict.fromkeys(flight.version for flight in record.flights):
+            age = len(record.rounds) - version
             needed = age <= fleet.federation.staleness_limit
             if age < 1 or (needed and version not in models):
-                problem = problem or f"it lacks the model after round {version}"
-        for flight in record.flights:
-            if flight.client >= fleet.population.clients or flight.start > record.now:
-                problem = problem or "clients are at work that do not exist, or have not begun"
-        if problem is None and (visits.dtype != VISIT or visits.ndim != 1):
-            problem = "it has no visits"
-        if problem is None and not all(
-            ((visits[column] >= 0) & (visits[column] < most)).all()
-            for column, most in (("model", len(record.devices)), ("end", len(ENDS)))
-        ):
-            problem = "its visits name devices or ends that do not exist"
-        if problem is not None:
-            raise _wrong(path, problem)
+                raise _wrong(path, f"it lacks the model after round {version}")
+        clients, now = fleet.population.clients, record.now
+        if any(flight.client >= clients or flight.start > now for flight in record.flights):
+            raise _wrong(path, "clients are at work that do not exist, or have not begun")
+        if visits.dtype != VISIT or visits.ndim != 1:
+            raise _wrong(path, "it has no visits")
+        for column, most in (("model", len(record.devices)), ("end", len(ENDS))):
+            if not ((visits[column] >= 0) & (visits[column] < most)).all():
+                raise _wrong(path, "its visits name devices or ends that do not exist")
         return cls(record, arrays, kept, [visits], models)
 
 
