@@ -181,8 +181,7 @@ class Federation:
                 accuracy_before=before.accuracy,
                 devices=self.devices,
                 rounds=[],
-                class_right=list(before.right),
-                class_total=list(before.total),
+                **before.by_class(),
             )
             arrays = {name: array.copy() for name, array in self.initial.items()}
             state = FleetState(record, arrays, self.server.begin(arrays))
@@ -209,11 +208,7 @@ class Federation:
         if rounds and rounds[-1].loss is None:  # it was not its turn
             found = self._evaluate(state.arrays)
             last = rounds[-1].model_copy(update={"loss": found.loss, "accuracy": found.accuracy})
-            changes: dict[str, object] = {
-                "rounds": [*rounds[:-1], last],
-                "class_right": list(found.right),
-                "class_total": list(found.total),
-            }
+            changes = {"rounds": [*rounds[:-1], last], **found.by_class()}
             state.record = state.record.model_copy(update=changes)
         if state_path is not None and until is None:
             state.save(state_path)
@@ -284,8 +279,7 @@ class Federation:
                 rows["end"][index] = ENDS.index("refused")
         state.visits.append(rows)
         evaluated = None
-        last = number == federation.rounds
-        if last or number % federation.evaluate_every == 0:
+        if number == federation.rounds or number % federation.evaluate_every == 0:
             evaluated = self._evaluate(state.arrays)
         every = 0 if federation.every is None else int(federation.every * NS)
         ends: dict[End, int] = count_ends(played.visits)
@@ -317,7 +311,7 @@ class Federation:
             "flights": list(played.flights),
         }
         if evaluated is not None:
-            changes |= {"class_right": list(evaluated.right), "class_total": list(evaluated.total)}
+            changes |= evaluated.by_class()
         state.record = state.record.model_copy(update=changes)
 
     def _evaluate(self, arrays: dict[str, np.ndarray]) -> ModelEvaluation:

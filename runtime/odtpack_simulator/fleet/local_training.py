@@ -69,6 +69,10 @@ class ModelEvaluation:
     right: tuple[int, ...] = ()
     total: tuple[int, ...] = ()  # Samples per class
 
+    def by_class(self) -> dict[str, list[int]]:
+        """The counts as the state of a federation holds them."""
+        return {"class_right": list(self.right), "class_total": list(self.total)}
+
     @property
     def accuracy(self) -> float | None:
         """Share of the labels that the highest score names; None where there are none."""
