@@ -101,65 +101,62 @@ def _advise(played: Played, _limit: float) -> str:
 
 
 _NOT: Final = "the package does not classify"
+_whole = partial(Metric, scope="package", advise=_advise)
 _ALL: Final[tuple[Metric[Played], ...]] = (
-    Metric(
-        key="accuracy", title="Accuracy", unit="share", scope="package", topic="Metric",
-        better="higher", words="the accuracy is {}", example="0.9", chance=of_errors,
-        meaning="Accuracy on the held-out samples at the end.", advise=_advise,
+    _whole(
+        key="accuracy", title="Accuracy", unit="share", topic="Metric", better="higher",
+        words="the accuracy is {}", example="0.9", chance=of_errors,
+        meaning="Accuracy on the held-out samples at the end.",
         read=lambda played: _mean(played, lambda run: run.accuracy, _NOT),
     ),
-    Metric(
-        key="worst_tenth", title="Accuracy of the worst tenth", unit="share", scope="package",
-        topic="Metric", better="higher", words="the accuracy of the worst tenth is {}",
+    _whole(
+        key="worst_tenth", title="Accuracy of the worst tenth", unit="share", topic="Metric",
+        better="higher", words="the accuracy of the worst tenth is {}", example="0.8",
         meaning="Mean accuracy of the tenth of the clients for whom the model does worst.",
-        example="0.8", chance=of_errors, advise=_advise,
+        chance=of_errors,
         read=lambda played: _mean(played, lambda run: run.worst_tenth, _NOT),
     ),
-    Metric(
-        key="participation", title="Participation", unit="share", scope="package",
-        topic="Sessions", better="higher", words="{} of the population took part",
+    _whole(
+        key="participation", title="Participation", unit="share", topic="Sessions",
+        better="higher", words="{} of the population took part", example="80 %", chance=of_errors,
         meaning="Share of the population with an answer averaged at least once.",
-        example="80 %", chance=of_errors, advise=_advise,
         read=lambda played: _mean(played, lambda run: run.took_part, "", "counted"),
     ),
-    Metric(
-        key="traffic_per_device", title="Traffic of a device", unit="B", scope="package",
-        topic="Sessions", words="a device sends and receives up to {}",
-        meaning="Bytes, up and down, of any device that took part.", example="20 MB",
-        advise=_advise,
+    _whole(
+        key="traffic_per_device", title="Traffic of a device", unit="B", topic="Sessions",
+        words="a device sends and receives up to {}", example="20 MB",
+        meaning="Bytes, up and down, of any device that took part.",
         read=lambda played: Figure(value=played.result.traffic_bytes.most)
         if len(played.result.seeds) <= 1
         else Figure(value=None, reason="several seeds were played"),
     ),
-    Metric(
-        key="energy_per_device", title="Energy of a device", unit="J", scope="package",
-        topic="Energy", words="a device takes up to {}",
-        meaning="Energy of any device that took part.", example="50 J",
-        read=_most_energy, advise=_advise,
+    _whole(
+        key="energy_per_device", title="Energy of a device", unit="J", topic="Energy",
+        words="a device takes up to {}", example="50 J", read=_most_energy,
+        meaning="Energy of any device that took part.",
     ),
-    Metric(
-        key="rounds", title="Rounds until the accuracy", unit="1", scope="package",
-        topic="Finish", words="{how} takes {}", noun=" rounds", never=True,
-        meaning="Rounds until `accuracy` is reached.", example="20", chance=of_errors,
-        read=partial(_until, read=lambda point: float(point.round)), advise=_advise,
+    _whole(
+        key="rounds", title="Rounds until the accuracy", unit="1", topic="Finish",
+        words="{how} takes {}", noun=" rounds", never=True, example="20", chance=of_errors,
+        meaning="Rounds until `accuracy` is reached.",
+        read=partial(_until, read=lambda point: float(point.round)),
     ),
-    Metric(
-        key="days", title="Days until the accuracy", unit="1", scope="package", topic="Finish",
+    _whole(
+        key="days", title="Days until the accuracy", unit="1", topic="Finish",
         words="{how} takes {}", noun=" days", never=True, example="5", chance=of_errors,
-        meaning="Simulated days until `accuracy` is reached.", advise=_advise,
+        meaning="Simulated days until `accuracy` is reached.",
         read=partial(_until, read=lambda point: point.day),
     ),
-    Metric(
-        key="traffic", title="Traffic of a device, mean", unit="B", scope="package",
-        topic="Sessions", words="a device sends and receives {}", example="20 MB",
-        meaning="Bytes, up and down, of a device that was chosen.", chance=of_errors,
-        advise=_advise,
+    _whole(
+        key="traffic", title="Traffic of a device, mean", unit="B", topic="Sessions",
+        words="a device sends and receives {}", example="20 MB", chance=of_errors,
+        meaning="Bytes, up and down, of a device that was chosen.",
         read=lambda played: _mean(played, lambda run: run.traffic_bytes, "", "counted"),
     ),
-    Metric(
-        key="energy", title="Energy of a device, mean", unit="J", scope="package",
-        topic="Energy", words="a device takes {}", example="50 J",
-        meaning="Energy of a device that was chosen.", chance=of_errors, advise=_advise,
+    _whole(
+        key="energy", title="Energy of a device, mean", unit="J", topic="Energy",
+        words="a device takes {}", example="50 J", chance=of_errors,
+        meaning="Energy of a device that was chosen.",
         read=lambda played: _mean(
             played, lambda run: run.energy_j, "the power is unknown", "predicted"
         ),
