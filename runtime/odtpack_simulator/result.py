@@ -674,6 +674,11 @@ class Subject:
             raise ValueError(msg)
         return self.device
 
+    @property
+    def campaign(self) -> DeviceCampaign:
+        """The device's campaign; without one nothing of it is known."""
+        return self.on.campaign or DeviceCampaign()
+
 
 def load_result(path: str | os.PathLike[str]) -> SimulationResult:
     """Read a result file that :meth:`SimulationResult.to_json` wrote.

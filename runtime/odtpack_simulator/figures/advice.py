@@ -245,13 +245,10 @@ def _times(numerator: float, denominator: float) -> float:
 def _opening(subject: Subject) -> float:
     """Share of the work that goes into opening and saving, however few steps are made."""
     # A piece of data takes a session at least, each of which is opened and saved once.
-    campaign = subject.on.campaign
-    if campaign is None or campaign.restart_s is None or campaign.active_s is None:
+    restart, active = subject.campaign.restart_s, subject.campaign.active_s
+    if restart is None or active is None or active.typical <= 0:
         return 0.0
-    active = campaign.active_s.typical
-    if active <= 0:
-        return 0.0
-    return min(1.0, subject.result.policy.pieces * campaign.restart_s.typical / active)
+    return min(1.0, subject.result.policy.pieces * restart.typical / active.typical)
 
 
 def _fewer_steps(subject: Subject, limit: float, interval: Interval, shown: str) -> str:
@@ -285,8 +282,7 @@ def _fewer_steps(subject: Subject, limit: float, interval: Interval, shown: str)
 def for_time(subject: Subject, limit: float, interval: Interval, unit: Unit) -> str:
     """Fewer steps; where the device throttles for long, pauses."""
     text = _fewer_steps(subject, limit, interval, format_limit(limit, unit))
-    campaign = subject.on.campaign
-    throttled = campaign.throttled_share if campaign else None
+    throttled = subject.campaign.throttled_share
     if throttled is not None and throttled.typical >= 0.2:
         share = format_percent(throttled.typical)
         text += f"; the device throttles for {share} of the time: shorter sessions let it cool"
@@ -304,12 +300,12 @@ def for_energy(subject: Subject, limit: float, interval: Interval, unit: Unit) -
 
 def for_battery_per_session(subject: Subject, limit: float, interval: Interval, unit: Unit) -> str:
     """In how many shorter sessions the training would keep the limit."""
-    campaign = subject.on.campaign
-    sessions, active = (campaign.sessions, campaign.active_s) if campaign else (None, None)
+    campaign = subject.campaign
+    sessions, active = campaign.sessions, campaign.active_s
     if limit <= 0 or sessions is None or active is None:
         return "shorter sessions, or train while the device charges"
     sessions_now = min(1e9, max(1.0, sessions.typical))
-    opening = campaign.restart_s.typical if campaign and campaign.restart_s else 0.0
+    opening = campaign.restart_s.typical if campaign.restart_s else 0.0
     length = active.typical / sessions_now / _times(_taken(limit, interval), limit)
     if length <= opening:
         return (
@@ -338,7 +334,7 @@ def for_sessions(subject: Subject, limit: float, interval: Interval, unit: Unit)
         )
     many = "session" if limit == 1 else "sessions"
     texts = [_fewer_steps(subject, limit, interval, f"{format_number(limit)} {many}")]
-    repeated = subject.on.campaign.repeated_steps if subject.on.campaign else None
+    repeated = subject.campaign.repeated_steps
     steps = subject.result.data.steps
     if repeated is not None and steps and repeated.typical >= 0.05 * steps:
         texts.append(_save_more_often(subject, repeated))
@@ -349,8 +345,7 @@ def for_sessions(subject: Subject, limit: float, interval: Interval, unit: Unit)
 
 def for_days(subject: Subject, limit: float, interval: Interval, unit: Unit) -> str:
     """More sessions a day, or fewer in all."""
-    campaign = subject.on.campaign
-    sessions = campaign.sessions if campaign else None
+    sessions = subject.campaign.sessions
     whole = math.floor(limit)
     if whole < 1 or sessions is None:
         return for_sessions(subject, limit, interval, unit)
@@ -366,10 +361,10 @@ def for_written(subject: Subject, limit: float, interval: Interval, unit: Unit) 
     """Fewer checkpoints, or smaller ones."""
     del unit
     texts = []
-    campaign = subject.on.campaign
+    known = subject.campaign.sessions
     size, every = subject.result.latency_host.checkpoint_bytes, subject.result.policy.save_every
-    if campaign is not None and campaign.sessions is not None and size:
-        sessions = max(1.0, campaign.sessions.typical)
+    if known is not None and size:
+        sessions = max(1.0, known.typical)
         a_day = math.ceil(min(sessions, subject.result.policy.sessions_per_day))
         allowed = int(min(1e9, _times(limit, size)))  # checkpoints in a day
         of_each = allowed // a_day

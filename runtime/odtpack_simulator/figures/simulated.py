@@ -23,7 +23,7 @@ from odtpack_simulator.figures.metric import (
     read_figures,
 )
 from odtpack_simulator.result import DeviceResult, HostLatency, SimulationResult, Subject
-from odtpack_simulator.values.figure import Basis, Figure, FigureKind, Unit, shortened
+from odtpack_simulator.values.figure import Basis, Figure, FigureKind, Unit, listed, shortened
 from odtpack_simulator.values.memory_fit import memory_fit, with_margin
 from odtpack_simulator.values.units import Interval, format_bytes
 
@@ -220,16 +220,16 @@ def _is_counted(subject: Subject, field: str, unit: Unit) -> bool:
 
 def _left_out(subject: Subject, field: str, unit: Unit) -> str:
     """What a campaign's figure does not count because it is unknown; empty without."""
-    campaign = subject.on.campaign
-    if campaign is None or (field == "days" and subject.result.policy.state == "foreground"):
+    if field == "days" and subject.result.policy.state == "foreground":
         return ""
     # The device's idle power only counts where energy does.
     power = unit in ("J", "%")
-    unknown = [each.figure for each in campaign.left_out if power or each.figure != "power.idle"]
+    left_out = [each.figure for each in subject.campaign.left_out]
+    unknown = [figure for figure in left_out if power or figure != "power.idle"]
     if not unknown:
         return ""
     words = [_LEFT_OUT.get(figure, figure.replace("_", " ")) for figure in unknown]
-    without = shortened(" and ".join(filter(None, (", ".join(words[:-1]), words[-1]))), 200)
+    without = shortened(listed(words), 200)
     return f"without {without}, which {'are' if len(words) > 1 else 'is'} unknown"
 
 

@@ -33,7 +33,7 @@ from odtpack_simulator.result import (
     InterruptionInfo,
     SimulationResult,
 )
-from odtpack_simulator.values.figure import Check, Verdict
+from odtpack_simulator.values.figure import Check, Verdict, listed
 from odtpack_simulator.values.memory_fit import judged_peak
 from odtpack_simulator.values.units import (
     Interval,
@@ -478,8 +478,7 @@ def interruption_words(info: InterruptionInfo | None) -> str:
         count = kinds[kind]  # type: ignore[index]
         if count:
             parts.append(f"{phrase} {({1: 'once', 2: 'twice'}).get(count, f'{count} times')}")
-    listed = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
-    what = f"The training was {listed or 'not interrupted'}"
+    what = f"The training was {listed(parts) or 'not interrupted'}"
     repeated = sum(entry.repeated_steps for entry in info.interruptions)
     end = {
         True: ", and ended with the same weights as without, bit for bit",

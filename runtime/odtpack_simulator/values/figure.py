@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -109,6 +109,11 @@ def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
 def verdict_of(checks: Iterable[Check]) -> Verdict:
     """The verdict that follows from checks."""
     return worst_of(check.state for check in checks)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words in a sentence: ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def shortened(text: str, most: int = 1000) -> str:
