@@ -56,18 +56,10 @@ _DECILES: Final = (
 
 def fleet_report(result: FleetResult) -> Report:
     """What a report says of a federation."""
-    way = [
-        FigureRow(
-            stage.name,
-            True,
-            "",
-            [
-                ("Clients", f"{stage.count:,}", ""),
-                ("Lost on the way to the next", stage.lost() or UNKNOWN, ""),
-            ],
-        )
-        for stage in stages(result)
-    ]
+    way = []
+    for stage in stages(result):
+        lost = ("Lost on the way to the next", stage.lost() or UNKNOWN, "")
+        way.append(FigureRow(stage.name, True, "", [("Clients", f"{stage.count:,}", ""), lost]))
     validated = [each.device.validated for each in result.devices]
     advice = [check.advice for check in result.checks if check.advice]
     return Report(
@@ -122,14 +114,9 @@ def key_figures(result: FleetResult) -> list[tuple[str, str, str]]:
         fair = result.fairness
         of = f"of clients; {format_percent(fair.mean)} on average"
         figures.append(("Worst tenth", format_percent(fair.worst_tenth), of))
-    share = result.took_part / result.plan.clients
-    figures.append(
-        (
-            "Took part",
-            format_percent(share),
-            f"{result.took_part:,} of {result.plan.clients:,}",
-        )
-    )
+    took_part, clients = result.took_part, result.plan.clients
+    share = format_percent(took_part / clients)
+    figures.append(("Took part", share, f"{took_part:,} of {clients:,}"))
     if result.rounds:
         durations = sorted(each.duration_s for each in result.rounds)
         middle, longest = format_duration(durations[len(durations) // 2]), durations[-1]
@@ -197,6 +184,7 @@ def _device_figures(each: DeviceOutcome) -> list[tuple[str, str, str]]:
     chosen = sum(each.ends.values())
     absences = {end: n for end, n in each.ends.items() if end not in NO_LOSS}
     why = max(absences, key=lambda end: absences[end], default=None)
+    absent = (UNKNOWN, "") if why is None else (WORDS[why], f"{absences[why]:,}")
     memory, limit = "unknown", ""
     if device.peak_bytes is not None:
         memory = format_bytes(device.peak_bytes)
@@ -210,11 +198,7 @@ def _device_figures(each: DeviceOutcome) -> list[tuple[str, str, str]]:
         ("Clients", f"{each.clients:,}", ""),
         ("Took part", format_percent(_took_part(each)), f"{each.took_part:,}"),
         ("Chosen", f"{chosen:,}", "times"),
-        (
-            "Absent most by",
-            UNKNOWN if why is None else WORDS[why],
-            f"{absences[why]:,}" if why else "",
-        ),
+        ("Absent most by", *absent),
         ("Answer after", times, spread),
         ("Memory", memory, limit),
         ("Energy a round", energy, ""),

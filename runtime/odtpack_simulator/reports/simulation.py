@@ -148,8 +148,7 @@ def _peak_figure(result: SimulationResult) -> tuple[str, str, str]:
     measured = memory.measured_peak_bytes
     peak = judged_peak(predicted, measured)
     if measured is not None:
-        error = 100.0 * (predicted - measured) / max(1, measured)
-        how = f"predicted; measured {format_bytes(measured)} ({error:+.1f} %)"
+        how = f"predicted; {measured_words(predicted, measured)}"
     limited = [
         (device.memory.need_bytes / device.memory.limit_bytes, device.name, device)
         for device in result.devices
@@ -162,6 +161,12 @@ def _peak_figure(result: SimulationResult) -> tuple[str, str, str]:
     app = f" and {format_bytes(others)} besides," if others else ""
     remark = f"{format_bytes(peak)}{app} of {format_bytes(limit)} on {most.title}; {how}"
     return "Peak memory, worst device", format_percent(share), remark
+
+
+def measured_words(predicted: int, measured: int) -> str:
+    """What was measured, and how far the prediction is from it."""
+    error = 100.0 * (predicted - measured) / max(1, measured)
+    return f"measured {format_bytes(measured)} ({error:+.1f} %)"
 
 
 def _step_figures(result: SimulationResult) -> list[tuple[str, str, str]]:

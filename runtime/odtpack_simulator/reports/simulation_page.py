@@ -200,18 +200,10 @@ def _phases(result: SimulationResult) -> list[Bar]:
         measured = phase.measured_bytes
         error = "not measured"
         if measured is not None:
-            share = 100 * (phase.predicted_bytes - measured) / max(1, measured)
-            error = f"measured {format_bytes(measured)} ({share:+.1f} %)"
+            error = simulation.measured_words(phase.predicted_bytes, measured)
         drawing = charts.pair_bar(phase.predicted_bytes, measured, most)
-        rows.append(
-            Bar(
-                phase.phase.capitalize(),
-                "",
-                drawing,
-                format_bytes(phase.predicted_bytes),
-                error,
-            )
-        )
+        planned = format_bytes(phase.predicted_bytes)
+        rows.append(Bar(phase.phase.capitalize(), "", drawing, planned, error))
     return rows
 
 
@@ -226,13 +218,8 @@ def _tensors(result: SimulationResult) -> list[Bar]:
 
 def _share_bar(name: str, nbytes: int, whole: int, remark: str = "") -> Bar:
     share = nbytes / max(1, whole)
-    return Bar(
-        name,
-        remark,
-        charts.share_bar(share),
-        format_bytes(nbytes),
-        format_percent(share),
-    )
+    drawing = charts.share_bar(share)
+    return Bar(name, remark, drawing, format_bytes(nbytes), format_percent(share))
 
 
 _OPERATORS_SHOWN: Final = 10
@@ -252,7 +239,7 @@ _TRAFFIC_OF_A_COPY: Final = 2.0
 def latency_section(result: SimulationResult) -> dict[str, Any]:
     """Rows and drawings of the section."""
     operators, points = _operators(result)
-    drawn = _latency_rows(result)
+    rows, axis = _latency_rows(result)
     classes = dict.fromkeys(_CLASS_WORDS, 0.0)
     for cost in result.latency_host.by_operator:
         classes[cost.operator_class] += cost.share
@@ -261,8 +248,8 @@ def latency_section(result: SimulationResult) -> dict[str, Any]:
     if points and gemm and copy:
         roofline = charts.roofline_chart(points, gemm, _TRAFFIC_OF_A_COPY * copy)
     return {
-        "rows": drawn[0] if drawn else [],
-        "axis": drawn[1] if drawn else None,
+        "rows": rows,
+        "axis": axis,
         "stages": _stages(result),
         "operators": operators,
         "classes": [(_CLASS_WORDS[name], format_percent(s)) for name, s in classes.items()],
@@ -270,14 +257,14 @@ def latency_section(result: SimulationResult) -> dict[str, Any]:
     }
 
 
-def _latency_rows(result: SimulationResult) -> tuple[list[Bar], Markup] | None:
-    """Step time by device, the slowest first and the host last; None without any figure."""
+def _latency_rows(result: SimulationResult) -> tuple[list[Bar], Markup | None]:
+    """Step time by device, the slowest first and the host last; empty without any figure."""
     host = _host_interval(result)
     known = [d.latency.step_ms for d in result.devices if d.latency.step_ms is not None]
     spans = ([host] if host else []) + known
     positive = [span for span in spans if span.high > 0]
     if not positive:
-        return None
+        return [], None
     marks = [limit for limit in map(_step_budget, result.devices) if limit]
     marks += [d.latency.p90_ms.typical for d in result.devices if d.latency.p90_ms]
     axis = log_axis(
@@ -433,16 +420,18 @@ _EVENT_WORDS: Final = {
 
 def panels(result: SimulationResult) -> list[dict[str, Any]]:
     """Curves of a few devices from the fastest to the slowest, evenly spread."""
-    known = [d for d in result.devices if d.campaign and len(d.campaign.curve) > 1]
-    known.sort(key=lambda d: (d.campaign.curve[-1].active_s if d.campaign else 0.0, d.name))
+    curves = [(device, device.campaign.curve) for device in result.devices if device.campaign]
+    known = [(device, curve) for device, curve in curves if len(curve) > 1]
+    known.sort(key=lambda pair: (pair[1][-1].active_s, pair[0].name))
     if len(known) > MOST_PANELS:
         last = len(known) - 1
         known = [known[round(i * last / (MOST_PANELS - 1))] for i in range(MOST_PANELS)]
-    return [_panel(result, device) for device in known]
+    return [_panel(result, device, curve) for device, curve in known]
 
 
-def _panel(result: SimulationResult, device: DeviceResult) -> dict[str, Any]:
-    curve = device.campaign.curve if device.campaign else []
+def _panel(
+    result: SimulationResult, device: DeviceResult, curve: list[CampaignPoint]
+) -> dict[str, Any]:
     name = (result.training.metric_name or "metric").capitalize()
     factor = 100.0 if name == "Accuracy" else 1.0
     title = "Accuracy, %" if name == "Accuracy" else name
@@ -506,14 +495,7 @@ def interruption_rows(result: SimulationResult) -> list[Bar]:
         found = [entry for entry in info.interruptions if entry.at == kind]
         if found:
             events = [(e.step / steps, min(e.resumed_from_step, e.step) / steps) for e in found]
-            repeated = sum(entry.repeated_steps for entry in found)
-            rows.append(
-                Bar(
-                    words,
-                    "",
-                    charts.event_row(events, _OUTLINES[kind]),
-                    f"{len(found)} ×",
-                    f"{repeated} steps repeated",
-                )
-            )
+            repeated = f"{sum(entry.repeated_steps for entry in found)} steps repeated"
+            drawing = charts.event_row(events, _OUTLINES[kind])
+            rows.append(Bar(words, "", drawing, f"{len(found)} ×", repeated))
     return rows
