@@ -322,9 +322,9 @@ def run_campaign(
         figures.put(name, values)
     sustained = profile.sustained()
     if sustained is None:
-        figures.lack("throttled_share", _absent(profile, "sustained_fraction"))
+        figures.lack(_absent(profile, "sustained_fraction"), "throttled_share")
     elif profile.throttle_seconds() is None and sustained.low < 1:
-        figures.lack("throttled_share", _absent(profile, "time_to_throttle"))
+        figures.lack(_absent(profile, "time_to_throttle"), "throttled_share")
     _put_energy(figures, profile, courses, watts)
     return figures.campaign(**rest)
 
@@ -484,10 +484,11 @@ class _Figures:
         else:
             self._why[name] = "the figure is beyond all numbers"
 
-    def lack(self, name: str, why: str) -> None:
-        """Say why a figure remains unknown."""
-        self._known.pop(name, None)
-        self._why[name] = why
+    def lack(self, why: str, *names: str) -> None:
+        """Say why figures remain unknown."""
+        for name in names:
+            self._known.pop(name, None)
+            self._why[name] = why
 
     def campaign(self, unknown: str = "", **rest: Any) -> DeviceCampaign:
         """The record, in which figures without a reason of their own are null by ``unknown``."""
@@ -502,26 +503,23 @@ def _put_energy(
     courses: Sequence[SimulatedRun],
     watts: tuple[float, float, float] | None,
 ) -> None:
+    shares = ("battery_share", "battery_share_per_session")
     if watts is None:
-        for name in ("energy_j", "battery_share", "battery_share_per_session"):
-            figures.lack(name, _absent(profile, "power.load"))
+        figures.lack(_absent(profile, "power.load"), "energy_j", *shares)
         return
     figures.put(
         "energy_j", [w * course.active / NS for w, course in zip(watts, courses, strict=True)]
     )
     battery = profile.battery_joules()
     if battery is None:
-        for name in ("battery_share", "battery_share_per_session"):
-            figures.lack(name, _absent(profile, "power.battery"))
+        figures.lack(_absent(profile, "power.battery"), *shares)
         return
-    shares = [
+    per_ns = [
         w / NS / getattr(battery, gives) for w, (_, gives) in zip(watts, _SCENARIOS, strict=True)
     ]
-    for name, attribute in (("battery_share", "active"), ("battery_share_per_session", "longest")):
-        figures.put(
-            name,
-            [s * getattr(course, attribute) for s, course in zip(shares, courses, strict=True)],
-        )
+    for name, attribute in zip(shares, ("active", "longest"), strict=True):
+        spent = [getattr(course, attribute) for course in courses]
+        figures.put(name, [share * ns for share, ns in zip(per_ns, spent, strict=True)])
 
 
 def make_policy(**values: Any) -> Policy:
