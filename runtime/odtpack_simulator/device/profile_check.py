@@ -7,6 +7,7 @@ most often is not: it makes a warning, never an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Final
 
 from odtpack_simulator.device.profile import DeviceProfile
@@ -122,10 +123,7 @@ _EITHER: Final[dict[str, tuple[Callable[[DeviceProfile], Interval | None], tuple
 
 
 def _figure(profile: DeviceProfile, key: str) -> Quantity | Unknown | None:
-    section, _, name = key.rpartition(".")
-    figure: Quantity | Unknown | None = getattr(
-        getattr(profile, section) if section else profile, name
-    )
+    figure: Quantity | Unknown | None = attrgetter(key)(profile)
     return figure
 
 
