@@ -127,13 +127,11 @@ _MOST_SPREAD: Final = 1.25
 """Between which factors the host's typical step must be known, for times to be judged by."""
 
 
-def _disturbed(host: HostLatency | None, note: str = "") -> str | None:
+def _disturbed(host: HostLatency, note: str = "") -> str | None:
     """Why the times of a fleet cannot be judged; None where they can."""
-    if host is None or (host.busy is None and host.p50_ms is None):
-        return None
-    if host.busy is not None:
+    if host.busy is not None or host.p50_ms is None:
         return host.busy
-    spread = host.p50_ms.high / max(host.p50_ms.low, 1e-9) if host.p50_ms is not None else 1.0
+    spread = host.p50_ms.high / max(host.p50_ms.low, 1e-9)
     if spread <= _MOST_SPREAD:
         return None
     return f"steps here are only known within a factor of {spread:.2g}{note and f': {note}'}"
@@ -240,22 +238,20 @@ def measure_devices(
         rate = choose_rate(package.manifest, fleet.training.learning_rate, plan.steps)
         job = make_job(package, files, plan, rate, threads, Path(folder))
         timings = measure_sessions(job, package, uses.values())
-    found = {
-        work: _disturbed(host.host_latency(), host.steady.note) for work, host in timings.items()
-    }
-    return [
-        carried_device(
-            profile,
-            carry(timings[uses[profile.os].work].quiet(), profile, threads),
-            peaks[uses[profile.os]],
-            default_footprint(profile).nbytes
-            + runtime_bytes(kit_of(profile.os), profile.os, peaks[uses[profile.os]]),
-            device.share,
-            fleet.population,
-            found[uses[profile.os].work],
+    found = []
+    for profile, device in zip(profiles, fleet.population.devices, strict=True):
+        use = uses[profile.os]
+        host, peak = timings[use.work], peaks[use]
+        latency = carry(host.quiet(), profile, threads)
+        others = default_footprint(profile).nbytes
+        others += runtime_bytes(kit_of(profile.os), profile.os, peak)
+        disturbed = _disturbed(host.host_latency(), host.steady.note)
+        found.append(
+            carried_device(
+                profile, latency, peak, others, device.share, fleet.population, disturbed
+            )
         )
-        for profile, device in zip(profiles, fleet.population.devices, strict=True)
-    ]
+    return found
 
 
 def devices_of_result(

@@ -282,9 +282,7 @@ def _take(state: str, holds: dict[str, bool]) -> None:
 
 
 def _wrong(path: str, problem: str) -> OdtpackError:
-    return OdtpackError(
-        "fleet-trace", f"the trace of states is wrong: {problem}", where=path
-    )  # fmt: skip
+    return OdtpackError("fleet-trace", f"the trace of states is wrong: {problem}", where=path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,10 +400,8 @@ class Client:
         ] or [np.empty(0, np.int64)])  # fmt: skip
 
     def _labels(self, random: np.random.Generator) -> npt.NDArray[np.float64]:
-        classes, skew = (
-            self.population.data.classes,
-            self.population.fleet.population.data.dirichlet,
-        )
+        classes = self.population.data.classes
+        skew = self.population.fleet.population.data.dirichlet
         there = np.array([len(each) > 0 for each in classes])
         if skew is None:
             sizes = np.array([len(each) for each in classes], np.float64)
