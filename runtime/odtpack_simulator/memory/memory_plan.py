@@ -146,11 +146,7 @@ class ArenaPlans:
         life.load(models.evaluation)
         yield life.add("loading the evaluation model", [*placed, _loading(models.evaluation)])
         yield life.add("placing the parameters", [*placed, *planning.moved(self.layout, 1)])
-        resumed = [
-            *opened,
-            *moments,
-            *planning.moved(self.layout, len(moments)),
-        ]
+        resumed = [*opened, *moments, *planning.moved(self.layout, len(moments))]
         life.load([self.optimizer])
         if self.native:
             nbytes = session_memory.BYTES_OF_LOADING_KERNELS

@@ -223,8 +223,7 @@ def load_position(state: CheckpointState, job: Job, run: str) -> Position:
     if PROPERTY not in state.properties:
         raise _bad("it does not say at which step it was saved", where)
     try:
-        content = json.loads(str(state.properties[PROPERTY]))
-        position = Position(**content)
+        position = Position(**json.loads(str(state.properties[PROPERTY])))
     except (ValueError, RecursionError, TypeError):
         raise _bad(f"its property {PROPERTY} is not a position", where) from None
     counts = (position.step, position.optimizer_step)
