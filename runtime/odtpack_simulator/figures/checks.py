@@ -21,7 +21,7 @@ from odtpack_simulator.values.memory_fit import MARGIN, memory_fit, with_margin
 from odtpack_simulator.values.units import format_bytes, format_number, format_percent
 
 
-def package_checks(result: SimulationResult, *, learns: bool = True) -> list[Check]:
+def package_checks(result: SimulationResult, *, learns: bool) -> list[Check]:
     """Finite losses, one that falls, memory measured, and equal weights after interruptions."""
     checks = [_finite_loss(result)]
     if result.memory.measured_peak_bytes is None:

@@ -172,7 +172,7 @@ def judge(
     if budgets.devices:
         budgets.check_devices([device.name for device in result.devices] + list_profiles())
     overall = budgets.overall()
-    checks = package_checks(result, learns=budgets.learns)
+    checks = package_checks(result, learns=budgets.defaults.learns)
     checks += _package_limits(result, None, overall, baseline)
     if not result.devices:
         why = "no device was simulated"

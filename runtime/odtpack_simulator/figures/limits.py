@@ -296,7 +296,6 @@ class PlacedLimit:
     limit: float
     level: CheckLevel
     location: str
-    section: str
     kind: Kind = "absolute"
     close: CheckLevel = "error"  # What exceeding it by less than a margin means
 
@@ -310,11 +309,6 @@ class Budgets:
     classes: Mapping[str, Section] = field(default_factory=dict)
     devices: Mapping[str, Section] = field(default_factory=dict)
     lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-
-    @property
-    def learns(self) -> bool:
-        """Whether the loss on held-out samples must fall."""
-        return self.defaults.learns
 
     def overall(self) -> dict[str, tuple[PlacedLimit, ...]]:
         """Limits of ``[budgets]`` by key."""
@@ -369,7 +363,6 @@ class Budgets:
     def _placed(
         self, table: tuple[str, ...], section: Section
     ) -> dict[str, tuple[PlacedLimit, ...]]:
-        title = ".".join(table)
         placed = {}
         for key in METRICS:
             found = getattr(section, key)
@@ -378,7 +371,7 @@ class Budgets:
                 close = self.defaults.too_close
                 placed[key] = tuple(
                     PlacedLimit(
-                        each.limit.figure, each.level, where, title, each.limit.kind,
+                        each.limit.figure, each.level, where, each.limit.kind,
                         close if each.level == "error" else each.level,
                     )
                     for each in ([found] if isinstance(found, Limit) else found)

@@ -193,9 +193,7 @@ def _device_figures(result: FleetResult, device: DeviceOutcome) -> list[Figure]:
 def judge_fleet(result: FleetResult, budgets: FleetBudgets) -> FleetResult:
     """The same result with all checks and its verdict filled in."""
     limits = {
-        key: [PlacedLimit(float(limit), "error", "", "budgets")]
-        for key, limit in budgets
-        if limit is not None
+        key: [PlacedLimit(float(limit), "error", "")] for key, limit in budgets if limit is not None
     }
     figures = fleet_figures(result, budgets.accuracy)
     checks = limit_checks(METRICS, figures, limits, NO_BASELINE, Played(result, budgets.accuracy))

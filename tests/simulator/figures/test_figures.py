@@ -38,7 +38,7 @@ def judged(
     (check,) = limit_checks(
         {"ink": declared},
         [figure.model_copy(update={"metric": "ink", "unit": declared.unit})],
-        {"ink": [PlacedLimit(limit, "error", "budgets.toml:3", "budgets", kind)]},
+        {"ink": [PlacedLimit(limit, "error", "budgets.toml:3", kind)]},
         base if isinstance(base, str) else [base.model_copy(update={"metric": "ink", "unit": "B"})],
         None,
     )
