@@ -67,10 +67,10 @@ def test_more_training_is_better_and_costs_more_energy(
     assert figure(found, "energy").direction == "worse"
     assert figure(found, "traffic").direction == "same"
     reached = figure(found, "rounds")
-    first = longer[0].reached(0.3)
+    first = seed_run(longer[0]).reached(0.3)
     assert first is not None
-    assert short[0].reached(0.3) is None
-    assert (reached.base, reached.head, reached.direction) == (None, first.number, "better")
+    assert seed_run(short[0]).reached(0.3) is None
+    assert (reached.base, reached.head, reached.direction) == (None, first.round, "better")
     assert "epochs: 1 before, 4 now" in found.notes
     assert "both results are of the same package" in found.notes
     turned = compare_fleets(longer[0], short[0], 0.3)

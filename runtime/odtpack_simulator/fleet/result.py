@@ -243,12 +243,6 @@ class FleetResult(Part):
         rows = itertools.zip_longest(*(each.staleness for each in self.rounds), fillvalue=0)
         return [sum(row) for row in rows]
 
-    def reached(self, accuracy: float) -> RoundRecord | None:
-        """The first round after which the model has this accuracy."""
-        return next(
-            (r for r in self.rounds if r.accuracy is not None and r.accuracy >= accuracy), None
-        )
-
 
 def load_fleet_result(path: str | os.PathLike[str]) -> FleetResult:
     """Read a result that :meth:`FleetResult.to_json` wrote."""
