@@ -229,18 +229,13 @@ class HostTiming:
         )
 
     @property
-    def steps_ms(self) -> tuple[float, ...]:
-        """Steps in milliseconds, as far as other programs left them alone."""
-        return self.steady.steps_ms
-
-    @property
     def median_ms(self) -> float:
         """The typical step in milliseconds."""
-        return statistics.median(self.steps_ms)
+        return statistics.median(self.steady.steps_ms)
 
     def quantile_ms(self, share: float) -> Interval:
         """A quantile of the steps with its confidence interval, wider on a busy machine."""
-        found = quantile_interval(self.steps_ms, share)
+        found = quantile_interval(self.steady.steps_ms, share)
         return found.times(Interval.of(self.steady.low, 1.0, self.steady.high))
 
     @property
@@ -285,7 +280,7 @@ class HostTiming:
         """The measurements as the result of a simulation stores them."""
         return HostLatency(
             first_step_ms=self.first_step_ms,
-            steps_ms=list(self.steps_ms),
+            steps_ms=list(self.steady.steps_ms),
             by_operator=self.operators(),
             p50_ms=self.quantile_ms(0.5),
             p90_ms=self.quantile_ms(0.9),

@@ -320,8 +320,8 @@ class TestMeasuring:
         assert min(host.calibration.gemm_flops, host.calibration.copy_bandwidth) > 0
         assert host.calibration.core_flops == host.calibration.gemm_flops  # one thread
         assert host.first_step_ms > 0
-        assert len(host.steps_ms) >= 3
-        assert all(ms > 0 for ms in host.steps_ms)
+        assert len(host.steady.steps_ms) >= 3
+        assert all(ms > 0 for ms in host.steady.steps_ms)
         assert host.profiled_steps >= 1
         assert sum(host.class_ms().values()) == pytest.approx(host.median_ms)
         for spent in (host.session_creation, host.checkpoint_load, host.checkpoint_save):
