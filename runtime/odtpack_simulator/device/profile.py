@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
-from odtpack_simulator.values.part import Part, all_problems, near_name
+from odtpack_simulator.values.part import Part, all_problems, meant
 from odtpack_simulator.values.quantities import (
     Bandwidth,
     Bytes,
@@ -461,8 +461,7 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
     full = [name for name in names if text in (name, name.rpartition("/")[2])]
     if len(full) != 1:
         holding = [name for name in names if text and text.lower() in name]
-        near = near_name(text, names + [name.rpartition("/")[2] for name in names])
-        mean = f", did you mean {near!r}?" if near else ""
+        mean = meant(text, names + [name.rpartition("/")[2] for name in names])
         if holding:
             mean = f", did you mean {' or '.join(map(repr, holding[:_MOST_SHOWN]))}?"
         raise UnknownNameError("device-unknown", f"there is no device profile {text[:100]!r}{mean}")

@@ -37,7 +37,7 @@ from odtpack_simulator.figures.metric import Metric
 from odtpack_simulator.figures.simulated import METRICS
 from odtpack_simulator.result import Subject
 from odtpack_simulator.values.figure import CheckLevel, Unit
-from odtpack_simulator.values.part import TAG_PREFIX, Part, first_problem, near_name
+from odtpack_simulator.values.part import TAG_PREFIX, Part, first_problem, meant
 from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
 from odtpack_simulator.values.units import parse_quantity
 
@@ -346,11 +346,10 @@ class Budgets:
         """
         for name in self.devices:
             if name not in known:
-                near = near_name(name, known)
-                mean = f", did you mean {near!r}?" if near else ""
                 raise OdtpackError(
                     "budgets-unknown-device",
-                    f"the budgets name a device {name[:100]!r} that does not exist{mean}",
+                    f"the budgets name a device {name[:100]!r} that does not exist"
+                    + meant(name, known),
                     where=self._location(("device", name)),
                 )
 

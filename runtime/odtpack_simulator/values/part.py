@@ -59,10 +59,10 @@ def all_problems(error: ValidationError, model: type[BaseModel]) -> list[tuple[s
     return [(_key(each["loc"]), _sentence(dict(each), each["loc"], model)) for each in found]
 
 
-def near_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to a misspelt one, if any is close."""
+def meant(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that asks for the known name closest to a misspelt one, if any is."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return close[0] if close else None
+    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def _key(loc: _Loc) -> str:
@@ -82,23 +82,19 @@ def _sentence(problem: Mapping[str, Any], loc: _Loc, model: type[BaseModel]) -> 
     match problem["type"]:
         case "extra_forbidden":
             allowed = _allowed_keys(loc[:-1], model)
-            near = near_name(str(loc[-1]), allowed)
-            mean = f", did you mean {near!r}" if near else ""
+            mean = meant(str(loc[-1]), allowed).removesuffix("?")
             return f"unknown key{mean}; allowed here: {', '.join(allowed)}"
         case "union_tag_invalid":
             tags = re.findall(rf"'{TAG_PREFIX}([^']*)'", str(problem["ctx"]["expected_tags"]))
             tag = str(problem["ctx"]["tag"]).removeprefix(TAG_PREFIX)
-            near = near_name(tag, tags)
-            mean = f", did you mean {near!r}?" if near else ""
-            return f"the kind {tag[:40]!r} is not one of {', '.join(tags)}{mean}"
+            return f"the kind {tag[:40]!r} is not one of {', '.join(tags)}{meant(tag, tags)}"
         case "union_tag_not_found":
             return f"must be a table that names its kind, found {shown}"
         case "missing":
             return "is missing"
         case "literal_error":
             expected = str(problem["ctx"]["expected"])
-            near = near_name(str(problem["input"]), re.findall(r"'([^']*)'", expected))
-            mean = f", did you mean {near!r}?" if near else ""
+            mean = meant(str(problem["input"]), re.findall(r"'([^']*)'", expected))
             return f"{shown} is not one of {expected}{mean}"
         case "model_type" | "dict_type" | "model_attributes_type":
             allowed = _allowed_keys(loc, model)
