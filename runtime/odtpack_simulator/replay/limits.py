@@ -193,29 +193,26 @@ def make_group(limit_bytes: int, *, mounts: Path = _MOUNTS, membership: Path = _
     for place in dict.fromkeys((inside, inside.parent)):
         try:
             delegated = (place / "cgroup.subtree_control").read_text().split()
+            if place.is_relative_to(root) and "memory" in delegated:
+                return _group_in(place, limit_bytes)
         except OSError as error:
             problem = error
-            continue
-        if not place.is_relative_to(root) or "memory" not in delegated:
-            continue
-        group = place / f"odtpack-{os.getpid()}-{secrets.token_hex(4)}"
-        try:
-            group.mkdir()
-        except OSError as error:
-            problem = error
-            continue
-        try:
-            # "r+": in a group without these files the kernel would refuse to make them.
-            with (group / "memory.max").open("r+") as stream:
-                stream.write(str(limit_bytes))
-            with suppress(FileNotFoundError), (group / "memory.swap.max").open("r+") as stream:
-                stream.write("0")
-        except OSError as error:
-            problem = error
-            remove_group(group)
-        else:
-            return group
     raise problem
+
+
+def _group_in(place: Path, limit_bytes: int) -> Path:
+    group = place / f"odtpack-{os.getpid()}-{secrets.token_hex(4)}"
+    group.mkdir()
+    try:
+        # "r+": in a group without these files the kernel would refuse to make them.
+        with (group / "memory.max").open("r+") as stream:
+            stream.write(str(limit_bytes))
+        with suppress(FileNotFoundError), (group / "memory.swap.max").open("r+") as stream:
+            stream.write("0")
+    except OSError:
+        remove_group(group)
+        raise
+    return group
 
 
 def remove_group(group: Path) -> None:
