@@ -69,13 +69,12 @@ def _outcome(case: ET.Element, check: Check, note: str) -> None:
 
 
 def _details(check: Check, note: str) -> str:
-    lines = []
-    if check.actual is not None:
-        lines.append(f"actual: {format_value(check.actual, check.unit)}")
-    if check.limit is not None:
-        lines.append(f"limit: {format_limit(check.limit, check.unit)}")
-    if check.baseline is not None:
-        lines.append(f"baseline: {format_value(check.baseline, check.unit)}")
+    figures = (
+        ("actual", check.actual, format_value),
+        ("limit", check.limit, format_limit),
+        ("baseline", check.baseline, format_value),
+    )
+    lines = [f"{name}: {of(x, check.unit)}" for name, x, of in figures if x is not None]
     if check.advice:
         lines.append(f"change first: {clean(check.advice)}")
     if check.budget_location:
