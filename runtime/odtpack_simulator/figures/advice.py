@@ -191,10 +191,9 @@ def for_learning(result: SimulationResult) -> str:
                 f"the loss was still falling, by {fallen} in the last "
                 f"{points[-1][0] - points[-2][0]} steps: train more steps"
             )
-        return "the loss no longer falls: look at the learning rate and at what is frozen"
     losses = [loss for loss in training.losses if loss is not None]
     tail = len(losses) // 10
-    if tail >= 2:
+    if len(points) < 3 and tail >= 2:
         earlier, later = (fmean(losses[a:b]) for a, b in pairwise((-2 * tail, -tail, len(losses))))
         if later < 0.98 * earlier:
             return "the loss was still falling at the last step: train more steps"
