@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +70,7 @@ class ModelEvaluation:
     right: tuple[int, ...] = ()
     total: tuple[int, ...] = ()  # Samples per class
 
-    def by_class(self) -> dict[str, list[int]]:
+    def by_class(self) -> dict[str, Any]:
         """The counts as the state of a federation holds them."""
         return {"class_right": list(self.right), "class_total": list(self.total)}
 
