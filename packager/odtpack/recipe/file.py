@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from odtpack.recipe.schema import RecipeFile
 from odtpack.spec import TextSpec
-from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.figures.limits import Budgets, make_budgets, read_budgets
-from odtpack_simulator.values.part import TAG_PREFIX, first_problem
+from odtpack_simulator.values.part import wrong_file
 from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
 
 MAX_RECIPE_BYTES: Final = 256 * 1024
@@ -100,24 +99,6 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
     try:
         table = RecipeFile.model_validate(content)
     except ValidationError as error:
-        key, problem = first_problem(error, RecipeFile)
-        line = _line(error, lines)
-        raise OdtpackError(
-            "recipe-invalid",
-            f"the recipe is invalid at {key}: {problem}",
-            where=f"{file}:{line}" if line else str(file),
-        ) from error
+        says = "the recipe is invalid"
+        raise wrong_file(error, RecipeFile, "recipe-invalid", says, str(file), lines) from error
     return Recipe(file, table, content, lines)
-
-
-def _line(error: ValidationError, lines: Mapping[tuple[str, ...], int]) -> int | None:
-    """The line of the key that :func:`first_problem` names, or of its table."""
-    problems = error.errors(include_url=False)
-    problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
-    parts = [str(part) for part in problems[0]["loc"]]
-    path = tuple(part for part in parts if part != "[key]" and not part.startswith(TAG_PREFIX))
-    while path:
-        if path in lines:
-            return lines[path]
-        path = path[:-1]
-    return None

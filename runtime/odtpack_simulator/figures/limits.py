@@ -37,7 +37,7 @@ from odtpack_simulator.figures.metric import Metric
 from odtpack_simulator.figures.simulated import METRICS
 from odtpack_simulator.result import Subject
 from odtpack_simulator.values.figure import CheckLevel, Unit
-from odtpack_simulator.values.part import TAG_PREFIX, Part, first_problem, meant
+from odtpack_simulator.values.part import TAG_PREFIX, Part, meant, wrong_file
 from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
 from odtpack_simulator.values.units import parse_quantity
 
@@ -403,16 +403,14 @@ def make_budgets(
     try:
         file = _File.model_validate(content)
     except ValidationError as error:
-        key, problem = first_problem(error, _File)
-        problems = error.errors(include_url=False)
-        problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
-        depth = 2 if problems[0]["loc"][:1] == ("budgets",) else 3
-        line = nearest_line(lines, tuple(map(str, problems[0]["loc"][:depth])))
-        raise OdtpackError(
-            "budgets-invalid",
-            f"the budget file is wrong at {key}: {problem}",
-            where=f"{source}:{line}" if line else source,
-        ) from error
+        # Of a limit that is a table the line of its key.
+        keys = {
+            path: line
+            for path, line in lines.items()
+            if len(path) <= (2 if path[:1] == ("budgets",) else 3)
+        }
+        says = "the budget file is wrong"
+        raise wrong_file(error, _File, "budgets-invalid", says, source, keys) from error
     classes = {str(name): section for name, section in file.classes.items()}
     return Budgets(source, file.budgets, classes, file.device, lines)
 

@@ -13,10 +13,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import AppState
-from odtpack_simulator.values.part import Part, first_problem
-from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
+from odtpack_simulator.values.part import Part, wrong_file
+from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
 from odtpack_simulator.values.units import parse_quantity
 
 MAX_FLEET_BYTES: Final = 256 * 1024
@@ -316,16 +315,8 @@ def make_fleet(
     try:
         return FleetFile.model_validate(content)
     except ValidationError as error:
-        key, problem = first_problem(error, FleetFile)
-        problems = sorted(
-            error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
-        )
-        line = nearest_line(lines or {}, tuple(map(str, problems[0]["loc"])))
-        raise OdtpackError(
-            "fleet-invalid",
-            f"the fleet file is wrong at {key}: {problem}",
-            where=f"{source}:{line}" if line else source,
-        ) from error
+        says = "the fleet file is wrong"
+        raise wrong_file(error, FleetFile, "fleet-invalid", says, source, lines or {}) from error
 
 
 def read_fleet(path: str | os.PathLike[str]) -> FleetFile:

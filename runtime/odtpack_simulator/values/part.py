@@ -10,6 +10,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from odtpack_runtime.errors import OdtpackError
+from odtpack_simulator.values.textfile import nearest_line
+
 
 class Part(BaseModel):
     """A record: no unknown keys, finite numbers, never changed in place."""
@@ -54,9 +57,30 @@ def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, 
 def all_problems(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
     """Every deviation as (key, sentence without the key), unknown keys first."""
     # An unknown key is most often a misspelt one whose absence is reported too.
-    found = error.errors(include_url=False)
-    found.sort(key=lambda problem: problem["type"] != "extra_forbidden")
-    return [(_key(each["loc"]), _sentence(dict(each), each["loc"], model)) for each in found]
+    found = _unknown_first(error)
+    return [(_key(each["loc"]), _sentence(each, each["loc"], model)) for each in found]
+
+
+def wrong_file(
+    error: ValidationError,
+    model: type[BaseModel],
+    code: str,
+    says: str,  # Beginning of the sentence, such as `the recipe is invalid`
+    source: str,
+    lines: Mapping[tuple[str, ...], int],
+) -> OdtpackError:
+    """The error for a TOML file: its first deviation, and the line of the key or of its table."""
+    key, problem = first_problem(error, model)
+    parts = map(str, _unknown_first(error)[0]["loc"])
+    path = (part for part in parts if part != "[key]" and not part.startswith(TAG_PREFIX))
+    line = nearest_line(lines, tuple(path))
+    where = f"{source}:{line}" if line else source
+    return OdtpackError(code, f"{says} at {key}: {problem}", where=where)
+
+
+def _unknown_first(error: ValidationError) -> list[dict[str, Any]]:
+    found = [dict(each) for each in error.errors(include_url=False)]
+    return sorted(found, key=lambda problem: problem["type"] != "extra_forbidden")
 
 
 def meant(name: str, known: Iterable[str]) -> str:
