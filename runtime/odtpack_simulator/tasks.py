@@ -37,10 +37,9 @@ Task = SettleTask | InterruptTask
 class TaskResult:
     """What a task found; the fields of the other kind are empty."""
 
-    # `resumed` has the peaks by phase of a process that went on from a checkpoint.
-
     settled: Mapping[int, LimitOutcome] = field(default_factory=dict)
     interruption: InterruptionInfo | None = None
+    # Peaks by phase of a process that went on from a checkpoint.
     resumed: Mapping[str, int] = field(default_factory=dict)
 
 

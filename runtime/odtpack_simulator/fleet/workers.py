@@ -106,8 +106,7 @@ class ClientPool:
     def train(
         self, groups: Sequence[Group], on_client: OnClient | None = None
     ) -> list[LocalUpdate]:
-        """Train clients."""
-        # Returns: Their answers, in the same order.
+        """Train clients; their answers in the same order."""
         report = on_client or (lambda done, of: None)
         updates: list[LocalUpdate] = []
         count = sum(len(group.clients) for group in groups)

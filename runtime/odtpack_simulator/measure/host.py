@@ -225,9 +225,8 @@ def measure_storage(
 ) -> StorageTiming:
     """Write, read and remove files in ``folder``."""
     # `size`: Bytes of the file, a multiple of 1 MiB.
-    # `repeats`: How often it is written and read, if time allows.
-    # `syncs`: Number of small writes, if time allows.
-    # `seconds`: Time after which neither is repeated once more.
+    # `syncs`: Number of small writes.
+    # `seconds`: Time after which neither these nor the file are repeated once more.
     chunk = secrets.token_bytes(_CHUNK)  # storage that compresses cannot cheat
     write: list[float] = []
     read: list[float] = []

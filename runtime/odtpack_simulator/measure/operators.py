@@ -63,7 +63,6 @@ def model_runs(
     file: Path, kernels: Mapping[str, str] = MappingProxyType({})
 ) -> list[list[NodeRun]]:
     """The nodes of every run of the model, in order, without those that only run others."""
-    # `kernels`: What to call operators, if not as they are.
     try:
         events = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

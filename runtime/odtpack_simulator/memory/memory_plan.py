@@ -288,8 +288,7 @@ def plan_arenas(
 def step_graphs(
     package: Package, shapes: Mapping[str, Sequence[int]], threads: int = 1
 ) -> list[RuntimeGraph]:
-    """The graphs that a batch runs through in training, as often as it does."""
-    # `package`: The package; of one with a step model, the training model counts.
+    """The graphs that a batch runs through in training, as often as it does, with no step model."""
 
     def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> planning.Session:
         return planning.Session(name, load_runtime_graph(path, sizes, threads=threads), 0)

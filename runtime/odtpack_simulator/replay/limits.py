@@ -44,7 +44,6 @@ class Limiter:
     """The parent's side: makes the group, watches, and cleans up."""
 
     # Use it as a context manager around the life of one child.
-    # `limit_bytes`: The memory limit of the child; None for no limit.
     # `methods`: Ways to try; those that this system does not permit are passed over.
 
     def __init__(self, limit_bytes: int | None, methods: Sequence[LimitMethod] = METHODS) -> None:
@@ -103,7 +102,6 @@ def hold_memory(
     limit_bytes: int, threads: int = 1, methods: Sequence[LimitMethod] = METHODS
 ) -> dict[str, Any]:
     """Hold this process to ``limit_bytes`` above what it has now: the child's side."""
-    # `methods`: Ways to try, see Limiter.
     # Returns: Content of the `limit` message: `method` (null if the limit is not held), `problem`
     # (null, or why not), and `base_bytes` for the watchdog: the anonymous memory of this process
     # now.
@@ -177,8 +175,6 @@ def make_group(limit_bytes: int, *, mounts: Path = _MOUNTS, membership: Path = _
     # It is made inside this process's own group, or else beside it, wherever memory is controlled
     # and this user may write.
     # `limit_bytes`: Its `memory.max`; its `memory.swap.max` is 0.
-    # `mounts`: The system's table of mounts, `/proc/self/mountinfo`.
-    # `membership`: The groups of this process, `/proc/self/cgroup`.
     # Where control groups of version 2 are mounted.
     entries = (line.partition(" - ") for line in mounts.read_text().splitlines())
     found = (fields.split()[4] for fields, _, kind in entries if kind.split()[:1] == ["cgroup2"])

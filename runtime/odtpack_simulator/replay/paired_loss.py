@@ -140,7 +140,6 @@ def student_t(freedom: int) -> float:
     """The 95 % point of Student's distribution, by bisection of its distribution function."""
     # For a whole number n of degrees of freedom that is a finite sum, with `x = atan(t / sqrt(n))`
     # (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4).
-    # `freedom`: Degrees of freedom, 1 or more.
     low, high = 0.0, 7.0  # that of one degree of freedom is 6.31
     for _ in range(60):
         middle = (low + high) / 2
