@@ -10,6 +10,7 @@ from markupsafe import Markup
 from odtpack_simulator.figures.simulated import ALWAYS, CHECKS, METRICS
 from odtpack_simulator.reports import svg
 from odtpack_simulator.reports.badge import headroom, in_words
+from odtpack_simulator.reports.charts import Bar
 from odtpack_simulator.reports.html_report import render_page
 from odtpack_simulator.result import SimulationResult
 from odtpack_simulator.values.figure import Check, shortened
@@ -58,8 +59,8 @@ def render_history(results: Sequence[SimulationResult]) -> bytes:
     )
 
 
-def _row(metric: str, checks: Sequence[Check | None]) -> dict[str, object]:
-    """A line of the list of trends; see ``bars`` in the macros."""
+def _row(metric: str, checks: Sequence[Check | None]) -> Bar:
+    """A line of the list of trends."""
     there = [each for each in checks if each is not None]
     last, known = there[-1], [each for each in there if each.actual is not None]
     figure, detail = "unknown", []
@@ -76,14 +77,8 @@ def _row(metric: str, checks: Sequence[Check | None]) -> dict[str, object]:
         detail.append("not in the last result")
     kind = "at least" if CHECKS[metric].better == "higher" else "at most"
     limit = format_limit(last.limit, last.unit) if last.limit is not None else "unknown"
-    return {
-        "name": CHECKS[metric].title,
-        "remark": f"{kind} {limit}",
-        "state": last.state,
-        "drawing": _drawing(checks),
-        "figure": figure,
-        "detail": ", ".join(detail),
-    }
+    remark, drawing = f"{kind} {limit}", _drawing(checks)
+    return Bar(CHECKS[metric].title, remark, drawing, figure, ", ".join(detail), last.state)
 
 
 def _drawing(checks: Sequence[Check | None]) -> Markup:
