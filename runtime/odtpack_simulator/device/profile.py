@@ -513,23 +513,19 @@ def profile_toml(profile: DeviceProfile, *, comment: str = "") -> str:
 
 def _lines(content: dict[str, Any], comment: str) -> Iterator[str]:
     yield from (f"# {line}".rstrip() for line in comment.splitlines())
-    for key in _TOP:
-        if key in content:
-            yield f"{key} = {_value(content[key])}"
-    sections = {k: v for k, v in content.items() if k in SECTIONS}
-    for key, figure in content.items():
-        if key not in _TOP and key not in sections:
-            yield f"{key} = {_value(figure)}"
+    yield from _pairs({key: content[key] for key in _TOP if key in content})
+    sections = {key: content.pop(key) for key in [*content] if key in SECTIONS}
+    yield from _pairs({key: figure for key, figure in content.items() if key not in _TOP})
     for section, figures in sections.items():
         clusters = figures.pop("clusters", [])
         if figures:
-            yield from ("", f"[{section}]")
-        for key, figure in figures.items():
-            yield f"{key} = {_value(figure)}"
+            yield from ("", f"[{section}]", *_pairs(figures))
         for cluster in clusters:
-            yield from ("", f"[[{section}.clusters]]")
-            for key, figure in cluster.items():
-                yield f"{key} = {_value(figure)}"
+            yield from ("", f"[[{section}.clusters]]", *_pairs(cluster))
+
+
+def _pairs(table: dict[str, Any]) -> list[str]:
+    return [f"{key} = {_value(value)}" for key, value in table.items()]
 
 
 def _value(value: Any) -> str:
