@@ -102,13 +102,13 @@ def steadiness(
     waited = sum(lost) / total if total else 0.0
     quiet = [step for step, wait in zip(steps_ms, lost, strict=True) if wait <= QUIET_SHARE * step]
     drift = max((max(pair) / min(pair) for pair in rates if min(pair) > 0), default=1.0)
-    seen = f"steps waited {waited:.0%} of their time for a processor" if waited > 0.01 else ""
-    if stolen > 0.02:
-        seen += f"{', ' if seen else ''}the host of this virtual machine took {stolen:.0%}"
-    if others > 0.1:
-        seen += f"{', ' if seen else ''}other programs had {min(others, 1):.0%} of the other cores"
-    if drift > 1.1:
-        seen += f"{', ' if seen else ''}it computed {drift:.2g} times as fast at other moments"
+    signs = (
+        (waited > 0.01, f"steps waited {waited:.0%} of their time for a processor"),
+        (stolen > 0.02, f"the host of this virtual machine took {stolen:.0%}"),
+        (others > 0.1, f"other programs had {min(others, 1):.0%} of the other cores"),
+        (drift > 1.1, f"it computed {drift:.2g} times as fast at other moments"),
+    )
+    seen = ", ".join(text for is_seen, text in signs if is_seen)
     loaded = f" (load average {load:.1f})" if load is not None and seen else ""
     enough = len(quiet) >= min(ENOUGH_STEPS, len(steps_ms))
     busy = None
