@@ -316,13 +316,8 @@ def _step_budget(device: DeviceResult) -> float | None:
 def _stages(result: SimulationResult) -> list[FigureRow]:
     """The host, then every device that has more than the time of a steady step."""
     host = result.latency_host
-    own = {
-        key: None
-        if (value := getattr(host, key, None)) is None
-        else Interval.of(value, value, value)
-        for key in _STAGES
-        if key not in ("step_ms", "p90_ms")
-    }
+    known = {key: getattr(host, key) for key in _STAGES if key not in ("step_ms", "p90_ms")}
+    own = {key: at if at is None else Interval.of(at, at, at) for key, at in known.items()}
     own |= {"step_ms": host.p50_ms or _host_interval(result), "p90_ms": host.p90_ms}
     rows = []
     if any(figure is not None for figure in own.values()):
