@@ -191,7 +191,7 @@ class HostTiming:
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> HostTiming:
         """Read the child's message ``timed``."""
-        calibration = Calibration.from_message(message["calibration"])
+        calibration = Calibration(**message["calibration"])
         steps, waited = message["steps_ms"], message["waited_ms"]
         if not steps:
             steps, waited = [message["first_step_ms"]], [0.0]

@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.measure.host import clock_hz
@@ -42,11 +42,6 @@ class Calibration:
     profile_us: float  # What a profile adds to the duration of each operator
     clock_hz: float | None  # Clock of the processor as the system reports it; None if it does not
     int8_ops: float  # Operations per second of a large int8 matrix product
-
-    @classmethod
-    def from_message(cls, content: Mapping[str, Any]) -> Calibration:
-        """Read what a child sent."""
-        return cls(**{name: content[name] for name in cls.__slots__})
 
     @property
     def roof(self) -> Roof:

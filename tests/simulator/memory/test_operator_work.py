@@ -407,7 +407,7 @@ def test_calibration_of_this_machine() -> None:
     assert found.roof.bandwidth == 2 * found.copy_bandwidth
     assert min(found.profile_us, found.node_us) >= 0
     sent = json.loads(json.dumps({name: getattr(found, name) for name in found.__slots__}))
-    assert Calibration.from_message(sent) == found
+    assert Calibration(**sent) == found
 
 
 def test_the_clock_is_a_clock_or_unknown() -> None:

@@ -56,7 +56,7 @@ def time_steps(job: Job, send: Send) -> None:
     # - `session_creation`, `checkpoint_load` and `checkpoint_save`: `ms` and `cpu_ms`,
     #   medians; `checkpoint_bytes`, `model_bytes`, those of mapped weights included.
     send("phase", name="calibrating this machine")
-    known = job.calibration and Calibration.from_message(job.calibration)
+    known = Calibration(**job.calibration) if job.calibration else None
     calibration = known or calibrate(job.threads)
     send("phase", name="creating sessions")
     files = [job.step_model or job.training_model, job.eval_model, job.optimizer_model]
