@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.fit.finalists import Surroundings, recipe_text
 from odtpack.recipe import BuildSpec, read_recipe
 from odtpack.recipe.key import cache_key, write_stamp
+from odtpack.spec import Head
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.schedules import ScheduleSpec
 from tests import zoo
 from tests.cli.conftest import arrays, assert_refused, tree
 from tests.programs import ran
@@ -425,12 +430,43 @@ def test_a_head_that_does_not_fit_is_refused_with_the_model(run: Run, prepared: 
     assert not (prepared / "package").exists()
 
 
-def test_a_recipe_that_is_written_again_keeps_its_head(prepared: Path) -> None:
-    head = 'pool = "mean"\nclasses = 3\nseed = 7\ninput = "hidden"'
-    spec = BuildSpec.of(read_recipe(written(prepared, head)))
-    around = Surroundings(folder=prepared, package="package")
-    (prepared / "recipe.toml").write_text(recipe_text(spec, 8, around))
-    assert BuildSpec.of(read_recipe(prepared / "recipe.toml")).head == spec.head
+SAID: dict[str, Any] = {
+    "loss": "mse", "head": Head(pool="mean", classes=3, seed=7, input="hidden"),
+    "loss_options": {"label_smoothing": 0.5}, "optimizer": "sgd", "train": ("head.*",),
+    "freeze": ("a.*", "b"), "freeze_rows": ("table=1:3",), "untie": ("t",),
+    "stop_gradient": ("s",), "adapter": "lora", "adapter_on": ("q",), "adapter_feedforward": ("f",),
+    "adapter_rank": 4, "adapter_alpha": 2.0, "adapter_dropout": 0.5, "adapter_seed": 3,
+    "adapter_tokens": 5, "loss_inputs": ("y",),
+    "losses": (("aux", "mse", 0.5, ("z",), {"reduction": "sum"}),), "inputs": ("sr=16000", "w=1,2"),
+    "sizes": ("tokens=512",), "outputs": ("o",), "prediction": False,
+    "optimizer_options": {"weight_decay": 0.5}, "clip_norm": 1.5, "clip_value": 0.25,
+    "privacy_clip": 2.0, "privacy_noise": 1.25, "groups": (("fc.*", 10.0, None),),
+    "decay_vectors": False, "accumulation_steps": 2,
+    "schedule": ScheduleSpec("linear", {"total_steps": 9}),
+    "runtime": "webgpu", "sessions": "small", "threads": 2, "precision": "mixed",
+    "frozen_storage": "int8", "base": "int4", "segments": True,
+    "ort_format": OrtFormat((Style.RUNTIME,), (Platform.ARM,)), "nominal": True,
+    "self_check": False, "memory_budget": "60 MB", "step_model": "never", "native": True,
+    "memory_batch": 4, "memory_sizes": ("tokens=9",), "onnxruntime": "1.20",
+}  # fmt: skip
+"""A value of each option that is not its default."""
+
+
+@pytest.mark.parametrize("name", [each.name for each in dataclasses.fields(BuildSpec)][1:])
+def test_a_recipe_that_is_written_again_says_the_same(name: str, tmp_path: Path) -> None:
+    """As ``odtpack fit`` writes it."""
+    more = {"memory_budget": "9 MB"} if name.startswith("memory_") else {}
+    more |= {"loss": "cross_entropy"} if name.startswith("loss_") else {}
+    plain = BuildSpec(tmp_path / "m.onnx", **more)
+    value = str(tmp_path / "other") if name == "like" else SAID[name]
+    spec = dataclasses.replace(plain, **{name: value})
+    assert spec.canonical_json() != plain.canonical_json()
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_text(spec, 8, Surroundings(tmp_path, "package")))
+    found = BuildSpec.of(read_recipe(path))
+    if found.memory_batch == 8:  # which a recipe says with its batch
+        found = dataclasses.replace(found, memory_batch=None)
+    assert found.canonical_json() == spec.canonical_json()
 
 
 # A replay takes budgets, devices and batch from a recipe.

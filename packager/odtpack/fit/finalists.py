@@ -308,6 +308,7 @@ def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict
         "model": relative(settings.model, around.folder),
         "package": around.package,
         **settings.said(""),
+        "inputs": dict(each.split("=", 1) for each in settings.inputs),
         "budgets": budgets,
         "head": {} if settings.head is None else dataclasses.asdict(settings.head),
         "loss": loss,
@@ -316,6 +317,7 @@ def _content(settings: BuildSpec, batch_size: int, around: Surroundings) -> dict
         "adapter": settings.said("adapter"),
         "optimizer": {**optimizer, **settings.said("optimizer")},
         "clip": settings.said("clip"),
+        "privacy": settings.said("privacy"),
         "groups": [
             {"parameters": pattern, "learning_rate_scale": scale, "weight_decay": decay}
             for pattern, scale, decay in settings.groups

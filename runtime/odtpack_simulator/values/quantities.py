@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -77,20 +78,16 @@ ThreadedFigure = Annotated[
 ]
 
 
-class _In:
+def _in(dimension: str, at_most: float = math.inf) -> AfterValidator:
     """Validator: the figure's unit is one of the dimension."""
 
-    def __init__(self, dimension: str, at_most: float | None = None) -> None:
-        self.dimension = dimension
-        self.at_most = at_most
-
-    def __call__(self, figure: Any) -> Any:
-        if isinstance(figure, Quantity):
-            interval = figure.interval(self.dimension)
-            if self.at_most is not None and interval.high > self.at_most:
-                msg = f"cannot be more than {self.at_most:g}, found {interval.high:g}"
-                raise ValueError(msg)
+    def check(figure: Any) -> Any:
+        if isinstance(figure, Quantity) and (high := figure.interval(dimension).high) > at_most:
+            msg = f"cannot be more than {at_most:g}, found {high:g}"
+            raise ValueError(msg)
         return figure
+
+    return AfterValidator(check)
 
 
 def _whole(figure: Any) -> Any:
@@ -100,18 +97,18 @@ def _whole(figure: Any) -> Any:
     return figure
 
 
-Bytes = Annotated[KnownFigure, AfterValidator(_In("bytes"))]
-Bandwidth = Annotated[KnownFigure, AfterValidator(_In("bandwidth"))]
-Frequency = Annotated[KnownFigure, AfterValidator(_In("frequency"))]
-Count = Annotated[KnownFigure, AfterValidator(_In("count", at_most=1024)), AfterValidator(_whole)]
-Duration = Annotated[KnownFigure, AfterValidator(_In("duration"))]
-Power = Annotated[KnownFigure, AfterValidator(_In("power"))]
-Energy = Annotated[KnownFigure, AfterValidator(_In("energy"))]
-Ratio = Annotated[KnownFigure, AfterValidator(_In("ratio"))]
-Fraction = Annotated[KnownFigure, AfterValidator(_In("ratio", at_most=1.0))]
-Rate = Annotated[KnownFigure, AfterValidator(_In("compute"))]
+Bytes = Annotated[KnownFigure, _in("bytes")]
+Bandwidth = Annotated[KnownFigure, _in("bandwidth")]
+Frequency = Annotated[KnownFigure, _in("frequency")]
+Count = Annotated[KnownFigure, _in("count", at_most=1024), AfterValidator(_whole)]
+Duration = Annotated[KnownFigure, _in("duration")]
+Power = Annotated[KnownFigure, _in("power")]
+Energy = Annotated[KnownFigure, _in("energy")]
+Ratio = Annotated[KnownFigure, _in("ratio")]
+Fraction = Annotated[KnownFigure, _in("ratio", at_most=1.0)]
+Rate = Annotated[KnownFigure, _in("compute")]
 """A processor rate that needs no number of threads."""
-Compute = Annotated[ThreadedFigure, AfterValidator(_In("compute"))]
+Compute = Annotated[ThreadedFigure, _in("compute")]
 
 
 def bounds(figure: Quantity | Unknown | None, dimension: str) -> Interval | None:
