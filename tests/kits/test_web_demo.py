@@ -12,11 +12,11 @@ import pytest
 
 from examples.web_demo.build import CLASSES, build
 from examples.web_demo.serve import serve
-from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_simulator.measure.measured_profile import imported_profile
 from odtpack_simulator.measure.measurements import load_measurements
 from tests.kits import javascript
 from tests.kits.harness import needs
+from tests.packaging_tools import open_training
 from tests.reports.browser import CHROMIUM, Browser
 
 pytestmark = [
@@ -151,9 +151,8 @@ def steps_of(page: Browser, package: Path, tmp_path: Path) -> int:
     page.evaluate("document.getElementById('download').click()")
     saved = tmp_path / "trained.ckpt"
     wait_for(saved)
-    state = CheckpointState.load_checkpoint(saved)
-    module = Module(package / "training_model.onnx", state, package / "eval_model.onnx")
-    return Optimizer(package / "optimizer_model.onnx", module).step_count
+    _, _, optimizer = open_training(package, checkpoint=saved)
+    return optimizer.step_count
 
 
 @pytest.mark.parametrize("gpu", [True, False])

@@ -21,6 +21,7 @@ from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.training.loop import train_step
+from tests.packaging_tools import open_training
 from tests.refused import refused
 
 RANDOM = np.random.default_rng(0)
@@ -58,9 +59,7 @@ def test_a_step_is_that_of_the_settled_model(state: str, tmp_path: Path) -> None
     package = Package.open(tmp_path / "p")
     given = [X, TARGET] if state == "zeros" else [X, STATE, TARGET]
     assert [len(each.shape) for each in package.manifest.inputs] == [each.ndim for each in given]
-    parameters = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, parameters, package.eval_model)
-    optimizer = Optimizer(package.optimizer_model, module)
+    parameters, module, optimizer = open_training(package.path)
     optimizer.set_learning_rate(0.1)
     loss = train_step(module, optimizer, [given])
 

@@ -6,7 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from odtpack.errors import OdtpackError
@@ -14,6 +13,7 @@ from odtpack.update.install import install
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from tests.cli.conftest import arrays, assert_refused, tree
+from tests.packaging_tools import losses_of_steps
 from tests.recipe.conftest import Run, Write
 
 NAMES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
@@ -34,13 +34,7 @@ def losses(path: Path) -> list[float]:
     module = Module(opened.training_model, state, opened.eval_model)
     optimizer = Optimizer(opened.optimizer_model, module)
     data = arrays()
-    found = []
-    module.train()
-    for _ in range(3):
-        found.append(float(np.asarray(module(data["input"], data["labels"]))))
-        optimizer.step()
-        module.lazy_reset_grad()
-    return found
+    return losses_of_steps(module, optimizer, [(data["input"], data["labels"])] * 3)
 
 
 @pytest.mark.parametrize("ort", [False, True])

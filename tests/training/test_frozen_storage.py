@@ -16,11 +16,11 @@ from odtpack import choices
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.package import parameters as storage
-from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime import OdtpackError as RuntimeOdtpackError
 from odtpack_runtime.package.package import Package
 from tests import zoo
-from tests.packaging_tools import batch, losses_of_steps
+from tests.packaging_tools import batch, losses_of_steps, open_training
 from tests.refused import refused
 
 HEADS = {"mobilenet": "classifier.*", "transformer": "classifier.*"}
@@ -72,12 +72,7 @@ def test_results_are_those_of_the_expanded_weights(
     build_package(twin, tmp_path / "float32", loss="cross_entropy", train=[HEADS[name]])
     results, exports = [], []
     for folder in (tmp_path / "small", tmp_path / "float32"):
-        state = CheckpointState.load_checkpoint(folder / "checkpoint")
-        module = Module(
-            folder / "training_model.onnx", state, folder / "eval_model.onnx",
-            session_options=options,
-        )  # fmt: skip
-        optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+        state, module, optimizer = open_training(folder, options)
         losses = losses_of_steps(module, optimizer, [(x, labels)] * 3)
         module.eval()
         losses.append(float(module(x, labels)[0]))

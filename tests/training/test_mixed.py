@@ -18,9 +18,10 @@ from benchmarks.decoder.model import Shape, write_model
 from odtpack.build import build_package
 from odtpack.optimizers import AdamW
 from odtpack.passes.mixed import GROWS_AFTER
-from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
 from tests import zoo
+from tests.packaging_tools import open_training
 from tests.refused import refused
 from tests.training.test_not_finite import contents, opened, package_of
 
@@ -225,9 +226,7 @@ def test_the_scale_is_saved_and_resumed(tmp_path: Path) -> None:
     for _ in range(3):
         optimizer.step_on(*batch)
     CheckpointState.save_checkpoint(module.state, tmp_path / "c", include_optimizer_state=True)
-    state = CheckpointState.load_checkpoint(tmp_path / "c")
-    again = Module(package.training_model, state, package.eval_model)
-    resumed = Optimizer(package.optimizer_model, again)
+    state, again, resumed = open_training(package.path, checkpoint=tmp_path / "c")
     assert contents(again) == contents(module)
     assert (state.parameters[SCALE].data, state.parameters[GOOD].data) == (2.0**24, 2)
     for each in (optimizer, resumed):

@@ -25,6 +25,7 @@ from odtpack_runtime.files.atomic import locked
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
+from tests.packaging_tools import open_training
 from tests.refused import refused
 
 posix = pytest.mark.skipif(os.name != "posix", reason="flock")
@@ -172,9 +173,7 @@ def test_a_second_call_during_a_step_is_busy_and_changes_nothing(
     for name, call in calls.items():
         kept = []
         for disturbed in (False, True):
-            state = CheckpointState.load_checkpoint(package.checkpoint)
-            module = Module(package.training_model, state, package.eval_model)
-            optimizer = Optimizer(package.optimizer_model, module)
+            state, module, optimizer = open_training(package.path)
             codes: list[str | None] = []
             began = threading.Event()
 
@@ -201,9 +200,7 @@ def test_a_second_call_during_a_step_is_busy_and_changes_nothing(
 
 @pytest.mark.parametrize("_", range(5))
 def test_close_during_a_step_waits_and_ends_the_training(package: Package, _: int) -> None:
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state, package.eval_model)
-    optimizer = Optimizer(package.optimizer_model, module)
+    state, module, optimizer = open_training(package.path)
     states: list[bytes] = []
     codes: list[str] = []
     begun = threading.Event()

@@ -33,6 +33,7 @@ from odtpack_simulator.replay.replay import (
     write_data,
 )
 from odtpack_simulator.result import SimulationResult
+from tests.packaging_tools import open_training
 from tests.refused import refused
 from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
@@ -64,9 +65,7 @@ def measured(mlp: Case, tmp_path_factory: pytest.TempPathFactory) -> ReplayResul
 def train_here(case: Case, job: Job) -> tuple[list[float], list[float], list[float]]:
     """Losses, evaluation losses and accuracies of the same training in this process."""
     package = case.package
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state, package.eval_model)
-    optimizer = Optimizer(package.optimizer_model, module)
+    _, module, optimizer = open_training(package.path)
     optimizer.set_learning_rate(job.learning_rate)
 
     def evaluate() -> tuple[float, float]:
