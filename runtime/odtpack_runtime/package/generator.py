@@ -16,7 +16,6 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_runtime.package.adapter import adapter_of, read_adapter
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.package.packed import open_decoder
 from odtpack_runtime.session.options import session_of
 from odtpack_runtime.session.options import session_options as make_options
 from odtpack_runtime.session.session import first_line
@@ -59,6 +58,8 @@ class Generator:
     def __init__(
         self, package: Package, session_options: onnxruntime.SessionOptions | None = None
     ) -> None:
+        from odtpack_runtime.package.packed import open_decoder
+
         self._package = package
         options = session_options
         if options is None:
