@@ -156,14 +156,16 @@ def step_times(job: Job, trainer: Trainer) -> tuple[list[float], list[float]]:
     return times, waited
 
 
-def profiled_step(job: Job, batches: Batches) -> tuple[int, list[NodeRun]]:
+def profiled_step(
+    job: Job, batches: Batches, *, seconds: float = _PROFILED_SECONDS, most: int = _PROFILED_STEPS
+) -> tuple[int, list[NodeRun]]:
     """Number of profiled steps, and the nodes of a typical one, training before optimizer."""
     trainer = open_trainer(job, batches, profile=True)
     source = whole_steps(job)
     trainer.step(next(source))  # the first one is not like the others
     made = 1
-    end = time.perf_counter() + _PROFILED_SECONDS
-    while made < 1 + _PROFILED_STEPS and (made == 1 or time.perf_counter() < end):
+    end = time.perf_counter() + seconds
+    while made < 1 + most and (made == 1 or time.perf_counter() < end):
         trainer.step(next(source))
         made += 1
     del trainer
