@@ -252,6 +252,9 @@ COMPUTED = {
     },
     "packager/odtpack/text.py": {"template-invalid", "tokenizer-invalid"},
     "runtime/odtpack_runtime/checkpoint/flatbuffer.py": {"checkpoint-corrupt"},
+    "runtime/odtpack_simulator/values/part.py": {
+        *("recipe-invalid", "budgets-invalid", "fleet-invalid")
+    },
     "runtime/odtpack_runtime/errors.py": set(),  # the callers of unreadable() say which
     "runtime/odtpack_runtime/training/parameter_vector.py": {
         "loss-not-finite",
