@@ -157,8 +157,8 @@ def threaded_step(
 
     Each node gains what it gained at the larger batch size; operators that run in one thread
     gain nothing, however the two timings scattered. The step with more threads at the larger batch
-    size (``threaded``), reckoned so, is held to the measured one, and what it is off by is taken
-    to be the same share here. The rest is as for :func:`step_between`, with one thread.
+    size (``threaded``) is both predicted in this way and measured. Its relative error is assumed
+    here, too. The rest is as for :func:`step_between`, with one thread.
     """
     times, rest = nodes_between(small, large, costs, curves, works)
     alone, rest_alone = calibrated_nodes(*large, costs)

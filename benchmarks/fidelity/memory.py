@@ -42,7 +42,7 @@ NEAR = 0.03
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What the prediction said of a limit, and what a training held to it did."""
+    """The prediction for a memory limit, and the outcome of a training under that limit."""
 
     share: float  # the limit, as a share of the measured need
     limit_bytes: int

@@ -243,7 +243,8 @@ def copy_node(node: ir.Node, op: Ops) -> ir.Node:
         name=op.fresh_name(node.name or node.op_type),
     )
     for old, new in zip(node.outputs, copy.outputs, strict=True):
-        typed(new, old).name = op.fresh_name(old.name) if old.name else old.name
+        typed(new, old)
+        new.name = op.fresh_name(old.name) if old.name else old.name
     return copy
 
 

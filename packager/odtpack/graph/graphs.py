@@ -302,7 +302,8 @@ def redirect(readers: Iterable[tuple[ir.Node, int]], value: ir.Value) -> None:
 def replace(old: ir.Value, new: ir.Value, nodes: Iterable[ir.Node]) -> None:
     """Let ``new`` take the name and the place of ``old``, and remove ``nodes``, last first."""
     name, old.name = old.name, None
-    typed(new, old).name = name
+    typed(new, old)
+    new.name = name
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     for node in nodes:
         if node.graph is not None:

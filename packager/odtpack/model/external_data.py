@@ -8,15 +8,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx.checker
 import onnx.external_data_helper
-import onnx_ir as ir
 
 from odtpack.errors import OdtpackError
 from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, fields, header
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 def tensors(message: Any) -> Iterator[onnx.TensorProto]:
@@ -88,6 +90,8 @@ def require_none(proto: onnx.ModelProto) -> None:
 
 def load_into(model: ir.Model) -> ir.Model:
     """Read the external initializers of a model in memory where they are; return the model."""
+    import onnx_ir as ir  # not needed by `odtpack cache-key`, which runs before each build
+
     try:
         for graph in model.graphs():
             for value in graph.initializers.values():

@@ -72,6 +72,8 @@ class Loss(Block):
 
 
 class _OfTarget(Loss):
+    """A loss of a prediction and a target."""
+
     def build(self, loss_input_name: str, target_name: str = "target") -> str:  # type: ignore[override]
         """Write the loss."""
         return self._build([loss_input_name, target_name])

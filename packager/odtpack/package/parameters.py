@@ -447,7 +447,7 @@ class Parameter:
     dtype: ir.DataType
     # frozen weights in another storage: the value as the checkpoint holds it
     stored: ir.TensorProtocol | None = None
-    scale: str | None = None  # name of the parameter by which `stored` is to be multiplied
+    scale: str | None = None  # name of the parameter that multiplies `stored`
     module: str | None = None  # its name in the exported module, where the exporter made up `name`
 
     def value(self) -> np.ndarray:

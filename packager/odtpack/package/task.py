@@ -49,7 +49,7 @@ Remark = Callable[[str], None]
 
 
 def silent(_sentence: str) -> None:
-    """Where nobody listens to remarks."""
+    """Take a remark and drop it."""
 
 
 Accumulator = Callable[[ir.Value, ir.Value, ir.Value], ir.Value]

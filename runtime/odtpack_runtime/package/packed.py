@@ -155,13 +155,18 @@ def _pack(stage: Path, options: onnxruntime.SessionOptions) -> None:
     """Pack the weights of a decoder part by part, behind the others in the file."""
     data = memoryview((stage / _MODEL).read_bytes())
     (graph,) = messages(data, MODEL_GRAPH)
-    given = {*map(value_name, messages(graph, INPUTS))}  # an adapter's tensors are no constants
+    given = {*map(value_name, messages(graph, INPUTS))}  # an adapter's tensors are not constants
     tensors = {tensor_name(each): each for each in messages(graph, INITIALIZERS)}
     tensors = {name: tensor for name, tensor in tensors.items() if name not in given}
+    known = {value_name(v): v for number in (INPUTS, VALUE_INFO) for v in messages(graph, number)}
+    head = [
+        data[f.start : f.end] for f in fields(data) if f.number in (MODEL_IR_VERSION, MODEL_OPSETS)
+    ]
     entries: dict[str, list[Piece]] = {}
     with (stage / _WEIGHTS).open("ab") as weights:
         for nodes in _parts(graph, tensors):
-            (stage / _PART).write_bytes(b"".join(_model_of(nodes, data, graph, tensors)))
+            model = [*head, *bytes_field(MODEL_GRAPH, _graph_of(nodes, tensors, known))]
+            (stage / _PART).write_bytes(b"".join(model))
             _save(stage / _PART, options, (_WEIGHTS,), stage / f"{_PACKED}.onnx", packed=True)
             packed = memoryview((stage / f"{_PACKED}.onnx").read_bytes())
             with (stage / f"{_PACKED}.weights").open("rb") as source:
@@ -206,11 +211,10 @@ def _parts(graph: memoryview, tensors: Mapping[str, memoryview]) -> Iterator[lis
         yield part
 
 
-def _model_of(
-    nodes: Sequence[Node], model: memoryview, graph: memoryview, tensors: Mapping[str, memoryview]
+def _graph_of(
+    nodes: Sequence[Node], tensors: Mapping[str, memoryview], known: Mapping[str, memoryview]
 ) -> list[Piece]:
-    """Return a model of these products alone."""
-    known = {value_name(v): v for number in (INPUTS, VALUE_INFO) for v in messages(graph, number)}
+    """Return a graph of these products alone; ``known`` are the values that have a type."""
     made = {name for node in nodes for name in node.outputs}
     weights: dict[str, memoryview] = {}
     values: dict[str, list[Piece]] = {}
@@ -233,8 +237,7 @@ def _model_of(
         pieces += bytes_field(INITIALIZERS, [tensor])
     for each in values.values():
         pieces += each
-    head = (f for f in fields(model) if f.number in (MODEL_IR_VERSION, MODEL_OPSETS))
-    return [*(model[f.start : f.end] for f in head), *bytes_field(MODEL_GRAPH, pieces)]
+    return pieces
 
 
 def _entries(tensor: memoryview) -> dict[str, str]:

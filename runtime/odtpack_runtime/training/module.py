@@ -159,6 +159,7 @@ class Module:
             signature = step.graph
             trained = tuple(name for name in signature.parameters if name in step.updates)
         others = [GraphSignature.read(*model, *known) for model in models[1:]]
+        del known  # the arrays that place() below replaces, and whose memory it gives back
         if self._segments is not None:
             self._segments.check_inputs(each.inputs for each in (signature, *others))
         eval_signature = others[0] if others else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final
-
-import onnx
+from typing import TYPE_CHECKING, Final
 
 from odtpack_runtime.package.manifest import Manifest, ParameterInfo
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX, GRADIENT_SUFFIX
+
+if TYPE_CHECKING:  # a timing run does not load it
+    import onnx
 
 # Which trained parameters lie near the input, and a training model that leaves some of them out.
 #
@@ -174,7 +175,7 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     """Bodies of a node, by the names of its attributes."""
     for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
+        if attribute.type == attribute.GRAPH:
             yield attribute.name, attribute.g
 
 
