@@ -59,14 +59,17 @@ def need_and_plan(
         "threads": 1, "learning_rate": 1e-3, "evaluation": True, "evaluate_first": True,
         "resume": 2, "save": "saved", "plain": loop == "train",
     }  # fmt: skip
-    found = kit.measure(job, folder)
-    peaks = [phase["peak_anonymous_bytes"] for phase in found["phases"].values()]
+    needs = []
+    for _ in range(5):  # a thread looks each 200 us; waiting for a processor, it misses a peak
+        found = kit.measure(job, folder)
+        peaks = [phase["peak_anonymous_bytes"] for phase in found["phases"].values()]
+        needs.append(max(peaks) - found["before_anonymous_bytes"])
     opened = Package.open(package)
     use = session_use(opened.manifest, "cpp", loop)
     assert found["kernels"] is use.native
     shapes = {name: array.shape for name, array in data.items()}
     planned = plan_memory(opened, shapes, **use._asdict()).peak.nbytes
-    return max(peaks) - found["before_anonymous_bytes"], planned
+    return max(needs), planned
 
 
 @pytest.mark.parametrize("network", [zoo.mlp, lambda: zoo.mobilenet_v2(size=64, width_mult=0.5)])

@@ -23,8 +23,8 @@ double Seconds(Work work) {
 
 /// A model of one operator without attributes on float32 tensors, the last of which is its result.
 inline std::string OneOperator(const std::string& kind, const std::vector<Shape>& shapes) {
-  const auto field = [](uint64_t number, const std::string& content) {
-    return Varint(number * 8 + 2) + Varint(content.size()) + content;
+  const auto field = [](int number, const std::string& content) {
+    return Field(static_cast<char>(number * 8 + 2), content);
   };
   std::string node, values;
   for (size_t i = 0; i < shapes.size(); ++i) {

@@ -84,7 +84,7 @@ struct Fields {
 
  private:
   static void Require(bool good) {
-    if (!good) throw Error("model-not-loadable", "The inference template is not a model.");
+    if (!good) throw Error("model-not-loadable", "A file of the package is not an ONNX model.");
   }
   uint64_t Number() {
     uint64_t number = 0, byte = 0x80;
@@ -98,6 +98,23 @@ struct Fields {
   }
 };
 
+inline std::string Field(char tag, std::string_view content) {
+  return tag + Varint(content.size()) + std::string(content);
+}
+
+/// The contents of all fields of a message that begin with a tag.
+inline std::vector<std::string_view> Contents(std::string_view message, char tag) {
+  std::vector<std::string_view> result;
+  for (Fields field{message, 0, {}, {}}; field.Next();)
+    if (field.tag == static_cast<uint64_t>(tag)) result.push_back(field.content);
+  return result;
+}
+
+inline std::string Content(std::string_view message, char tag) {
+  const auto all = Contents(message, tag);
+  return all.empty() ? std::string() : std::string(all.back());
+}
+
 /// The template with only the wanted ones of its outputs.
 inline std::string WithOutputs(std::string_view model, std::set<std::string> wanted) {
   std::string result;
@@ -108,13 +125,10 @@ inline std::string WithOutputs(std::string_view model, std::set<std::string> wan
     }
     std::string graph;
     for (Fields inside{top.content, 0, {}, {}}; inside.Next();) {
-      std::string name;
-      for (Fields value{inside.tag == 0x62 ? inside.content : "", 0, {}, {}}; value.Next();) {
-        if (value.tag == 0x0A) name = value.content;
-      }
-      if (inside.tag != 0x62 || wanted.erase(name) > 0) graph += inside.whole;
+      if (inside.tag != 0x62 || wanted.erase(Content(inside.content, '\x0A')) > 0)
+        graph += inside.whole;
     }
-    result += '\x3A' + Varint(graph.size()) + graph;
+    result += Field('\x3A', graph);
   }
   if (wanted.empty()) return result;
   throw Error("unknown-output", "The inference model has no output '" + *wanted.begin() + "'.");

@@ -50,23 +50,6 @@ constexpr char kModelGraph = '\x3A', kNode = '\x0A', kInitializer = '\x2A', kGra
                kGraphOutput = '\x62', kValueInfo = '\x6A', kExternalData = '\x6A',
                kName = '\x0A';
 
-inline std::string Field(char tag, std::string_view content) {
-  return tag + Varint(content.size()) + std::string(content);
-}
-
-/// The contents of all fields of a message that begin with a tag.
-inline std::vector<std::string_view> Contents(std::string_view message, char tag) {
-  std::vector<std::string_view> result;
-  for (Fields field{message, 0, {}, {}}; field.Next();)
-    if (field.tag == static_cast<uint64_t>(tag)) result.push_back(field.content);
-  return result;
-}
-
-inline std::string Content(std::string_view message, char tag) {
-  const auto all = Contents(message, tag);
-  return all.empty() ? std::string() : std::string(all.back());
-}
-
 /// The fields of a message that begin with one of these tags, as they are.
 inline std::string Whole(std::string_view message, const std::string& tags) {
   std::string result;
@@ -82,11 +65,12 @@ class PackedParts {
  public:
   PackedParts(const Ort::Env& env, const Ort::SessionOptions& options, const fs::path& stage)
       : env_(env), options_(options), stage_(stage), model_(*Map(stage / "decoder.onnx")),
-        graph_(Content(model_, kModelGraph)), weights_(Open(stage / "decoder.weights", "abe")) {
+        graph_(Content(model_, kModelGraph)), weights_(Open(stage / "decoder.weights", "abe")),
+        end_(fs::file_size(stage / "decoder.weights")) {
     for (const char tag : {kGraphInput, kValueInfo})
       for (const std::string_view value : Contents(graph_, tag))
         values_.emplace(Content(value, kName), value);
-    std::set<std::string> given;  // an adapter's tensors are no constants
+    std::set<std::string> given;  // an adapter's tensors are not constants
     for (const std::string_view value : Contents(graph_, kGraphInput))
       given.insert(Content(value, kName));
     for (const std::string_view tensor : Contents(graph_, kInitializer))
@@ -216,13 +200,12 @@ class PackedParts {
     while (std::getline(places, place, '|')) {
       const size_t offset = std::stoull(place), semicolon = place.find(';') + 1;
       const size_t length = std::stoull(place.substr(semicolon));
-      Check(std::fseek(weights_.get(), 0, SEEK_END) == 0);
-      const auto end = static_cast<size_t>(std::ftell(weights_.get()));
-      const std::string fill((kPage - end % kPage) % kPage, '\0');
+      const std::string fill((kPage - end_ % kPage) % kPage, '\0');
       Write(weights_, fill.data(), fill.size());
       const std::string_view bytes = from.substr(offset, length);
       Write(weights_, bytes.data(), bytes.size());
-      result += "|" + std::to_string(end + fill.size()) + place.substr(semicolon - 1);
+      result += "|" + std::to_string(end_ + fill.size()) + place.substr(semicolon - 1);
+      end_ += fill.size() + bytes.size();
     }
     return result;
   }
@@ -232,6 +215,7 @@ class PackedParts {
   fs::path stage_;
   std::string model_, graph_;
   File weights_;
+  uint64_t end_;  // of that file
   std::map<std::string, std::string_view> tensors_, values_;
   std::map<std::string, std::string> entries_;
 };

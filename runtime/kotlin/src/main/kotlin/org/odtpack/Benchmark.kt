@@ -5,7 +5,6 @@ package org.odtpack
 import ai.onnxruntime.OrtEnvironment
 import ai.onnxruntime.OrtException
 import ai.onnxruntime.OrtSession.SessionOptions
-import java.io.ByteArrayOutputStream
 import java.io.File
 import java.io.IOException
 import java.io.RandomAccessFile
@@ -142,10 +141,7 @@ private fun operatorSeconds(
 
 /** A model of one operator without attributes on float32 tensors, the last of which is its result. */
 private fun oneOperator(kind: String, count: Int): ByteArray {
-    fun field(number: Int, content: ByteArray): ByteArray = ByteArrayOutputStream().apply {
-        field(number * 8 + 2, content.size.toLong())
-        write(content, 0, content.size)
-    }.toByteArray()
+    fun field(number: Int, content: ByteArray) = nested(number * 8 + 2, content)
     val float = field(2, field(1, byteArrayOf(0x08, 0x01))) // of any shape
     val names = (0 until count).map { field(1, "t$it".toByteArray()) }
     val node = names.dropLast(1).fold(ByteArray(0), ByteArray::plus) +

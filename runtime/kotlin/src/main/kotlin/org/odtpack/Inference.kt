@@ -35,8 +35,7 @@ internal fun inferenceModel(
         val head = ByteArrayOutputStream()
         for (size in tensor.shape) head.field(0x08, size)
         head.field(0x10, tensor.type.code.toLong())
-        head.field(0x42, name.size.toLong())
-        head.write(name, 0, name.size)
+        head.put(0x42, name)
         head.field(0x4A, bytes.remaining().toLong())
         val inner = ByteArrayOutputStream()
         inner.field(0x2A, head.size().toLong() + bytes.remaining())
@@ -79,9 +78,25 @@ internal fun ByteArrayOutputStream.field(tag: Int, value: Long) {
     write(rest.toInt())
 }
 
+internal fun ByteArrayOutputStream.put(tag: Int, content: ByteArray) {
+    field(tag, content.size.toLong())
+    write(content, 0, content.size)
+}
+
+internal fun nested(tag: Int, content: ByteArray): ByteArray =
+    ByteArrayOutputStream().apply { put(tag, content) }.toByteArray()
+
+internal fun ByteBuffer.each(tag: Int): List<ByteBuffer> =
+    fields(duplicate()).filter { it.first == tag.toLong() }.map { it.third }
+
+internal fun ByteBuffer.texts(tag: Int): List<String> =
+    each(tag).map { Charsets.UTF_8.decode(it.duplicate()).toString() }
+
+internal fun ByteBuffer.text(tag: Int): String = texts(tag).lastOrNull().orEmpty()
+
 /** The fields of a protobuf message: tag, the field with tag and length, and without. */
 internal fun fields(message: ByteBuffer): List<Triple<Long, ByteBuffer, ByteBuffer>> {
-    val bad = { fail("model-not-loadable", "The inference template is not a model.") }
+    val bad = { fail("model-not-loadable", "A file of the package is not an ONNX model.") }
     val part = { start: Int, end: Int ->
         message.duplicate().apply {
             limit(end)
@@ -124,7 +139,7 @@ private fun withOutputs(
             continue
         }
         val kept = fields(content).filter { (of, _, value) ->
-            of != 0x62L || wanted.remove(nameOf(value))
+            of != 0x62L || wanted.remove(value.text(0x0A))
         }.map { it.second }
         val head = ByteArrayOutputStream()
         head.field(0x3A, kept.sumOf { it.remaining().toLong() })
@@ -133,7 +148,3 @@ private fun withOutputs(
     }
     wanted.firstOrNull()?.let { fail("unknown-output", "The inference model has no output '$it'.") }
 }
-
-private fun nameOf(value: ByteBuffer): String =
-    fields(value).findLast { it.first == 0x0AL }
-        ?.let { Charsets.UTF_8.decode(it.third).toString() }.orEmpty()

@@ -239,20 +239,4 @@ private class PackedParts(
     }
 }
 
-private fun ByteBuffer.each(tag: Int) =
-    fields(duplicate()).filter { it.first == tag.toLong() }.map { it.third }
-
-private fun ByteBuffer.texts(tag: Int) =
-    each(tag).map { Charsets.UTF_8.decode(it.duplicate()).toString() }
-
-private fun ByteBuffer.text(tag: Int) = texts(tag).lastOrNull().orEmpty()
-
 private fun ByteBuffer.bytes() = ByteArray(remaining()).also { duplicate().get(it) }
-
-private fun ByteArrayOutputStream.put(tag: Int, content: ByteArray) {
-    field(tag, content.size.toLong())
-    write(content)
-}
-
-private fun nested(tag: Int, content: ByteArray) =
-    ByteArrayOutputStream().apply { put(tag, content) }.toByteArray()
