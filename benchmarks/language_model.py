@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--generate", action="store_true", help="in the C++ kit, after the steps")
     parser.add_argument("--native", action="store_true", help="with native kernels; Python takes "
                         "those of ODTPACK_NATIVE or of the wheel")  # fmt: skip
+    parser.add_argument("--keep-products", type=int, default=0, metavar="N", help="in N segments")
     parser.add_argument("--record", action="store_true", help="keep what the C++ kit takes")
     parser.add_argument("--timeline", type=Path, help="draw the memory of a length there, as SVG")
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
@@ -107,11 +108,10 @@ def main() -> None:
         taken = [statistics.median(e[key] for e in each) if each else None
                  for each in (steps, forwards)]  # fmt: skip
         if given.record:
-            kept = {"kernels": figures["anonymous"]} if given.native else figures
+            kept = {_way(given): figures["anonymous"]} if _way(given) != "plain" else figures
             page.keep(given.shape, tokens, kept)
         if given.record and forwards:
-            way = "kernels" if given.native else "plain"
-            page.keep_times(given.shape, tokens, way, *taken, max(rates), processor())
+            page.keep_times(given.shape, tokens, _way(given), *taken, max(rates), processor())
         times = [f"{each:.2f} s" if each else "" for each in taken]
         times.append(f"{taken[0] / taken[1]:.2f}" if taken[0] and taken[1] else "")
         print(f"| {' | '.join([str(tokens), *shown, *times])} |", flush=True)
@@ -149,6 +149,7 @@ def _apart(
         if value is not None:
             command += [f"--{name}", str(value)]
     command += ["--native"] if given.native else []
+    command += ["--keep-products", str(given.keep_products)]
     done = subprocess.run(
         command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=_joining(group)
     )
@@ -268,9 +269,14 @@ class _Memory:
         }
 
 
+def _way(given: argparse.Namespace) -> str:
+    """What the record calls a package that is built like this."""
+    kept = f", {given.keep_products} kept" if given.keep_products else ""
+    return ("kernels" if given.native else "plain") + kept
+
+
 def _package(given: argparse.Namespace) -> Path:
-    name = "package-native" if given.native else "package"
-    return Path(given.folder / given.shape / name)
+    return Path(given.folder / given.shape / f"package-{_way(given).replace(', ', '-')}")
 
 
 def _build(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
@@ -281,7 +287,7 @@ def _build(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     build_package(
         folder / "model.onnx", _package(given), loss="next_token", segments=True,
-        loss_options={"words": WORDS}, native=given.native,
+        loss_options={"words": WORDS}, native=given.native, keep_products=given.keep_products,
         adapter=AdapterSpec("lora", tuple(f"*.{name}" for name in LINEARS), (), RANK, ALPHA),
     )  # fmt: skip
     return {"seconds": time.perf_counter() - start}

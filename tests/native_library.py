@@ -91,7 +91,7 @@ def refuses_bodies(model: onnx.ModelProto, *, unless: bool) -> None:
     if unless:
         check_functions(model, "here")
         return
-    with refused("package-limits", "no body, or another one"):
+    with refused("package-limits", "no body, or a body that"):
         check_functions(model, "here")
 
 

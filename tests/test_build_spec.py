@@ -96,6 +96,7 @@ GIVEN = {
     "nominal": ("formats.nominal = true", {"nominal": True}, True),
     "self_check": ("formats.self_check = false", {"self_check": False}, False),
     "segments": ("memory.segments = true", {"segments": True}, True),
+    "keep_products": ("memory.keep_products = 24", {"keep_products": 24}, 24),
     "native": ("formats.native = true", {"native": True}, True),
     "onnxruntime": ("target.onnxruntime = '1.20'", {"onnxruntime": "1.20"}, "1.20"),
 }  # fmt: skip

@@ -11,18 +11,19 @@ RECORD = Path(__file__).with_name("record.json")
 _PAGE = """# Files of exporters
 
 Generated from the record of `make exporters`, which repeats it. Small models of Hugging Face's
-transformers (two blocks of width 64 and more, four heads, two of them for keys, seeded weights)
-are written by each exporter, of the versions in `benchmarks/exporters/*.txt`. `odtpack build`
-adapts all linear layers of their blocks with LoRA, and ten steps of AdamW are made beside PEFT's,
-in float64, on the model that was exported, with what the codes of a quantized file stand for.
+transformers (two blocks of width 64 and more, four heads, two of them for keys, seeded weights;
+Whisper hears 8 frames, so that a batch without values between two codes can be found) are written
+by each exporter, of the versions in `benchmarks/exporters/*.txt`. `odtpack build` adapts all linear
+layers of their blocks with LoRA, and ten steps of AdamW are made beside PEFT's, in float64, on the
+model that was exported, with what the codes of a quantized file stand for.
 
 A figure is the largest distance of a parameter from PEFT's, after any step, as a share of the way
 that the parameter went: at most 3·10⁻⁴, and 3·10⁻² for files in float16.
 PEFT's model has what a file in float16 stores: weights and rotations in float16, norms often in
 float32. PEFT loads the adapter under its names.
-**{right} of {count} files are right, {refused} refused, {wrong} wrong**;
-{other} are neither, for the reason in their note, and {missing} times the
-exporter writes nothing (—); an empty cell was not tried. onnxruntime-genai, given the decoder of
+**{right} of {count} files are right, {refused} refused, {wrong} wrong**, and {other} compute
+something else than their model, as a note says; {missing} times the exporter writes nothing (—). An
+empty cell was not tried. onnxruntime-genai, given the decoder of
 the package and its adapter as `og.Adapters`, draws the tokens that odtpack draws:
 for {tokens} files of genai 0.18 in int4.
 

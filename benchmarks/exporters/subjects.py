@@ -16,7 +16,7 @@ from tests.adapters.written.models import HEADS, KEYS, LONGEST, SIZE, seeded
 WIDTH, BATCH, TOKENS, CLASSES = HEADS * SIZE, 3, 10, 4
 # genai's builder takes any layer as wide as this for the head.
 VOCABULARY = 160
-_FRAMES = 3000  # optimum knows no other length of Whisper's
+FRAMES = 8  # of a spectrogram of Whisper's, which have 3,000
 _SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _LLAMA = {
     "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 96,
@@ -68,7 +68,7 @@ class Subject:
             "position_ids": np.broadcast_to(places, ids.shape).copy(),
             "token_type_ids": np.zeros_like(ids),
             "pixel_values": random.normal(size=(BATCH, 3, 8, 8)).astype(np.float32),
-            "input_features": random.normal(size=(BATCH, 8, _FRAMES)).astype(np.float32),
+            "input_features": random.normal(size=(BATCH, 8, FRAMES)).astype(np.float32),
             "labels": labels if self.loss == "cross_entropy" else np.where(counts, ids, -100),
         }
 
@@ -143,7 +143,7 @@ SUBJECTS = {
                 {"vocab_size": VOCABULARY, "d_model": WIDTH, "num_mel_bins": 8,
                  "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": HEADS,
                  "decoder_attention_heads": HEADS, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96,
-                 "max_source_positions": _FRAMES // 2, "max_target_positions": LONGEST,
+                 "max_source_positions": FRAMES // 2, "max_target_positions": LONGEST,
                  "decoder_start_token_id": 1, **_SPECIAL},
                 ("model.*_proj", "model.*.fc?")),
     )

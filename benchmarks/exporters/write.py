@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.exporters.subjects import SUBJECTS, Subject
+from benchmarks.exporters.subjects import FRAMES, SUBJECTS, Subject
 from tests.adapters.written.models import save
 
 
@@ -42,7 +42,8 @@ def optimum(subject: Subject, model: Path, out: Path, suffix: str) -> None:
     if subject.head == "ForImageClassification":
         task = "image-classification"
     one_file = subject.head == "ForConditionalGeneration"
-    main_export(str(model), out, task=task, device="cpu", do_validation=False, monolith=one_file)
+    main_export(str(model), out, task=task, device="cpu", do_validation=False, monolith=one_file,
+                nb_max_frames=FRAMES)  # fmt: skip
 
 
 def olive(subject: Subject, model: Path, out: Path, kind: str) -> None:

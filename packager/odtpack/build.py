@@ -303,7 +303,7 @@ def _decoder(
         if inserted.spec.kind != "lora" or {*trained} != {*inserted.parameters} or spec.base:
             raise OdtpackError(
                 "decoder-unsupported",
-                "that takes LoRA alone, on weights as they are in the file",
+                "it needs LoRA, no other trained parameters and no --base",
             )
         return decoder_with_adapter(spec.model, _adapter_info(inserted))
     except OdtpackError as error:

@@ -193,12 +193,12 @@ class TextSpec:
     end: str | None = option(
         None,
         "Token after each answer of `plain` and after each `text`. Without it, the `eos_token`. "
-        "An empty one is none.",
+        "Empty: no token.",
         flag="--end", metavar="TOKEN", check=str,
     )  # fmt: skip
     pack: bool = option(
         False,
-        "Join short rows to samples of up to `length` tokens. Each row then sees those before it.",
+        "Join short rows to samples of up to `length` tokens. Each row then sees earlier ones.",
         flag="--pack",
     )
 
@@ -226,7 +226,7 @@ class AdapterSpec:
     )  # fmt: skip
     on: tuple[str, ...] = option(
         (),
-        "Patterns of the layers that the adapter goes on, by name without `.weight`. Without any, "
+        "Patterns of the layers to adapt, by name without `.weight`. Without any, "
         "`bitfit` takes all. `prompt` needs no layers.",
         key="adapter.on", flag="--on", metavar="GLOB", example="*.q_proj",
     )  # fmt: skip
@@ -266,9 +266,9 @@ class AdapterSpec:
         check_options(self)
         problem = example = ""
         if self.on and self.kind == "prompt":
-            problem, example = "prompt goes before the tokens, and on no layer", "--adapter prompt"
+            problem, example = "the adapter prompt takes no layers", "--adapter prompt"
         elif not self.on and self.kind not in ("bitfit", "prompt"):
-            problem, example = f"{self.kind} needs the layers that it goes on", "--on '*.q_proj'"
+            problem, example = f"{self.kind} needs the layers to adapt", "--on '*.q_proj'"
         elif self.feedforward and self.kind != "ia3":
             problem = f"{self.kind} has no feedforward layers, only ia3 has"
             example = "--adapter ia3"
@@ -327,29 +327,29 @@ class BuildSpec:
     )  # fmt: skip
     like: str | None = option(
         None,
-        "A file that says what trains: the list that `odtpack.names(module, 'names.txt')` writes "
-        "beside the export; or a `.safetensors` file that holds the trained tensors alone, which a "
-        "`state_dict` does not.",
+        "File with the names of the parameters to train: a list that "
+        "`odtpack.names(module, 'names.txt')` wrote, or a `.safetensors` file with the trained "
+        "tensors only, not a whole `state_dict`.",
         key="parameters.like", flag="--like", metavar="FILE", example="names.txt",
     )  # fmt: skip
     freeze_rows: tuple[str, ...] = option(
         (),
-        "Row of a parameter that stays as it is, as that of `padding_idx` in PyTorch does, which "
-        "ONNX does not record.",
+        "Row of a parameter that must not change, such as the row of PyTorch's `padding_idx`, "
+        "which ONNX does not record.",
         key="parameters.freeze_rows", flag="--freeze-row", metavar="NAME=ROW",
         example="embedding.weight=0",
     )  # fmt: skip
     untie: tuple[str, ...] = option(
         (),
-        "Patterns of tensors that several places of the model read, to give each place its own. "
+        "Patterns of shared tensors: each place that reads one gets a copy of its own. "
         "`odtpack inspect` lists them.",
         key="parameters.untie", flag="--untie", metavar="GLOB",
     )  # fmt: skip
     stop_gradient: tuple[str, ...] = option(
         (),
-        "Values of the model that no gradient passes, as `detach` in PyTorch, which exporters "
-        "leave out. `VALUE@OUTPUT` stops it only on the way into the node that computes OUTPUT. "
-        "Both may be patterns.",
+        "Values at which the gradient stops, as with `detach` in PyTorch, which exporters leave "
+        "out. `VALUE@OUTPUT` stops it only into the node that computes OUTPUT. Both may be "
+        "patterns.",
         key="stop_gradient", flag="--stop-gradient", metavar="VALUE",
     )  # fmt: skip
     adapter: choices.AdapterKind | None = option(
@@ -378,18 +378,18 @@ class BuildSpec:
     )  # fmt: skip
     inputs: tuple[str, ...] = option(
         (),
-        "What is not a sample for each element of the first axis: an input that is always the same "
-        "(`sr=16000`), a state that starts at zero with every batch (`state=zeros`), one that "
-        "is carried over from step to step (`state=carry:OUTPUT`, of fixed sizes; it lies in the "
-        "checkpoint, and no gradient goes back to the step before), or one whose samples lie on "
-        "another axis (`x=axis:1`). The models that train take no such inputs, and samples on "
-        "the first axis; the inference template is as the model was.",
+        "Input without one sample per element of the first axis: a constant (`sr=16000`), a "
+        "state that starts at zero in every batch (`state=zeros`), a state that is carried over "
+        "from step to step (`state=carry:OUTPUT`, of fixed sizes; it is in the checkpoint, and no "
+        "gradient flows to the previous step), or an input with samples on another axis "
+        "(`x=axis:1`). Training models take samples only, on the first axis; the inference "
+        "template keeps all inputs.",
         key="inputs", read=_read_inputs, flag="--input", metavar="NAME=VALUE", example="sr=16000",
     )  # fmt: skip
     sizes: tuple[str, ...] = option(
         (),
-        "An axis that is fixed before anything else, by its name (`batch=4`), or all axes of an "
-        "input (`input=1,512`).",
+        "Fixed size of a dynamic axis, by name (`batch=4`), or of all axes of an input "
+        "(`input=1,512`).",
         key="sizes", flag="--size", metavar="NAME=N[,N...]", example="tokens=512",
     )  # fmt: skip
     outputs: tuple[str, ...] = option(
@@ -452,9 +452,9 @@ class BuildSpec:
     )  # fmt: skip
     runtime: choices.Runtime = option(
         choices.STOCK,
-        "What runs the package: stock ONNX Runtime, the same on a GPU (`webgpu`: operators that "
-        "its WebGPU provider lacks are written with others), or onnxruntime-training 1.19 with "
-        "its own operators.",
+        "Runtime of the package: stock ONNX Runtime, the same on a GPU (`webgpu`: replaces "
+        "operators that the WebGPU provider lacks), or onnxruntime-training 1.19 with its own "
+        "operators.",
         key="target.runtime", flag="--target", manifest="target",
     )  # fmt: skip
     sessions: choices.Sessions = option(
@@ -469,9 +469,9 @@ class BuildSpec:
     )  # fmt: skip
     precision: choices.Precision = option(
         "model",
-        "What a training step computes in: the types of the model (`model`), or matrix products, "
-        "convolutions and what follows them in float16, with float32 parameters and a loss scale "
-        "that follows the gradients (`mixed`).",
+        "Number types of a training step: those of the model (`model`), or float16 for matrix "
+        "products, convolutions and what follows them, with float32 parameters and a dynamic "
+        "loss scale (`mixed`).",
         key="formats.precision", flag="--precision",
     )  # fmt: skip
     frozen_storage: choices.Storage | None = option(
@@ -488,6 +488,12 @@ class BuildSpec:
         False, "Cut the model into segments that run one after the other and are recomputed in the "
         "backward pass, so that memory does not grow with depth; for adapters on large models.",
         key="memory.segments", flag="--segments/--no-segments", manifest="segments",
+    )  # fmt: skip
+    keep_products: int = option(
+        0, "Number of segments, the last ones, that keep products with frozen matrices for the "
+        "backward pass instead of computing them again: less time, more memory.",
+        whole=True, least=0, key="memory.keep_products", flag="--keep-products", metavar="N",
+        example=24, manifest="segments",
     )  # fmt: skip
     ort_format: choices.OrtFormat | None = option(
         None, "Variants in ORT format to write too, with the operators that a reduced build needs.",
@@ -517,10 +523,9 @@ class BuildSpec:
         key="memory.step_model", flag="--step-model",
     )  # fmt: skip
     native: bool = option(
-        False, "Write updates, depthwise convolutions, products with matrices of 4 and 8 bits, and "
-        "the backward passes of normalizations, softmax and GELU as functions whose kernels the "
-        "library of native kernels has. ONNX Runtime 1.12 and newer trains with them without the "
-        "library too.",
+        False, "Write updates, depthwise convolutions, products with 4- and 8-bit matrices, and "
+        "the backward passes of normalizations, softmax and GELU as functions with native "
+        "kernels. ONNX Runtime 1.12 and newer also trains without the library of kernels.",
         key="formats.native", flag="--native/--no-native",
     )  # fmt: skip
     memory_batch: int | None = option(

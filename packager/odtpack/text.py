@@ -167,7 +167,7 @@ def _row(row: Any, spec: TextSpec) -> list[dict[str, str]] | str:
     if "messages" in row:
         messages = row["messages"]
         if not isinstance(messages, list) or not messages:
-            raise ValueError("its messages are not a list of some")
+            raise ValueError("its messages are not a list, or empty")
         return [_message(each, f"message {index}") for index, each in enumerate(messages, 1)]
     fields = (spec.prompt_field, spec.answer_field)
     if all(field in row for field in fields):
@@ -251,7 +251,7 @@ def _template_file(path: Path) -> str:
     if not path.is_file():
         raise OdtpackError(
             "template-invalid",
-            f"there is neither a template nor a file {shortened(str(path))!r}",
+            f"there is no built-in template and no file {shortened(str(path))!r}",
             hint=near_names(str(path), TEMPLATES, f"there are {', '.join(TEMPLATES)}"),
         )
     if path.suffix != ".json":
@@ -325,8 +325,8 @@ def _texts(
     end, special = settings["end"], settings["special"] or isinstance(content, str)
     if special and end is None:
         raise ValueError(
-            "a text ends with the eos_token of a tokenizer_config.json beside the tokenizer, "
-            "which names none"
+            "a text needs an end token: name one with --end, or as eos_token in a "
+            "tokenizer_config.json beside the tokenizer"
         )
     if isinstance(content, str):
         return [content + end], special
@@ -337,8 +337,8 @@ def _texts(
             texts += render(content[: index - 1], True), render(content[:index], False)
             if not all(map(whole.startswith, texts[-2:])):
                 raise ValueError(
-                    f"the template writes message {index}, or what is before it, otherwise where "
-                    "more follows: give each answer a row of its own"
+                    f"the template changes message {index}, or earlier ones, if more messages "
+                    "follow: put each answer into its own row"
                 )
     return texts, special
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import safetensors.numpy
@@ -16,6 +17,7 @@ import safetensors.numpy
 from odtpack import optimizers
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
+from odtpack.graph.graphs import nodes_of
 from odtpack.package.segments import cut as rows
 from odtpack_runtime import CheckpointState, Module, Optimizer, Package, load_adapter, save_adapter
 from odtpack_runtime import OdtpackError as RuntimeFailure
@@ -159,6 +161,48 @@ def test_blocks_share_models_and_weights_are_stored_once(llama_file: Path, tmp_p
         assert not large, path.name
     table = [each for each in info.tensors if each.shape == (llama.VOCABULARY, llama.WIDTH)]
     assert [each.dtype for each in table] == ["int8"]  # the embedding's, and the head's
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("base", [None, "int4"])
+@pytest.mark.parametrize("kept", [1, 3, 99])
+def test_products_that_are_kept(
+    kept: int, base: Any, kind: str, llama_file: Path, tmp_path: Path
+) -> None:
+    """Backward models of the last segments do not compute them again."""
+    given = {"base": base, "adapter": SPECS[kind]}
+    plain = built(llama_file, tmp_path / "plain", **given)
+    keeping = built(llama_file, tmp_path / "keeping", keep_products=kept, **given)
+    before, losses = trained(plain, 4)
+    after, again = trained(keeping, 4)
+    np.testing.assert_allclose(again, losses, rtol=1e-6)
+    for name, parameter in before.parameters:
+        if parameter.requires_grad:
+            found = after.parameters[name].data
+            np.testing.assert_allclose(found, parameter.data, rtol=1e-4, atol=1e-6, err_msg=name)
+    # Queries (keys and values are small), and gate and up of a feed-forward layer. DoRA also reads
+    # what the last product of each gives, and how long the rows of the sum are.
+    each = [1, 2, 1, 2] if kind == "lora" else [4, 6, 4, 6]
+    wanted = [0] * (4 - min(kept, 4)) + each[4 - min(kept, 4) :]
+    (products, none), (fewer, taken) = _backward(plain), _backward(keeping)
+    assert (none, taken) == ([0] * 4, wanted)
+    for before, after, number in zip(products, fewer, wanted, strict=True):
+        assert before - after >= number
+    verify_package(keeping)
+
+
+def _backward(folder: Path) -> tuple[list[int], list[int]]:
+    """How many products each backward model computes, and takes from its forward model."""
+    computed, taken = [], []
+    for each in Package.open(folder).manifest.segments.segments:
+        if each.backward:
+            forward, backward = (
+                ir.load(folder / name).graph for name in (each.forward, each.backward)
+            )
+            computed.append(sum(node.op_type == "MatMul" for node in nodes_of(backward)))
+            made = {value.name for value in forward.outputs}
+            taken.append(len(made.intersection(value.name for value in backward.inputs)))
+    return computed, taken
 
 
 def test_resuming_gives_the_same_bits(llama_file: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "int4": {"base": "int4"},
     "nf4": {"base": "nf4"},
     "no arena": {"base": "int4", "sessions": "small"},
+    "kept": {"base": "int4", "keep_products": 4},
 }
 STEPS = 7
 LONG = 192

@@ -29,6 +29,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "int8": {"base": "int8"},
     "int4": {"base": "int4"},
     "no arena": {"base": "int4", "sessions": "small"},
+    "kept": {"base": "int4", "keep_products": 4},
+    "kept, no arena": {"base": "int4", "keep_products": 4, "sessions": "small"},
 }
 Batch = dict[str, np.ndarray[Any, Any]]
 
@@ -234,13 +236,13 @@ def pages_of(pid: int, path: Path) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["float32", "int4", "no arena"])
+@pytest.mark.parametrize("name", ["float32", "int4", "no arena", "kept", "kept, no arena"])
 def test_the_plan_is_what_an_app_needs(
     name: str, kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """In a first life with evaluations, a save, and a second one that resumes."""
-    if name == "no arena":  # what is freed goes back at once, as on phones
+    if name.endswith("no arena"):  # what is freed goes back at once, as on phones
         for variable, value in child_environment().items():
             monkeypatch.setenv(variable, value)
     package = Package.open(packages[name])

@@ -445,6 +445,7 @@ SAID: dict[str, Any] = {
     "schedule": ScheduleSpec("linear", {"total_steps": 9}),
     "runtime": "webgpu", "sessions": "small", "threads": 2, "precision": "mixed",
     "frozen_storage": "int8", "base": "int4", "segments": True,
+    "keep_products": 24,
     "ort_format": OrtFormat((Style.RUNTIME,), (Platform.ARM,)), "nominal": True,
     "self_check": False, "memory_budget": "60 MB", "step_model": "never", "native": True,
     "memory_batch": 4, "memory_sizes": ("tokens=9",), "onnxruntime": "1.20",

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.update.install import install
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.verify import verify_package
+from tests.adapters import llama
 from tests.cli.conftest import arrays, assert_refused, tree
 from tests.packaging_tools import losses_of_steps
 from tests.recipe.conftest import Run, Write
@@ -101,6 +106,19 @@ def test_a_package_without_other_files_keeps_its_manifest(
     assert install(folder / "package", app).changed
     assert tree(app) == tree(folder / "package")
     assert not install(folder / "package", app).changed
+
+
+@pytest.mark.parametrize("options", [{"segments": True}, {"step_model": "always"}])
+def test_segments_and_the_step_model_are_installed(options: Any, tmp_path: Path) -> None:
+    """Nothing of them is left out, so that the manifest stays as it is, and verify accepts it."""
+    package, app = tmp_path / "package", tmp_path / "app"
+    model = llama.exported(llama.llama(), tmp_path / "model.onnx")
+    lora = AdapterSpec("lora", ("*_proj",), (), 3, 7.0)
+    build_package(model, package, loss="next_token", adapter=lora, **options)
+    assert not {"segments.weights", "step_model.onnx"}.isdisjoint(tree(package))
+    install(package, app)
+    assert tree(app) == tree(package)
+    verify_package(app)
 
 
 def test_command(run: Run, package: Path, tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def test_the_self_check_compares_kernels_with_their_bodies(
         assert self_check(package).largest_part <= 1
         if library == "0":
             assert self_check(wrong).largest_part <= 1
-    with refused("self-check-failed", "otherwise than their bodies"):
+    with refused("self-check-failed", "differently from their bodies"):
         self_check(wrong)
 
 

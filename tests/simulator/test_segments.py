@@ -45,13 +45,14 @@ LINEARS = AdapterSpec("lora", ("*_proj",), (), 8, 16.0)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Packages of a decoder of three blocks: int4, float32, and without an arena."""
+    """Packages of a decoder of three blocks: int4, float32, without an arena, products kept."""
     folder = tmp_path_factory.mktemp("decoder")
     model = write_model(SHAPE, folder / "model")
     ways: dict[str, dict[str, Any]] = {
         "int4": {"base": "int4"},
         "float32": {},
         "small": {"base": "int4", "sessions": "small"},
+        "kept": {"base": "int4", "keep_products": 9},
     }
     for name, more in ways.items():
         build_package(
@@ -90,7 +91,7 @@ def shapes(batch: int, tokens: int) -> dict[str, tuple[int, ...]]:
 def test_predicted_and_measured(folder: Path, tmp_path: Path) -> None:
     """The peak of every kind of sessions and size; the mapped weights count in neither."""
     errors = {}
-    for name in ("int4", "float32", "small"):
+    for name in ("int4", "float32", "small", "kept"):
         package = Package.open(folder / name)
         for size in ((1, 128), (1, 512), (4, 96)):
             plan = plan_memory(package, shapes(*size))

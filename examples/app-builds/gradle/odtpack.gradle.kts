@@ -5,7 +5,7 @@
 //     apply(from = "odtpack.gradle.kts")
 //     android {
 //         sourceSets["main"].assets.srcDir(layout.buildDirectory.dir("odtpack/assets"))
-//         androidResources { noCompress += listOf("onnx", "ort", "checkpoint", "checkpoint.data") }
+//         androidResources { noCompress += listOf("onnx", "ort", "checkpoint", "checkpoint.data", "weights") }
 //     }
 //
 // Inputs and outputs are declared: Gradle skips the task while they are unchanged, and takes

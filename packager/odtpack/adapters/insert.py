@@ -284,5 +284,5 @@ def _lengthened(op: Ops, value: ir.Value, embedding: Embedding, count: int) -> i
 
 def _no_tokens(what: str, hint: str | None = None) -> OdtpackError:
     return OdtpackError(
-        "no-tokens", f"the model takes no vectors before its tokens: {what}", hint=hint
+        "no-tokens", f"prompt vectors cannot be put before the tokens: {what}", hint=hint
     )

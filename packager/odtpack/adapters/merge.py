@@ -41,7 +41,7 @@ def merge_adapter(
     if adapter.kind == "prompt":
         raise OdtpackError(
             "adapter-not-mergeable",
-            "vectors before the tokens are part of the data, and of no weight",
+            "prompt vectors belong to no weight, so they cannot be merged",
             where=str(path),
             hint="write the model that puts them there: odtpack export",
         )
@@ -154,8 +154,8 @@ def _merge_packed(
 def _not_mergeable(source: ir.Value, name: str, path: Path) -> OdtpackError:
     return OdtpackError(
         "adapter-not-mergeable",
-        f"the weight {source.name!r} of {name!r} is quantized in a form that is not written again, "
-        "or read in other places too",
+        f"the weight {source.name!r} of {name!r} is quantized in a form that odtpack cannot write, "
+        "or is shared with other places",
         where=str(path),
         hint="merge into the model in float32, and quantize that; or let ONNX Runtime apply "
         "the adapter (odtpack adapter export --onnxruntime)",

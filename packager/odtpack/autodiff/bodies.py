@@ -135,7 +135,7 @@ class BackwardBody:
             else:
                 raise self._ctx.unsupported(
                     f"{node.name!r} ({node.op_type}) inside it must not run twice, and the shape "
-                    "of its result may differ from turn to turn"
+                    "of its result may differ between iterations"
                 )
         self._kept = [value for value in self.body.inputs if value in needed]
         self._kept += [y for node in self.body for y in node.outputs if y in kept]

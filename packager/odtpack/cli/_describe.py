@@ -46,13 +46,13 @@ def of_fleet(result: FleetResult) -> Iterator[str]:
     """Yield a sentence for each figure that is of one client, or follows from disturbed times."""
     if result.disturbed is not None:
         yield (
-            "Days and energy, and who answers in time, follow from times that cannot be judged: "
+            "Days, energy and late clients depend on step times that cannot be judged: "
             f"{result.disturbed}."
         )
     clients = result.fairness.clients if result.fairness is not None else 0
     if 0 < clients < 20:
         yield (
-            f"The accuracy of the worst tenth of {clients} clients is that of one. Protect the "
+            f"The worst tenth of {clients} clients is a single client. Protect the "
             "result like the clients' data, or simulate more clients."
         )
 

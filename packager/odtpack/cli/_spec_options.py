@@ -201,7 +201,7 @@ def read_formats(
 
         raise OdtpackError(
             "option-not-used",
-            "--ort-style and --ort-platform say how models in ORT format are made",
+            "--ort-style and --ort-platform need --ort-format",
             hint="pass --ort-format too, or leave them out",
         )
     styles = tuple(Style) if style == "both" else (Style(style or "fixed"),)

@@ -92,8 +92,8 @@ def compared(package: Package, twin: Twin) -> dict[str, Any]:
         if item.name not in twin.batch:
             raise OdtpackError(
                 "missing-input",
-                f"the step in PyTorch gives no {item.name!r}, an input of the package",
-                hint=f"return it among the inputs by name; it gives {', '.join(twin.batch)}",
+                f"the step in PyTorch does not return {item.name!r}, an input of the package",
+                hint=f"add it to the returned inputs, which are {', '.join(twin.batch)}",
             )
     state = CheckpointState.load_checkpoint(package.checkpoint)
     module = open_module(package, state)
@@ -159,6 +159,6 @@ def _why(
         return f"row {row} is that of padding_idx and has no gradient: --freeze-row {name}={row}"
     reached = "" if wanted.any() else "no gradient reaches it in PyTorch: "
     return (
-        f"{reached}the value of the loss is the same, the way back is not, as after detach or a "
+        f"{reached}the loss is the same, but the gradient differs, as with detach or a "
         "straight-through estimator: --stop-gradient VALUE"
     )

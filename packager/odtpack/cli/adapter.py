@@ -19,8 +19,8 @@ def export(
         bool,
         flag(
             "--onnxruntime",
-            f"Also write {_ADAPTER}, and {_BASE}, the inference model that takes it: of a package "
-            "of segments that is its decoder.onnx.",
+            f"Also write {_ADAPTER}, and {_BASE}, the inference model for it. A package of "
+            "segments has decoder.onnx for this.",
         ),
     ] = False,
     outputs: Annotated[
@@ -71,7 +71,7 @@ def export(
             if info.absent:
                 _console.warn(
                     f"PEFT will not find {some(info.absent)}: the module in transformers does not "
-                    "have them under these names, and PEFT drops what is trained on them"
+                    "have them under these names, and PEFT drops their trained values"
                 )
         if onnxruntime and not in_segments:
             from odtpack.adapters.inference import with_adapter_inputs

@@ -80,7 +80,7 @@ def as_samples(
     if spec is None:
         raise OdtpackError(
             "usage",
-            f"{str(texts[0])!r} holds texts, and no recipe says in [data] how they become samples",
+            f"{str(texts[0])!r} holds texts, which need a recipe with a table [data]",
             hint="name the recipe, --recipe recipe.toml, or write samples: odtpack data prepare",
         )
     with scratch_folder("texts") as folder:

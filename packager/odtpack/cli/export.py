@@ -39,8 +39,8 @@ def export(
     model: Annotated[
         Path | None,
         option(
-            "Put a LoRA adapter into this model, of which the package was built: its operators, "
-            "cache and packed weights stay as they are.",
+            "Put a LoRA adapter into this model, from which the package was built; its operators, "
+            "cache and packed weights are unchanged.",
             "MODEL.onnx",
         ),
     ] = None,
@@ -51,10 +51,10 @@ def export(
 ) -> None:
     """Write an inference model with the parameters of a checkpoint.
 
-    Of a package of segments that is its decoder, as it was exported, with the adapter inside:
-    operators, cache and packed weights stay as they are. Weights go to M.onnx.data. Of another
-    package --model does the same; without it, products with weights of few bits are standard
-    operators, and a decoder has no cache.
+    For a package of segments this is its decoder as exported, with the adapter inside: operators,
+    cache and packed weights are unchanged. Weights go to M.onnx.data. For other packages --model
+    does the same; without it, products with quantized weights become standard operators, and a
+    decoder has no cache.
     """
     from odtpack.cli._files import check_writable
     from odtpack_runtime import OdtpackError, Package
@@ -66,7 +66,9 @@ def export(
         if formats is not None:
             opened.require_one_model("The ORT format")
             raise OdtpackError(
-                "option-not-used", "the ORT format is not written of --model", hint="leave one out"
+                "option-not-used",
+                "--ort-format and --model exclude each other",
+                hint="leave one out",
             )
         _decoder(opened, out, outputs, checkpoint, as_json, model)
         return
@@ -92,8 +94,8 @@ def export(
     unpacks = any("DequantizeLinear" in names for names in by_domain)
     if adapter and adapter.kind == "lora" and unpacks:
         _console.say(
-            "note: weights of few bits are unpacked before each product; --model MODEL.onnx puts "
-            "the adapter into the file that was built instead, whose operators and cache stay"
+            "note: quantized weights are unpacked before each product; --model MODEL.onnx puts the "
+            "adapter into the original model instead and keeps its operators and cache"
         )
     stale = out.with_suffix(".ort")
     if formats is None and stale != out and stale.is_file():

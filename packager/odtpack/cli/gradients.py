@@ -19,9 +19,9 @@ def compare_gradients(
     torch: Annotated[
         str,
         option(
-            "Your file and a function in it that takes one step in PyTorch: it returns the module, "
-            "the loss, a scalar tensor, and the inputs of the step by the names that the model "
-            "gives them, the target among them. Both are run.",
+            "Your file, and a function in it that computes one step in PyTorch and returns the "
+            "module, the loss (a scalar tensor) and a dict of all inputs, the target included, by "
+            "the names of the model. The file is run.",
             "FILE.py:FUNCTION",
         ),
     ],

@@ -274,8 +274,8 @@ class Space:
         if not found:
             raise OdtpackError(
                 "nothing-to-vary",
-                "the recipe stores frozen weights in fewer bytes, and no choice of what to freeze "
-                "has a weight that is large enough",
+                "the recipe sets frozen_dtype, but no choice of frozen layers has a weight that is "
+                "large enough",
             )
         return found
 

@@ -46,7 +46,7 @@ def optuna() -> Any:
     try:
         return importlib.import_module("optuna")
     except ImportError as error:
-        raise OdtpackError("optuna-missing", "Optuna, which searches, is not installed.") from error
+        raise OdtpackError("optuna-missing", "The search needs Optuna: install it.") from error
 
 
 class Study(Generic[C]):
@@ -110,7 +110,7 @@ class Study(Generic[C]):
         except Exception as error:  # whatever Optuna makes of a file that is not its own
             raise OdtpackError(
                 "study-invalid",
-                f"The file is not a search that can be gone on with: {type(error).__name__}.",
+                f"The search in the file cannot be continued: {type(error).__name__}.",
                 where=str(file),
             ) from error
         return study

@@ -26,7 +26,7 @@ class BinaryCrossEntropyWithLogits(Elementwise):
     """
 
     name = "bce_with_logits"
-    summary = "Cross-entropy of yes or no, from logits."
+    summary = "Binary cross-entropy, from logits."
     formula = "-w (p t log s(y) + (1 - t) log(1 - s(y))), s the sigmoid"
     prediction = "logits"
     weight: Numbers | None = option(None, "Factor of the terms.", least=0, axes=0)

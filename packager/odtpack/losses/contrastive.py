@@ -27,12 +27,12 @@ class Contrastive(Embeddings):
     """
 
     name = "contrastive"
-    summary = "Pairs are to be near each other, or apart."
+    summary = "Pulls pairs together, or pushes them apart."
     formula = "t d² + (1 - t) max(margin - d, 0)², d = ‖a - b + 1e-6‖"
     prediction = "two embeddings [N, D]"
     target = "`target` [N]"
     reads = ("first", "second")
-    margin: float = option(1.0, "How far apart.", above=0)
+    margin: float = option(1.0, "Least distance of a negative pair.", above=0)
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """1 for a pair that belongs together, else 0: [N]."""

@@ -21,7 +21,7 @@ class Huber(Elementwise):
     name = "huber"
     summary = "Squares up to a difference, and a straight line beyond."
     formula = r"d²/2 up to \|d\| = delta, then delta (\|d\| - delta/2); d = y - t"
-    delta: float = option(1.0, "The difference.", above=0)
+    delta: float = option(1.0, "Where it becomes linear.", above=0)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
         return huber(op, self.delta, *values)

@@ -42,8 +42,8 @@ class NextToken(Loss):
     ignore_index: int = option(-100, "Label of tokens that do not count.", whole=True)
     words: int | None = option(
         None,
-        "Words whose logits there are at once, for little memory: the last product, whose matrix "
-        "must be frozen, is taken apart.",
+        "Number of words whose logits exist at once, to save memory: splits the last product, "
+        "whose matrix must be frozen.",
         whole=True,
         above=0,
     )

@@ -21,7 +21,7 @@ class SmoothL1(Elementwise):
     name = "smooth_l1"
     summary = "Huber's loss divided by the difference."
     formula = r"d²/(2 beta) up to \|d\| = beta, then \|d\| - beta/2"
-    beta: float = option(1.0, "The difference.", above=0)
+    beta: float = option(1.0, "Where it becomes linear.", above=0)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
         terms = huber(op, self.beta, *values)

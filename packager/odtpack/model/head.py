@@ -103,7 +103,7 @@ def _features(
     if name is not None and name not in [value.name for value in outputs]:
         raise OdtpackError(
             "unknown-output",
-            f"the head shall read {name!r}, which is not an output of the model",
+            f"the head reads {name!r}, which is not an output of the model",
             where=str(path),
             hint=f"its outputs are {', '.join(str(value.name) for value in outputs)}",
         )

@@ -465,7 +465,7 @@ def choose_parameters(
         raise OdtpackError(
             "statistic-not-stored",
             f"{name!r}, a running statistic of a batch normalization in training mode, is not an "
-            "initializer: nothing can keep its updates",
+            "initializer: its updates cannot be stored",
         )
     unknown = [repr(name) for name in (*train, *freeze) if name not in graph.initializers]
     if unknown:
@@ -502,7 +502,7 @@ def _check_trainable(graph: ir.Graph, names: Sequence[str], state: Collection[st
     if followed:
         raise OdtpackError(
             "statistic-trained",
-            "running statistics and carried states follow the data and take no gradient: "
+            "running statistics and carried states have no gradient and cannot be trained: "
             f"{', '.join(map(repr, followed))}",
             hint="leave them out of the parameters to train",
         )

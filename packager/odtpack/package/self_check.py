@@ -113,20 +113,20 @@ def checked(
                     f"ONNX Runtime {onnxruntime.__version__} does not run the model: {said}",
                 ) from error
             found = _NOTHING
-            problem = "no sizes of the inputs were found with which they run; with the last there "
-            problem += f"was an error: {said}"
+            problem = "they run with none of the input sizes that were tried; the last error: "
+            problem += said
             if too_large:
-                problem = "a step takes more memory than there is here"
+                problem = "a step needs more memory than this machine has"
             else:
                 info = _none("no sizes are known with which the models run")
             remark(f"no step was made with the models: {problem}")
         if weights > _LARGEST_BYTES and found is not _NOTHING:
             seconds = time.monotonic() - start
-            remark(f"the models were run, to see that they do, in {seconds:.3g} s")
+            remark(f"the models were run as a check, in {seconds:.3g} s")
         if found["losses"] is not None:
             info = SelfCheckInfo.read(found["losses"])
         if found["idle"] is not None:
-            remark(f"{found['idle']}, for made-up samples: nothing is learned from such a loss")
+            remark(f"{found['idle']}, for made-up samples: the model cannot learn from this loss")
     if manifest is None or not losses:
         return manifest
     return dataclasses.replace(manifest, self_check=info).sealed()

@@ -580,8 +580,7 @@ def write_artifacts(task: Task, folder: Path, remark: Remark = silent) -> Manife
             hint="convert with onnxruntime-training: "
             "python -m onnxruntime.tools.convert_onnx_models_to_ort FOLDER",
         )
-    if spec.segments:
-        check_options(task)
+    check_options(task)
     backend.require_opset(task.model.graph.opset_imports[""])
     if task.memory is not None and task.memory.budget is not None:
         graphs = build_within(task.memory, task, _made)

@@ -58,10 +58,12 @@ def on_reading(model: ir.Model, newest_opset: int) -> None:
     apply(model, precision.widen)
 
 
-def in_segments(model: ir.Model) -> None:
+def in_segments(model: ir.Model, *, whole: bool) -> None:
     """Rewrite a piece of a network that is trained segment by segment, in little memory."""
+    # whole: Whether feed-forward layers stay as they are.
     apply(model, attention.by_blocks, Ops(model.graph, "attention/"))
-    apply(model, feed_forward.by_blocks, Ops(model.graph, "feed_forward/"))
+    if not whole:
+        apply(model, feed_forward.by_blocks, Ops(model.graph, "feed_forward/"))
 
 
 def for_evaluation(model: ir.Model) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from odtpack.ort.session_runs import TRAINING_MODELS
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
@@ -18,16 +20,20 @@ NEEDED: Final = (
     "training_model",
     "eval_model",
     "optimizer_model",
+    "step_model",
     "checkpoint",
     "checkpoint_data",
     "inference_template",
 )
 """Entries of a manifest's files that a phone needs."""
 
+_NEEDED_ROLES: Final = ("segment_model", "segment_weights", "decoder_model", "decoder_weights")
+"""Roles of further files that a phone needs."""
+
 _ORT_SUFFIXES: Final = (".arm.ort", ".ort", ".arm.with_runtime_opt.ort", ".with_runtime_opt.ort")
 """Ends of a model's names in ORT format, what suits a phone best first."""
 
-NO_COMPRESS: Final = ("onnx", "ort", "checkpoint", "checkpoint.data")
+NO_COMPRESS: Final = ("onnx", "ort", "checkpoint", "checkpoint.data", "weights")
 """Ends of names that an Android app must not compress, so that they can be mapped."""
 
 
@@ -53,7 +59,7 @@ def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
             where=str(folder),
         )
     files = _needed(opened, ort)
-    entries = _entries(files)
+    entries = files.all()
     texts = _manifest(opened, files)
     names = (*(entry.path for entry in entries), *texts)
     before = _present(folder)
@@ -78,10 +84,11 @@ def _needed(package: Package, ort: bool) -> PackageFiles:
     """The files to copy; in ORT format under the entries of the ONNX models."""
     files = package.manifest.files
     found = {name: getattr(files, name) for name in NEEDED}
-    if ort:
-        for name in NEEDED[:3]:
-            found[name] = _ort_model(package.path, found[name])
-    return PackageFiles(**found)
+    if ort:  # which has no step model: a kit steps with the optimizer model then
+        found |= {name: _ort_model(package.path, found[name]) for name in TRAINING_MODELS}
+        found["step_model"] = None
+    extra = tuple(each for each in files.extra if each.role in _NEEDED_ROLES)
+    return PackageFiles(**found, extra=extra)
 
 
 def _ort_model(root: Path, model: PackageFile) -> PackageFile:
@@ -91,11 +98,6 @@ def _ort_model(root: Path, model: PackageFile) -> PackageFile:
         if path.is_file() and not path.is_symlink():
             return PackageFile.describe(path)
     raise OdtpackError("no-ort-format", f"the package has no {stem}.ort", where=str(root))
-
-
-def _entries(files: PackageFiles) -> list[PackageFile]:
-    found = (getattr(files, name) for name in NEEDED)
-    return [entry for entry in found if entry is not None]
 
 
 def _manifest(package: Package, files: PackageFiles) -> dict[str, bytes]:
@@ -127,12 +129,12 @@ def _files_of(folder: Path) -> set[str]:
     path = folder / MANIFEST_NAME
     try:
         manifest = Manifest.from_json(path.read_bytes(), str(path))
-        return {entry.path for entry in _entries(manifest.files)}
+        return {entry.path for entry in manifest.files.all()}
     except (OSError, OdtpackError):
         return set()
 
 
-def _is_installed(folder: Path, texts: dict[str, bytes], entries: list[PackageFile]) -> bool:
+def _is_installed(folder: Path, texts: dict[str, bytes], entries: Sequence[PackageFile]) -> bool:
     """Whether every file is there as it should be; one that cannot be read is written again."""
     try:
         return all(

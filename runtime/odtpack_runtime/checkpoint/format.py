@@ -383,10 +383,10 @@ class _Reader:
                 self._source.fail(f"its property {OPTIMIZER_PROPERTY} is not text")
             optimizer.kind = kind
         if odd := self._check.difference(root.string(4)):
-            self._source.fail(f"what is stored is not what was saved: {odd}")
+            self._source.fail(f"the stored data do not match their digests: {odd}")
         checked = odd is not None
         if not checked and self._lost_digests(properties):
-            self._source.fail("it was written by odtpack, and lacks the digest that it had")
+            self._source.fail("it was written by odtpack, but its digest is missing")
         return CheckpointData(trainable, frozen, self._nominal, optimizer, properties, checked)
 
     def _lost_digests(self, properties: dict[str, PropertyValue]) -> bool:

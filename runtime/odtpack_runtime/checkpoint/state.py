@@ -191,15 +191,15 @@ def _optimizer_state(trained: CheckpointState, fresh: CheckpointState) -> Optimi
         if name not in old.moments or before[name].shape != array.shape:
             raise OdtpackError(
                 "carry-over-optimizer",
-                f"The optimizer's state does not go over: there is none for '{name}', which the "
-                "new package trains.",
+                f"The optimizer's state cannot be carried over: it has none for '{name}', which "
+                "the new package trains.",
             )
     moments = {name: [moment.copy() for moment in old.moments[name]] for name in wanted}
     return OptimizerState(old.step, old.learning_rate, moments)
 
 
 def _refuse(problem: str) -> None:
-    raise OdtpackError("carry-over-parameter", f"The trained parameters do not go over: {problem}.")
+    raise OdtpackError("carry-over-parameter", f"Parameters cannot be carried over: {problem}.")
 
 
 # The state of a training run: parameters, properties, and what the optimizer carries.

@@ -249,11 +249,11 @@ class _Save:
                     raise
                 raise OdtpackError(
                     "file-not-written",
-                    f"{self._target} could not be written: the save before it cannot be kept, "
-                    f"because its data are a file of their own and this file system has no hard "
+                    f"{self._target} could not be written: the previous save cannot be kept, "
+                    f"because its data are in a separate file and this file system has no hard "
                     f"links: {error.strerror}.",
                     where=str(self._data_path),
-                    hint="save without keeping the one before, or to a file system that has them",
+                    hint="save without keeping the previous, or to a file system with hard links",
                 ) from error
 
     def _share_data(self) -> None:

@@ -285,8 +285,8 @@ def _commit(
                 _plan_path(target).unlink()
             raise OdtpackError(
                 "package-not-written",
-                f"{str(target)!r} cannot be replaced whole: beside it there is no place for the "
-                f"plan of how to go on after an interruption: {error.__cause__ or error.what}",
+                f"{str(target)!r} cannot be replaced atomically: the recovery plan cannot be "
+                f"written beside it: {error.__cause__ or error.what}",
                 hint="make the folder above writable, or choose another folder (--out DIR)",
             ) from error
         try:

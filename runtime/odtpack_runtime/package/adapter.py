@@ -435,8 +435,7 @@ def _as_peft(manifest: Manifest, values: Tensors) -> PeftAdapter:
         if name != peft.removeprefix(PREFIX) or not dot:
             raise OdtpackError(
                 "peft-without-name",
-                f"{name!r} is trained besides the adapter, and has no name that a "
-                "PyTorch module would have",
+                f"{name!r} is trained beside the adapter, but has no name in the PyTorch module",
             )
         saved[module] = None
     rank = info.rank or 0

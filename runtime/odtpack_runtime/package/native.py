@@ -249,7 +249,7 @@ def _says(node: onnx.NodeProto, body: onnx.FunctionProto, values: _Constants) ->
 def _strange(name: str, where: str) -> OdtpackError:
     return OdtpackError(
         "package-limits",
-        f"The operator {name!r} of the domain {DOMAIN!r} has no body, or another one than its "
-        "kernel computes.",
+        f"The operator {name!r} of the domain {DOMAIN!r} has no body, or a body that "
+        "differs from its kernel.",
         where=where,
     )

@@ -108,13 +108,13 @@ def _compare_step(
         if off > allowed:
             by = f"by {off:.2g} where the largest element is {_largest(right):.2g}"
             if device is None:
-                what = f"Native kernels compute {name!r:.80} otherwise than their bodies, {by}."
+                what = f"Native kernels compute {name!r:.80} differently from their bodies, {by}."
                 raise OdtpackError(
                     "self-check-failed", what, where=str(path), hint=f"{VARIABLE}=0 turns them off"
                 )
             raise OdtpackError(
                 "device-wrong",
-                f"{device.name} computes {name!r:.80} otherwise than the processor, {by}"
+                f"{device.name} computes {name!r:.80} differently from the processor, {by}"
                 f"{_first_wrong(device, path, feeds)}.",
                 where=str(path),
             )

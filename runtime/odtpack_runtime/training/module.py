@@ -124,7 +124,7 @@ class Module:
         if self._device is not None and activations is not None:
             raise OdtpackError(
                 "unsupported-device",
-                "A file of activations goes with training on the processor.",
+                "Only training on the processor can keep activations in a file.",
                 hint="leave activations out",
             )
         self._in_segments = beside is not None  # such a network has no step model
@@ -403,7 +403,7 @@ class Module:
         if self._in_segments:
             raise OdtpackError(
                 "segments-unsupported",
-                "A package of segments holds no model that could be exported as one.",
+                "A package of segments has no single model to export.",
                 hint="write its decoder with the adapter inside: odtpack export",
             )
         from odtpack_runtime.export.inference_model import export_inference_model

@@ -188,8 +188,8 @@ class Optimizer:
         if self._device is not None and (contract.whole or contract.privacy is not None):
             raise OdtpackError(
                 "unsupported-device",
-                "An optimizer that reads all parameters as one vector, and private training, run "
-                "on the processor.",
+                "Private training, and optimizers that read all parameters as one vector, run "
+                "on the processor only.",
                 where=where,
             )
         self._contract = contract

@@ -168,7 +168,7 @@ class Federation:
             if len(state.record.devices) != len(self.devices):
                 raise OdtpackError(
                     "fleet-state",
-                    "The federation cannot go on from its state: it has other devices.",
+                    "The federation cannot continue from its state: the devices differ.",
                     where=str(state_path),
                 )
             self.devices = list(state.record.devices)

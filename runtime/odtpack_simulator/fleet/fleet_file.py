@@ -130,11 +130,11 @@ class PopulationTable(_Table):
     """Where the app trains: `background`, in the windows that the system grants, or
     `foreground`."""
     times: Literal["fast", "typical", "slow"] = "typical"
-    """Which end of the intervals of carried times and energy to play."""
+    """Which end of the predicted intervals of times and energy to use."""
     requires: tuple[Condition, ...] = ("idle", "charging", "unmetered")
     """What must hold while a device takes part."""
     lost: Share = 0.0
-    """Share of those that start and are never heard of again, for no other reason."""
+    """Share of started clients that stop responding, for no other reason."""
     data: DataTable = Field(default_factory=DataTable)
     """`[population.data]`: what each client has."""
     availability: AvailabilityTable = Field(default_factory=AvailabilityTable)
@@ -184,14 +184,14 @@ class FederationTable(_Table):
     evaluate_every: int = Field(default=1, ge=1)
     """Rounds between two evaluations on the held-out samples; the last one is always evaluated."""
     strategy: Literal["fedavg", "fedavgm", "fedadam"] = "fedavg"
-    """What the server makes of the mean of the answers: takes it, or treats the way to it as a
-    gradient, for SGD with momentum or for Adam."""
+    """How the server uses the mean of the answers: as the new model, or its difference as a
+    gradient for SGD with momentum or for Adam."""
     server_learning_rate: float | None = Field(default=None, gt=0, le=1e3)
     """Of `fedavgm` (1 if absent) and `fedadam` (0.1 if absent)."""
     server_momentum: float | None = Field(default=None, ge=0, lt=1)
     """Of `fedavgm` (0.9 if absent)."""
     most_times_median: float = Field(default=10.0, gt=1)
-    """An update so many times as long as the median of its round is refused, as are NaN."""
+    """Updates longer than this many times the round's median are refused, as is NaN."""
 
     @model_validator(mode="after")
     def _enough(self) -> FederationTable:
@@ -275,7 +275,7 @@ class FleetFile(_Table):
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
     """Seed of everything that is drawn."""
     population: PopulationTable
-    """Who there is."""
+    """The clients."""
     training: TrainingTable = Field(default_factory=TrainingTable)
     """What a client does in a round."""
     federation: FederationTable
@@ -283,7 +283,7 @@ class FleetFile(_Table):
     traffic: TrafficTable = Field(default_factory=TrafficTable)
     """How parameters travel."""
     budgets: FleetBudgets = Field(default_factory=FleetBudgets)
-    """What must be reached, and what it may cost."""
+    """Goals, and limits on costs."""
 
     @model_validator(mode="after")
     def _fills(self) -> FleetFile:

@@ -153,5 +153,5 @@ def visit_rows(visits: Sequence[Visit]) -> Visits:
 
 def _wrong(path: Path, problem: str) -> OdtpackError:
     return OdtpackError(
-        "fleet-state", f"The federation cannot go on from its state: {problem}.", where=str(path)
+        "fleet-state", f"The federation cannot continue from its state: {problem}.", where=str(path)
     )

@@ -667,9 +667,9 @@ def session_use(
     if native and native_library() is None:
         raise OdtpackError(
             "no-native-kernels",
-            "There are no native kernels here to plan and to measure the app's training with.",
-            hint="pip install 'odtpack[native]' brings the library, --native no is for an app that "
-            f"turns them off, and {VARIABLE}=0 must not be in the environment",
+            "The library of native kernels, which this simulation needs, was not found.",
+            hint="pip install 'odtpack[native]'; or --native no, for an app that turns kernels "
+            f"off. {VARIABLE} must not be 0",
         )
     has = (
         kit in STEP_MODEL_KITS

@@ -126,7 +126,7 @@ def completed(futures: Iterable[Future[R]]) -> Iterator[Future[R]]:
         if reason and not done:
             for child in children:
                 child.kill()
-            raise OdtpackError("worker-lost", f"A process that worked on a part of this: {reason}.")
+            raise OdtpackError("worker-lost", f"A worker process was killed: {reason}.")
 
 
 class RayExecutor:

@@ -267,7 +267,7 @@ def run_digest(job: Job) -> str:
 def _bad(problem: str, where: str) -> OdtpackError:
     return OdtpackError(
         "bad-position",
-        f"The training cannot go on from the checkpoint: {problem}.",
+        f"The training cannot resume from the checkpoint: {problem}.",
         where=where,
         hint=_HINT,
     )

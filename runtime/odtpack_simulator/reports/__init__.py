@@ -54,7 +54,7 @@ def parse_destination(destination: str) -> tuple[str, Path]:
     if Path(path) == STDOUT and not report_format(name).to_stdout:
         raise OdtpackError(
             "report-not-text",
-            f"{name} is not text for a terminal, it is not written to standard output",
+            f"a report in {name} cannot be written to standard output",
             where=destination[:200],
             hint=f"write for example: --report {name}:report.{report_format(name).suffix}",
         )

@@ -94,7 +94,7 @@ def fit(
     ] = None,
     study: Annotated[
         Path | None,
-        option("Journal of the search; a search that was ended goes on from it.", "FILE"),
+        option("Journal of the search; an interrupted search continues from it.", "FILE"),
     ] = None,
     out: Annotated[
         Path | None,

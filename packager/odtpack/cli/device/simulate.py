@@ -257,9 +257,9 @@ def say_suggestion(result: sim.SimulationResult) -> None:
     _console.say()
     if result.over_budget:
         text = "This result fails without any budget: its checks say what to change first."
-        _console.say(f"{text} Limits made of its figures, for when it passes:")
+        _console.say(f"{text} Budgets from its figures, for when it passes:")
     else:
-        _console.say("No budget was given. One to start from, of typical figures with some room:")
+        _console.say("No budget was given. One to start from, with room above the typical figures:")
     _console.say()
     _console.lines(sim.suggest_budget(result))
 

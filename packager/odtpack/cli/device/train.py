@@ -93,7 +93,7 @@ def train(
     if activations is not None and opened.manifest.segments is None:
         raise OdtpackError(
             "segments-missing",
-            "only a package of segments keeps values between them in a file",
+            "--activations needs a package with segments",
             where=str(opened.path),
             hint="leave --activations out, or build the package with --segments",
         )

@@ -24,6 +24,7 @@ from odtpack.package.segments.cut import (
     can_be_lifted,
     cut,
     differing,
+    frozen_products,
     outline,
     part_of,
     split_rows,
@@ -214,6 +215,7 @@ def build_segments(task: Task) -> Graphs:
     ready = training.prepare(task)
     parameters = ready.parameters
     _check(ready.forward.graph, parameters)
+    products = frozen_products(ready.forward.graph) if task.spec.keep_products else frozenset()
     for whole in (ready.forward, ready.evaluation):
         split_rows(whole.graph)
     pipeline.drop_unused(ready.forward)
@@ -229,28 +231,32 @@ def build_segments(task: Task) -> Graphs:
     stored: dict[int, list[str]] = {}
     graphs = [_extract(graph, piece.inputs, piece.outputs) for piece in body]
     outlines = [outline(each, piece, task.train) for each, piece in zip(graphs, body, strict=True)]
-    groups: dict[str, list[int]] = {}
-    for index, each in enumerate(outlines):
-        groups.setdefault(each.key, []).append(index)
+    groups: dict[tuple[str, bool], list[int]] = {}
+    for index, each in enumerate(outlines):  # the values of the last pieces are kept least long
+        keeps = index >= len(body) - task.spec.keep_products
+        groups.setdefault((each.key, keeps), []).append(index)
     tensors = {name: tensor_of(v) for name, v in graph.initializers.items()}
     first_with_end = next((i for i, piece in enumerate(body) if piece.end is not None), -1)
-    for number, members in enumerate(groups.values()):
+    for number, ((_, keeps), members) in enumerate(groups.items()):
         first = members[0]
         outside = differing([outlines[index] for index in members], tensors)
         apart = _chosen(outlines[first], outside)
         key = f"segment_{number}"
-        models[f"{key}_forward"] = maker.forward(graphs[first], apart)
-        backward = None
-        piece = body[first]
+        back, kept, piece = None, (), body[first]
         if piece.end is not None:
-            backward = f"{key}_backward"
             start = piece.start if members != [first_with_end] else None
-            models[backward] = maker.backward(graphs[first], apart, piece.end, start)
+            wanted = products if keeps else frozenset()
+            back, kept = maker.backward(graphs[first], apart, piece.end, start, wanted)
+            models[f"{key}_backward"] = back
+        models[f"{key}_forward"] = maker.forward(graphs[first], apart, kept=kept)
         for index in members:
+            names = _renamed(outlines[first], outlines[index], outside)
+            if index != first:
+                names |= {name: f"{name}/{index}" for name in kept}
             plan[index] = SegmentInfo(
                 forward=f"{key}_forward",
-                backward=backward,
-                names=_renamed(outlines[first], outlines[index], outside),
+                backward=None if back is None else f"{key}_backward",
+                names=names,
             )
             stored[index] = _chosen(outlines[index], outside)
     head = _extract(graph, [*last.inputs, *unread], [graph.outputs[0]])
@@ -290,9 +296,14 @@ def build_segments(task: Task) -> Graphs:
 
 
 def check_options(task: Task) -> None:
-    """Refuse what is not built together with segments."""
+    """Refuse what is not built together with segments, or without."""
     spec, problem, hint = task.spec, "", ""
-    if not task.backend.is_stock:
+    if not spec.segments:
+        if spec.keep_products:
+            raise OdtpackError(
+                "segments-missing", "products are kept between segments, and the model has none"
+            )
+    elif not task.backend.is_stock:
         problem, hint = "onnxruntime-training runs one training model", "leave --target out"
     elif spec.memory_budget is not None:
         problem = "a memory budget is kept by one training model"
@@ -369,18 +380,26 @@ class _Maker:
         apart: Sequence[str],
         name: str = "segment",
         properties: Mapping[str, str] | None = None,
+        kept: Sequence[str] = (),
     ) -> ir.Model:
-        """The model that computes a piece."""
-        model = self._model(graph)
+        """The model that computes a piece, and returns what is kept for the way back."""
+        model = self._model(graph, whole=bool(kept))
+        made = {value.name: value for node in model.graph for value in node.outputs}
+        model.graph.outputs.extend(made[each] for each in kept)
         _lift(model.graph, apart, early=True, bits=self.bits)
         pipeline.for_evaluation(model)
         return self._finished(model, apart, name, properties or {})
 
     def backward(
-        self, graph: ir.Graph, apart: Sequence[str], end: ir.Value, start: ir.Value | None
-    ) -> ir.Model:
-        """The model that computes the gradients of a piece."""
-        model = self._model(graph)
+        self,
+        graph: ir.Graph,
+        apart: Sequence[str],
+        end: ir.Value,
+        start: ir.Value | None,
+        products: Collection[str],
+    ) -> tuple[ir.Model, Sequence[str]]:
+        """The model that computes the gradients of a piece, and the products that it takes."""
+        model = self._model(graph, whole=bool(products))
         result = next(value for value in model.graph.outputs if value.name == end.name)
         seed = ir.val(f"{end.name}{COTANGENT_SUFFIX}", dtype=result.dtype, shape=result.shape)
         model.graph.inputs.append(seed)
@@ -389,7 +408,8 @@ class _Maker:
         pipeline.before_gradient(model)
         self._differentiate(model, seed, start)
         model.graph.outputs.remove(result)
-        return self._finished(model, apart, "segment", {})
+        kept = _taken(model, products)
+        return self._finished(model, apart, "segment", {}), kept
 
     def last(
         self,
@@ -407,10 +427,11 @@ class _Maker:
         self._differentiate(model, Ops(model.graph, "seed/").constant(share), start)
         return self._finished(model, apart, "training", properties)
 
-    def _model(self, graph: ir.Graph) -> ir.Model:
+    def _model(self, graph: ir.Graph, *, whole: bool = False) -> ir.Model:
+        # `whole`: with feed-forward layers as they are, whose wide values are kept.
         model = ir.Model(graph.clone(), ir_version=self.source.ir_version)
         if self.task.backend.branches:
-            pipeline.in_segments(model)
+            pipeline.in_segments(model, whole=whole)
         return model
 
     def _differentiate(self, model: ir.Model, seed: ir.Value, start: ir.Value | None) -> None:
@@ -443,6 +464,25 @@ class _Maker:
         return pipeline.on_writing(
             backend.lower(model) if backend.lowers else model, keep_names=False
         )
+
+
+def _taken(model: ir.Model, products: Collection[str]) -> list[str]:
+    """Let a backward model take products as inputs, in place of computing them again."""
+    pipeline.drop_unused(model)  # of those that it does not read nothing is left
+    graph = model.graph
+    found = [v for node in graph for v in node.outputs if v.name in products]
+    taken = []
+    for value in found:
+        kept = ir.val(str(value.name), type=value.type, shape=value.shape)
+        value.name = None
+        value.replace_all_uses_with(kept)
+        graph.inputs.append(kept)
+        taken.append(kept)
+    pipeline.drop_unused(model)
+    for value in [each for each in taken if not each.uses()]:
+        graph.inputs.remove(value)
+        taken.remove(value)
+    return [str(value.name) for value in taken]
 
 
 def _lift(graph: ir.Graph, names: Sequence[str], *, early: bool, bits: bool) -> None:

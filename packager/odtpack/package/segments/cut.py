@@ -136,6 +136,22 @@ def _split(op: Ops, unpack: ir.Node) -> None:
     for node in (product, between, unpack):
         if node is not None:
             op.graph.remove(node, safe=True)
+    result.name = old.name
+
+
+def frozen_products(graph: ir.Graph) -> frozenset[str]:
+    """Names of the results of products with large frozen matrices."""
+    fixed = (v for v in graph.initializers.values() if not v.is_graph_input())
+    constant = {v for node in _spread(graph, fixed, all) for v in node.outputs}
+    return frozenset(
+        str(node.outputs[0].name)
+        for node in graph
+        if node.op_type in ("Conv", "Gemm", "MatMul")
+        and (weight := node.inputs[1]) is not None
+        and (weight in constant or weight.is_initializer())
+        and math.prod(static_dims(weight) or (0,)) >= SMALLEST
+        and node.outputs[0] not in constant
+    )
 
 
 def _product(weight: ir.Value) -> tuple[ir.Node, ir.Node | None] | None:

@@ -362,7 +362,7 @@ def wait_to_be_killed(send: Callable[..., None], *, step: int, written: int | No
     """Report to the parent where the training stands, and wait."""
     send("paused", step=step, written=written)
     time.sleep(PATIENCE_SECONDS)
-    raise OdtpackError("not-killed", "The training stopped to be killed, and was not.")
+    raise OdtpackError("not-killed", "The simulated kill did not end the training.")
 
 
 def stopping_write(after_bytes: int, stop: Callable[[int], NoReturn]) -> OpenFile:
