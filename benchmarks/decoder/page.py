@@ -8,15 +8,14 @@ from typing import Any
 
 SHOWN = ("anonymous", "resident", "held", "generation", "from a file", "packing", "in place")
 HEAD = (*SHOWN, "kernels", "MeBP", "MeSP")
-WAYS = {"plain": "plain", "kernels": "native kernels"}
 RECORD = Path(__file__).with_name("record.json")
 PUBLISHED = Path(__file__).with_name("published.json")
 
 _PAGE = """# Decoders beside published figures
 
 Generated from the record of `python -m benchmarks.language_model --shape NAME --kit cpp --steps 1
---threads 1 --held --generate --record`, and of `--rounds 2 --steps 2 [--native] --record` for
-times. It writes a decoder of the named shape as onnxruntime-genai's
+--threads 1 --held --generate --record`, and of `--rounds 2 --steps 2 [--native] [--keep-products N]
+--record` for times. It writes a decoder of the named shape as onnxruntime-genai's
 builder does, in int4 with seeded random codes, trains LoRA of rank 8 on all
 linear layers of its blocks (batch 1, AdamW, segments, a vocabulary in 1,024 parts) by the C++ kit,
 x86-64, one thread, and looks at the memory of the process each 5 ms. MB are 2^20 bytes.
@@ -58,14 +57,16 @@ a Galaxy S25, 3.8 tokens a second (huggingface.co/blog/qvac/fabric-llm-finetune-
 whose tables could not be read are left out: MobileFineTuner, nntrainer and ExecuTorch.
 """
 
-_TIMES = """Times, each step in turns with a forward pass of the same int4 file in ONNX Runtime,
-by its default options; plain packages, and packages with [native kernels](native.md). The rate is
-that of ONNX Runtime's products of float32 in the same turns, which tells how fast the processor
-was. A forward pass multiplies bytes, as `accuracy_level` 4 allows, and with VNNI in less time than
-float32 takes; a step computes in float32, about three products for each one of a forward pass.
+_TIMES = """Processor time, each step in turns with a forward pass of the same int4 file in ONNX
+Runtime, by its default options; plain packages, packages with [native kernels](native.md), and with
+`--keep-products`, where the kept segments compute no product again. The rate is that of ONNX
+Runtime's products of float32 in the same turns, which tells how fast the processor was. A forward
+pass multiplies bytes, as `accuracy_level` 4 allows, and with VNNI in less time than float32 takes;
+a step computes in float32, about three products for each one of a forward pass, and about two and
+a third where all segments keep theirs. MB is anonymous memory, as above.
 
-| shape | tokens | nodes | step, s | tokens/s | forward passes of a step | GFLOP/s | processor |
-|---|--:|---|--:|--:|--:|--:|---|
+| shape | tokens | package | step, s | tokens/s | forward passes | MB | GFLOP/s | processor |
+|---|--:|---|--:|--:|--:|--:|--:|---|
 {rows}
 
 """
@@ -109,12 +110,14 @@ def decoders_page() -> str:
             cells = [figures.get(key, "") for key in HEAD[:-2]] + [e.get("mb", "") for e in near]
             start = f"| {shape} | {int(tokens):,} |"
             rows.append(f"{start} {' | '.join(map(str, cells))} |")
-            for way, name in WAYS.items():
-                times += [
-                    f"{start} {name} | {taken['step']} | {int(tokens) / taken['step']:.1f} | "
-                    f"{taken['step'] / taken['forward']:.2f} | {taken['gflops']} | {on} |"
-                    for on, taken in figures.get("times", {}).get(way, {}).items()
-                ]
+            for way, places in figures.get("times", {}).items():
+                for on, taken in places.items():
+                    ratio = taken["step"] / taken["forward"]
+                    cells = [
+                        way, taken["step"], f"{int(tokens) / taken['step']:.1f}", f"{ratio:.2f}",
+                        figures["anonymous" if way == "plain" else way], taken["gflops"], on,
+                    ]  # fmt: skip
+                    times.append(f"{start} {' | '.join(map(str, cells))} |")
     return _PAGE.format(
         head=" | ".join(HEAD),
         rule="|--:" * len(HEAD),
